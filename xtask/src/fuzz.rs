@@ -25,7 +25,8 @@ pub(crate) const SECONDS: u32 = 20;
 const IN_TESTS: u32 = 10;
 
 /// Every target, which is a binary in `fuzz/fuzz_targets`.
-const TARGETS: [&str; 6] = ["page_layer", "layout", "archive", "snapshot", "turn", "vmm_handshake"];
+const TARGETS: [&str; 7] =
+    ["page_layer", "layout", "archive", "snapshot", "turn", "vmm_handshake", "program"];
 
 /// What the compiler adds to code for the fuzzer to see: which edges ran, and what was compared.
 const FLAGS: &str = "--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module \
@@ -274,7 +275,39 @@ fn seeds(folder: &Path) -> Result<BTreeMap<&'static str, Vec<Vec<u8>>>> {
     all.insert("snapshot", SNAPSHOTS.map(<[u8]>::to_vec).to_vec());
     all.insert("turn", vec![turn_seed()]);
     all.insert("vmm_handshake", HANDSHAKES.map(|text| text.as_bytes().to_vec()).to_vec());
+    all.insert("program", vec![program_seed()]);
     Ok(all)
+}
+
+/// A guest program: a segment of code, one of data, and relocations of both kinds.
+fn program_seed() -> Vec<u8> {
+    const DATA: u64 = 4096;
+    let (dynamic, rela, relr, len) = (232_u64, 344_u64, 368_u64, 384_u64);
+    let mut file = b"\x7fELF\x02\x01\x01".to_vec();
+    let mut put = |value: u64, size: usize| file.extend_from_slice(&value.to_le_bytes()[..size]);
+    // The rest of the identification, and the header.
+    put(0, 8);
+    put(0, 1);
+    let sizes = [2, 2, 4, 8, 8, 8, 4, 2, 2, 2, 2, 2, 2];
+    let header = [3, 62, 1, 64, 64, 0, 0, 64, 56, 3, 0, 0, 0];
+    header.into_iter().zip(sizes).for_each(|(value, size)| put(value, size));
+    // Type, flags, offset, address, length in the file and in memory.
+    let segments = [
+        [1, 5, 0, 0, len, len],
+        [1, 6, 0, DATA, 0, 8192],
+        [2, 4, dynamic, dynamic, rela - dynamic, rela - dynamic],
+    ];
+    for [kind, flags, offset, address, stored, size] in segments {
+        put(kind, 4);
+        put(flags, 4);
+        [offset, address, address, stored, size, 4096].into_iter().for_each(|value| put(value, 8));
+    }
+    let entries =
+        [(7, rela), (8, relr - rela), (9, 24), (36, relr), (35, len - relr), (37, 8), (0, 0)];
+    entries.into_iter().flat_map(|(tag, value)| [tag, value]).for_each(|value| put(value, 8));
+    // A word that becomes the base and 5; a word, and the third and fifth behind it.
+    [DATA, 8, 5, DATA + 64, 0b10_1001].into_iter().for_each(|value| put(value, 8));
+    file
 }
 
 /// A turn of three pages and five bytes of state, with a step of every kind.

@@ -17,6 +17,7 @@ mod guests;
 mod host;
 mod miri;
 mod packages;
+mod prose;
 mod python;
 mod registry;
 mod release;
@@ -55,9 +56,14 @@ Commands:
   soak --server [--seconds N]
                          Keep three servers under load, 60 s unless said otherwise, while guests trap, run over
                          their time and grow, and hosts are drained and killed.
+  soak --fleet [--seconds N]
+                         Check the history of sandboxes in a fleet of three hosts and three NATS servers under
+                         pauses, partitions, lost answers and restarts, 1800 s unless said otherwise.
   registry-guests        Build what componentize-js, componentize-py, AssemblyScript, Go and TinyGo make of
                          guests/registry, and install CPython with numpy and pandas as a module: downloads
                          hundreds of MB, and takes some minutes.
+  prose [--lower]        Count sentences that read as translated, and refuse more of them than before;
+                         --lower writes lower numbers to xtask/prose/baseline.txt.
   release [TARGET]       Build the archive of the command that a release has, into
                          target/release-archives.
   test                   Check format, lints and documentation, build the guests and the programs that
@@ -97,6 +103,7 @@ fn dispatch(arguments: &[String]) -> Result<ExitCode> {
         Some(("guests", rest)) => guests::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("lint", rest)) => test::lint(rest),
         Some(("miri", rest)) => miri::main(rest),
+        Some(("prose", rest)) => prose::main(rest),
         Some(("soak", rest)) => soak::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("registry-guests", rest)) => registry::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("release", rest)) => release::main(rest).map(|()| ExitCode::SUCCESS),

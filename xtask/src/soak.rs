@@ -1,4 +1,5 @@
-//! `cargo xtask soak`: warm guests against plain wasmtime, or with `--server` a fleet of servers under load, for as long as it is told to.
+//! `cargo xtask soak`: warm guests against plain wasmtime, with `--server` a fleet of servers under load, or with `--fleet` a fleet
+//! under faults and a checker, for as many seconds as an argument says.
 
 use std::process::Command;
 
@@ -7,18 +8,26 @@ use anyhow::{Context, Result, bail};
 use crate::command::{cargo, run};
 use crate::{host, tools};
 
-/// The test of a fleet under load, and what says how long it lasts.
-const SERVER: &str = "soak::a_soak";
-const SECONDS: &str = "AFRESH_SOAK_SECONDS";
+/// A test, and the variable for its seconds.
+struct Soak {
+    test: &'static str,
+    variable: &'static str,
+    /// Without an argument.
+    seconds: &'static str,
+}
+
+const SERVER: Soak = Soak { test: "soak::a_soak", variable: "AFRESH_SOAK_SECONDS", seconds: "60" };
+const FLEET: Soak =
+    Soak { test: "checker::a_fleet", variable: "AFRESH_CHECKER_SECONDS", seconds: "1800" };
 /// Built together with its tests, so that the dependencies are those of all tests, and there already.
 const ALL: [&str; 4] = ["test", "--workspace", "--all-features", "--locked"];
 
-/// `cargo xtask soak`; without `--server` the program knows the arguments.
+/// `cargo xtask soak`; without `--server` and `--fleet` the program knows the arguments.
 pub(crate) fn main(arguments: &[String]) -> Result<()> {
-    if let Some((first, rest)) = arguments.split_first()
-        && first == "--server"
-    {
-        return server(rest);
+    match arguments.split_first() {
+        Some((first, rest)) if first == "--server" => return server(&SERVER, rest),
+        Some((first, rest)) if first == "--fleet" => return server(&FLEET, rest),
+        _ => {}
     }
     let folder = host::target_folder();
     run(cargo().current_dir(host::repository()).args(ALL).args(["--no-run", "--test", "suites"]))?;
@@ -28,17 +37,17 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
         .args(arguments))
 }
 
-fn server(arguments: &[String]) -> Result<()> {
+fn server(soak: &Soak, arguments: &[String]) -> Result<()> {
     let seconds = match arguments {
-        [] => "60",
+        [] => soak.seconds,
         [name, seconds] if name == "--seconds" => seconds,
-        _ => bail!("usage: cargo xtask soak --server [--seconds N]"),
+        _ => bail!("usage: cargo xtask soak --server|--fleet [--seconds N]"),
     };
     seconds.parse::<u64>().with_context(|| format!("{seconds} is no number of seconds"))?;
     let tools = tools::install();
     let mut test = cargo();
     test.current_dir(host::repository()).args(ALL).args(["--test", "fleet"]);
-    test.args(["--", SERVER, "--nocapture"]).env(SECONDS, seconds);
+    test.args(["--", soak.test, "--nocapture"]).env(soak.variable, seconds);
     let mut missing = Vec::new();
     tools.finish(&mut test, |line| missing.push(line.to_owned()));
     missing.iter().for_each(|line| println!("{line}"));

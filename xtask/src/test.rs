@@ -17,7 +17,7 @@ use anyhow::{Result, bail};
 
 use crate::command::{cargo, find, run, run_watched};
 use crate::units::{self, Units};
-use crate::{e2b, fuzz, guests, host, miri, packages, python, tools};
+use crate::{e2b, fuzz, guests, host, miri, packages, prose, python, tools};
 
 /// What cargo is asked for the tests.
 const ALL: [&str; 4] = ["test", "--workspace", "--all-features", "--locked"];
@@ -135,6 +135,7 @@ fn compile_and_lint(steps: &mut Steps) {
         host::rust_component("clippy", "clippy")?;
         of(Units::clippy)
     });
+    steps.run("prose", prose::check);
     steps.run("parts", || of(parts));
     steps.run("documentation", || of(Units::document));
 }

@@ -1,4 +1,4 @@
-//! What is demanded of every snapshot before it is opened: one type, with the feature `seal` or without.
+//! Demands on every snapshot before it is opened: one type, with the feature `seal` or without.
 //!
 //! Without it nothing can be demanded, and nothing sealed can be opened.
 
@@ -12,7 +12,7 @@ pub(crate) use afresh_store::seal::Access;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Access;
 
-/// Opens what `name` means in a directory.
+/// Opens the snapshot `name` of a directory.
 #[cfg(feature = "seal")]
 pub(crate) fn load(store: &Store, name: &str, access: &Access) -> Result<Snapshot, OpenError> {
     store.load_with(name, access)
@@ -21,6 +21,17 @@ pub(crate) fn load(store: &Store, name: &str, access: &Access) -> Result<Snapsho
 #[cfg(not(feature = "seal"))]
 pub(crate) fn load(store: &Store, name: &str, _: &Access) -> Result<Snapshot, OpenError> {
     store.load(name)
+}
+
+/// The demands in the store's own type.
+#[cfg(all(feature = "seal", any(feature = "wasm", feature = "vm", feature = "linux")))]
+pub(crate) fn in_store(access: &Access) -> Access {
+    access.clone()
+}
+
+#[cfg(all(not(feature = "seal"), any(feature = "wasm", feature = "vm", feature = "linux")))]
+pub(crate) fn in_store(_: &Access) -> afresh_store::Access {
+    afresh_store::Access::new()
 }
 
 /// Opens an archive.
@@ -34,7 +45,7 @@ pub(crate) fn open_archive(path: &std::path::Path, _: &Access) -> Result<Snapsho
     afresh_store::archive::open(path)
 }
 
-/// Opens what `name` means on a server.
+/// Opens the snapshot `name` of a server.
 #[cfg(all(feature = "remote", feature = "seal"))]
 pub(crate) fn load_remote(
     remote: &afresh_store::remote::Remote,

@@ -1,18 +1,18 @@
-//! What is asked of a guest, and what it answers, the same for every kind of guest.
+//! Calls and answers, the same for every kind of guest.
 
 use crate::{CallError, Cause};
 
-/// A call: a function of the guest's, and what it is given.
+/// A call: a function of the guest, and its input.
 ///
 /// A micro-VM and a Linux program have one entry, so the function's name means nothing to them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     pub(crate) function: String,
-    pub(crate) given: Given,
+    pub(crate) given: CallInput,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Given {
+pub(crate) enum CallInput {
     Bytes(Vec<u8>),
     Text(Vec<String>),
 }
@@ -22,7 +22,7 @@ impl Call {
     /// at [`wasm::BytesEntry`](afresh_wasm::BytesEntry); a component's function takes one string.
     #[cfg_attr(not(feature = "wasm"), allow(rustdoc::broken_intra_doc_links))]
     pub fn bytes(function: impl Into<String>, input: impl Into<Vec<u8>>) -> Self {
-        Self { function: function.into(), given: Given::Bytes(input.into()) }
+        Self { function: function.into(), given: CallInput::Bytes(input.into()) }
     }
 
     /// A call with arguments as text, each read by the type that the function declares. A micro-VM gets
@@ -32,7 +32,7 @@ impl Call {
         arguments: impl IntoIterator<Item = A>,
     ) -> Self {
         let arguments = arguments.into_iter().map(Into::into).collect();
-        Self { function: function.into(), given: Given::Text(arguments) }
+        Self { function: function.into(), given: CallInput::Text(arguments) }
     }
 
     /// The function's name.
@@ -42,7 +42,7 @@ impl Call {
     }
 }
 
-/// What a guest answered.
+/// The answer of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Answer {
@@ -53,7 +53,7 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// In one piece: results with spaces between, bytes as they are, what is no UTF-8 replaced.
+    /// In one piece: results separated by spaces, bytes as they are, with invalid UTF-8 replaced.
     #[must_use]
     pub fn text(&self) -> String {
         match self {
@@ -75,15 +75,15 @@ pub struct Function {
 /// A function to call: by its name, or as it was looked up.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum Callee<'a> {
+pub enum Entry<'a> {
     /// By name.
     Name(&'a str),
     /// Looked up before.
     Function(&'a Function),
 }
 
-impl Callee<'_> {
-    /// What it is called.
+impl Entry<'_> {
+    /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
@@ -93,20 +93,20 @@ impl Callee<'_> {
     }
 }
 
-impl<'a> From<&'a str> for Callee<'a> {
+impl<'a> From<&'a str> for Entry<'a> {
     fn from(name: &'a str) -> Self {
         Self::Name(name)
     }
 }
 
-impl<'a> From<&'a Function> for Callee<'a> {
+impl<'a> From<&'a Function> for Entry<'a> {
     fn from(function: &'a Function) -> Self {
         Self::Function(function)
     }
 }
 
-/// Whose matter a failed call is.
-enum Matter {
+/// The cause of a failed call.
+enum ErrorKind {
     Timeout,
     #[cfg(feature = "wasm")]
     Stopped,
@@ -116,64 +116,64 @@ enum Matter {
 }
 
 impl CallError {
-    fn of(function: &str, matter: Matter, source: Cause) -> Self {
+    fn of(function: &str, matter: ErrorKind, source: Cause) -> Self {
         let function = function.to_owned();
         match matter {
-            Matter::Timeout => Self::Timeout { function, source },
+            ErrorKind::Timeout => Self::Timeout { function, source },
             #[cfg(feature = "wasm")]
-            Matter::Stopped => Self::Stopped { function, source },
-            Matter::Request => Self::Request { function, source },
-            Matter::Guest => Self::Guest { function, source },
-            Matter::Host => Self::Host { function, source },
+            ErrorKind::Stopped => Self::Stopped { function, source },
+            ErrorKind::Request => Self::Request { function, source },
+            ErrorKind::Guest => Self::Guest { function, source },
+            ErrorKind::Host => Self::Host { function, source },
         }
     }
 
-    /// What an error of a Wasm guest means to whoever called it.
+    /// The error of a Wasm guest for its caller.
     #[cfg(feature = "wasm")]
     pub(crate) fn of_wasm(function: &str, error: afresh_wasm::CallError) -> Self {
         use afresh_wasm::CallError as Error;
         let matter = match &error {
-            Error::Timeout(_) => Matter::Timeout,
-            Error::Stopped => Matter::Stopped,
+            Error::Timeout(_) => ErrorKind::Timeout,
+            Error::Stopped => ErrorKind::Stopped,
             Error::NoSuchExport { .. } | Error::NotARoot { .. } | Error::Arguments { .. } => {
-                Matter::Request
+                ErrorKind::Request
             }
             Error::Trap { .. }
             | Error::Exception(_)
             | Error::OutOfFuel(_)
             | Error::Exit(_)
-            | Error::Interface(_) => Matter::Guest,
-            _ => Matter::Host,
+            | Error::Interface(_) => ErrorKind::Guest,
+            _ => ErrorKind::Host,
         };
         Self::of(function, matter, error.into())
     }
 
-    /// What an error of a micro-VM means to whoever called it.
+    /// The error of a micro-VM for its caller.
     #[cfg(feature = "vm")]
     pub(crate) fn of_vm(function: &str, error: afresh_vm::CallError) -> Self {
         use afresh_vm::{CallError as Error, GuestError};
         let matter = match &error {
-            Error::Guest(GuestError::Timeout { .. }) => Matter::Timeout,
-            Error::InputTooLarge { .. } => Matter::Request,
-            Error::Guest(_) => Matter::Guest,
-            _ => Matter::Host,
+            Error::Guest(GuestError::Timeout { .. }) => ErrorKind::Timeout,
+            Error::InputTooLarge { .. } => ErrorKind::Request,
+            Error::Guest(_) => ErrorKind::Guest,
+            _ => ErrorKind::Host,
         };
         Self::of(function, matter, error.into())
     }
 
-    /// What an error of a Linux program means to whoever called it.
+    /// The error of a Linux program for its caller.
     #[cfg(feature = "linux")]
     pub(crate) fn of_linux(function: &str, error: afresh_linux::CallError) -> Self {
         use afresh_linux::{CallError as Error, PlatformError};
         let matter = match &error {
-            Error::Late { .. } => Matter::Timeout,
+            Error::Late { .. } => ErrorKind::Timeout,
             // It had not begun.
-            Error::NeedsReset => Matter::Request,
+            Error::NeedsReset => ErrorKind::Request,
             Error::Platform {
                 source: PlatformError::Ended(_) | PlatformError::Forged(_), ..
-            } => Matter::Guest,
-            Error::Platform { .. } => Matter::Host,
-            _ => Matter::Guest,
+            } => ErrorKind::Guest,
+            Error::Platform { .. } => ErrorKind::Host,
+            _ => ErrorKind::Guest,
         };
         Self::of(function, matter, error.into())
     }
@@ -185,14 +185,14 @@ impl CallError {
 pub struct Exit<'a> {
     /// The code that it gave, which is not zero.
     pub code: i32,
-    /// What a Linux program had answered by then; WASI's streams go where they lead while the guest runs.
+    /// Output of a Linux program until then. WASI's streams are written while the guest runs.
     pub output: &'a [u8],
     /// The end of a Linux program's standard error in this call.
     pub messages: &'a str,
 }
 
 impl CallError {
-    /// How the guest ended itself, if that is what failed: a command, which says so to whoever ran it.
+    /// The exit of the guest, if that ended the call: a command whose caller needs its status.
     #[must_use]
     pub fn exit(&self) -> Option<Exit<'_>> {
         let Self::Guest { source, .. } = self else { return None };

@@ -1,38 +1,38 @@
-//! Deltas: what became of a session since another state, as bytes that another process applies.
+//! Deltas: the changes of a session since another state, as bytes that another process applies.
 //!
-//! What it promises: a delta applies to a state that equals, byte for byte, the one it was made since, wherever that
+//! Promises: a delta applies to a state that equals, byte for byte, the one it was made since, wherever that
 //! is, and gives exactly the state that it was made of. It is refused elsewhere, with nothing changed. What comes
 //! from a stranger is checked before it is used.
 //!
-//! What may break it: who sends one over a place where others can change it has to sign or seal it there.
+//! May break it: a channel where others can change a delta; sign or seal it there.
 
 use afresh_memory::Image;
 use afresh_pager::{SnapshotMemory, StateSum, turn_applied, turn_since};
 use afresh_snapshot::{SnapshotId, TreeError};
 use afresh_store::{Limits, Turn, TurnError};
 
-use crate::guest::Ready;
+use crate::guest::Backend;
 use crate::save::Frozen;
-use crate::session::{Line, Session, State, unmoved};
+use crate::session::{Session, SessionBackend, State, unmoved};
 use crate::{Cause, Checkpoint, Guest, SessionError};
 
-/// The sum of a guest's warm state: what those of all other states are computed from.
+/// The sum of a guest's warm state, from which the digests of all other states are computed.
 #[derive(Debug)]
-pub(crate) struct Anchor {
+pub(crate) struct DigestBase {
     image: Image,
     sum: StateSum,
 }
 
 impl Guest {
     /// The sum of the warm state, made when it is first asked for: that reads all of it.
-    fn anchor(&self, warm: impl FnOnce() -> Result<Frozen, Cause>) -> Result<&Anchor, Cause> {
+    fn anchor(&self, warm: impl FnOnce() -> Result<Frozen, Cause>) -> Result<&DigestBase, Cause> {
         let anchor = &self.inner().anchor;
         if let Some(made) = anchor.get() {
             return Ok(made);
         }
         let image = warm()?.image().clone();
         let sum = StateSum::of(&image)?;
-        Ok(anchor.get_or_init(|| Anchor { image, sum }))
+        Ok(anchor.get_or_init(|| DigestBase { image, sum }))
     }
 
     /// A session in the state that a delta makes of the warm state: the delta was made by
@@ -52,7 +52,7 @@ impl Session {
     /// ([`Session::apply`], [`Guest::apply`]) in this process or another. The present state becomes one of the tree,
     /// as by [`Session::save_turn`].
     ///
-    /// The first delta of a guest reads all of its warm state, once; all others cost what changed.
+    /// The first delta of a guest reads its whole warm state once; later ones cost the changes.
     ///
     /// # Errors
     /// [`SessionError::Tree`] for a state that is not there; [`SessionError::State`] when a state cannot be kept.
@@ -75,7 +75,7 @@ impl Session {
         Ok(turn.bytes().to_vec())
     }
 
-    /// The digest of a state of the session's guest.
+    /// The digest of a state of this session.
     fn digest(&self, image: &Image, state: &[u8]) -> Result<[u8; 32], Cause> {
         let anchor = self.guest.anchor(|| self.warm())?;
         let sum = anchor.sum.moved(&anchor.image, image)?;
@@ -86,13 +86,13 @@ impl Session {
     fn warm(&self) -> Result<Frozen, Cause> {
         Ok(match &self.guest.inner().ready {
             #[cfg(feature = "wasm")]
-            Ready::Module(warm) => Frozen::Module(warm.freeze_state(&warm.root()?)?),
+            Backend::Module(warm) => Frozen::Module(warm.freeze_state(&warm.root()?)?),
             #[cfg(feature = "wasm")]
-            Ready::Component(warm) => Frozen::Module(warm.freeze()?),
+            Backend::Component(warm) => Frozen::Module(warm.freeze()?),
             #[cfg(feature = "vm")]
-            Ready::Machine(machines) => Frozen::Machine(machines.pristine.freeze()?),
+            Backend::Machine(machines) => Frozen::Machine(machines.pristine.freeze()?),
             #[cfg(feature = "linux")]
-            Ready::Program(programs) => Frozen::Program(programs.pristine.freeze()?),
+            Backend::Program(programs) => Frozen::Program(programs.pristine.freeze()?),
         })
     }
 
@@ -116,7 +116,7 @@ impl Session {
         self.go(made, &state)
     }
 
-    /// What a delta may ask for: as much as a snapshot of the guest.
+    /// Limits of a delta: as for a snapshot of the guest.
     fn limits(&self) -> Limits {
         self.guest.origin().map_or_else(Limits::default, |origin| *origin.snapshot.limits())
     }
@@ -129,29 +129,29 @@ impl Session {
         self.passing = None;
         let moved = match (&mut self.line, &guest.ready) {
             #[cfg(feature = "wasm")]
-            (Line::Module(branch), Ready::Module(warm)) => {
+            (SessionBackend::Module(branch), Backend::Module(warm)) => {
                 let frozen = afresh_wasm::Frozen::from_parts(memory, state);
                 let frozen = frozen.map_err(|e| bad(e.into()))?;
                 let state = warm.thaw_state(&frozen).map_err(|e| bad(e.into()))?;
                 let id = branch.tree().insert(state, Some(branch.at()));
-                branch.restore(id).map(|()| id).map_err(unmoved)
+                branch.rollback(id).map(|()| id).map_err(unmoved)
             }
             #[cfg(feature = "vm")]
-            (Line::Machine(branch), Ready::Machine(machines)) => {
+            (SessionBackend::Machine(branch), Backend::Machine(machines)) => {
                 let frozen = afresh_vm::Frozen::from_parts(memory, state);
                 let frozen = frozen.map_err(|e| bad(e.into()))?;
                 let state = machines.pristine.adopt(&frozen).map_err(|e| bad(e.into()))?;
                 let id = branch.tree().insert(state, Some(branch.at()));
-                branch.restore(id).map(|()| id).map_err(unmoved)
+                branch.rollback(id).map(|()| id).map_err(unmoved)
             }
             #[cfg(feature = "linux")]
-            (Line::Program(branch), Ready::Program(_)) => {
+            (SessionBackend::Program(branch), Backend::Program(_)) => {
                 let frozen = afresh_linux::Frozen::from_parts(memory, state);
                 let grants = guest.options.grants();
                 let state = afresh_linux::Warm::thaw_state(&frozen, &grants);
                 let state = state.map_err(|e| bad(e.into()))?;
                 let id = branch.tree().insert(state, Some(branch.at()));
-                branch.restore(id).map(|()| id).map_err(unmoved)
+                branch.rollback(id).map(|()| id).map_err(unmoved)
             }
             #[allow(unreachable_patterns, reason = "a session is of its guest's kind")]
             _ => return Err(bad("the session is of another guest".into())),

@@ -1,4 +1,4 @@
-//! What goes wrong at the front door, one type per operation.
+//! Errors of the front door, one type per operation.
 //!
 //! Each error says what failed, and the way out where there is one; [`source`](std::error::Error::source)
 //! gives the cause, which is an error of the crate below and can be downcast to it.
@@ -38,12 +38,12 @@ pub enum ReferenceError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The reference does not say what to open.
+    /// The reference is invalid.
     #[error("`{reference}` names no snapshot")]
     Reference {
-        /// What was given.
+        /// The given reference.
         reference: String,
-        /// What is wrong with it.
+        /// The reason.
         source: ReferenceError,
     },
     /// A file could not be read.
@@ -51,7 +51,7 @@ pub enum OpenError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The file is nothing that can be opened.
@@ -68,7 +68,7 @@ pub enum OpenError {
     Kind {
         /// The snapshot.
         reference: String,
-        /// What it says it holds.
+        /// The kind of guest in the snapshot.
         kind: String,
     },
     /// The place is of another kind than the operation needs.
@@ -76,13 +76,13 @@ pub enum OpenError {
     Place {
         /// The place.
         place: Place,
-        /// What is needed.
+        /// The requirement.
         needs: &'static str,
     },
-    /// This build lacks what it takes.
+    /// This build lacks a feature for it.
     #[error("{what}: this build of afresh cannot open it; enable the feature `{feature}`")]
     Feature {
-        /// What was to be opened.
+        /// The reference.
         what: String,
         /// The feature of this crate.
         feature: &'static str,
@@ -95,12 +95,12 @@ pub enum OpenError {
         /// Which option, and why not.
         why: &'static str,
     },
-    /// The snapshot's signature or seal does not meet what is demanded.
+    /// The snapshot's signature or seal does not meet the demands.
     #[error("{reference} does not open")]
     Seal {
         /// The snapshot.
         reference: String,
-        /// What is missing or wrong.
+        /// The reason.
         source: afresh_store::SealError,
     },
     /// The snapshot could not be opened: it is not there, damaged, or its place cannot be reached.
@@ -111,7 +111,7 @@ pub enum OpenError {
         /// [`afresh_store::OpenError`], or `afresh_store::remote::RemoteError`.
         source: Cause,
     },
-    /// What was opened did not become a guest.
+    /// The file or snapshot did not become a guest.
     #[error("{reference} cannot be run")]
     Guest {
         /// The guest.
@@ -121,7 +121,7 @@ pub enum OpenError {
     },
 }
 
-/// No instance could be had for a call. The guest itself is as good as before.
+/// No instance is available for a call. The guest itself is unharmed.
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -144,7 +144,7 @@ pub enum CallError {
     Request {
         /// The function.
         function: String,
-        /// What does not fit.
+        /// The mismatch.
         source: Cause,
     },
     /// The call ran longer than [`Options::timeout`](crate::Options::timeout) allows.
@@ -152,7 +152,7 @@ pub enum CallError {
     Timeout {
         /// The function.
         function: String,
-        /// The limit, and what stopped the call.
+        /// The limit that stopped the call.
         source: Cause,
     },
     /// The call was ended by the embedder's watch.
@@ -160,7 +160,7 @@ pub enum CallError {
     Stopped {
         /// The function.
         function: String,
-        /// What stopped it.
+        /// The reason.
         source: Cause,
     },
     /// The guest trapped, crashed, or ended itself with an error.
@@ -190,7 +190,7 @@ pub enum SessionError {
     /// The call failed. When the guest had begun, the session has failed with it.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// An earlier call was cut short, so nobody knows what state the guest is in.
+    /// An earlier call was cut short, so the state of the guest is unknown.
     #[error("the session failed earlier ({why}): roll it back, to a checkpoint or to its root")]
     Failed {
         /// How.
@@ -222,7 +222,7 @@ pub enum SessionError {
     State(#[source] Cause),
 }
 
-/// A guest could not be saved; the name means what it meant before.
+/// A guest could not be saved; the name is unchanged.
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -239,12 +239,12 @@ pub enum SaveError {
     /// The guest's state could not be read.
     #[error("the guest cannot be frozen")]
     Freeze(#[source] Cause),
-    /// A call whose pages were to be recorded failed.
+    /// A call of the recording of a working set failed.
     #[error("recording `{function}`")]
     Record {
         /// The function.
         function: String,
-        /// What failed.
+        /// The error.
         source: Cause,
     },
     /// The snapshot could not be written.
@@ -252,7 +252,7 @@ pub enum SaveError {
     Write {
         /// Where to.
         reference: String,
-        /// What failed.
+        /// The error.
         source: Cause,
     },
 }
@@ -263,7 +263,7 @@ pub enum SaveError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {
-    /// No instance could be had, or the call does not fit the guest.
+    /// No instance is available, or the call does not fit the guest.
     #[error(transparent)]
     Call(#[from] CallError),
     /// Memory or state could not be read.
@@ -271,7 +271,7 @@ pub enum VerifyError {
     Compare(#[source] Cause),
 }
 
-/// An error and its causes in one line, without saying twice what a message repeats of its cause.
+/// An error and its causes in one line, without repetitions.
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub(crate) fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();

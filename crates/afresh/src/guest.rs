@@ -1,7 +1,7 @@
 //! The front door: something that is named becomes a guest that can be called.
 //!
-//! What it promises: a guest is opened the same way whatever it is and wherever it lies, and every call
-//! starts from the same state. What may break it: nothing of its own; see the kinds of guests below.
+//! Promises: all kinds of guests open the same way from every place, and every call
+//! starts from the same state. May break it: see the kinds of guests below.
 
 use std::io::Read;
 use std::path::Path;
@@ -12,8 +12,8 @@ use afresh_pager::SnapshotMemory;
 use afresh_pool::PoolStats;
 use afresh_store::Snapshot;
 
-use crate::call::{Callee, Function};
-use crate::delta::Anchor;
+use crate::call::{Entry, Function};
+use crate::delta::DigestBase;
 #[cfg(feature = "vm")]
 use crate::machine::{Machines, machines};
 #[cfg(feature = "linux")]
@@ -23,7 +23,7 @@ use crate::{
     SessionError,
 };
 
-/// What a guest is.
+/// The kind of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
@@ -78,15 +78,15 @@ pub struct Guest {
 }
 
 pub(crate) struct Inner {
-    pub(crate) ready: Ready,
+    pub(crate) ready: Backend,
     pub(crate) options: Options,
     origin: Option<Origin>,
     reference: String,
-    /// What digests of its sessions' states begin with.
-    pub(crate) anchor: OnceLock<Anchor>,
+    /// The base of digests of its sessions' states.
+    pub(crate) anchor: OnceLock<DigestBase>,
 }
 
-pub(crate) enum Ready {
+pub(crate) enum Backend {
     #[cfg(feature = "wasm")]
     Module(afresh_wasm::Warm),
     #[cfg(feature = "wasm")]
@@ -218,7 +218,7 @@ impl Guest {
     }
 
     fn put_together(
-        ready: Ready,
+        ready: Backend,
         options: &Options,
         origin: Option<Origin>,
         reference: String,
@@ -236,7 +236,7 @@ impl Guest {
             Ok(found) => found,
             #[cfg(feature = "linux")]
             Err(error) => {
-                let ready = crate::image::ready(reference, options, error)?;
+                let ready = crate::oci_image::ready(reference, options, error)?;
                 return Ok(Self::put_together(ready, options, None, said));
             }
             #[cfg(not(feature = "linux"))]
@@ -264,7 +264,7 @@ impl Guest {
                     .map_err(|e| failed(&said, e))?;
                 let sandbox = options.builder().thaw(&frozen).map_err(|e| failed(&said, e))?;
                 let machines = machines(sandbox, options).map_err(|e| failed(&said, e))?;
-                (Ready::Machine(Box::new(machines)), frozen.memory().clone())
+                (Backend::Machine(Box::new(machines)), frozen.memory().clone())
             }
             #[cfg(not(feature = "vm"))]
             "vm" => return Err(lacking(&said, "vm")),
@@ -286,18 +286,18 @@ impl Guest {
         Ok(Self::put_together(ready, options, Some(origin), said))
     }
 
-    /// What it is.
+    /// Its kind.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match &self.inner.ready {
             #[cfg(feature = "wasm")]
-            Ready::Module(_) => Kind::Module,
+            Backend::Module(_) => Kind::Module,
             #[cfg(feature = "wasm")]
-            Ready::Component(_) => Kind::Component,
+            Backend::Component(_) => Kind::Component,
             #[cfg(feature = "vm")]
-            Ready::Machine(_) => Kind::Machine,
+            Backend::Machine(_) => Kind::Machine,
             #[cfg(feature = "linux")]
-            Ready::Program(_) => Kind::Program,
+            Backend::Program(_) => Kind::Program,
         }
     }
 
@@ -309,7 +309,7 @@ impl Guest {
 
     /// A guest that lives behind the scenes.
     #[cfg(any(feature = "linux", feature = "vm", feature = "wasm"))]
-    pub(crate) fn assemble(ready: Ready, options: &Options) -> Self {
+    pub(crate) fn assemble(ready: Backend, options: &Options) -> Self {
         Self::put_together(ready, options, None, "the guest".to_owned())
     }
 
@@ -336,20 +336,20 @@ impl Guest {
         Session::begin(self)
     }
 
-    /// Calls a handler that takes bytes and gives bytes, from the warm state, and forgets what the call did.
+    /// Calls a handler with bytes from the warm state, and undoes the call.
     ///
     /// # Errors
     /// [`CallError`]; the next call starts from the warm state all the same.
     #[inline]
     pub fn call<'f>(
         &self,
-        function: impl Into<Callee<'f>>,
+        function: impl Into<Entry<'f>>,
         input: &[u8],
     ) -> Result<Vec<u8>, CallError> {
         self.lease()?.call(function, input)
     }
 
-    /// Makes any call from the warm state, and forgets what it did.
+    /// Makes any call from the warm state, and undoes it.
     ///
     /// # Errors
     /// As [`Guest::call`].
@@ -365,7 +365,7 @@ impl Guest {
     pub fn function(&self, name: &str) -> Result<Function, CallError> {
         match &self.inner.ready {
             #[cfg(feature = "wasm")]
-            Ready::Module(warm) => {
+            Backend::Module(warm) => {
                 let entry = warm.bytes_entry(name).map_err(|e| CallError::of_wasm(name, e))?;
                 Ok(Function { name: name.to_owned(), entry: Some(entry) })
             }
@@ -378,33 +378,33 @@ impl Guest {
         }
     }
 
-    /// What its pool of instances has done so far.
+    /// Counters of its pool of instances.
     #[must_use]
     pub fn pool_stats(&self) -> PoolStats {
         match &self.inner.ready {
             #[cfg(feature = "wasm")]
-            Ready::Module(warm) => warm.pool_stats(),
+            Backend::Module(warm) => warm.pool_stats(),
             #[cfg(feature = "wasm")]
-            Ready::Component(warm) => warm.pool_stats(),
+            Backend::Component(warm) => warm.pool_stats(),
             #[cfg(feature = "vm")]
-            Ready::Machine(machines) => machines.stats(),
+            Backend::Machine(machines) => machines.stats(),
             #[cfg(feature = "linux")]
-            Ready::Program(programs) => programs.stats(),
+            Backend::Program(programs) => programs.stats(),
         }
     }
 
-    /// What brings its memory back after a call, in a word: `write-set-uffd`, say. `afresh doctor` says why.
+    /// The method of its resets in a word: `write-set-uffd`, say. `afresh doctor` explains it.
     #[must_use]
     pub fn strategy(&self) -> String {
         match &self.inner.ready {
             #[cfg(feature = "wasm")]
-            Ready::Module(warm) => warm.strategy().to_string(),
+            Backend::Module(warm) => warm.strategy().to_string(),
             #[cfg(feature = "wasm")]
-            Ready::Component(warm) => warm.strategy().to_string(),
+            Backend::Component(warm) => warm.strategy().to_string(),
             #[cfg(feature = "vm")]
-            Ready::Machine(machines) => machines.pristine.reset_method().to_string(),
+            Backend::Machine(machines) => machines.pristine.reset_method().to_string(),
             #[cfg(feature = "linux")]
-            Ready::Program(programs) => programs.pristine.resets_by().to_string(),
+            Backend::Program(programs) => programs.pristine.resets_by().to_string(),
         }
     }
 
@@ -413,7 +413,7 @@ impl Guest {
     #[must_use]
     pub fn as_module(&self) -> Option<&afresh_wasm::Warm> {
         match &self.inner.ready {
-            Ready::Module(warm) => Some(warm),
+            Backend::Module(warm) => Some(warm),
             #[allow(unreachable_patterns, reason = "other kinds are other features")]
             _ => None,
         }
@@ -425,7 +425,7 @@ impl Guest {
     pub fn listens(&self) -> bool {
         match &self.inner.ready {
             #[cfg(feature = "linux")]
-            Ready::Program(programs) => programs.pristine.listens(),
+            Backend::Program(programs) => programs.pristine.listens(),
             #[allow(unreachable_patterns, reason = "other kinds are other features")]
             _ => false,
         }
@@ -436,7 +436,7 @@ impl Guest {
     #[must_use]
     pub fn as_component(&self) -> Option<&afresh_wasm::WarmComponent> {
         match &self.inner.ready {
-            Ready::Component(warm) => Some(warm),
+            Backend::Component(warm) => Some(warm),
             #[allow(unreachable_patterns, reason = "other kinds are other features")]
             _ => None,
         }
@@ -447,7 +447,7 @@ impl Guest {
     #[must_use]
     pub fn as_machine(&self) -> Option<&afresh_vm::Snapshot> {
         match &self.inner.ready {
-            Ready::Machine(machines) => Some(&machines.pristine),
+            Backend::Machine(machines) => Some(&machines.pristine),
             #[allow(unreachable_patterns, reason = "other kinds are other features")]
             _ => None,
         }
@@ -458,7 +458,7 @@ impl Guest {
     #[must_use]
     pub fn as_program(&self) -> Option<&afresh_linux::Warm> {
         match &self.inner.ready {
-            Ready::Program(programs) => Some(&programs.pristine),
+            Backend::Program(programs) => Some(&programs.pristine),
             #[allow(unreachable_patterns, reason = "other kinds are other features")]
             _ => None,
         }
@@ -471,51 +471,51 @@ fn lazily() -> afresh_pager::Options {
 
 /// A warm Wasm guest out of a frozen one.
 #[cfg(feature = "wasm")]
-pub(crate) fn thaw_wasm(frozen: &afresh_wasm::Frozen, options: &Options) -> Result<Ready, Cause> {
+pub(crate) fn thaw_wasm(frozen: &afresh_wasm::Frozen, options: &Options) -> Result<Backend, Cause> {
     let (engine, wasm) = (options.make_engine(None, frozen.stack())?, options.for_wasm());
     Ok(if frozen.is_component() {
-        Ready::Component(afresh_wasm::WarmComponent::thaw(&engine, &wasm, frozen)?)
+        Backend::Component(afresh_wasm::WarmComponent::thaw(&engine, &wasm, frozen)?)
     } else {
-        Ready::Module(afresh_wasm::Warm::thaw(&engine, &wasm, frozen)?)
+        Backend::Module(afresh_wasm::Warm::thaw(&engine, &wasm, frozen)?)
     })
 }
 
 /// The calls of the warm-up.
 #[cfg(feature = "wasm")]
 fn warm_up(options: &Options) -> afresh_wasm::WarmUp {
-    use crate::call::Given;
+    use crate::call::CallInput;
     let mut warm_up = afresh_wasm::WarmUp::new();
     for call in &options.warm_up {
         match &call.given {
-            Given::Text(texts) => warm_up = warm_up.call_text(&call.function, texts),
-            Given::Bytes(input) => warm_up = warm_up.call_bytes(&call.function, input.clone()),
+            CallInput::Text(texts) => warm_up = warm_up.call_text(&call.function, texts),
+            CallInput::Bytes(input) => warm_up = warm_up.call_bytes(&call.function, input.clone()),
         }
     }
     warm_up
 }
 
 #[cfg(feature = "wasm")]
-fn module(name: &str, wasm: &[u8], options: &Options) -> Result<Ready, OpenError> {
+fn module(name: &str, wasm: &[u8], options: &Options) -> Result<Backend, OpenError> {
     let load = |e| failed(name, e);
     let engine = options.make_engine(Some(wasm), None).map_err(load)?;
     let guest =
         afresh_wasm::Guest::with_options(&engine, wasm, options.for_wasm()).map_err(load)?;
     let warm = guest.warm(warm_up(options)).map_err(|e| failed(name, e))?;
-    Ok(Ready::Module(warm))
+    Ok(Backend::Module(warm))
 }
 
 #[cfg(feature = "wasm")]
-fn component(name: &str, wasm: &[u8], options: &Options) -> Result<Ready, OpenError> {
+fn component(name: &str, wasm: &[u8], options: &Options) -> Result<Backend, OpenError> {
     let load = |e| failed(name, e);
     let engine = options.make_engine(Some(wasm), None).map_err(load)?;
     let guest =
         afresh_wasm::Guest::with_options(&engine, wasm, options.for_wasm()).map_err(load)?;
     let warm = guest.warm_component_with(&warm_up(options));
-    Ok(Ready::Component(warm.map_err(|e| failed(name, e))?))
+    Ok(Backend::Component(warm.map_err(|e| failed(name, e))?))
 }
 
 #[cfg(feature = "vm")]
-fn machine(name: &str, elf: &[u8], options: &Options) -> Result<Ready, OpenError> {
+fn machine(name: &str, elf: &[u8], options: &Options) -> Result<Backend, OpenError> {
     if !options.warm_up.is_empty() {
         return Err(refused(
             name,
@@ -525,7 +525,7 @@ fn machine(name: &str, elf: &[u8], options: &Options) -> Result<Ready, OpenError
     let builder = options.builder().memory(options.memory.unwrap_or(64 << 20));
     let sandbox = builder.build(elf).map_err(|e| failed(name, e))?;
     let machines = machines(sandbox, options).map_err(|e| failed(name, e))?;
-    Ok(Ready::Machine(Box::new(machines)))
+    Ok(Backend::Machine(Box::new(machines)))
 }
 
 #[cfg(test)]

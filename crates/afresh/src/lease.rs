@@ -1,9 +1,9 @@
 //! A lease: one instance in the warm state, for calls that belong together.
 
-use crate::call::{Callee, Given};
-use crate::guest::Ready;
+use crate::call::{CallInput, Entry};
+use crate::guest::Backend;
 #[cfg(any(feature = "vm", feature = "linux"))]
-use crate::supply::Loan;
+use crate::pooled::Leased;
 use crate::{Answer, Call, CallError, Guest, LeaseError, VerifyError};
 
 /// An instance in the warm state. Calls made through one lease see one another's effects; dropping it
@@ -20,12 +20,12 @@ pub(crate) enum Instance<'a> {
     #[cfg(feature = "wasm")]
     Component(afresh_wasm::ComponentLease<'a>),
     #[cfg(feature = "vm")]
-    Machine(Loan<'a, afresh_vm::Sandbox>),
+    Machine(Leased<'a, afresh_vm::Sandbox>),
     #[cfg(feature = "linux")]
-    Program(Loan<'a, afresh_linux::Instance>),
+    Program(Leased<'a, afresh_linux::Instance>),
 }
 
-/// Where what a guest writes comes from.
+/// The stream that a guest wrote to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Channel {
@@ -33,15 +33,15 @@ pub enum Channel {
     Output,
     /// The standard error of a Linux program.
     Messages,
-    /// What a Linux program writes to `/dev/host`: for the host alone, apart from what it prints.
+    /// Output of a Linux program to `/dev/host`: for the host alone, apart from its standard output.
     Host,
 }
 
-/// Who has written something, and where to.
+/// The source and the process of output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Writer {
-    /// Where to.
+    /// The stream.
     pub channel: Channel,
     /// Of a Linux program that has started others in sessions of their own (`setsid`): which process leads that of the one that has
     /// written it. Nothing where it is the program itself, or what belongs to it.
@@ -70,13 +70,13 @@ impl<'a> Lease<'a> {
     pub(crate) fn begin(guest: &'a Guest) -> Result<Self, LeaseError> {
         let instance = match &guest.inner().ready {
             #[cfg(feature = "wasm")]
-            Ready::Module(warm) => Instance::Module(warm.lease().map_err(not_had)?),
+            Backend::Module(warm) => Instance::Module(warm.lease().map_err(not_had)?),
             #[cfg(feature = "wasm")]
-            Ready::Component(warm) => Instance::Component(warm.lease().map_err(not_had)?),
+            Backend::Component(warm) => Instance::Component(warm.lease().map_err(not_had)?),
             #[cfg(feature = "vm")]
-            Ready::Machine(machines) => Instance::Machine(crate::machine::lease(machines)?),
+            Backend::Machine(machines) => Instance::Machine(crate::machine::lease(machines)?),
             #[cfg(feature = "linux")]
-            Ready::Program(programs) => Instance::Program(crate::program::lease(programs)?),
+            Backend::Program(programs) => Instance::Program(crate::program::lease(programs)?),
         };
         Ok(Self { guest, instance })
     }
@@ -86,7 +86,7 @@ impl<'a> Lease<'a> {
     #[cfg(feature = "wasm")]
     pub(crate) fn untouched(guest: &'a Guest) -> Result<Option<Self>, LeaseError> {
         match &guest.inner().ready {
-            Ready::Module(warm) => {
+            Backend::Module(warm) => {
                 let instance = Instance::Module(warm.lease_new().map_err(not_had)?);
                 Ok(Some(Self { guest, instance }))
             }
@@ -98,11 +98,11 @@ impl<'a> Lease<'a> {
     /// Calls a handler that takes bytes and gives bytes.
     ///
     /// # Errors
-    /// [`CallError`]; what the call left stays until the lease is dropped.
+    /// [`CallError`]; the effects of the call stay until the lease is dropped.
     #[inline]
     pub fn call<'f>(
         &mut self,
-        function: impl Into<Callee<'f>>,
+        function: impl Into<Entry<'f>>,
         input: &[u8],
     ) -> Result<Vec<u8>, CallError> {
         let callee = function.into();
@@ -111,7 +111,7 @@ impl<'a> Lease<'a> {
             Instance::Module(lease) => {
                 let looked_up;
                 let entry = match callee {
-                    Callee::Function(crate::Function { entry: Some(entry), .. }) => entry,
+                    Entry::Function(crate::Function { entry: Some(entry), .. }) => entry,
                     _ => {
                         looked_up = self.guest.function(callee.name())?.entry;
                         let Some(entry) = &looked_up else {
@@ -145,14 +145,14 @@ impl<'a> Lease<'a> {
     }
 
     /// As [`Lease::call`], but `hear` hears what a Linux program writes, when and in the pieces in which it does, on any
-    /// [`Channel`]: the program waits meanwhile, its time goes on, and `false` ends the call. Of other guests it hears the whole
-    /// answer.
+    /// [`Channel`]: the program waits while `hear` runs, its time passes, and `false` ends the call. A program that writes nothing is
+    /// heard with no bytes, at least every 100 ms. Of other guests `hear` hears the whole answer.
     ///
     /// # Errors
     /// As [`Lease::call`]. What was heard may have been half of an answer then.
     pub fn call_heard<'f>(
         &mut self,
-        function: impl Into<Callee<'f>>,
+        function: impl Into<Entry<'f>>,
         input: &[u8],
         mut hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
@@ -202,8 +202,8 @@ impl<'a> Lease<'a> {
     pub fn ask(&mut self, call: &Call) -> Result<Answer, CallError> {
         let name = call.function.as_str();
         match &call.given {
-            Given::Bytes(input) => self.call(name, input).map(Answer::Bytes),
-            Given::Text(texts) => self.call_text(name, texts),
+            CallInput::Bytes(input) => self.call(name, input).map(Answer::Bytes),
+            CallInput::Text(texts) => self.call_text(name, texts),
         }
     }
 
@@ -262,7 +262,7 @@ impl<'a> Lease<'a> {
 
     /// Compares the instance with the warm state: how many bytes of memory differ, and how many globals,
     /// tables, segments or registers. Of a micro-VM and of a Linux program only the first difference is counted, and a program is brought
-    /// back first: what is compared is what the next call would start from.
+    /// reset first: the comparison is with the state that the next call would start from.
     ///
     /// # Errors
     /// [`VerifyError::Compare`] when the state cannot be read.
@@ -353,7 +353,7 @@ impl<'a> Lease<'a> {
 #[cfg(feature = "wasm")]
 const START: &str = "_start";
 
-/// Runs a command that is a component, whose failure is a result like another.
+/// Runs a command that is a component, whose failure is a result.
 #[cfg(feature = "wasm")]
 fn run_command(
     lease: &mut afresh_wasm::ComponentLease<'_>,

@@ -99,16 +99,20 @@ mod delta;
 mod error;
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 mod guest;
-#[cfg(feature = "linux")]
-mod image;
+#[cfg(all(feature = "remote", any(feature = "wasm", feature = "vm", feature = "linux")))]
+mod known_meanings;
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 mod lease;
 #[cfg(feature = "vm")]
 mod machine;
+#[cfg(feature = "linux")]
+mod oci_image;
 #[cfg(feature = "snapshots")]
 mod options;
 #[cfg(feature = "snapshots")]
 mod place;
+#[cfg(any(feature = "vm", feature = "linux"))]
+mod pooled;
 #[cfg(feature = "linux")]
 mod program;
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
@@ -121,8 +125,6 @@ mod session;
 mod session_files;
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 mod session_turns;
-#[cfg(any(feature = "vm", feature = "linux"))]
-mod supply;
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 mod verify;
 
@@ -153,7 +155,7 @@ pub use afresh_store::seal::{Access, PublicKey, SealKey, SigningKey};
 #[cfg(feature = "snapshots")]
 pub use afresh_store::{Encoding, Sha256, Snapshot};
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-pub use call::{Answer, Call, Callee, Exit, Function};
+pub use call::{Answer, Call, Entry, Exit, Function};
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use error::{CallError, LeaseError, SaveError, SessionError, VerifyError};
 #[cfg(feature = "snapshots")]

@@ -3,16 +3,16 @@
 use afresh_pool::Recycled;
 use afresh_vm::{Sandbox, Snapshot};
 
-use crate::supply::{Loan, Returns, Supply};
+use crate::pooled::{Leased, Reset, ResetPool};
 use crate::{LeaseError, Options};
 
 /// Sandboxes that all start from one state.
-pub(crate) type Machines = Supply<Sandbox, Snapshot>;
+pub(crate) type Machines = ResetPool<Sandbox, Snapshot>;
 
-impl Returns for Sandbox {
+impl Reset for Sandbox {
     type Error = afresh_vm::CallError;
 
-    fn go_back(&mut self) -> Result<Recycled, Self::Error> {
+    fn reset(&mut self) -> Result<Recycled, Self::Error> {
         self.reset().map(Recycled::from)
     }
 
@@ -27,6 +27,6 @@ pub(crate) fn machines(first: Sandbox, options: &Options) -> Result<Machines, Le
 }
 
 /// A sandbox in the pristine state.
-pub(crate) fn lease(machines: &Machines) -> Result<Loan<'_, Sandbox>, LeaseError> {
+pub(crate) fn lease(machines: &Machines) -> Result<Leased<'_, Sandbox>, LeaseError> {
     machines.lease(Snapshot::fork)
 }

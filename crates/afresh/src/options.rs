@@ -13,7 +13,7 @@ type Build = dyn Fn(afresh_vm::SandboxBuilder) -> afresh_vm::SandboxBuilder + Se
 #[cfg(feature = "linux")]
 type Shape = dyn Fn(afresh_linux::Program) -> afresh_linux::Program + Send + Sync;
 
-/// How a guest is opened, and what it may take.
+/// Options and limits of a guest.
 ///
 /// What every kind of guest has is set here; what only one has is handed to the crate below
 /// ([`Options::wasm`], [`Options::vm`], [`Options::linux`]).
@@ -62,7 +62,7 @@ impl Options {
         Self::default()
     }
 
-    /// What is demanded of snapshots: a signature, a key.
+    /// Demands on snapshots: a signature, a key.
     #[cfg(feature = "seal")]
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;
@@ -95,7 +95,7 @@ impl Options {
     }
 }
 
-/// What is about guests.
+/// Options of guests.
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 impl Options {
     /// Adds a call to the warm-up: the state that all of them leave is the one every later call starts

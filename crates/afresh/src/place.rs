@@ -49,7 +49,7 @@ impl Place {
         }
     }
 
-    /// What it is, for messages.
+    /// Its form, for messages.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Directory(_) => "a directory",
@@ -122,7 +122,7 @@ impl Place {
     }
 }
 
-/// Where the tag of a registry's address begins, as registries write it: `oci://host/repository:tag`.
+/// Position of the tag in a registry's address: `oci://host/repository:tag`.
 fn tag_of(text: &str) -> Option<usize> {
     let (scheme, _) = text.split_once("://").filter(|(scheme, _)| scheme.starts_with("oci"))?;
     let path = scheme.len() + 3 + text[scheme.len() + 3..].find('/')?;
@@ -196,6 +196,12 @@ impl Reference {
             return Err(ReferenceError::Digest(name.to_owned()));
         }
         Ok(name)
+    }
+
+    /// This place, with the name to write under.
+    #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
+    pub(crate) fn named(&self) -> Result<Self, ReferenceError> {
+        Self::new(self.place.clone(), self.target(LATEST)?)
     }
 
     /// Opens the snapshot where it is. Pages of a remote one are fetched when they are used.

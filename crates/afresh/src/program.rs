@@ -3,24 +3,24 @@
 use std::convert::Infallible;
 use std::path::Path;
 
-use afresh_linux::{Dialed, End, Exchanged, Instance, Program, Warm};
+use afresh_linux::{End, Exchanged, InboundConnection, Instance, Program, Warm};
 use afresh_memory::PAGE_SIZE;
 use afresh_pool::Recycled;
 
-use crate::call::Given;
-use crate::guest::Ready;
-use crate::supply::{Loan, Returns, Supply};
+use crate::call::CallInput;
+use crate::guest::Backend;
+use crate::pooled::{Leased, Reset, ResetPool};
 use crate::{CallError, Channel, Lease, LeaseError, OpenError, Options, Writer};
 
 /// Instances that all start from one state.
-pub(crate) type Programs = Supply<Instance, Warm>;
+pub(crate) type Programs = ResetPool<Instance, Warm>;
 
-impl Returns for Instance {
+impl Reset for Instance {
     type Error = Infallible;
 
     /// Carried out with the next call, in the same round trip; a process that cannot be brought back is replaced then. What is told is
     /// therefore what the reset before this one took.
-    fn go_back(&mut self) -> Result<Recycled, Infallible> {
+    fn reset(&mut self) -> Result<Recycled, Infallible> {
         let copied = usize::try_from(self.stats().copied).unwrap_or(usize::MAX);
         self.reset();
         Ok(Recycled { pages: copied / PAGE_SIZE, ..Recycled::default() })
@@ -32,31 +32,31 @@ impl Returns for Instance {
 }
 
 /// A pool with its first instance.
-pub(crate) fn programs(warm: Warm, options: &Options) -> Result<Ready, LeaseError> {
+pub(crate) fn programs(warm: Warm, options: &Options) -> Result<Backend, LeaseError> {
     let mut first = warm.instance();
     first.prepare().map_err(|error| LeaseError::Instance(error.into()))?;
-    Ok(Ready::Program(Box::new(Programs::new(warm, first, options.limits)?)))
+    Ok(Backend::Program(Box::new(Programs::new(warm, first, options.limits)?)))
 }
 
 /// An instance in the warm state.
-pub(crate) fn lease(programs: &Programs) -> Result<Loan<'_, Instance>, LeaseError> {
+pub(crate) fn lease(programs: &Programs) -> Result<Leased<'_, Instance>, LeaseError> {
     programs.lease(|warm| Ok::<_, Infallible>(warm.instance()))
 }
 
-/// What text is as input: words with spaces between, and a line's end.
+/// Text as input: words separated by spaces, and an end of line.
 pub(crate) fn line(texts: &[String]) -> Vec<u8> {
     let mut line = texts.join(" ").into_bytes();
     line.push(b'\n');
     line
 }
 
-/// Warms the program at `path`: the host's, or one of the guest's own with these bytes.
+/// Warms the program at `path`: the host's, or a file of the guest with these bytes.
 pub(crate) fn ready(
     name: &str,
     path: &Path,
     bytes: Option<&[u8]>,
     options: &Options,
-) -> Result<Ready, OpenError> {
+) -> Result<Backend, OpenError> {
     let path = std::path::absolute(path)
         .map_err(|source| OpenError::Read { path: path.to_owned(), source })?;
     let program = Program::new(&path);
@@ -68,13 +68,17 @@ pub(crate) fn ready(
 }
 
 /// Warms a program, as the options shape it.
-pub(crate) fn warmed(name: &str, program: Program, options: &Options) -> Result<Ready, OpenError> {
+pub(crate) fn warmed(
+    name: &str,
+    program: Program,
+    options: &Options,
+) -> Result<Backend, OpenError> {
     let failed = |source| OpenError::Guest { reference: name.to_owned(), source };
     let mut program = options.shaped(program);
     for call in &options.warm_up {
         program = program.request(match &call.given {
-            Given::Bytes(input) => input.clone(),
-            Given::Text(texts) => line(texts),
+            CallInput::Bytes(input) => input.clone(),
+            CallInput::Text(texts) => line(texts),
         });
     }
     let warm = program.warm().map_err(|e| failed(e.into()))?;
@@ -107,7 +111,7 @@ pub(crate) fn call_heard(
     }
 }
 
-/// The program goes on, without a call.
+/// Runs the program without a call.
 pub(crate) fn proceed(
     instance: &mut Instance,
     hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
@@ -140,11 +144,11 @@ impl Lease<'_> {
         }
     }
 
-    /// Connects to who listens on `port` of the program's loopback; nothing where nobody does, or in another guest.
+    /// Connects to the listener on `port` of the program's loopback; `None` without one, or for another guest.
     ///
     /// # Errors
     /// As [`Lease::call`].
-    pub fn dial(&mut self, port: u16) -> Result<Option<Dialed>, CallError> {
+    pub fn dial(&mut self, port: u16) -> Result<Option<InboundConnection>, CallError> {
         let Some(program) = self.program() else { return Ok(None) };
         program.dial(port).map_err(|error| CallError::of_linux("", error))
     }
@@ -156,7 +160,7 @@ impl Lease<'_> {
     /// As [`Lease::call`].
     pub fn exchange(
         &mut self,
-        dialed: Dialed,
+        dialed: InboundConnection,
         bytes: &[u8],
         room: usize,
     ) -> Result<Exchanged, CallError> {
@@ -164,27 +168,27 @@ impl Lease<'_> {
         program.exchange(dialed, bytes, room).map_err(|error| CallError::of_linux("", error))
     }
 
-    /// Writes no more to a connection; with `both` it is read no more either, and is gone.
+    /// Writes no more to a connection; with `both` it is closed.
     ///
     /// # Errors
     /// As [`Lease::call`].
-    pub fn hang_up(&mut self, dialed: Dialed, both: bool) -> Result<(), CallError> {
+    pub fn hang_up(&mut self, dialed: InboundConnection, both: bool) -> Result<(), CallError> {
         let Some(program) = self.program() else { return Ok(()) };
         program.hang_up(dialed, both).map_err(|error| CallError::of_linux("", error))
     }
 
-    /// Hangs up every connection but `known`: those of whoever went on from this state before.
+    /// Closes every connection except `known`: those of earlier continuations of this state.
     ///
     /// # Errors
     /// As [`Lease::call`].
-    pub fn hang_up_strangers(&mut self, known: &[Dialed]) -> Result<(), CallError> {
+    pub fn hang_up_strangers(&mut self, known: &[InboundConnection]) -> Result<(), CallError> {
         let Some(program) = self.program() else { return Ok(()) };
         program.hang_up_strangers(known).map_err(|error| CallError::of_linux("", error))
     }
 }
 
 impl Options {
-    /// What a snapshot of a program may read of the host.
+    /// Host paths that a snapshot of a program may read.
     pub(crate) fn grants(&self) -> Program {
         self.shaped(Program::new("/"))
     }

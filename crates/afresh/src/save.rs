@@ -1,10 +1,12 @@
-//! A warm guest, or what calls made of it, becomes a snapshot: in a directory, an archive or a remote.
+//! Saving: a warm guest, or its state after calls, becomes a snapshot in a directory, an archive or a remote.
 
 use afresh_memory::{Feature, Features, Image, PageRange};
 use afresh_pager::{Recorder, SnapshotOptions};
+#[cfg(feature = "remote")]
+use afresh_store::remote::{Remote, RemoteError, Replaced};
 use afresh_store::{Encoding, FoldOptions, Journal, Sha256, Snapshot, Store, Turn, archive};
 
-use crate::guest::Ready;
+use crate::guest::Backend;
 use crate::lease::Instance;
 use crate::scratch::Scratch;
 use crate::{
@@ -62,7 +64,7 @@ impl SaveOptions {
         self
     }
 
-    /// Seals the snapshot: nobody without the key can read or change it.
+    /// Seals the snapshot: it cannot be read or changed without the key.
     #[cfg(feature = "seal")]
     pub fn seal(mut self, key: afresh_store::seal::SealKey) -> Self {
         self.seal = Some(key);
@@ -147,7 +149,7 @@ pub struct Saved {
     pub id: Sha256,
     /// The snapshot.
     pub snapshot: Snapshot,
-    /// Why no working set was recorded, though calls were given for it: the name of what this host lacks.
+    /// The reason why no working set was recorded, though calls were given: the missing feature of this host.
     pub unrecorded: Option<&'static str>,
 }
 
@@ -186,7 +188,7 @@ impl Frozen {
         })
     }
 
-    /// The same but for what time has passed: equal states have equal ones.
+    /// The same without times: equal states have equal ones.
     pub(crate) fn timeless_bytes(&self) -> Result<Vec<u8>, Cause> {
         match self {
             #[cfg(feature = "wasm")]
@@ -211,7 +213,7 @@ impl Frozen {
         })
     }
 
-    /// What a host needs to record the working set of such a guest.
+    /// Requirements of a recording of the working set of such a guest.
     fn recorder(&self) -> Feature {
         match self {
             #[cfg(feature = "wasm")]
@@ -223,7 +225,7 @@ impl Frozen {
         }
     }
 
-    /// The pages that one call touches in a guest of its own that starts warm.
+    /// The pages that one call touches in a new guest that starts warm.
     fn touched(
         &self,
         snapshot: Snapshot,
@@ -244,7 +246,7 @@ impl Frozen {
                 let frozen = afresh_vm::Frozen::record(snapshot)?;
                 let sandbox = options.builder().thaw(&frozen)?;
                 let machines = crate::machine::machines(sandbox, options)?;
-                let guest = Guest::assemble(Ready::Machine(Box::new(machines)), options);
+                let guest = Guest::assemble(Backend::Machine(Box::new(machines)), options);
                 guest.ask(call)?;
                 Ok(frozen.memory().touched())
             }
@@ -273,7 +275,7 @@ impl Frozen {
         }
     }
 
-    /// The pages that `calls` touch, each in a guest of its own that starts warm.
+    /// The pages that `calls` touch, each in a new guest that starts warm.
     fn record(&self, calls: &[Call], options: &Options) -> Result<Vec<PageRange>, SaveError> {
         let write = |source: Cause| SaveError::Write {
             reference: "a copy to record from".to_owned(),
@@ -295,11 +297,11 @@ impl Frozen {
             let start = run.start.max(skipped);
             (start < run.end()).then(|| PageRange::new(start, run.end() - start))
         };
-        // Whatever one of them touches: the caller chose what is worth it.
+        // All pages that one of them touches, since the caller chose the calls.
         Ok(recorder.pages(0.0).into_iter().filter_map(after).collect())
     }
 
-    /// What it is saved with, and why no working set was recorded that was asked for.
+    /// The options of the save, and the reason why a requested working set was not recorded.
     fn with(
         &self,
         parent: Option<Snapshot>,
@@ -319,14 +321,43 @@ impl Frozen {
         Ok((with, unrecorded))
     }
 
-    /// Saves it in a remote, with turns to follow.
+    /// Saves it in a remote in place of `replaced`, with turns to follow.
     #[cfg(feature = "remote")]
     pub(crate) fn write_turns(
         &self,
         to: &Reference,
         options: &SaveOptions,
         opened: &Options,
+        replaced: Replaced<'_>,
     ) -> Result<Journal, SaveError> {
+        self.send(to, options, opened, |remote, store, snapshot, name, encoding| {
+            remote.push_turns(store, snapshot, name, encoding, replaced, &mut |_| {})
+        })
+    }
+
+    /// Saves it in a remote in place of `replaced`.
+    #[cfg(feature = "remote")]
+    pub(crate) fn write_over(
+        &self,
+        to: &Reference,
+        options: &SaveOptions,
+        opened: &Options,
+        replaced: Replaced<'_>,
+    ) -> Result<Sha256, SaveError> {
+        self.send(to, options, opened, |remote, store, snapshot, name, encoding| {
+            remote.push_over(store, snapshot, name, encoding, replaced, &mut |_| {})
+        })
+    }
+
+    /// Saves it in a scratch directory, and sends it from there.
+    #[cfg(feature = "remote")]
+    fn send<T>(
+        &self,
+        to: &Reference,
+        options: &SaveOptions,
+        opened: &Options,
+        send: impl FnOnce(&Remote, &Store, &Snapshot, &str, Encoding) -> Result<T, RemoteError>,
+    ) -> Result<T, SaveError> {
         let name = target(to)?;
         let failed = |source: Cause| SaveError::Write { reference: to.to_string(), source };
         let (with, _) = self.with(None, options, opened)?;
@@ -336,8 +367,8 @@ impl Frozen {
         let own = options.own_access(opened);
         let snapshot = access::load(&store, &id.to_string(), &own).map_err(|e| failed(e.into()))?;
         let remote = to.place().remote()?;
-        let pushed = remote.push_turns(&store, &snapshot, name, with.encoding, &mut |_| {});
-        pushed.map_err(|e| failed(e.into()))
+        let sent = send(&remote, &store, &snapshot, name, with.encoding);
+        sent.map_err(|e| failed(e.into()))
     }
 
     /// Saves it where `to` says.
@@ -440,15 +471,15 @@ impl Guest {
     /// without the guest's own file. A directory is made if it is missing.
     ///
     /// # Errors
-    /// [`SaveError`]; the name means then what it meant before.
+    /// [`SaveError`]; the name is unchanged then.
     pub fn save(&self, to: &Reference, options: &SaveOptions) -> Result<Saved, SaveError> {
         let frozen = match &self.inner().ready {
             #[cfg(feature = "wasm")]
-            Ready::Module(warm) => {
+            Backend::Module(warm) => {
                 Frozen::Module(warm.freeze().map_err(|e| SaveError::Freeze(e.into()))?)
             }
             #[cfg(feature = "wasm")]
-            Ready::Component(warm) => {
+            Backend::Component(warm) => {
                 if !options.record.is_empty() {
                     return Err(SaveError::Guest(
                         "no working set can be recorded for a component; leave the recorded calls out",
@@ -457,11 +488,11 @@ impl Guest {
                 Frozen::Module(warm.freeze().map_err(|e| SaveError::Freeze(e.into()))?)
             }
             #[cfg(feature = "vm")]
-            Ready::Machine(machines) => Frozen::Machine(
+            Backend::Machine(machines) => Frozen::Machine(
                 machines.pristine.freeze().map_err(|e| SaveError::Freeze(e.into()))?,
             ),
             #[cfg(feature = "linux")]
-            Ready::Program(programs) => Frozen::Program(
+            Backend::Program(programs) => Frozen::Program(
                 programs.pristine.freeze().map_err(|e| SaveError::Freeze(e.into()))?,
             ),
         };

@@ -32,7 +32,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed is among temporary files.
+        // Leftovers stay among temporary files.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

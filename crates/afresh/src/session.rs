@@ -1,35 +1,37 @@
-//! Sessions: a live guest whose calls go on from one another, on a tree of states.
+//! Sessions: a live guest whose calls continue from one another, on a tree of states.
 //!
-//! What it promises: in each state memory and everything else of the guest are, bit for bit, what they were
+//! Promises: in each state memory and everything else of the guest are, bit for bit, what they were
 //! when it was frozen. A checkpoint, a rollback and a fork cost what changed, however large the guest and
 //! however long the tree's history is; relatives share every page that they have in common. A call that was
 //! cut short (a trap, a time limit, a panic of a host function) leaves a session that refuses calls until it is
 //! rolled back. No two forks, and no two tries after a rollback, draw the same random numbers, where the guest
 //! takes entropy as leases give it.
 //!
-//! A guest's file tree is part of every state. What may break it: state that lies outside of the guest, in host
-//! functions, directories of the host's and sockets. WASI's streams start anew in each state that is gone to.
+//! A guest's file tree is part of every state. May break it: state outside the guest, in host
+//! functions, host directories and sockets. WASI's streams start anew after each rollback.
 
 use afresh_snapshot::{Branch, BranchError, Difference, SnapshotId, SnapshotInfo, Tree};
 
 #[cfg(any(feature = "wasm", feature = "linux"))]
 use afresh_files::FileDifference;
 
-use crate::call::Callee;
+use crate::call::Entry;
 use crate::error::describe;
-use crate::guest::Ready;
+use crate::guest::Backend;
+#[cfg(feature = "remote")]
+use crate::known_meanings::KnownMeanings;
 use crate::lease::Instance;
+#[cfg(any(feature = "vm", feature = "linux"))]
+use crate::pooled::Leased;
 #[cfg(any(feature = "wasm", feature = "linux"))]
 use crate::session_files::SessionFiles;
 use crate::session_turns::Saving;
-#[cfg(any(feature = "vm", feature = "linux"))]
-use crate::supply::Loan;
 use crate::{
     Answer, Call, CallError, Cause, Guest, Lease, LeaseError, Reference, SaveError, SaveOptions,
     Saved, SessionError,
 };
 
-/// A state of a session's tree: by its id, or by the name that was given to it.
+/// A state of a session's tree: by its id or its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Checkpoint<'a> {
@@ -52,7 +54,7 @@ impl<'a> From<&'a str> for Checkpoint<'a> {
 }
 
 /// The live guest, and where it stands.
-pub(crate) enum Line {
+pub(crate) enum SessionBackend {
     #[cfg(feature = "wasm")]
     Module(Box<Branch<afresh_wasm::Session>>),
     #[cfg(feature = "vm")]
@@ -66,11 +68,11 @@ macro_rules! each {
     ($line:expr, $branch:ident => $body:expr) => {
         match $line {
             #[cfg(feature = "wasm")]
-            Line::Module($branch) => $body,
+            SessionBackend::Module($branch) => $body,
             #[cfg(feature = "vm")]
-            Line::Machine($branch) => $body,
+            SessionBackend::Machine($branch) => $body,
             #[cfg(feature = "linux")]
-            Line::Program($branch) => $body,
+            SessionBackend::Program($branch) => $body,
         }
     };
 }
@@ -78,12 +80,12 @@ macro_rules! each {
 /// Whether calls may be made.
 pub(crate) enum State {
     Ready,
-    /// A call is under way; when nobody is making one, the last was ended by a panic.
+    /// A call is under way; without a caller, a panic ended the last one.
     Calling,
     Failed(String),
 }
 
-/// A live guest whose calls see one another's effects, and that goes to any state it was in.
+/// A live guest whose calls see one another's effects, and that can return to any of its states.
 ///
 /// Every method that runs or moves the guest takes `&mut self`, so two calls at the same time on one session do
 /// not compile. Relatives are sessions of their own: each can run in a thread of its own.
@@ -103,8 +105,11 @@ pub(crate) enum State {
 /// and a guest that has files of a host directory open cannot be checkpointed.
 pub struct Session {
     pub(crate) guest: Guest,
-    pub(crate) line: Line,
+    pub(crate) line: SessionBackend,
     pub(crate) state: State,
+    /// Names in remotes that it was saved under before.
+    #[cfg(feature = "remote")]
+    pub(crate) known: KnownMeanings,
     /// Where it is saved turn by turn.
     pub(crate) saving: Option<Box<Saving>>,
     /// The state that was kept for the last turn, or for a delta.
@@ -129,7 +134,7 @@ impl Drop for Session {
     }
 }
 
-/// What it means that a branch could not move.
+/// The error of a branch that did not move.
 pub(crate) fn unmoved<E: std::error::Error + Send + Sync + 'static>(
     error: BranchError<E>,
 ) -> SessionError {
@@ -140,22 +145,22 @@ pub(crate) fn unmoved<E: std::error::Error + Send + Sync + 'static>(
 }
 
 /// The session's own instance on lease, made now if there was none.
-fn lend<'a>(guest: &'a Guest, line: &'a mut Line) -> Result<Lease<'a>, LeaseError> {
+fn lend<'a>(guest: &'a Guest, line: &'a mut SessionBackend) -> Result<Lease<'a>, LeaseError> {
     let instance = match line {
         #[cfg(feature = "wasm")]
-        Line::Module(branch) => {
+        SessionBackend::Module(branch) => {
             let session = branch.guest_mut().map_err(|e| LeaseError::Instance(e.into()))?;
             Instance::Module(session.lease())
         }
         #[cfg(feature = "vm")]
-        Line::Machine(branch) => {
+        SessionBackend::Machine(branch) => {
             let sandbox = branch.guest_mut().map_err(|e| LeaseError::Instance(e.into()))?;
-            Instance::Machine(Loan::Own(sandbox))
+            Instance::Machine(Leased::Own(sandbox))
         }
         #[cfg(feature = "linux")]
-        Line::Program(branch) => {
+        SessionBackend::Program(branch) => {
             let program = branch.guest_mut().map_err(|e| LeaseError::Instance(e.into()))?;
-            Instance::Program(Loan::Own(program))
+            Instance::Program(Leased::Own(program))
         }
     };
     Ok(Lease { guest, instance })
@@ -165,28 +170,40 @@ impl Session {
     pub(crate) fn begin(guest: &Guest) -> Result<Self, SessionError> {
         let line = match &guest.inner().ready {
             #[cfg(feature = "wasm")]
-            Ready::Module(warm) => {
+            Backend::Module(warm) => {
                 let root = warm.root().map_err(|e| SessionError::State(e.into()))?;
-                Line::Module(Box::new(Branch::sow(&Tree::new(), warm.clone(), root)))
+                SessionBackend::Module(Box::new(Branch::from_state(
+                    &Tree::new(),
+                    warm.clone(),
+                    root,
+                )))
             }
             #[cfg(feature = "wasm")]
-            Ready::Component(_) => {
+            Backend::Component(_) => {
                 return Err(SessionError::Guest(
                     "a component runs every call in a new instance; a core module or a micro-VM has them",
                 ));
             }
             #[cfg(feature = "vm")]
-            Ready::Machine(machines) => {
+            Backend::Machine(machines) => {
                 let (home, root) = (machines.pristine.clone(), machines.pristine.state());
-                Line::Machine(Box::new(Branch::sow(&Tree::new(), home, root)))
+                SessionBackend::Machine(Box::new(Branch::from_state(&Tree::new(), home, root)))
             }
             #[cfg(feature = "linux")]
-            Ready::Program(programs) => {
+            Backend::Program(programs) => {
                 let (home, root) = (programs.pristine.home(), programs.pristine.state());
-                Line::Program(Box::new(Branch::sow(&Tree::new(), home, root)))
+                SessionBackend::Program(Box::new(Branch::from_state(&Tree::new(), home, root)))
             }
         };
-        Ok(Self { guest: guest.clone(), line, state: State::Ready, saving: None, passing: None })
+        Ok(Self {
+            guest: guest.clone(),
+            line,
+            state: State::Ready,
+            #[cfg(feature = "remote")]
+            known: KnownMeanings::default(),
+            saving: None,
+            passing: None,
+        })
     }
 
     pub(crate) fn check(&self) -> Result<(), SessionError> {
@@ -234,7 +251,7 @@ impl Session {
     #[must_use]
     pub fn due(&self) -> Option<std::time::Duration> {
         match (&self.line, &self.state) {
-            (Line::Program(branch), State::Ready) => match branch.guest() {
+            (SessionBackend::Program(branch), State::Ready) => match branch.guest() {
                 Some(guest) => guest.due(),
                 None => branch.base().state.due(),
             },
@@ -248,7 +265,7 @@ impl Session {
     /// [`SessionError::Call`], [`SessionError::Failed`].
     pub fn call<'f>(
         &mut self,
-        function: impl Into<Callee<'f>>,
+        function: impl Into<Entry<'f>>,
         input: &[u8],
     ) -> Result<Vec<u8>, SessionError> {
         let callee = function.into();
@@ -272,7 +289,7 @@ impl Session {
     pub fn checkpoint(&mut self, name: impl Into<String>) -> Result<SnapshotId, SessionError> {
         self.check()?;
         each!(&mut self.line, branch => {
-            let id = branch.snapshot().map_err(unmoved)?;
+            let id = branch.checkpoint().map_err(unmoved)?;
             branch.tree().name(id, name)?;
             Ok(id)
         })
@@ -296,7 +313,7 @@ impl Session {
             if unwound {
                 branch.abandon();
             }
-            branch.restore(id).map_err(unmoved)
+            branch.rollback(id).map_err(unmoved)
         });
         self.state = match &moved {
             Err(error) => {
@@ -318,27 +335,38 @@ impl Session {
         let guest = self.guest.clone();
         let fork = |line| {
             let (guest, state) = (guest.clone(), State::Ready);
-            Session { guest, line, state, saving: None, passing: None }
+            Session {
+                guest,
+                line,
+                state,
+                #[cfg(feature = "remote")]
+                known: KnownMeanings::default(),
+                saving: None,
+                passing: None,
+            }
         };
         // It is theirs, too.
         self.passing = None;
         match &mut self.line {
             #[cfg(feature = "wasm")]
-            Line::Module(branch) => {
-                let id = branch.here().map_err(unmoved)?;
-                let forks = (0..count).map(|_| branch.fork(id).map(Box::new).map(Line::Module));
+            SessionBackend::Module(branch) => {
+                let id = branch.current().map_err(unmoved)?;
+                let forks =
+                    (0..count).map(|_| branch.fork(id).map(Box::new).map(SessionBackend::Module));
                 forks.map(|line| line.map(fork).map_err(unmoved)).collect()
             }
             #[cfg(feature = "vm")]
-            Line::Machine(branch) => {
-                let id = branch.here().map_err(unmoved)?;
-                let forks = (0..count).map(|_| branch.fork(id).map(Box::new).map(Line::Machine));
+            SessionBackend::Machine(branch) => {
+                let id = branch.current().map_err(unmoved)?;
+                let forks =
+                    (0..count).map(|_| branch.fork(id).map(Box::new).map(SessionBackend::Machine));
                 forks.map(|line| line.map(fork).map_err(unmoved)).collect()
             }
             #[cfg(feature = "linux")]
-            Line::Program(branch) => {
-                let id = branch.here().map_err(unmoved)?;
-                let forks = (0..count).map(|_| branch.fork(id).map(Box::new).map(Line::Program));
+            SessionBackend::Program(branch) => {
+                let id = branch.current().map_err(unmoved)?;
+                let forks =
+                    (0..count).map(|_| branch.fork(id).map(Box::new).map(SessionBackend::Program));
                 forks.map(|line| line.map(fork).map_err(unmoved)).collect()
             }
         }
@@ -370,14 +398,14 @@ impl Session {
         let (one, two) = (self.find(one.into())?, self.find(two.into())?);
         match &self.line {
             #[cfg(feature = "wasm")]
-            Line::Module(branch) => {
+            SessionBackend::Module(branch) => {
                 let (one, two) = (branch.tree().get(one)?, branch.tree().get(two)?);
                 one.state.diff_files(&two.state).map_err(|e| SessionError::State(e.into()))
             }
             #[cfg(feature = "vm")]
-            Line::Machine(_) => Ok(FileDifference::default()),
+            SessionBackend::Machine(_) => Ok(FileDifference::default()),
             #[cfg(feature = "linux")]
-            Line::Program(branch) => {
+            SessionBackend::Program(branch) => {
                 let (one, two) = (branch.tree().get(one)?, branch.tree().get(two)?);
                 let (one, two) = (one.state.files(), two.state.files());
                 one.diff(two).map_err(|e| SessionError::State(e.into()))
@@ -395,13 +423,13 @@ impl Session {
         self.check()?;
         match &mut self.line {
             #[cfg(feature = "wasm")]
-            Line::Module(branch) => SessionFiles::of(branch),
+            SessionBackend::Module(branch) => SessionFiles::of(branch),
             #[cfg(feature = "vm")]
-            Line::Machine(_) => Err(SessionError::NoFiles(
+            SessionBackend::Machine(_) => Err(SessionError::NoFiles(
                 "a micro-VM has no file tree; a Wasm module can have one",
             )),
             #[cfg(feature = "linux")]
-            Line::Program(branch) => Ok(SessionFiles::of_program(branch)),
+            SessionBackend::Program(branch) => Ok(SessionFiles::of_program(branch)),
         }
     }
 
@@ -455,6 +483,10 @@ impl Session {
         let freeze = |cause: Cause| SaveError::Freeze(cause);
         self.check().map_err(|error| freeze(error.into()))?;
         let mut lease = lend(&self.guest, &mut self.line).map_err(|error| freeze(error.into()))?;
-        lease.save(to, options)
+        let saved = lease.save(to, options)?;
+        drop(lease);
+        #[cfg(feature = "remote")]
+        self.known.saved(to, saved.id)?;
+        Ok(saved)
     }
 }

@@ -16,11 +16,11 @@ const READ: u64 = 1 << 30;
 
 /// The files of a session. Paths begin at the root of its tree, with or without a slash.
 pub struct SessionFiles<'a> {
-    of: Of<'a>,
+    of: FileOwner<'a>,
 }
 
 /// Whose files they are.
-enum Of<'a> {
+enum FileOwner<'a> {
     #[cfg(feature = "wasm")]
     Module(&'a mut Branch<afresh_wasm::Session>),
     #[cfg(feature = "linux")]
@@ -42,7 +42,7 @@ impl<'a> SessionFiles<'a> {
     #[cfg(feature = "wasm")]
     pub(crate) fn of(branch: &'a mut Branch<afresh_wasm::Session>) -> Result<Self, SessionError> {
         match present(branch) {
-            Some(_) => Ok(Self { of: Of::Module(branch) }),
+            Some(_) => Ok(Self { of: FileOwner::Module(branch) }),
             None => Err(SessionError::NoFiles(
                 "its guest was opened without a file tree; set one with `Options::files`",
             )),
@@ -51,7 +51,7 @@ impl<'a> SessionFiles<'a> {
 
     #[cfg(feature = "linux")]
     pub(crate) fn of_program(branch: &'a mut Branch<afresh_linux::Instance>) -> Self {
-        Self { of: Of::Program(branch) }
+        Self { of: FileOwner::Program(branch) }
     }
 
     /// The tree as it is now. A copy costs nothing, and never changes.
@@ -59,9 +59,11 @@ impl<'a> SessionFiles<'a> {
     pub fn tree(&self) -> Tree {
         match &self.of {
             #[cfg(feature = "wasm")]
-            Of::Module(branch) => present(branch).unwrap_or_else(|| Tree::new(Budget::default())),
+            FileOwner::Module(branch) => {
+                present(branch).unwrap_or_else(|| Tree::new(Budget::default()))
+            }
             #[cfg(feature = "linux")]
-            Of::Program(branch) => match branch.guest() {
+            FileOwner::Program(branch) => match branch.guest() {
                 Some(program) => program.files().clone(),
                 None => branch.base().state.files().clone(),
             },
@@ -128,12 +130,12 @@ impl<'a> SessionFiles<'a> {
     ) -> Result<T, SessionError> {
         let changed = match &mut self.of {
             #[cfg(feature = "wasm")]
-            Of::Module(branch) => {
+            FileOwner::Module(branch) => {
                 let session = branch.guest_mut().map_err(unmoved)?;
                 session.change_files(change).unwrap_or(Err(Refused::Missing))
             }
             #[cfg(feature = "linux")]
-            Of::Program(branch) => {
+            FileOwner::Program(branch) => {
                 let program = branch.guest_mut().map_err(unmoved)?;
                 program.change_files(change).map_err(|error| SessionError::State(error.into()))?
             }

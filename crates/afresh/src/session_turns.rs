@@ -1,19 +1,21 @@
 //! Sessions that are saved turn by turn: what a turn changed is stored, below the page, behind what was saved before.
 //!
-//! What it promises: a turn that was saved is on disk, and opens in any process as the state that the session had.
+//! Promises: a turn that was saved is on disk, and opens in any process as the state that the session had.
 //! Whoever is killed at any moment leaves the turn before or this one. The cost follows what the turn changed; now
 //! and then the turns are folded into a layer of pages, so that opening stays cheap however long a session lives.
 //!
-//! What may break it: two sessions that are saved under one name. The second notices, and is refused.
+//! May break it: two sessions that are saved under one name. The second notices, and is refused.
 
 use afresh_memory::Image;
 use afresh_pager::turn_since;
-use afresh_store::{FoldOptions, Journal, Sha256, Snapshot, Store};
+#[cfg(feature = "remote")]
+use afresh_store::remote::Replaced;
+use afresh_store::{Journal, Sha256, Snapshot, Store};
 
-use crate::guest::Ready;
+use crate::guest::Backend;
 use crate::save::Frozen;
-use crate::session::{Line, Session, unmoved};
-use crate::{Cause, LATEST, Options, Place, Reference, SaveError, SaveOptions, access};
+use crate::session::{Session, SessionBackend, unmoved};
+use crate::{Cause, Options, Place, Reference, SaveError, SaveOptions, access};
 
 /// Turns that follow on a snapshot before they are folded into it.
 const MOST_TURNS: usize = 256;
@@ -45,6 +47,8 @@ pub(crate) struct Saving {
     journal: Journal,
     image: Image,
     state: Vec<u8>,
+    /// The error of the last fold, until one succeeds.
+    unfolded: Option<Cause>,
 }
 
 impl Saving {
@@ -53,7 +57,16 @@ impl Saving {
         let (image, state) = (frozen.image().clone(), frozen.bytes()?);
         let before = (&self.image, &self.state[..]);
         let turn = turn_since(before, &image, &state, self.journal.last())?;
-        let bytes = options.append(&mut self.journal, &turn)?;
+        let bytes = options.append(&mut self.journal, &turn).map_err(|error| {
+            // A journal is full only after folds failed, and their cause says more.
+            match (error, self.unfolded.take()) {
+                (afresh_store::SaveError::TooLarge { .. }, Some(cause)) => cause,
+                (error, unfolded) => {
+                    self.unfolded = unfolded;
+                    error.into()
+                }
+            }
+        })?;
         (self.image, self.state) = (image, state);
         Ok(SavedTurn {
             id: self.journal.base(),
@@ -66,16 +79,13 @@ impl Saving {
     /// Makes a layer of the turns when there are many.
     fn fold(&mut self, options: &SaveOptions, opened: &access::Access) -> Result<(), Cause> {
         let Some(store) = &self.store else { return Ok(()) };
-        if self.journal.turns() < MOST_TURNS && self.journal.size() < MOST_BYTES {
+        let long = self.journal.turns() >= MOST_TURNS || self.journal.size() >= MOST_BYTES;
+        if !long && !self.journal.is_nearly_full() {
             return Ok(());
         }
-        let snapshot = access::load(store, self.to.name(), opened)?;
-        if snapshot.id() != self.journal.base() {
-            // The name means something else by now, and the next turn will say so.
-            return Ok(());
-        }
-        let folded = store.folded(&snapshot, &options.fold())?;
-        self.journal = store.begin_turns(self.to.name(), &folded)?;
+        let demands = access::in_store(opened);
+        let fold = options.fold();
+        self.journal = store.fold_turns(self.to.name(), &self.journal, &demands, &fold)?;
         Ok(())
     }
 
@@ -83,7 +93,9 @@ impl Saving {
     fn is_long(&self) -> bool {
         #[cfg(feature = "remote")]
         if self.store.is_none() {
-            return self.journal.turns() >= MOST_DISTANT || self.journal.size() >= MOST_BYTES;
+            return self.journal.turns() >= MOST_DISTANT
+                || self.journal.size() >= MOST_BYTES
+                || self.journal.is_nearly_full();
         }
         false
     }
@@ -118,10 +130,7 @@ fn go_on_here(
         Some(journal) => journal,
         // What is there is not written as it is to be.
         None if options.shapes() => return Ok(None),
-        None => {
-            let plain = store.folded(snapshot, &FoldOptions::default())?;
-            store.begin_turns(to.name(), &plain)?
-        }
+        None => store.begin_turns(to.name(), snapshot)?,
     };
     Ok(Some((Some(store), journal)))
 }
@@ -133,6 +142,7 @@ fn go_on_there(
     to: &Reference,
     options: &SaveOptions,
     same: impl Fn(Sha256) -> bool,
+    replaced: Replaced<'_>,
 ) -> Result<Option<Begun>, Cause> {
     if options.seals() {
         return Ok(None);
@@ -147,7 +157,7 @@ fn go_on_there(
     } else if options.shapes() {
         None
     } else {
-        Some(remote.begin_turns(to.name(), snapshot)?)
+        Some(remote.begin_turns(to.name(), snapshot, replaced)?)
     };
     Ok(journal.map(|journal| (None, journal)))
 }
@@ -160,10 +170,6 @@ impl Frozen {
         options: &SaveOptions,
         opened: &Options,
     ) -> Result<Begun, SaveError> {
-        #[cfg(feature = "remote")]
-        if matches!(to.place(), Place::Remote(_)) {
-            return Ok((None, self.write_turns(to, options, opened)?));
-        }
         let saved = self.write(to, None, options, opened)?;
         let store = to.place().create()?;
         let journal = store.begin_turns(to.name(), &saved.snapshot).map_err(|source| {
@@ -198,34 +204,116 @@ impl Session {
         // Whoever is asked opens the remote for it.
         let known = self.saving.as_ref().is_some_and(|saving| saving.to.place() == to.place());
         if !known && !keeps_turns(to.place())? {
-            let saved = frozen.write(to, None, options, &self.guest.inner().options)?;
-            return Ok(SavedTurn { id: saved.id, turns: 0, bytes: 0, pages: 0 });
+            let id = self.save_over(&frozen, to, options)?;
+            return Ok(SavedTurn { id, turns: 0, bytes: 0, pages: 0 });
         }
-        let to = &Reference::new(to.place().clone(), to.target(LATEST)?)?;
-        let mine = self.saving.take().filter(|saving| saving.to == *to && !saving.is_long());
-        let mut saving = match mine {
-            Some(saving) => saving,
-            None => match self.go_on(to, options).map_err(failed)? {
-                Some(saving) if !saving.is_long() => saving,
-                _ => {
-                    let opened = &self.guest.inner().options;
-                    let (store, journal) = frozen.begin(to, options, opened)?;
-                    let (image, state) = (frozen.image().clone(), frozen.bytes().map_err(failed)?);
-                    let turn = SavedTurn { id: journal.base(), turns: 0, bytes: 0, pages: 0 };
-                    let to = to.clone();
-                    self.saving = Some(Box::new(Saving { to, store, journal, image, state }));
-                    return Ok(turn);
-                }
-            },
+        let to = &to.named()?;
+        let known = self.known_saving(to, options).map_err(failed)?;
+        let mut saving = match known {
+            Some(saving) if !saving.is_long() => saving,
+            long => {
+                let begun = self.save_whole(&frozen, to, options, long.as_deref());
+                // After a failure, a long session is still what the next save replaces.
+                let (store, journal) = match begun {
+                    Ok(begun) => begun,
+                    Err(error) => {
+                        self.saving = long;
+                        return Err(error);
+                    }
+                };
+                let (image, state) = (frozen.image().clone(), frozen.bytes().map_err(failed)?);
+                let turn = SavedTurn { id: journal.base(), turns: 0, bytes: 0, pages: 0 };
+                let to = to.clone();
+                self.saving =
+                    Some(Box::new(Saving { to, store, journal, image, state, unfolded: None }));
+                return Ok(turn);
+            }
         };
         let saved = saving.append(&frozen, options).map_err(failed);
-        // What is on disk is whole, though it stays long; the next turn tries again.
+        // The session on disk is whole, though it stays long; the next turn tries again.
         if saved.is_ok() {
-            let _ = saving.fold(options, &own);
+            saving.unfolded = saving.fold(options, &own).err();
         }
         // Also after a failure: what was saved last is still what the next turn follows on.
         self.saving = Some(saving);
         saved
+    }
+
+    /// The error of the fold after the last saved turn. The turn itself is saved, and the next one folds again; a
+    /// session that cannot be folded is refused further turns once its journal is full.
+    #[must_use]
+    pub fn fold_error(&self) -> Option<&(dyn std::error::Error + Send + Sync)> {
+        self.saving.as_ref()?.unfolded.as_deref()
+    }
+
+    /// The journal that the next turn can be appended to, if there is one.
+    fn known_saving(
+        &mut self,
+        to: &Reference,
+        options: &SaveOptions,
+    ) -> Result<Option<Box<Saving>>, Cause> {
+        match self.saving.take() {
+            Some(saving) if saving.to == *to => return Ok(Some(saving)),
+            #[cfg(feature = "remote")]
+            Some(other) => {
+                let Saving { to, journal, .. } = *other;
+                self.known.left(to, journal);
+            }
+            _ => {}
+        }
+        #[cfg(feature = "remote")]
+        if self.known.replaced(to).is_some() {
+            // The guest came out of an earlier meaning.
+            return Ok(None);
+        }
+        self.go_on(to, options)
+    }
+
+    /// The meaning of a name in a remote that a save of the session replaces.
+    #[cfg(feature = "remote")]
+    fn replaced(&self, to: &Reference) -> Replaced<'_> {
+        let origin = self.guest.origin();
+        let origin = origin
+            .filter(|it| it.reference.place() == to.place() && it.reference.name() == to.name());
+        let known = self.known.replaced(to);
+        known.or(origin.map(|it| Replaced::Snapshot(&it.snapshot))).unwrap_or(Replaced::Any)
+    }
+
+    /// Saves it whole, with turns to follow; in a remote, in place of `long`.
+    fn save_whole(
+        &self,
+        frozen: &Frozen,
+        to: &Reference,
+        options: &SaveOptions,
+        long: Option<&Saving>,
+    ) -> Result<Begun, SaveError> {
+        let opened = &self.guest.inner().options;
+        #[cfg(feature = "remote")]
+        if matches!(to.place(), Place::Remote(_)) {
+            let replaced = long.map(|long| Replaced::Journal(&long.journal));
+            let replaced = replaced.unwrap_or_else(|| self.replaced(to));
+            return Ok((None, frozen.write_turns(to, options, opened, replaced)?));
+        }
+        debug_assert!(long.is_none());
+        frozen.begin(to, options, opened)
+    }
+
+    /// Saves it whole where no turns can follow.
+    fn save_over(
+        &mut self,
+        frozen: &Frozen,
+        to: &Reference,
+        options: &SaveOptions,
+    ) -> Result<Sha256, SaveError> {
+        let opened = &self.guest.inner().options;
+        #[cfg(feature = "remote")]
+        if matches!(to.place(), Place::Remote(_)) {
+            let named = &to.named()?;
+            let id = frozen.write_over(to, options, opened, self.replaced(named))?;
+            self.known.saved(to, id)?;
+            return Ok(id);
+        }
+        Ok(frozen.write(to, None, options, opened)?.id)
     }
 
     /// Goes on from the snapshot that the session's guest came out of, if that is in the same store.
@@ -238,13 +326,13 @@ impl Session {
         let same = |id: Sha256| origin.reference.name() == to.name() && id == snapshot.id();
         let begun = match to.place() {
             #[cfg(feature = "remote")]
-            Place::Remote(_) => go_on_there(snapshot, to, options, same)?,
+            Place::Remote(_) => go_on_there(snapshot, to, options, same, self.replaced(to))?,
             _ => go_on_here(snapshot, to, options, same)?,
         };
         let Some((store, journal)) = begun else { return Ok(None) };
         let (image, state) = (origin.memory.pages().clone(), snapshot.state().to_vec());
         let to = to.clone();
-        Ok(Some(Box::new(Saving { to, store, journal, image, state })))
+        Ok(Some(Box::new(Saving { to, store, journal, image, state, unfolded: None })))
     }
 
     /// Makes the present state one of the tree, unless it is one, and freezes it.
@@ -253,11 +341,11 @@ impl Session {
         let own = self.passing.take() == Some(before);
         let now = match &mut self.line {
             #[cfg(feature = "wasm")]
-            Line::Module(branch) => branch.here().map_err(unmoved)?,
+            SessionBackend::Module(branch) => branch.current().map_err(unmoved)?,
             #[cfg(feature = "vm")]
-            Line::Machine(branch) => branch.here().map_err(unmoved)?,
+            SessionBackend::Machine(branch) => branch.current().map_err(unmoved)?,
             #[cfg(feature = "linux")]
-            Line::Program(branch) => branch.here().map_err(unmoved)?,
+            SessionBackend::Program(branch) => branch.current().map_err(unmoved)?,
         };
         if now != before {
             self.passing = Some(now);
@@ -275,16 +363,16 @@ impl Session {
     pub(crate) fn frozen(&self, id: afresh_snapshot::SnapshotId) -> Result<Frozen, Cause> {
         Ok(match (&self.line, &self.guest.inner().ready) {
             #[cfg(feature = "wasm")]
-            (Line::Module(branch), Ready::Module(warm)) => {
+            (SessionBackend::Module(branch), Backend::Module(warm)) => {
                 Frozen::Module(warm.freeze_state(&branch.tree().get(id)?)?)
             }
             #[cfg(feature = "vm")]
-            (Line::Machine(branch), Ready::Machine(machines)) => {
+            (SessionBackend::Machine(branch), Backend::Machine(machines)) => {
                 let state = branch.tree().get(id)?;
                 Frozen::Machine(machines.pristine.sibling(&state)?.freeze()?)
             }
             #[cfg(feature = "linux")]
-            (Line::Program(branch), Ready::Program(_)) => {
+            (SessionBackend::Program(branch), Backend::Program(_)) => {
                 Frozen::Program(afresh_linux::Warm::freeze_state(&branch.tree().get(id)?)?)
             }
             #[allow(unreachable_patterns, reason = "a session is of its guest's kind")]

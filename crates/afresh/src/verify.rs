@@ -2,14 +2,14 @@
 //!
 //! Before every call the instance that the pool would hand out is compared with the warm state, byte by
 //! byte and global by global. The answer of a module's call is compared with that of an instance that has
-//! never run anything; of other guests, with the first call's. Two clones of a module are watched for
-//! drawing the same random numbers.
+//! never run anything; of other guests, with the first call's. Answers of two clones of a module, a component or a
+//! Linux program are compared value by value, to find random numbers that both draw.
 
 use std::collections::BTreeSet;
 
 use crate::error::describe;
-#[cfg(feature = "wasm")]
-use crate::guest::Ready;
+#[cfg(any(feature = "wasm", feature = "linux"))]
+use crate::guest::Backend;
 use crate::{Call, CallError, Guest, Lease, VerifyError};
 
 /// What a verification found.
@@ -30,6 +30,9 @@ pub struct Verification {
     pub most_bytes_changed: usize,
     /// How clones stand to randomness, where that was tried.
     pub clones: Option<Clones>,
+    /// Values of the answer that change from call to call in one clone, and are the same in another: each may be a random
+    /// number that every clone draws. The first hundred.
+    pub repeating: Vec<String>,
     /// What differed beside memory, each once.
     pub items: BTreeSet<String>,
     /// What was not compared, and why it need not be.
@@ -81,8 +84,10 @@ impl Verification {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Clones {
-    /// They answer differently.
+    /// They answer differently, in every value that changes.
     Differ,
+    /// Some values differ, and others are alike while they change from call to call; [`Verification::repeating`].
+    Partly,
     /// The answer never changes.
     Constant,
     /// They answer alike while one clone's answers change, and the guest takes fresh entropy.
@@ -95,6 +100,12 @@ impl std::fmt::Display for Clones {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Differ => "clones answer differently: they draw their own random numbers",
+            Self::Partly => {
+                "clones answer differently in some values and alike in others that change: if those are random \
+                 numbers, every clone draws the same ones; reseed each generator when a clone \
+                 starts: in the export afresh_reseed (afresh-reseed in a component), or when /dev/afresh/generation is \
+                 readable in a Linux program"
+            }
             Self::Constant => "the answer never changes: nothing random in it",
             Self::AlikeByState => {
                 "clones answer alike though they take fresh entropy: the answer depends on state, not on \
@@ -102,7 +113,8 @@ impl std::fmt::Display for Clones {
             }
             Self::Alike => {
                 "clones answer alike while one clone's answers change: if these are random numbers, every \
-                 clone draws the same ones; export afresh_reseed to give each its own"
+                 clone draws the same ones; to give each its own, export afresh_reseed (afresh-reseed in a component), or \
+                 reseed when /dev/afresh/generation is readable in a Linux program"
             }
         })
     }
@@ -130,7 +142,7 @@ impl Guest {
     ) -> Result<Verification, VerifyError> {
         match &self.inner().ready {
             #[cfg(feature = "wasm")]
-            Ready::Module(warm) => verify_module(self, warm, call, calls, progress),
+            Backend::Module(warm) => verify_module(self, warm, call, calls, progress),
             #[allow(unreachable_patterns, reason = "other kinds are other features")]
             _ => verify_repeatedly(self, call, calls, progress),
         }
@@ -168,26 +180,103 @@ fn verify_module(
         progress(done);
     }
     found.add(warm.compare().map_err(compare)?);
-    found.clones = Some(clones(guest, warm.report().reseeds, call)?);
+    found.watch_clones(guest, warm.report().reseeds, call)?;
     Ok(found)
 }
 
-#[cfg(feature = "wasm")]
-fn clones(guest: &Guest, reseeds: bool, call: &Call) -> Result<Clones, VerifyError> {
-    let mut one = guest.lease().map_err(CallError::from)?;
-    let mut other = guest.lease().map_err(CallError::from)?;
-    let first = answer(&mut one, call);
-    let second = answer(&mut one, call);
-    let cloned = answer(&mut other, call);
-    Ok(if first != cloned {
-        Clones::Differ
-    } else if first == second {
-        Clones::Constant
-    } else if reseeds {
-        Clones::AlikeByState
-    } else {
-        Clones::Alike
-    })
+#[cfg(any(feature = "wasm", feature = "linux"))]
+/// Maximum number of repeating values that are listed.
+const MAX_REPEATING: usize = 100;
+#[cfg(any(feature = "wasm", feature = "linux"))]
+/// Maximum bytes of an answer whose values are compared one by one. A longer one is compared as a whole.
+const MAX_COMPARED: usize = 1 << 20;
+
+#[cfg(any(feature = "wasm", feature = "linux"))]
+/// Three answers: two of one clone, and the first of another.
+struct Draws {
+    first: String,
+    second: String,
+    cloned: String,
+}
+
+#[cfg(any(feature = "wasm", feature = "linux"))]
+impl Draws {
+    /// Each line as its own, and each value of a line, as far as all three answers have the same number of them.
+    fn values(&self) -> Vec<(String, [&str; 3])> {
+        let whole = [&*self.first, &*self.second, &*self.cloned];
+        if whole.iter().any(|answer| answer.len() > MAX_COMPARED) {
+            return vec![("answer".to_owned(), whole)];
+        }
+        let between = |c: char| c.is_whitespace() || matches!(c, ',' | ';' | '[' | ']' | '(' | ')');
+        let mut values = Vec::new();
+        let lines = equally(whole, "answer", "line", |c| c == '\n');
+        let several = lines.len() > 1;
+        for (place, line) in lines {
+            let place = if several { place } else { "answer".to_owned() };
+            values.extend(equally(line, &place, "value", between));
+        }
+        values
+    }
+
+    /// How they compare, and which values the clones share though they change.
+    fn compare(&self, reseeds: bool) -> (Clones, Vec<String>) {
+        let values = self.values();
+        let repeating =
+            values.iter().filter(|(_, [first, second, cloned])| first == cloned && first != second);
+        let repeating: Vec<String> =
+            repeating.take(MAX_REPEATING).map(|(place, _)| place.clone()).collect();
+        let differ = values.iter().any(|(_, [first, _, cloned])| first != cloned);
+        let clones = match (differ, repeating.is_empty()) {
+            (true, true) => Clones::Differ,
+            (true, false) => Clones::Partly,
+            (false, true) => Clones::Constant,
+            (false, false) if reseeds => Clones::AlikeByState,
+            (false, false) => Clones::Alike,
+        };
+        (clones, repeating)
+    }
+}
+
+#[cfg(any(feature = "wasm", feature = "linux"))]
+/// The parts of three texts, with the place of each; the texts themselves where they have different numbers of parts.
+fn equally<'a>(
+    texts: [&'a str; 3],
+    place: &str,
+    part: &str,
+    between: impl Fn(char) -> bool,
+) -> Vec<(String, [&'a str; 3])> {
+    let [first, second, cloned] = texts.map(|text| {
+        // The name of a type before its values is none of them.
+        let values = text.split_inclusive(&between).filter(|part| !part.ends_with('('));
+        let values = values.map(|part| part.trim_end_matches(&between));
+        values.filter(|part| !part.is_empty()).collect::<Vec<_>>()
+    });
+    if first.len() < 2 || first.len() != second.len() || first.len() != cloned.len() {
+        return vec![(place.to_owned(), texts)];
+    }
+    let within = if place == "answer" { String::new() } else { format!("{place}, ") };
+    let parts = first.into_iter().zip(second).zip(cloned).zip(1..);
+    parts.map(|(((a, b), c), at)| (format!("{within}{part} {at}"), [a, b, c])).collect()
+}
+
+#[cfg(any(feature = "wasm", feature = "linux"))]
+impl Verification {
+    /// Makes the call twice in one clone and once in another, and enters how the answers compare.
+    fn watch_clones(
+        &mut self,
+        guest: &Guest,
+        reseeds: bool,
+        call: &Call,
+    ) -> Result<(), VerifyError> {
+        let text = |answer: Result<String, String>| answer.unwrap_or_else(|failure| failure);
+        let mut one = guest.lease().map_err(CallError::from)?;
+        let mut other = guest.lease().map_err(CallError::from)?;
+        let (first, second) = (text(answer(&mut one, call)), text(answer(&mut one, call)));
+        let draws = Draws { first, second, cloned: text(answer(&mut other, call)) };
+        let (clones, repeating) = draws.compare(reseeds);
+        (self.clones, self.repeating) = (Some(clones), repeating);
+        Ok(())
+    }
 }
 
 /// Guests of which no untouched instance can be had beside: every answer against the first.
@@ -208,7 +297,7 @@ fn verify_repeatedly(
         let mut lease = guest.lease().map_err(CallError::from)?;
         let given = answer(&mut lease, call);
         #[cfg(feature = "wasm")]
-        if matches!(guest.inner().ready, Ready::Component(_)) {
+        if matches!(guest.inner().ready, Backend::Component(_)) {
             found.most_bytes_changed = found.most_bytes_changed.max(lease.differences()?.0);
         }
         found.answered(&given);
@@ -216,13 +305,22 @@ fn verify_repeatedly(
         progress(done);
     }
     compare(guest, &mut found)?;
+    #[cfg(feature = "wasm")]
+    if let Backend::Component(warm) = &guest.inner().ready {
+        found.watch_clones(guest, warm.reseeds(), call)?;
+    }
+    #[cfg(feature = "linux")]
+    #[allow(irrefutable_let_patterns, reason = "other kinds are other features")]
+    if let Backend::Program(programs) = &guest.inner().ready {
+        found.watch_clones(guest, programs.pristine.watches_generation(), call)?;
+    }
     Ok(found)
 }
 
 /// Compares the instance that the next call would get with the warm state.
 fn compare(guest: &Guest, found: &mut Verification) -> Result<(), VerifyError> {
     #[cfg(feature = "wasm")]
-    if let Ready::Component(warm) = &guest.inner().ready {
+    if let Backend::Component(warm) = &guest.inner().ready {
         found.add(warm.compare().map_err(|e| VerifyError::Compare(e.into()))?);
         return Ok(());
     }
@@ -230,4 +328,39 @@ fn compare(guest: &Guest, found: &mut Verification) -> Result<(), VerifyError> {
     found.bytes_differ += bytes;
     found.items_differ += items;
     Ok(())
+}
+
+#[cfg(all(test, any(feature = "wasm", feature = "linux")))]
+mod tests {
+    use super::*;
+
+    fn draws(first: &str, second: &str, cloned: &str) -> (Clones, Vec<String>) {
+        let [first, second, cloned] = [first, second, cloned].map(str::to_owned);
+        Draws { first, second, cloned }.compare(false)
+    }
+
+    #[test]
+    fn each_value_of_an_answer_is_compared_alone() {
+        // One of five generators is reseeded.
+        let (clones, repeating) = draws("n 1\nm 2\nk 3\n", "n 4\nm 5\nk 6\n", "n 1\nm 9\nk 3\n");
+        assert_eq!(clones, Clones::Partly);
+        assert_eq!(repeating, ["line 1, value 2", "line 3, value 2"]);
+        let (clones, repeating) = draws("[1, 2, 3]", "[4, 2, 5]", "[7, 2, 3]");
+        assert_eq!((clones, repeating), (Clones::Partly, vec!["value 3".to_owned()]));
+        assert_eq!(draws("1 2", "3 2", "4 2"), (Clones::Differ, Vec::new()));
+        assert_eq!(draws("1 2", "1 2", "1 2"), (Clones::Constant, Vec::new()));
+        let (clones, repeating) = draws("7", "8", "7");
+        assert_eq!((clones, repeating), (Clones::Alike, vec!["answer".to_owned()]));
+        // Answers of another shape are compared as a whole.
+        assert_eq!(draws("1 2", "1 2 3", "1 2").0, Clones::Alike);
+        assert_eq!(draws("", "", "").0, Clones::Constant);
+        // The list has a limit, and so has the comparison value by value.
+        let numbers = |from: u32, many: u32| {
+            (from..from + many).fold(String::new(), |all, n| all + &format!("{n} "))
+        };
+        let (one, two) = (numbers(0, 1000), numbers(1000, 1000));
+        assert_eq!(draws(&one, &two, &one).1.len(), MAX_REPEATING);
+        let long = "1 ".repeat(MAX_COMPARED);
+        assert_eq!(draws(&long, "2 ", &long).1, ["answer"]);
+    }
 }

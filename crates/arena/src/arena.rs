@@ -7,11 +7,13 @@
 //!    |  frame    |  frame    |  kernel   |   |      inaccessible        |
 //! ```
 //!
-//! What it promises: every byte below [`Arena::pages`] reads as zero after growth and after a reset,
+//! Promises: every byte below [`Arena::pages`] reads as zero after growth and after a reset,
 //! whatever was there before; no byte above it is accessible. With [`Commit::Now`], memory that
 //! [`Arena::grow`] returned can be touched without any signal for want of memory.
 //!
-//! What may break it: with [`Commit::OnTouch`], a system call that is given memory not yet touched
+//! A forked child has inaccessible memory in place of an arena, and every operation there fails.
+//!
+//! May break it: with [`Commit::OnTouch`], a system call that is given memory not yet touched
 //! fails with `EFAULT` (call [`Arena::touch`] first), and so does the process if another library
 //! takes SIGSEGV without passing it on.
 
@@ -134,6 +136,12 @@ impl Arena {
         self.view.holding()
     }
 
+    /// Whether this is a child of the process that made the arena.
+    #[inline]
+    pub(crate) fn is_of_parent(&self) -> bool {
+        self.view.is_of_parent()
+    }
+
     /// The accessible pages that may hold anything but zeros.
     pub(crate) fn present(&self) -> Vec<PageRange> {
         self.view.present()
@@ -177,7 +185,7 @@ impl Arena {
     ///
     /// # Errors
     /// When memory for [`Commit::Now`] ran out meanwhile, or the kernel refused; the arena is empty
-    /// then.
+    /// then. One that the kernel did not clear is refused from then on ([`ArenaError::Unclean`]).
     pub fn reset(&mut self) -> Result<(), ArenaError> {
         let size = self.pages();
         self.view.drop_all()?;

@@ -18,6 +18,12 @@ pub enum ArenaError {
     /// The pool has no memory for it.
     #[error(transparent)]
     Memory(#[from] TakeError),
+    /// Memory of an earlier use could not be taken away, so it may be accessible still.
+    #[error("the arena could not be cleared and may hold old content: drop it and make another")]
+    Unclean,
+    /// The arena was made by the parent of this process.
+    #[error("the arena was made before a fork: a child does not have its memory; make another")]
+    Forked,
     /// The kernel refused a mapping.
     #[error("cannot map an arena: {0}")]
     System(#[from] SysError),

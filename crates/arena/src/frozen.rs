@@ -4,8 +4,10 @@
 //! an image, and only pays for what a run wrote, is a slot over that image (`afresh_memory::Slot`), which
 //! may be one that is still being filled from a snapshot.
 //!
-//! What it promises: a thawed arena has the size and the bytes of the image; one whose thaw failed is empty
+//! Promises: a thawed arena has the size and the bytes of the image; one whose thaw failed is empty
 //! or as it was.
+
+use std::io;
 
 use afresh_memory::{Image, ImageError};
 use afresh_sys::PAGE_SIZE;
@@ -30,8 +32,11 @@ impl Arena {
     /// Whoever uses the memory through pointers must be quiet meanwhile.
     ///
     /// # Errors
-    /// [`ImageError`] when memory or descriptors ran out.
+    /// [`ImageError`] when memory or descriptors ran out, or in a forked child.
     pub fn freeze(&mut self) -> Result<Image, ImageError> {
+        if self.is_of_parent() {
+            return Err(ImageError::Read(io::Error::other(ArenaError::Forked)));
+        }
         let pages = self.pages();
         // SAFETY: the pages are accessible, and the exclusive borrow says that nobody uses them.
         unsafe { Image::zero(pages).derive(pages, &self.present(), self.base()) }

@@ -7,12 +7,14 @@
 //! ones and only lifts the protection. Whoever has them meanwhile is safe from this view, and this
 //! view's owner from them, as the hardware refuses every access.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use afresh_frames::{CleanFrame, DirtyFrame, Order, Pool, TakeError};
+use afresh_sys::planted::{self, Bug};
 use afresh_sys::{
-    Advice, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, SysError, fault,
+    Advice, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, SysError,
+    Withheld, fault, fork, host, withhold_all,
 };
 
 use crate::density;
@@ -20,8 +22,19 @@ use crate::hugepage::{Backing, HugePage, Mapping, left_over};
 use crate::window::Window;
 use crate::{ArenaError, ArenaOptions, Holding};
 
-/// How often the same address may fault although it is mapped, before the fault is passed on.
-const ODD: usize = 64;
+/// How often a thread may fault in a row in memory that is mapped, before the fault is passed on. It faults once when
+/// another thread was faster.
+const MAX_ODD: usize = 64;
+/// Threads that such faults are counted of at the same time.
+const WATCHED_THREADS: usize = 64;
+
+/// Faults of one thread in a row, at one address, while nothing was given back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Odd {
+    thread: i32,
+    address: usize,
+    epoch: usize,
+}
 
 /// Whether the pool may take memory from the kernel, which a fault handler must not wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,30 +50,53 @@ struct Locked {
     window: Window,
     /// Cycles so far, for the rhythm of looks at density.
     cycle: usize,
+    /// How often memory was given back, so that accesses to it fault again.
+    epoch: usize,
+    /// Faults in memory that is mapped and their number, each thread at the place that its number leads to.
+    odd: Box<[(Odd, usize)]>,
+}
+
+impl Locked {
+    /// Counts a fault of the calling thread at `address`, where memory is mapped; whether it may try again. Any number of
+    /// threads can meet in a huge page, but only an access that never succeeds faults again and again.
+    fn may_retry(&mut self, address: usize) -> bool {
+        let this = Odd { thread: host::thread_id(), address, epoch: self.epoch };
+        let (odd, faults) = &mut self.odd[this.thread as usize % WATCHED_THREADS];
+        *faults = if *odd == this { *faults + 1 } else { 1 };
+        *odd = this;
+        *faults < MAX_ODD
+    }
 }
 
 /// The mappings of an arena.
 #[derive(Debug)]
 pub(crate) struct View {
-    memory: Reservation,
+    memory: Arc<Reservation>,
     pool: Arc<Pool>,
     locked: Mutex<Locked>,
     /// Accessible pages.
     size: AtomicUsize,
     adapt: bool,
     faults: AtomicUsize,
-    /// Faults in a row in memory that is mapped.
-    odd: AtomicUsize,
+    /// Set when something stayed accessible that should not be: what was there would be seen after growth.
+    unclean: AtomicBool,
+    /// Of the process that made it.
+    generation: u32,
+    /// Keeps the memory from children, and its addresses reserved there.
+    _withheld: Withheld,
 }
 
 impl View {
     pub(crate) fn new(pool: Arc<Pool>, options: ArenaOptions) -> Result<Self, SysError> {
         let max = options.max.max(1);
-        let memory = Reservation::aligned(max, HUGE_SIZE)?;
+        let memory = Arc::new(Reservation::aligned(max, HUGE_SIZE)?);
+        let withheld = withhold_all(&memory);
         let locked = Locked {
             hugepages: (0..max.div_ceil(HUGE_PAGES)).map(|_| HugePage::default()).collect(),
             window: Window::new(options.window),
             cycle: 0,
+            epoch: 0,
+            odd: vec![(Odd::default(), 0); WATCHED_THREADS].into(),
         };
         Ok(Self {
             memory,
@@ -69,7 +105,9 @@ impl View {
             size: 0.into(),
             adapt: options.adapt,
             faults: 0.into(),
-            odd: 0.into(),
+            unclean: false.into(),
+            generation: fork::generation(),
+            _withheld: withheld,
         })
     }
 
@@ -87,6 +125,27 @@ impl View {
 
     pub(crate) fn faults(&self) -> usize {
         self.faults.load(Ordering::Relaxed)
+    }
+
+    /// Whether this is a child of the process that made the arena.
+    pub(crate) fn is_of_parent(&self) -> bool {
+        self.generation != fork::generation()
+    }
+
+    /// Refuses use of memory that is not this process's, or that may show old content.
+    fn check(&self) -> Result<(), ArenaError> {
+        if self.is_of_parent() {
+            return Err(ArenaError::Forked);
+        }
+        if self.unclean.load(Ordering::Relaxed) { Err(ArenaError::Unclean) } else { Ok(()) }
+    }
+
+    /// Takes the arena out of use where `result` is an error.
+    fn clean<T, E>(&self, result: Result<T, E>) -> Result<T, E> {
+        if result.is_err() && !planted::is(Bug::Halfway) {
+            self.unclean.store(true, Ordering::Relaxed);
+        }
+        result
     }
 
     fn lock(&self) -> MutexGuard<'_, Locked> {
@@ -124,6 +183,7 @@ impl View {
     /// Makes the accessible part `size` pages long. New pages of a huge page that is mapped already are
     /// mapped now; removed ones are unmapped, and their memory is given back or made zero.
     pub(crate) fn set_pages(&self, size: usize) -> Result<(), ArenaError> {
+        self.check()?;
         let mut locked = self.lock();
         let old = self.pages();
         if size > old {
@@ -144,7 +204,7 @@ impl View {
             if let Backing::Frame(frame) = &mut hugepage.backing {
                 self.pool.zero(frame, PageRange::new(cut.start % HUGE_PAGES, cut.len));
             }
-            closed?;
+            self.clean(closed)?;
         }
         whole
     }
@@ -171,6 +231,7 @@ impl View {
 
     /// Makes every huge page that `range` touches present.
     pub(crate) fn fill(&self, range: PageRange, growth: Growth) -> Result<(), ArenaError> {
+        self.check()?;
         let end = range.end().div_ceil(HUGE_PAGES);
         let mut at = range.start / HUGE_PAGES;
         while at < end && !range.is_empty() {
@@ -213,6 +274,9 @@ impl View {
 
     /// Drops everything: the arena is empty afterwards.
     pub(crate) fn drop_all(&self) -> Result<(), ArenaError> {
+        if self.is_of_parent() {
+            return Err(ArenaError::Forked);
+        }
         let mut locked = self.lock();
         let size = self.size.swap(0, Ordering::Relaxed);
         let look = self.adapt && density::is_time(locked.cycle);
@@ -288,8 +352,9 @@ impl View {
     ) -> Result<usize, ArenaError> {
         let range = Self::visible(at, frame.pages() / HUGE_PAGES, size);
         if let Err(error) = self.memory.protect(range, Protection::ReadWrite) {
-            // Part of it may be accessible: it is closed with the rest, or never given away.
+            // Part of it may be accessible: the frame is never given away.
             self.pool.quarantine(frame.used());
+            self.unclean.store(true, Ordering::Relaxed);
             return Err(error.into());
         }
         Ok(Self::back(locked, at, frame.used()))
@@ -323,11 +388,12 @@ impl View {
     /// Maps the kernel's memory in 4 KiB pages, whatever the host's huge page setting.
     fn map_small(&self, range: PageRange) -> Result<(), SysError> {
         self.memory.map_anonymous(range, Protection::ReadWrite)?;
-        self.memory.advise(range, Advice::NoHugePage)
+        self.clean(self.memory.advise(range, Advice::NoHugePage))
     }
 
     /// Unmaps the huge pages of `range` (which begins at a huge page) and gives their frames back.
     fn unmap(&self, locked: &mut Locked, range: PageRange, look: bool) -> Result<(), ArenaError> {
+        locked.epoch += 1;
         let (first, end) = (range.start / HUGE_PAGES, range.end().div_ceil(HUGE_PAGES));
         if range.is_empty() || locked.hugepages[first..end].iter().all(HugePage::is_empty) {
             return Ok(());
@@ -342,7 +408,7 @@ impl View {
                 }
             }
         }
-        let unmapped = self.close(hugepages, range);
+        let unmapped = self.clean(self.close(hugepages, range));
         if look && unmapped.is_ok() {
             for hugepage in hugepages.iter_mut() {
                 if let Backing::Frame(frame) = &hugepage.backing {
@@ -394,7 +460,7 @@ impl fault::FaultHandler for View {
     }
 
     fn on_fault(&self, fault: &fault::Fault) -> bool {
-        if fault.signal != fault::FaultSignal::Segv {
+        if fault.signal != fault::FaultSignal::Segv || self.check().is_err() {
             return false;
         }
         let offset = fault.address.wrapping_sub(self.base() as usize);
@@ -406,9 +472,8 @@ impl fault::FaultHandler for View {
         let at = page / HUGE_PAGES;
         if !locked.hugepages[at].is_empty() {
             // Another thread was faster, usually; an access that faults for ever is not ours.
-            return self.odd.fetch_add(1, Ordering::Relaxed) < ODD;
+            return locked.may_retry(fault.address);
         }
-        self.odd.store(0, Ordering::Relaxed);
         self.faults.fetch_add(1, Ordering::Relaxed);
         let most = locked.window.at(at);
         match self.map_at(&mut locked, at, most, Growth::Forbidden) {
@@ -418,5 +483,29 @@ impl fault::FaultHandler for View {
             }
             Err(_) => false,
         }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use afresh_frames::PoolOptions;
+
+    use super::*;
+
+    #[test]
+    fn any_number_of_threads_meet_in_a_huge_page_and_one_that_never_succeeds_is_noticed() {
+        let pool = Pool::new(PoolOptions::inline(1024)).unwrap();
+        let view = View::new(pool, ArenaOptions::on_touch(1024)).unwrap();
+        let address = view.base() as usize;
+        std::thread::scope(|scope| {
+            for _ in 0..4 * MAX_ODD {
+                scope.spawn(|| assert!(view.lock().may_retry(address)));
+            }
+        });
+        let retries = || (0..MAX_ODD).take_while(|_| view.lock().may_retry(address)).count();
+        assert_eq!(retries(), MAX_ODD - 1);
+        view.set_pages(1).unwrap();
+        view.drop_all().unwrap();
+        assert_eq!(retries(), MAX_ODD - 1, "memory that was given back faults again");
     }
 }

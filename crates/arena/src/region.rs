@@ -32,9 +32,12 @@ impl Region {
         Ok(Self { arena, used: 0.into() })
     }
 
-    /// Allocates zeroed memory, or `None` when the region is full.
+    /// Allocates zeroed memory, or `None` when the region is full, or was made before a fork by the parent.
     #[must_use]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
+        if self.arena.is_of_parent() {
+            return None;
+        }
         let base = self.arena.base() as usize;
         let end = self.arena.pages() * PAGE_SIZE;
         let mut used = self.used.load(Ordering::Relaxed);

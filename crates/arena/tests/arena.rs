@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use afresh_arena::{Arena, ArenaError, ArenaOptions, Commit, Region, ZeroedAlloc};
 use afresh_frames::{Order, PageKind, Pool, PoolOptions, TakeError};
+use afresh_sys::planted::{Bug, must_be_caught};
 use afresh_sys::{Call, PAGE_SIZE, PageRange, inject};
 use proptest::prelude::*;
 
@@ -294,13 +295,13 @@ fn a_system_call_can_be_given_memory_that_was_touched_for_it() {
 #[test]
 fn a_refusal_of_the_kernel_at_any_step_leaks_no_secret_and_loses_no_page_silently() {
     for options in every_option(1500) {
-        for call in [Call::Map, Call::Protect, Call::Advise] {
+        for call in [None, Some(Call::Map), Some(Call::Protect), Some(Call::Advise)] {
             for after in 0..5 {
                 let pool = pool(4096);
                 let mut arena = Arena::new(pool.clone(), options).unwrap();
                 arena.grow(1200).unwrap();
                 poison(&arena);
-                let plan = inject::Plan { call: Some(call), after, times: 2, errno: 12 };
+                let plan = inject::Plan { call, after, times: 2, errno: 12 };
                 let (failed, _) = inject::with(plan, || {
                     let reset = arena.reset().is_err();
                     let shrunk = arena.shrink(100).is_err();
@@ -308,6 +309,10 @@ fn a_refusal_of_the_kernel_at_any_step_leaks_no_secret_and_loses_no_page_silentl
                     reset || shrunk || grown
                 });
                 if !failed {
+                    assert_zero(&arena);
+                }
+                // Growth after a failure shows no old content, or is refused.
+                if arena.grow(100).is_ok() {
                     assert_zero(&arena);
                 }
                 drop(arena);
@@ -445,4 +450,46 @@ fn an_arena_on_reserved_huge_pages_takes_whole_huge_sizes_only() {
     }
     drop(arena);
     assert!(pool.usage().adds_up() && pool.usage().lent == 0);
+}
+
+#[test]
+fn a_forked_child_drops_an_arena_and_keeps_its_own_memory() {
+    afresh_sys::alone("a_forked_child_drops_an_arena_and_keeps_its_own_memory", || {
+        for options in every_option(4096) {
+            let pool = pool(4096);
+            let mut arena = Arena::new(pool.clone(), options).unwrap();
+            arena.grow(2000).unwrap();
+            poison(&arena);
+            // SAFETY: the child uses memory, and ends.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    // Allocations of the child: free addresses of the arena and the pool would be given to them.
+                    let own: Vec<_> = (0..64).map(|n| vec![n as u8; 1 << 20]).collect();
+                    assert_eq!(arena.grow(1), Err(ArenaError::Forked));
+                    assert_eq!(arena.reset(), Err(ArenaError::Forked));
+                    assert_eq!(arena.touch(PageRange::new(0, 1)), Err(ArenaError::Forked));
+                    assert!(arena.freeze().is_err());
+                    drop(arena);
+                    drop(pool);
+                    for (n, bytes) in own.iter().enumerate() {
+                        assert!(bytes.iter().all(|byte| *byte == n as u8));
+                    }
+                }));
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(i32::from(good.is_err())) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for the child.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0, "{options:?}");
+            assert_eq!(read(&arena, 1999), SECRET);
+        }
+    });
+}
+
+#[test]
+fn an_arena_left_half_way_is_caught() {
+    let test = "a_refusal_of_the_kernel_at_any_step_leaks_no_secret_and_loses_no_page_silently";
+    must_be_caught(&[Bug::Halfway], &[test]);
 }

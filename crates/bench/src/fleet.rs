@@ -9,7 +9,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use afresh_serve::fleet::policy::{Advert, Choice, Members, Pace, Seed, Suspicion, Terms, Verdict};
+use afresh_serve::fleet::policy::{
+    FailureDetector, HeartbeatInterval, Members, NodeStatus, Placement, Seed, Terms, Verdict,
+};
 use anyhow::ensure;
 use serde_json::json;
 
@@ -111,7 +113,7 @@ struct World {
     members: Members,
     chance: Chance,
     seed: Seed,
-    pace: Pace,
+    pace: HeartbeatInterval,
     events: BinaryHeap<Reverse<(u64, Event)>>,
     placed: u64,
     hits: u64,
@@ -152,7 +154,7 @@ impl World {
             members: Members::default(),
             chance: Chance(Seed::new(43)),
             seed,
-            pace: Pace::default(),
+            pace: HeartbeatInterval::default(),
             events,
             placed: 0,
             hits: 0,
@@ -175,12 +177,12 @@ impl World {
         // Whichever host the request came to chooses. What one host has sent to another is next to nothing of what all
         // have sent there, so it does not count here.
         let asked = self.seed.below(self.scale.hosts);
-        let choice = Choice { members: &self.members, own: Some(&self.hosts[asked].name) };
+        let choice = Placement { members: &self.members, own: Some(&self.hosts[asked].name) };
         let mut taken = None;
         for attempt in 0..TRIES {
             let chosen = match attempt {
                 0 => choice.host(&self.templates[template], &mut self.seed)?,
-                _ => Choice { own: None, ..choice }.any(&mut self.seed)?,
+                _ => Placement { own: None, ..choice }.any(&mut self.seed)?,
             };
             let number = Self::number(chosen);
             let host = &self.hosts[number];
@@ -214,7 +216,7 @@ impl World {
         let mut held: Vec<String> =
             host.held.iter().map(|template| self.templates[*template].clone()).collect();
         held.sort_unstable();
-        let advert = Advert {
+        let advert = NodeStatus {
             host: host.name.clone(),
             name: format!("host-{number}"),
             load: (host.sessions * 1000 / self.scale.places) as u32,
@@ -287,7 +289,7 @@ fn storm(world: &mut World, begun: u64, sink: &mut Sink<'_>) -> anyhow::Result<(
     // When each of them is given up: its neighbours look once in a renewal, and its lease was renewed at some time before.
     let mut given_up = Vec::with_capacity(dead);
     for _ in 0..dead {
-        let mut watch = Suspicion::new(terms);
+        let mut watch = FailureDetector::new(terms);
         let renewal = micros(terms.renewal());
         let mut now = world.seed.below(renewal as usize) as u64;
         while watch.saw("host", 1, moment(now)) != Verdict::Over {

@@ -45,7 +45,7 @@ impl Session {
     fn new(python: &Python, files: usize) -> anyhow::Result<Self> {
         let script = SCRIPT.replace("FILES", &files.to_string());
         let warm = python.guest(&script).storage_limit(STORAGE).request("look\n").warm()?;
-        let branch = Branch::sow(&Tree::new(), warm.home(), warm.state());
+        let branch = Branch::from_state(&Tree::new(), warm.home(), warm.state());
         let root = branch.at();
         Ok(Self { branch, root })
     }
@@ -59,7 +59,7 @@ impl Session {
         let changed = self.ask("turn\n")?;
         ensure!(changed.starts_with(b"1 ") && changed != b"1 20000\n", "nothing was changed");
         let started = Instant::now();
-        self.branch.restore(self.root)?;
+        self.branch.rollback(self.root)?;
         let found = self.ask("look\n")?;
         let took = started.elapsed();
         ensure!(

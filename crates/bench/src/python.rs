@@ -13,7 +13,9 @@ use afresh::files::{Budget, Time, Tree};
 use afresh::wasm::wasmtime;
 use afresh::wasm::{Engine, EngineConfig, GuestOptions, Mode};
 use afresh::{Guest, Lease, Options as OpenOptions};
-use afresh_interpreter::{Form, Language, Listener, RUN, Request, Stream, Tools, evaluate};
+use afresh_interpreter::{
+    CallConvention, HostCallbacks, Language, RUN, Request, Stream, Tools, evaluate,
+};
 use anyhow::{Context, ensure};
 
 use crate::python_rival::{RivalPython, Shared};
@@ -61,14 +63,14 @@ pub fn module(js_guest: &Path) -> Option<PathBuf> {
 #[derive(Default)]
 struct Deaf;
 
-impl Listener for Deaf {
+impl HostCallbacks for Deaf {
     fn print(&mut self, _: Stream, _: &[u8]) -> wasmtime::Result<()> {
         Ok(())
     }
 }
 
 pub(crate) fn request(code: &str, what: u8) -> Request {
-    Request::new(Form::Frame, what, &Tools::default(), code, "<bench>", None)
+    Request::new(CallConvention::Frame, what, &Tools::default(), code, "<bench>", None)
 }
 
 /// Runs code in a lease, as a clone of its own where `clone` says which; the answer.

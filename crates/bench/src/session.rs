@@ -50,7 +50,7 @@ impl Ours {
         let warm = Guest::new(&engine, wasm)?.warm(WarmUp::new().call("warm", &[]))?;
         let root = warm.root()?;
         let entry = warm.bytes_entry("handle")?;
-        let branch = Branch::sow(&Tree::new(), warm, root);
+        let branch = Branch::from_state(&Tree::new(), warm, root);
         Ok(Self { branch, entry, turns: Turns::default() })
     }
 
@@ -195,7 +195,7 @@ fn checkpoint(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Re
         Contestant::timed("afresh", move |n| {
             ours.after_turns(n, |ours| {
                 let before = ours.branch.at();
-                let (took, _) = time(|| Ok(ours.branch.snapshot()?))?;
+                let (took, _) = time(|| Ok(ours.branch.checkpoint()?))?;
                 // So that the tree does not grow with the number of rounds.
                 ours.branch.drop_snapshot(before)?;
                 Ok(took)
@@ -226,9 +226,9 @@ fn changed(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Resul
     let mut pages = Vec::new();
     for _ in 0..options.rounds {
         ours.turn()?;
-        let before = ours.branch.here()?;
+        let before = ours.branch.current()?;
         ours.turn()?;
-        let after = ours.branch.here()?;
+        let after = ours.branch.current()?;
         pages.push(ours.branch.tree().diff(before, after)?.pages as f64);
     }
     let row = summarise(TABLE, "js45/checkpoint", STRATEGY.to_owned(), 1, pages);
@@ -239,10 +239,10 @@ fn changed(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Resul
 fn rollback(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     let (mut ours, mut plain) = (Ours::new(wasm)?, Plain::new(wasm)?);
     ours.turn()?;
-    let kept = ours.branch.snapshot()?;
+    let kept = ours.branch.checkpoint()?;
     let field = vec![
         Contestant::timed("afresh", move |n| {
-            ours.after_turns(n, |ours| Ok(time(|| Ok(ours.branch.restore(kept)?))?.0))
+            ours.after_turns(n, |ours| Ok(time(|| Ok(ours.branch.rollback(kept)?))?.0))
         }),
         Contestant::timed("copy-back", move |n| {
             let mut total = Duration::ZERO;
@@ -264,7 +264,7 @@ fn fork(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<(
     // Until there are so many sessions; their instances come with their first calls, which is the next case.
     let (mut ours, mut plain) = (Ours::new(wasm)?, Plain::new(wasm)?);
     let forks = |ours: &mut Ours, many: usize| -> anyhow::Result<Vec<Branch<Session>>> {
-        let here = ours.branch.here()?;
+        let here = ours.branch.current()?;
         (0..many).map(|_| Ok(ours.branch.fork(here)?)).collect()
     };
     let field = vec![
@@ -288,7 +288,7 @@ fn fork(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<(
         Contestant::timed("afresh", move |n| {
             ours.after_turns(n, |ours| {
                 let before = ours.branch.at();
-                let here = ours.branch.here()?;
+                let here = ours.branch.current()?;
                 let mut fork = ours.branch.fork(here)?;
                 let (took, _) =
                     time(|| Ok(fork.guest_mut()?.lease().call_bytes(&ours.entry, &input)?))?;

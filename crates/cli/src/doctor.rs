@@ -31,6 +31,18 @@ fn micro_vm() -> Result<(String, String), String> {
     Err("this build of afresh leaves them out (feature `vm`)".to_owned())
 }
 
+/// The walls around Linux programs: the name of each, and why it is missing.
+#[cfg(feature = "linux")]
+fn linux_walls() -> Result<Vec<(&'static str, Option<String>)>, String> {
+    let walls = afresh::linux::walls().map_err(|error| error.to_string())?;
+    Ok(walls.into_iter().map(|wall| (wall.name, wall.missing)).collect())
+}
+
+#[cfg(not(feature = "linux"))]
+fn linux_walls() -> Result<Vec<(&'static str, Option<String>)>, String> {
+    Err("this build of afresh leaves them out (feature `linux`)".to_owned())
+}
+
 /// Bytes of address space that each memory of a Wasm guest reserves here; none where none is run.
 #[cfg(feature = "wasm")]
 fn memory_reservation() -> u64 {
@@ -76,6 +88,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     };
     let (space, reservation) = (host::address_space(), memory_reservation());
     let micro_vm = micro_vm();
+    let walls = linux_walls();
     match settings.output {
         Format::Json => {
             let features: serde_json::Map<_, _> = Feature::ALL
@@ -84,6 +97,16 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
                 .collect();
             let vm = match &micro_vm {
                 Ok((strategy, reason)) => json!({"strategy": strategy, "reason": reason}),
+                Err(error) => json!({"missing": error}),
+            };
+            let walls = match &walls {
+                Ok(walls) => walls
+                    .iter()
+                    .map(|(name, missing)| {
+                        ((*name).to_owned(), json!(missing.as_deref().unwrap_or("yes")))
+                    })
+                    .collect::<serde_json::Map<_, _>>()
+                    .into(),
                 Err(error) => json!({"missing": error}),
             };
             say!(
@@ -99,6 +122,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
                     "address_space_left": space,
                     "wasm_memory_reservation": reservation,
                     "micro_vm": vm,
+                    "linux_walls": walls,
                 })
             )?;
         }
@@ -145,6 +169,15 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             match &micro_vm {
                 Ok((strategy, reason)) => say!("Micro-VMs: {strategy} ({reason})")?,
                 Err(error) => say!("Micro-VMs: not here: {error}")?,
+            }
+            match &walls {
+                Ok(walls) => {
+                    say!("Walls around Linux programs, behind the filter of system calls")?;
+                    for (name, missing) in walls {
+                        say!("  {name:<22} {}", missing.as_deref().unwrap_or("yes"))?;
+                    }
+                }
+                Err(error) => say!("Linux programs: not here: {error}")?,
             }
         }
     }

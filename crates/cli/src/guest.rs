@@ -58,6 +58,11 @@ pub(crate) struct OpenArguments {
     #[cfg(feature = "linux")]
     #[arg(long, value_name = "NAME:PORT[=HOST:PORT]")]
     net: Vec<afresh::linux::Destination>,
+    /// Has every call of a Linux program run in a new process, so that the time of a write does not show which pages an earlier
+    /// call has written. It costs a fork for each call.
+    #[cfg(feature = "linux")]
+    #[arg(long)]
+    replace_processes: bool,
     #[cfg(feature = "wasm")]
     #[command(flatten)]
     pub(crate) wasm: crate::wasm::WasmArguments,
@@ -98,7 +103,7 @@ impl GuestArguments {
 
     /// The options that open the guest as one that evaluates a language; what it asks meanwhile is asked of a listener.
     #[cfg(feature = "serve")]
-    pub(crate) fn interpreter<L: afresh_interpreter::Listener>(
+    pub(crate) fn interpreter<L: afresh_interpreter::HostCallbacks>(
         &self,
         settings: &Settings,
         language: &'static afresh_interpreter::Language,
@@ -161,7 +166,8 @@ impl OpenArguments {
         #[cfg(feature = "linux")]
         {
             let shape = crate::linux::Shape::new(command.arguments, &env, &self.dir, self.linux)?
-                .reach(&self.net);
+                .reach(&self.net)
+                .replace_processes(self.replace_processes);
             #[cfg(feature = "serve")]
             let language = command.language;
             options = options.linux(move |program| {

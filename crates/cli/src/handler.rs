@@ -19,14 +19,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const MOST: usize = 1 << 30;
 
 /// A handler, and what it is asked.
-pub(crate) struct Asked {
+pub(crate) struct HandlerRequest {
     runtime: Runtime,
     handler: Handler,
     path: String,
     body: Option<Vec<u8>>,
 }
 
-impl Asked {
+impl HandlerRequest {
     /// The guest that is named, if it answers HTTP and no function of it is named: a path is the argument, a body the input.
     pub(crate) fn open(
         guest: &GuestArguments,

@@ -1,7 +1,7 @@
 //! `afresh serve` over HTTP: from arguments and a file to a server, and what signals mean to it.
 //!
 //! SIGTERM and SIGINT end it when what has reached it is answered, a second SIGINT at once; SIGHUP has it read its
-//! file and open its guests anew.
+//! file, keys and certificate and open its guests anew.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -216,10 +216,10 @@ async fn serve(
                     Err(error) => Err(error),
                 };
                 match renewed {
-                    Ok(()) => eprintln!("The guests were opened anew"),
+                    Ok(()) => eprintln!("The guests, keys and certificate were read anew"),
                     Err(error) => {
                         let why = crate::describe(&error);
-                        eprintln!("afresh: the guests stay as they are: {why}");
+                        eprintln!("afresh: everything stays as it is: {why}");
                     }
                 }
             }
@@ -227,15 +227,22 @@ async fn serve(
             _ = interrupt.recv() => break,
             // Another told it to end.
             done = &mut serving => {
-                done?;
-                return Ok(ExitCode::SUCCESS);
+                return ended(done?);
             }
         }
     }
     handle.shutdown();
     tokio::select! {
-        done = serving => done?,
-        _ = interrupt.recv() => eprintln!("afresh: requests under way were ended"),
+        done = serving => ended(done?),
+        _ = interrupt.recv() => {
+            eprintln!("afresh: requests under way were ended");
+            Ok(ExitCode::SUCCESS)
+        }
     }
+}
+
+/// The exit status of a server that has ended.
+fn ended(saved: bool) -> anyhow::Result<ExitCode> {
+    anyhow::ensure!(saved, "some sandboxes could not be saved; the log names them");
     Ok(ExitCode::SUCCESS)
 }

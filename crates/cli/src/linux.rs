@@ -26,6 +26,7 @@ pub(crate) struct Shape {
     granted: Vec<PathBuf>,
     directory: Option<PathBuf>,
     reaches: Vec<Destination>,
+    replaced: bool,
 }
 
 impl Shape {
@@ -58,6 +59,7 @@ impl Shape {
             granted,
             directory,
             reaches: Vec::new(),
+            replaced: false,
         })
     }
 
@@ -66,7 +68,13 @@ impl Shape {
         Self { reaches: destinations.to_vec(), ..self }
     }
 
-    pub(crate) fn apply(&self, mut program: Program) -> Program {
+    /// Has every reset end its process.
+    pub(crate) fn replace_processes(self, replaced: bool) -> Self {
+        Self { replaced, ..self }
+    }
+
+    pub(crate) fn apply(&self, program: Program) -> Program {
+        let mut program = program.replace_processes(self.replaced);
         for argument in &self.arguments {
             program = program.arg(argument);
         }

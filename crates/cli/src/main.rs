@@ -54,6 +54,10 @@ struct Cli {
     /// How results are printed.
     #[arg(short = 'o', long = "output", value_enum, global = true, default_value = "text")]
     output: Format,
+    /// Refuse to run a Linux program where the host lacks one of the walls that `doctor` lists.
+    #[cfg(feature = "linux")]
+    #[arg(long, global = true)]
+    require_walls: bool,
     #[cfg(feature = "seal")]
     #[command(flatten)]
     access: keys::AccessArguments,
@@ -134,6 +138,10 @@ struct Settings {
 
 impl Cli {
     fn settings(&self) -> anyhow::Result<Settings> {
+        #[cfg(feature = "linux")]
+        if self.require_walls {
+            afresh::linux::require_walls()?;
+        }
         let open = afresh::Options::new();
         #[cfg(feature = "seal")]
         let open = open.access(self.access.access()?);

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use afresh::snapshot::SnapshotInfo;
 use afresh::wasm::wasmtime;
 use afresh::{Checkpoint, Session};
-use afresh_interpreter::{Answer, Language, Listener, RUN, Request, Stream, Tools, evaluate};
+use afresh_interpreter::{Answer, HostCallbacks, Language, RUN, Request, Stream, Tools, evaluate};
 use anyhow::Context;
 use clap::Args;
 use rustyline::completion::Completer;
@@ -81,7 +81,7 @@ impl Completer for Completing {
 #[derive(Default)]
 pub(crate) struct Terminal;
 
-impl Listener for Terminal {
+impl HostCallbacks for Terminal {
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
         match stream {
             Stream::Stdout | Stream::Terminal => std::io::stdout().write_all(bytes)?,

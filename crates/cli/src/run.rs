@@ -31,7 +31,8 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let request = arguments.call.read()?;
     #[cfg(feature = "serve")]
-    if let Some(asked) = crate::handler::Asked::open(&arguments.guest, &request, settings)? {
+    if let Some(asked) = crate::handler::HandlerRequest::open(&arguments.guest, &request, settings)?
+    {
         return asked.run(arguments.repeat, arguments.report, settings.output);
     }
     // Only one call can have this process's own input.

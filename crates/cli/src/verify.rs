@@ -30,7 +30,8 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let request = arguments.call.read()?;
     #[cfg(feature = "serve")]
-    if let Some(asked) = crate::handler::Asked::open(&arguments.guest, &request, settings)? {
+    if let Some(asked) = crate::handler::HandlerRequest::open(&arguments.guest, &request, settings)?
+    {
         let bar = steps("verifying", arguments.calls);
         let found = asked.verify(arguments.calls, &mut |done| bar.set_position(done))?;
         bar.finish_and_clear();
@@ -60,7 +61,7 @@ fn show(found: &Verification, format: Format) -> anyhow::Result<ExitCode> {
                 "bytes_differ": found.bytes_differ, "items_differ": found.items_differ,
                 "answers_differ": found.answers_differ,
                 "most_bytes_changed": found.most_bytes_changed,
-                "clones": clones, "items": found.items, "unseen": found.unseen,
+                "clones": clones, "repeating": found.repeating, "items": found.items, "unseen": found.unseen,
                 "proves_nothing": nothing, "pristine": pristine,
             })
         )?,
@@ -86,6 +87,9 @@ fn show(found: &Verification, format: Format) -> anyhow::Result<ExitCode> {
             }
             if let Some(clones) = clones {
                 say!("{clones}")?;
+            }
+            for value in &found.repeating {
+                say!("alike in two clones: {value}")?;
             }
             if let Some(nothing) = &nothing {
                 say!("this proves nothing: {nothing}")?;

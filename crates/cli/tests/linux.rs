@@ -155,3 +155,47 @@ fn what_cannot_run_is_refused_with_the_reason() {
         assert!(err.contains("exited with status 0 before it waited for input"), "{err}");
     }
 }
+
+#[test]
+fn verify_warns_of_numbers_that_clones_both_draw() {
+    if !can_run() || !std::path::Path::new("/bin/bash").is_file() {
+        println!("SKIPPED: no bash, or no guests");
+        return;
+    }
+    let verify = |first: &str, each: &str| {
+        let script = format!("RANDOM=5\n{first}\nwhile read -r line; do {each}; done");
+        let call = ["verify", "-n", "3", "--linux", "--input", "x", "/bin/bash", "--", "-c"];
+        let output = afresh(&[&call[..], &[&script]].concat(), "");
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    // The generator of RANDOM is in the shell's memory, that of SRANDOM in the kernel.
+    let repeats = verify("", "echo $SRANDOM $RANDOM");
+    assert!(repeats.contains("/dev/afresh/generation"), "{repeats}");
+    assert!(repeats.contains("alike in two clones: value 2"), "{repeats}");
+    let reseed = "read -t 0 -u 3 && RANDOM=$SRANDOM; echo $SRANDOM $RANDOM";
+    let differ = verify("exec 3</dev/afresh/generation", reseed);
+    assert!(differ.contains("they draw their own random numbers"), "{differ}");
+    assert!(!differ.contains("alike in two clones"), "{differ}");
+}
+
+#[test]
+fn walls_are_listed_and_can_be_required() {
+    let output = afresh(&["-o", "json", "doctor"], "");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let walls = report["linux_walls"].as_object().unwrap();
+    if walls.contains_key("missing") || !can_run() {
+        println!("SKIPPED: no guests here");
+        return;
+    }
+    let missing: Vec<_> = walls.iter().filter(|(_, found)| **found != "yes").collect();
+    let strict = [&["--require-walls", "run", "--replace-processes", "--input", "a"], &NUMBER[..]];
+    let output = afresh(&strict.concat(), "");
+    let why = text(&output.stderr);
+    if missing.is_empty() {
+        assert_eq!(text(&output.stdout).trim(), "1\na", "{why}");
+    }
+    assert_eq!(output.status.success(), missing.is_empty(), "{why}");
+    assert!(missing.iter().all(|(name, _)| why.contains(name.as_str())), "{why}");
+}

@@ -132,6 +132,14 @@ impl Archive {
         }
     }
 
+    /// The next position of a file from `at` on that is not in a hole of a host file.
+    pub(crate) fn next_data(&self, file: u32, at: u64) -> Option<u64> {
+        match self.host() {
+            Some((host, nodes)) => host.next_data(*nodes.get(file as usize)?, at),
+            None => Some(at),
+        }
+    }
+
     /// Reads; the archive is as long as it was when it was opened, or the read fails.
     pub(crate) fn read(&self, file: u32, at: u64, out: &mut [u8]) -> Result<(), Refused> {
         let failed = |why: String| Refused::Layer(format!("{}: {why}", self.name));

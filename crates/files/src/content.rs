@@ -3,6 +3,7 @@
 //! Promises: a copy costs nothing and shares every page until one of the two is written; a write copies the
 //! pages it touches; what was never written takes no room. May break it: a layer that changes while it is used.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Refused;
@@ -238,6 +239,7 @@ impl Content {
             let next = match data {
                 // Nothing is below here, or it would have been found.
                 true => *self.pages.from(&(number + 1)).next()?.0,
+                false if self.page_below(number) => self.pages_below(),
                 false => number + 1,
             };
             at = next * PAGE as u64;
@@ -254,10 +256,26 @@ impl Content {
             && self.pages.differing(&other.pages, |a, b| a == b).is_empty()
     }
 
-    /// The runs of pages that hold something, here or below.
-    pub(crate) fn runs(&self) -> Vec<u64> {
-        let below = self.under.as_ref().map_or(0, |under| under.len.div_ceil(PAGE as u64));
-        let own = self.pages.iter().map(|(number, _)| *number).filter(|n| *n >= below);
-        (0..below).chain(own).collect()
+    /// Number of pages that the layer has, holes included.
+    fn pages_below(&self) -> u64 {
+        self.under.as_ref().map_or(0, |under| under.len.div_ceil(PAGE as u64))
+    }
+
+    /// Ranges of pages that are stored, here or below, in order.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Range<u64>> {
+        let below = self.pages_below();
+        let own = self.pages.iter().map(|(number, _)| *number).filter(move |n| *n >= below);
+        std::iter::once(0..below).chain(own.map(|number| number..number + 1))
+    }
+
+    /// The first page from `number` on that is stored. Holes of host files are left out.
+    pub(crate) fn next_page(&self, layers: &Layers, number: u64) -> Option<u64> {
+        let own = self.pages.from(&number).next().map(|(number, _)| *number);
+        let under = self.under.as_ref().filter(|_| self.page_below(number));
+        let below = under.and_then(|under| {
+            let at = layers.next_data(under.source, number * PAGE as u64)?;
+            (at < under.len).then_some(at / PAGE as u64)
+        });
+        own.into_iter().chain(below).min()
     }
 }

@@ -6,6 +6,7 @@
 //! several names is the exception: it is looked for everywhere.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::content::{Content, PAGE};
@@ -274,33 +275,40 @@ fn differing(one: &Tree, two: &Tree, a: &Content, b: &Content) -> Result<u64, Re
     let beyond = a.size.abs_diff(b.size);
     let common = a.size.min(b.size);
     let related = a.under.as_ref().map(|u| u.source) == b.under.as_ref().map(|u| u.source);
-    let numbers: Vec<u64> = if related {
+    let mut ranges: Vec<Range<u64>> = if related {
         let pages = a.pages.differing(&b.pages, Arc::ptr_eq);
-        let mut numbers: Vec<u64> = pages.into_iter().map(|(number, ..)| *number).collect();
+        let mut ranges: Vec<_> = pages.into_iter().map(|(n, ..)| *n..*n + 1).collect();
         // Where one was cut shorter the layer shows in the other.
         let len = |content: &Content| content.under.as_ref().map_or(0, |under| under.len);
         let (low, high) = (len(a).min(len(b)), len(a).max(len(b)));
         if low != high {
-            numbers.extend(low / PAGE as u64..high.min(common).div_ceil(PAGE as u64));
+            ranges.push(low / PAGE as u64..high.min(common).div_ceil(PAGE as u64));
         }
-        numbers
+        ranges
     } else {
-        a.runs().into_iter().chain(b.runs()).collect()
+        a.runs().chain(b.runs()).collect()
     };
-    let mut numbers = numbers;
-    numbers.sort_unstable();
-    numbers.dedup();
+    ranges.sort_unstable_by_key(|range| range.start);
+    let (one, two) = (&one.ground.layers, &two.ground.layers);
     let mut bytes = beyond;
     let (mut x, mut y) = ([0; PAGE], [0; PAGE]);
-    for number in numbers {
-        let at = number * PAGE as u64;
-        if at >= common {
-            break;
+    let mut number = 0;
+    for range in ranges {
+        number = range.start.max(number);
+        while number < range.end && number * (PAGE as u64) < common {
+            let at = number * PAGE as u64;
+            let len = (common - at).min(PAGE as u64) as usize;
+            a.read(one, at, &mut x[..len])?;
+            b.read(two, at, &mut y[..len])?;
+            let differing = x[..len].iter().zip(&y[..len]).filter(|(p, q)| p != q).count();
+            bytes += differing as u64;
+            number += 1;
+            if differing == 0 && x[..len].iter().all(|byte| *byte == 0) {
+                // A hole may begin here.
+                let next = [a.next_page(one, number), b.next_page(two, number)];
+                number = next.into_iter().flatten().min().unwrap_or(range.end).max(number);
+            }
         }
-        let len = (common - at).min(PAGE as u64) as usize;
-        a.read(&one.ground.layers, at, &mut x[..len])?;
-        b.read(&two.ground.layers, at, &mut y[..len])?;
-        bytes += x[..len].iter().zip(&y[..len]).filter(|(p, q)| p != q).count() as u64;
     }
     Ok(bytes)
 }

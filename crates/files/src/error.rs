@@ -28,7 +28,7 @@ pub enum Refused {
     )]
     Full,
     /// EFBIG.
-    #[error("the file would become larger than files can be")]
+    #[error("the file exceeds the maximum length of a file, or of one that is read whole")]
     TooLarge,
     /// ENAMETOOLONG.
     #[error("a name may have 255 bytes, and a path 4096")]

@@ -35,7 +35,7 @@ const LISTED: usize = 32 << 10;
 const OPEN: usize = 32;
 
 #[derive(Debug)]
-struct Known {
+struct HostEntry {
     name: Name,
     parent: Node,
     inode: Option<Arc<Inode>>,
@@ -47,17 +47,17 @@ pub(crate) struct HostDirectory {
     pub(crate) path: PathBuf,
     root: Arc<OwnedFd>,
     number: u32,
-    known: Mutex<HashMap<Node, Known>>,
+    known: Mutex<HashMap<Node, HostEntry>>,
     /// The last used one last.
     open: Mutex<Vec<(Node, Arc<File>)>>,
     /// What tells it from others once it was gathered.
     identity: OnceLock<String>,
-    kept: OnceLock<Kept>,
+    kept: OnceLock<KeptFiles>,
 }
 
 /// The bytes of all files, as they were when they were kept, and where each begins among them.
 #[derive(Debug)]
-struct Kept {
+struct KeptFiles {
     bytes: Arc<dyn LayerBytes>,
     begins: HashMap<Node, u64>,
 }
@@ -110,7 +110,7 @@ fn kind_of(kind: FileType) -> Option<Kind> {
 
 /// Has `node` be known as `name` in `parent`.
 fn know(
-    known: &mut HashMap<Node, Known>,
+    known: &mut HashMap<Node, HostEntry>,
     node: Node,
     parent: Node,
     name: Name,
@@ -120,14 +120,14 @@ fn know(
         Some(_) => Ok(()),
         None if known.len() >= KNOWN => Err(Errno::NFILE),
         None => {
-            known.insert(node, Known { name, parent, inode: None });
+            known.insert(node, HostEntry { name, parent, inode: None });
             Ok(())
         }
     }
 }
 
 /// The path of a file that is known, below the directory.
-fn path_of(known: &HashMap<Node, Known>, node: Node) -> Result<PathBuf, Refused> {
+fn path_of(known: &HashMap<Node, HostEntry>, node: Node) -> Result<PathBuf, Refused> {
     let mut names = Vec::new();
     let mut at = node;
     loop {
@@ -151,12 +151,23 @@ impl HostDirectory {
         Ok(Self::new(path.to_owned(), Arc::new(root), 0))
     }
 
+    /// A directory below this one, reached without following a link.
+    pub(crate) fn subdirectory(&self, below: &Path) -> Result<Self, LayerError> {
+        let path = self.path.join(below);
+        match self.open_at(below, OFlags::RDONLY | OFlags::DIRECTORY) {
+            Ok(root) => Ok(Self::new(path, Arc::new(root), 0)),
+            Err(error) => {
+                Err(LayerError::Read { path: path.display().to_string(), source: error.into() })
+            }
+        }
+    }
+
     fn new(path: PathBuf, root: Arc<OwnedFd>, number: u32) -> Self {
         let (known, open) = (Mutex::default(), Mutex::default());
         let (identity, kept) = (OnceLock::new(), OnceLock::new());
         let this = Self { path, root, number, known, open, identity, kept };
         let top = this.root();
-        let known = Known { name: Name::from(&b""[..]), parent: top, inode: None };
+        let known = HostEntry { name: Name::from(&b""[..]), parent: top, inode: None };
         this.known.lock().unwrap_or_else(PoisonError::into_inner).insert(top, known);
         this
     }
@@ -361,12 +372,25 @@ impl HostDirectory {
         let mut first = false;
         self.kept.get_or_init(|| {
             first = true;
-            Kept { bytes, begins }
+            KeptFiles { bytes, begins }
         });
         if first {
             self.open.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }
         first
+    }
+
+    /// The next position of a file from `at` on that is not in a hole. `at` itself where that is unknown.
+    pub(crate) fn next_data(&self, node: Node, at: u64) -> Option<u64> {
+        if self.is_kept() {
+            return Some(at);
+        }
+        let file = self.file(node).ok();
+        match file.map(|file| rustix::fs::seek(&*file, rustix::fs::SeekFrom::Data(at))) {
+            Some(Ok(next)) => Some(next),
+            Some(Err(Errno::NXIO)) => None,
+            _ => Some(at),
+        }
     }
 
     /// Reads; what the file has lost since it was looked at is zeros.

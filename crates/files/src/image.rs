@@ -1,7 +1,8 @@
 //! OCI images: which layers one has, in which order, and how its program is started.
 //!
 //! Promises: every blob that is used was checked against its digest; what a document may say is bounded before it is
-//! believed. May break it: nothing outside; a layout that changes while it is opened fails a digest.
+//! believed; a layout that changes while it is opened fails a digest, and later changes are not seen. May break it:
+//! nothing outside.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -298,8 +299,7 @@ fn read_layers(
             return Err(bad(format!("a layer of the type {:?} is not read here", layer.media)));
         }
         let file = blob(path, &layer.digest)?;
-        check(&file, &layer.digest)?;
-        let archive = tar::read(&file, &left, true)?;
+        let archive = tar::read_blob(&file, &left, |found| same(&file, found, &layer.digest))?;
         // The limits are for the whole image.
         let bytes: u64 = archive.items.iter().map(crate::layer::Item::bytes).sum();
         left.bytes = left.bytes.saturating_sub(bytes);
@@ -349,21 +349,7 @@ fn blob(path: &Path, digest: &str) -> Result<PathBuf, LayerError> {
     Ok(path.join("blobs/sha256").join(hex))
 }
 
-/// Checks a blob of any length against its digest.
-fn check(path: &Path, digest: &str) -> Result<(), LayerError> {
-    let failed = |source| LayerError::Read { path: path.display().to_string(), source };
-    let mut file = File::open(path).map_err(failed)?;
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        match file.read(&mut buffer).map_err(failed)? {
-            0 => break,
-            len => hash.update(&buffer[..len]),
-        }
-    }
-    same(path, &hash.finalize(), digest)
-}
-
+/// Compares the digest of a file with that of its name.
 fn same(path: &Path, found: &[u8], digest: &str) -> Result<(), LayerError> {
     let hex: String = found.iter().map(|byte| format!("{byte:02x}")).collect();
     match digest.strip_prefix("sha256:") == Some(&hex) {

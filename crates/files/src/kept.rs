@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::archive::{Archive, Stored};
 use crate::content::PAGE;
 use crate::error::Refused;
+use crate::footprint;
 use crate::layer::{Layers, Part};
 use crate::map::Map;
 use crate::tree::{Budget, Ground, Tree};
@@ -42,7 +43,7 @@ pub struct KeptLayers {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct SavedLayer {
     form: u32,
     next: u64,
     parts: Vec<KeptPart>,
@@ -156,8 +157,10 @@ impl Tree {
         let nodes = tree.ground.nodes.iter().map(|(node, inode)| {
             (node.0, bare.saved_node(*node, inode, &mut Vec::new(), &mut Default::default()))
         });
-        let kept = Kept { form: FORM, next: tree.ground.next, parts, nodes: nodes.collect() };
+        let kept = SavedLayer { form: FORM, next: tree.ground.next, parts, nodes: nodes.collect() };
         let description = postcard::to_allocvec(&kept).map_err(|e| damaged(e.to_string()))?;
+        // Readers refuse more.
+        footprint::charge_layers(&description)?;
         Ok(KeptLayers { description, pages, layers: layers.clone(), fixed })
     }
 
@@ -171,7 +174,8 @@ impl Tree {
         pages: u64,
         bytes: &Arc<dyn LayerBytes>,
     ) -> Result<Self, TreeError> {
-        let (kept, rest): (Kept, _) =
+        let _charge = footprint::charge_layers(description)?;
+        let (kept, rest): (SavedLayer, _) =
             postcard::take_from_bytes(description).map_err(|e| damaged(e.to_string()))?;
         if !rest.is_empty() || kept.form != FORM {
             return Err(damaged("its layers are of a form that is not known"));

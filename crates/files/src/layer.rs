@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::archive::Archive;
+use crate::changeset::Changeset;
 use crate::content::Content;
 use crate::error::{LayerError, Refused};
 use crate::host::{HOST, HostDirectory, HostFile};
@@ -69,6 +70,19 @@ impl Layer {
     /// [`LayerError::Read`].
     pub fn directory(path: impl AsRef<Path>) -> Result<Self, LayerError> {
         let host = HostDirectory::open(path.as_ref())?;
+        Ok(Self { parts: vec![Part::Host(Arc::new(host))] })
+    }
+
+    /// A directory `below` the directory `top`, as [`Layer::directory`]. No symbolic link is followed on the way from
+    /// `top`, so that a path from a stranger leads nowhere else.
+    ///
+    /// # Errors
+    /// [`LayerError::Read`].
+    pub fn subdirectory(
+        top: impl AsRef<Path>,
+        below: impl AsRef<Path>,
+    ) -> Result<Self, LayerError> {
+        let host = HostDirectory::open(top.as_ref())?.subdirectory(below.as_ref())?;
         Ok(Self { parts: vec![Part::Host(Arc::new(host))] })
     }
 
@@ -212,6 +226,17 @@ impl Layers {
         }
     }
 
+    /// The next position from `at` on that is not in a hole, as far as the source has it recorded.
+    pub(crate) fn next_data(&self, source: Source, at: u64) -> Option<u64> {
+        match source {
+            Source::Host(node) => self.host(node)?.next_data(node, at),
+            Source::Archive { layer, file } => match self.parts.get(layer as usize) {
+                Some(Part::Archive(archive)) => archive.next_data(file, at),
+                _ => None,
+            },
+        }
+    }
+
     pub(crate) fn read(&self, source: Source, at: u64, out: &mut [u8]) -> Result<(), Refused> {
         match source {
             Source::Host(node) => self.host(node).ok_or(Refused::Missing)?.read(node, at, out),
@@ -247,10 +272,17 @@ pub(crate) enum What {
     Link(Vec<u8>),
     /// A further name for what is at a path of this archive or one below it.
     Same(Vec<u8>),
-    /// What layers below have there is gone.
+    /// A device or a pipe, which is not shown. It replaces the file that layers below have there.
+    Skipped,
+    /// Removes the file or the directory that layers below have there.
     Gone,
-    /// What layers below have in this directory is gone.
+    /// Removes the entries that layers below have in this directory.
     Empty,
+}
+
+/// The names of a path in a layer.
+pub(crate) fn names_of(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    path.split(|b| *b == b'/').filter(|name| !name.is_empty() && *name != b".")
 }
 
 impl Tree {
@@ -273,6 +305,7 @@ impl Tree {
         );
         let mut layers = self.ground.layers.clone();
         let top = self.directory_at(at.as_ref()).map_err(|e| bad(e.to_string()))?;
+        let mut changes = Changeset::new(top);
         for part in &layer.parts {
             let number = layers.parts.len() as u32;
             match part {
@@ -285,8 +318,9 @@ impl Tree {
                 Part::Archive(archive) => {
                     layers.parts.push(Part::Archive(archive.clone()));
                     self.share(layers.clone());
+                    changes.next_layer(number);
                     for item in &archive.items {
-                        self.unpack(top, number, item).map_err(|error| LayerError::Bad {
+                        changes.apply(&mut self, item).map_err(|error| LayerError::Bad {
                             path: archive.name.clone(),
                             why: format!("{}: {error}", String::from_utf8_lossy(&item.path)),
                         })?;
@@ -322,13 +356,13 @@ impl Tree {
     /// The directory at a path of a layer, made where it is missing.
     fn directory_at(&mut self, path: &[u8]) -> Result<Node, Refused> {
         let mut at = Self::ROOT;
-        for name in path.split(|b| *b == b'/').filter(|n| !n.is_empty() && *n != b".") {
+        for name in names_of(path) {
             at = self.directory_in(at, name)?;
         }
         Ok(at)
     }
 
-    fn directory_in(&mut self, at: Node, name: &[u8]) -> Result<Node, Refused> {
+    pub(crate) fn directory_in(&mut self, at: Node, name: &[u8]) -> Result<Node, Refused> {
         check_name(name)?;
         match self.entry(at, name)? {
             Some((node, Kind::Directory)) => Ok(node),
@@ -385,7 +419,7 @@ impl Tree {
     }
 
     /// Removes whatever has the name.
-    fn clear_name(&mut self, at: Node, name: &[u8]) -> Result<(), Refused> {
+    pub(crate) fn clear_name(&mut self, at: Node, name: &[u8]) -> Result<(), Refused> {
         let Some((node, kind)) = self.entry(at, name)? else { return Ok(()) };
         if kind != Kind::Directory {
             return self.remove_file(at, name, Time::default());
@@ -415,70 +449,6 @@ impl Tree {
                 _ => self.remove_file(at, &entry.name, Time::default())?,
             }
             ahead.push((at, left));
-        }
-        Ok(())
-    }
-
-    /// Enters one thing of an archive.
-    fn unpack(&mut self, top: Node, layer: u32, item: &Item) -> Result<(), Refused> {
-        let names: Vec<&[u8]> =
-            item.path.split(|b| *b == b'/').filter(|n| !n.is_empty() && *n != b".").collect();
-        let Some((name, above)) = names.split_last() else {
-            // The directory at the top itself.
-            if let (What::Directory, Some(inode)) = (&item.what, self.nodes.get_mut(&top)) {
-                let inode = Arc::make_mut(inode);
-                (inode.mode, inode.times) = (item.mode & 0o7777, crate::Times::all(item.time));
-            }
-            return match item.what {
-                What::Empty => self.clear(top),
-                _ => Ok(()),
-            };
-        };
-        let mut at = top;
-        for name in above {
-            at = self.directory_in(at, name)?;
-        }
-        check_name(name)?;
-        let there = self.entry(at, name)?;
-        let node = match &item.what {
-            What::Gone => return self.clear_name(at, name),
-            What::Empty => {
-                let node = self.directory_in(at, name)?;
-                return self.clear(node);
-            }
-            What::Same(path) => {
-                let node = self.walk_to(top, &[b"./", &path[..]].concat())?;
-                if there.is_some_and(|(there, _)| there == node) {
-                    return Ok(());
-                }
-                self.clear_name(at, name)?;
-                return self.link(node, at, name, item.time);
-            }
-            What::Directory => match there {
-                Some((node, Kind::Directory)) => node,
-                _ => {
-                    self.clear_name(at, name)?;
-                    self.create(at, name, New::Directory, item.mode, item.time)?
-                }
-            },
-            What::Link(target) => {
-                self.clear_name(at, name)?;
-                self.create(at, name, New::Link(target), 0o777, item.time)?
-            }
-            What::File(file, len) => {
-                self.clear_name(at, name)?;
-                let node = self.create(at, name, New::File, item.mode, item.time)?;
-                let source = Source::Archive { layer, file: *file };
-                if let Some(inode) = self.nodes.get_mut(&node) {
-                    Arc::make_mut(inode).body =
-                        Body::File(crate::content::Content::of(source, *len));
-                }
-                node
-            }
-        };
-        if let Some(inode) = self.nodes.get_mut(&node) {
-            let inode = Arc::make_mut(inode);
-            (inode.mode, inode.times) = (item.mode & 0o7777, crate::Times::all(item.time));
         }
         Ok(())
     }

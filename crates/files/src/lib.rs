@@ -27,7 +27,7 @@
 //! * A file is a [`Node`], its inode number: [`Tree::stat`], [`Tree::read`], [`Tree::write`], [`Tree::set_size`],
 //!   [`Tree::set_mode`], [`Tree::set_times`], [`Tree::read_link`], [`Tree::list`].
 //! * A path is followed by [`Tree::walk`], as Linux does ([`Walk::new`]) or as WASI does ([`Walk::beneath`]). It
-//!   gives a [`Place`]: a directory, the last name, and what has the name, if anything. For what makes, removes
+//!   gives a [`ResolvedName`]: a directory, the last name, and what has the name, if anything. For what makes, removes
 //!   or moves a name walk with [`Walk::name`], and give the place to [`Tree::create_at`], [`Tree::link_at`],
 //!   [`Tree::rename_at`], [`Tree::remove_file_at`], [`Tree::remove_directory_at`], which know what a slash behind
 //!   the name means.
@@ -42,9 +42,11 @@
 
 mod archive;
 mod bytes;
+mod changeset;
 mod content;
 mod diff;
 mod error;
+mod footprint;
 mod gathered;
 mod host;
 mod image;
@@ -70,6 +72,6 @@ pub use kept::{KeptLayers, LayerBytes};
 pub use layer::{Layer, LayerLimits};
 pub use node::{Kind, Node, Stat, Time, Times};
 pub use open::{Access, OpenFile, Whence};
-pub use path::{Place, Walk};
+pub use path::{ResolvedName, Walk};
 pub use tree::{Budget, FileVersion, Listed, New, Rename, Tree};
 pub use wire::{SavedTree, TreeError};

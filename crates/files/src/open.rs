@@ -244,7 +244,7 @@ impl OpenFile {
 impl Listing {
     /// The name of the entry that lies before a position; `None` for the first two, which are no names.
     fn name_before(&self, position: u64) -> Option<&[u8]> {
-        let at = usize::try_from(position.checked_sub(self.first + 1)?).ok()?;
+        let at = usize::try_from(position.checked_sub(self.first.checked_add(1)?)?).ok()?;
         let entry = self.entries.get(at)?;
         (position > 2).then_some(&*entry.name)
     }

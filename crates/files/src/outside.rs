@@ -7,6 +7,9 @@ use crate::node::{Kind, Node, Stat, Time};
 use crate::path::Walk;
 use crate::tree::{Listed, New, Tree};
 
+/// Maximum bytes of holes in a file that is read whole, where the tree's budget is smaller.
+const MAX_HOLES: u64 = 1 << 20;
+
 impl Tree {
     /// What a path leads to, its last link followed.
     ///
@@ -35,17 +38,21 @@ impl Tree {
         self.list(self.find(path)?)
     }
 
-    /// All bytes of a file of at most `most` bytes.
+    /// All bytes of a file of at most `most` bytes. Its holes may have as many bytes as the tree's budget, or 1 MiB
+    /// under a smaller budget.
     ///
     /// # Errors
-    /// [`Refused::TooLarge`] for a longer one; as [`Tree::find`] and [`Tree::read`].
+    /// [`Refused::TooLarge`] for a longer one, which [`Tree::read`] reads in parts; as [`Tree::find`] and [`Tree::read`].
     pub fn read_path(&self, path: impl AsRef<[u8]>, most: u64) -> Result<Vec<u8>, Refused> {
         let node = self.find(path)?;
         let stat = self.stat(node)?;
-        if stat.kind == Kind::File && stat.size > most {
+        let size = if stat.kind == Kind::File { stat.size } else { 0 };
+        // A hole costs its writer nothing.
+        let holes = size.saturating_sub(stat.stored);
+        if size > most || holes > self.budget.bytes.max(MAX_HOLES) {
             return Err(Refused::TooLarge);
         }
-        let mut bytes = vec![0; if stat.kind == Kind::File { stat.size as usize } else { 0 }];
+        let mut bytes = vec![0; usize::try_from(size).map_err(|_| Refused::TooLarge)?];
         let len = self.read(node, 0, &mut bytes)?;
         bytes.truncate(len);
         Ok(bytes)

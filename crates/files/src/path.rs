@@ -78,7 +78,7 @@ impl Walk {
 /// What a path leads to: a name in a directory that is there, and what has that name, if anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Place {
+pub struct ResolvedName {
     /// The directory of the last name.
     pub directory: Node,
     /// The last name; `.` for a path that ends in a directory's own (`/`, `a/.`, `a/..`).
@@ -89,7 +89,7 @@ pub struct Place {
     pub slash: bool,
 }
 
-impl Place {
+impl ResolvedName {
     /// What is there.
     ///
     /// # Errors
@@ -120,7 +120,7 @@ impl Tree {
     /// # Errors
     /// [`Refused::Missing`], [`Refused::NotDirectory`], [`Refused::Loop`], [`Refused::NameTooLong`];
     /// [`Refused::NotPermitted`] for a path that leaves where it must stay; [`Refused::Denied`].
-    pub fn walk(&self, path: &[u8], how: Walk) -> Result<Place, Refused> {
+    pub fn walk(&self, path: &[u8], how: Walk) -> Result<ResolvedName, Refused> {
         if path.is_empty() {
             return Err(Refused::Missing);
         }
@@ -140,7 +140,7 @@ impl Tree {
         names(path, &mut ahead)?;
         let mut slash = path.ends_with(b"/");
         let mut links = 0;
-        let here = |at: Node, slash: bool| Place {
+        let here = |at: Node, slash: bool| ResolvedName {
             directory: at,
             name: Arc::from(&b"."[..]),
             found: Some((at, Kind::Directory)),
@@ -187,7 +187,7 @@ impl Tree {
                 continue;
             }
             if last {
-                place = Some(Place { directory: at, name, found, slash });
+                place = Some(ResolvedName { directory: at, name, found, slash });
                 break;
             }
             at = match found {
@@ -216,7 +216,7 @@ impl Tree {
     /// slash behind its name.
     pub fn create_at(
         &mut self,
-        place: &Place,
+        place: &ResolvedName,
         new: New<'_>,
         mode: u32,
         now: Time,
@@ -233,7 +233,7 @@ impl Tree {
     ///
     /// # Errors
     /// As [`Tree::link`]; [`Refused::Missing`] for a slash behind the name.
-    pub fn link_at(&mut self, node: Node, place: &Place, now: Time) -> Result<(), Refused> {
+    pub fn link_at(&mut self, node: Node, place: &ResolvedName, now: Time) -> Result<(), Refused> {
         match place.found {
             Some(_) => Err(Refused::Exists),
             None if place.slash => Err(Refused::Missing),
@@ -245,7 +245,7 @@ impl Tree {
     ///
     /// # Errors
     /// As [`Tree::remove_file`]; [`Refused::NotDirectory`] for a slash behind the name.
-    pub fn remove_file_at(&mut self, place: &Place, now: Time) -> Result<(), Refused> {
+    pub fn remove_file_at(&mut self, place: &ResolvedName, now: Time) -> Result<(), Refused> {
         match place.found {
             Some((_, kind)) if place.slash && kind != Kind::Directory => Err(Refused::NotDirectory),
             _ => self.remove_file(place.directory, &place.name, now),
@@ -256,7 +256,7 @@ impl Tree {
     ///
     /// # Errors
     /// As [`Tree::remove_directory`].
-    pub fn remove_directory_at(&mut self, place: &Place, now: Time) -> Result<(), Refused> {
+    pub fn remove_directory_at(&mut self, place: &ResolvedName, now: Time) -> Result<(), Refused> {
         self.remove_directory(place.directory, &place.name, now)
     }
 
@@ -266,8 +266,8 @@ impl Tree {
     /// As [`Tree::rename`]; [`Refused::NotDirectory`] for a slash behind the name of what is no directory.
     pub fn rename_at(
         &mut self,
-        from: &Place,
-        to: &Place,
+        from: &ResolvedName,
+        to: &ResolvedName,
         how: Rename,
         now: Time,
     ) -> Result<(), Refused> {

@@ -8,6 +8,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use ::tar::{EntryType, PaxExtensions};
+use sha2::{Digest, Sha256};
 
 use crate::archive::{Archive, Counter, Stored};
 use crate::error::LayerError;
@@ -17,6 +18,8 @@ use crate::tree::PATH;
 
 /// Bytes that headers may take for a file, above its content.
 const HEADERS: u64 = 4096;
+/// Bytes of zeros that end a tar, at most.
+const PADDING: u64 = 1 << 20;
 /// Bytes of attributes of one file, at most.
 const ATTRIBUTES: u64 = 1 << 20;
 /// A name that begins so says that what follows is gone.
@@ -32,30 +35,115 @@ pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerEr
 pub(crate) fn read(path: &Path, limits: &LayerLimits, marks: bool) -> Result<Archive, LayerError> {
     let name = path.display().to_string();
     let failed = |source| LayerError::Read { path: name.clone(), source };
-    let file = plain(File::open(path).map_err(failed)?, &name, limits)?;
+    let mut file = File::open(path).map_err(failed)?;
+    let start = Start::of(&mut file).map_err(failed)?;
+    let file = match start.is_compressed() {
+        true => unpack(start, file, &name, limits)?,
+        false => {
+            file.seek(SeekFrom::Start(0)).map_err(failed)?;
+            file
+        }
+    };
+    listed(file, name, limits, marks)
+}
+
+/// Reads the layer of an image. `check` gets the digest of the whole blob. The blob is copied as it is hashed, so
+/// that later changes of it are not served.
+pub(crate) fn read_blob(
+    path: &Path,
+    limits: &LayerLimits,
+    check: impl FnOnce(&[u8]) -> Result<(), LayerError>,
+) -> Result<Archive, LayerError> {
+    let name = path.display().to_string();
+    let failed = |source| LayerError::Read { path: name.clone(), source };
+    let file = File::open(path).map_err(failed)?;
+    let mut blob = HashingReader { inner: file, hash: Sha256::new() };
+    let start = Start::of(&mut blob).map_err(failed)?;
+    let unpacked = unpack(start, &mut blob, &name, limits);
+    std::io::copy(&mut blob, &mut std::io::sink()).map_err(failed)?;
+    // A wrong digest explains the other errors.
+    check(&blob.hash.finalize())?;
+    listed(unpacked?, name, limits, true)
+}
+
+fn listed(
+    file: File,
+    name: String,
+    limits: &LayerLimits,
+    marks: bool,
+) -> Result<Archive, LayerError> {
+    let failed = |source| LayerError::Read { path: name.clone(), source };
     let reader = file.try_clone().map_err(failed)?;
     let (items, files) = list(reader, &name, limits, marks)?;
     Ok(Archive::new(name, items, files, file, None))
 }
 
-/// The tar itself, unpacked if it has to be.
-fn plain(mut file: File, name: &str, limits: &LayerLimits) -> Result<File, LayerError> {
-    let failed = |source| LayerError::Read { path: name.to_owned(), source };
-    let mut start = [0; 4];
-    let mut len = 0;
-    while len < start.len() {
-        match file.read(&mut start[len..]).map_err(failed)? {
-            0 => break,
-            more => len += more,
-        }
+/// A reader that hashes what it reads.
+struct HashingReader {
+    inner: File,
+    hash: Sha256,
+}
+
+impl Read for HashingReader {
+    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+        let len = self.inner.read(out)?;
+        self.hash.update(&out[..len]);
+        Ok(len)
     }
-    file.seek(SeekFrom::Start(0)).map_err(failed)?;
-    let mut unpacked: Box<dyn Read> = match start {
-        [0x1f, 0x8b, ..] => Box::new(flate2::read::MultiGzDecoder::new(file)),
-        [0x28, 0xb5, 0x2f, 0xfd] => Box::new(zstd::Decoder::new(file).map_err(failed)?),
-        _ => return Ok(file),
+}
+
+/// The first bytes of a file. They show its compression.
+struct Start {
+    bytes: [u8; 4],
+    len: usize,
+}
+
+impl Start {
+    fn of(source: &mut impl Read) -> std::io::Result<Self> {
+        let (mut bytes, mut len) = ([0; 4], 0);
+        while len < bytes.len() {
+            match source.read(&mut bytes[len..]) {
+                Ok(0) => break,
+                Ok(more) => len += more,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self { bytes, len })
+    }
+
+    fn is_gzip(&self) -> bool {
+        self.bytes.starts_with(&[0x1f, 0x8b])
+    }
+
+    fn is_zstd(&self) -> bool {
+        self.bytes == [0x28, 0xb5, 0x2f, 0xfd]
+    }
+
+    fn is_compressed(&self) -> bool {
+        self.is_gzip() || self.is_zstd()
+    }
+}
+
+/// Writes a tar, decompressed if necessary, to a temporary file without a name. `source` has the bytes
+/// after `start`.
+fn unpack(
+    start: Start,
+    source: impl Read,
+    name: &str,
+    limits: &LayerLimits,
+) -> Result<File, LayerError> {
+    let failed = |source| LayerError::Read { path: name.to_owned(), source };
+    let whole = (&start.bytes[..start.len]).chain(source);
+    let mut unpacked: Box<dyn Read + '_> = if start.is_gzip() {
+        Box::new(flate2::read::MultiGzDecoder::new(whole))
+    } else if start.is_zstd() {
+        Box::new(zstd::Decoder::new(whole).map_err(failed)?)
+    } else {
+        Box::new(whole)
     };
-    let most = limits.bytes.saturating_add(limits.files.saturating_mul(HEADERS));
+    let content = limits.bytes.saturating_add(limits.files.saturating_mul(HEADERS));
+    let most = content.saturating_add(PADDING);
     let mut out = tempfile::tempfile().map_err(failed)?;
     let copied = std::io::copy(&mut (&mut unpacked).take(most.saturating_add(1)), &mut out);
     if copied.map_err(failed)? > most {
@@ -172,21 +260,13 @@ fn list(
             EntryType::GNUSparse => {
                 return Err(bad("it has sparse files, which are not read here"));
             }
-            // Devices and pipes are none of a guest's business.
+            EntryType::Char | EntryType::Block | EntryType::Fifo => What::Skipped,
             _ => continue,
         };
         if !matches!(what, What::File(..)) {
             counter.add(0)?;
         }
         items.push(marked(path, what, mode, time, marks));
-    }
-    if marks {
-        // What is gone is gone from the layers below, wherever the mark stands in this one.
-        items.sort_by_key(|item| match item.what {
-            What::Empty => 0,
-            What::Gone => 1,
-            _ => 2,
-        });
     }
     Ok((items, files))
 }

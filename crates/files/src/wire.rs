@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::content::{Content, PAGE, Under, cost as page_cost};
 use crate::error::Refused;
+use crate::footprint;
 use crate::host::HOST;
 use crate::layer::{Part, Source};
 use crate::map::Map;
@@ -22,8 +23,6 @@ use crate::tree::{Budget, PATH, Tree, check_name, cost, name_cost};
 
 /// The form that is written here.
 const FORM: u32 = 1;
-/// Directories within directories, where a tree comes from a stranger.
-const DEPTH: usize = 4096;
 
 /// Bytes are no tree, or not one over these layers.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +44,9 @@ pub enum TreeError {
     /// A layer could not be read.
     #[error(transparent)]
     Layer(#[from] Refused),
+    /// It takes more memory than a saved tree may, or would when it is read again.
+    #[error("the saved file tree has too many files or names: {0}")]
+    Exceeded(#[from] afresh_budget::Exceeded),
 }
 
 /// A tree as bytes: what describes it, and the pages of its files, in an order that the description knows.
@@ -107,13 +109,13 @@ enum SavedBody {
 }
 
 #[derive(Serialize, Deserialize)]
-enum SavedSource {
+pub(crate) enum SavedSource {
     Host(u64),
     Archive(u32, u32),
 }
 
 /// A name, and what it means: the number of a file, what it is, and whether the name was paid for.
-type SavedEntry = (Vec<u8>, Option<(u64, Kind, bool)>);
+pub(crate) type SavedEntry = (Vec<u8>, Option<(u64, Kind, bool)>);
 
 pub(crate) fn damaged(why: impl Into<String>) -> TreeError {
     TreeError::Damaged(why.into())
@@ -152,7 +154,7 @@ impl Tree {
     /// The tree as bytes. It can be put over the same layers again, in any process, by [`Tree::restored`].
     ///
     /// # Errors
-    /// [`TreeError::Layer`] when a layer cannot be read to tell what it is.
+    /// [`TreeError::Layer`] if a layer cannot be read for its digest; [`TreeError::Exceeded`].
     pub fn saved(&self) -> Result<SavedTree, TreeError> {
         let mut pages = Vec::new();
         let (mut nodes, mut gone, mut hosts) = (Vec::new(), Vec::new(), BTreeSet::new());
@@ -181,6 +183,8 @@ impl Tree {
             pages: pages.len() as u64,
         };
         let description = postcard::to_allocvec(&saved).map_err(|e| damaged(e.to_string()))?;
+        // Readers refuse more.
+        footprint::charge_tree(&description, self.budget.files)?;
         Ok(SavedTree { description, pages })
     }
 
@@ -234,6 +238,7 @@ impl Tree {
     /// # Errors
     /// [`TreeError`].
     pub fn restored(&self, saved: &SavedTree) -> Result<Self, TreeError> {
+        let _charge = footprint::charge_tree(&saved.description, self.budget.files)?;
         let (description, rest): (Saved, _) =
             postcard::take_from_bytes(&saved.description).map_err(|e| damaged(e.to_string()))?;
         if !rest.is_empty() {
@@ -416,16 +421,15 @@ impl Tree {
     fn check(&mut self) -> Result<(), TreeError> {
         let mut links: BTreeMap<Node, (u32, Option<(Node, Name)>)> = BTreeMap::new();
         let mut seen = BTreeSet::from([Self::ROOT]);
-        let mut ahead = vec![(Self::ROOT, 0)];
+        let mut ahead = vec![Self::ROOT];
         let mut names = 0;
-        while let Some((at, depth)) = ahead.pop() {
+        // Directories of hosts that are shown as they are there.
+        let mut untouched = BTreeSet::new();
+        while let Some(at) = ahead.pop() {
             let inode = self.inode(at)?;
             let Body::Directory(inside) = &inode.body else {
                 return Err(damaged("a directory is none"));
             };
-            if depth > DEPTH {
-                return Err(damaged("its directories lie too deep within one another"));
-            }
             let mut below = 0;
             for (name, entry) in inside.entries.iter() {
                 names += if entry.paid { name_cost(&name.0) } else { 0 };
@@ -450,7 +454,13 @@ impl Tree {
                             Body::Directory(d) if self.ground.layers.mounted(d.parent) == at => {}
                             _ => return Err(damaged("a directory lies in another than it says")),
                         }
-                        ahead.push((entry.node, depth + 1));
+                        ahead.push(entry.node);
+                    } else {
+                        // A directory that was moved is the tree's own.
+                        if self.ground.layers.parent(entry.node) != Some(at) {
+                            return Err(damaged("a host directory is in another than on its host"));
+                        }
+                        untouched.insert(entry.node);
                     }
                 } else {
                     let (count, only) = links.entry(entry.node).or_default();
@@ -460,8 +470,9 @@ impl Tree {
             }
             links.entry(at).or_default().0 = 2 + below;
         }
-        let (mut bytes, mut files) = (names, 0_u64);
         let all: Vec<Node> = self.nodes.iter().map(|(node, _)| *node).collect();
+        self.check_loops(&all, &untouched)?;
+        let (mut bytes, mut files) = (names, 0_u64);
         for node in all {
             let (count, name) = links.remove(&node).unwrap_or_default();
             if count == 0 && self.held.get(&node).is_none() {
@@ -493,6 +504,39 @@ impl Tree {
             }
         }
         (self.bytes, self.files) = (bytes, files);
+        Ok(())
+    }
+}
+
+impl Tree {
+    /// Refuses directories that are within themselves. `own` are the files that the tree has itself, and
+    /// `untouched` the host directories that it shows unchanged.
+    fn check_loops(&self, own: &[Node], untouched: &BTreeSet<Node>) -> Result<(), TreeError> {
+        let within = || damaged("a directory is within itself");
+        // Directories whose parents lead to the root, or to a directory that was removed.
+        let mut settled = BTreeSet::from([Self::ROOT]);
+        for &node in own {
+            // Files of hosts are changed together with the directories above them, so none of those is untouched.
+            let mut above = self.ground.layers.parent(node);
+            while let Some(directory) = above.filter(|above| self.nodes.get(above).is_none()) {
+                if untouched.contains(&directory) {
+                    return Err(within());
+                }
+                above = self.ground.layers.parent(directory).filter(|next| *next != directory);
+            }
+            let (mut at, mut path) = (node, BTreeSet::new());
+            while !settled.contains(&at) {
+                let parent = match self.nodes.get(&at).map(|inode| &inode.body) {
+                    Some(Body::Directory(inside)) => self.ground.layers.mounted(inside.parent),
+                    _ => break,
+                };
+                if !path.insert(at) {
+                    return Err(within());
+                }
+                at = parent;
+            }
+            settled.append(&mut path);
+        }
         Ok(())
     }
 }

@@ -1,59 +1,13 @@
 //! OCI images: layers over one another, the image that is meant, and how its program is started.
 
-use std::path::Path;
-
 #[path = "common/archives.rs"]
 mod archives;
+#[path = "common/layout.rs"]
+mod layout;
 
-use afresh_files::{
-    Budget, Kind, Layer, LayerError, LayerLimits, OciConfig, OciImage, Refused, Tree,
-};
+use afresh_files::{Budget, Kind, Layer, LayerLimits, OciConfig, OciImage, Refused, Tree};
 use archives::{FILE, tarred};
-use sha2::{Digest, Sha256};
-
-/// A directory of the OCI layout, blob by blob.
-struct Layout(tempfile::TempDir);
-
-impl Layout {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        std::fs::create_dir_all(directory.path().join("blobs/sha256")).unwrap();
-        std::fs::write(directory.path().join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)
-            .unwrap();
-        Self(directory)
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    /// Puts a blob there and says how a document names it; `more` is what the name has beside.
-    fn put(&self, media: &str, bytes: &[u8], more: &str) -> String {
-        let hex: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
-        std::fs::write(self.path().join("blobs/sha256").join(&hex), bytes).unwrap();
-        let size = bytes.len();
-        format!(r#"{{"mediaType":"{media}","digest":"sha256:{hex}","size":{size}{more}}}"#)
-    }
-
-    /// An image, and how an index names it.
-    fn image(&self, layers: &[Vec<u8>], config: &str, more: &str) -> String {
-        let media = "application/vnd.oci.image.layer.v1.tar";
-        let layers: Vec<_> = layers.iter().map(|layer| self.put(media, layer, "")).collect();
-        let config = self.put("application/vnd.oci.image.config.v1+json", config.as_bytes(), "");
-        let manifest =
-            format!(r#"{{"schemaVersion":2,"config":{config},"layers":[{}]}}"#, layers.join(","));
-        self.put("application/vnd.oci.image.manifest.v1+json", manifest.as_bytes(), more)
-    }
-
-    fn index(&self, images: &[String]) {
-        let index = format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, images.join(","));
-        std::fs::write(self.path().join("index.json"), index).unwrap();
-    }
-
-    fn open(&self, name: Option<&str>) -> Result<OciImage, LayerError> {
-        OciImage::open(self.path(), name, &LayerLimits::default())
-    }
-}
+use layout::Layout;
 
 fn over(layer: &Layer) -> Tree {
     Tree::new(Budget::default()).over("/", layer).unwrap()
@@ -220,4 +174,22 @@ fn documents_from_strangers_end_in_an_error() {
         "",
     )]);
     assert!(OciImage::open(layout.path(), None, &tight).is_err(), "limits are for the whole image");
+}
+
+#[test]
+fn a_blob_that_changes_after_opening_is_not_served() {
+    let layout = Layout::new();
+    let plain = tarred(&[("a", FILE, "", b"checked")]);
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut packed, &tarred(&[("b", FILE, "", b"checked")])).unwrap();
+    layout.index(&[layout.image(&[plain, packed.finish().unwrap()], "{}", "")]);
+    let image = layout.open(None).unwrap();
+    for blob in std::fs::read_dir(layout.path().join("blobs/sha256")).unwrap() {
+        let path = blob.unwrap().path();
+        let len = std::fs::read(&path).unwrap().len();
+        std::fs::write(&path, vec![b'x'; len]).unwrap();
+    }
+    let tree = over(image.layer());
+    assert_eq!(read(&tree, "a").unwrap(), b"checked");
+    assert_eq!(read(&tree, "b").unwrap(), b"checked");
 }

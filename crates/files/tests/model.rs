@@ -118,7 +118,7 @@ impl Both {
         self.tree.walk(path.as_bytes(), Walk::new(top))?.node()
     }
 
-    fn name(&self, path: &str) -> Result<afresh_files::Place, Refused> {
+    fn name(&self, path: &str) -> Result<afresh_files::ResolvedName, Refused> {
         let top = self.tree.find(TOP).unwrap();
         self.tree.walk(path.as_bytes(), Walk::new(top).name())
     }

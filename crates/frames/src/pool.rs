@@ -7,20 +7,20 @@
 //!     +---- populate ---- absent <------- trim ----------+
 //! ```
 //!
-//! What it promises: a frame is zero when it is handed out, whatever its last holder wrote, and
+//! Promises: a frame is zero when it is handed out, whatever its last holder wrote, and
 //! whether the zeroing thread runs, is starved or has stopped; a page is in one place at a time, and
 //! [`Pool::usage`] adds up; running out of memory is an error.
 //!
-//! What may break it: a holder that keeps a mapping of a frame it gave back. [`crate::Lease`] cannot.
+//! May break it: a holder that keeps a mapping of a frame it gave back. [`crate::Lease`] cannot.
 //!
 //! NUMA: there is one set of lists. A pool per node, each with its memory bound (`mbind` on the
 //! window before anything is populated), is the seam for more; [`crate::ZeroSource`] is what picks.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use afresh_sys::{Call, Memfd, PAGE_SIZE, PageRange, Reservation, SysError};
+use afresh_sys::{Call, PAGE_SIZE, PageRange, Reservation, SysError};
 
 use crate::buddy::Buddy;
 use crate::frame::{Block, CleanFrame, DirtyFrame, Frame, Order};
@@ -33,8 +33,10 @@ use crate::{Background, NewPoolError, PoolOptions, TakeError};
 /// Most pages a pool may have: what a block's page number can count, with room for a margin.
 const MOST_PAGES: usize = 1 << 31;
 
-/// Longest wait for the zeroing thread, and only when nothing else is left.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// Pause while the zeroing thread has the last free block, and how many of them before memory counts as used up. A
+/// process that was stopped has paused once.
+const PAUSE: Duration = Duration::from_micros(50);
+const MAX_PAUSES: usize = 2500;
 
 /// The free lists. Everything here is changed under one lock, held for tens of nanoseconds, without
 /// allocation or system call, so that a fault handler may take it.
@@ -153,12 +155,6 @@ impl Pool {
             Outcome::Dirty => lists.dirty.give(block),
             Outcome::Absent => lists.absent.give(block),
         });
-    }
-
-    /// The file all frames lie in; [`Frame::file_range`] says where.
-    #[must_use]
-    pub fn file(&self) -> &Memfd {
-        self.shared.store.file()
     }
 
     /// The smallest frame that can be mapped by itself: a page, or 2 MiB on reserved huge pages.
@@ -385,18 +381,16 @@ impl Pool {
     /// Takes resident memory, waiting a little for a block that the zeroing thread has in hand: it
     /// may be what keeps two halves apart.
     fn take_patiently(&self, smallest: Order, largest: Order) -> Result<CleanFrame, TakeError> {
-        let began = Instant::now();
-        loop {
+        for _ in 0..MAX_PAUSES {
             match self.take_resident(smallest, largest) {
-                Err(TakeError::Fragmented { .. })
-                    if self.shared.handoff.pages() > 0 && began.elapsed() < PATIENCE =>
-                {
-                    std::thread::sleep(Duration::from_micros(50));
+                Err(TakeError::Fragmented { .. }) if self.shared.handoff.pages() > 0 => {
+                    std::thread::sleep(PAUSE);
                     self.forget_clean();
                 }
                 other => return other,
             }
         }
+        self.take_resident(smallest, largest)
     }
 
     /// Moves all clean memory to the dirty list.
@@ -581,7 +575,7 @@ impl Pool {
     /// Bytes of memory the pool holds now, by the kernel's count.
     #[must_use]
     pub fn resident_bytes(&self) -> usize {
-        self.file().resident_bytes()
+        self.shared.store.file().resident_bytes()
     }
 
     /// Most bytes that may be lent.

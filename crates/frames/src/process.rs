@@ -1,6 +1,6 @@
 //! The stage that a whole process shares.
 
-use afresh_sys::{PAGE_SIZE, PageRange, PerProcess, Reservation, SysError, ZeroStock, host};
+use afresh_sys::{PAGE_SIZE, PageRange, PerProcess, Reservation, SysError, ZeroPageSource, host};
 
 use crate::Stage;
 
@@ -9,9 +9,8 @@ const PAGES: usize = 8192;
 /// The host must have so many times as much memory to spare.
 const SPARE: u64 = 16;
 
-/// A [`ZeroStock`] for everybody who has none of his own: one stage of 32 MiB, made when memory is first asked of
-/// it, so that a process that never asks has neither its memory nor its thread. That first asker gets
-/// nothing yet. On a host with less than 512 MiB to spare it stays empty.
+/// The default [`ZeroPageSource`]: one stage of 32 MiB for the process, made at the first request, which gets nothing yet.
+/// A process without requests has neither its memory nor its thread. On a host with less than 512 MiB to spare it stays empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProcessStage;
 
@@ -30,7 +29,7 @@ impl ProcessStage {
 }
 
 // SAFETY: moves nothing, or what the stage moves.
-unsafe impl ZeroStock for ProcessStage {
+unsafe impl ZeroPageSource for ProcessStage {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         Self::get().map_or(Ok(0), |stage| stage.supply(memory, range))
     }

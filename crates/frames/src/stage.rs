@@ -7,8 +7,8 @@
 //! has them, and moves it into place with one `mremap`. From then on it is the receiver's, with no
 //! tie to the stage, and goes back to the kernel like any other.
 //!
-//! What it promises: what is moved has come straight from the kernel, so it is zero and was nobody's
-//! before. What is not ready is left to the kernel's own faults: a stage never makes anybody wait.
+//! Promises: moved memory comes straight from the kernel, so it is zero and unused.
+//! Memory that is not ready is left to the kernel's faults: a stage never blocks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use afresh_sys::{
     Advice, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Worker,
-    ZeroStock, host,
+    ZeroPageSource, host,
 };
 
 use crate::{Lease, NewPoolError, TakeError, ZeroSource};
@@ -158,7 +158,7 @@ impl ZeroSource for Stage {
 
 // SAFETY: a huge page is claimed by one taker, holds what the kernel gave and `populate_one` wrote zeros to, and is moved by
 // `mremap`, which leaves the stage nothing of it.
-unsafe impl ZeroStock for Stage {
+unsafe impl ZeroPageSource for Stage {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         self.move_into(memory, range)
     }

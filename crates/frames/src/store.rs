@@ -8,12 +8,13 @@
 //! the shmem setting (except `deny`), else in 4 KiB pages; or, on request, from the pages that the
 //! administrator has reserved (hugetlb).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use afresh_sys::errno::ESRCH;
 use afresh_sys::{
-    Advice, Call, HUGE_SIZE, Memfd, PAGE_SIZE, PageRange, Protection, Reservation, SysError, fork,
-    host,
+    Advice, Call, HUGE_SIZE, Memfd, PAGE_SIZE, PageRange, Protection, Reservation, SysError,
+    Withheld, fork, host, withhold,
 };
 
 use crate::TakeError;
@@ -43,7 +44,9 @@ pub(crate) const STEP: usize = 256 << 10;
 #[derive(Debug)]
 pub(crate) struct Store {
     file: Memfd,
-    window: Reservation,
+    window: Arc<Reservation>,
+    /// Keeps the window from children.
+    _withheld: Withheld,
     kind: PageKind,
     huge: AtomicUsize,
     small: AtomicUsize,
@@ -61,14 +64,15 @@ impl Store {
             PageKind::Folios | PageKind::Small => Memfd::new(c"afresh-frames")?,
         };
         file.set_len(bytes)?;
-        let window = Reservation::aligned(pages, HUGE_SIZE)?;
+        let window = Arc::new(Reservation::aligned(pages, HUGE_SIZE)?);
         let all = PageRange::new(0, pages);
         window.map_shared(all, Protection::ReadWrite, &file, 0)?;
         // A child that inherited the window could read every guest.
-        window.advise(all, Advice::DontFork)?;
+        let withheld = withhold(&window, all)?;
         Ok(Self {
             file,
             window,
+            _withheld: withheld,
             kind,
             huge: 0.into(),
             small: 0.into(),

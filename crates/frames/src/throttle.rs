@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use afresh_sys::{PageRange, Reservation, SysError, ZeroStock};
+use afresh_sys::{PageRange, Reservation, SysError, ZeroPageSource};
 
 /// Most requests in a row that go unserved.
 const LONGEST: u32 = 1024;
@@ -12,7 +12,7 @@ const LONGEST: u32 = 1024;
 /// wasted than used, requests go unserved for a while: one, and twice as many each time it happens again.
 #[derive(Debug)]
 pub struct ThrottledStock {
-    stock: Arc<dyn ZeroStock>,
+    stock: Arc<dyn ZeroPageSource>,
     /// Requests yet to go unserved, and how many the next waste will cost.
     pause: AtomicU32,
     next: AtomicU32,
@@ -21,13 +21,13 @@ pub struct ThrottledStock {
 impl ThrottledStock {
     /// Serves from `stock`.
     #[must_use]
-    pub fn new(stock: Arc<dyn ZeroStock>) -> Self {
+    pub fn new(stock: Arc<dyn ZeroPageSource>) -> Self {
         Self { stock, pause: 0.into(), next: 1.into() }
     }
 }
 
 // SAFETY: moves nothing, or what the stock behind it moves.
-unsafe impl ZeroStock for ThrottledStock {
+unsafe impl ZeroPageSource for ThrottledStock {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         let less = |left: u32| left.checked_sub(1);
         if self.pause.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
@@ -57,7 +57,7 @@ mod tests {
     struct Count(AtomicU32);
 
     // SAFETY: moves nothing.
-    unsafe impl ZeroStock for Count {
+    unsafe impl ZeroPageSource for Count {
         fn supply(&self, _: &Reservation, _: PageRange) -> Result<usize, SysError> {
             self.0.fetch_add(1, Ordering::Relaxed);
             Ok(0)

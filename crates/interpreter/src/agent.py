@@ -2,7 +2,7 @@
 # input, each after its length, and writes frames to `/dev/host`, each after its length. Besides code it runs commands. What either
 # prints, it prints: the host hears both streams, and knows whose they are, for each command leads a session.
 #
-# What it promises: a request is answered once, by one frame; of each command that ends the host is told once, by a frame, during a request or
+# Promises: a request is answered once, by one frame; of each command that ends the host is told once, by a frame, during a request or
 # between two. What code or a command leaves running goes on. What terminals show the host is told by frames, between two requests.
 
 import base64

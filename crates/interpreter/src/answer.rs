@@ -13,14 +13,14 @@ pub enum Answer {
     /// It came to its end.
     Done,
     /// The same, and its last expression has a value.
-    Value(Shown),
+    Value(Rendered),
     /// It threw something.
     Threw(Thrown),
 }
 
 /// A value, as it is shown.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Shown {
+pub struct Rendered {
     /// For people, as the language shows it.
     pub text: String,
     /// As JSON, where it can be.
@@ -59,20 +59,20 @@ impl Answer {
         match (from.array()?, from.u8()?) {
             (Some(3), 0) => {
                 let begin = from.position();
-                let json = value::read(&mut from, 0)?;
+                let json = value::read(&mut from)?;
                 if from.datatype()? != Type::Null {
                     let text = from.str()?;
                     let nothing = text.is_empty() && json == Some(Value::Null);
                     return Ok(match nothing {
                         true => Self::Done,
-                        false => Self::Value(Shown { text: text.to_owned(), json }),
+                        false => Self::Value(Rendered { text: text.to_owned(), json }),
                     });
                 }
                 // The guest leaves it to the host how plain values show.
                 from.set_position(begin);
                 Ok(match from.datatype()? {
                     Type::Undefined => Self::Done,
-                    _ => Self::Value(Shown { text: value::text(&mut from)?, json }),
+                    _ => Self::Value(Rendered { text: value::text(&mut from)?, json }),
                 })
             }
             (Some(5), 1) => {
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     fn value(text: &str, json: Value) -> Answer {
-        Answer::Value(Shown { text: text.to_owned(), json: Some(json) })
+        Answer::Value(Rendered { text: text.to_owned(), json: Some(json) })
     }
 
     #[test]

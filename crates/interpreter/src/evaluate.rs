@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use afresh::wasm::entropy_bytes;
-use afresh::{CallError, Callee, Channel, Lease, Writer};
+use afresh::{CallError, Channel, Entry, Lease, Writer};
 
-use crate::listener::{Hearing, Listener, Stream};
-use crate::request::{Form, Request};
+use crate::listener::{Hearing, HostCallbacks, Stream};
+use crate::request::{CallConvention, Request};
 
 /// How an evaluation went.
 #[derive(Debug)]
@@ -19,9 +19,9 @@ pub struct Evaluated<L> {
 
 /// Makes one call of a guest. What the guest asks meanwhile is asked of `listener`, where the guest was opened with
 /// [`imports`](crate::imports) and [`state`](crate::state) of its type, or is a [program](crate::Language::program).
-pub fn evaluate<'f, L: Listener>(
+pub fn evaluate<'f, L: HostCallbacks>(
     lease: &mut Lease<'_>,
-    function: impl Into<Callee<'f>>,
+    function: impl Into<Entry<'f>>,
     mut request: Request,
     listener: L,
 ) -> Evaluated<L> {
@@ -30,9 +30,11 @@ pub fn evaluate<'f, L: Listener>(
     }
     let Some(module) = lease.as_module() else {
         return match request.form() {
-            Form::Frame => through_streams(lease, function.into(), &request, listener),
+            CallConvention::Frame => through_streams(lease, function.into(), &request, listener),
             // A component or a micro-VM, which asks nothing meanwhile.
-            Form::Array => Evaluated { answer: lease.call(function, request.bytes()), listener },
+            CallConvention::Array => {
+                Evaluated { answer: lease.call(function, request.bytes()), listener }
+            }
         };
     };
     *module.host_mut().state::<Hearing<L>>() = Hearing::of(listener);
@@ -64,9 +66,12 @@ struct Frames<L> {
     rest: Vec<u8>,
 }
 
-impl<L: Listener> Frames<L> {
+impl<L: HostCallbacks> Frames<L> {
     /// Hears a piece; `false` ends the call.
     fn hear(&mut self, from: Writer, piece: &[u8]) -> bool {
+        if piece.is_empty() {
+            return self.hearing.listener.proceeds();
+        }
         let stream = match from.channel {
             Channel::Output => Some(Stream::Stdout),
             Channel::Messages => Some(Stream::Stderr),
@@ -105,9 +110,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Whoever hears a program, and what is left of that when it is through.
-struct Ears<L>(Arc<Mutex<Frames<L>>>);
+struct SharedFrames<L>(Arc<Mutex<Frames<L>>>);
 
-impl<L: Listener> Ears<L> {
+impl<L: HostCallbacks> SharedFrames<L> {
     fn new(listener: L) -> Self {
         let frames = Frames { hearing: Hearing::of(listener), rest: Vec::new() };
         Self(Arc::new(Mutex::new(frames)))
@@ -123,14 +128,14 @@ impl<L: Listener> Ears<L> {
     }
 }
 
-fn through_streams<L: Listener>(
+fn through_streams<L: HostCallbacks>(
     lease: &mut Lease<'_>,
-    function: Callee<'_>,
+    function: Entry<'_>,
     request: &Request,
     listener: L,
 ) -> Evaluated<L> {
     let name = function.name().to_owned();
-    let ears = Ears::new(listener);
+    let ears = SharedFrames::new(listener);
     let called = lease.call_heard(function, &after_length(request.bytes()), ears.hear());
     let Hearing { given, listener, .. } = ears.taken();
     // A program that has ended itself has answered nothing, however it ended.
@@ -148,8 +153,8 @@ fn through_streams<L: Listener>(
 /// # Errors
 /// As [`Lease::proceed`].
 #[cfg(feature = "linux")]
-pub fn proceed<L: Listener>(lease: &mut Lease<'_>, listener: L) -> (Result<(), CallError>, L) {
-    let ears = Ears::new(listener);
+pub fn proceed<L: HostCallbacks>(lease: &mut Lease<'_>, listener: L) -> (Result<(), CallError>, L) {
+    let ears = SharedFrames::new(listener);
     let proceeded = lease.proceed(ears.hear());
     (proceeded, ears.taken().listener)
 }
@@ -162,7 +167,7 @@ mod tests {
     #[derive(Default)]
     struct Said(String);
 
-    impl Listener for Said {
+    impl HostCallbacks for Said {
         fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
             self.0 += &format!("{stream:?} {} ", String::from_utf8_lossy(bytes));
             Ok(())

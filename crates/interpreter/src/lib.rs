@@ -1,15 +1,15 @@
 //! Guests that evaluate code: how they are asked, what they ask of their host while they run, and what they answer.
 //!
-//! Two kinds of interface are known. QuickJS ([`Form::Array`]) exports `evaluate`, which takes an array in CBOR, and imports
-//! `afresh_interpreter`; CPython ([`Form::Frame`]) exports `turn`, which takes a header with parts behind it, and hands frames to
+//! Two kinds of interface are known. QuickJS ([`CallConvention::Array`]) exports `evaluate`, which takes an array in CBOR, and imports
+//! `afresh_interpreter`; CPython ([`CallConvention::Frame`]) exports `turn`, which takes a header with parts behind it, and hands frames to
 //! `host.call`. Both answer alike: `[0, value, text]`, or `[1, name, message, trace, number]` of what the code threw.
 //! The guests' own halves describe them: `guests/quickjs` and `driver.py`.
 //!
 //! A Linux program that evaluates code ([`Language::program`]) is asked as CPython is, through its standard input and output, each
 //! request and frame after its length.
 //!
-//! What it promises: nothing that a guest hands over makes more of the host's memory than its own bytes account for, and
-//! what cannot be read is an error. What belongs to one call is host state of its lease, so none of it outlives the call.
+//! Promises: decoded values of a guest take memory in proportion to their bytes, and damaged ones are errors.
+//! The state of a call is host state of its lease, so none of it outlives the call.
 
 mod answer;
 mod evaluate;
@@ -19,10 +19,10 @@ mod request;
 pub mod tag;
 mod value;
 
-pub use answer::{Answer, Damaged, Shown, Thrown};
+pub use answer::{Answer, Damaged, Rendered, Thrown};
 #[cfg(feature = "linux")]
 pub use evaluate::proceed;
 pub use evaluate::{Evaluated, evaluate};
 pub use language::{Language, LibraryError, UnknownLanguage, is_module};
-pub use listener::{Listener, Stream, imports, listener, state};
-pub use request::{COMMAND, Form, RUN, Request, SETUP, Tools};
+pub use listener::{HostCallbacks, Stream, imports, listener, state};
+pub use request::{COMMAND, CallConvention, RUN, Request, SETUP, Tools};

@@ -5,10 +5,10 @@
 use afresh::wasm::wasmtime::{self, Caller, Extern, Linker, Memory};
 use afresh::wasm::{Host, Imports, State, hand_over};
 
-/// The module that guests of [`Form::Array`](crate::Form::Array) import their host's functions from.
+/// The module that guests of [`CallConvention::Array`](crate::CallConvention::Array) import their host's functions from.
 const INTERPRETER: &str = "afresh_interpreter";
 
-/// What frames of a guest of [`Form::Frame`](crate::Form::Frame) begin with; `driver.py` is the other side.
+/// First bytes of frames of [`CallConvention::Frame`](crate::CallConvention::Frame); `driver.py` is the other side.
 mod frame {
     pub(super) const ANSWER: u8 = 0;
     pub(super) const STDOUT: u8 = 1;
@@ -41,7 +41,7 @@ impl Stream {
 }
 
 /// Who hears a call of a guest. An error ends the call.
-pub trait Listener: Default + Send + 'static {
+pub trait HostCallbacks: Default + Send + 'static {
     /// Takes what the program printed, at once. It may be any bytes.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ pub trait Listener: Default + Send + 'static {
     /// Takes what a command printed that a Linux program runs, or has left running: the one of this number.
     ///
     /// # Errors
-    /// As [`Listener::print`].
+    /// As [`HostCallbacks::print`].
     fn print_command(&mut self, number: u32, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
         let _ = number;
         self.print(stream, bytes)
@@ -65,6 +65,11 @@ pub trait Listener: Default + Send + 'static {
     /// The guest has answered, by a frame; it may go on.
     fn answered(&mut self, answer: &[u8]) {
         let _ = answer;
+    }
+
+    /// Whether the call may run on. While a Linux program runs this is asked at least every 100 ms.
+    fn proceeds(&mut self) -> bool {
+        true
     }
 
     /// Calls a function of the host's: `[name, arguments]` or `[name, arguments, named arguments]` in CBOR. The answer is
@@ -88,7 +93,7 @@ pub(crate) struct Hearing<L> {
     said: Vec<u8>,
 }
 
-impl<L: Listener> Hearing<L> {
+impl<L: HostCallbacks> Hearing<L> {
     pub(crate) fn of(listener: L) -> Self {
         Self { listener, ..Self::default() }
     }
@@ -125,18 +130,18 @@ impl<L: Listener> Hearing<L> {
 
 /// Host state for guests that [`imports`] of the same type serve; `make` makes the listener of a lease before its first
 /// call, and of warm-ups.
-pub fn state<L: Listener>(make: impl Fn() -> L + Send + Sync + 'static) -> State {
+pub fn state<L: HostCallbacks>(make: impl Fn() -> L + Send + Sync + 'static) -> State {
     State::new(move || Hearing::of(make()))
 }
 
 /// The listener of a lease's present call.
-pub fn listener<L: Listener>(host: &mut Host) -> &mut L {
+pub fn listener<L: HostCallbacks>(host: &mut Host) -> &mut L {
     &mut host.state::<Hearing<L>>().listener
 }
 
 /// What guests of either form may import beside WASI.
 #[must_use]
-pub fn imports<L: Listener>() -> Imports {
+pub fn imports<L: HostCallbacks>() -> Imports {
     Imports::new(|linker: &mut Linker<Host>| {
         linker.func_wrap(INTERPRETER, "write", write::<L>)?;
         linker.func_wrap(INTERPRETER, "call", call::<L>)?;
@@ -147,7 +152,7 @@ pub fn imports<L: Listener>() -> Imports {
 }
 
 /// The memory of a guest that calls, with the call's state.
-fn parts<'a, L: Listener>(
+fn parts<'a, L: HostCallbacks>(
     caller: &'a mut Caller<'_, Host>,
 ) -> wasmtime::Result<(&'a mut [u8], &'a mut Hearing<L>)> {
     let memory: Memory = caller
@@ -167,7 +172,7 @@ fn named(memory: &[u8], address: i32, len: i32) -> wasmtime::Result<&[u8]> {
         .ok_or_else(|| wasmtime::Error::msg("the guest names bytes outside of its memory"))
 }
 
-fn write<L: Listener>(
+fn write<L: HostCallbacks>(
     mut caller: Caller<'_, Host>,
     stream: i32,
     address: i32,
@@ -178,7 +183,7 @@ fn write<L: Listener>(
     hearing.listener.print(Stream::of(stream), bytes)
 }
 
-fn call<L: Listener>(
+fn call<L: HostCallbacks>(
     mut caller: Caller<'_, Host>,
     address: i32,
     len: i32,
@@ -190,7 +195,7 @@ fn call<L: Listener>(
         .map_err(|_| wasmtime::Error::msg("a function's answer is larger than 2 GiB"))
 }
 
-fn take<L: Listener>(mut caller: Caller<'_, Host>, address: i32) -> wasmtime::Result<()> {
+fn take<L: HostCallbacks>(mut caller: Caller<'_, Host>, address: i32) -> wasmtime::Result<()> {
     let (memory, hearing) = parts::<L>(&mut caller)?;
     let said = std::mem::take(&mut hearing.said);
     let start = address as u32 as usize;
@@ -204,7 +209,7 @@ fn take<L: Listener>(mut caller: Caller<'_, Host>, address: i32) -> wasmtime::Re
 
 /// Takes a frame of the guest's, and gives what is said to it where the guest's allocator has made room: its address
 /// and its length are put where the guest wants them. What is nothing needs no room.
-fn take_frame<L: Listener>(
+fn take_frame<L: HostCallbacks>(
     mut caller: Caller<'_, Host>,
     address: i32,
     len: i32,

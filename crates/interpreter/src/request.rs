@@ -8,8 +8,8 @@ pub const RUN: u8 = 0;
 pub const SETUP: u8 = 4;
 /// Does something with commands, in a Linux program that evaluates code: the source is an object in JSON, whose `op` says what.
 ///
-/// * `start` runs `cmd` with `args`, `envs` and `cwd`, and with an input where `stdin` says so; `tag` is kept. The answer is its number. What it
-///   prints and that it has ended is told a [`Listener`](crate::Listener) of whichever call.
+/// * `start` runs `cmd` with `args`, `envs` and `cwd`, and with an input where `stdin` says so; `tag` is kept. The answer is its number. Its
+///   output and its end go to the [`HostCallbacks`](crate::HostCallbacks) of the call that runs then.
 /// * `list` answers with all that run: an array of `{pid, config: {cmd, args, envs, cwd}, tag}`.
 /// * `signal` sends the command of the number `pid`, and all that it has started, the signal `signal`.
 /// * `input` writes `data` (base64) to its input, `close` ends that.
@@ -19,14 +19,14 @@ pub const COMMAND: u8 = 6;
 
 /// How a guest is asked, and where it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum CallConvention {
     /// An array in CBOR for `evaluate`, answered by what that returns.
     Array,
     /// A header and parts behind it for `turn`, answered by a frame to the host.
     Frame,
 }
 
-impl Form {
+impl CallConvention {
     /// The forms that are known.
     pub const ALL: [Self; 2] = [Self::Array, Self::Frame];
 
@@ -83,7 +83,7 @@ fn written(result: Result<(), minicbor::encode::Error<std::convert::Infallible>>
 #[derive(Clone, Debug)]
 pub struct Request {
     bytes: Vec<u8>,
-    form: Form,
+    form: CallConvention,
 }
 
 impl Request {
@@ -91,7 +91,7 @@ impl Request {
     /// call the source; `arguments` is an array in CBOR.
     #[must_use]
     pub fn new(
-        form: Form,
+        form: CallConvention,
         what: u8,
         tools: &Tools,
         source: &str,
@@ -101,7 +101,7 @@ impl Request {
         let arguments = arguments.unwrap_or(NONE);
         let mut bytes = Vec::with_capacity(HEADER + tools.0.len() + source.len() + name.len() + 64);
         match form {
-            Form::Frame => {
+            CallConvention::Frame => {
                 bytes.push(what);
                 bytes.resize(LENGTHS, 0);
                 for part in [tools.0.len(), source.len(), name.len()] {
@@ -112,7 +112,7 @@ impl Request {
                     bytes.extend_from_slice(part);
                 }
             }
-            Form::Array => {
+            CallConvention::Array => {
                 // An array of five.
                 bytes.extend([0x85, what]);
                 bytes.extend_from_slice(&tools.0);
@@ -126,12 +126,12 @@ impl Request {
     /// Bytes for a handler that is no interpreter.
     #[must_use]
     pub fn plain(bytes: &[u8]) -> Self {
-        Self { bytes: bytes.to_vec(), form: Form::Array }
+        Self { bytes: bytes.to_vec(), form: CallConvention::Array }
     }
 
     /// Tells a clone its number, and entropy of its own, where its guest learns them so.
     pub fn address_to(&mut self, clone: u64, entropy: [u8; 16]) {
-        if self.form == Form::Frame {
+        if self.form == CallConvention::Frame {
             self.bytes[1..9].copy_from_slice(&clone.to_le_bytes());
             self.bytes[9..LENGTHS].copy_from_slice(&entropy);
         }
@@ -139,7 +139,7 @@ impl Request {
 
     /// How its guest is asked.
     #[must_use]
-    pub fn form(&self) -> Form {
+    pub fn form(&self) -> CallConvention {
         self.form
     }
 
@@ -157,9 +157,9 @@ mod tests {
     #[test]
     fn both_forms_say_the_same() {
         let tools = Tools::new(["search"].into_iter());
-        let array = Request::new(Form::Array, RUN, &tools, "1+1", "<s>", None);
+        let array = Request::new(CallConvention::Array, RUN, &tools, "1+1", "<s>", None);
         assert_eq!(array.bytes(), b"\x85\x00\x81\x66search\x631+1\x63<s>\x80");
-        let mut frame = Request::new(Form::Frame, SETUP, &tools, "1+1", "<s>", None);
+        let mut frame = Request::new(CallConvention::Frame, SETUP, &tools, "1+1", "<s>", None);
         frame.address_to(7, [9; 16]);
         let mut wanted = vec![4, 7, 0, 0, 0, 0, 0, 0, 0];
         wanted.extend([9; 16]);

@@ -1,7 +1,9 @@
 //! Values of programs, as JSON where they can be, and as text where the guest shows none itself.
 //!
-//! What it promises: nesting ends at [`DEEPEST`], and room is made for what was read, not for what is announced.
+//! Promises: nesting ends at [`DEEPEST`], and a value takes at most [`MAX_JSON`] bytes of memory.
+//! May break it: a value of `serde_json` that takes more than is charged for it; a test measures that.
 
+use afresh_budget::{Budget, Charge, Exceeded};
 use minicbor::Decoder;
 use minicbor::data::Type;
 use minicbor::decode::Error;
@@ -9,98 +11,154 @@ use serde_json::{Map, Number, Value};
 
 use crate::tag::{DAY, DEEPEST, FLOATS, INTEGERS, SET, TIMESTAMP, TUPLE};
 
-/// Reads the next value: as JSON, or nothing where it is none (bytes, functions, numbers that are too large). What cannot be
-/// read is an error.
-pub(crate) fn read(from: &mut Decoder<'_>, depth: usize) -> Result<Option<Value>, Error> {
-    if depth > DEEPEST {
-        return Err(Error::message("it is nested too deep"));
+/// Maximum bytes of memory that one value may take as JSON.
+const MAX_JSON: usize = 64 << 20;
+/// Bytes of the tables of an object, for each entry.
+const ENTRY: usize = 64;
+
+/// Reads the next value as JSON. Bytes, functions, numbers that are too large and values that take more than
+/// [`MAX_JSON`] have none. A damaged value is an error.
+pub(crate) fn read(from: &mut Decoder<'_>) -> Result<Option<Value>, Error> {
+    let begin = from.position();
+    let mut values = Values { from, charge: Budget::new("value", MAX_JSON).empty() };
+    match values.read(0) {
+        Ok(value) => Ok(value),
+        Err(Failed::TooLarge) => {
+            from.set_position(begin);
+            from.skip()?;
+            Ok(None)
+        }
+        Err(Failed::Damaged(error)) => Err(error),
     }
-    Ok(match from.datatype()? {
-        Type::Undefined => {
-            from.undefined()?;
-            None
+}
+
+enum Failed {
+    Damaged(Error),
+    TooLarge,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self::Damaged(error)
+    }
+}
+
+impl From<Exceeded> for Failed {
+    fn from(_: Exceeded) -> Self {
+        Self::TooLarge
+    }
+}
+
+/// Reads nested values. Their size in memory is charged first.
+struct Values<'a, 'b> {
+    from: &'a mut Decoder<'b>,
+    charge: Charge,
+}
+
+impl Values<'_, '_> {
+    fn read(&mut self, depth: usize) -> Result<Option<Value>, Failed> {
+        if depth > DEEPEST {
+            return Err(Error::message("it is nested too deep").into());
         }
-        Type::Null => {
-            from.null()?;
-            Some(Value::Null)
-        }
-        Type::Bool => Some(Value::Bool(from.bool()?)),
-        Type::F32 | Type::F64 => Number::from_f64(from.f64()?).map(Value::Number),
-        Type::String => Some(Value::String(from.str()?.to_owned())),
-        Type::Bytes => {
-            from.bytes()?;
-            None
-        }
-        Type::Array => list(from, depth)?,
-        Type::Map => {
-            let mut all = Some(Map::new());
-            for _ in 0..length(from.map()?)? {
-                let (key, value) = (read(from, depth + 1)?, read(from, depth + 1)?);
-                let key = match key {
-                    Some(Value::String(key)) => Some(key),
-                    // As JavaScript and Python's `json` have it.
-                    Some(key @ (Value::Number(_) | Value::Bool(_) | Value::Null)) => {
-                        Some(key.to_string())
-                    }
-                    _ => None,
-                };
-                all = match (all, key, value) {
-                    (Some(mut all), Some(key), Some(value)) => {
-                        all.insert(key, value);
-                        Some(all)
-                    }
-                    _ => None,
-                };
-            }
-            all.map(Value::Object)
-        }
-        Type::Tag => match from.tag()? {
-            TUPLE | SET => list(from, depth)?,
-            TIMESTAMP | DAY => read(from, depth + 1)?,
-            INTEGERS => Some(words(from, |word| Some(i64::from_le_bytes(word).into()))?),
-            FLOATS => {
-                let number = |word| Number::from_f64(f64::from_le_bytes(word)).map(Value::Number);
-                Some(words(from, number)?)
-            }
-            _ => {
-                read(from, depth + 1)?;
+        // A list that grows has room for twice its members, and for their copies.
+        self.charge.add_items::<Value>(3)?;
+        let from = &mut *self.from;
+        Ok(match from.datatype()? {
+            Type::Undefined => {
+                from.undefined()?;
                 None
             }
-        },
-        Type::Simple | Type::Break | Type::Unknown(_) => {
-            return Err(Error::message("it is not a value"));
+            Type::Null => {
+                from.null()?;
+                Some(Value::Null)
+            }
+            Type::Bool => Some(Value::Bool(from.bool()?)),
+            Type::F32 | Type::F64 => Number::from_f64(from.f64()?).map(Value::Number),
+            Type::String => {
+                let text = from.str()?;
+                self.charge.add(text.len())?;
+                Some(Value::String(text.to_owned()))
+            }
+            Type::Bytes => {
+                from.bytes()?;
+                None
+            }
+            Type::Array => self.list(depth)?,
+            Type::Map => self.map(depth)?,
+            Type::Tag => match from.tag()? {
+                TUPLE | SET => self.list(depth)?,
+                TIMESTAMP | DAY => self.read(depth + 1)?,
+                INTEGERS => Some(self.words(|word| Some(i64::from_le_bytes(word).into()))?),
+                FLOATS => {
+                    let number =
+                        |word| Number::from_f64(f64::from_le_bytes(word)).map(Value::Number);
+                    Some(self.words(number)?)
+                }
+                _ => {
+                    self.read(depth + 1)?;
+                    None
+                }
+            },
+            Type::Simple | Type::Break | Type::Unknown(_) => {
+                return Err(Error::message("it is not a value").into());
+            }
+            _ => {
+                let number = i128::from(from.int()?);
+                let small = i64::try_from(number).map(Number::from);
+                small.or_else(|_| u64::try_from(number).map(Number::from)).ok().map(Value::Number)
+            }
+        })
+    }
+
+    fn map(&mut self, depth: usize) -> Result<Option<Value>, Failed> {
+        let mut all = Some(Map::new());
+        for _ in 0..length(self.from.map()?)? {
+            self.charge.add(ENTRY)?;
+            let (key, value) = (self.read(depth + 1)?, self.read(depth + 1)?);
+            let key = match key {
+                Some(Value::String(key)) => Some(key),
+                // As JavaScript and Python's `json` have it.
+                Some(key @ (Value::Number(_) | Value::Bool(_) | Value::Null)) => {
+                    Some(key.to_string())
+                }
+                _ => None,
+            };
+            all = match (all, key, value) {
+                (Some(mut all), Some(key), Some(value)) => {
+                    all.insert(key, value);
+                    Some(all)
+                }
+                _ => None,
+            };
         }
-        _ => {
-            let number = i128::from(from.int()?);
-            let small = i64::try_from(number).map(Number::from);
-            small.or_else(|_| u64::try_from(number).map(Number::from)).ok().map(Value::Number)
+        Ok(all.map(Value::Object))
+    }
+
+    fn list(&mut self, depth: usize) -> Result<Option<Value>, Failed> {
+        let mut all = Some(Vec::new());
+        for _ in 0..length(self.from.array()?)? {
+            let value = self.read(depth + 1)?;
+            all = all.zip(value).map(|(mut all, value)| {
+                all.push(value);
+                all
+            });
         }
-    })
+        Ok(all.map(Value::Array))
+    }
+
+    /// Numbers as they are laid out in memory; what JSON has no number for is null there, as in JavaScript.
+    fn words(&mut self, each: impl Fn([u8; 8]) -> Option<Value>) -> Result<Value, Failed> {
+        let (words, rest) = self.from.bytes()?.as_chunks::<8>();
+        if !rest.is_empty() {
+            return Err(Error::message("numbers are cut off").into());
+        }
+        self.charge.add_items::<Value>(words.len())?;
+        Ok(words.iter().map(|word| each(*word).unwrap_or(Value::Null)).collect())
+    }
 }
 
 fn length(given: Option<u64>) -> Result<u64, Error> {
     given.ok_or_else(|| Error::message("a length is missing"))
-}
-
-fn list(from: &mut Decoder<'_>, depth: usize) -> Result<Option<Value>, Error> {
-    let mut all = Some(Vec::new());
-    for _ in 0..length(from.array()?)? {
-        let value = read(from, depth + 1)?;
-        all = all.zip(value).map(|(mut all, value)| {
-            all.push(value);
-            all
-        });
-    }
-    Ok(all.map(Value::Array))
-}
-
-/// Numbers as they lie in memory; what JSON has no number for is null there, as in JavaScript.
-fn words(from: &mut Decoder<'_>, each: impl Fn([u8; 8]) -> Option<Value>) -> Result<Value, Error> {
-    let (words, rest) = from.bytes()?.as_chunks::<8>();
-    if !rest.is_empty() {
-        return Err(Error::message("numbers are cut off"));
-    }
-    Ok(words.iter().map(|word| each(*word).unwrap_or(Value::Null)).collect())
 }
 
 /// How a plain value shows that the guest did not show itself.
@@ -116,16 +174,19 @@ pub(crate) fn text(from: &mut Decoder<'_>) -> Result<String, Error> {
             _ => number.to_string(),
         });
     }
-    Ok(read(from, 0)?.map_or_else(|| "?".to_owned(), |value| value.to_string()))
+    Ok(read(from)?.map_or_else(|| "?".to_owned(), |value| value.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    #[global_allocator]
+    static METER: afresh_budget::meter::Meter = afresh_budget::meter::Meter;
+
     #[test]
     fn what_has_json_is_json_and_nothing_else_is() {
-        let read = |bytes: &[u8]| read(&mut Decoder::new(bytes), 0);
+        let read = |bytes: &[u8]| read(&mut Decoder::new(bytes));
         let json = |bytes: &[u8]| read(bytes).unwrap().map(|value| value.to_string());
         assert_eq!(
             json(b"\xa2\x61a\x82\x01\xf6\x05\xf5").as_deref(),
@@ -150,6 +211,33 @@ mod tests {
             assert!(read(broken).is_err(), "{broken:?}");
         }
         assert!(read(&[0x81; 200]).is_err());
+    }
+
+    #[test]
+    fn a_value_keeps_to_its_budget() {
+        let list = |head: &[u8], member: &[u8], count: u32| {
+            [head, &count.to_be_bytes(), &member.repeat(count as usize)].concat()
+        };
+        let pairs = |count: u32| -> Vec<u8> {
+            let entries =
+                (0..count).flat_map(|n| [&b"\x64"[..], &n.to_be_bytes(), b"\xf6"].concat());
+            // Keys are text of four letters.
+            [&b"\xba"[..], &count.to_be_bytes()].concat().into_iter().chain(entries).collect()
+        };
+        for bytes in [
+            list(b"\x9a", b"\xf6", 10 << 20),
+            list(b"\x9a", b"\x80", 4 << 20),
+            list(b"\x9a", b"\x61x", 4 << 20),
+            list(b"\x9a", b"\x81\xf6", 4 << 20),
+            [&b"\xd8\x4f\x5a"[..], &(8u32 << 20).to_be_bytes(), &vec![1; 8 << 20]].concat(),
+            pairs(1 << 7),
+        ] {
+            let (value, most) = afresh_budget::meter::peak(|| read(&mut Decoder::new(&bytes)));
+            assert!(most <= MAX_JSON, "{most} bytes for {}", bytes.len());
+            assert_eq!(value.unwrap().is_none(), bytes.len() > 1 << 20, "{}", bytes.len());
+        }
+        let small = list(b"\x9a", b"\xf6", 1000);
+        assert_eq!(read(&mut Decoder::new(&small)).unwrap(), Some(vec![Value::Null; 1000].into()));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a guest stands on in place of the host's system: the layers of an OCI image.
+//! The root of a guest from an OCI image, in place of the host's system: the image's layers.
 //!
 //! Promises: all guests of an image, and all states of theirs, share one; a snapshot holds the layers' bytes once, so that
 //! it opens without the image, and saving it again costs nothing for them. May break it: a page of a snapshot that cannot
@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use afresh_files::{Budget, Kind, LayerError, OciImage, Tree};
 use afresh_snapshot::{LayerImage, LayersError};
 
-/// What layers hold counts for nobody's budget.
+/// Layers count against no budget.
 const UNCOUNTED: Budget = Budget { bytes: u64::MAX / 2, files: u64::MAX / 2 };
 /// Where programs are looked for if an image does not say.
 const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -33,12 +33,12 @@ impl PartialEq for Base {
 impl Eq for Base {}
 
 impl Base {
-    /// Out of a snapshot's pages.
+    /// From a snapshot's pages.
     pub(crate) fn thawed(kept: LayerImage) -> Result<Self, LayersError> {
         Ok(Self { tree: kept.tree(UNCOUNTED)?, kept: OnceLock::from(kept) })
     }
 
-    /// A tree over the layers, with nothing of its own.
+    /// A tree over the layers, without changes.
     pub(crate) fn tree(&self) -> &Tree {
         &self.tree
     }
@@ -58,13 +58,13 @@ pub(crate) fn over(base: Option<&Arc<Base>>) -> Tree {
     base.map_or_else(|| Tree::new(UNCOUNTED), |base| base.tree().clone())
 }
 
-/// An image as the root of a program, and what is started there.
+/// An image as the root of a program, and its command line.
 #[derive(Clone, Debug)]
 pub(crate) struct Root {
     pub(crate) base: Arc<Base>,
-    /// What every command line begins with.
+    /// The beginning of every command line.
     entry: Vec<OsString>,
-    /// What follows where there are no arguments.
+    /// The default arguments.
     usual: Vec<OsString>,
 }
 
@@ -84,7 +84,7 @@ impl Root {
         (self.entry, self.usual) = (words, Vec::new());
     }
 
-    /// The command line that is run with these arguments; empty where the image names no program, and nobody else does.
+    /// The command line with these arguments; empty if neither the image nor the caller names a program.
     pub(crate) fn command(&self, arguments: &[OsString]) -> Vec<OsString> {
         let rest = if arguments.is_empty() { &self.usual } else { arguments };
         self.entry.iter().chain(rest).cloned().collect()

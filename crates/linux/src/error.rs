@@ -1,9 +1,9 @@
-//! What can go wrong when a program is warmed, called or verified.
+//! Errors of warming, calling and verifying a program.
 
 use std::path::PathBuf;
 
-use crate::personality::End;
 use crate::platform::PlatformError;
+use crate::sentry::End;
 
 /// Why a program did not become warm.
 #[derive(Debug, thiserror::Error)]
@@ -12,12 +12,12 @@ pub enum WarmError {
     /// The host or the process failed.
     #[error(transparent)]
     Platform(#[from] PlatformError),
-    /// The program, or what it names as its loader, is not there for the guest.
+    /// The program or its loader does not exist for the guest.
     #[error(
         "{0} is not there for the guest: it must exist, and be granted with Program::grant or lie in its image"
     )]
     NotFound(PathBuf),
-    /// The image has no entry point and no command, and nobody gave one.
+    /// The image has no entry point and no command, and the caller gave none.
     #[error("the image names no program: give one, and its arguments, as arguments")]
     NoProgram,
     /// It is not a program that can be loaded.
@@ -25,7 +25,7 @@ pub enum WarmError {
     Unloadable {
         /// Which file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
     /// A file or directory could not be given to it.
@@ -36,14 +36,14 @@ pub enum WarmError {
         /// Why not.
         error: afresh_files::Refused,
     },
-    /// It is a script that cannot be run by what its first line names.
+    /// It is a script whose first line names no usable interpreter.
     #[error("{path} is a script for {interpreter}: {help}")]
     Script {
         /// Which file.
         path: PathBuf,
-        /// What its first line names.
+        /// The interpreter that its first line names.
         interpreter: String,
-        /// What to do.
+        /// The way out.
         help: String,
     },
     /// Arguments, environment or the program's segments do not fit.
@@ -72,9 +72,9 @@ pub enum CallError {
     /// The host failed, or the guest's process ended by a fault.
     #[error("{source}{}", said(messages))]
     Platform {
-        /// What failed.
+        /// The failed operation.
         source: PlatformError,
-        /// The end of the guest's standard error in this call.
+        /// The last bytes of the guest's standard error in this call.
         messages: String,
     },
     /// The guest ended in place of waiting for the next request.
@@ -82,7 +82,7 @@ pub enum CallError {
     Ended {
         /// How.
         end: End,
-        /// What it had answered.
+        /// The output so far.
         output: Vec<u8>,
         /// The end of its standard error in this call.
         messages: String,
@@ -98,7 +98,7 @@ pub enum CallError {
     NeedsReset,
 }
 
-/// What the guest said last, if it said anything.
+/// The last messages of the guest, if any.
 fn said(messages: &str) -> String {
     match messages.trim_end() {
         "" => String::new(),
@@ -128,45 +128,64 @@ impl From<CallError> for FreezeError {
 }
 
 /// A snapshot did not become a warm program.
-pub type ThawError = afresh_pager::ThawError<Misfit>;
+pub type ThawError = afresh_pager::ThawError<Incompatible>;
 
-impl From<Misfit> for ThawError {
-    fn from(error: Misfit) -> Self {
+impl From<Incompatible> for ThawError {
+    fn from(error: Incompatible) -> Self {
         Self::Guest(error)
     }
 }
 
-/// A program does not fit this host, or what it was granted.
+/// A program does not fit this host or its grants.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Misfit {
+pub enum Incompatible {
     /// The files that it had written are damaged, or a granted directory cannot be opened.
     #[error(transparent)]
     Files(#[from] afresh_files::TreeError),
-    /// The host's kernel or processor is another, in what the program has seen of it.
+    /// The host's kernel or processor differs in properties that the program depends on.
     #[error(
         "{what} differs from where the snapshot was made: open it there, or warm the program anew here"
     )]
     Host {
-        /// What differs.
+        /// The difference.
         what: &'static str,
     },
-    /// A place of the host's that the program could read.
+    /// A path of the host that the program could read.
     #[error(
         "{0} was granted to the program when the snapshot was made: grant it again, or a directory above it, if you trust the snapshot"
     )]
     NotGranted(PathBuf),
+    /// Its directories of the host: more than a program can have, or some of them twice.
+    #[error(
+        "the snapshot names {0} directories of the host, too many or overlapping ones: it is damaged or forged"
+    )]
+    Layers(usize),
+    /// A limit of the opener.
+    #[error(
+        "the program needs {needed} bytes of {what}, more than the {limit} that it is allowed here: raise `{way_out}` if you trust it"
+    )]
+    Limit {
+        /// The limit.
+        what: &'static str,
+        /// Bytes that the snapshot's program has.
+        needed: u64,
+        /// Bytes that the opener allows.
+        limit: u64,
+        /// The option that sets the limit.
+        way_out: &'static str,
+    },
     /// A file that the program has open.
     #[error("{path} is open in the program, and {why}")]
     File {
         /// Which.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
 }
 
-/// What a verification found to be different from the warm state.
+/// A difference from the warm state that a verification found.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {
@@ -179,7 +198,7 @@ pub enum VerifyError {
     /// The list of mappings.
     #[error("the mappings differ: {0}")]
     Mappings(String),
-    /// Registers, or what lies around them.
+    /// Registers, or other data of their frame.
     #[error("the registers or the stub's memory differ")]
     Registers,
     /// Descriptors, files, directory, signals or the layout.

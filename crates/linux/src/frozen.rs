@@ -1,4 +1,4 @@
-//! A warm program as pages and bytes: what a snapshot holds of it.
+//! A warm program as pages and bytes, as a snapshot holds it.
 //!
 //! The pages are those of the image that it stands on, if it does, those of its memory, and those of the files that it wrote. The
 //! bytes are all the rest: where that memory lies, registers, descriptors, signals. Files of the host's that it was granted are in
@@ -18,13 +18,13 @@ use afresh_store::{GuestBuild, Sha256, Snapshot, Store, host_cpu_features};
 use serde::{Deserialize, Serialize};
 
 use crate::base::Base;
-use crate::error::{FreezeError, Misfit, ThawError};
+use crate::error::{FreezeError, Incompatible, ThawError};
+use crate::frozen_state::{FrozenMemory, FrozenState, IdleWait, MemoryPart};
 use crate::instance::Instance;
-use crate::personality::{Absorbed, Behind, Layout, PROCESSES, Packed, State, damaged};
-use crate::platform::{Registers, Seen, Segment, Segments};
+use crate::platform::{HostTraits, Registers, Segment, Segments};
 use crate::program::Program;
+use crate::sentry::{Absorbed, Behind, Kernel, Layout, PROCESSES, PackedKernel, damaged};
 use crate::session::ProgramState;
-use crate::standing::{Ground, Part, Standing, Wait};
 use crate::warm::Warm;
 
 /// Kind of guest, in snapshots.
@@ -33,7 +33,7 @@ const KIND: &str = "linux";
 /// older states do not survive.
 const ENGINE: &str = "afresh-linux state 8";
 
-/// How long what nobody has asked for yet stays in its file: a first answer needs little of it, and the processor itself.
+/// Delay before untouched pages are loaded: a first answer needs few of them, and the CPU itself.
 const HEAD_START: Duration = Duration::from_millis(10);
 
 /// The bytes of a frozen program.
@@ -41,17 +41,17 @@ const HEAD_START: Duration = Duration::from_millis(10);
 struct Header {
     /// What it stands on, whose pages come first: their places never change while it is saved turn by turn.
     layers: Option<SavedLayers>,
-    /// Its memories, whose pages lie one after the other.
+    /// Its memories, whose pages follow each other.
     parts: Vec<PackedPart>,
-    wait: Wait,
-    state: Packed,
-    /// What of kernel and processor it has seen, beside the features that the build lists.
-    seen: Seen,
-    /// Bytes of the files that it has written, in pages of their own behind those of its memory.
+    wait: IdleWait,
+    state: PackedKernel,
+    /// Properties of kernel and processor that it depends on, in addition to the features of the build.
+    seen: HostTraits,
+    /// Bytes of the files that it has written, in pages after those of its memory.
     files: u64,
 }
 
-/// A [`Part`] that is written down.
+/// A [`MemoryPart`] that is written down.
 #[derive(Serialize, Deserialize)]
 struct PackedPart {
     memory: u32,
@@ -64,7 +64,7 @@ struct PackedPart {
 }
 
 impl PackedPart {
-    fn new(part: &Part, tree: &Tree) -> Self {
+    fn new(part: &MemoryPart, tree: &Tree) -> Self {
         Self {
             memory: part.memory,
             holds: part.holds,
@@ -76,7 +76,7 @@ impl PackedPart {
     }
 
     /// The part and its image, whose pages are the first of `left`, which then has the others.
-    fn open(self, left: &mut Image, tree: &Tree) -> Result<Ground, ThawError> {
+    fn open(self, left: &mut Image, tree: &Tree) -> Result<FrozenMemory, ThawError> {
         let pages = usize::try_from(self.pages).ok().filter(|pages| *pages <= left.pages());
         let pages = pages.ok_or_else(|| damaged("it has fewer pages than its memories"))?;
         let image = left.slice(PageRange::new(0, pages));
@@ -85,10 +85,13 @@ impl PackedPart {
         self.registers.check().map_err(damaged)?;
         let Self { memory, holds, registers, .. } = self;
         let absorbed = Absorbed::but(self.behind, tree);
-        let part = Part { memory, holds, segments, registers, absorbed };
-        Ok(Ground { image, part: Arc::new(part) })
+        let part = MemoryPart { memory, holds, segments, registers, absorbed };
+        Ok(FrozenMemory { image, part: Arc::new(part) })
     }
 }
+
+/// Maximum bytes that describe files, without their content.
+const DESCRIPTIONS: u64 = 64 << 20;
 
 /// A frozen program. Cheap to clone; it shares the memory of the guest it came from.
 #[derive(Clone, Debug)]
@@ -97,7 +100,7 @@ pub struct Frozen {
     bytes: Arc<[u8]>,
 }
 
-fn frozen(standing: &Standing) -> Result<Frozen, FreezeError> {
+fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
     let rest = &standing.rest;
     let (state, files) = rest.state.pack()?;
     let mut pages = ImageBuilder::new(files.len().div_ceil(PAGE_SIZE));
@@ -110,7 +113,7 @@ fn frozen(standing: &Standing) -> Result<Frozen, FreezeError> {
         parts: rest.parts.iter().map(|part| PackedPart::new(part, &rest.state.tree)).collect(),
         wait: rest.wait,
         state,
-        seen: Seen::here(),
+        seen: HostTraits::here(),
         files: files.len() as u64,
     };
     let bytes = postcard::to_allocvec(&header).map_err(|e| FreezeError::State(e.to_string()))?;
@@ -151,8 +154,8 @@ impl Warm {
         Ok(Self::thaw(frozen, program)?.state())
     }
 
-    /// A warm program in the state of `frozen`. `program` says what may be read of the host and which limits calls have; its
-    /// own file and arguments mean nothing.
+    /// A warm program in the state of `frozen`. `program` says what may be read of the host, and the limits of memory, storage and
+    /// calls; its own file and arguments mean nothing.
     ///
     /// # Errors
     /// [`ThawError`].
@@ -162,7 +165,7 @@ impl Warm {
         if !left.is_empty() {
             return Err(damaged("there are bytes after its end"));
         }
-        header.seen.check().map_err(|what| Misfit::Host { what })?;
+        header.seen.check().map_err(|what| Incompatible::Host { what })?;
         let all = frozen.memory.pages();
         let behind = usize::try_from(header.files.div_ceil(PAGE_SIZE as u64));
         let own = behind.ok().and_then(|behind| all.pages().checked_sub(behind));
@@ -176,6 +179,13 @@ impl Warm {
         let base = base.transpose().map_err(|e| damaged(&e.to_string()))?;
         let mut left = all.slice(PageRange::new(below, own - below));
         let written = all.slice(PageRange::new(own, all.pages() - own));
+        // Pages that a snapshot does not store would cost memory all the same.
+        let opener = program.opener();
+        if header.files > opener.storage.bytes.saturating_add(DESCRIPTIONS) {
+            let limit = opener.storage.bytes;
+            let (what, way_out) = ("storage", "storage_limit");
+            return Err(Incompatible::Limit { what, needed: header.files, limit, way_out }.into());
+        }
         let there = written.resolve(PageRange::new(0, written.pages()));
         there.map_err(ThawError::Image)?;
         let mut files = vec![0; header.files as usize];
@@ -183,11 +193,11 @@ impl Warm {
         if header.parts.len() > PROCESSES {
             return Err(damaged("it has more memories than processes may be"));
         }
-        let state = State::unpack(header.state, &files, base, &program.granted())?;
+        let state = Kernel::unpack(header.state, &files, base, &opener)?;
         let parts = header.parts.into_iter().map(|part| part.open(&mut left, &state.tree));
         let grounds = parts.collect::<Result<Vec<_>, _>>()?;
         let parts: Vec<_> = grounds.iter().map(|ground| &*ground.part).collect();
-        let mapped = |(part, (_, layout)): (&&Part, (u32, &Layout))| {
+        let mapped = |(part, (_, layout)): (&&MemoryPart, (u32, &Layout))| {
             let segments = part.segments.iter().map(|s| (s.start, s.len, s.protection));
             same_mappings(layout.mappings(), segments)
         };
@@ -197,13 +207,13 @@ impl Warm {
         if !parts.iter().zip(state.memories()).all(mapped) {
             return Err(damaged("its memory is not what it has mapped"));
         }
-        let standing = Standing::new(grounds, Arc::new(state), header.wait);
+        let standing = FrozenState::new(grounds, Arc::new(state), header.wait);
         Ok(Self::new(standing, program.limits(), std::collections::BTreeMap::new()))
     }
 }
 
 impl Instance {
-    /// The present state, to be saved or thawed elsewhere, what calls have left included. The instance stays as it is.
+    /// The present state, to be saved or thawed elsewhere, with the effects of calls. The instance stays as it is.
     ///
     /// # Errors
     /// [`FreezeError`].
@@ -271,7 +281,7 @@ impl Frozen {
     /// Saves it under `name`.
     ///
     /// # Errors
-    /// [`FreezeError`]; the name means then what it meant before.
+    /// [`FreezeError`]; the name is unchanged then.
     pub fn save(
         &self,
         store: &Store,
@@ -287,7 +297,7 @@ impl Frozen {
     /// [`ThawError`]: a snapshot of another kind of guest or for a processor with more features, a damaged one, or no memory for
     /// it.
     pub fn load(snapshot: Snapshot, options: &Options) -> Result<Self, ThawError> {
-        // What is far away cannot be begun too early.
+        // Remote pages are best requested early.
         let delay =
             if snapshot.is_distant() { options.delay } else { options.delay.max(HEAD_START) };
         let options = Options { delay, ..options.clone() };

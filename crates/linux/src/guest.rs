@@ -1,16 +1,18 @@
-//! A guest: a process, who it takes itself for, and what it did to its memory map.
+//! A guest: processes, their sentry, and the changes to their memory maps.
 //!
 //! Its threads take turns in the one thread that its process has: when one waits, when it gives way, and when others are ready
 //! and its time is over.
 
 use std::time::{Duration, Instant};
 
-use crate::bodies::Others;
-use crate::body::Body;
+use crate::frozen_state::IdleWait;
 use crate::http;
-use crate::personality::{Change, Ear, End, FIRST, Outcome, Person, Taken, now_moment};
-use crate::platform::{Call, Event, Orders, Place, PlatformError, Then};
-use crate::standing::Wait;
+use crate::platform::{Call, Continuation, Event, PlatformError, StubCommands, Trap};
+use crate::sentry::{
+    Change, End, FIRST, InputSource, Sentry, SignalDelivery, SyscallControl, now_moment,
+};
+use crate::subprocess::Subprocess;
+use crate::subprocesses::ParkedSubprocesses;
 
 /// How long a thread runs while others could.
 const TURN: Duration = Duration::from_millis(4);
@@ -19,55 +21,66 @@ const MOMENT: Duration = Duration::from_micros(50);
 
 /// Why a guest stopped running.
 #[derive(Debug)]
-pub(crate) enum Halt {
+pub(crate) enum StopReason {
     /// It waits for the caller, so.
-    Idle(Wait),
+    Idle(IdleWait),
     /// It ended. The place says whether the stub has it.
-    End(End, Place),
+    End(End, Trap),
     /// Time is up.
     Late,
+    /// The caller ended the call.
+    Unheard,
 }
 
-/// Who goes on.
+/// The thread that continues.
 enum Next {
     /// A thread, which runs.
     Runs,
     /// A thread that has waited: this call of its is served once more.
     Calls(Call),
-    Halts(Halt),
+    Halts(StopReason),
 }
 
-/// Processes with a personality.
+/// Processes with a sentry.
 #[derive(Debug)]
 pub(crate) struct Guest {
-    /// What plays the current process.
-    pub(crate) body: Body,
-    pub(crate) person: Person,
-    pub(crate) others: Others,
+    /// The host process that runs the current process.
+    pub(crate) body: Subprocess,
+    pub(crate) person: Sentry,
+    pub(crate) others: ParkedSubprocesses,
     /// When the turn of the thread that runs has begun.
     turn: Instant,
-    /// When a call that was answered ends though somebody could go on, if it does.
+    /// When the caller was last asked whether the call may run on.
+    asked: Instant,
+    /// When an answered call ends though a thread could run, if it does.
     pub(crate) rests: Option<Instant>,
-    /// How long it may sleep on before it is taken for a server that waits for its first caller, though somebody beside it is at work.
+    /// How long it may sleep before it counts as a server that waits for its first caller, though other threads work.
     patience: Duration,
 }
 
-/// As long as who starts a server needs to see that it is there.
+/// How often a caller that hears output is asked whether the call may run on.
+const ASK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Time in which the starter of a server notices that it is up.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Guest {
-    /// A guest whose first process `body` plays. Those besides it are as `others` has them.
-    pub(crate) fn new(body: Body, person: Person, others: Others) -> Self {
-        let (turn, rests) = (Instant::now(), None);
-        Self { body, person, others, turn, rests, patience: PATIENCE }
+    /// A guest whose first process runs in `body`. The other processes are as `others` has them.
+    pub(crate) fn new(body: Subprocess, person: Sentry, others: ParkedSubprocesses) -> Self {
+        let (now, rests) = (Instant::now(), None);
+        Self { body, person, others, turn: now, asked: now, rests, patience: PATIENCE }
     }
 
-    /// Runs the guest until it waits for the caller, ends, or `deadline` is there.
-    pub(crate) fn run(&mut self, deadline: Instant) -> Result<Halt, PlatformError> {
+    /// Runs the guest until it waits for the caller, ends, or `deadline` is there, or its caller ends the call.
+    pub(crate) fn run(&mut self, deadline: Instant) -> Result<StopReason, PlatformError> {
+        self.asked = Instant::now();
         loop {
+            if !self.proceeds() {
+                return Ok(StopReason::Unheard);
+            }
             let halt = match self.body.process.next(self.turn_ends(deadline))? {
                 Event::Call(call) => self.serve(&call, deadline)?,
-                Event::Late if Instant::now() >= deadline => Some(Halt::Late),
+                Event::Late if Instant::now() >= deadline => Some(StopReason::Late),
                 Event::Late => {
                     self.body.process.interrupt()?;
                     None
@@ -75,7 +88,9 @@ impl Guest {
                 Event::Interrupted => self.take_turns(deadline)?,
                 Event::Fault(signal) => {
                     match self.person.served_fault(&mut self.body.process, signal)? {
-                        Some(end) => self.outlive(Some(Halt::End(end, Place::Stub)), deadline)?,
+                        Some(end) => {
+                            self.outlive(Some(StopReason::End(end, Trap::Stub)), deadline)?
+                        }
                         None => self.take_on(deadline)?,
                     }
                 }
@@ -86,13 +101,31 @@ impl Guest {
         }
     }
 
+    /// Whether the caller lets the call run on, which is asked at each interval.
+    fn proceeds(&mut self) -> bool {
+        if self.asked.elapsed() < ASK_INTERVAL {
+            return true;
+        }
+        let proceeds = self.person.streams.proceeds();
+        self.asked = Instant::now();
+        proceeds
+    }
+
+    /// How long a wait of `length` may last before the caller is asked again.
+    fn bounded(&self, length: Duration) -> Duration {
+        if self.person.streams.is_heard() { length.min(ASK_INTERVAL) } else { length }
+    }
+
     /// When the thread that runs is to be interrupted: after its turn, or when the alarm rings.
     fn turn_ends(&self, deadline: Instant) -> Instant {
         let state = &self.person.state;
-        if state.is_alone() {
-            return deadline;
-        }
         let now = Instant::now();
+        if state.is_alone() {
+            return match self.person.streams.is_heard() {
+                true => deadline.min(now + ASK_INTERVAL),
+                false => deadline,
+            };
+        }
         let mut ends = self.turn + TURN;
         if let Some(at) = state.rings_at() {
             ends = ends.min(now + Duration::from_nanos(at.saturating_sub(now_moment())));
@@ -103,50 +136,54 @@ impl Guest {
         if let Some(rests) = self.rests {
             ends = ends.min(rests);
         }
-        // Who was told to interrupt itself gets a moment to do so.
+        // An interrupted process gets a moment to enter the stub.
         ends.max(now + MOMENT).min(deadline)
     }
 
-    /// Serves one call, and whatever calls threads have waited in that may go on then, until one runs or the guest halts.
+    /// Serves one call, and waiting calls of threads that may continue then, until a thread runs or the guest stops.
     pub(crate) fn serve(
         &mut self,
         call: &Call,
         deadline: Instant,
-    ) -> Result<Option<Halt>, PlatformError> {
+    ) -> Result<Option<StopReason>, PlatformError> {
         let halt = self.serve_one(call, deadline)?;
         self.outlive(halt, deadline)
     }
 
-    fn serve_one(&mut self, call: &Call, deadline: Instant) -> Result<Option<Halt>, PlatformError> {
+    fn serve_one(
+        &mut self,
+        call: &Call,
+        deadline: Instant,
+    ) -> Result<Option<StopReason>, PlatformError> {
         let mut call = *call;
         loop {
             self.person.pump();
             match self.person.serve(&mut self.body.process, &call)? {
-                Outcome::Value(value) => return self.finish(&call, value),
-                Outcome::Memory(value, change) => {
+                SyscallControl::Value(value) => return self.finish(&call, value),
+                SyscallControl::Memory(value, change) => {
                     self.body.process.set_result(value as i64);
-                    self.enact(change, Then::Resume)?;
+                    self.enact(change, Continuation::Resume)?;
                     return Ok(None);
                 }
-                Outcome::Resumed => return self.go_on(),
-                Outcome::Idle => {
-                    if let Place::Kernel(id) = call.place {
+                SyscallControl::Resumed => return self.go_on(),
+                SyscallControl::Idle => {
+                    if let Trap::Kernel(id) = call.place {
                         self.body.process.detach(id)?;
                     }
-                    return Ok(Some(Halt::Idle(Wait::of(self, &call)?)));
+                    return Ok(Some(StopReason::Idle(IdleWait::of(self, &call)?)));
                 }
-                Outcome::End(end) => return Ok(Some(Halt::End(end, call.place))),
-                Outcome::Wait(wait) => {
-                    if let Place::Kernel(id) = call.place {
+                SyscallControl::End(end) => return Ok(Some(StopReason::End(end, call.place))),
+                SyscallControl::Wait(wait) => {
+                    if let Trap::Kernel(id) = call.place {
                         self.body.process.detach(id)?;
                     }
                     self.person.resumed = None;
                     self.person.change().threads.current_mut().wait = Some(wait);
                 }
-                Outcome::Yield => self.body.process.set_result(0),
-                Outcome::Gone => {}
-                Outcome::Exec(command) => return self.exec(*command),
-                Outcome::Fork(fork) => {
+                SyscallControl::Yield => self.body.process.set_result(0),
+                SyscallControl::Gone => {}
+                SyscallControl::Exec(command) => return self.exec(*command),
+                SyscallControl::Fork(fork) => {
                     self.fork(fork)?;
                     if self.person.state.threads.current().wait.is_none() {
                         return self.go_on();
@@ -162,7 +199,10 @@ impl Guest {
     }
 
     /// Lets others run, while the guest is in the stub.
-    pub(crate) fn take_turns(&mut self, deadline: Instant) -> Result<Option<Halt>, PlatformError> {
+    pub(crate) fn take_turns(
+        &mut self,
+        deadline: Instant,
+    ) -> Result<Option<StopReason>, PlatformError> {
         match self.next(deadline)? {
             Next::Runs => Ok(None),
             Next::Calls(call) => self.serve(&call, deadline),
@@ -170,25 +210,25 @@ impl Guest {
         }
     }
 
-    /// The current thread runs on, or what it does ends it.
-    fn take_on(&mut self, deadline: Instant) -> Result<Option<Halt>, PlatformError> {
+    /// The current thread runs on, or ends.
+    fn take_on(&mut self, deadline: Instant) -> Result<Option<StopReason>, PlatformError> {
         let halt = self.go_on()?;
         self.outlive(halt, deadline)
     }
 
-    /// The call returns, and its thread goes on.
-    fn finish(&mut self, call: &Call, value: u64) -> Result<Option<Halt>, PlatformError> {
+    /// The call returns, and its thread continues.
+    fn finish(&mut self, call: &Call, value: u64) -> Result<Option<StopReason>, PlatformError> {
         self.person.resumed = None;
         self.person.unmask();
         match call.place {
-            Place::Kernel(_) => {
+            Trap::Kernel(_) => {
                 if self.person.has_signal() || self.person.state.is_to_stop() {
                     self.body.process.interrupt()?;
                 }
                 self.body.process.answer(call, value as i64)?;
                 Ok(None)
             }
-            Place::Stub => {
+            Trap::Stub => {
                 self.body.process.set_result(value as i64);
                 self.go_on()
             }
@@ -196,17 +236,18 @@ impl Guest {
     }
 
     /// The current thread, which is in the stub, runs on; in a handler, if it has a signal to take.
-    pub(crate) fn go_on(&mut self) -> Result<Option<Halt>, PlatformError> {
+    pub(crate) fn go_on(&mut self) -> Result<Option<StopReason>, PlatformError> {
         if self.person.has_signal()
-            && let Taken::Ends(end) = self.person.served_signals(&mut self.body.process, false)?
+            && let SignalDelivery::Ends(end) =
+                self.person.served_signals(&mut self.body.process, false)?
         {
-            return Ok(Some(Halt::End(end, Place::Stub)));
+            return Ok(Some(StopReason::End(end, Trap::Stub)));
         }
         if self.person.state.is_to_stop() {
             // It comes back at once, and is stopped then.
             self.body.process.interrupt()?;
         }
-        self.body.process.carry_out(&Orders::default(), Then::Resume)?;
+        self.body.process.execute(&StubCommands::default(), Continuation::Resume)?;
         Ok(None)
     }
 
@@ -226,21 +267,24 @@ impl Guest {
         }
     }
 
-    /// Finds who goes on, while the guest is in the stub; waits for them where only time is missing.
+    /// Finds the next thread while the guest is in the stub; waits for threads that only need time.
     fn next(&mut self, deadline: Instant) -> Result<Next, PlatformError> {
         loop {
             self.person.measure(&mut self.body.process);
             // However threads hand on to each other, it ends in time.
             self.turn = Instant::now();
             if self.turn >= deadline {
-                return Ok(Next::Halts(Halt::Late));
+                return Ok(Next::Halts(StopReason::Late));
+            }
+            if !self.proceeds() {
+                return Ok(Next::Halts(StopReason::Unheard));
             }
             if self.rests.is_some_and(|rests| self.turn >= rests)
                 && let Some(ear) = self.answered()
             {
                 self.settle()?;
                 self.person.streams.expects = false;
-                return Ok(Next::Halts(Halt::Idle(Wait::Resting(ear))));
+                return Ok(Next::Halts(StopReason::Idle(IdleWait::Resting(ear))));
             }
             self.person.pump();
             let now = now_moment();
@@ -262,19 +306,21 @@ impl Guest {
                 return Ok(Next::Calls(self.body.process.call()));
             }
             match self.person.served_signals(&mut self.body.process, true)? {
-                Taken::Ends(end) => return Ok(Next::Halts(Halt::End(end, Place::Stub))),
-                Taken::Handled => {
+                SignalDelivery::Ends(end) => {
+                    return Ok(Next::Halts(StopReason::End(end, Trap::Stub)));
+                }
+                SignalDelivery::Handled => {
                     self.person.resumed = None;
                     self.person.change().threads.current_mut().wait = None;
                     return Ok(self.go_on()?.map_or(Next::Runs, Next::Halts));
                 }
-                // What it ignores does not wake it.
-                Taken::Nothing => self.person.resumed = None,
+                // An ignored signal does not wake it.
+                SignalDelivery::Nothing => self.person.resumed = None,
             }
         }
     }
 
-    /// The process and the thread in it that may go on; alarms ring meanwhile.
+    /// The process and the thread that may run; expired timers send their signals.
     fn find(&mut self, now: u64) -> Option<(u32, u32)> {
         if self.person.state.family.is_single() {
             self.person.ring(now);
@@ -290,7 +336,7 @@ impl Guest {
                 return Some((member, id));
             }
         }
-        // Who stopped was the last to be asked, and its parent may go on now.
+        // A stopped process was the last, and its parent may run now.
         if stopped { self.find(now) } else { None }
     }
 
@@ -303,7 +349,7 @@ impl Guest {
         stops
     }
 
-    /// Makes the first process the current one, with a thread in the stub, as what is frozen or ended has.
+    /// Makes the first process the current one, with a thread in the stub, as in a frozen guest.
     fn settle(&mut self) -> Result<(), PlatformError> {
         self.come_home()?;
         self.person.resumed = None;
@@ -315,8 +361,8 @@ impl Guest {
         Ok(())
     }
 
-    /// Nobody can go on: the guest waits for the caller, for a time to come, or for ever.
-    fn nobody(&mut self, now: u64, deadline: Instant) -> Result<Option<Halt>, PlatformError> {
+    /// No thread can run: the guest waits for the caller or for a moment, or is deadlocked.
+    fn nobody(&mut self, now: u64, deadline: Instant) -> Result<Option<StopReason>, PlatformError> {
         self.settle()?;
         let state = &self.person.state;
         let until = state.next_moment(now).map(|at| Duration::from_nanos(at - now));
@@ -324,61 +370,58 @@ impl Guest {
         let lines = &self.person.lines;
         let through = self.person.streams.through;
         Ok(match (state.ear(through), until) {
-            (Some(Ear::Port), Some(until))
+            (Some(InputSource::Port), Some(until))
                 if through.is_none() && !self.patience.is_zero() && state.is_underway() =>
             {
-                let pause = until.min(left).min(self.patience);
+                let pause = self.bounded(until.min(left).min(self.patience));
                 self.patience -= pause;
                 self.body.process.pause(pause);
                 None
             }
             (Some(ear), until) => {
                 if self.owes(ear) && lines.is_owed(state) {
-                    lines.wait(state, until.map_or(left, |until| until.min(left)));
+                    lines.wait(state, self.bounded(until.map_or(left, |until| until.min(left))));
                     return Ok(None);
                 }
-                let owes = self.owes(ear) && (ear == Ear::Port || state.may_answer(now));
+                let owes = self.owes(ear) && (ear == InputSource::Port || state.may_answer(now));
                 if let Some(until) = until.filter(|until| *until < left && owes) {
-                    self.body.process.pause(until);
+                    self.body.process.pause(self.bounded(until));
                     return Ok(None);
                 }
                 self.person.streams.expects = false;
-                Some(Halt::Idle(Wait::Parked(ear)))
+                Some(StopReason::Idle(IdleWait::Parked(ear)))
             }
             (None, until) if !lines.is_empty() => {
-                lines.wait(state, until.map_or(left, |until| until.min(left)));
+                lines.wait(state, self.bounded(until.map_or(left, |until| until.min(left))));
                 None
             }
-            (None, Some(until)) if until < left => {
-                self.body.process.pause(until);
+            // Time may be up before; then the next look ends it.
+            (None, Some(until)) => {
+                self.body.process.pause(self.bounded(until.min(left)));
                 None
             }
-            (None, Some(_)) => {
-                self.body.process.pause(left);
-                Some(Halt::Late)
-            }
-            (None, None) => Some(Halt::End(End::Deadlock, Place::Stub)),
+            (None, None) => Some(StopReason::End(End::Deadlock, Trap::Stub)),
         })
     }
 
-    /// What the next call comes through, if this one was taken whole and answered.
-    fn answered(&self) -> Option<Ear> {
+    /// The object of the next call, if this one was read whole and answered.
+    fn answered(&self) -> Option<InputSource> {
         let streams = &self.person.streams;
         let ear = self.person.state.ear(streams.through)?;
         (!streams.has_input() && !self.owes(ear)).then_some(ear)
     }
 
     /// Whether the caller has a right to wait for an answer.
-    fn owes(&self, ear: Ear) -> bool {
+    fn owes(&self, ear: InputSource) -> bool {
         let streams = &self.person.streams;
-        if streams.uncalled && ear == Ear::Port {
-            // What it does by itself is all that it does.
+        if streams.uncalled && ear == InputSource::Port {
+            // Its own work is all that it does.
             return true;
         }
         streams.expects
             && match ear {
-                Ear::Input => !streams.has_answered(),
-                Ear::Port => {
+                InputSource::Input => !streams.has_answered(),
+                InputSource::Port => {
                     self.person.state.is_called()
                         && !http::is_whole(&streams.input, &streams.output)
                 }
@@ -389,11 +432,11 @@ impl Guest {
     /// it waits.
     pub(crate) fn resume(
         &mut self,
-        wait: &Wait,
+        wait: &IdleWait,
         request: Option<&[u8]>,
-        mut orders: Orders,
+        mut orders: StubCommands,
         deadline: Instant,
-    ) -> Result<Option<Halt>, PlatformError> {
+    ) -> Result<Option<StopReason>, PlatformError> {
         let bytes = request.unwrap_or_default();
         let streams = &mut self.person.streams;
         streams.input.clear();
@@ -402,38 +445,43 @@ impl Guest {
         streams.ended = false;
         streams.expects = !bytes.is_empty();
         streams.through = Some(match wait {
-            Wait::Read { .. } => Ear::Input,
-            Wait::Parked(ear) | Wait::Resting(ear) => *ear,
+            IdleWait::Read { .. } => InputSource::Input,
+            IdleWait::Parked(ear) | IdleWait::Resting(ear) => *ear,
         });
         self.person.resumed = None;
         match (wait, request) {
-            (Wait::Read { .. }, None) => {
+            (IdleWait::Read { .. }, None) => {
                 // Its only thread waits for the caller.
-                self.body.process.carry_out(&orders, Then::Ask)?;
-                return Ok(Some(Halt::Idle(*wait)));
+                self.body.process.execute(&orders, Continuation::Ask)?;
+                return Ok(Some(StopReason::Idle(*wait)));
             }
-            (Wait::Read { to, wanted }, Some(request)) => {
+            (IdleWait::Read { to, wanted }, Some(request)) => {
                 let taken = request.len().min(crate::platform::INPUT_LEN).min(*wanted as usize);
                 self.person.streams.taken = taken;
                 orders.input = Some((*to, request[..taken].to_vec()));
                 self.body.process.set_result(taken as i64);
-                self.body.process.carry_out(&orders, Then::Resume)?;
+                if self.person.has_signal() {
+                    // Its handler runs before the read returns.
+                    self.body.process.execute(&orders, Continuation::Ask)?;
+                    return self.go_on();
+                }
+                self.body.process.execute(&orders, Continuation::Resume)?;
                 return Ok(None);
             }
-            (Wait::Parked(ear) | Wait::Resting(ear), request) => {
+            (IdleWait::Parked(ear) | IdleWait::Resting(ear), request) => {
                 if !orders.is_empty() {
-                    self.body.process.carry_out(&orders, Then::Ask)?;
+                    self.body.process.execute(&orders, Continuation::Ask)?;
                 }
                 if let Some(request) = request {
                     if self.person.state.has_callers() {
                         self.person.change().hang_up();
                     }
                     match ear {
-                        Ear::Input => self.person.streams.ended = request.is_empty(),
-                        Ear::Port => {
+                        InputSource::Input => self.person.streams.ended = request.is_empty(),
+                        InputSource::Port => {
                             self.person.streams.taken = request.len();
                             if !self.person.change().call_in(request) {
-                                return Ok(Some(Halt::End(End::Deadlock, Place::Stub)));
+                                return Ok(Some(StopReason::End(End::Deadlock, Trap::Stub)));
                             }
                         }
                     }
@@ -444,11 +492,15 @@ impl Guest {
     }
 
     /// Puts a change of the layout into effect, while the stub waits for orders.
-    pub(crate) fn enact(&mut self, change: Change, then: Then) -> Result<(), PlatformError> {
+    pub(crate) fn enact(
+        &mut self,
+        change: Change,
+        then: Continuation,
+    ) -> Result<(), PlatformError> {
         self.body.enact(change, then)
     }
 
-    /// The end of what the guest wrote to its standard error, which is then forgotten.
+    /// Takes the last bytes of the guest's standard error.
     pub(crate) fn messages(&mut self) -> String {
         String::from_utf8_lossy(&std::mem::take(&mut self.person.streams.messages)).into_owned()
     }

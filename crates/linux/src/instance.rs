@@ -1,6 +1,6 @@
 //! An instance: a frozen guest that lives, is called, and goes back to where it stood.
 //!
-//! What it promises: after a reset, a checkpoint or a switch, every byte of memory, all registers, mappings, descriptors and
+//! Promises: after a reset, a checkpoint or a switch, every byte of memory, all registers, mappings, descriptors and
 //! files are those of the state that it then stands on. A process that cannot be brought there is replaced.
 //!
 //! A reset is not carried out at once but with the next call, in the same round trip that hands the request in.
@@ -9,21 +9,22 @@ mod compare;
 mod dial;
 
 use std::os::unix::process::ExitStatusExt;
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use afresh_files::Tree;
 use afresh_memory::PAGE_SIZE;
-use afresh_sys::host::random_word;
 use afresh_sys::planted::{self, Bug};
 
-use crate::bodies::Others;
-use crate::body::Body;
 use crate::error::{CallError, VerifyError};
-use crate::guest::{Guest, Halt, after};
-use crate::personality::{FIRST, Hearer, Person, State, Writer};
-use crate::platform::{Orders, Place, PlatformError, Then, Together};
-use crate::standing::{Rest, Standing, Wait, read_all};
+use crate::frozen_state::{FrozenKernel, FrozenState, IdleWait, read_all};
+use crate::guest::{Guest, StopReason, after};
+use crate::platform::{Continuation, CpuPinning, PlatformError, StubCommands, Trap};
+use crate::sentry::{End, FIRST, Generation, Kernel, OutputSink, Sentry, Writer};
+use crate::subprocess::Subprocess;
+use crate::subprocesses::ParkedSubprocesses;
 use crate::warm::{Limits, Stats};
 
 use compare::compare;
@@ -33,30 +34,30 @@ const LISTENS: Duration = Duration::from_millis(20);
 
 /// Whether calls may be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Footing {
-    /// They go on from the present state.
+enum ResetState {
+    /// The next call continues from the present state.
     Live,
     /// The next one starts from the state that the guest stands on.
-    Due,
+    NeedsReset,
     /// The last one was cut short: it takes a reset.
-    Fallen,
+    Failed,
 }
 
 /// A frozen guest that lives.
 #[derive(Debug)]
 pub struct Instance {
-    standing: Standing,
+    standing: FrozenState,
     limits: Limits,
     live: Option<Live>,
-    footing: Footing,
+    footing: ResetState,
     /// How the guest waits for the caller.
-    wait: Wait,
-    /// Of what runs since it was last brought back, once somebody has asked.
-    generation: Option<u64>,
+    wait: IdleWait,
+    /// The generation since the last reset.
+    generation: Generation,
     stats: Stats,
 }
 
-/// What plays the guest.
+/// The processes of the guest.
 #[derive(Debug)]
 struct Live {
     guest: Guest,
@@ -69,23 +70,47 @@ fn unstarted(source: PlatformError) -> CallError {
     CallError::Platform { source, messages: String::new() }
 }
 
+/// Runs the service of a guest. A panic becomes an error of this call: one guest must not stop the threads of others. The
+/// process is given up then.
+fn guarded<T>(serve: impl FnOnce() -> Result<T, PlatformError>) -> Result<T, PlatformError> {
+    catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+        Err(PlatformError::Panicked(text.unwrap_or_default()))
+    })
+}
+
 impl Live {
     /// A new process in the state `standing`.
-    fn new(standing: &Standing, limits: &Limits) -> Result<Self, PlatformError> {
+    fn new(
+        standing: &FrozenState,
+        limits: &Limits,
+        generation: &Generation,
+    ) -> Result<Self, PlatformError> {
         let first = standing.ground(FIRST).ok_or(PlatformError::Lost)?;
-        let body = Body::made(&first, limits, Some(&standing.rest.origin))?;
-        let person = Person::new(
+        let body = Subprocess::made(&first, limits, Some(&standing.rest.origin))?;
+        let mut person = Sentry::new(
             Arc::clone(&standing.rest.state),
             limits.output,
             Arc::clone(&limits.granted),
         );
-        let others = Others::new(Some((standing.clone(), limits.clone())));
+        person.streams.generation = generation.clone();
+        let others = ParkedSubprocesses::new(Some((standing.clone(), limits.clone())));
         Ok(Self { guest: Guest::new(body, person, others), unused: true })
     }
 
+    /// Shows the program its new generation, once the rest of it is as it was frozen, and before it runs.
+    fn begin_generation(&mut self, rest: &FrozenKernel) -> Result<(), PlatformError> {
+        if !rest.watches_generation || planted::is(Bug::OldGeneration) {
+            return Ok(());
+        }
+        self.guest.person.begin_generation();
+        self.guest.absorb()
+    }
+
     /// Everything that is neither memory nor registers.
-    fn set_state(&mut self, rest: &Rest) {
-        // What was connected to is not of that state.
+    fn set_state(&mut self, rest: &FrozenKernel) {
+        // Connections do not belong to that state.
         self.guest.person.lines.clear();
         if !planted::is(Bug::HostState) {
             self.guest.person.state = Arc::clone(&rest.state);
@@ -95,7 +120,7 @@ impl Live {
 
 impl Instance {
     /// An instance that stands on `standing`; its process is made when it is first needed.
-    pub(crate) fn new(standing: Standing, limits: Limits) -> Self {
+    pub(crate) fn new(standing: FrozenState, limits: Limits) -> Self {
         let (mapped, stored) = standing.pages();
         let stats = Stats {
             image: (mapped * PAGE_SIZE) as u64,
@@ -103,7 +128,7 @@ impl Instance {
             ..Stats::default()
         };
         let wait = standing.rest.wait;
-        let (footing, generation) = (Footing::Due, None);
+        let (footing, generation) = (ResetState::NeedsReset, Generation::default());
         Self { standing, limits, live: None, footing, wait, generation, stats }
     }
 
@@ -116,16 +141,16 @@ impl Instance {
     /// # Errors
     /// When the host cannot run guests.
     pub fn prepare(&mut self) -> Result<(), PlatformError> {
-        // One that was made before a fork is the parent's, who goes on with it.
+        // A process from before a fork belongs to the parent.
         if self.live.as_ref().is_some_and(|live| live.guest.body.process.is_ours()) {
             return Ok(());
         }
         self.live = None;
-        if self.footing == Footing::Live {
-            self.footing = Footing::Fallen;
+        if self.footing == ResetState::Live {
+            self.footing = ResetState::Failed;
             return Err(PlatformError::Lost);
         }
-        self.live = Some(Live::new(&self.standing, &self.limits)?);
+        self.live = Some(Live::new(&self.standing, &self.limits, &self.generation)?);
         self.stats.processes += 1;
         Ok(())
     }
@@ -140,22 +165,58 @@ impl Instance {
     /// When the guest ends, takes too long, or writes too much. It takes a reset then.
     pub fn call(&mut self, request: &[u8]) -> Result<Vec<u8>, CallError> {
         self.stats.calls += 1;
-        let afresh = self.footing != Footing::Live;
-        match self.attempt(Some(request), None) {
-            // Somebody else killed it; a guest cannot do that to itself. A call from a frozen state has no effect but its
-            // answer, so it can be made again.
-            Err(CallError::Platform { source: PlatformError::Ended(status), .. })
-                if afresh && status.signal() == Some(libc::SIGKILL) =>
+        self.attempt_twice(Some(request), || None, || false)
+    }
+
+    /// Makes a call, once more in a new process if the first one failed for no fault of the call: it was killed from outside, or
+    /// an earlier call had spoiled it. A call from a frozen state has no effect but its answer, so it can be repeated
+    /// until something of that was `heard`.
+    fn attempt_twice(
+        &mut self,
+        request: Option<&[u8]>,
+        hearer: impl Fn() -> Option<OutputSink>,
+        heard: impl Fn() -> bool,
+    ) -> Result<Vec<u8>, CallError> {
+        let from_frozen = self.footing != ResetState::Live;
+        let used = self.live.as_ref().is_some_and(|live| !live.unused);
+        let is_innocent = |source: &PlatformError| match source {
+            PlatformError::Ended(status) => used || status.signal() == Some(libc::SIGKILL),
+            PlatformError::Forged(_) | PlatformError::Kernel { .. } | PlatformError::Lost => used,
+            _ => false,
+        };
+        match self.attempt(request, hearer()) {
+            Err(CallError::Platform { source, .. })
+                if from_frozen && is_innocent(&source) && !heard() =>
             {
-                self.footing = Footing::Due;
-                self.attempt(Some(request), None)
+                self.live = None;
+                self.footing = ResetState::NeedsReset;
+                self.attempt(request, hearer())
             }
             result => result,
         }
     }
 
+    /// As [`Instance::attempt_twice`], with a function that hears the output.
+    fn attempt_heard(
+        &mut self,
+        request: Option<&[u8]>,
+        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+    ) -> Result<(), CallError> {
+        let heard = Arc::new(AtomicBool::new(false));
+        let hear = Arc::new(Mutex::new(hear));
+        let hearer = || {
+            let (heard, hear) = (Arc::clone(&heard), Arc::clone(&hear));
+            Some(OutputSink(Box::new(move |from, piece: &[u8]| {
+                heard.fetch_or(!piece.is_empty(), Ordering::Relaxed);
+                hear.lock().unwrap_or_else(PoisonError::into_inner)(from, piece)
+            })))
+        };
+        self.attempt_twice(request, hearer, || heard.load(Ordering::Relaxed)).map(drop)
+    }
+
     /// As [`Instance::call`], but `hear` hears what the program writes, when and in the pieces in which it does: its messages,
-    /// too, and what it writes to `/dev/host`. The program waits meanwhile, and its time goes on; `false` ends it.
+    /// too, and what it writes to `/dev/host`. The program waits while `hear` runs, and its time passes; `false` ends the program. With no bytes,
+    /// `hear` is asked at least every 100 ms whether the program may run on.
     ///
     /// Where the program has a [slice](crate::Program::slice) of time, the call ends after that once it is answered, though other threads or
     /// processes could go on. [`Instance::proceed`] lets them.
@@ -168,7 +229,7 @@ impl Instance {
         hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
         self.stats.calls += 1;
-        self.attempt(Some(request), Some(Hearer(Box::new(hear)))).map(drop)
+        self.attempt_heard(Some(request), hear)
     }
 
     /// Lets the program go on without a call, for a slice of time or until nobody in it can: what it does in the background. `hear` as
@@ -180,7 +241,7 @@ impl Instance {
         &mut self,
         hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
-        self.attempt(None, Some(Hearer(Box::new(hear)))).map(drop)
+        self.attempt_heard(None, hear)
     }
 
     /// How long until something happens in the program by itself: not at all where a thread could go on, never where all wait for the
@@ -188,29 +249,29 @@ impl Instance {
     #[must_use]
     pub fn due(&self) -> Option<Duration> {
         let wait = match self.footing {
-            Footing::Live => self.wait,
+            ResetState::Live => self.wait,
             _ => self.standing.rest.wait,
         };
         let due = wait.due(self.state());
         let lines = matches!(&self.live, Some(live) if !live.guest.person.lines.is_empty());
-        match lines && self.footing == Footing::Live {
+        match lines && self.footing == ResetState::Live {
             // Whatever comes from outside comes unasked.
             true => Some(due.map_or(LISTENS, |due| due.min(LISTENS))),
             false => due,
         }
     }
 
-    /// Whether a process of the program's lives.
+    /// Whether a process of the program with this PID lives.
     #[must_use]
     pub fn has_process(&self, id: u32) -> bool {
         self.state().family.lives(id)
     }
 
     /// A random number of its own for what runs from a frozen state on: the same for calls that go on from one another, another
-    /// one after each reset, rollback and fork. A program that keeps a generator of random numbers in its memory can be told
-    /// by it to seed that anew.
+    /// one after each reset, rollback and fork. The program reads it from `/dev/afresh/generation`, which also announces each
+    /// change, so that it can reseed the generators of random numbers in its memory.
     pub fn generation(&mut self) -> u64 {
-        *self.generation.get_or_insert_with(random_word)
+        self.generation.get()
     }
 
     /// The program's files as they are now. A copy costs nothing, and never changes.
@@ -220,14 +281,14 @@ impl Instance {
     }
 
     /// The present state.
-    fn state(&self) -> &State {
+    fn state(&self) -> &Kernel {
         match &self.live {
-            Some(live) if self.footing == Footing::Live => &live.guest.person.state,
+            Some(live) if self.footing == ResetState::Live => &live.guest.person.state,
             _ => &self.standing.rest.state,
         }
     }
 
-    /// Changes the program's files from outside, between two calls. What it has mapped of a file keeps what it shows.
+    /// Changes the program's files from outside, between two calls. Mapped contents of a file stay unchanged.
     ///
     /// # Errors
     /// [`CallError::NeedsReset`] after a call that was cut short; when the host cannot run guests.
@@ -236,8 +297,8 @@ impl Instance {
     }
 
     /// Changes the state between two calls.
-    fn change<T>(&mut self, change: impl FnOnce(&mut State) -> T) -> Result<T, CallError> {
-        if self.footing == Footing::Fallen {
+    fn change<T>(&mut self, change: impl FnOnce(&mut Kernel) -> T) -> Result<T, CallError> {
+        if self.footing == ResetState::Failed {
             return Err(CallError::NeedsReset);
         }
         self.bring_back().map_err(unstarted)?;
@@ -248,18 +309,19 @@ impl Instance {
     /// Has the process be in the present state, where that is the one that it stands on.
     fn bring_back(&mut self) -> Result<(), PlatformError> {
         self.prepare()?;
-        if self.footing == Footing::Due {
-            let _together = Together::new();
+        if self.footing == ResetState::NeedsReset {
+            let _together = CpuPinning::new();
             let carried = self.restore().and_then(|orders| {
                 let live = self.live.as_mut().ok_or(PlatformError::Lost)?;
                 live.unused = false;
-                live.guest.body.process.carry_out(&orders, Then::Ask)
+                live.guest.body.process.execute(&orders, Continuation::Ask)?;
+                live.begin_generation(&self.standing.rest)
             });
             if let Err(error) = carried {
                 self.live = None;
                 return Err(error);
             }
-            self.footing = Footing::Live;
+            self.footing = ResetState::Live;
         }
         Ok(())
     }
@@ -276,22 +338,22 @@ impl Instance {
     fn attempt(
         &mut self,
         request: Option<&[u8]>,
-        hearer: Option<Hearer>,
+        hearer: Option<OutputSink>,
     ) -> Result<Vec<u8>, CallError> {
-        if self.footing == Footing::Fallen {
+        if self.footing == ResetState::Failed {
             return Err(CallError::NeedsReset);
         }
         let deadline = after(self.limits.time);
         // It may start a thread, which must not stay with us.
         self.prepare().map_err(unstarted)?;
-        let _together = Together::new();
+        let _together = CpuPinning::new();
         if let Some(live) = &mut self.live {
             let slice = self.limits.slice.filter(|_| hearer.is_some());
             live.guest.rests = slice.map(after);
             live.guest.person.streams.set_hearer(hearer);
         }
-        let started = self.start(request, deadline);
-        self.footing = Footing::Fallen;
+        let started = guarded(|| self.start(request, deadline));
+        self.footing = ResetState::Failed;
         let halted = match started {
             Ok(halted) => halted,
             Err(source) => {
@@ -302,7 +364,7 @@ impl Instance {
         let Some(Live { guest, .. }) = &mut self.live else {
             return Err(unstarted(PlatformError::Lost));
         };
-        let halt = halted.map_or_else(|| guest.run(deadline), Ok);
+        let halt = halted.map_or_else(|| guarded(|| guest.run(deadline)), Ok);
         for (number, count) in std::mem::take(&mut guest.person.unserved) {
             *self.stats.unserved.entry(number).or_default() += count;
         }
@@ -310,17 +372,20 @@ impl Instance {
         guest.person.streams.set_hearer(None);
         let output = std::mem::take(&mut guest.person.streams.output);
         let error = match halt {
-            Ok(Halt::Idle(wait)) => {
+            Ok(StopReason::Idle(wait)) => {
                 self.wait = wait;
-                self.footing = Footing::Live;
+                self.footing = ResetState::Live;
                 return Ok(output);
             }
             // From the stub it can be brought back; from within the kernel it cannot.
-            Ok(Halt::End(end, Place::Stub)) => {
+            Ok(StopReason::End(end, Trap::Stub)) => {
+                // A program that has ended has no connections.
+                guest.person.lines.clear();
                 return Err(CallError::Ended { end, output, messages });
             }
-            Ok(Halt::End(end, Place::Kernel(_))) => CallError::Ended { end, output, messages },
-            Ok(Halt::Late) => CallError::Late { messages },
+            Ok(StopReason::End(end, Trap::Kernel(_))) => CallError::Ended { end, output, messages },
+            Ok(StopReason::Late) => CallError::Late { messages },
+            Ok(StopReason::Unheard) => CallError::Ended { end: End::Unheard, output, messages },
             Err(source) => CallError::Platform { source, messages },
         };
         self.live = None;
@@ -332,30 +397,43 @@ impl Instance {
         &mut self,
         request: Option<&[u8]>,
         deadline: Instant,
-    ) -> Result<Option<Halt>, PlatformError> {
-        let due = self.footing == Footing::Due;
-        let orders = if due { self.restore()? } else { Orders::default() };
+    ) -> Result<Option<StopReason>, PlatformError> {
+        let due = self.footing == ResetState::NeedsReset;
+        let mut orders = if due { self.restore()? } else { StubCommands::default() };
         let Some(live) = &mut self.live else { return Err(PlatformError::Lost) };
         live.unused = false;
         live.guest.body.ran = true;
         live.guest.body.process.follow();
+        if due && self.standing.rest.watches_generation {
+            let orders = std::mem::take(&mut orders);
+            live.guest.body.process.execute(&orders, Continuation::Ask)?;
+            live.begin_generation(&self.standing.rest)?;
+        }
         live.guest.resume(&self.wait, request, orders, deadline)
     }
 
-    /// Goes back to the state that it stands on, from the next call on.
+    /// Goes back to the state that it stands on, from the next call on. Connections to the outside are closed now.
     pub fn reset(&mut self) {
-        self.footing = Footing::Due;
-        self.generation = None;
+        self.footing = ResetState::NeedsReset;
+        self.generation.renew();
+        if self.limits.replaced && self.live.as_ref().is_some_and(|live| !live.unused) {
+            self.live = None;
+        }
+        if let Some(live) = &mut self.live
+            && live.guest.body.process.is_ours()
+        {
+            live.guest.person.lines.clear();
+        }
     }
 
     /// Brings everything but the write set back, and returns the orders that copy that.
-    fn restore(&mut self) -> Result<Orders, PlatformError> {
+    fn restore(&mut self) -> Result<StubCommands, PlatformError> {
         let Some(live) = &mut self.live else { return Err(PlatformError::Lost) };
         let rest = &self.standing.rest;
         if live.unused {
             live.set_state(rest);
             self.wait = rest.wait;
-            return Ok(Orders { wipe: true, ..Orders::default() });
+            return Ok(StubCommands { wipe: true, ..StubCommands::default() });
         }
         let orders = live.guest.restore()?;
         self.stats.copied = orders.copies.iter().map(|copy| copy[2]).sum();
@@ -375,7 +453,7 @@ impl Instance {
             self.prepare()?;
             let orders = self.restore()?;
             let Some(live) = &mut self.live else { return Err(PlatformError::Lost.into()) };
-            live.guest.body.process.carry_out(&orders, Then::Ask)?;
+            live.guest.body.process.execute(&orders, Continuation::Ask)?;
             compare(&mut live.guest, &self.standing)
         })();
         if result.is_err() {
@@ -387,7 +465,7 @@ impl Instance {
     /// Whether the last call was cut short, so that a reset is needed.
     #[must_use]
     pub fn needs_reset(&self) -> bool {
-        self.footing == Footing::Fallen
+        self.footing == ResetState::Failed
     }
 
     /// Reads the guest's memory as the last call has left it, also one that ended it: what a fuzzer's target has counted, for
@@ -426,38 +504,38 @@ impl Instance {
     }
 
     /// Freezes the present state, and stands on it from then on.
-    pub(crate) fn checkpoint(&mut self) -> Result<Standing, CallError> {
+    pub(crate) fn checkpoint(&mut self) -> Result<FrozenState, CallError> {
         let standing = self.frozen(true)?;
         self.standing = standing.clone();
         Ok(standing)
     }
 
     /// Freezes the present state. The one that the guest stands on stays.
-    pub(crate) fn freeze_standing(&mut self) -> Result<Standing, CallError> {
+    pub(crate) fn freeze_standing(&mut self) -> Result<FrozenState, CallError> {
         self.frozen(false)
     }
 
-    fn frozen(&mut self, moves: bool) -> Result<Standing, CallError> {
+    fn frozen(&mut self, moves: bool) -> Result<FrozenState, CallError> {
         match self.footing {
-            Footing::Fallen => return Err(CallError::NeedsReset),
-            Footing::Due => return Ok(self.standing.clone()),
-            Footing::Live => {}
+            ResetState::Failed => return Err(CallError::NeedsReset),
+            ResetState::NeedsReset => return Ok(self.standing.clone()),
+            ResetState::Live => {}
         }
         self.prepare().map_err(unstarted)?;
         let captured = match &mut self.live {
-            Some(live) => live.guest.freeze(self.wait, moves),
+            Some(live) => guarded(|| live.guest.freeze(self.wait, moves)),
             None => Err(PlatformError::Lost),
         };
         // Of a process that failed in the middle nothing is known.
         captured.map_err(|source| {
             self.live = None;
-            self.footing = Footing::Fallen;
+            self.footing = ResetState::Failed;
             unstarted(source)
         })
     }
 
     /// Goes to another state of the same guest, and stands on it from then on.
-    pub(crate) fn switch(&mut self, to: &Standing) {
+    pub(crate) fn switch(&mut self, to: &FrozenState) {
         let ours = self.live.as_ref().is_some_and(|live| live.guest.body.process.is_ours());
         // A process that cannot be brought there is replaced when the next call comes.
         if !ours || self.move_to(to).is_err() {
@@ -469,17 +547,17 @@ impl Instance {
 
     /// The present state, which was frozen just now, is stored as `to` from now on. All else stays, connections to the outside too,
     /// unless its process fails meanwhile.
-    pub(crate) fn rehouse(&mut self, to: &Standing) {
-        let (generation, wait) = (self.generation, self.wait);
+    pub(crate) fn rehouse(&mut self, to: &FrozenState) {
+        let (generation, wait) = (self.generation.kept(), self.wait);
         let kept = match &mut self.live {
-            Some(live) if self.footing == Footing::Live => {
+            Some(live) if self.footing == ResetState::Live => {
                 let person = &mut live.guest.person;
                 Some((Arc::clone(&person.state), person.lines.take()))
             }
             _ => None,
         };
         self.switch(to);
-        self.generation = generation;
+        self.generation.set(generation);
         // Otherwise the next call finds out why not.
         if let Some((state, lines)) = kept
             && self.bring_back().is_ok()
@@ -490,7 +568,7 @@ impl Instance {
         }
     }
 
-    fn move_to(&mut self, to: &Standing) -> Result<(), PlatformError> {
+    fn move_to(&mut self, to: &FrozenState) -> Result<(), PlatformError> {
         let Some(live) = &mut self.live else { return Ok(()) };
         live.unused = false;
         if !self.standing.same(to) {

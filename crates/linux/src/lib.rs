@@ -16,7 +16,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Two halves: the *personality* is what the guest takes for Linux, and holds all of its state as plain data; the *platform* is
+//! Two halves: the *sentry* is what the guest takes for Linux, and holds all of its state as plain data; the *platform* is
 //! a process that runs the guest's code. No system call of the guest's reaches the kernel: each stops in a
 //! seccomp filter and is served here. What is promised, and what a micro-VM promises more, stands in
 //! `docs/decisions/linux-programs.md`.
@@ -27,34 +27,36 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod base;
-mod bodies;
-mod body;
-mod contents;
+mod egress;
 mod error;
+mod file_cache;
+mod file_mappings;
 mod frozen;
+mod frozen_state;
 mod guest;
-mod hands;
+mod host_file_cache;
 mod http;
 mod instance;
-mod lines;
 mod load;
-mod personality;
+mod outbound;
 mod platform;
 mod program;
 mod ranges;
-mod reach;
+mod sentry;
 mod session;
-mod shelf;
-mod showing;
-mod standing;
+mod subprocess;
+mod subprocess_memory;
+mod subprocesses;
 mod warm;
 
-pub use error::{CallError, FreezeError, Misfit, SnapshotError, ThawError, VerifyError, WarmError};
+pub use egress::{Destination, ParseDestinationError};
+pub use error::{
+    CallError, FreezeError, Incompatible, SnapshotError, ThawError, VerifyError, WarmError,
+};
 pub use frozen::Frozen;
 pub use instance::Instance;
-pub use personality::{Channel, Dialed, End, Exchanged, Writer};
-pub use platform::PlatformError;
+pub use platform::{PlatformError, Wall, require_walls, walls};
 pub use program::{Program, Run, find_in_path};
-pub use reach::{BadDestination, Destination};
-pub use session::{Home, ProgramState};
+pub use sentry::{Channel, End, Exchanged, InboundConnection, Writer};
+pub use session::{InstanceTemplate, ProgramState};
 pub use warm::{Stats, Warm};

@@ -5,16 +5,16 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use afresh_files::{Kind, Node, Place, Tree, Walk};
+use afresh_files::{Kind, Node, ResolvedName, Tree, Walk};
 use rustix::io::Errno;
 
-use crate::contents::Contents;
 use crate::error::WarmError;
+use crate::file_cache::FileCache;
 use crate::guest::Guest;
-use crate::personality::{Content, Known, PAGE, Strings, path_of};
-use crate::platform::Then;
+use crate::platform::Continuation;
+use crate::sentry::{ArgumentStrings, Content, Executable, PAGE, path_of};
 
-/// Where programs go that may lie anywhere.
+/// Address of programs that can be at any address.
 const BASE: u64 = 0x5555_5555_4000;
 /// Where their loaders go.
 const LOADER_BASE: u64 = 0x6fff_f000_0000;
@@ -26,7 +26,7 @@ const HEAD: u64 = 64 << 10;
 const HEADERS: usize = 256;
 /// Bytes of arguments and environment.
 const STRINGS: usize = 1 << 20;
-/// Scripts whose interpreters are scripts, and the program at their end.
+/// Maximum depth of interpreters that are scripts, and the program at the end.
 const SCRIPTS: usize = 5;
 
 /// A `PT_LOAD` header.
@@ -145,7 +145,7 @@ impl Elf {
     }
 }
 
-/// What the first line of a script names, without what comes before the interpreter.
+/// The interpreter line of a script, without the marker.
 fn interpreter(line: &[u8]) -> String {
     let line = line.split(|&byte| byte == b'\n').next().unwrap_or_default();
     let line = String::from_utf8_lossy(&line[..line.len().min(200)]).trim().to_owned();
@@ -160,7 +160,7 @@ fn is_shim(path: &Path) -> bool {
     path.parent().and_then(Path::file_name).is_some_and(|parent| parent == "shims")
 }
 
-/// What to do about a script that cannot be run as it is.
+/// The way out for a script that cannot be run.
 fn way_past(path: &Path) -> String {
     if is_shim(path) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -173,7 +173,7 @@ fn way_past(path: &Path) -> String {
         .to_owned()
 }
 
-/// The beginning of a file of the guest's, and how long that is.
+/// The beginning of a file of the guest, and its length.
 fn read_head(tree: &Tree, node: Node, path: &[u8]) -> Result<(Vec<u8>, u64), WarmError> {
     let path = || PathBuf::from(OsStr::from_bytes(path));
     let stat = tree.stat(node).map_err(|_| WarmError::NotFound(path()))?;
@@ -210,7 +210,7 @@ impl Object {
         }
     }
 
-    /// What is at a path of the guest's.
+    /// The file at a path of the guest.
     fn find(tree: &Tree, path: &[u8]) -> Result<Self, WarmError> {
         let missing = |_| WarmError::NotFound(PathBuf::from(OsStr::from_bytes(path)));
         let node = tree.find(path).map_err(missing)?;
@@ -219,7 +219,7 @@ impl Object {
     }
 }
 
-/// What a process of the guest's asks to be run.
+/// A program that a guest process wants to run.
 #[derive(Debug)]
 pub(crate) struct Command {
     pub(crate) path: Vec<u8>,
@@ -236,7 +236,7 @@ pub(crate) struct Loadable {
     path: Vec<u8>,
     /// The same without links.
     real: Vec<u8>,
-    /// The last part of what was named, which may have been a script.
+    /// The last part of the given name, which may have been a script.
     name: Vec<u8>,
     program: Object,
     loader: Option<Object>,
@@ -248,7 +248,7 @@ impl Loadable {
     fn new(
         tree: &Tree,
         named: &[u8],
-        place: &Place,
+        place: &ResolvedName,
         program: Object,
         strings: (Vec<Vec<u8>>, Vec<Vec<u8>>),
     ) -> Result<Self, WarmError> {
@@ -266,15 +266,15 @@ impl Loadable {
         Ok(Self { path, real, name, program, loader, args, env })
     }
 
-    /// What a process that runs it is known by.
-    pub(crate) fn known(&self) -> Known {
-        let strings = Strings::new(&self.args, &self.env);
-        Known { program: self.real.clone(), name: self.name.clone(), strings }
+    /// The identity of a process that runs it.
+    pub(crate) fn known(&self) -> Executable {
+        let strings = ArgumentStrings::new(&self.args, &self.env);
+        Executable { program: self.real.clone(), name: self.name.clone(), strings }
     }
 }
 
 impl Command {
-    /// Finds what it runs: for a script its interpreter.
+    /// Finds the program: the interpreter for a script.
     pub(crate) fn find(self, tree: &Tree) -> Result<Loadable, Errno> {
         let Self { mut path, from, mut args, env } = self;
         let named = path.clone();
@@ -313,10 +313,15 @@ impl Command {
     }
 }
 
-/// Maps one file; what is added to its addresses.
+/// Maps one file, and returns the offset of its addresses.
 fn map(guest: &mut Guest, object: &Object, base: u64) -> Result<u64, WarmError> {
     let Object { path, elf, node } = object;
     let slide = if elf.anywhere { base } else { 0 };
+    // Before anything is read: a file may be sparse, and its segments large.
+    let total = elf.parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.memory_len));
+    if total > guest.person.state.layout.limit() {
+        return Err(WarmError::TooLarge);
+    }
     for part in &elf.parts {
         let address = part.address.checked_add(slide).ok_or(WarmError::TooLarge)?;
         let before = address % PAGE;
@@ -327,8 +332,8 @@ fn map(guest: &mut Guest, object: &Object, base: u64) -> Result<u64, WarmError> 
             .filter(|(flag, _)| part.flags & flag != 0)
             .fold(0, |all, (_, bit)| all | bit as u64);
         let (contents, state) = (&mut guest.person.contents, &mut guest.person.state);
-        let most = state.layout.limit() / Contents::SHARE;
-        // What is written soon, or longer than the file, is copied.
+        let most = state.layout.limit() / FileCache::SHARE;
+        // Parts that are written soon, or are longer than the file, are copied.
         let shows = part.flags & 2 == 0 && part.memory_len == part.file_len;
         let shown = shows.then(|| contents.show(&state.tree, *node, bytes.start, len, most));
         let content = match shown {
@@ -342,7 +347,7 @@ fn map(guest: &mut Guest, object: &Object, base: u64) -> Result<u64, WarmError> 
             .layout
             .map(Some(address - before), false, len, protection, Some(content))
             .map_err(|_| WarmError::TooLarge)?;
-        guest.enact(change, Then::Ask)?;
+        guest.enact(change, Continuation::Ask)?;
     }
     Ok(slide)
 }
@@ -393,7 +398,7 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
     // A page between, so that running over the end of the data is noticed.
     state.layout.start_heap(end.next_multiple_of(PAGE) + PAGE);
     let (stack, change) = state.layout.map_stack().map_err(|_| WarmError::TooLarge)?;
-    guest.enact(change, Then::Ask)?;
+    guest.enact(change, Continuation::Ask)?;
 
     // Strings at the top, then random bytes, then the table of pointers, which ends on 16 bytes.
     let mut strings = Vec::new();
@@ -420,7 +425,7 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
     words.push(0);
     words.extend(offsets[args.len()..offsets.len() - 1].iter().map(|&o| at(o)));
     words.push(0);
-    let user = crate::personality::USER;
+    let user = crate::sentry::USER;
     if let Some(clock) = guest.body.process.clock() {
         words.extend([libc::AT_SYSINFO_EHDR, clock]);
     }
@@ -453,7 +458,7 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
         return Err(WarmError::TooLarge);
     }
     guest.body.process.set_start(entry, table_at);
-    guest.body.process.carry_out(&crate::platform::Orders::default(), Then::Resume)?;
+    guest.body.process.execute(&crate::platform::StubCommands::default(), Continuation::Resume)?;
     guest.body.process.forget_frame();
     Ok(())
 }

@@ -1,67 +1,70 @@
 //! The platform: a process that runs the guest's code and nothing else, one event at a time.
 //!
 //! It knows no system call of the guest's. It makes a process, runs it until it calls, answers, changes its maps
-//! on orders, reads and writes its memory, and notices the pages it writes. Whatever the guest does, no system call of its
-//! process has an effect but those that [`Process::carry_out`] was told to make.
+//! on orders, reads and writes its memory, and notices the pages it writes. Whatever the guest does, the only system calls
+//! of its process that take effect are those of [`Process::execute`].
 
 mod attach;
 mod boot;
-mod content;
+mod commands;
 mod control;
+mod cpu_pinning;
+mod cpu_time;
 mod filter;
 mod forker;
 mod frame;
+mod host_traits;
 mod listener;
+mod mapped_image;
 mod memory;
-mod orders;
+mod pending_content;
 mod populated;
 mod process;
-mod seen;
 mod segments;
-mod show;
 mod spawn;
-mod spent;
 mod stub;
 mod template;
-mod together;
-mod track;
+mod walls;
+mod write_tracker;
 mod zygote;
 
+pub(crate) use commands::{Continuation, INPUT_LEN, StubCommands};
+pub(crate) use cpu_pinning::CpuPinning;
 pub(crate) use frame::{
     CLEAR_FLAGS, Context, FRAME_LEN, INFO, INFO_LEN, MASK, Register, Registers, STACK,
     USER_SELECTORS,
 };
-pub(crate) use orders::{INPUT_LEN, Orders, Then};
-pub(crate) use process::{Call, Event, Place, Process};
-pub(crate) use seen::Seen;
+pub(crate) use host_traits::HostTraits;
+pub(crate) use mapped_image::MappedImage;
+pub(crate) use process::{Call, Event, Process, Trap};
 pub(crate) use segments::{Segment, Segments};
-pub(crate) use show::Shown;
 pub(crate) use stub::{GUEST, IMAGE, IMAGE_LEN};
 pub(crate) use template::Origin;
-pub(crate) use together::Together;
+pub use walls::Wall;
+pub use zygote::{require_walls, walls};
 
 use std::io;
 
-/// Why the process that holds a guest cannot go on, or cannot be made.
+/// The process of a guest cannot continue or cannot be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlatformError {
-    /// This host lacks what guests need.
+    /// This host lacks a feature that guests need.
     #[error("this host cannot run Linux guests: {what}: {error}; {way_out}")]
     Missing {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
-        /// What to do about it.
+        /// The way out.
         way_out: &'static str,
     },
     /// The kernel refused something that it granted at other times.
     #[error("{what} failed: {error}")]
     Kernel {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// The guest's process ended by itself: a fault in its code, or a signal from outside.
@@ -70,6 +73,9 @@ pub enum PlatformError {
     /// The guest did something that only the stub does, and not as ordered. Its process was killed.
     #[error("the guest meddled with the stub ({0}); its process was killed")]
     Forged(&'static str),
+    /// Serving the guest met a defect of this library. The guest's process was killed.
+    #[error("serving the guest panicked, a defect of afresh ({0}); its process was killed")]
+    Panicked(String),
     /// The process is not this process's: it was made before a fork, or it went with a call that failed.
     #[error(
         "the guest's process is gone, and with it what its calls had left: reset it, or go back to a checkpoint"

@@ -1,4 +1,4 @@
-//! A program to be warmed: which one, with what, and what it may have.
+//! A program to be warmed, with its arguments, grants and limits.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -9,19 +9,18 @@ use std::time::{Duration, Instant};
 use afresh_files::{LayerError, OciImage, Refused, Time};
 
 use crate::base::{self, Root};
-use crate::bodies::Others;
-use crate::body::Body;
+use crate::egress::Destination;
 use crate::error::WarmError;
-use crate::guest::{Guest, Halt, after};
-use crate::http;
-use crate::load;
-use crate::personality::{self, Ear, End, FIRST, Layout, Person, State};
-use crate::platform::{IMAGE_LEN, Orders, Place, PlatformError, Process};
+use crate::file_mappings::FileMappings;
+use crate::frozen_state::IdleWait;
+use crate::guest::{Guest, StopReason, after};
+use crate::platform::{IMAGE_LEN, PlatformError, Process, StubCommands, Trap};
 use crate::ranges::Ranges;
-use crate::reach::Destination;
-use crate::showing::Showing;
-use crate::standing::Wait;
+use crate::sentry::{self, End, FIRST, InputSource, Kernel, Layout, OpenerGrants, Sentry};
+use crate::subprocess::Subprocess;
+use crate::subprocesses::ParkedSubprocesses;
 use crate::warm::{Limits, Warm};
+use crate::{http, load};
 
 /// What of the host every guest may read: programs and libraries, what says where they are, and what they look up that is the
 /// same on every host.
@@ -65,6 +64,7 @@ pub struct Program {
     output: usize,
     time: Duration,
     slice: Option<Duration>,
+    replaced: bool,
     start: Duration,
 }
 
@@ -96,6 +96,7 @@ impl Program {
             output: 64 << 20,
             time: Duration::from_secs(10),
             slice: None,
+            replaced: false,
             start: Duration::from_secs(60),
         }
     }
@@ -106,7 +107,7 @@ impl Program {
     /// program. Snapshots hold the layers.
     ///
     /// # Errors
-    /// [`LayerError`] for layers whose names make no sense.
+    /// [`LayerError`] for layers with invalid names.
     pub fn of_image(image: &OciImage) -> Result<Self, LayerError> {
         let config = image.config();
         let mut program = Self::new("");
@@ -117,7 +118,7 @@ impl Program {
         Ok(program.directory(Path::new("/").join(&config.directory)))
     }
 
-    /// What is run of an image in place of what it says: a program and its first arguments. Means nothing to a program that has none.
+    /// The program of an image and its first arguments, in place of the entry point. No effect without an image.
     #[must_use]
     pub fn entry_point(mut self, words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
         if let Some(root) = &mut self.root {
@@ -144,16 +145,16 @@ impl Program {
         self
     }
 
-    /// Lets the guest read the host's file or directory at `path` (absolute), and what lies below it.
+    /// Lets the guest read the host's file or directory at `path` (absolute), and everything below it.
     ///
-    /// What is there must not change while guests are warm: a file that is open is read again in every call.
+    /// Its files must not change while guests are warm: an open file is read again in every call.
     #[must_use]
     pub fn grant(mut self, path: impl Into<PathBuf>) -> Self {
         self.granted.push(path.into());
         self
     }
 
-    /// Gives the guest a file of its own at `path` (absolute).
+    /// Gives the guest a separate file at `path` (absolute).
     #[must_use]
     pub fn file(mut self, path: impl Into<PathBuf>, bytes: impl Into<Vec<u8>>) -> Self {
         self.files.push((path.into(), bytes.into()));
@@ -219,6 +220,15 @@ impl Program {
         self
     }
 
+    /// Has every reset end the program's process, so that the next call has a new one; otherwise the process is kept, and its pages
+    /// are brought back. The time of a write shows a call in a kept process which pages earlier calls have written. A new process does
+    /// not show it, and costs a fork, and a fault for each page that a call touches.
+    #[must_use]
+    pub fn replace_processes(mut self, replaced: bool) -> Self {
+        self.replaced = replaced;
+        self
+    }
+
     /// How long it may take to become warm; a minute otherwise.
     #[must_use]
     pub fn start_limit(mut self, limit: Duration) -> Self {
@@ -226,13 +236,16 @@ impl Program {
         self
     }
 
-    /// What of the host a guest may read that comes out of a snapshot, by all of its names. The program's own file is none of
-    /// it: it may be anything, and the snapshot has it.
-    pub(crate) fn granted(&self) -> Vec<PathBuf> {
-        self.granted_with(None)
+    /// Limits and grants for a guest out of a snapshot. The program's own file is not granted: it may be anything, and the
+    /// snapshot has it.
+    pub(crate) fn opener(&self) -> OpenerGrants {
+        let granted = self.granted_with(None);
+        let given: u64 = self.files.iter().map(|(_, bytes)| bytes.len() as u64 + (1 << 12)).sum();
+        let storage = sentry::thawed_budget(self.storage.saturating_add(given), &granted);
+        OpenerGrants { granted, memory: self.memory.min(IMAGE_LEN), storage }
     }
 
-    /// What of the host the guest may read when it is started: its own file, too.
+    /// Host paths that the guest may read at its start, with its own program.
     fn granted_with(&self, own: Option<&Path>) -> Vec<PathBuf> {
         let system = SYSTEM.iter().map(PathBuf::from);
         let own = own.map(Path::to_path_buf);
@@ -244,12 +257,13 @@ impl Program {
             output: self.output,
             time: self.time,
             slice: self.slice,
+            replaced: self.replaced,
             granted: self.reaches.clone().into(),
             ..Limits::default()
         }
     }
 
-    /// The path of what is run, and its arguments, its own name first.
+    /// The path of the program, and its arguments with its own name first.
     fn command_line(&self) -> Result<(PathBuf, Vec<OsString>), WarmError> {
         let Some(root) = &self.root else {
             let name = [self.path.clone().into_os_string()];
@@ -262,10 +276,10 @@ impl Program {
         Ok((found.ok_or_else(|| WarmError::NotFound(word.into()))?, args))
     }
 
-    /// Starts the program in a process of its own, with nothing mapped but the program.
+    /// Starts the program in a new process, with only the program mapped.
     fn start(&self) -> Result<Guest, WarmError> {
         let (path, args) = self.command_line()?;
-        // What it begins with does not count against what it may store.
+        // Its initial files do not count against its storage.
         let given: u64 = self.files.iter().map(|(_, bytes)| bytes.len() as u64 + (1 << 12)).sum();
         let unfit = |path: &Path| {
             let path = path.to_path_buf();
@@ -278,32 +292,31 @@ impl Program {
             Some(_) => by_all_names(self.granted.clone()),
         };
         let below = base::over(base.as_ref());
-        let (mut tree, layers) =
-            personality::prepare(below, &granted, storage).map_err(unfit(&path))?;
+        let (mut tree, layers) = sentry::prepare(below, &granted, storage).map_err(unfit(&path))?;
         let memory = self.memory.min(IMAGE_LEN);
-        personality::tell(&mut tree, memory).map_err(unfit(Path::new("/proc")))?;
-        personality::settle(&mut tree, base.is_none()).map_err(unfit(Path::new("/etc")))?;
+        sentry::tell(&mut tree, memory).map_err(unfit(Path::new("/proc")))?;
+        sentry::settle(&mut tree, base.is_none()).map_err(unfit(Path::new("/etc")))?;
         for (path, bytes) in &self.files {
-            let written = tree.write_path(personality::bytes(path), bytes, Time::default());
+            let written = tree.write_path(sentry::bytes(path), bytes, Time::default());
             written.map_err(unfit(path))?;
         }
         let directory = &self.directory;
         if base.is_some() {
-            let made = tree.make_directories(personality::bytes(directory), Time::default());
+            let made = tree.make_directories(sentry::bytes(directory), Time::default());
             made.map_err(unfit(directory))?;
         }
-        let at = tree.find(personality::bytes(directory)).map_err(unfit(directory))?;
-        let mut state = State::new(Layout::new(memory), tree, base, layers);
+        let at = tree.find(sentry::bytes(directory)).map_err(unfit(directory))?;
+        let mut state = Kernel::new(Layout::new(memory), tree, base, layers);
         state.enter(at).map_err(unfit(directory))?;
-        let body = Body::new(
+        let body = Subprocess::new(
             Process::new(None, None)?,
             FIRST,
             None,
             Ranges::default(),
-            Showing::default(),
+            FileMappings::default(),
         );
-        let person = Person::new(Arc::new(state), self.output, self.reaches.clone().into());
-        let mut guest = Guest::new(body, person, Others::new(None));
+        let person = Sentry::new(Arc::new(state), self.output, self.reaches.clone().into());
+        let mut guest = Guest::new(body, person, ParkedSubprocesses::new(None));
         let args = args.iter().map(|arg| arg.as_bytes().to_vec()).collect();
         let pair =
             |(name, value): &(OsString, OsString)| [name.as_bytes(), value.as_bytes()].join(&b'=');
@@ -324,15 +337,17 @@ impl Program {
         let mut halt = None;
         loop {
             match next(&mut guest, &mut halt, deadline)? {
-                // Nothing comes any more: the end of the input. Nobody calls a server.
-                Halt::Idle(Wait::Parked(Ear::Port)) => {
-                    halt = Some(Halt::End(End::Deadlock, Place::Stub));
+                // There is no caller: the input ends, and servers get no call.
+                StopReason::Idle(IdleWait::Parked(InputSource::Port)) => {
+                    halt = Some(StopReason::End(End::Deadlock, Trap::Stub));
                 }
-                Halt::Idle(wait) => {
-                    halt = guest.resume(&wait, Some(b""), Orders::default(), deadline)?
+                StopReason::Idle(wait) => {
+                    halt = guest.resume(&wait, Some(b""), StubCommands::default(), deadline)?
                 }
-                Halt::Late => return Err(WarmError::Late { messages: guest.messages() }),
-                Halt::End(end, _) => {
+                StopReason::Late | StopReason::Unheard => {
+                    return Err(WarmError::Late { messages: guest.messages() });
+                }
+                StopReason::End(end, _) => {
                     let messages = guest.messages();
                     let output = std::mem::take(&mut guest.person.streams.output);
                     return Ok(Run { end, output, messages });
@@ -353,13 +368,13 @@ impl Program {
         let mut cut = false;
         loop {
             match next(&mut guest, &mut halt, deadline)? {
-                Halt::Idle(wait) => {
+                StopReason::Idle(wait) => {
                     guest.person.streams.output.clear();
                     let Some(request) = requests.next() else {
                         // What a server does when a caller is gone it does now, and not in every call. Servers outside are
                         // gone once: who connects to them anew at once is not waited for.
                         let state = &guest.person.state;
-                        let hears = !cut && !matches!(wait, Wait::Read { .. });
+                        let hears = !cut && !matches!(wait, IdleWait::Read { .. });
                         if state.has_callers() || hears && state.has_lines() {
                             cut = true;
                             guest.person.lines.clear();
@@ -374,13 +389,16 @@ impl Program {
                         return Ok(Warm::new(standing, self.limits(), unserved));
                     };
                     let request = match &wait {
-                        Wait::Parked(Ear::Port) => http::in_full(request),
+                        IdleWait::Parked(InputSource::Port) => http::in_full(request),
                         _ => request.into(),
                     };
-                    halt = guest.resume(&wait, Some(&request), Orders::default(), deadline)?;
+                    halt =
+                        guest.resume(&wait, Some(&request), StubCommands::default(), deadline)?;
                 }
-                Halt::Late => return Err(WarmError::Late { messages: guest.messages() }),
-                Halt::End(end, _) => {
+                StopReason::Late | StopReason::Unheard => {
+                    return Err(WarmError::Late { messages: guest.messages() });
+                }
+                StopReason::End(end, _) => {
                     return Err(WarmError::Ended { end, messages: guest.messages() });
                 }
             }
@@ -388,7 +406,7 @@ impl Program {
     }
 }
 
-/// Grants, and what they lead to through links, which is granted by its own name, too.
+/// Grants, and the targets of their links, which are granted by their own names.
 fn by_all_names(mut granted: Vec<PathBuf>) -> Vec<PathBuf> {
     granted.retain(|path| path.is_absolute());
     let meant: Vec<_> = granted.iter().filter_map(|path| path.canonicalize().ok()).collect();
@@ -401,20 +419,20 @@ fn by_all_names(mut granted: Vec<PathBuf>) -> Vec<PathBuf> {
 /// Where the guest halts next, unless it has already.
 fn next(
     guest: &mut Guest,
-    halt: &mut Option<Halt>,
+    halt: &mut Option<StopReason>,
     deadline: Instant,
-) -> Result<Halt, PlatformError> {
+) -> Result<StopReason, PlatformError> {
     halt.take().map_or_else(|| guest.run(deadline), Ok)
 }
 
-/// What a program did from its start to its end.
+/// A run of a program from its start to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Run {
     /// How it ended.
     pub end: crate::End,
-    /// What it wrote to its standard output.
+    /// Its standard output.
     pub output: Vec<u8>,
-    /// The end of what it wrote to its standard error.
+    /// The last bytes of its standard error.
     pub messages: String,
 }

@@ -7,14 +7,14 @@ use afresh_files::Tree;
 use afresh_snapshot::{Frozen, Guest};
 
 use crate::error::SnapshotError;
+use crate::frozen_state::{FrozenKernel, FrozenState};
 use crate::instance::Instance;
-use crate::standing::{Rest, Standing};
 use crate::warm::{Limits, Warm};
 
 /// What a tree keeps of a program besides memory: registers, where its memory lies, descriptors, files, signals. Only
 /// instances read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProgramState(pub(crate) Arc<Rest>);
+pub struct ProgramState(pub(crate) Arc<FrozenKernel>);
 
 impl ProgramState {
     /// The program's files.
@@ -32,18 +32,18 @@ impl ProgramState {
 
 /// How instances of one program are run.
 #[derive(Clone, Debug)]
-pub struct Home(Limits);
+pub struct InstanceTemplate(Limits);
 
-fn state(standing: &Standing) -> Frozen<ProgramState> {
+fn state(standing: &FrozenState) -> Frozen<ProgramState> {
     let (memories, state) = (Arc::clone(&standing.images), Arc::clone(&standing.rest));
     Frozen { memories, state: ProgramState(state) }
 }
 
-pub(crate) fn standing(frozen: &Frozen<ProgramState>) -> Result<Standing, SnapshotError> {
+pub(crate) fn standing(frozen: &Frozen<ProgramState>) -> Result<FrozenState, SnapshotError> {
     let (images, rest) = (Arc::clone(&frozen.memories), Arc::clone(&frozen.state.0));
     let pages = rest.parts.iter().map(|part| part.segments.pages());
     match images.iter().map(afresh_memory::Image::pages).eq(pages) {
-        true => Ok(Standing { images, rest }),
+        true => Ok(FrozenState { images, rest }),
         false => Err(SnapshotError::Foreign),
     }
 }
@@ -51,8 +51,8 @@ pub(crate) fn standing(frozen: &Frozen<ProgramState>) -> Result<Standing, Snapsh
 impl Warm {
     /// How its instances are run, for a tree.
     #[must_use]
-    pub fn home(&self) -> Home {
-        Home(self.limits.clone())
+    pub fn home(&self) -> InstanceTemplate {
+        InstanceTemplate(self.limits.clone())
     }
 
     /// The warm state, for a tree.
@@ -63,15 +63,15 @@ impl Warm {
 }
 
 impl Guest for Instance {
-    type Home = Home;
+    type Template = InstanceTemplate;
     type State = ProgramState;
     type Error = SnapshotError;
 
-    fn home(&self) -> Home {
-        Home(self.limits().clone())
+    fn template(&self) -> InstanceTemplate {
+        InstanceTemplate(self.limits().clone())
     }
 
-    fn make(home: &Home, from: &Frozen<ProgramState>) -> Result<Self, SnapshotError> {
+    fn make(home: &InstanceTemplate, from: &Frozen<ProgramState>) -> Result<Self, SnapshotError> {
         Ok(Instance::new(standing(from)?, home.0.clone()))
     }
 
@@ -84,7 +84,7 @@ impl Guest for Instance {
         Ok(())
     }
 
-    fn rehouse(&mut self, to: &Frozen<ProgramState>) -> Result<(), SnapshotError> {
+    fn relocate(&mut self, to: &Frozen<ProgramState>) -> Result<(), SnapshotError> {
         Instance::rehouse(self, &standing(to)?);
         Ok(())
     }

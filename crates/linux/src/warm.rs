@@ -1,4 +1,4 @@
-//! A warm program: frozen where it first waited for input, and what every instance of it starts from.
+//! A warm program: frozen at its first wait for input, and the start of every instance.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use afresh_memory::{Image, Strategy};
 
+use crate::egress::Destination;
+use crate::frozen_state::{FrozenState, IdleWait};
 use crate::instance::Instance;
-use crate::personality::Ear;
-use crate::reach::Destination;
-use crate::standing::{Standing, Wait};
+use crate::sentry::InputSource;
 
 /// Counts of an instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,18 +29,20 @@ pub struct Stats {
     pub unserved: BTreeMap<i64, u64>,
 }
 
-/// What each call may take, and how memory is reset.
+/// Limits of each call, and the strategy of resets.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     pub(crate) output: usize,
     pub(crate) time: Duration,
-    /// How long a heard call goes on once it is answered.
+    /// How long a heard call runs on once it is answered.
     pub(crate) slice: Option<Duration>,
     pub(crate) strategy: Strategy,
     /// Where it may connect to.
     pub(crate) granted: Arc<[Destination]>,
     /// Pages of a write set beyond which it is not copied but learned anew.
     pub(crate) write_set: usize,
+    /// Whether every reset ends the process.
+    pub(crate) replaced: bool,
 }
 
 impl Default for Limits {
@@ -52,6 +54,7 @@ impl Default for Limits {
             strategy: Strategy::Auto,
             granted: [].into(),
             write_set: 8192,
+            replaced: false,
         }
     }
 }
@@ -62,13 +65,13 @@ impl Default for Limits {
 /// reads no input but listens on a port is called through that: see [`Instance::call`].
 #[derive(Clone, Debug)]
 pub struct Warm {
-    pub(crate) standing: Standing,
+    pub(crate) standing: FrozenState,
     pub(crate) limits: Limits,
     unserved: BTreeMap<i64, u64>,
 }
 
 impl Warm {
-    pub(crate) fn new(standing: Standing, limits: Limits, unserved: BTreeMap<i64, u64>) -> Self {
+    pub(crate) fn new(standing: FrozenState, limits: Limits, unserved: BTreeMap<i64, u64>) -> Self {
         Self { standing, limits, unserved }
     }
 
@@ -81,7 +84,16 @@ impl Warm {
     /// Whether calls go to the port that it listens on, and not to its standard input.
     #[must_use]
     pub fn listens(&self) -> bool {
-        matches!(self.standing.rest.wait, Wait::Parked(Ear::Port) | Wait::Resting(Ear::Port))
+        matches!(
+            self.standing.rest.wait,
+            IdleWait::Parked(InputSource::Port) | IdleWait::Resting(InputSource::Port)
+        )
+    }
+
+    /// Whether it has `/dev/afresh/generation` open or mapped, from which it learns that it runs in another clone.
+    #[must_use]
+    pub fn watches_generation(&self) -> bool {
+        self.standing.rest.watches_generation
     }
 
     /// The content of its memory: that of its first process, then that of others.

@@ -4,9 +4,9 @@
 //! extent holds are zero and are stored nowhere. A derived image shares its parent's extents and
 //! adds a backing with only the pages that changed, so a chain of snapshots costs what changed.
 //!
-//! What it promises: the content never changes once built (the files are sealed, and nothing maps
+//! Promises: the content never changes once built (the files are sealed, and nothing maps
 //! them writable); a clone is a reference count; descriptors stay bounded however many images exist.
-//! What somebody lends ([`Lent`]) is as unchanging as its owner promised.
+//! A [`BorrowedFile`] is as immutable as its owner promised.
 
 mod backing;
 mod build;
@@ -32,8 +32,8 @@ pub use file::ImageFile;
 pub use inserter::Inserter;
 pub use lazy::Filler;
 pub(crate) use lazy::{FaultOutcome, Missing};
-pub use lent::{Lender, Lent};
-pub use since::Since;
+pub use lent::{BorrowedFile, FileOwner};
+pub use since::PageOrigin;
 
 use crate::ImageError;
 

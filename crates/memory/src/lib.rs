@@ -36,14 +36,14 @@ mod tracker;
 mod write_set;
 
 pub use afresh_sys::{
-    Feature, Features, Memfd, PAGE_SIZE, PageRange, Reservation, SysError, ZeroStock, fork,
+    Feature, Features, Memfd, PAGE_SIZE, PageRange, Reservation, SysError, ZeroPageSource, fork,
     page_align_up,
 };
 pub use cost::CostModel;
 pub use error::{ImageError, ResetError, SlotError, TrackError};
 #[cfg(not(miri))]
 pub use image::ImageFile;
-pub use image::{Filler, Image, ImageBuilder, Inserter, Lender, Lent, Since};
+pub use image::{BorrowedFile, FileOwner, Filler, Image, ImageBuilder, Inserter, PageOrigin};
 pub use remote::{Differing, Remote, RemoteError, RemoteSlot};
 pub use slot::{Mismatch, ResetReport, Slot, SlotConfig, SlotStats};
 pub use strategy::{Choice, HostAccess, Strategy, UnknownStrategy};

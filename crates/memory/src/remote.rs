@@ -4,10 +4,10 @@
 //! writes, reading, protecting, and copying, of which the slot only says what is due. Pages are counted in the image;
 //! where each lies in the other process is the owner's affair.
 //!
-//! What it promises: once the pages that a reset or a switch named are copied back, every page that the owner watches
+//! Promises: once the pages that a reset or a switch named are copied back, every page that the owner watches
 //! equals the image, if the owner reported every page that was written. A slot whose owner failed refuses further use.
 //!
-//! What may break it: a guest that runs while a method of the slot does.
+//! May break it: a guest that runs while a method of the slot does.
 
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange, SysError};

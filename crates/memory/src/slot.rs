@@ -12,10 +12,10 @@
 //! anonymous zero memory where it is not. The last region can grow up to the capacity; a reset shrinks
 //! it again.
 //!
-//! What it promises: after a reset that returned `Ok`, every byte equals the image and the accessible
+//! Promises: after a reset that returned `Ok`, every byte equals the image and the accessible
 //! size is the initial one. A slot whose state is in doubt is quarantined and refuses every operation.
 //!
-//! What may break it: writing the memory while a reset runs. Whoever hands out [`Slot::base`] answers
+//! May break it: writing the memory while a reset runs. Whoever hands out [`Slot::base`] answers
 //! for that.
 
 mod access;
@@ -33,8 +33,9 @@ use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use afresh_sys::planted::{self, Bug};
 use afresh_sys::{
-    Features, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, ZeroStock,
+    Features, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, ZeroPageSource,
     fork, page_align_up,
 };
 
@@ -72,7 +73,7 @@ pub struct SlotConfig {
     pub verify_every: Option<u32>,
     /// Where whole 2 MiB of zero memory come from before the kernel's faults are asked, when the slot grows
     /// and its tracker can watch them as wholes; `None` for nowhere.
-    pub stock: Option<Arc<dyn ZeroStock>>,
+    pub stock: Option<Arc<dyn ZeroPageSource>>,
     /// Most pages of the image's zero memory to take from the stock when the slot is made.
     pub stock_at_start: usize,
     /// The host's features; `None` to probe. Tests pass a masked set to play a poorer host.
@@ -258,9 +259,6 @@ impl Slot {
             (None, strategy) => slot.method_for(strategy)?,
         };
         slot.stage_image()?;
-        if !slot.staged.is_empty() {
-            slot.refuse_merging()?;
-        }
         slot.watch_regions()?;
         slot.watch_huge_pages(PageRange::new(0, capacity));
         Ok(slot)
@@ -361,6 +359,12 @@ impl Slot {
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.space.capacity
+    }
+
+    /// How the slot was made.
+    #[must_use]
+    pub fn config(&self) -> &SlotConfig {
+        &self.config
     }
 
     /// The strategy in use and why.
@@ -476,9 +480,6 @@ impl Slot {
             return Ok(());
         }
         let staged = self.stage_growth(new)?;
-        if !staged.is_empty() {
-            self.refuse_merging()?;
-        }
         if let Method::Reprotect(tracker) | Method::WriteSet(tracker) = &mut self.method {
             tracker.watch(new)?;
             if self.adapt.discarding() {
@@ -489,12 +490,19 @@ impl Slot {
         Ok(())
     }
 
-    /// Rebuilds the write set's copy list, once the content that it copies is there.
+    /// Rebuilds the write set's copy list, once the content that it copies is there. On an error the slot is
+    /// quarantined: the list lacks pages of the set, which no reset would restore.
     fn plan(&mut self) -> Result<(), ImageError> {
         let base = self.base();
         let initial_end = self.space.initial_end();
         if !self.image.is_complete() {
-            self.write_set.runs().into_iter().try_for_each(|run| self.image.resolve(run))?;
+            let runs = self.write_set.runs();
+            if let Err(error) = runs.into_iter().try_for_each(|run| self.image.resolve(run)) {
+                if !planted::is(Bug::Halfway) {
+                    self.quarantine(error.to_string());
+                }
+                return Err(error);
+            }
         }
         self.write_set.plan(&self.image, base, initial_end);
         Ok(())

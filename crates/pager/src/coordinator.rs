@@ -10,6 +10,7 @@ use afresh_sys::{SysError, Uffd, UffdEvent, UffdMode, futex, poll};
 
 use crate::control::Guard;
 use crate::lazy::Lazy;
+use crate::patience::Patience;
 use crate::restore::{Engine, Work};
 use crate::{PageSource, RestoreError, SourceError};
 
@@ -25,6 +26,7 @@ pub(crate) fn end(slot: &Mutex<Option<Engine>>) {
             lazy.release();
         }
         drop(engine.registration);
+        drop(engine.withheld);
     }
 }
 
@@ -84,7 +86,7 @@ fn run(lazy: &Lazy, streams: usize, delay: Duration) {
             let over = &over;
             scope.spawn(move || {
                 let guard = Guard(Some(control));
-                if let Err(error) = handle_events(lazy, uffd, over, started) {
+                if let Err(error) = handle_events(lazy, uffd, over) {
                     control.fail(&error.into());
                 }
                 guard.disarm();
@@ -107,6 +109,7 @@ fn run(lazy: &Lazy, streams: usize, delay: Duration) {
             guard.disarm();
         };
         let mut streaming = false;
+        let (mut answering, mut patience) = (0, Patience::new(control.timeout));
         // Windows that faulting threads still fill, or a filler that hangs.
         while !over() {
             let due = streams > 0 && started.elapsed() >= delay;
@@ -115,10 +118,11 @@ fn run(lazy: &Lazy, streams: usize, delay: Duration) {
                 lazy.next_hugepage.store(0, Ordering::Release);
                 (0..streams.max(1)).for_each(|_| drop(scope.spawn(stream)));
             }
-            std::thread::sleep(TICK / 10);
+            let waited = patience.step(TICK / 10, std::thread::sleep);
             let busy = lazy.busy.load(Ordering::Acquire);
-            let now = started.elapsed().as_millis() as u64;
-            if busy != 0 && Duration::from_millis(now.saturating_sub(busy)) > control.timeout {
+            if busy == 0 || busy != answering {
+                (answering, patience) = (busy, Patience::new(control.timeout));
+            } else if waited.is_none() {
                 control.fail_stuck();
             }
         }
@@ -130,17 +134,14 @@ fn run(lazy: &Lazy, streams: usize, delay: Duration) {
 }
 
 /// Answers events until the work is over.
-fn handle_events(
-    lazy: &Lazy,
-    uffd: &Uffd,
-    over: &dyn Fn() -> bool,
-    started: Instant,
-) -> Result<(), SysError> {
+fn handle_events(lazy: &Lazy, uffd: &Uffd, over: &dyn Fn() -> bool) -> Result<(), SysError> {
+    let mut number = 0;
     while !over() {
         poll::readable([uffd.as_fd()], TICK)?;
         while let Some(event) = uffd.next_event()? {
             if let UffdEvent::Fault { address, .. } = event {
-                lazy.busy.store(started.elapsed().as_millis().max(1) as u64, Ordering::Release);
+                number += 1;
+                lazy.busy.store(number, Ordering::Release);
                 lazy.answer(address);
                 lazy.wake(address);
                 lazy.busy.store(0, Ordering::Release);

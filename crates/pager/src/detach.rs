@@ -10,21 +10,22 @@
 //! When the file is cut short, or changed, meanwhile, the memory is closed: a page that is gone is met by the
 //! kernel, never by a copy of ours, and what was copied counts only if the file is still what it was.
 //!
-//! What may break it: a system call that writes to the piece being detached gets `EFAULT`; see
+//! May break it: a system call that writes to the piece being detached gets `EFAULT`; see
 //! `Restore::resolve`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use afresh_sys::errno::{EFAULT, ENOSYS, EPERM};
 use afresh_sys::fault::{Fault, FaultHandler, FaultSignal};
 use afresh_sys::{
     Advice, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, SysError, file,
-    futex, usage,
+    fork, futex, usage,
 };
 
 use crate::control::Control;
+use crate::patience::Patience;
 use crate::{PageSource, SourceError};
 
 const MAPPED: u32 = 0;
@@ -37,6 +38,9 @@ const BUSY: u64 = 32;
 const PAUSE: Duration = Duration::from_millis(1);
 /// How long to give way in all, for each piece there is.
 const PAUSE_PER_PIECE: Duration = Duration::from_millis(2);
+
+/// How often a writer looks whether the piece that it waits for has changed hands.
+const AWAITING: Duration = Duration::from_millis(50);
 
 /// Pages faulted in by one call.
 const POPULATE: usize = 2048;
@@ -54,6 +58,8 @@ pub(crate) struct Detach {
     states: Box<[AtomicU32]>,
     /// Held while a piece changes hands, so that nothing is remapped after the owner has gone on.
     turn: Mutex<()>,
+    /// Of the process whose thread moves the pieces.
+    generation: u32,
 }
 
 impl Detach {
@@ -71,7 +77,8 @@ impl Detach {
         staging.advise(all, Advice::HugePage)?;
         let states: Box<[AtomicU32]> =
             (0..range.len.div_ceil(HUGE_PAGES)).map(|_| AtomicU32::new(MAPPED)).collect();
-        let this = Self { control, source, target, range, staging, states, turn: Mutex::new(()) };
+        let (turn, generation) = (Mutex::new(()), fork::generation());
+        let this = Self { control, source, target, range, staging, states, turn, generation };
         for (piece, state) in this.states.iter().enumerate() {
             let pages = this.pages_of(piece);
             if zero.iter().any(|z| z.start <= pages.start && pages.end() <= z.end()) {
@@ -164,16 +171,18 @@ impl Detach {
         self.staging.advise(pages, Advice::PopulateWrite)?;
         state.store(MOVING, Ordering::SeqCst);
         let protected = self.target.protect(at, Protection::Read).map_err(SourceError::from);
-        let moved = protected
-            .and_then(|()| self.copy(at, pages))
-            .and_then(|()| Ok(self.target.take_mapping(at, &self.staging, pages)?));
+        let copied = protected.and_then(|()| self.copy(at, pages)).map_err(|error| (error, false));
+        let moved = copied.and_then(|()| {
+            let taken = self.target.take_mapping(at, &self.staging, pages);
+            taken.map_err(|failed| (SourceError::from(failed.error), failed.lost))
+        });
         match &moved {
             Ok(()) => {}
             // Still a correct private mapping; give writers their access back.
-            Err(SourceError::Sys(error)) if error.errno != EFAULT => {
+            Err((SourceError::Sys(error), false)) if error.errno != EFAULT => {
                 self.target.protect(at, Protection::ReadWrite)?;
             }
-            Err(error) => self.control.fail(error),
+            Err((error, _)) => self.control.fail(error),
         }
         if self.control.has_failed() {
             // Closed meanwhile, perhaps before the piece was opened again.
@@ -181,7 +190,7 @@ impl Detach {
         }
         state.store(if moved.is_ok() { OWNED } else { MAPPED }, Ordering::SeqCst);
         futex::wake_all(state);
-        moved
+        moved.map_err(|(error, _)| error)
     }
 
     /// Detaches every piece that `pages` touches.
@@ -221,10 +230,16 @@ impl FaultHandler for Detach {
             // fault for another reason comes back with the same address, and is not ours.
             return LAST.replace(address) != address;
         }
-        let since = Instant::now();
+        if self.generation != fork::generation() {
+            // The thread that moves the piece is in the parent. The child keeps the mapping, which shows the same.
+            let piece = self.pages_of((address - base) / PAGE_SIZE / HUGE_PAGES);
+            state.store(MAPPED, Ordering::SeqCst);
+            return self.target.protect(self.in_target(piece), Protection::ReadWrite).is_ok();
+        }
+        let mut patience = Patience::new(self.control.timeout);
         while state.load(Ordering::SeqCst) == MOVING && !self.control.has_failed() {
-            futex::wait(state, MOVING, Duration::from_millis(50));
-            if since.elapsed() > self.control.timeout {
+            let waited = patience.step(AWAITING, |step| futex::wait(state, MOVING, step));
+            if waited.is_none() {
                 self.control.fail_stuck();
             }
         }

@@ -4,11 +4,11 @@
 //! working set, where one was recorded, is in place before the first slot is made; the rest is streamed
 //! behind the guests' backs.
 //!
-//! What it promises: a page is used only whole, and after its digest was checked: the source delivers to
+//! Promises: a page is used only whole, and after its digest was checked: the source delivers to
 //! memory that no guest sees. When the source fails, the image has failed for good, and
 //! slots refuse use with the cause. When it is complete, nothing of the source is held.
 //!
-//! What may break it: dropping the last slot and image early ends the filling, as it should.
+//! May break it: dropping the last slot and image early ends the filling, as it should.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -84,6 +84,8 @@ impl LazyImage {
                 work: Work::Lazy(lazy.clone()),
                 registration: None,
                 coordinated: true,
+                // Slots see to that.
+                withheld: None,
             })));
             coordinator::spawn(engine.clone(), Work::Lazy(lazy), None, streams)?;
             let made = Arc::new(Filling { control, engine, generation: fork::generation() });

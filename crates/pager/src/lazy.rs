@@ -5,15 +5,15 @@
 //! So a faulting thread, a handler thread and any number of streaming threads work side by side, and
 //! every page is put in place once.
 //!
-//! What it promises: a page is seen only after all of it is in place. When filling fails or takes too
+//! Promises: a page is seen only after all of it is in place. When filling fails or takes too
 //! long, the memory is closed ([`Control`]) before anyone is woken; it never reads as zero.
 //!
-//! What may break it: a signal handler installed over ours that does not chain (see
+//! May break it: a signal handler installed over ours that does not chain (see
 //! `afresh_sys::fault`); a system call that touches a missing page, which gets `EFAULT`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use afresh_memory::Inserter;
 use afresh_sys::errno::{EAGAIN, EBUSY, EEXIST, EINVAL};
@@ -21,6 +21,7 @@ use afresh_sys::fault::{Fault, FaultCause, FaultHandler, FaultSignal};
 use afresh_sys::{Call, HUGE_PAGES, PAGE_SIZE, PageRange, Reservation, SysError, Uffd, futex};
 
 use crate::control::Control;
+use crate::patience::Patience;
 use crate::staging::Staging;
 use crate::{PageSource, SourceError};
 
@@ -29,6 +30,11 @@ const FILLING: u32 = 1;
 /// Being filled, and somebody sleeps on the word.
 const AWAITED: u32 = 2;
 const PRESENT: u32 = 3;
+
+/// How often a thread asks again for a window that another thread is to fill.
+const ASKING: Duration = Duration::from_millis(5);
+/// How often a thread looks whether a window that is being filled is there.
+const AWAITING: Duration = Duration::from_millis(50);
 
 /// The state of a window at first.
 pub(crate) fn first_state(missing: bool) -> u32 {
@@ -84,7 +90,7 @@ pub(crate) struct Lazy {
     pub(crate) wanted: Box<[AtomicU64]>,
     /// Futex word: counts wishes, to wake the server.
     pub(crate) bell: AtomicU32,
-    /// Milliseconds since the start at which the handler thread began what it is doing; 0 when idle.
+    /// Number of the fault that the handler thread is answering; 0 when idle.
     pub(crate) busy: AtomicU64,
     /// Set when everything is wanted although nothing streams.
     pub(crate) rush: AtomicBool,
@@ -346,13 +352,13 @@ impl Lazy {
     /// has failed.
     pub(crate) fn ensure(&self, window: usize, inline: bool) -> bool {
         let word = &self.states[window];
-        let mut since = None;
+        let mut patience = Patience::new(self.control.timeout);
         let mut helped = false;
         loop {
             if self.control.has_failed() {
                 return false;
             }
-            match word.load(Ordering::Acquire) {
+            let waited = match word.load(Ordering::Acquire) {
                 PRESENT => return true,
                 MISSING if inline => {
                     if self.claim(window) {
@@ -364,7 +370,7 @@ impl Lazy {
                     self.wanted[window / 64].fetch_or(1 << (window % 64), Ordering::AcqRel);
                     self.bell.fetch_add(1, Ordering::AcqRel);
                     futex::wake_all(&self.bell);
-                    futex::wait(word, MISSING, Duration::from_millis(5));
+                    patience.step(ASKING, |step| futex::wait(word, MISSING, step))
                 }
                 FILLING => {
                     // Somebody streams this huge page: rather than sleep, stream the next one.
@@ -382,10 +388,9 @@ impl Lazy {
                     );
                     continue;
                 }
-                state => futex::wait(word, state, Duration::from_millis(50)),
-            }
-            let since = since.get_or_insert_with(Instant::now);
-            if since.elapsed() > self.control.timeout {
+                state => patience.step(AWAITING, |step| futex::wait(word, state, step)),
+            };
+            if waited.is_none() {
                 self.control.fail_stuck();
                 return false;
             }

@@ -6,14 +6,14 @@
 //!
 //! A [`LazyImage`] is the same for the engine's own images: any number of slots use it while it is filled.
 //!
-//! What it promises:
+//! Promises:
 //! * A page is seen whole or not at all. If its filler dies, hangs or gets wrong bytes, the memory is
 //!   closed: touching it raises SIGSEGV, and [`Restore::wait`] names the cause. It never reads as zero
 //!   and nobody waits for ever.
 //! * When a restore is done nothing of the source is mapped or open, except with the strategies that
 //!   only map it.
 //!
-//! What may break it: system calls on missing pages fail with `EFAULT`, so whoever hands guest memory to
+//! May break it: system calls on missing pages fail with `EFAULT`, so whoever hands guest memory to
 //! the kernel calls [`Restore::resolve`] first.
 
 mod control;
@@ -25,6 +25,7 @@ mod image;
 mod lazy;
 mod memory;
 mod options;
+mod patience;
 mod recorder;
 mod restore;
 mod source;

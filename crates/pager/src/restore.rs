@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use afresh_sys::fault::Registration;
+use afresh_sys::planted::{self, Bug};
 use afresh_sys::{
     Advice, Call, Features, HUGE_PAGES, HUGE_SIZE, Interest, PageRange, Protection, Reservation,
-    SysError, Uffd, UffdMode, fault,
+    SysError, Uffd, UffdMode, Withheld, fault, withhold,
 };
 
 use crate::control::Control;
@@ -22,7 +23,7 @@ use crate::{
 /// Memory that is being filled.
 ///
 /// While it lives, touching a page of the range waits for the page. Dropping it before it is done
-/// closes the memory. Once done, the memory is ordinary and nothing of the source is mapped or open;
+/// closes the memory. In a child that is forked before it is done the memory is inaccessible, unless it is mapped. Once done, the memory is ordinary and nothing of the source is mapped or open;
 /// only with [`FillStrategy::Held`] it stays mapped.
 #[derive(Debug)]
 pub struct Restore {
@@ -39,6 +40,8 @@ pub(crate) struct Engine {
     pub(crate) registration: Option<Registration>,
     /// Whether a thread of its own ends it.
     pub(crate) coordinated: bool,
+    /// Keeps memory with missing pages from forked children, who would read zeros.
+    pub(crate) withheld: Option<Withheld>,
 }
 
 #[derive(Clone)]
@@ -179,6 +182,8 @@ impl Restore {
                     work: Work::Detach(detach.clone()),
                     registration: Some(registration),
                     coordinated: true,
+                    // Its pages are those of the file, in children too.
+                    withheld: None,
                 }));
                 coordinator::spawn(
                     restore.engine.clone(),
@@ -192,6 +197,10 @@ impl Restore {
                 let streams = if options.background { options.streams.max(1) } else { 0 };
                 let lazy = lazy(control.clone(), target.clone(), range, source, strategy, options)?;
                 let lazy = Arc::new(lazy);
+                let withheld = match planted::is(Bug::Withhold) {
+                    false => Some(withhold(&target, range)?),
+                    true => None,
+                };
                 let registration = match options.answer {
                     Answer::Thread => None,
                     Answer::Sigbus => Some(fault::register(
@@ -205,6 +214,7 @@ impl Restore {
                     work: Work::Lazy(lazy.clone()),
                     registration,
                     coordinated,
+                    withheld,
                 }));
                 if coordinated {
                     let streams = (streams, Duration::ZERO);

@@ -1,6 +1,6 @@
 //! Digests of states that follow what changes.
 //!
-//! What it promises: equal images with equal states have equal digests, wherever they are and whatever they became so
+//! Promises: equal images with equal states have equal digests, wherever they are and whatever they became so
 //! from; of others nobody can find two with one digest. The digest of a state costs what differs from another whose
 //! sum is known.
 

@@ -1,9 +1,9 @@
 //! What an image became since another one, as a turn; and a turn's image out of the one before.
 //!
-//! What it promises: a turn says of every page that differs how, and costs time in proportion to what differs and to
-//! the number of pieces that the images are stored in. Applied to an equal image it gives an equal one.
+//! Promises: a turn describes the difference of every page, and costs time in proportion to the difference and to
+//! the number of stored pieces. Applied to an equal image it gives an equal one.
 
-use afresh_memory::{Image, ImageBuilder, ImageError, Since};
+use afresh_memory::{Image, ImageBuilder, ImageError, PageOrigin};
 use afresh_store::{Turn, TurnBuilder, TurnPiece};
 use afresh_sys::{PAGE_SIZE, PageRange};
 
@@ -26,9 +26,9 @@ pub fn turn_since(
     let mut turn = TurnBuilder::new(earlier.pages());
     for run in image.since(earlier) {
         match run {
-            Since::Same { from, len } => turn.copy(from, len),
-            Since::Zero { len } => turn.zero(len),
-            Since::New { pages, was } => {
+            PageOrigin::Same { from, len } => turn.copy(from, len),
+            PageOrigin::Zero { len } => turn.zero(len),
+            PageOrigin::New { pages, was } => {
                 image.resolve(pages)?;
                 for (n, page) in (pages.start..pages.end()).enumerate() {
                     let now = image.page(page).unwrap_or(&ZEROS);

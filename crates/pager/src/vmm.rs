@@ -6,7 +6,7 @@
 //! Pages that are zero take no memory. A range that the VMM discards (a balloon, for instance) reads as zero
 //! afterwards, whether the VMM says so or not.
 //!
-//! What it promises:
+//! Promises:
 //! * A page that cannot be filled is poisoned, so that touching it raises SIGBUS; where the VMM did not
 //!   allow that, the VMM is ended by SIGBUS. It never reads zeros, and waits no longer than the source
 //!   takes to answer or to fail.
@@ -14,7 +14,7 @@
 //!   would wait for ever for the pages of the call that loads it, so it is ended.
 //! * What a VMM sends costs no more memory than an account of the source's pages, and keeps nobody else busy.
 //!
-//! What may break it: a VMM that reports mappings it has not registered. Filling those fails, which ends
+//! May break it: a VMM that reports mappings it has not registered. Filling those fails, which ends
 //! it as above.
 
 mod fill;

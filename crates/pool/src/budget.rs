@@ -5,9 +5,9 @@
 //! a bound is passed, the items that have been idle longest go, whichever pool they are in; one in use never
 //! does. What has been idle for some time goes also without that, but for one item a pool.
 //!
-//! What it promises: after an item was made, and after one came back with more memory than before, the bounds
+//! Promises: after an item was made, and after one came back with more memory than before, the bounds
 //! are kept again, unless what passes them is in use. Handing an item out and taking it back costs nothing
-//! more for it. What may break it: items that say of themselves that they take less than they do.
+//! more for it. May break it: items that say of themselves that they take less than they do.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};

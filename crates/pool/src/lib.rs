@@ -4,7 +4,7 @@
 //! holds it. No limits are needed up front; where they are wanted, [`Limits`] bounds the number of
 //! items and the memory that idle ones may keep, and [`Exhausted`] says what happens at the bound.
 //!
-//! What it promises: an item is handed out only after its [`Recycle::recycle`] succeeded; an item whose
+//! Promises: an item is handed out only after its [`Recycle::recycle`] succeeded; an item whose
 //! recycling failed, or whose user panicked, is dropped, counted and never seen again. Threads share
 //! nothing on the way through: each has a shard, and looks into others only when its own is empty.
 //!

@@ -12,6 +12,7 @@ use afresh_wasm::{
 };
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::meddling;
 use crate::outcome;
 use crate::random::Random;
 use crate::reference::{self, Reference};
@@ -38,6 +39,14 @@ pub struct Seen {
     pub thrown: u64,
     /// Leases that ended after calls which changed something.
     pub spoilt: u64,
+    /// Of them those whose store a host function spoilt.
+    pub meddled: u64,
+    /// Leases in which a comparison with the warm state found nothing, and `look` neither.
+    pub clean: u64,
+    /// Leases in which the comparison found a difference.
+    pub seen_to_differ: u64,
+    /// Modules whose constant objects a host function changes.
+    pub kept: u64,
     /// Instances replaced because a table grew.
     pub replaced: u64,
     /// Resets after which a memory was shrunk.
@@ -58,6 +67,10 @@ impl Seen {
         self.traps += other.traps;
         self.thrown += other.thrown;
         self.spoilt += other.spoilt;
+        self.meddled += other.meddled;
+        self.clean += other.clean;
+        self.seen_to_differ += other.seen_to_differ;
+        self.kept += other.kept;
         self.replaced += other.replaced;
         self.shrunk += other.shrunk;
         self.thawed += other.thawed;
@@ -69,6 +82,8 @@ impl Seen {
 pub struct Bench {
     plainly: Plainly,
     engine: Engine,
+    /// Counts fuel.
+    metered: Engine,
     strategies: Vec<Strategy>,
     /// What was met so far.
     pub seen: Seen,
@@ -95,7 +110,7 @@ pub fn module(seed: u64) -> String {
 }
 
 fn features(seed: u64) -> Features {
-    Features { gc_writes: seed % 7 == 3, objects: seed.is_multiple_of(2) }
+    Features { gc_writes: seed % 7 == 3, objects: seed.is_multiple_of(2), kept: seed % 11 == 4 }
 }
 
 /// A history's outcomes in plain wasmtime.
@@ -121,6 +136,7 @@ impl Bench {
         Ok(Self {
             plainly: reference::engine()?,
             engine: Engine::new(EngineConfig::default())?,
+            metered: Engine::new(EngineConfig { fuel: true, ..EngineConfig::default() })?,
             strategies: strategies.filter(usable).collect(),
             seen: Seen::default(),
         })
@@ -138,7 +154,10 @@ impl Bench {
         // A warm-up must not fail: the calls that plain wasmtime makes without a trap.
         let mut warm_up = Vec::new();
         let mut cleared = false;
-        if let Ok(mut plain) = reference.start() {
+        let features = features(seed);
+        // Without a warm-up, a module whose constant objects the host changes can run in fresh mode.
+        let warms = !features.kept || random.one_in(2);
+        if let Some(mut plain) = reference.start().ok().filter(|_| warms) {
             for (name, arguments) in calls(&mut random, 5) {
                 if random.one_in(3) || plain.invoke(&name, &arguments).is_err() {
                     break;
@@ -158,10 +177,13 @@ impl Bench {
             mode,
             strategy,
             imports: reference::imports(),
+            state: meddling::state(),
+            limiter: if random.one_in(2) { meddling::limiter() } else { Default::default() },
             verify_every: random.one_in(4).then_some(1),
             ..GuestOptions::default()
         };
-        let guest = Guest::with_options(&self.engine, &wasm, options.clone())
+        let engine = if random.one_in(8) { &self.metered } else { &self.engine }.clone();
+        let guest = Guest::with_options(&engine, &wasm, options.clone())
             .context("the guest cannot be loaded")?;
         let mut up = WarmUp::new();
         for (name, arguments) in &warm_up {
@@ -179,8 +201,10 @@ impl Bench {
                 self.seen.refused += 1;
                 return Ok(());
             }
-            // It changes objects in place, which a warm-up may have done.
-            Err(WarmError::Refused { .. }) if features(seed).gc_writes && !warm_up.is_empty() => {
+            // It changes objects in place, or its host functions do, which a warm-up may have done.
+            Err(WarmError::Refused { .. })
+                if (features.gc_writes || features.kept) && !warm_up.is_empty() =>
+            {
                 self.seen.refused += 1;
                 return Ok(());
             }
@@ -192,7 +216,8 @@ impl Bench {
             Mode::Fresh => self.seen.fresh += 1,
             _ => self.seen.reset += 1,
         }
-        let history = Scene { reference: &reference, warm_up: &warm_up, options: &options };
+        self.seen.kept += u64::from(features.kept);
+        let history = Scene { reference: &reference, warm_up: &warm_up, options: &options, engine };
         self.play(&history, &warm, &mut random)
             .with_context(|| format!("{} mode, strategy {strategy}", mode.name()))
     }
@@ -201,12 +226,14 @@ impl Bench {
     fn play(&mut self, scene: &Scene<'_>, warm: &Warm, random: &mut Random) -> Result<()> {
         let probe = calls(random, 6);
         let expected = expect(scene.reference, &[scene.warm_up], &probe)?;
+        let pristine = expect(scene.reference, &[scene.warm_up], &[])?;
+        self.look_at_differences(warm, &pristine[0], random)?;
         self.rounds(warm, &probe, &expected, random).context("warmed here")?;
         if warm.report().mode == Mode::Fresh {
             return Ok(());
         }
         let frozen = warm.freeze().context("freezing")?;
-        let thawed = thaw(&self.engine, scene.options, &frozen).context("thawing")?;
+        let thawed = thaw(&scene.engine, scene.options, &frozen).context("thawing")?;
         self.seen.thawed += 1;
         self.rounds(&thawed, &probe, &expected, random).context("thawed")?;
 
@@ -226,11 +253,37 @@ impl Bench {
         };
         let frozen = frozen.context("freezing a fork")?;
         let expected_of_fork = expect(scene.reference, &[scene.warm_up, &spoil], &probe)?;
-        let forked = thaw(&self.engine, scene.options, &frozen).context("thawing a fork")?;
+        let forked = thaw(&scene.engine, scene.options, &frozen).context("thawing a fork")?;
         self.seen.thawed += 1;
         self.rounds(&forked, &probe, &expected_of_fork, random).context("forked")?;
         drop(lease);
         self.rounds(warm, &probe, &expected, random).context("after the fork")
+    }
+
+    /// Takes leases that a comparison finds equal to the warm state, and checks that `look` agrees.
+    fn look_at_differences(
+        &mut self,
+        warm: &Warm,
+        pristine: &str,
+        random: &mut Random,
+    ) -> Result<()> {
+        for _ in 0..3 {
+            let spoil = calls(random, 1);
+            let mut lease = warm.lease().context("a lease to compare")?;
+            self.run(&mut lease, &spoil);
+            let found = lease.compare().context("comparing a lease")?;
+            if !found.is_clean() {
+                self.seen.seen_to_differ += 1;
+            } else if found.unseen.is_empty() {
+                self.seen.clean += 1;
+                let look = outcome::lease(&lease.call("look", &[]));
+                ensure!(
+                    look == pristine,
+                    "no difference was found, but `look` gives {look} instead of {pristine} after {spoil:?}"
+                );
+            }
+        }
+        Ok(())
     }
 
     /// First, recycled and new instances of one guest.
@@ -251,6 +304,10 @@ impl Bench {
             for _ in 0..times {
                 let mut lease = warm.lease().context("a lease to spoil")?;
                 self.run(&mut lease, &spoil);
+                if random.one_in(4) {
+                    self.run(&mut lease, &[("spoil".to_owned(), Vec::new())]);
+                    self.seen.meddled += 1;
+                }
             }
             let mut lease =
                 warm.lease().with_context(|| format!("recycled instance, round {round}"))?;
@@ -306,6 +363,7 @@ struct Scene<'a> {
     reference: &'a Reference,
     warm_up: &'a [Call],
     options: &'a GuestOptions,
+    engine: Engine,
 }
 
 /// Through the pages and bytes that a snapshot would hold.

@@ -4,6 +4,8 @@
 //! * [`differential`]: random modules made of state ([`stateful`]), on every kind of instance that a
 //!   guest can have: first, recycled, new, replaced, thawed and forked.
 //!
+//! Host functions of the random modules change guest state and the store that they are called in ([`meddling`]).
+//!
 //! What is promised: the reference is an instance of the original module in an engine of plain wasmtime,
 //! which shares no code of ours. Both suites count what they met, so that they cannot pass on nothing.
 //!
@@ -11,6 +13,7 @@
 //! modules and all of the specification.
 
 pub mod differential;
+pub mod meddling;
 pub mod outcome;
 pub mod random;
 pub mod reference;

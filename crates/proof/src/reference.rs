@@ -1,6 +1,6 @@
 //! The reference: instances of the original module in plain wasmtime, one new for each history.
 //!
-//! What may break it: a proposal that one engine allows and the other does not, or a host function that
+//! May break it: a proposal that one engine allows and the other does not, or a host function that
 //! one has and the other lacks. Both sides get theirs from here.
 
 use afresh_wasm::Imports;
@@ -8,6 +8,7 @@ use afresh_wasm::wasmtime::{
     Config, Engine, Error, ExternRef, Instance, Linker, Module, Result, Rooted, Store, Val,
 };
 
+use crate::meddling::{self, Meddler};
 use crate::outcome;
 
 /// wasmtime as it comes, with the proposals that guests may use.
@@ -31,7 +32,7 @@ pub fn engine() -> anyhow::Result<Engine> {
 }
 
 /// Defines the host functions that the suites' modules import, for stores of any kind.
-fn define<T: 'static>(linker: &mut Linker<T>) -> Result<()> {
+fn define<T: Meddler>(linker: &mut Linker<T>) -> Result<()> {
     linker.func_wrap("env", "host", |value: i32| value ^ 77)?;
     linker.func_wrap(
         "env",
@@ -53,6 +54,7 @@ fn define<T: 'static>(linker: &mut Linker<T>) -> Result<()> {
             data.copied().ok_or_else(|| Error::msg("an object of nobody's"))
         },
     )?;
+    meddling::define(linker)?;
     // What the specification's tests print through.
     linker.func_wrap("spectest", "print", || {})?;
     linker.func_wrap("spectest", "print_i32", |_: i32| {})?;

@@ -355,7 +355,12 @@ enum Proved {
 }
 
 fn prove(engine: &Engine, wasm: &[u8], steps: &[Step], mode: Mode, thaw: bool) -> Result<Proved> {
-    let options = GuestOptions { mode, imports: reference::imports(), ..GuestOptions::default() };
+    let options = GuestOptions {
+        mode,
+        imports: reference::imports(),
+        state: crate::meddling::state(),
+        ..GuestOptions::default()
+    };
     let warm = Guest::with_options(engine, wasm, options.clone())
         .map_err(anyhow::Error::from)
         .and_then(|guest| Ok(guest.warm(WarmUp::new())?));

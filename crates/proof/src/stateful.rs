@@ -4,11 +4,12 @@
 //! Each module exports `f0` to `f5` and `machine`, all `(param i32 i32) (result i64)`, which change and
 //! read state, and `look`, which folds everything that can be seen from inside into one number: every
 //! byte of every memory, every global, every element of every table. `clear` sets every reference to an
-//! object to null, so that the state can be kept. Loops are bounded, and calls go only
-//! to functions made before, so that every call ends.
+//! object to null, so that the state can be kept. `spoil` has the host spoil what belongs to the store
+//! ([`meddling`]). Loops are bounded, and calls go only to functions made before, so that every call ends.
 
 use std::fmt::Write;
 
+use crate::meddling;
 use crate::random::Random;
 
 /// How many functions beside the state machine.
@@ -23,6 +24,8 @@ pub struct Features {
     pub gc_writes: bool,
     /// GC objects and exceptions in globals.
     pub objects: bool,
+    /// GC objects in constant globals, which host functions change: reset mode refuses them.
+    pub kept: bool,
 }
 
 struct Memory {
@@ -268,7 +271,9 @@ impl Shape {
     }
 
     fn object(&self, random: &mut Random) -> String {
-        match random.below(7) {
+        match random.below(if self.features.kept { 9 } else { 7 }) {
+            7 => "(call $change (global.get $kept) (local.get 1))".into(),
+            8 => "(call $alter (global.get $bytes) (local.get 0))".into(),
             0 if self.features.gc_writes => "(if (i32.eqz (ref.is_null (global.get $o)))
                     (then (struct.set $struct 1 (global.get $o) (local.get 1))))"
                 .into(),
@@ -337,7 +342,12 @@ impl Shape {
 
     /// One statement.
     fn statement(&self, random: &mut Random, callees: usize) -> String {
-        match random.below(20) {
+        match random.below(21) {
+            // Small enough that every choice of the host function is met.
+            20 => read(&extend(&format!(
+                "(call $touch (i32.const {}) (local.get 1))",
+                random.below(32)
+            ))),
             0..4 => self.global(random),
             4..10 => self.memory(random),
             10..14 => self.table(random),
@@ -376,6 +386,10 @@ impl Shape {
             extend("(call $number (global.get $e))"),
         ] {
             line(read(&value));
+        }
+        if self.features.kept {
+            line(read(&extend("(struct.get $struct 1 (global.get $kept))")));
+            line(read(&extend("(array.get_u $array (global.get $bytes) (i32.const 0))")));
         }
         if self.features.objects {
             line(read(&extend("(ref.is_null (global.get $x))")));
@@ -467,6 +481,10 @@ pub fn module(random: &mut Random, features: Features) -> String {
     (import \"env\" \"host\" (func $host (param i32) (result i32)))
     (import \"env\" \"object\" (func $object (param i32) (result externref)))
     (import \"env\" \"number\" (func $number (param externref) (result i32)))
+    (import \"env\" \"touch\" (func $touch (param i32 i32) (result i32)))
+    (import \"env\" \"change\" (func $change (param structref i32)))
+    (import \"env\" \"alter\" (func $alter (param arrayref i32)))
+    (import \"env\" \"meddle\" (func $meddle))
     (tag $tag (param i32))\n",
     );
     // Writing to a string succeeds.
@@ -498,6 +516,7 @@ pub fn module(random: &mut Random, features: Features) -> String {
     }
     let _ = writeln!(text, "        (local.get $acc))");
     let _ = writeln!(text, "    (func (export \"clear\"){})", shape.clear());
+    let _ = writeln!(text, "    (func (export \"spoil\") (call $meddle))");
     let _ = writeln!(
         text,
         "    (func (export \"look\") (result i64) (local $acc i64) (local $at i64){}\n        (local.get $acc)))",
@@ -508,23 +527,30 @@ pub fn module(random: &mut Random, features: Features) -> String {
 
 const LOCALS: &str = "(type $step) (local $acc i64) (local $n i32) (local $a (ref null $array))";
 
+/// The export of something under a name, in half of the modules: host functions reach what is exported.
+fn exported(random: &mut Random, name: &str) -> String {
+    if random.one_in(2) { format!("(export \"{name}\")") } else { String::new() }
+}
+
 /// Everything before the functions that change it.
 fn declare(text: &mut String, random: &mut Random, shape: &Shape) -> std::fmt::Result {
     let index_type = |wide| if wide { "i64" } else { "i32" };
-    for table in &shape.tables {
+    for (t, table) in shape.tables.iter().enumerate() {
         let init = if table.element == "(ref $leaf)" { "(ref.func $leaf0)" } else { "" };
         let minimum = if random.one_in(6) { random.below(9) } else { 9 + random.below(5) };
         let index = index_type(table.wide);
-        writeln!(text, "    (table {index} {minimum} 20 {} {init})", table.element)?;
+        let export = exported(random, &meddling::table(t));
+        writeln!(text, "    (table {export} {index} {minimum} 20 {} {init})", table.element)?;
     }
     let mut sizes = Vec::new();
-    for memory in &shape.memories {
+    for (m, memory) in shape.memories.iter().enumerate() {
         let minimum = if random.one_in(6) { 0 } else { 1 + random.below(2) };
         sizes.push(minimum * 65536);
         let index = index_type(memory.wide);
-        writeln!(text, "    (memory {index} {minimum} {})", memory.maximum)?;
+        let export = exported(random, &meddling::memory(m));
+        writeln!(text, "    (memory {export} {index} {minimum} {})", memory.maximum)?;
     }
-    let exported = if random.one_in(2) { "(export \"shown\")" } else { "" };
+    let exported = exported(random, meddling::GLOBAL);
     writeln!(
         text,
         "    (global $i {exported} (mut i32) (i32.const {})) (global $state (mut i32) (i32.const 0))
@@ -540,6 +566,13 @@ fn declare(text: &mut String, random: &mut Random, shape: &Shape) -> std::fmt::R
             text,
             "    (global $j (mut i31ref) {}) (global $x (mut exnref) (ref.null exn))",
             if random.one_in(4) { "(ref.i31 (i32.const 3))" } else { "(ref.null i31)" }
+        )?;
+    }
+    if shape.features.kept {
+        writeln!(
+            text,
+            "    (global $kept (ref $struct) (struct.new $struct (i32.const 1) (i32.const 2)))
+    (global $bytes (ref $array) (array.new $array (i32.const 7) (i32.const 5)))"
         )?;
     }
     writeln!(text, "    (elem declare func $leaf0 $leaf1 $leaf2 $leaf3 $other)")?;

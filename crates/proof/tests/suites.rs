@@ -26,6 +26,8 @@ fn random_modules_with_state_do_what_new_instances_of_plain_wasmtime_do() {
     println!("{seen:#?}");
     assert!(seen.reset > 80 && seen.fresh > 50 && seen.thawed > 100, "{seen:#?}");
     assert!(seen.calls > 20_000 && seen.traps > 1000 && seen.thrown > 15, "{seen:#?}");
+    assert!(seen.meddled > 100 && seen.clean > 100 && seen.seen_to_differ > 200, "{seen:#?}");
+    assert!(seen.kept > 5, "{seen:#?}");
     assert!(seen.replaced > 50 && seen.shrunk > 50, "{seen:#?}");
 }
 
@@ -34,5 +36,5 @@ fn planted_bugs_are_caught() {
     let random = ["random_modules_with_state_do_what_new_instances_of_plain_wasmtime_do"];
     planted::must_be_caught(&[Bug::CopyBack, Bug::Learn, Bug::GrownSize, Bug::Freeze], &random);
     planted::must_be_caught(&[Bug::Global, Bug::Element, Bug::Segment, Bug::Thaw], &random);
-    planted::must_be_caught(&[Bug::Replace, Bug::View, Bug::Bake], &random);
+    planted::must_be_caught(&[Bug::Replace, Bug::View, Bug::Bake, Bug::HostState], &random);
 }

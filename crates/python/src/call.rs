@@ -6,35 +6,54 @@
 //! Signals are looked at on the main thread only, where Python handles them, every tick of 5 ms. Where other threads
 //! are busy in Python, taking the lock may take as long as a tick, so that they are looked at less often then.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use afresh::wasm::wasmtime::{self, ResourceLimiter};
 use afresh::wasm::{Limiter, Watch};
-use afresh_interpreter::{Listener, Stream, imports, listener, state};
+use afresh_interpreter::{HostCallbacks, Stream, imports, listener, state};
 use minicbor::{Decoder, Encoder};
-use pyo3::exceptions::PyException;
+use pyo3::exceptions::{PyException, PyNameError};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 
-use crate::value;
+use crate::error::MarshalError;
+use crate::exit;
+use crate::pending::Pending;
+use crate::text::Utf8Decoder;
+use crate::value::{self, Values};
 
 /// Ends calls from elsewhere: once set it stays so.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Stop(Arc<AtomicBool>);
+pub(crate) struct Stop(Arc<Flags>);
+
+#[derive(Debug, Default)]
+struct Flags {
+    stopped: AtomicBool,
+    in_tool: AtomicBool,
+}
 
 impl Stop {
     pub(crate) fn set(&self) {
-        self.0.store(true, Ordering::Release);
+        self.0.stopped.store(true, Ordering::Release);
     }
 
     pub(crate) fn clear(&self) {
-        self.0.store(false, Ordering::Release);
+        self.0.stopped.store(false, Ordering::Release);
     }
 
     pub(crate) fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.stopped.load(Ordering::Acquire)
+    }
+
+    /// Whether the call is in Python code, which may be what waits for its end.
+    pub(crate) fn is_in_tool(&self) -> bool {
+        self.0.in_tool.load(Ordering::Acquire)
+    }
+
+    fn set_in_tool(&self, in_tool: bool) {
+        self.0.in_tool.store(in_tool, Ordering::Release);
     }
 }
 
@@ -52,10 +71,12 @@ pub(crate) enum Reason {
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     pub(crate) timeout: Option<Duration>,
-    /// Most bytes of memory.
+    /// Maximum bytes of guest memory.
     pub(crate) memory: usize,
-    /// Most bytes kept of each stream.
+    /// Maximum bytes kept of each stream.
     pub(crate) output: usize,
+    /// Maximum bytes of Python objects made of one value.
+    pub(crate) result: usize,
 }
 
 /// One call's own.
@@ -65,20 +86,68 @@ pub(crate) struct CallState {
     pub(crate) stderr: Vec<u8>,
     /// Whether output was dropped.
     pub(crate) truncated: bool,
-    /// What tools raised, by number.
-    pub(crate) failures: Vec<PyErr>,
+    pub(crate) failures: Failures,
     pub(crate) reason: Option<Reason>,
     output: usize,
+    /// Maximum bytes of Python objects made of one value.
+    pub(crate) result: usize,
     memory: Option<usize>,
     until: Option<Instant>,
     stops: [Stop; 2],
-    /// Called with a stream's number and what was written.
+    /// Called with a stream's number and the text written.
     sink: Option<Py<PyAny>>,
+    /// Decoders of streamed text: a character may be split over writes.
+    text: [Utf8Decoder; 2],
     /// Called with the name and the arguments of a tool.
     tools: Option<Py<PyAny>>,
     signals: Signals,
     /// Who is told of an interruption, where no call has begun.
     warm_up: Option<Interruption>,
+}
+
+/// Exceptions that tools raised, by number. The guest's own error names its cause by that number.
+#[derive(Default)]
+pub(crate) struct Failures {
+    /// The most recent ones.
+    recent: VecDeque<PyErr>,
+    /// How many there were before those.
+    dropped: usize,
+}
+
+impl Failures {
+    /// Maximum exceptions kept: each holds its traceback, and all objects that are reachable from there.
+    const MAX: usize = 16;
+
+    fn add(&mut self, error: PyErr) {
+        if self.recent.len() == Self::MAX {
+            self.recent.pop_front();
+            self.dropped += 1;
+        }
+        self.recent.push_back(error);
+    }
+
+    /// The number of the next one.
+    fn next(&self) -> usize {
+        self.dropped + self.recent.len()
+    }
+
+    pub(crate) fn get(&self, number: usize) -> Option<&PyErr> {
+        self.recent.get(number.checked_sub(self.dropped)?)
+    }
+}
+
+/// How the host's own code ends a call.
+enum Cut {
+    /// A limit of the call was reached; its reason is kept.
+    Limit,
+    /// An exception that no guest may catch.
+    Raised(PyErr),
+}
+
+impl From<PyErr> for Cut {
+    fn from(error: PyErr) -> Self {
+        Self::Raised(error)
+    }
 }
 
 /// When signals are looked at next.
@@ -93,9 +162,7 @@ struct Signals {
 impl Signals {
     /// Of the thread that asks: its process's first, which is Python's main thread.
     fn of_this_thread() -> Self {
-        // SAFETY: both calls only return a number.
-        let mine = unsafe { libc::getpid() == libc::gettid() };
-        Self { mine, next: None }
+        Self { mine: exit::is_main_thread(), next: None }
     }
 
     fn look(&mut self) -> PyResult<()> {
@@ -120,6 +187,7 @@ impl CallState {
     ) -> Self {
         Self {
             output: limits.output,
+            result: limits.result,
             memory: Some(limits.memory),
             until: limits.timeout.map(|timeout| Instant::now() + timeout),
             stops,
@@ -130,9 +198,9 @@ impl CallState {
         }
     }
 
-    /// Whether the call may go on.
-    fn goes_on(&mut self) -> bool {
-        let reason = if self.stops.iter().any(Stop::is_set) {
+    /// Whether the call is within its limits; otherwise keeps the reason.
+    fn proceeds(&mut self) -> bool {
+        let reason = if self.stops.iter().any(Stop::is_set) || exit::has_begun() {
             Reason::Stopped
         } else if self.until.is_some_and(|until| Instant::now() >= until) {
             Reason::Timeout
@@ -152,70 +220,93 @@ impl CallState {
         false
     }
 
-    fn keep(&mut self, stream: Stream, bytes: &[u8]) -> PyResult<()> {
-        let (number, kept) = match stream {
+    fn keep(&mut self, stream: Stream, bytes: &[u8]) -> Result<(), Cut> {
+        let (number, kept, decoder) = match stream {
             // Guests here have no commands, and so no terminals.
-            Stream::Stdout | Stream::Terminal => (1, &mut self.stdout),
-            Stream::Stderr => (2, &mut self.stderr),
+            Stream::Stdout | Stream::Terminal => (1, &mut self.stdout, &mut self.text[0]),
+            Stream::Stderr => (2, &mut self.stderr, &mut self.text[1]),
         };
         let room = self.output.saturating_sub(kept.len());
         kept.extend_from_slice(&bytes[..room.min(bytes.len())]);
         self.truncated |= room < bytes.len();
-        let Some(sink) = &self.sink else { return Ok(()) };
-        Python::attach(|py| {
-            let text = String::from_utf8_lossy(bytes);
-            sink.call1(py, (number, text.as_ref())).map(drop)
+        if self.sink.is_none() {
+            return Ok(());
+        }
+        let text = decoder.decode(bytes);
+        self.in_python(|this, py| {
+            let Some(sink) = &this.sink else { return Ok(()) };
+            let delivered = sink.bind(py).call1((number, text))?;
+            this.settle(py, delivered).map(drop)
         })
     }
 
-    /// Calls a tool; what it raises is an answer, too, unless nothing may catch it.
-    fn answer(&mut self, request: &[u8]) -> PyResult<Vec<u8>> {
-        Python::attach(|py| {
-            let error = match self.call_tool(py, request) {
-                Err(error) if error.is_instance_of::<PyException>(py) => error,
+    /// Runs Python code of the host.
+    fn in_python<T>(
+        &mut self,
+        run: impl FnOnce(&mut Self, Python<'_>) -> Result<T, Cut>,
+    ) -> Result<T, Cut> {
+        exit::park_if_finished();
+        self.stops[0].set_in_tool(true);
+        let result = Python::attach(|py| run(self, py));
+        self.stops[0].set_in_tool(false);
+        result
+    }
+
+    /// Waits for a result that is pending.
+    fn settle<'py>(
+        &mut self,
+        py: Python<'py>,
+        result: Bound<'py, PyAny>,
+    ) -> Result<Bound<'py, PyAny>, Cut> {
+        match result.cast::<Pending>() {
+            Err(_) => Ok(result),
+            Ok(pending) => pending.get().wait(py, || self.proceeds())?.ok_or(Cut::Limit),
+        }
+    }
+
+    /// Calls a tool. An exception is an answer as well, unless no guest may catch it.
+    fn answer(&mut self, request: &[u8]) -> Result<Vec<u8>, Cut> {
+        self.in_python(|this, py| {
+            let error = match this.call_tool(py, request) {
+                Err(Cut::Raised(error)) if error.is_instance_of::<PyException>(py) => error,
                 other => return other,
             };
-            let number = u32::try_from(self.failures.len()).unwrap_or(u32::MAX);
+            let number = u32::try_from(this.failures.next()).unwrap_or(u32::MAX);
             let name = error.get_type(py).name()?.to_string();
             let message = error.value(py).str()?.to_string_lossy().into_owned();
             let mut answer = Vec::new();
             let mut out = Encoder::new(&mut answer);
             let written = (|| out.array(4)?.u8(1)?.str(&name)?.str(&message)?.u32(number)?.ok())();
-            written.map_err(|error| crate::error::MarshalError::new_err(error.to_string()))?;
-            self.failures.push(error);
+            written.map_err(|error| MarshalError::new_err(error.to_string()))?;
+            this.failures.add(error);
             Ok(answer)
         })
     }
 
-    fn call_tool(&self, py: Python<'_>, request: &[u8]) -> PyResult<Vec<u8>> {
+    fn call_tool(&mut self, py: Python<'_>, request: &[u8]) -> Result<Vec<u8>, Cut> {
         let broken = |error: minicbor::decode::Error| {
-            crate::error::MarshalError::new_err(format!("a tool's request cannot be read: {error}"))
+            MarshalError::new_err(format!("a tool's request cannot be read: {error}"))
         };
         let mut from = Decoder::new(request);
         from.array().map_err(broken)?;
         let name = from.str().map_err(broken)?;
-        let arguments = value::read(py, &mut from, false, 0)?;
+        let mut values = Values::new(from, false, self.result);
+        let arguments = values.read(py)?;
         let Some(tools) = &self.tools else {
             let why = format!("the host offers no function {name:?}");
-            return Err(pyo3::exceptions::PyNameError::new_err(why));
+            return Err(PyNameError::new_err(why).into());
         };
         // Named arguments follow, from languages that have them.
-        let named = match from.position() < request.len() {
-            true => Some(value::read(py, &mut from, false, 0)?),
-            false => None,
+        let named = match values.position() < request.len() {
+            true => values.read(py)?,
+            false => py.None().into_bound(py),
         };
-        let result = tools.bind(py).call1(PyTuple::new(
-            py,
-            [
-                name.into_pyobject(py)?.into_any(),
-                arguments,
-                named.unwrap_or_else(|| py.None().into_bound(py)),
-            ],
-        )?)?;
+        let result = tools.bind(py).call1((name, arguments, named))?;
+        let result = self.settle(py, result)?;
         let mut answer = Vec::new();
         let mut out = Encoder::new(&mut answer);
         let begun = (|| out.array(2)?.u8(0)?.ok())();
-        begun.map_err(|error| crate::error::MarshalError::new_err(error.to_string()))?;
+        begun.map_err(|error| MarshalError::new_err(error.to_string()))?;
         value::write(&result, &mut out, 0)?;
         Ok(answer)
     }
@@ -236,23 +327,29 @@ impl ResourceLimiter for CallState {
     }
 }
 
-/// How a call ends whose reason its state holds.
-fn ended(state: &mut CallState, error: PyErr) -> wasmtime::Error {
-    state.reason = Some(Reason::Interrupted(error));
-    wasmtime::Error::msg("the host's own code was interrupted")
+impl CallState {
+    /// The error that ends the call; its reason is kept.
+    fn ended(&mut self, cut: Cut) -> wasmtime::Error {
+        match cut {
+            Cut::Raised(error) => {
+                self.reason = Some(Reason::Interrupted(error));
+                wasmtime::Error::msg("the host's own code was interrupted")
+            }
+            Cut::Limit => wasmtime::Error::msg("the call reached a limit in the host's own code"),
+        }
+    }
 }
 
-impl Listener for CallState {
+impl HostCallbacks for CallState {
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
-        self.keep(stream, bytes).map_err(|error| ended(self, error))
+        self.keep(stream, bytes).map_err(|cut| self.ended(cut))
     }
 
     fn call(&mut self, request: &[u8]) -> wasmtime::Result<Vec<u8>> {
-        // Nobody looks while a tool runs, which may take as long as it likes.
-        if !self.goes_on() {
-            return Err(wasmtime::Error::msg("the call was stopped before a tool was called"));
+        if !self.proceeds() {
+            return Err(self.ended(Cut::Limit));
         }
-        self.answer(request).map_err(|error| ended(self, error))
+        self.answer(request).map_err(|cut| self.ended(cut))
     }
 }
 
@@ -279,11 +376,12 @@ pub(crate) fn guest_options() -> (afresh::wasm::GuestOptions, Interruption) {
         imports: imports::<CallState>(),
         state: state(move || CallState {
             signals: Signals::of_this_thread(),
+            result: value::DEFAULT_RESULT,
             warm_up: Some(own.clone()),
             ..CallState::default()
         }),
         limiter: Limiter::new(|host| listener::<CallState>(host)),
-        watch: Watch::new(|host| listener::<CallState>(host).goes_on()),
+        watch: Watch::new(|host| listener::<CallState>(host).proceeds()),
         ..afresh::wasm::GuestOptions::default()
     };
     (options, interruption)

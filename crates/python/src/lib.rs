@@ -1,15 +1,18 @@
 //! The native half of the Python package `afresh`: guests, sessions, and the host side of interpreters.
 //!
-//! What it promises: no call of a guest holds Python's lock; one evaluation crosses between the languages once; what a
-//! guest sends is checked before anything is made of it. What may break it: nothing of its own; a tool is the caller's
-//! own code, and runs with the lock.
+//! Promises: no call of a guest holds Python's lock; one evaluation crosses between the languages once; what a
+//! guest sends is checked before anything is made of it. May break it: tools, which are
+//! code of the caller and hold the lock.
 
 mod call;
 mod error;
+mod exit;
 mod files;
 mod outcome;
+mod pending;
 mod session;
 mod signals;
+mod text;
 mod value;
 mod warm;
 
@@ -19,12 +22,15 @@ use pyo3::prelude::*;
 #[pymodule]
 #[pyo3(name = "_native")]
 fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<pending::Pending>()?;
     module.add_class::<session::Checkpoint>()?;
     module.add_class::<session::Session>()?;
     module.add_class::<session::Stopper>()?;
     module.add_class::<warm::Warm>()?;
     module.add_function(wrap_pyfunction!(value::encode, module)?)?;
     module.add_function(wrap_pyfunction!(value::decode, module)?)?;
+    module.add_function(wrap_pyfunction!(exit::end_calls, module)?)?;
+    module.add_function(wrap_pyfunction!(exit::forget_calls, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     error::register(module)
 }

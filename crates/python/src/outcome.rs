@@ -4,28 +4,34 @@ use std::time::Instant;
 
 use afresh::wasm::entropy_bytes;
 use afresh::{CallError, Function, Lease};
-use afresh_interpreter::{Form, RUN, Request, Tools};
+use afresh_interpreter::{CallConvention, RUN, Request, Tools};
 use minicbor::Decoder;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
 use crate::call::{CallState, Limits, Reason, Stop};
 use crate::error::{self, GuestError, MarshalError, StoppedError};
-use crate::value;
+use crate::value::{self, Values};
 
-/// What a sandbox's calls have in common.
+/// Shared by all calls of one sandbox.
 #[derive(Clone)]
 pub(crate) struct Setup {
     pub(crate) limits: Limits,
     tools: Tools,
+}
+
+/// The Python callables of one call.
+#[derive(Default)]
+pub(crate) struct Callables {
+    /// Called with a stream's number and the text written.
+    pub(crate) sink: Option<Py<PyAny>>,
     /// Called with a tool's name, its arguments, and its named arguments or `None`.
-    dispatch: Option<std::sync::Arc<Py<PyAny>>>,
+    pub(crate) dispatch: Option<Py<PyAny>>,
 }
 
 impl Setup {
-    pub(crate) fn new(limits: Limits, names: &[String], dispatch: Option<Py<PyAny>>) -> Self {
-        let tools = Tools::new(names.iter().map(String::as_str));
-        Self { limits, tools, dispatch: dispatch.map(std::sync::Arc::new) }
+    pub(crate) fn new(limits: Limits, names: &[String]) -> Self {
+        Self { limits, tools: Tools::new(names.iter().map(String::as_str)) }
     }
 
     /// The request for an evaluation; `arguments` is an array as guests read it.
@@ -35,22 +41,16 @@ impl Setup {
         source: &str,
         name: &str,
         arguments: Option<&[u8]>,
-        form: Form,
+        form: CallConvention,
     ) -> Request {
         Request::new(form, what, &self.tools, source, name, arguments)
     }
 
     /// The request for what does as little as any evaluation does, in a clone of its own.
-    pub(crate) fn least(&self, form: Form) -> Vec<u8> {
+    pub(crate) fn least(&self, form: CallConvention) -> Vec<u8> {
         let mut request = self.request(RUN, "1+1", "<sandbox>", None, form);
         request.address_to(1, entropy_bytes());
         request.bytes().to_vec()
-    }
-
-    fn state(&self, sink: Option<Py<PyAny>>, stops: [Stop; 2]) -> CallState {
-        let tools =
-            self.dispatch.as_ref().map(|dispatch| Python::attach(|py| dispatch.clone_ref(py)));
-        CallState::begin(&self.limits, sink, tools, stops)
     }
 }
 
@@ -68,12 +68,12 @@ pub(crate) fn evaluate(
     lease: &mut Lease<'_>,
     handler: &Function,
     setup: &Setup,
-    sink: Option<Py<PyAny>>,
+    callables: Callables,
     stops: [Stop; 2],
     request: Request,
     counts: bool,
 ) -> (Outcome, bool) {
-    let state = setup.state(sink, stops);
+    let state = CallState::begin(&setup.limits, callables.sink, callables.dispatch, stops);
     let started = Instant::now();
     let done = afresh_interpreter::evaluate(lease, handler, request, state);
     let us = started.elapsed().as_secs_f64() * 1e6;
@@ -124,7 +124,14 @@ impl Outcome {
     ) -> PyResult<Bound<'_, PyTuple>> {
         let none = || py.None().into_bound(py);
         let (value, text, error) = match std::mem::replace(&mut self.answer, Ok(Vec::new())) {
-            Ok(answer) => self.read(py, &answer, exact)?,
+            // An answer that cannot be converted is not raised: the output would be lost.
+            Ok(answer) => self.read(py, &answer, exact).unwrap_or_else(|error| {
+                (
+                    none(),
+                    none(),
+                    value::marshal_error(py, error).into_value(py).into_bound(py).into_any(),
+                )
+            }),
             Err(failed) => {
                 let interrupted = matches!(self.state.reason, Some(Reason::Interrupted(_)));
                 let raised = self.raised(&failed);
@@ -163,12 +170,12 @@ impl Outcome {
         let mut from = Decoder::new(answer);
         let count = from.array().map_err(broken)?;
         let none = py.None().into_bound(py);
-        if from.u8().map_err(broken)? == 0 && count == Some(3) {
-            let value = value::read(py, &mut from, exact, 0)?;
-            let text = value::read(py, &mut from, false, 0)?;
-            return Ok((value, text, none));
+        let gave_value = from.u8().map_err(broken)? == 0 && count == Some(3);
+        let mut values = Values::new(from, exact && gave_value, self.state.result);
+        if gave_value {
+            return Ok((values.read(py)?, values.read(py)?, none));
         }
-        let mut part = || value::read(py, &mut from, false, 0);
+        let mut part = || values.read(py);
         let (name, message, stack, number) = (part()?, part()?, part()?, part()?);
         let cause = number
             .extract::<usize>()

@@ -1,19 +1,23 @@
 //! A sandbox's live guest: calls that go on from one another, and the tree of its states.
 //!
-//! What it promises: two calls at the same time are refused by name, never mixed; whatever a session does, Python's
+//! Promises: two calls at the same time are refused by name, never mixed; whatever a session does, Python's
 //! lock is released.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
+use std::time::Duration;
 
 use afresh::snapshot::SnapshotId;
 use afresh::{SaveOptions, SessionError as Refused};
 use afresh_interpreter::Request;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
+use pyo3::{PyTraverseError, PyVisit};
 
 use crate::call::Stop;
 use crate::error::{self, BusyError, SaveError, SessionError};
-use crate::outcome::{Outcome, Setup, evaluate};
+use crate::exit;
+use crate::outcome::{Callables, Outcome, Setup, evaluate};
 use crate::signals;
 use crate::warm::{Warm, no_interpreter, reference};
 
@@ -38,7 +42,7 @@ impl Checkpoint {
 
 /// A state by itself or by its name.
 #[derive(FromPyObject)]
-enum Which<'py> {
+enum StateRef<'py> {
     Checkpoint(Bound<'py, Checkpoint>),
     Name(String),
 }
@@ -49,7 +53,7 @@ enum Plain {
     Name(String),
 }
 
-impl Which<'_> {
+impl StateRef<'_> {
     fn plain(self) -> Plain {
         match self {
             Self::Checkpoint(checkpoint) => Plain::Id(checkpoint.get().id),
@@ -71,21 +75,55 @@ impl<'a> From<&'a Plain> for afresh::Checkpoint<'a> {
 #[pyclass(frozen, module = "afresh._native")]
 pub(crate) struct Session {
     live: Mutex<Option<afresh::Session>>,
+    /// Whether the live guest is to be dropped by the thread that uses it.
+    closing: AtomicBool,
     warm: Py<Warm>,
     setup: RwLock<Arc<Setup>>,
+    /// Of this session alone, as the garbage collector has to count it.
+    dispatch: Mutex<Option<Py<PyAny>>>,
     stop: Stop,
 }
 
 /// What is told of a state: id, parent, name, pages stored, own pages, own bytes.
-type Told = (Checkpoint, Option<Checkpoint>, Option<String>, usize, usize, usize);
+type StateSummary = (Checkpoint, Option<Checkpoint>, Option<String>, usize, usize, usize);
 
 /// What is told of a difference: pages, bytes, runs of pages, whether anything beside memory differs.
 type Differing = (usize, usize, Vec<(usize, usize, usize)>, bool);
 
 impl Session {
-    pub(crate) fn new(session: afresh::Session, warm: Py<Warm>, setup: Setup) -> Self {
-        let setup = RwLock::new(Arc::new(setup));
-        Self { live: Mutex::new(Some(session)), warm, setup, stop: Stop::default() }
+    pub(crate) fn new(
+        session: afresh::Session,
+        warm: Py<Warm>,
+        setup: Setup,
+        dispatch: Option<Py<PyAny>>,
+    ) -> Self {
+        Self {
+            live: Mutex::new(Some(session)),
+            closing: AtomicBool::new(false),
+            warm,
+            setup: RwLock::new(Arc::new(setup)),
+            dispatch: Mutex::new(dispatch),
+            stop: Stop::default(),
+        }
+    }
+
+    fn dispatch(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
+        self.dispatch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Drops the live guest of a session that was closed, unless another thread uses it: that thread does then.
+    /// Returns whether it was dropped.
+    fn drop_closed(&self) -> bool {
+        if !self.closing.load(Ordering::Acquire) {
+            return false;
+        }
+        let live = match self.live.try_lock() {
+            Ok(mut live) => live.take(),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().take(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        drop(live);
+        true
     }
 
     fn setup(&self) -> Arc<Setup> {
@@ -98,7 +136,7 @@ impl Session {
         py: Python<'_>,
         run: impl FnOnce(&mut afresh::Session) -> PyResult<R> + Send,
     ) -> PyResult<R> {
-        py.detach(|| {
+        exit::detach(py, || {
             let mut live = match self.live.try_lock() {
                 Ok(live) => live,
                 // The session itself knows that it failed.
@@ -109,10 +147,15 @@ impl Session {
                     ));
                 }
             };
-            match &mut *live {
-                Some(session) => run(session),
-                None => Err(SessionError::new_err("this sandbox is closed")),
-            }
+            let closed = || SessionError::new_err("this sandbox is closed");
+            let result = match &mut *live {
+                Some(session) if !self.closing.load(Ordering::Acquire) => run(session),
+                _ => Err(closed()),
+            };
+            drop(live);
+            // Another thread or a tool may have closed it during the call.
+            self.drop_closed();
+            result
         })
     }
 
@@ -126,8 +169,13 @@ impl Session {
     ) -> PyResult<Outcome> {
         signals::check()?;
         let (warm, setup) = (self.warm.get(), self.setup());
+        let dispatch = self.dispatch().as_ref().map(|dispatch| dispatch.clone_ref(py));
+        let callables = Callables { sink, dispatch };
         self.with(py, |session| {
             self.stop.clear();
+            if self.closing.load(Ordering::Acquire) {
+                self.stop.set();
+            }
             let stops = [self.stop.clone(), stop.unwrap_or_default()];
             let looked_up;
             let handler = match export {
@@ -140,7 +188,8 @@ impl Session {
             };
             let mut outcome = None;
             let done = session.with(|lease| {
-                let (found, whole) = evaluate(lease, handler, &setup, sink, stops, request, true);
+                let (found, whole) =
+                    evaluate(lease, handler, &setup, callables, stops, request, true);
                 let failed = found.failure().map(failure_of);
                 outcome = Some(found);
                 match (whole, failed) {
@@ -240,7 +289,10 @@ impl Session {
     /// Offers other functions from the next call on.
     #[pyo3(signature = (tools, dispatch))]
     fn offer(&self, tools: Vec<String>, dispatch: Option<Py<PyAny>>) -> PyResult<()> {
-        let setup = Setup::new(self.setup().limits.clone(), &tools, dispatch);
+        let setup = Setup::new(self.setup().limits.clone(), &tools);
+        // The former one is dropped without the mutex: it may run any code.
+        let former = std::mem::replace(&mut *self.dispatch(), dispatch);
+        drop(former);
         *self.setup.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(setup);
         Ok(())
     }
@@ -261,7 +313,7 @@ impl Session {
     }
 
     /// Goes to a state.
-    fn rollback(&self, py: Python<'_>, to: Which<'_>) -> PyResult<Checkpoint> {
+    fn rollback(&self, py: Python<'_>, to: StateRef<'_>) -> PyResult<Checkpoint> {
         let to = to.plain();
         self.with(py, |session| session.rollback(&to).map(checkpoint).map_err(refused))
     }
@@ -269,12 +321,15 @@ impl Session {
     /// Sessions that start from the present state.
     fn fork(&self, py: Python<'_>, count: usize) -> PyResult<Vec<Self>> {
         let forks = self.with(py, |session| session.fork(count).map_err(refused))?;
-        let fork = |session| Self::new(session, self.warm.clone_ref(py), (*self.setup()).clone());
+        let fork = |session| {
+            let dispatch = self.dispatch().as_ref().map(|dispatch| dispatch.clone_ref(py));
+            Self::new(session, self.warm.clone_ref(py), (*self.setup()).clone(), dispatch)
+        };
         Ok(forks.into_iter().map(fork).collect())
     }
 
     /// In what two states differ.
-    fn diff(&self, py: Python<'_>, one: Which<'_>, two: Which<'_>) -> PyResult<Differing> {
+    fn diff(&self, py: Python<'_>, one: StateRef<'_>, two: StateRef<'_>) -> PyResult<Differing> {
         let (one, two) = (one.plain(), two.plain());
         self.with(py, |session| {
             let found = session.diff(&one, &two).map_err(refused)?;
@@ -284,13 +339,13 @@ impl Session {
     }
 
     /// Forgets a state.
-    fn drop(&self, py: Python<'_>, which: Which<'_>) -> PyResult<()> {
+    fn drop(&self, py: Python<'_>, which: StateRef<'_>) -> PyResult<()> {
         let which = which.plain();
         self.with(py, |session| session.drop_checkpoint(&which).map_err(refused))
     }
 
     /// Every state of the tree.
-    fn tree(&self, py: Python<'_>) -> PyResult<Vec<Told>> {
+    fn tree(&self, py: Python<'_>) -> PyResult<Vec<StateSummary>> {
         self.with(py, |session| {
             let told = session.tree().into_iter().map(|info| {
                 (
@@ -321,7 +376,7 @@ impl Session {
     }
 
     /// What became of it since a state.
-    fn delta<'py>(&self, py: Python<'py>, since: Which<'_>) -> PyResult<Bound<'py, PyBytes>> {
+    fn delta<'py>(&self, py: Python<'py>, since: StateRef<'_>) -> PyResult<Bound<'py, PyBytes>> {
         let since = since.plain();
         let delta = self.with(py, |session| session.delta(&since).map_err(refused))?;
         Ok(PyBytes::new(py, &delta))
@@ -363,12 +418,33 @@ impl Session {
         })
     }
 
-    /// Ends it. A call that is under way is stopped, and ends it when it is over.
+    /// Closes the session and stops a call that is under way. Waits for that call, unless it is in a tool: the tool
+    /// may be the caller.
     fn close(&self, py: Python<'_>) {
+        self.closing.store(true, Ordering::Release);
         self.stop.set();
         py.detach(|| {
-            let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
-            *live = None;
+            while !self.drop_closed() && !self.stop.is_in_tool() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            exit::park_if_finished();
         });
+    }
+
+    /// Shows the garbage collector the tools, which may refer to this session again.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // A mutex that is locked belongs to a call, whose own reference keeps the tools.
+        match self.dispatch.try_lock() {
+            Ok(dispatch) => visit.call(&*dispatch),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn __clear__(&self) {
+        if let Ok(mut dispatch) = self.dispatch.try_lock() {
+            let tools = dispatch.take();
+            drop(dispatch);
+            drop(tools);
+        }
     }
 }

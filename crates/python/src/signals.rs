@@ -10,29 +10,42 @@ use pyo3::prelude::*;
 
 use crate::error::SessionError;
 
-/// The handler that was found good last.
-static GOOD: AtomicUsize = AtomicUsize::new(0);
+/// The signals of traps, faults and protected memory, with their names.
+const SIGNALS: [(libc::c_int, &str); 4] = [
+    (libc::SIGILL, "SIGILL"),
+    (libc::SIGSEGV, "SIGSEGV"),
+    (libc::SIGBUS, "SIGBUS"),
+    (libc::SIGFPE, "SIGFPE"),
+];
 
-/// Refuses to run a guest whose trap would end the process.
+/// For each signal, the last handler that was found not to be Python's.
+static CHECKED: [AtomicUsize; SIGNALS.len()] = [const { AtomicUsize::new(0) }; SIGNALS.len()];
+
+/// Refuses to run a guest whose traps and faults would reach a handler of Python's: it would end the process, or
+/// return to the faulting instruction for ever.
 pub(crate) fn check() -> PyResult<()> {
-    // SAFETY: all zeroes are a valid value of the plain structure, and the call only fills it in.
-    let handler = unsafe {
-        let mut now: libc::sigaction = std::mem::zeroed();
-        if libc::sigaction(libc::SIGILL, std::ptr::null(), &raw mut now) != 0 {
-            return Ok(());
+    for ((signal, name), checked) in SIGNALS.iter().zip(&CHECKED) {
+        // SAFETY: all zeroes are a valid value of the plain structure, and the call only fills it in.
+        let handler = unsafe {
+            let mut now: libc::sigaction = std::mem::zeroed();
+            if libc::sigaction(*signal, std::ptr::null(), &raw mut now) != 0 {
+                continue;
+            }
+            now.sa_sigaction
+        };
+        if checked.load(Ordering::Relaxed) == handler {
+            continue;
         }
-        now.sa_sigaction
-    };
-    if GOOD.load(Ordering::Relaxed) == handler {
-        return Ok(());
+        let removed = handler <= libc::SIG_IGN && checked.load(Ordering::Relaxed) > libc::SIG_IGN;
+        if removed || handler > libc::SIG_IGN && is_of_python(handler) {
+            return Err(SessionError::new_err(format!(
+                "the handler of {name}, by which guests' traps and faults are noticed, was replaced: call \
+                 `signal.signal` and `faulthandler.enable()` before the first `afresh.warm`, or undo the latter with \
+                 `faulthandler.disable()`"
+            )));
+        }
+        checked.store(handler, Ordering::Relaxed);
     }
-    if handler > libc::SIG_IGN && is_of_python(handler) {
-        return Err(SessionError::new_err(
-            "Python handles SIGILL itself since after the first guest was opened, and would end the process at a guest's \
-             trap: call `faulthandler.enable()` before the first `afresh.warm`, or `faulthandler.disable()` now",
-        ));
-    }
-    GOOD.store(handler, Ordering::Relaxed);
     Ok(())
 }
 

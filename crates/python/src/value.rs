@@ -1,12 +1,14 @@
 //! Values between Python and an interpreter, as CBOR: the host's half of what the guests' `wire.rs` describes.
 //!
-//! What it promises: nothing that a guest sends makes more of the host's memory than its own bytes account for, and
-//! nesting ends at [`DEEPEST`]. Values that only have a name (functions, promises) become `afresh.Opaque`.
+//! Promises: the objects made of one value keep to a budget, which is charged before they are made, and nesting ends at
+//! [`DEEPEST`]. Values that only have a name (functions, promises) become `afresh.Opaque`.
+//! May break it: an interpreter whose objects are larger than [`cost`] estimates.
 
+use afresh_budget::{Budget, Charge};
 use afresh_interpreter::tag::{DAY, DEEPEST, FLOATS, INTEGERS, SET, TIMESTAMP, TUPLE};
 use minicbor::data::{Tag, Type as Item};
 use minicbor::{Decoder, Encoder};
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{
@@ -15,6 +17,7 @@ use pyo3::types::{
 };
 
 use crate::error::MarshalError;
+use crate::exit;
 
 const DATE: Tag = Tag::new(1);
 const POSITIVE: Tag = Tag::new(2);
@@ -24,13 +27,13 @@ const NAMED: Tag = Tag::new(39);
 const COMPLEX: Tag = Tag::new(43_000);
 
 /// Something of Python's own that is looked up once.
-struct Known {
+struct PythonType {
     cell: PyOnceLock<Py<PyAny>>,
     module: &'static str,
     name: &'static str,
 }
 
-impl Known {
+impl PythonType {
     const fn new(module: &'static str, name: &'static str) -> Self {
         Self { cell: PyOnceLock::new(), module, name }
     }
@@ -41,11 +44,11 @@ impl Known {
     }
 }
 
-static OPAQUE: Known = Known::new("afresh._values", "Opaque");
-static UNDEFINED: Known = Known::new("afresh._values", "UNDEFINED");
-static DATETIME: Known = Known::new("datetime", "datetime");
-static DAY_TYPE: Known = Known::new("datetime", "date");
-static UTC: Known = Known::new("datetime", "timezone");
+static OPAQUE: PythonType = PythonType::new("afresh._values", "Opaque");
+static UNDEFINED: PythonType = PythonType::new("afresh._values", "UNDEFINED");
+static DATETIME: PythonType = PythonType::new("datetime", "datetime");
+static DAY_TYPE: PythonType = PythonType::new("datetime", "date");
+static UTC: PythonType = PythonType::new("datetime", "timezone");
 
 fn broken(error: minicbor::decode::Error) -> PyErr {
     MarshalError::new_err(format!("what the guest sent cannot be read: {error}"))
@@ -55,145 +58,247 @@ fn infallible(error: minicbor::encode::Error<std::convert::Infallible>) -> PyErr
     MarshalError::new_err(error.to_string())
 }
 
-/// Reads the next value; `undefined` is `None`, or with `exact` the package's `UNDEFINED`.
-pub(crate) fn read<'py>(
-    py: Python<'py>,
-    from: &mut Decoder<'_>,
-    exact: bool,
-    depth: usize,
-) -> PyResult<Bound<'py, PyAny>> {
-    if depth > DEEPEST {
-        return Err(MarshalError::new_err(format!(
-            "what the guest sent is nested deeper than {DEEPEST} levels"
-        )));
+/// Default limit, in bytes, of the Python objects made of one value.
+pub(crate) const DEFAULT_RESULT: usize = 128 << 20;
+/// Items after which other threads of Python get a turn.
+const TURN: usize = 1 << 14;
+
+/// Estimated bytes of objects, as CPython 3.10 to 3.14 allocates them, with the slot that refers to each.
+mod cost {
+    pub(super) const PLAIN: usize = 8;
+    pub(super) const NUMBER: usize = 40;
+    /// Of a string or bytes without content.
+    pub(super) const TEXT: usize = 64;
+    pub(super) const LIST: usize = 88;
+    pub(super) const DICT: usize = 88;
+    /// Of a dictionary or set that is not empty.
+    pub(super) const TABLE: usize = 160;
+    pub(super) const ENTRY: usize = 104;
+    pub(super) const MEMBER: usize = 64;
+    /// Of a date or another object of a class.
+    pub(super) const OBJECT: usize = 160;
+}
+
+/// The error for values that cannot be made into Python's, whatever made that fail.
+pub(crate) fn marshal_error(py: Python<'_>, error: PyErr) -> PyErr {
+    if error.is_instance_of::<MarshalError>(py) || !error.is_instance_of::<PyException>(py) {
+        return error;
     }
-    Ok(match from.datatype().map_err(broken)? {
-        Item::Undefined => {
-            from.undefined().map_err(broken)?;
-            if exact { UNDEFINED.get(py)?.clone() } else { py.None().into_bound(py) }
+    let raised =
+        MarshalError::new_err(format!("a value of the guest has no equal in Python: {error}"));
+    raised.set_cause(py, Some(error));
+    raised
+}
+
+/// Reads the values that a guest sent. The size of the Python objects is charged to one budget.
+pub(crate) struct Values<'b> {
+    from: Decoder<'b>,
+    /// Whether `undefined` is the package's `UNDEFINED`; otherwise it is `None`.
+    exact: bool,
+    charge: Charge,
+    items: usize,
+}
+
+impl<'b> Values<'b> {
+    /// Reads from `from`, and makes at most `limit` bytes of objects.
+    pub(crate) fn new(from: Decoder<'b>, exact: bool, limit: usize) -> Self {
+        Self { from, exact, charge: Budget::new("result", limit).empty(), items: 0 }
+    }
+
+    /// Bytes read so far.
+    pub(crate) fn position(&self) -> usize {
+        self.from.position()
+    }
+
+    /// Reads the next value.
+    pub(crate) fn read<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.read_nested(py, 0)
+    }
+
+    fn add(&mut self, bytes: usize) -> PyResult<()> {
+        self.charge.add(bytes).map_err(|exceeded| {
+            MarshalError::new_err(format!(
+                "the value takes more memory than `result_limit` allows, {} bytes",
+                exceeded.limit
+            ))
+        })
+    }
+
+    fn read_nested<'py>(&mut self, py: Python<'py>, depth: usize) -> PyResult<Bound<'py, PyAny>> {
+        if depth > DEEPEST {
+            return Err(MarshalError::new_err(format!(
+                "what the guest sent is nested deeper than {DEEPEST} levels"
+            )));
         }
-        Item::Null => {
-            from.null().map_err(broken)?;
-            py.None().into_bound(py)
+        self.items += 1;
+        if self.items.is_multiple_of(TURN) {
+            py.detach(exit::park_if_finished);
         }
-        Item::Bool => PyBool::new(py, from.bool().map_err(broken)?).to_owned().into_any(),
-        Item::F16 | Item::F32 | Item::F64 => {
-            PyFloat::new(py, from.f64().map_err(broken)?).into_any()
-        }
-        Item::String => PyString::new(py, from.str().map_err(broken)?).into_any(),
-        Item::Bytes => PyBytes::new(py, from.bytes().map_err(broken)?).into_any(),
-        Item::Array => read_list(py, from, exact, depth)?.into_any(),
-        Item::Map => {
-            let dict = PyDict::new(py);
-            for _ in 0..length(from.map().map_err(broken)?)? {
-                let key = read(py, from, exact, depth + 1)?;
-                let value = read(py, from, exact, depth + 1)?;
-                dict.set_item(hashable(key)?, value)?;
+        self.add(cost::PLAIN)?;
+        let from = &mut self.from;
+        Ok(match from.datatype().map_err(broken)? {
+            Item::Undefined => {
+                from.undefined().map_err(broken)?;
+                if self.exact { UNDEFINED.get(py)?.clone() } else { py.None().into_bound(py) }
             }
-            dict.into_any()
+            Item::Null => {
+                from.null().map_err(broken)?;
+                py.None().into_bound(py)
+            }
+            Item::Bool => PyBool::new(py, from.bool().map_err(broken)?).to_owned().into_any(),
+            Item::F16 | Item::F32 | Item::F64 => {
+                let number = from.f64().map_err(broken)?;
+                self.add(cost::NUMBER)?;
+                PyFloat::new(py, number).into_any()
+            }
+            Item::String => {
+                let text = from.str().map_err(broken)?;
+                // Up to four bytes a character, and three of UTF-8 may become four.
+                let width = if text.is_ascii() { 1 } else { 4 };
+                self.add(cost::TEXT + text.len().saturating_mul(width))?;
+                PyString::new(py, text).into_any()
+            }
+            Item::Bytes => {
+                let bytes = from.bytes().map_err(broken)?;
+                self.add(cost::TEXT + bytes.len())?;
+                PyBytes::new(py, bytes).into_any()
+            }
+            Item::Array => self.read_list(py, depth)?.into_any(),
+            Item::Map => self.read_map(py, depth)?.into_any(),
+            Item::Tag => self.read_tagged(py, depth)?,
+            Item::Int => {
+                let number: i128 = from.int().map_err(broken)?.into();
+                self.add(cost::NUMBER)?;
+                number.into_pyobject(py)?.into_any()
+            }
+            Item::Simple | Item::Break | Item::Unknown(_) => {
+                return Err(MarshalError::new_err("what the guest sent is not a value"));
+            }
+            _ => {
+                let number = from.i64().map_err(broken)?;
+                self.add(cost::NUMBER)?;
+                number.into_pyobject(py)?.into_any()
+            }
+        })
+    }
+
+    fn read_map<'py>(&mut self, py: Python<'py>, depth: usize) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        self.add(cost::DICT)?;
+        let entries = length(self.from.map().map_err(broken)?)?;
+        if entries > 0 {
+            self.add(cost::TABLE)?;
         }
-        Item::Tag => read_tagged(py, from, exact, depth)?,
-        Item::Int => {
-            let number: i128 = from.int().map_err(broken)?.into();
-            number.into_pyobject(py)?.into_any()
+        for _ in 0..entries {
+            self.add(cost::ENTRY)?;
+            let key = self.read_nested(py, depth + 1)?;
+            let value = self.read_nested(py, depth + 1)?;
+            dict.set_item(hashable(key)?, value)?;
         }
-        Item::Simple | Item::Break | Item::Unknown(_) => {
-            return Err(MarshalError::new_err("what the guest sent is not a value"));
+        Ok(dict)
+    }
+
+    fn read_list<'py>(&mut self, py: Python<'py>, depth: usize) -> PyResult<Bound<'py, PyList>> {
+        let list = PyList::empty(py);
+        self.add(cost::LIST)?;
+        for _ in 0..length(self.from.array().map_err(broken)?)? {
+            list.append(self.read_nested(py, depth + 1)?)?;
         }
-        _ => from.i64().map_err(broken)?.into_pyobject(py)?.into_any(),
-    })
+        Ok(list)
+    }
+
+    /// Numbers as they are laid out in memory.
+    fn words(&mut self) -> PyResult<impl ExactSizeIterator<Item = [u8; 8]> + use<'b>> {
+        let bytes = self.from.bytes().map_err(broken)?;
+        if !bytes.len().is_multiple_of(8) {
+            return Err(MarshalError::new_err("numbers that the guest sent are cut off"));
+        }
+        self.add(cost::LIST + bytes.len() / 8 * (cost::PLAIN + cost::NUMBER))?;
+        Ok(bytes.chunks_exact(8).map(|word| {
+            let mut own = [0; 8];
+            own.copy_from_slice(word);
+            own
+        }))
+    }
+
+    fn text(&mut self) -> PyResult<&'b str> {
+        let text = self.from.str().map_err(broken)?;
+        self.add(text.len())?;
+        Ok(text)
+    }
+
+    fn read_tagged<'py>(&mut self, py: Python<'py>, depth: usize) -> PyResult<Bound<'py, PyAny>> {
+        let tag = self.from.tag().map_err(broken)?;
+        if !matches!(tag, TUPLE | INTEGERS | FLOATS) {
+            self.add(cost::OBJECT)?;
+        }
+        match tag {
+            DATE => {
+                let seconds = self.from.f64().map_err(broken)?;
+                let utc = UTC.get(py)?.getattr("utc")?;
+                DATETIME.get(py)?.call_method1("fromtimestamp", (seconds, utc))
+            }
+            TIMESTAMP => DATETIME.get(py)?.call_method1("fromisoformat", (self.text()?,)),
+            DAY => DAY_TYPE.get(py)?.call_method1("fromisoformat", (self.text()?,)),
+            TUPLE => Ok(self.read_list(py, depth)?.to_tuple().into_any()),
+            COMPLEX => {
+                self.from.array().map_err(broken)?;
+                let real = self.from.f64().map_err(broken)?;
+                let imaginary = self.from.f64().map_err(broken)?;
+                Ok(PyComplex::from_doubles(py, real, imaginary).into_any())
+            }
+            INTEGERS => Ok(PyList::new(py, self.words()?.map(i64::from_le_bytes))?.into_any()),
+            FLOATS => Ok(PyList::new(py, self.words()?.map(f64::from_le_bytes))?.into_any()),
+            SET => {
+                let members = self.read_list(py, depth)?;
+                self.add(cost::TABLE + members.len() * cost::MEMBER)?;
+                let keys = members.iter().map(hashable).collect::<PyResult<Vec<_>>>()?;
+                Ok(PySet::new(py, keys)?.into_any())
+            }
+            tag @ (POSITIVE | NEGATIVE) => {
+                let bytes = self.from.bytes().map_err(broken)?;
+                self.add(cost::TEXT + bytes.len().saturating_mul(3))?;
+                let bytes = PyBytes::new(py, bytes);
+                let number = py.get_type::<PyInt>().call_method1("from_bytes", (bytes, "big"))?;
+                if tag == POSITIVE { Ok(number) } else { number.call_method0("__invert__") }
+            }
+            NAMED => {
+                self.from.array().map_err(broken)?;
+                let (kind, shown) = (self.text()?, self.text()?);
+                OPAQUE.get(py)?.call1((kind, shown))
+            }
+            other => Err(MarshalError::new_err(format!(
+                "what the guest sent has values of an unknown kind (tag {})",
+                other.as_u64()
+            ))),
+        }
+    }
 }
 
-/// A key that a dictionary can have: lists become tuples.
+/// The key that stands for a value in a dictionary or set: lists become tuples and sets frozen sets, at any depth.
 fn hashable(key: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
-    match key.cast::<PyList>() {
-        Ok(list) => Ok(list.to_tuple().into_any()),
-        Err(_) => Ok(key),
+    let py = key.py();
+    if let Ok(list) = key.cast::<PyList>() {
+        let parts = list.iter().map(hashable).collect::<PyResult<Vec<_>>>()?;
+        return Ok(PyTuple::new(py, parts)?.into_any());
     }
-}
-
-fn read_list<'py>(
-    py: Python<'py>,
-    from: &mut Decoder<'_>,
-    exact: bool,
-    depth: usize,
-) -> PyResult<Bound<'py, PyList>> {
-    let list = PyList::empty(py);
-    for _ in 0..length(from.array().map_err(broken)?)? {
-        list.append(read(py, from, exact, depth + 1)?)?;
+    if let Ok(tuple) = key.cast::<PyTuple>() {
+        let parts = tuple.iter().map(hashable).collect::<PyResult<Vec<_>>>()?;
+        return Ok(PyTuple::new(py, parts)?.into_any());
     }
-    Ok(list)
+    if let Ok(set) = key.cast::<PySet>() {
+        return Ok(PyFrozenSet::new(py, set.iter())?.into_any());
+    }
+    if key.is_instance_of::<PyDict>() {
+        return Err(MarshalError::new_err(
+            "a key or member is an object, which Python's dictionaries and sets cannot hold",
+        ));
+    }
+    Ok(key)
 }
 
 fn length(given: Option<u64>) -> PyResult<u64> {
     given.ok_or_else(|| MarshalError::new_err("a length is missing in what the guest sent"))
-}
-
-fn text<'b>(from: &mut Decoder<'b>) -> PyResult<&'b str> {
-    from.str().map_err(broken)
-}
-
-/// Numbers as they lie in memory.
-fn words<'b>(from: &mut Decoder<'b>) -> PyResult<impl ExactSizeIterator<Item = [u8; 8]> + 'b> {
-    let bytes = from.bytes().map_err(broken)?;
-    if !bytes.len().is_multiple_of(8) {
-        return Err(MarshalError::new_err("numbers that the guest sent are cut off"));
-    }
-    Ok(bytes.chunks_exact(8).map(|word| {
-        let mut own = [0; 8];
-        own.copy_from_slice(word);
-        own
-    }))
-}
-
-fn read_tagged<'py>(
-    py: Python<'py>,
-    from: &mut Decoder<'_>,
-    exact: bool,
-    depth: usize,
-) -> PyResult<Bound<'py, PyAny>> {
-    match from.tag().map_err(broken)? {
-        DATE => {
-            let seconds = from.f64().map_err(broken)?;
-            let utc = UTC.get(py)?.getattr("utc")?;
-            DATETIME.get(py)?.call_method1("fromtimestamp", (seconds, utc))
-        }
-        TIMESTAMP => DATETIME.get(py)?.call_method1("fromisoformat", (text(from)?,)),
-        DAY => DAY_TYPE.get(py)?.call_method1("fromisoformat", (text(from)?,)),
-        TUPLE => Ok(read_list(py, from, exact, depth)?.to_tuple().into_any()),
-        COMPLEX => {
-            from.array().map_err(broken)?;
-            let (real, imaginary) = (from.f64().map_err(broken)?, from.f64().map_err(broken)?);
-            Ok(PyComplex::from_doubles(py, real, imaginary).into_any())
-        }
-        INTEGERS => {
-            let words = words(from)?;
-            Ok(PyList::new(py, words.map(i64::from_le_bytes))?.into_any())
-        }
-        FLOATS => {
-            let words = words(from)?;
-            Ok(PyList::new(py, words.map(f64::from_le_bytes))?.into_any())
-        }
-        SET => {
-            let members = read_list(py, from, exact, depth)?;
-            let keys = members.iter().map(hashable).collect::<PyResult<Vec<_>>>()?;
-            Ok(PySet::new(py, keys)?.into_any())
-        }
-        tag @ (POSITIVE | NEGATIVE) => {
-            let bytes = PyBytes::new(py, from.bytes().map_err(broken)?);
-            let number = py.get_type::<PyInt>().call_method1("from_bytes", (bytes, "big"))?;
-            if tag == POSITIVE { Ok(number) } else { number.call_method0("__invert__") }
-        }
-        NAMED => {
-            from.array().map_err(broken)?;
-            let kind = from.str().map_err(broken)?;
-            OPAQUE.get(py)?.call1((kind, from.str().map_err(broken)?))
-        }
-        other => Err(MarshalError::new_err(format!(
-            "what the guest sent has values of an unknown kind (tag {})",
-            other.as_u64()
-        ))),
-    }
 }
 
 /// Writes a value.
@@ -266,9 +371,11 @@ fn write_other(
         out.undefined().map_err(infallible)?;
         return Ok(());
     }
-    if value.is_instance(DATETIME.get(py)?)? {
-        let seconds: f64 = value.call_method0("timestamp")?.extract()?;
-        out.tag(DATE).map_err(infallible)?.f64(seconds).map_err(infallible)?;
+    if value.is_instance(DAY_TYPE.get(py)?)? {
+        // As text, which says whether a time has a zone: one without is the guest's local time, not the host's.
+        let tag = if value.is_instance(DATETIME.get(py)?)? { TIMESTAMP } else { DAY };
+        let text: String = value.call_method0("isoformat")?.extract()?;
+        out.tag(tag).map_err(infallible)?.str(&text).map_err(infallible)?;
         return Ok(());
     }
     if value.is_instance_of::<PySet>() || value.is_instance_of::<PyFrozenSet>() {
@@ -316,9 +423,9 @@ pub(crate) fn encode<'py>(
 /// The value that such bytes hold.
 #[pyfunction]
 pub(crate) fn decode<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-    let mut from = Decoder::new(bytes);
-    let value = read(py, &mut from, true, 0)?;
-    if from.position() != bytes.len() {
+    let mut values = Values::new(Decoder::new(bytes), true, DEFAULT_RESULT);
+    let value = values.read(py)?;
+    if values.position() != bytes.len() {
         return Err(PyTypeError::new_err("there is more than one value in the bytes"));
     }
     Ok(value)

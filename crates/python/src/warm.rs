@@ -4,29 +4,30 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use afresh::{Call, Function, Guest, Options, Reference, SaveOptions};
-use afresh_interpreter::{Form, Request};
+use afresh_interpreter::{CallConvention, Request};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::call::{Limits, Stop, guest_options};
 use crate::error::{self, GuestError, OpenError, SaveError};
+use crate::exit;
 use crate::files::{self, Below};
-use crate::outcome::{Setup, evaluate};
+use crate::outcome::{Callables, Setup, evaluate};
 use crate::session::Session;
 use crate::signals;
 
 /// What evaluates code.
 pub(crate) struct Interpreter {
     pub(crate) handler: Function,
-    pub(crate) form: Form,
+    pub(crate) form: CallConvention,
 }
 
 impl Interpreter {
     /// The guest's, if it has one.
     fn of(guest: &Guest) -> Option<Self> {
         let module = guest.as_module()?;
-        Form::ALL.into_iter().find_map(|form| {
+        CallConvention::ALL.into_iter().find_map(|form| {
             module.function_type(form.function()).ok()?;
             Some(Self { handler: guest.function(form.function()).ok()?, form })
         })
@@ -46,6 +47,7 @@ pub(crate) fn limits(
     timeout: Option<f64>,
     memory: Option<usize>,
     output: usize,
+    result: usize,
 ) -> PyResult<Limits> {
     let timeout = match timeout {
         None => None,
@@ -53,7 +55,7 @@ pub(crate) fn limits(
             PyValueError::new_err(format!("a timeout of {seconds} s is none: give seconds above 0"))
         })?),
     };
-    Ok(Limits { timeout, memory: memory.unwrap_or(usize::MAX), output })
+    Ok(Limits { timeout, memory: memory.unwrap_or(usize::MAX), output, result })
 }
 
 #[pymethods]
@@ -61,7 +63,7 @@ impl Warm {
     /// Opens `reference`, or makes a guest of `wasm` that errors call so, and warms it up. `below` are the files that it
     /// finds, or those that a snapshot needs; `env` is the environment.
     #[staticmethod]
-    #[pyo3(signature = (reference, wasm, warm_up, cache, memory, timeout, output, stack, below, env))]
+    #[pyo3(signature = (reference, wasm, warm_up, cache, memory, timeout, output, result, stack, below, env))]
     #[allow(clippy::too_many_arguments, reason = "called by the Python half only")]
     fn open(
         py: Python<'_>,
@@ -72,11 +74,12 @@ impl Warm {
         memory: Option<usize>,
         timeout: Option<f64>,
         output: usize,
+        result: usize,
         stack: Option<usize>,
         below: Vec<Below>,
         env: Vec<(String, String)>,
     ) -> PyResult<Self> {
-        let limits = limits(timeout, memory, output)?;
+        let limits = limits(timeout, memory, output, result)?;
         let (mut wasm_options, interruption) = guest_options();
         wasm_options.wasi.env = env;
         let mut options = Options::new().wasm(wasm_options);
@@ -112,7 +115,7 @@ impl Warm {
             interruption.take().unwrap_or_else(|| error::raise::<OpenError>(&error))
         })?;
         let interpreter = Interpreter::of(&guest);
-        Ok(Self { guest, interpreter, setup: Setup::new(limits, &[], None) })
+        Ok(Self { guest, interpreter, setup: Setup::new(limits, &[]) })
     }
 
     /// What it is: `module`, `component` or `machine`.
@@ -141,7 +144,7 @@ impl Warm {
     ) -> PyResult<Bound<'py, PyBytes>> {
         signals::check()?;
         let request = Request::plain(input);
-        let outcome = py.detach(|| {
+        let outcome = exit::detach(py, || {
             let handler = self.guest.function(export).map_err(|error| error::of_call(&error))?;
             let mut lease =
                 self.guest.lease().map_err(|error| error::raise::<GuestError>(&error))?;
@@ -150,7 +153,7 @@ impl Warm {
                     &mut lease,
                     &handler,
                     &self.setup,
-                    None,
+                    Callables::default(),
                     Default::default(),
                     request,
                     false,
@@ -165,20 +168,29 @@ impl Warm {
     fn run<'py>(&self, py: Python<'py>, code: &str, name: &str) -> PyResult<Bound<'py, PyTuple>> {
         signals::check()?;
         let Interpreter { handler, form } = self.interpreter.as_ref().ok_or_else(no_interpreter)?;
-        let outcome = py.detach(|| {
+        let outcome = exit::detach(py, || {
             let request = self.setup.request(0, code, name, None, *form);
             let mut lease =
                 self.guest.lease().map_err(|error| error::raise::<GuestError>(&error))?;
             let stops: [Stop; 2] = Default::default();
             Ok::<_, PyErr>(
-                evaluate(&mut lease, handler, &self.setup, None, stops, request, false).0,
+                evaluate(
+                    &mut lease,
+                    handler,
+                    &self.setup,
+                    Callables::default(),
+                    stops,
+                    request,
+                    false,
+                )
+                .0,
             )
         })?;
         outcome.into_python(py, false)
     }
 
     /// A live guest of its own, with tools by their names and the function that calls them.
-    #[pyo3(signature = (tools, dispatch, timeout, memory, output))]
+    #[pyo3(signature = (tools, dispatch, timeout, memory, output, result))]
     fn session(
         slf: &Bound<'_, Self>,
         tools: Vec<String>,
@@ -186,12 +198,13 @@ impl Warm {
         timeout: Option<f64>,
         memory: Option<usize>,
         output: usize,
+        result: usize,
     ) -> PyResult<Session> {
-        let setup = Setup::new(limits(timeout, memory, output)?, &tools, dispatch);
+        let setup = Setup::new(limits(timeout, memory, output, result)?, &tools);
         let this = slf.get();
         let session = slf.py().detach(|| this.guest.session());
         let session = session.map_err(|error| error::of_session(&error))?;
-        Ok(Session::new(session, slf.clone().unbind(), setup))
+        Ok(Session::new(session, slf.clone().unbind(), setup, dispatch))
     }
 
     /// Saves the warm state; returns its id.

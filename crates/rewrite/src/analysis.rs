@@ -6,11 +6,12 @@
 //!
 //! The analysis follows direct calls from the roots. Once an indirect call or a call out of the
 //! module is reachable, every function whose address is taken counts as reachable too, and every
-//! exported table and mutable global as written: it does not know what the host does.
+//! exported table and mutable global as written: it does not know what the host does. For the same reason a host
+//! function that can reach an object counts as changing it.
 
 use std::collections::BTreeSet;
 
-use wasmparser::ExternalKind;
+use wasmparser::{ExternalKind, ValType};
 
 use crate::model::Model;
 use crate::names;
@@ -238,6 +239,35 @@ fn reach(model: &Model<'_>, roots: Vec<u32>) -> BTreeSet<u32> {
     reached
 }
 
+/// The reachable host function that may change objects in place which a reset keeps: it is given some, or can fetch some
+/// by an export. The API of wasmtime lets every host function do so (`StructRef::set_field`, `ArrayRef::set`).
+///
+/// A reset keeps the objects that instantiation made. Those of calls are dropped with the globals and elements that held
+/// them, and a warm state that holds some is refused.
+fn host_writer(model: &Model<'_>, reached: &BTreeSet<u32>) -> Option<u32> {
+    if !model.keeps_mutable_objects {
+        return None;
+    }
+    let exported = model.exports.iter().any(|export| {
+        let index = export.index as usize;
+        match export.kind {
+            ExternalKind::Func | ExternalKind::FuncExact => model.passes_objects(export.index),
+            ExternalKind::Global => {
+                model.globals.get(index).is_some_and(|g| model.may_be_object(g.ty.content_type))
+            }
+            ExternalKind::Table => model
+                .tables
+                .get(index)
+                .is_some_and(|t| model.may_be_object(ValType::Ref(t.ty.element_type))),
+            _ => false,
+        }
+    });
+    reached
+        .range(..model.imported_functions)
+        .copied()
+        .find(|function| exported || model.passes_objects(*function))
+}
+
 fn import_of(import: Option<(&str, &str)>) -> Option<Import> {
     import.map(|(module, name)| Import { module: module.to_owned(), name: name.to_owned() })
 }
@@ -300,6 +330,11 @@ pub(crate) fn of_model(model: &Model<'_>, roots: &Roots) -> Result<Analysis, Ana
         bake: Vec::new(),
     };
     analysis.static_refusals();
+    if let Some(function) = host_writer(model, &analysis.reached) {
+        let refusal = Refusal::GcHost { function };
+        analysis.bake.push(refusal.clone());
+        analysis.reset.push(refusal);
+    }
     if analysis.reached.range(..model.imported_functions).next().is_some() {
         for table in analysis.tables.iter_mut().filter(|t| t.exported && t.import.is_none()) {
             (table.by_host, table.changeable) = (true, true);

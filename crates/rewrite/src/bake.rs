@@ -231,7 +231,7 @@ pub(crate) fn globals(
 ) -> Result<(), BakeError> {
     let mut section = GlobalSection::new();
     for (index, global) in (0..).zip(&model.globals).filter(|(_, g)| g.import.is_none()) {
-        if !visible.globals.contains(&index) {
+        if visible.globals.binary_search(&index).is_err() {
             section.raw(global.raw);
             continue;
         }
@@ -262,7 +262,7 @@ fn tables(
     let mut section = TableSection::new();
     for (index, table) in (0..).zip(&model.tables).filter(|(_, t)| t.import.is_none()) {
         let mut ty = convert::table_type(table.ty)?;
-        if visible.tables.contains(&index) {
+        if visible.tables.binary_search(&index).is_ok() {
             let Some(elements) = warm.tables.get(&index) else {
                 return Err(BakeError::Mismatch(format!("table {index} has no elements")));
             };
@@ -290,7 +290,7 @@ pub(crate) fn elements(
         let emptied = match &element.kind {
             ElementKind::Passive => warm.dropped_elements.contains(&index),
             ElementKind::Active { table_index, .. } => {
-                visible.tables.contains(&table_index.unwrap_or(0))
+                visible.tables.binary_search(&table_index.unwrap_or(0)).is_ok()
             }
             ElementKind::Declared => false,
         };
@@ -312,7 +312,8 @@ pub(crate) fn elements(
             continue;
         };
         let ty = convert::table_type(table.ty)?;
-        if table.init.is_none() && ty.element_type == RefType::FUNCREF {
+        if table.init.is_none() && ty.element_type == RefType::FUNCREF && runs(elements) <= MAX_RUNS
+        {
             function_runs(index, ty, elements, &visible.functions, &mut section)?;
         } else {
             expressions(index, ty, elements, &visible.functions, &mut section)?;
@@ -328,6 +329,15 @@ pub(crate) fn elements(
         sections.replace(SectionId::Element, &section)?;
     }
     Ok(())
+}
+
+/// Maximum segments for one table. One with more holes takes a single segment: engines limit segments to 100,000.
+const MAX_RUNS: usize = 1000;
+
+/// How many runs of functions a table has.
+fn runs(elements: &[WarmValue]) -> usize {
+    let is_null = |value: &WarmValue| *value == WarmValue::Null;
+    elements.chunk_by(|a, b| is_null(a) == is_null(b)).filter(|run| !is_null(&run[0])).count()
 }
 
 fn offset(ty: TableType, element: usize) -> ConstExpr {

@@ -15,7 +15,7 @@ use crate::analysis::{self, AnalyzeError, Memory, Roots};
 use crate::bake::{BakeError, WarmState};
 use crate::emit::Sections;
 use crate::model::Model;
-use crate::nesting::{Nesting, Way};
+use crate::nesting::{InstancePath, Nesting};
 use crate::prepare::{DataSegment, move_data};
 use crate::reveal::{self, Revealed};
 
@@ -158,7 +158,7 @@ pub struct OpenComponent {
     /// The rewritten component; its modules lack the same data as those of [`PreparedComponent`].
     pub component: Vec<u8>,
     /// To every core instance with state that an instance of it has.
-    pub ways: Vec<Way>,
+    pub ways: Vec<InstancePath>,
     revealed: Vec<Revealed>,
 }
 

@@ -5,9 +5,9 @@
 //! look up each of the shim's functions for each new instance, which is a tenth of what such an instance costs. Here the module
 //! that imports such functions gets them as functions of its own, over the shim's table.
 //!
-//! What it promises: each call arrives where it did, and traps where it did; no index of the component's changes, and
-//! whatever is not of exactly that form stays as it is, byte for byte. What may break it: a shim of another form, which is
-//! then left alone.
+//! Promises: each call arrives where it did, and traps where it did; no index of the component changes, and
+//! code of any other form stays as it is, byte for byte. May break it: a shim of another form, which is
+//! left alone.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -19,9 +19,10 @@ use wasm_encoder::{
 };
 use wasmparser::{
     BinaryReader, CanonicalFunction, ComponentAlias, ComponentAliasSectionReader,
-    ComponentCanonicalSectionReader, ComponentImportSectionReader, ComponentOuterAliasKind,
-    ComponentTypeRef, CompositeInnerType, CustomSectionReader, ExternalKind, Instance,
-    InstanceSectionReader, KnownCustom, Operator, Parser, Payload, TypeRef,
+    ComponentCanonicalSectionReader, ComponentExportSectionReader, ComponentExternalKind,
+    ComponentImportSectionReader, ComponentInstance, ComponentInstanceSectionReader,
+    ComponentOuterAliasKind, ComponentTypeRef, CompositeInnerType, CustomSectionReader,
+    ExternalKind, Instance, InstanceSectionReader, KnownCustom, Operator, Parser, Payload, TypeRef,
 };
 
 use crate::component::{COMPONENT, CORE_MODULE, PrepareComponentError, each_section};
@@ -29,9 +30,11 @@ use crate::names::SHIM;
 
 /// Section ids of the component format.
 const CORE_INSTANCE: u8 = 2;
+const COMPONENT_INSTANCE: u8 = 5;
 const ALIAS: u8 = 6;
 const CANON: u8 = 8;
 const IMPORT: u8 = 10;
+const EXPORT: u8 = 11;
 
 /// Modules with more bytes than this stay as they are: to write them anew takes longer than is gained, for their guests have
 /// more to do.
@@ -106,7 +109,7 @@ struct Plan {
 }
 
 /// A core instance: of a module with arguments, or a bag of functions by name.
-enum Made<'a> {
+enum CoreInstance<'a> {
     Of(u32, Vec<(&'a str, u32)>),
     Bag(BTreeMap<&'a str, u32>),
 }
@@ -116,9 +119,12 @@ enum Made<'a> {
 struct Level<'a> {
     /// None for those from elsewhere.
     modules: Vec<Option<&'a [u8]>>,
-    instances: Vec<Made<'a>>,
+    instances: Vec<CoreInstance<'a>>,
     /// Which export of which instance it is, if any.
     functions: Vec<Option<(u32, &'a str)>>,
+    /// Whether others can instantiate a module of this component: it is an export, an argument of a component, or
+    /// aliased by an inner component. They would lack the shim.
+    shared: bool,
 }
 
 impl<'a> Level<'a> {
@@ -131,6 +137,10 @@ impl<'a> Level<'a> {
             Ok(None)
         })?;
         for (id, range) in sections {
+            if id == COMPONENT {
+                this.shared |= aliases_modules(&wasm[range])?;
+                continue;
+            }
             this.section(id, &wasm[range])?;
         }
         Ok(this)
@@ -143,14 +153,14 @@ impl<'a> Level<'a> {
             CORE_INSTANCE => {
                 for instance in InstanceSectionReader::new(reader)? {
                     self.instances.push(match instance? {
-                        Instance::Instantiate { module_index, args } => Made::Of(
+                        Instance::Instantiate { module_index, args } => CoreInstance::Of(
                             module_index,
                             args.iter().map(|arg| (arg.name, arg.index)).collect(),
                         ),
                         Instance::FromExports(exports) => {
                             let functions =
                                 exports.iter().filter(|export| export.kind == ExternalKind::Func);
-                            Made::Bag(functions.map(|one| (one.name, one.index)).collect())
+                            CoreInstance::Bag(functions.map(|one| (one.name, one.index)).collect())
                         }
                     });
                 }
@@ -167,7 +177,7 @@ impl<'a> Level<'a> {
                             kind: ComponentOuterAliasKind::CoreModule, ..
                         } => self.modules.push(None),
                         ComponentAlias::InstanceExport {
-                            kind: wasmparser::ComponentExternalKind::Module,
+                            kind: ComponentExternalKind::Module,
                             ..
                         } => self.modules.push(None),
                         _ => {}
@@ -179,6 +189,24 @@ impl<'a> Level<'a> {
                     if !matches!(function?, CanonicalFunction::Lift { .. }) {
                         self.functions.push(None);
                     }
+                }
+            }
+            COMPONENT_INSTANCE => {
+                for instance in ComponentInstanceSectionReader::new(reader)? {
+                    let is_module = |kind| kind == ComponentExternalKind::Module;
+                    self.shared |= match instance? {
+                        ComponentInstance::Instantiate { args, .. } => {
+                            args.iter().any(|arg| is_module(arg.kind))
+                        }
+                        ComponentInstance::FromExports(exports) => {
+                            exports.iter().any(|export| is_module(export.kind))
+                        }
+                    };
+                }
+            }
+            EXPORT => {
+                for export in ComponentExportSectionReader::new(reader)? {
+                    self.shared |= export?.kind == ComponentExternalKind::Module;
                 }
             }
             IMPORT => {
@@ -195,15 +223,16 @@ impl<'a> Level<'a> {
 
     fn plan(&self) -> Plan {
         let mut plan = Plan::default();
-        // A component that has modules from elsewhere stays as it is, and so does a module that is there more than once.
+        // A component that takes modules from others or gives them some stays as it is, and so does a module that is there
+        // more than once.
         let modules: Vec<_> = self.modules.iter().copied().flatten().collect();
-        if modules.len() < self.modules.len() {
+        if self.shared || modules.len() < self.modules.len() {
             return plan;
         }
         // Its one instance, and what that is given; none once there is another.
         let mut once = BTreeMap::<u32, Option<(usize, &Vec<(&str, u32)>)>>::new();
         for (instance, made) in self.instances.iter().enumerate() {
-            if let Made::Of(module, args) = made {
+            if let CoreInstance::Of(module, args) = made {
                 let first = Some((instance, args));
                 once.entry(*module).and_modify(|one| *one = None).or_insert(first);
             }
@@ -232,11 +261,14 @@ impl<'a> Level<'a> {
     ) -> Option<(Vec<u8>, u32)> {
         // What an import is, if it is a function of a shim's.
         let source = |module: &str, name: &str| {
-            let Made::Bag(functions) = self.instances.get(*args.get(module)? as usize)? else {
+            let CoreInstance::Bag(functions) = self.instances.get(*args.get(module)? as usize)?
+            else {
                 return None;
             };
             let (instance, name) = (*self.functions.get(*functions.get(name)? as usize)?)?;
-            let Made::Of(of, _) = self.instances.get(instance as usize)? else { return None };
+            let CoreInstance::Of(of, _) = self.instances.get(instance as usize)? else {
+                return None;
+            };
             let shim = shims.get(*of as usize)?.as_ref()?;
             Some((instance, shim, *shim.functions.get(name)?))
         };
@@ -272,6 +304,20 @@ impl<'a> Level<'a> {
         absorbing.parse_core_module(&mut module, Parser::new(0), wasm).ok()?;
         Some((module.finish(), instance))
     }
+}
+
+/// Whether a component, or one inside it, aliases a module of a component around it.
+fn aliases_modules(wasm: &[u8]) -> wasmparser::Result<bool> {
+    for payload in Parser::new(0).parse_all(wasm) {
+        let Payload::ComponentAliasSection(section) = payload? else { continue };
+        for alias in section {
+            let kind = ComponentOuterAliasKind::CoreModule;
+            if matches!(alias?, ComponentAlias::Outer { kind: of, .. } if of == kind) {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }
 
 /// A function of a shim's.

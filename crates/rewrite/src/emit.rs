@@ -3,7 +3,7 @@
 //! Additions always come last in their index space, so no index of the original changes and
 //! every section that is not touched is copied byte for byte.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use wasm_encoder::{
     ConstExpr, Encode, ExportKind, ExportSection, Function, FunctionSection, GlobalSection,
@@ -104,9 +104,18 @@ impl Sections {
     }
 }
 
+/// Parameters and results.
+type Signature = (Vec<ValType>, Vec<ValType>);
+
+/// Limits of engines, as wasmparser has them.
+const MAX_TABLES: u32 = 100;
+const MAX_ITEMS: u32 = 1_000_000;
+
 /// Types, functions, globals, tables and exports added behind the original's.
 pub(crate) struct Additions {
-    types: Vec<(Vec<ValType>, Vec<ValType>)>,
+    types: Vec<Signature>,
+    /// Where each of them is.
+    known: HashMap<Signature, u32>,
     first_type: u32,
     functions: Vec<(u32, Function)>,
     first_function: u32,
@@ -121,6 +130,7 @@ impl Additions {
     pub(crate) fn new(model: &Model<'_>) -> Self {
         Self {
             types: Vec::new(),
+            known: HashMap::new(),
             first_type: model.types,
             functions: Vec::new(),
             first_function: model.functions,
@@ -139,12 +149,12 @@ impl Additions {
         body: Function,
     ) -> u32 {
         let signature = (params.to_vec(), results.to_vec());
-        let known = self.types.iter().position(|ty| *ty == signature);
-        let ty = known.unwrap_or_else(|| {
-            self.types.push(signature);
-            self.types.len() - 1
+        let next = self.types.len() as u32;
+        let ty = *self.known.entry(signature).or_insert_with_key(|signature| {
+            self.types.push(signature.clone());
+            next
         });
-        self.function_of(self.first_type + ty as u32, body)
+        self.function_of(self.first_type + ty, body)
     }
 
     /// A function of a type that the module has already.
@@ -179,6 +189,21 @@ impl Additions {
 
     pub(crate) fn export(&mut self, name: &str, kind: ExportKind, index: u32) {
         self.exports.export(name, kind, index);
+    }
+
+    /// The first kind of item that exceeds a limit of engines: its name, the count and the limit.
+    pub(crate) fn exceeded(&self, model: &Model<'_>) -> Option<(&'static str, u32, u32)> {
+        let functions = self.first_function.saturating_add(self.functions.len() as u32);
+        let globals = self.first_global.saturating_add(self.globals.len());
+        let exports = (model.exports.len() as u32).saturating_add(self.exports.len());
+        [
+            ("tables", self.first_table.saturating_add(self.tables.len()), MAX_TABLES),
+            ("functions", functions, MAX_ITEMS),
+            ("globals", globals, MAX_ITEMS),
+            ("exports", exports, MAX_ITEMS),
+        ]
+        .into_iter()
+        .find(|(_, count, limit)| count > limit)
     }
 
     /// Appends everything to `sections`.

@@ -3,11 +3,11 @@
 //! A plug-in exports functions without parameters. What they read and answer lies in the memory of a module of Extism's, the
 //! kernel, which the plug-in imports as [`KERNEL`]; there it also imports what the host has for it, by the same name.
 //!
-//! What it promises: a function of the whole does what Extism's own library has the plug-in do: the kernel is reset, the input is
+//! Promises: a function of the whole does what Extism's own library has the plug-in do: the kernel is reset, the input is
 //! put there, the function is called, and its answer is what the kernel says is the output. What fails, by a message or by a
 //! status, is told to the host by [`FAILED`].
 //!
-//! What may break it: a kernel that is not the first module, for input goes to the first memory; [`linked`] sees to that.
+//! May break it: a kernel that is not the first module, for input goes to the first memory; [`linked`] sees to that.
 
 use wasm_encoder::{
     CodeSection, EntityType, ExportKind, ExportSection, Function, FunctionSection, ImportSection,

@@ -60,7 +60,7 @@ pub use component::{
 pub use convert::ConvertError;
 pub use direct::direct_calls;
 pub use link::{LinkError, link, link_over};
-pub use nesting::Way;
+pub use nesting::InstancePath;
 pub use prepare::{
     DataSegment, PrepareError, PrepareOptions, Prepared, Restorable, Visible, prepare,
 };

@@ -1,14 +1,14 @@
 //! Linking: several modules, of which later ones import what earlier ones export, become one module.
 //!
-//! What it promises: an instance of the one does what instances of the many do that are made in order, each with the exports
+//! Promises: an instance of the one does what instances of the many do that are made in order, each with the exports
 //! of those before it, as wasmtime's `Linker::module` makes them: reactors among them are initialised as soon as they are
 //! made. All state is then of one module, and can be kept and brought back as any module's.
 //!
-//! What may break it: a host function that looks for an export of the instance that calls it finds those of the last module,
+//! May break it: a host function that looks for an export of the instance that calls it finds those of the last module,
 //! and memories and allocators of the others. Where two go by one name, and it could find the wrong one, they are refused.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use wasm_encoder::reencode::Reencode;
 use wasm_encoder::{
@@ -23,7 +23,7 @@ use wasmparser::{
 
 use crate::model::features;
 use crate::names;
-use crate::place::{KINDS, Place, fits, kind, kind_of};
+use crate::place::{IndexSpaces, KINDS, fits, kind, kind_of};
 
 /// Why modules cannot be linked.
 #[derive(Debug, thiserror::Error)]
@@ -106,9 +106,11 @@ struct Part<'a> {
     /// By kind, imports included; types of functions and tags are not looked at.
     types: [Vec<TypeRef>; KINDS],
     exports: Vec<Export<'a>>,
+    /// Where each export is, by its name.
+    by_name: HashMap<&'a str, usize>,
     start: Option<u32>,
     counts: Counts,
-    place: Place,
+    place: IndexSpaces,
 }
 
 /// What is counted and never imported.
@@ -128,9 +130,10 @@ impl<'a> Part<'a> {
             imports: Vec::new(),
             types: Default::default(),
             exports: Vec::new(),
+            by_name: HashMap::new(),
             start: None,
             counts: Counts::default(),
-            place: Place::default(),
+            place: IndexSpaces::default(),
         };
         Validator::new_with_features(features())
             .validate_all(wasm)
@@ -184,6 +187,7 @@ impl<'a> Part<'a> {
                     for export in section {
                         let export = export?;
                         let (name, kind) = (export.name, kind(export.kind));
+                        self.by_name.insert(name, self.exports.len());
                         self.exports.push(Export { name, kind, index: export.index });
                     }
                 }
@@ -197,7 +201,7 @@ impl<'a> Part<'a> {
     }
 
     fn export(&self, name: &str) -> Option<&Export<'a>> {
-        self.exports.iter().find(|export| export.name == name)
+        self.exports.get(*self.by_name.get(name)?)
     }
 
     /// What an export is in the whole.
@@ -408,7 +412,7 @@ impl Whole {
 }
 
 /// Instructions that say where a segment goes.
-fn offset(place: &mut Place, offset: ConstExpr<'_>, to: &mut Vec<u8>) -> Encoded {
+fn offset(place: &mut IndexSpaces, offset: ConstExpr<'_>, to: &mut Vec<u8>) -> Encoded {
     let mut reader = offset.get_operators_reader();
     while !reader.is_end_then_eof() {
         place.parse_instruction(&mut reader)?.encode(to);
@@ -418,7 +422,7 @@ fn offset(place: &mut Place, offset: ConstExpr<'_>, to: &mut Vec<u8>) -> Encoded
 
 /// Instructions that do what an active element segment does.
 fn put_elements(
-    place: &mut Place,
+    place: &mut IndexSpaces,
     index: u32,
     kind: ElementKind<'_>,
     items: &ElementItems<'_>,
@@ -439,7 +443,7 @@ fn put_elements(
 
 /// Instructions that do what an active data segment does.
 fn put_data(
-    place: &mut Place,
+    place: &mut IndexSpaces,
     index: u32,
     kind: DataKind<'_>,
     len: usize,

@@ -80,6 +80,10 @@ pub(crate) struct Model<'a> {
     pub(crate) signatures: Vec<u32>,
     /// Whether a type, global, table or tag lets garbage-collected values occur.
     pub(crate) collected: bool,
+    /// The types, by index.
+    composites: Vec<CompositeInnerType>,
+    /// Whether instantiation makes objects with mutable contents: constant expressions that allocate one.
+    pub(crate) keeps_mutable_objects: bool,
     pub(crate) imported_functions: u32,
     pub(crate) functions: u32,
     pub(crate) globals: Vec<Global<'a>>,
@@ -146,6 +150,43 @@ impl<'a> Model<'a> {
         self.bodies.get(defined as usize)
     }
 
+    /// Whether objects of type `index` can be changed in place.
+    fn is_mutable(&self, index: u32) -> bool {
+        match self.composites.get(index as usize) {
+            Some(CompositeInnerType::Struct(ty)) => ty.fields.iter().any(|field| field.mutable),
+            Some(CompositeInnerType::Array(ty)) => ty.0.mutable,
+            _ => false,
+        }
+    }
+
+    /// Whether a value of this type may be an object, or lead to one.
+    pub(crate) fn may_be_object(&self, ty: ValType) -> bool {
+        let ValType::Ref(reference) = ty else { return false };
+        match reference.heap_type() {
+            HeapType::Abstract { .. } => is_collected(ty),
+            HeapType::Concrete(index) | HeapType::Exact(index) => {
+                let composite =
+                    index.as_module_index().and_then(|i| self.composites.get(i as usize));
+                !matches!(
+                    composite,
+                    Some(CompositeInnerType::Func(_) | CompositeInnerType::Cont(_))
+                )
+            }
+        }
+    }
+
+    /// Whether function `index` is given objects, or returns some.
+    pub(crate) fn passes_objects(&self, index: u32) -> bool {
+        let ty =
+            self.signatures.get(index as usize).and_then(|ty| self.composites.get(*ty as usize));
+        match ty {
+            Some(CompositeInnerType::Func(ty)) => {
+                ty.params().iter().chain(ty.results()).any(|ty| self.may_be_object(*ty))
+            }
+            _ => true,
+        }
+    }
+
     fn bytes(&self, range: std::ops::Range<usize>) -> &'a [u8] {
         self.wasm.get(range).unwrap_or_default()
     }
@@ -166,6 +207,7 @@ impl<'a> Model<'a> {
                             _ => 0,
                         });
                         self.collected |= type_is_collected(ty);
+                        self.composites.push(ty.composite_type.inner.clone());
                     }
                 }
             }
@@ -187,7 +229,7 @@ impl<'a> Model<'a> {
                     let init = match table.init {
                         TableInit::RefNull => None,
                         TableInit::Expr(expr) => {
-                            self.take_addresses(&expr)?;
+                            self.constant(&expr)?;
                             Some(expr)
                         }
                     };
@@ -223,7 +265,7 @@ impl<'a> Model<'a> {
                         }
                         ElementItems::Expressions(_, expressions) => {
                             for expression in expressions {
-                                self.take_addresses(&expression?)?;
+                                self.constant(&expression?)?;
                             }
                         }
                     }
@@ -271,7 +313,7 @@ impl<'a> Model<'a> {
         let mut offsets = Vec::new();
         for item in reader.into_iter_with_offsets() {
             let (offset, global) = item?;
-            self.take_addresses(&global.init_expr)?;
+            self.constant(&global.init_expr)?;
             self.collected |= is_collected(global.ty.content_type);
             let value = if global.ty.mutable { None } else { self.const_int(&global.init_expr) };
             offsets.push((offset, self.globals.len()));
@@ -287,10 +329,21 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    fn take_addresses(&mut self, expr: &ConstExpr<'a>) -> wasmparser::Result<()> {
+    /// Notes what a constant expression refers to and allocates.
+    fn constant(&mut self, expr: &ConstExpr<'a>) -> wasmparser::Result<()> {
         for op in expr.get_operators_reader() {
-            if let Operator::RefFunc { function_index } = op? {
-                self.address_taken.insert(function_index);
+            match op? {
+                Operator::RefFunc { function_index } => {
+                    self.address_taken.insert(function_index);
+                }
+                Operator::StructNew { struct_type_index: index }
+                | Operator::StructNewDefault { struct_type_index: index }
+                | Operator::ArrayNew { array_type_index: index }
+                | Operator::ArrayNewDefault { array_type_index: index }
+                | Operator::ArrayNewFixed { array_type_index: index, .. } => {
+                    self.keeps_mutable_objects |= self.is_mutable(index);
+                }
+                _ => {}
             }
         }
         Ok(())

@@ -7,6 +7,12 @@
 /// restore.
 pub const RESEED: &str = "afresh_reseed";
 
+/// As [`RESEED`], of a component: `func(lo: u64, hi: u64)` in its world.
+pub const RESEED_COMPONENT: &str = "afresh-reseed";
+
+/// The interface that gives a component a generation and entropy for each clone.
+pub const CLONES: &str = "afresh:host/clones@0.1.0";
+
 /// The guest's own export that makes room for an input, `(param i32) (result i32)`: the host calls it
 /// before a handler that takes bytes.
 pub const BUFFER: &str = "afresh_buffer";

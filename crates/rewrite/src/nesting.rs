@@ -51,7 +51,7 @@ struct Definition {
 
 /// The way to one core instance of a component.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Way {
+pub struct InstancePath {
     /// The exports to go through: instances, and then the function.
     pub path: Vec<String>,
     /// The place of the instance's module among the component's modules.
@@ -85,15 +85,15 @@ struct Spaces<'a> {
 }
 
 /// Turns a core module into what takes its place, and says whether that shows its state.
-type Shown<'a> = dyn FnMut(&[u8]) -> Result<(Vec<u8>, bool), PrepareComponentError> + 'a;
+type ReplaceModule<'a> = dyn FnMut(&[u8]) -> Result<(Vec<u8>, bool), PrepareComponentError> + 'a;
 
 impl Nesting {
     /// Rewrites the component: every core module becomes what `replace` makes of it, which also says
     /// whether that shows anything.
     pub(crate) fn open(
         wasm: &[u8],
-        replace: &mut Shown<'_>,
-    ) -> Result<(Vec<u8>, Vec<Way>), PrepareComponentError> {
+        replace: &mut ReplaceModule<'_>,
+    ) -> Result<(Vec<u8>, Vec<InstancePath>), PrepareComponentError> {
         let mut nesting = Self { definitions: Vec::new(), modules: 0 };
         let (component, root) = nesting.level(wasm, None, 0, replace)?;
         let mut ways = Vec::new();
@@ -108,7 +108,7 @@ impl Nesting {
         wasm: &[u8],
         parent: Option<&Spaces<'_>>,
         depth: u32,
-        replace: &mut Shown<'_>,
+        replace: &mut ReplaceModule<'_>,
     ) -> Result<(Vec<u8>, usize), PrepareComponentError> {
         let mut spaces = Spaces { parent, ..Spaces::default() };
         let mut rewritten = each_section(wasm, depth, &mut |id, contents| match id {
@@ -219,7 +219,7 @@ impl Nesting {
         &self,
         place: usize,
         path: &[String],
-        ways: &mut Vec<Way>,
+        ways: &mut Vec<InstancePath>,
         instances: &mut usize,
     ) -> Result<(), PrepareComponentError> {
         let Some(definition) = self.definitions.get(place) else { return Ok(()) };
@@ -242,7 +242,7 @@ impl Nesting {
         };
         let shows = definition.own.iter().filter(|(_, shows)| *shows);
         for (number, (module, _)) in shows.enumerate() {
-            ways.push(Way { path: below(core_name(number)), module: *module });
+            ways.push(InstancePath { path: below(core_name(number)), module: *module });
         }
         let mut shown = 0;
         for child in &definition.children {

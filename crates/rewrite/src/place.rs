@@ -32,7 +32,7 @@ pub(crate) fn kind_of(ty: &TypeRef) -> usize {
 
 /// A module's index spaces: what each index is in the whole. Every index of a valid module is there.
 #[derive(Default)]
-pub(crate) struct Place {
+pub(crate) struct IndexSpaces {
     /// By kind.
     pub(crate) items: [Vec<u32>; KINDS],
     /// What came before.
@@ -41,7 +41,7 @@ pub(crate) struct Place {
     pub(crate) data: u32,
 }
 
-impl Reencode for Place {
+impl Reencode for IndexSpaces {
     type Error = Infallible;
 
     fn type_index(&mut self, ty: u32) -> Result<u32, Error> {

@@ -56,6 +56,18 @@ pub enum PrepareError {
     /// A warm instance could not be baked.
     #[error("a warm instance of the module cannot be kept as a new module: {0}")]
     NotBakeable(Refusals),
+    /// With what preparation adds, the module exceeds a limit of engines.
+    #[error(
+        "with the copies to restore it from, the module has {count} {what}, and engines take {limit}"
+    )]
+    TooMany {
+        /// The kind of item.
+        what: &'static str,
+        /// How many there would be.
+        count: u32,
+        /// The maximum.
+        limit: u32,
+    },
     /// The module exports a name that is reserved for added exports.
     #[error(
         "the module exports {name:?}; names starting with \"afresh:\" are reserved (is this \
@@ -113,7 +125,7 @@ impl Restorable {
     }
 }
 
-/// What a warm instance shows of itself, for [`crate::bake`].
+/// The visible state of a warm instance, for [`crate::bake`]; each list in ascending order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Visible {
     /// Mutable globals, exported as [`names::global`]; not those that hold a reference which
@@ -193,6 +205,9 @@ pub fn prepare(wasm: &[u8], options: &PrepareOptions) -> Result<Prepared, Prepar
         false => None,
     };
     let visible = options.bakeable.then(|| show(&model, &analysis, &guards, &mut add));
+    if let Some((what, count, limit)) = add.exceeded(&model) {
+        return Err(PrepareError::TooMany { what, count, limit });
+    }
     add.apply(&model, &mut sections)?;
     let module = sections.finish(&model);
     let original = if options.bakeable { wasm.to_vec() } else { Vec::new() };

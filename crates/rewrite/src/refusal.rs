@@ -63,6 +63,15 @@ pub enum Refusal {
         /// The instruction.
         instruction: &'static str,
     },
+    /// A host function that can reach GC objects may change them in place.
+    #[error(
+        "the host function {function} can reach GC objects with mutable fields, and what it changes there \
+         cannot be undone"
+    )]
+    GcHost {
+        /// The imported function.
+        function: u32,
+    },
     /// A continuation holds a stack, which cannot be copied.
     #[error(
         "function {function} switches stacks ({instruction}): a suspended stack cannot be restored"

@@ -29,7 +29,7 @@ pub(crate) const READ: &str = "afresh:read";
 
 /// What one number of [`READ`] stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shown {
+enum RevealedValue {
     /// A global, as its bits; of a `v128` the low half.
     Global { index: u32, ty: ValType },
     /// The high half of a `v128`.
@@ -47,7 +47,7 @@ enum Shown {
 /// What a module shows, in the order of the numbers that [`READ`] takes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Revealed {
-    shown: Vec<Shown>,
+    shown: Vec<RevealedValue>,
 }
 
 /// Flags of one module: globals that instructions set.
@@ -148,7 +148,7 @@ fn rewrite(
 }
 
 /// Everything that a call can change in an instance of the module, and that it defines itself.
-fn shown(model: &Model<'_>, analysis: &Analysis, flags: &Flags) -> Vec<Shown> {
+fn shown(model: &Model<'_>, analysis: &Analysis, flags: &Flags) -> Vec<RevealedValue> {
     let mut shown = Vec::new();
     for (index, global) in (0..).zip(&model.globals) {
         let settable = analysis
@@ -159,15 +159,17 @@ fn shown(model: &Model<'_>, analysis: &Analysis, flags: &Flags) -> Vec<Shown> {
             continue;
         }
         let Ok(ty) = convert::val_type(global.ty.content_type) else { continue };
-        shown.push(Shown::Global { index, ty });
+        shown.push(RevealedValue::Global { index, ty });
         if ty == ValType::V128 {
-            shown.push(Shown::High { index });
+            shown.push(RevealedValue::High { index });
         }
     }
-    shown.extend(flags.data.iter().map(|(&index, &flag)| Shown::Data { index, flag }));
-    shown.extend(flags.elements.iter().map(|(&index, &flag)| Shown::Element { index, flag }));
-    shown.extend(flags.tables.map(|flag| Shown::Tables { flag }));
-    shown.extend(flags.objects.map(|flag| Shown::Objects { flag }));
+    shown.extend(flags.data.iter().map(|(&index, &flag)| RevealedValue::Data { index, flag }));
+    shown.extend(
+        flags.elements.iter().map(|(&index, &flag)| RevealedValue::Element { index, flag }),
+    );
+    shown.extend(flags.tables.map(|flag| RevealedValue::Tables { flag }));
+    shown.extend(flags.objects.map(|flag| RevealedValue::Objects { flag }));
     shown
 }
 
@@ -191,13 +193,13 @@ fn set_flags(model: &Model<'_>, body: &Body<'_>, flags: &Flags) -> wasmparser::R
 }
 
 /// Leaves the value of the item that local 0 numbers on the stack; `shown` are those from `from` on.
-fn read(shown: &[Shown], from: u32, sink: &mut InstructionSink<'_>) {
+fn read(shown: &[RevealedValue], from: u32, sink: &mut InstructionSink<'_>) {
     match shown {
         [] => {
             sink.unreachable();
         }
         [one] => match *one {
-            Shown::Global { index, ty } => {
+            RevealedValue::Global { index, ty } => {
                 sink.global_get(index);
                 match ty {
                     ValType::I32 => sink.i64_extend_i32_u(),
@@ -208,13 +210,13 @@ fn read(shown: &[Shown], from: u32, sink: &mut InstructionSink<'_>) {
                     ValType::Ref(_) => sink.ref_is_null().i64_extend_i32_u(),
                 };
             }
-            Shown::High { index } => {
+            RevealedValue::High { index } => {
                 sink.global_get(index).i64x2_extract_lane(1);
             }
-            Shown::Data { flag, .. }
-            | Shown::Element { flag, .. }
-            | Shown::Tables { flag }
-            | Shown::Objects { flag } => {
+            RevealedValue::Data { flag, .. }
+            | RevealedValue::Element { flag, .. }
+            | RevealedValue::Tables { flag }
+            | RevealedValue::Objects { flag } => {
                 sink.global_get(flag).i64_extend_i32_u();
             }
         },
@@ -246,7 +248,7 @@ impl Revealed {
         for (number, shown) in (0..).zip(&self.shown) {
             let bits = ask(number)?;
             match *shown {
-                Shown::Global { index, ty } => {
+                RevealedValue::Global { index, ty } => {
                     let value = match ty {
                         ValType::I32 => WarmValue::I32((bits as u32).cast_signed()),
                         ValType::I64 => WarmValue::I64(bits.cast_signed()),
@@ -260,27 +262,27 @@ impl Revealed {
                     };
                     state.globals.insert(index, value);
                 }
-                Shown::High { index } => {
+                RevealedValue::High { index } => {
                     if let Some(WarmValue::V128(value)) = state.globals.get_mut(&index) {
                         *value |= u128::from(bits) << 64;
                     }
                 }
-                Shown::Data { index, .. } if bits != 0 => {
+                RevealedValue::Data { index, .. } if bits != 0 => {
                     state.dropped_data.insert(index);
                 }
-                Shown::Element { index, .. } if bits != 0 => {
+                RevealedValue::Element { index, .. } if bits != 0 => {
                     state.dropped_elements.insert(index);
                 }
-                Shown::Tables { .. } if bits != 0 => {
+                RevealedValue::Tables { .. } if bits != 0 => {
                     return Ok(Err("its code wrote a table".to_owned()));
                 }
-                Shown::Objects { .. } if bits != 0 => {
+                RevealedValue::Objects { .. } if bits != 0 => {
                     return Ok(Err("its code changed a GC object in place".to_owned()));
                 }
-                Shown::Data { .. }
-                | Shown::Element { .. }
-                | Shown::Tables { .. }
-                | Shown::Objects { .. } => {}
+                RevealedValue::Data { .. }
+                | RevealedValue::Element { .. }
+                | RevealedValue::Tables { .. }
+                | RevealedValue::Objects { .. } => {}
             }
         }
         Ok(Ok(state))

@@ -16,14 +16,27 @@ const LONGEST: usize = 200;
 #[must_use]
 pub fn told(names: &[String]) -> String {
     let shortened = |name: &String| match name.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{}...", &name[..end]),
-        None => name.clone(),
+        Some((end, _)) => format!("{}...", printable(&name[..end])),
+        None => printable(name),
     };
     let few: Vec<String> = names.iter().take(FEW).map(shortened).collect();
     match names.len().saturating_sub(FEW) {
         0 => few.join(", "),
         more => format!("{}, and {more} more", few.join(", ")),
     }
+}
+
+/// A name from a module as a message may hold it: characters that end a line, move the cursor or reorder text are escaped.
+fn printable(name: &str) -> String {
+    let reorders = |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let mut shown = String::with_capacity(name.len());
+    for c in name.chars() {
+        match c.is_control() || reorders(c) {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    shown
 }
 
 #[cfg(test)]
@@ -37,5 +50,7 @@ mod tests {
         assert_eq!(told(&names), "f0, f1, f2, f3, f4, f5, f6, f7, and 99992 more");
         assert_eq!(told(&["é".repeat(1000)]), format!("{}...", "é".repeat(LONGEST)));
         assert_eq!(told(&[]), "");
+        let forged = "run\n2026-01-01 INFO \u{1b}[2Kpaid \u{202e}é".to_owned();
+        assert_eq!(told(&[forged]), "run\\n2026-01-01 INFO \\u{1b}[2Kpaid \\u{202e}é");
     }
 }

@@ -1,9 +1,10 @@
 //! Bodies of requests: taken whole, or passed on, within limits of size, time and memory.
 //!
-//! What it promises: nothing is kept of a body that is too large before it is refused, however it says its
+//! Promises: nothing is kept of a body that is too large before it is refused, however it says its
 //! length; a client that sends a byte now and then is refused after the time for a body.
 
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,9 +15,9 @@ use hyper::StatusCode;
 use tokio::time::{Instant, Sleep};
 
 use crate::budget::{Budget, Share};
-use crate::refusal::Refusal;
+use crate::error_response::ErrorResponse;
 
-/// What one body may take.
+/// Limits of one body.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BodyLimits {
     pub(crate) bytes: usize,
@@ -28,7 +29,7 @@ pub(crate) async fn read<B>(
     body: B,
     limits: BodyLimits,
     share: &mut Share,
-) -> Result<Bytes, Refusal>
+) -> Result<Bytes, ErrorResponse>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -36,13 +37,15 @@ where
         return Ok(Bytes::new());
     }
     if body.size_hint().lower() > limits.bytes as u64 {
-        return Err(Refusal::too_large(limits.bytes));
+        return Err(ErrorResponse::too_large(limits.bytes));
     }
     let reading = collect(body, limits.bytes, share);
-    tokio::time::timeout(limits.time, reading).await.unwrap_or_else(|_| Err(Refusal::too_slow()))
+    tokio::time::timeout(limits.time, reading)
+        .await
+        .unwrap_or_else(|_| Err(ErrorResponse::too_slow()))
 }
 
-async fn collect<B>(mut body: B, most: usize, share: &mut Share) -> Result<Bytes, Refusal>
+async fn collect<B>(mut body: B, most: usize, share: &mut Share) -> Result<Bytes, ErrorResponse>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -50,15 +53,15 @@ where
     let mut all = BytesMut::new();
     let mut length = 0;
     while let Some(frame) = body.frame().await {
-        let broken = |_| Refusal::new(StatusCode::BAD_REQUEST, "the body broke off");
+        let broken = |_| ErrorResponse::new(StatusCode::BAD_REQUEST, "the body broke off");
         // Trailers mean nothing to a guest that takes bytes.
         let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
         length += data.len();
         if length > most {
-            return Err(Refusal::too_large(most));
+            return Err(ErrorResponse::too_large(most));
         }
         if !share.add(data.len()) {
-            return Err(Refusal::no_memory());
+            return Err(ErrorResponse::no_memory());
         }
         // Most bodies come in one piece, which need not be copied.
         if length == data.len() {
@@ -73,46 +76,106 @@ where
     Ok(if all.is_empty() { first } else { all.freeze() })
 }
 
+/// How the memory of a body is counted that is passed on.
+pub(crate) enum Counting {
+    /// The receiver counts it.
+    Not,
+    /// A body that is kept whole. Its bytes count until the meter is dropped.
+    Whole(Meter),
+    /// A body that streams. A piece counts until it is dropped.
+    Pieces(Budget),
+}
+
+/// The memory of a body that is kept as a whole, and of values decoded from it. Clones share the count.
+#[derive(Clone)]
+pub(crate) struct Meter {
+    state: Arc<Mutex<Metered>>,
+    weight: usize,
+}
+
+struct Metered {
+    share: Share,
+    exceeded: bool,
+}
+
+impl Meter {
+    /// A meter that counts `weight` bytes of memory per byte of the body.
+    pub(crate) fn new(budget: &Budget, weight: usize) -> Self {
+        let metered = Metered { share: budget.share(), exceeded: false };
+        Self { state: Arc::new(Mutex::new(metered)), weight }
+    }
+
+    fn add(&self, bytes: usize) -> bool {
+        let mut metered = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = metered.share.add(bytes.saturating_mul(self.weight));
+        metered.exceeded |= !fits;
+        fits
+    }
+
+    /// Whether the body did not fit.
+    pub(crate) fn is_exceeded(&self) -> bool {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).exceeded
+    }
+}
+
+impl Counting {
+    /// Counts bytes that have arrived.
+    fn count(&self, frame: Frame<Bytes>) -> Option<Frame<Bytes>> {
+        let bytes = frame.data_ref().map_or(0, Bytes::len);
+        match self {
+            Self::Not => Some(frame),
+            Self::Whole(meter) => meter.add(bytes).then_some(frame),
+            Self::Pieces(budget) => {
+                let mut share = budget.share();
+                share.add(bytes).then(|| frame.map_data(|data| held(data, share)))
+            }
+        }
+    }
+}
+
 /// Why a body that is passed on ends early.
 #[derive(Debug)]
-pub(crate) enum Cut<E> {
+pub(crate) enum BodyError<E> {
     TooLarge(usize),
     TooSlow,
+    NoRoom,
     Broken(E),
 }
 
-impl<E: std::fmt::Display> std::fmt::Display for Cut<E> {
+impl<E: std::fmt::Display> std::fmt::Display for BodyError<E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::TooLarge(most) => write!(f, "the body is larger than {most} bytes"),
             Self::TooSlow => f.write_str("the body took too long to arrive"),
+            Self::NoRoom => f.write_str("the server holds as much of other requests as it may"),
             Self::Broken(error) => write!(f, "the body broke off: {error}"),
         }
     }
 }
 
-impl<E: std::fmt::Debug + std::fmt::Display> std::error::Error for Cut<E> {}
+impl<E: std::fmt::Debug + std::fmt::Display> std::error::Error for BodyError<E> {}
 
 /// A body on its way to a guest that reads it while it arrives.
-pub(crate) struct Limited<B> {
+pub(crate) struct LimitedBody<B> {
     body: B,
     most: usize,
     left: usize,
     time: Duration,
+    counting: Counting,
     /// Made when the body is first waited for.
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
-impl<B> Limited<B> {
-    pub(crate) fn new(body: B, limits: BodyLimits) -> Self {
+impl<B> LimitedBody<B> {
+    pub(crate) fn new(body: B, limits: BodyLimits, counting: Counting) -> Self {
         let BodyLimits { bytes, time } = limits;
-        Self { body, most: bytes, left: bytes, time, sleep: None }
+        Self { body, most: bytes, left: bytes, time, counting, sleep: None }
     }
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Body for Limited<B> {
+impl<B: Body<Data = Bytes> + Unpin> Body for LimitedBody<B> {
     type Data = Bytes;
-    type Error = Cut<B::Error>;
+    type Error = BodyError<B::Error>;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
@@ -124,18 +187,18 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Limited<B> {
                 let bytes = frame.data_ref().map_or(0, Bytes::len);
                 match this.left.checked_sub(bytes) {
                     Some(left) => this.left = left,
-                    None => return Poll::Ready(Some(Err(Cut::TooLarge(this.most)))),
+                    None => return Poll::Ready(Some(Err(BodyError::TooLarge(this.most)))),
                 }
-                Poll::Ready(Some(Ok(frame)))
+                Poll::Ready(Some(this.counting.count(frame).ok_or(BodyError::NoRoom)))
             }
-            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(Cut::Broken(error)))),
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(BodyError::Broken(error)))),
             Poll::Ready(None) => Poll::Ready(None),
             Poll::Pending => {
                 let until = Instant::now() + this.time;
                 let sleep =
                     this.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
                 match sleep.as_mut().poll(context) {
-                    Poll::Ready(()) => Poll::Ready(Some(Err(Cut::TooSlow))),
+                    Poll::Ready(()) => Poll::Ready(Some(Err(BodyError::TooSlow))),
                     Poll::Pending => Poll::Pending,
                 }
             }
@@ -151,29 +214,29 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Limited<B> {
     }
 }
 
-/// An answer that is whole, and its share of what may be kept.
-struct Held {
+/// A whole answer, and its share of the memory for bodies.
+struct BufferedAnswer {
     bytes: Bytes,
     _share: Share,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for BufferedAnswer {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-/// Said of an answer whose body comes in pieces, while it is still being made.
+/// Marks an answer whose body is sent in pieces while it is made.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct InPieces;
+pub(crate) struct Chunked;
 
-/// A body in pieces, each of which is counted for as long as anybody has it. One that does not fit ends it.
-pub(crate) struct Counted {
+/// A body in pieces, each of which is counted until it is dropped. One that does not fit ends the body.
+pub(crate) struct MeteredBody {
     body: axum::body::Body,
     budget: Budget,
 }
 
-impl Counted {
+impl MeteredBody {
     pub(crate) fn new(body: axum::body::Body, budget: &Budget) -> Self {
         Self { body, budget: budget.clone() }
     }
@@ -184,7 +247,7 @@ impl Counted {
 #[error("the server has no memory left for the rest of the answer")]
 pub(crate) struct NoRoom;
 
-impl Body for Counted {
+impl Body for MeteredBody {
     type Data = Bytes;
     type Error = axum::BoxError;
 
@@ -206,6 +269,14 @@ impl Body for Counted {
         });
         Poll::Ready(Some(counted))
     }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 /// The bytes of an answer, which are counted for as long as anybody has them: a connection takes all of a body at once, and keeps
@@ -214,7 +285,7 @@ pub(crate) fn held(bytes: Bytes, share: Share) -> Bytes {
     if bytes.is_empty() {
         return bytes;
     }
-    Bytes::from_owner(Held { bytes, _share: share })
+    Bytes::from_owner(BufferedAnswer { bytes, _share: share })
 }
 
 #[cfg(test)]
@@ -279,8 +350,8 @@ mod tests {
     async fn a_body_that_stalls_is_given_up() {
         let limits = BodyLimits { bytes: 100, time: Duration::from_millis(5) };
         let refusal = read(pieces(false), limits, &mut Budget::new(100).share()).await;
-        assert_eq!(refusal, Err(Refusal::too_slow()));
-        let mut passed = Limited::new(pieces(false), limits);
+        assert_eq!(refusal, Err(ErrorResponse::too_slow()));
+        let mut passed = LimitedBody::new(pieces(false), limits, Counting::Not);
         let mut sent = 0;
         let cut = loop {
             match passed.frame().await {
@@ -290,16 +361,37 @@ mod tests {
             }
         };
         assert_eq!(sent, 11);
-        assert!(matches!(cut, Cut::TooSlow));
+        assert!(matches!(cut, BodyError::TooSlow));
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_passed_on_is_counted_as_it_arrives() {
+        let limits = BodyLimits { bytes: 1 << 30, time: Duration::from_secs(600) };
+        let budget = Budget::new(20);
+        let meter = Meter::new(&budget, 3);
+        let mut whole = LimitedBody::new(pieces(true), limits, Counting::Whole(meter.clone()));
+        assert_eq!(budget.used(), 0, "nothing has arrived");
+        for used in [9, 9, 18] {
+            drop(whole.frame().await.unwrap().unwrap());
+            assert_eq!(budget.used(), used);
+        }
+        assert!(matches!(whole.frame().await, Some(Err(BodyError::NoRoom))) && meter.is_exceeded());
+        drop((whole, meter));
+        assert_eq!(budget.used(), 0);
+        let mut passed = LimitedBody::new(pieces(true), limits, Counting::Pieces(budget.clone()));
+        let first = passed.frame().await.unwrap().unwrap();
+        assert_eq!(budget.used(), 3);
+        drop(first);
+        assert_eq!(budget.used(), 0);
     }
 
     #[tokio::test]
     async fn a_body_that_is_passed_on_ends_at_its_limit() {
         let limits = BodyLimits { bytes: 7, time: Duration::from_secs(600) };
-        let mut passed = Limited::new(pieces(true), limits);
+        let mut passed = LimitedBody::new(pieces(true), limits, Counting::Not);
         for length in [3, 0, 3] {
             assert_eq!(passed.frame().await.unwrap().unwrap().data_ref().unwrap().len(), length);
         }
-        assert!(matches!(passed.frame().await, Some(Err(Cut::TooLarge(7)))));
+        assert!(matches!(passed.frame().await, Some(Err(BodyError::TooLarge(7)))));
     }
 }

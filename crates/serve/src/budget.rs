@@ -1,6 +1,6 @@
 //! How many bytes of requests and answers may be held in memory at the same time, over all guests.
 //!
-//! What it promises: a byte is counted before it is kept, and no longer than that.
+//! Promises: a byte is counted before it is kept, and no longer than that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

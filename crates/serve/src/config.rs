@@ -1,4 +1,4 @@
-//! How a server is set up: where it listens, what it bounds, and which guests it has.
+//! Configuration of a server: its addresses, limits and guests.
 //!
 //! The defaults suit a server of a guest that is not trusted, on this machine alone.
 
@@ -41,7 +41,7 @@ pub struct Config {
     /// The certificate and key to serve HTTPS with, in place of HTTP.
     #[cfg(feature = "tls")]
     pub tls: Option<crate::tls::TlsConfig>,
-    /// What is counted of traces, to be shown in `/metrics`.
+    /// Counters of traces, for `/metrics`.
     #[cfg(feature = "otel")]
     pub traces: Option<crate::otel::Counted>,
 }
@@ -70,25 +70,25 @@ impl Default for Config {
     }
 }
 
-/// A guest under a route, with a budget of its own.
+/// A guest under a route, with a separate budget.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct GuestConfig {
-    /// What metrics and logs call it.
+    /// Its name in metrics and logs.
     pub name: String,
     /// The beginning of the paths that it answers: whole segments, `/` for all that no other guest answers.
     pub route: String,
     /// The host that it answers for, without a port; any if not set.
     pub host: Option<String>,
-    /// What [`afresh::open`] opens.
+    /// The reference for [`afresh::open`].
     pub reference: String,
     /// How it is opened. Its timeout and memory are those below.
     pub open: afresh::Options,
-    /// What only Wasm guests have. Asynchronous calls, imports and state are the server's.
+    /// Options of Wasm guests. The server sets asynchronous calls, imports and state.
     pub wasm: GuestOptions,
     /// The function that answers, of guests that take and give bytes.
     pub call: String,
-    /// What such a guest's answers are.
+    /// Content type of the guest's answers.
     pub content_type: String,
     /// Most time for one request once it has been read: for waiting, and for the guest.
     pub timeout: Duration,

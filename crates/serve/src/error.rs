@@ -1,4 +1,4 @@
-//! What goes wrong with a server as a whole. What goes wrong with one request is a [`Refusal`](crate::refusal).
+//! Errors of a server as a whole. The error of one request is an [`ErrorResponse`](crate::error_response).
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ pub enum ManifestError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A line of the file of keys has no tenant and key.
@@ -44,7 +44,7 @@ pub enum ManifestError {
     Parse {
         /// The file.
         path: PathBuf,
-        /// Where and what.
+        /// The place and the reason.
         source: Box<toml::de::Error>,
     },
 }
@@ -69,13 +69,13 @@ pub enum ServeError {
     /// A route that no request could have.
     #[error("`{route}` is not a route: a route begins with `/` and has no query")]
     Route {
-        /// What was given.
+        /// The value that was given.
         route: String,
     },
     /// A guest could not be opened.
     #[error("the guest `{name}` cannot be served")]
     Guest {
-        /// What it is called.
+        /// Its name.
         name: String,
         /// Why not.
         source: afresh::Cause,
@@ -92,7 +92,7 @@ pub enum ServeError {
     Tls {
         /// The certificate or the key.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         source: afresh::Cause,
     },
     /// The fleet cannot be joined.
@@ -107,7 +107,7 @@ pub enum ServeError {
     Listen {
         /// The address.
         addr: SocketAddr,
-        /// What the operating system said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }

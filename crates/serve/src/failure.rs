@@ -1,9 +1,9 @@
-//! What it means to a client, and to whoever reads the log, that a guest did not answer.
+//! Failures of guests, as clients and the log see them.
 
 use afresh::wasm;
 use hyper::StatusCode;
 
-use crate::refusal::Refusal;
+use crate::error_response::ErrorResponse;
 
 /// Why a guest did not answer.
 #[derive(Debug, thiserror::Error)]
@@ -11,13 +11,13 @@ pub(crate) enum Failure {
     /// It took too long.
     #[error("the guest took too long")]
     Timeout,
-    /// What it was asked does not fit it.
+    /// The request does not fit the guest.
     #[error("the request does not fit the guest: {0}")]
     Request(String),
-    /// It trapped, or answered what is no answer.
+    /// It trapped, or returned an invalid answer.
     #[error("the guest failed: {0}")]
     Guest(String),
-    /// No instance could be had.
+    /// No instance is available.
     #[error("no instance can be had: {0}")]
     Instance(String),
     /// The host failed.
@@ -40,7 +40,7 @@ pub(crate) fn describe(error: &(dyn std::error::Error + 'static)) -> String {
 }
 
 impl Failure {
-    /// What metrics call it.
+    /// Its name in metrics.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
@@ -91,7 +91,7 @@ impl From<afresh::CallError> for Failure {
     }
 }
 
-impl From<Failure> for Refusal {
+impl From<Failure> for ErrorResponse {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::Timeout => Self::timeout(),

@@ -12,10 +12,10 @@ use tokio::sync::oneshot;
 use wasmtime_wasi_http::Error;
 
 use crate::failure::Failure;
-use crate::proxy::{self, Proxy};
-use crate::shelf::Shelf;
+use crate::proxy::{self, Progress, Proxy};
+use crate::reuse::ReusePool;
 
-/// What the exports of such a component begin with.
+/// Prefix of the exports of such a component.
 const EXPORT: &[u8] = b"wasi:http/incoming-handler@";
 
 /// Why a handler did not answer.
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Handler {
     }
 }
 
-/// What a handler answered.
+/// The answer of a handler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reply {
@@ -84,14 +84,14 @@ impl Handler {
     /// The guest, if it is a component that answers requests. An answer may take so long, and have so many bytes.
     ///
     /// # Errors
-    /// When no instance can be had.
+    /// Without an available instance.
     pub async fn of(
         guest: &Guest,
         time: Duration,
         most: usize,
     ) -> Result<Option<Self>, HandlerError> {
         let Some(warm) = guest.as_component() else { return Ok(None) };
-        let proxy = Proxy::of(warm, Shelf::new(1, Duration::ZERO)).await?;
+        let proxy = Proxy::of(warm, ReusePool::new(1, Duration::ZERO)).await?;
         let warm = warm.clone();
         Ok(proxy.map(|proxy| Self { warm, proxy, time, most }))
     }
@@ -115,7 +115,9 @@ impl Handler {
             request(path, body)?.map(|body| body.map_err(|never| -> Error { match never {} }));
         let lease = self.warm.lease_async(&LeaseOptions::new()).await?;
         let (sender, receiver) = oneshot::channel();
-        let handling = proxy::handle(Shelf::fresh(lease), self.proxy.indices(), request, sender);
+        let progress = Progress::default();
+        let lease = ReusePool::fresh(lease);
+        let handling = proxy::handle(lease, self.proxy.indices(), request, sender, &progress);
         // The guest waits for its body to be read.
         let reading = async {
             let response = match receiver.await {

@@ -20,36 +20,38 @@
 //!     // On a signal, say:
 //!     handle.shutdown();
 //! });
-//! server.run().await;
+//! let saved = server.run().await;
+//! assert!(saved, "the log names the sandboxes that could not be saved");
 //! # Ok(())
 //! # }
 //! ```
 
 mod body;
 mod budget;
+mod concurrency;
 mod config;
 mod error;
+mod error_response;
 mod failure;
 #[cfg(feature = "fleet")]
 pub mod fleet;
-mod gate;
 mod handler;
 mod manifest;
 mod metrics;
 #[cfg(feature = "otel")]
 pub mod otel;
+mod paced;
 mod pool_metrics;
 mod proxy;
-mod refusal;
+mod reuse;
+mod route;
+mod routing_table;
 mod runner;
 mod sandbox;
 mod server;
 mod service;
-mod shelf;
-mod site;
 mod span;
 mod status;
-mod table;
 #[cfg(feature = "tls")]
 mod tls;
 mod wire;

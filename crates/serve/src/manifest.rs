@@ -1,6 +1,6 @@
-//! The file that describes a server: several guests under several routes, each with a budget of its own.
+//! The manifest of a server: several guests under several routes, each with a separate budget.
 //!
-//! What it promises: a key that is not known is an error that names it, and two guests for the same host and
+//! Promises: a key that is not known is an error that names it, and two guests for the same host and
 //! route are one, too; nothing is guessed. Paths are relative to the file.
 
 use std::collections::BTreeMap;
@@ -24,13 +24,15 @@ impl<'de> Deserialize<'de> for Time {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
-        enum Given {
+        enum DurationText {
             Seconds(u64),
             Text(String),
         }
-        match Given::deserialize(deserializer)? {
-            Given::Seconds(seconds) => Ok(Self(Duration::from_secs(seconds))),
-            Given::Text(text) => parse_duration(&text).map(Self).map_err(serde::de::Error::custom),
+        match DurationText::deserialize(deserializer)? {
+            DurationText::Seconds(seconds) => Ok(Self(Duration::from_secs(seconds))),
+            DurationText::Text(text) => {
+                parse_duration(&text).map(Self).map_err(serde::de::Error::custom)
+            }
         }
     }
 }
@@ -113,6 +115,7 @@ struct Sandboxes {
     max_sandboxes: Option<usize>,
     max_snapshots: Option<usize>,
     max_running_calls: Option<usize>,
+    max_memory_mib: Option<u64>,
     idle_timeout: Option<Time>,
     timeout: Option<Time>,
     call_timeout: Option<Time>,
@@ -140,7 +143,7 @@ struct Template {
     files_mib: Option<u64>,
 }
 
-/// Sets `place` to what was given, if anything was.
+/// Sets `place` to a given value.
 fn set<T>(place: &mut T, given: Option<T>) {
     if let Some(given) = given {
         *place = given;
@@ -219,6 +222,7 @@ impl Sandboxes {
         set(&mut config.max_sandboxes, self.max_sandboxes);
         set(&mut config.max_snapshots, self.max_snapshots);
         set(&mut config.max_running_calls, self.max_running_calls);
+        set(&mut config.max_memory, self.max_memory_mib.map(|mib| mib.saturating_mul(1 << 20)));
         set(&mut config.idle_timeout, self.idle_timeout.map(|time| time.0));
         set(&mut config.timeout, self.timeout.map(|time| time.0));
         set(&mut config.call_timeout, self.call_timeout.map(|time| time.0));
@@ -248,7 +252,7 @@ impl Sandboxes {
 }
 
 impl Config {
-    /// Reads the file at `path`. Guests are opened with `open`: the cache, and what is demanded of snapshots.
+    /// Reads the file at `path`. Guests are opened with `open`: the cache, and demands on snapshots.
     ///
     /// # Errors
     /// [`ManifestError`], with the line and the key.

@@ -1,6 +1,6 @@
-//! What is counted, in the text format that Prometheus reads.
+//! Metrics in the text format of Prometheus.
 //!
-//! What it promises: counting a request takes no lock that other guests' requests want.
+//! Promises: counting a request takes no lock that other guests' requests want.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -51,7 +51,7 @@ pub(crate) struct Metrics {
     pub(crate) failed_reloads: Counter,
 }
 
-/// Requests whose times are remembered, of each guest.
+/// Number of requests of each guest whose times are kept.
 const RECENT: usize = 512;
 
 /// The times of the last requests.
@@ -61,7 +61,7 @@ struct Times {
     microseconds: Vec<f32>,
 }
 
-/// What the last requests took.
+/// Times of the last requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Recent {
     /// How many there ever were.
@@ -71,7 +71,7 @@ pub(crate) struct Recent {
     pub(crate) p99: Option<f32>,
 }
 
-/// What is counted for one guest.
+/// Metrics of one guest.
 #[derive(Debug)]
 pub(crate) struct GuestMetrics {
     times: Mutex<Times>,
@@ -168,7 +168,7 @@ impl Metrics {
         }
     }
 
-    /// Shows what a fleet counts.
+    /// Adds the metrics of a fleet.
     #[cfg(feature = "fleet")]
     pub(crate) fn count_fleet(&mut self, counts: &crate::fleet::Counts) {
         let fleet = self.registry.sub_registry_with_prefix("fleet");
@@ -189,7 +189,7 @@ impl Metrics {
         }
     }
 
-    /// Shows what becomes of traces.
+    /// Adds the metrics of traces.
     #[cfg(feature = "otel")]
     pub(crate) fn count_traces(&mut self, counts: &crate::otel::Counts) {
         let spans = self.registry.sub_registry_with_prefix("spans");
@@ -197,7 +197,7 @@ impl Metrics {
         spans.register("dropped", "Spans that no collector has", counts.dropped.clone());
     }
 
-    /// What is counted for the guest of this name.
+    /// The metrics of the guest of this name.
     pub(crate) fn guest(&self, name: &str) -> GuestMetrics {
         let requests = |code| self.requests.get_or_create_owned(&two(name, "code", code));
         GuestMetrics {
@@ -253,7 +253,7 @@ impl GuestMetrics {
         times.requests += 1;
     }
 
-    /// What the last requests took.
+    /// Times of the last requests.
     pub(crate) fn recent(&self) -> Recent {
         let times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
         let (requests, mut sorted) = (times.requests, times.microseconds.clone());

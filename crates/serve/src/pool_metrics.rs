@@ -1,6 +1,6 @@
-//! What the guests' pools count, in the text format that Prometheus reads.
+//! Metrics of the guests' pools in the text format of Prometheus.
 //!
-//! What it promises: a count never goes back, also when a guest is exchanged and its pool begins anew; what the old pool counted until its
+//! Promises: a count never goes back, also when a guest is exchanged and its pool begins anew; what the old pool counted until its
 //! last request ended is in the sum. Numbers of a guest that is no more are not shown as if it were there.
 
 use std::fmt;
@@ -40,7 +40,7 @@ impl EncodeMetric for PageCounts {
     }
 }
 
-/// What is shown of all pools.
+/// Metrics of all pools.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pools {
     alive: Family<Labels, Gauge>,
@@ -101,13 +101,13 @@ impl Pools {
     }
 }
 
-/// What one guest's pool counts. It lives as long as the pool.
+/// Metrics of one guest's pool. They live as long as the pool.
 #[derive(Debug)]
 pub(crate) struct PoolMetrics {
     pools: Pools,
     guest: String,
     about: Labels,
-    /// What was read last; what came since is still to be added.
+    /// The last counts; later ones are still to be added.
     seen: Mutex<PoolStats>,
 }
 
@@ -125,7 +125,7 @@ impl PoolMetrics {
         Self { pools, guest, about, seen: Mutex::new(PoolStats::default()) }
     }
 
-    /// Shows what the pool says of itself now.
+    /// Adds the present state of the pool.
     pub(crate) fn show(&self, stats: PoolStats) {
         let labels = labels(&self.guest);
         self.pools.about.get_or_create(&self.about).set(1);
@@ -135,7 +135,7 @@ impl PoolMetrics {
         self.add(stats);
     }
 
-    /// Adds what was counted since the last time.
+    /// Adds the counts since the last time.
     fn add(&self, now: PoolStats) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let labels = labels(&self.guest);

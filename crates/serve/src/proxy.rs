@@ -1,9 +1,13 @@
-//! Components of the world `wasi:http/proxy`: each request is answered by a new instance, in a task of its own.
+//! Components of the world `wasi:http/proxy`: a new instance answers each request, in its own task.
 //!
-//! What it promises: bodies stream both ways; the task ends when the guest has, when it took too long, or when
+//! Promises: bodies stream both ways; the task ends when the guest has, when it took too long, or when
 //! nobody waits for its answer any more. A guest asks nothing of other servers: it is told that such a request
 //! is denied.
 
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use afresh::wasm::wasmtime;
@@ -13,7 +17,7 @@ use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
 use hyper::Request;
-use hyper::body::Body as HttpBody;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use wasmtime_wasi_http::p2::bindings::http::types::Scheme;
@@ -22,11 +26,13 @@ use wasmtime_wasi_http::{
     Error, RequestOptions, WasiBody, WasiHttp, WasiHttpCtx, WasiHttpCtxView, WasiHttpHooks,
 };
 
-use crate::body::Cut;
+use crate::body::BodyError;
+use crate::concurrency::Permit;
 use crate::failure::{Failure, describe};
-use crate::shelf::{Shelf, Used};
+use crate::paced::Paced;
+use crate::reuse::{ReusePool, Used};
 
-/// What wasi:http keeps of one lease.
+/// State of wasi:http for one lease.
 struct Http {
     context: WasiHttpCtx,
     hooks: Denied,
@@ -55,7 +61,7 @@ impl WasiHttpHooks for Denied {
     }
 }
 
-/// What host functions of wasi:http keep for a lease.
+/// State of the host functions of wasi:http for a lease.
 pub(crate) fn state() -> State {
     State::new(|| Http { context: WasiHttpCtx::new(), hooks: Denied })
 }
@@ -65,19 +71,22 @@ fn view(host: &mut Host) -> WasiHttpCtxView<'_> {
     WasiHttpCtxView { hooks: &mut state.hooks, table, ctx: &mut state.context }
 }
 
-/// Adds wasi:http to what components may import.
+/// Adds wasi:http to the imports of components.
 pub(crate) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     let options = http::types::LinkOptions::default();
     http::outgoing_handler::add_to_linker::<_, WasiHttp>(linker, view)?;
     http::types::add_to_linker::<_, WasiHttp>(linker, &options, view)
 }
 
-impl<E: std::fmt::Display> From<Cut<E>> for Error {
-    fn from(cut: Cut<E>) -> Self {
+impl<E: std::fmt::Display> From<BodyError<E>> for Error {
+    fn from(cut: BodyError<E>) -> Self {
         match cut {
-            Cut::TooLarge(most) => Self::HttpRequestBodySize(Some(most as u64)),
-            Cut::TooSlow => Self::ConnectionReadTimeout,
-            Cut::Broken(error) => Self::InternalError(Some(error.to_string())),
+            BodyError::TooLarge(most) => Self::HttpRequestBodySize(Some(most as u64)),
+            BodyError::TooSlow => Self::ConnectionReadTimeout,
+            BodyError::NoRoom => {
+                Self::InternalError(Some("the server has no memory left".to_owned()))
+            }
+            BodyError::Broken(error) => Self::InternalError(Some(error.to_string())),
         }
     }
 }
@@ -86,13 +95,13 @@ impl<E: std::fmt::Display> From<Cut<E>> for Error {
 pub(crate) struct Proxy {
     warm: WarmComponent,
     indices: ProxyIndices,
-    shelf: std::sync::Arc<Shelf<OwnedComponentLease>>,
+    shelf: Arc<ReusePool<OwnedComponentLease>>,
 }
 
-/// Ends the task of a guest when nobody waits for it any more.
-struct Ending(Option<JoinHandle<Result<(), Failure>>>);
+/// Ends the task of a guest when its answer is not needed any more.
+struct TaskGuard(Option<JoinHandle<Result<(), Failure>>>);
 
-impl Drop for Ending {
+impl Drop for TaskGuard {
     fn drop(&mut self) {
         if let Some(task) = &self.0 {
             task.abort();
@@ -100,7 +109,7 @@ impl Drop for Ending {
     }
 }
 
-impl Ending {
+impl TaskGuard {
     /// Why the guest, which has ended, gave no answer.
     async fn failure(mut self) -> Failure {
         let Some(task) = &mut self.0 else { return Failure::Host("nothing ran".to_owned()) };
@@ -116,12 +125,12 @@ impl Proxy {
     /// The component, if it answers requests.
     pub(crate) async fn of(
         warm: &WarmComponent,
-        shelf: Shelf<OwnedComponentLease>,
+        shelf: ReusePool<OwnedComponentLease>,
     ) -> Result<Option<Self>, Failure> {
         let mut lease = warm.lease_async(&LeaseOptions::new()).await?;
         let (store, instance) = lease.bindings();
         let indices = ProxyIndices::new(&instance.instance_pre(&store));
-        let (warm, shelf) = (warm.clone(), std::sync::Arc::new(shelf));
+        let (warm, shelf) = (warm.clone(), Arc::new(shelf));
         Ok(indices.ok().map(|indices| Self { warm, indices, shelf }))
     }
 
@@ -133,13 +142,14 @@ impl Proxy {
         self.shelf.sweep();
     }
 
-    /// Has an instance answer. `kept` is dropped once the instance is done, which may be after its answer
-    /// has begun.
+    /// Has an instance answer. `pass` is its place until it is done, which may be after its answer has begun; while it waits
+    /// for its client others have the place. A failure after the beginning breaks the answer off, and goes to `report`.
     pub(crate) async fn answer<B>(
         &self,
         request: Request<B>,
         time: Duration,
-        kept: impl Send + 'static,
+        pass: Permit,
+        report: impl FnOnce(&Failure) + Send + 'static,
     ) -> Result<Response, Failure>
     where
         B: HttpBody<Data = Bytes> + Send + 'static,
@@ -147,26 +157,102 @@ impl Proxy {
     {
         let used = match self.shelf.take() {
             Some(used) => used,
-            None => Shelf::fresh(self.warm.lease_async(&LeaseOptions::new()).await?),
+            None => ReusePool::fresh(self.warm.lease_async(&LeaseOptions::new()).await?),
         };
         let (sender, receiver) = oneshot::channel();
         let (indices, shelf) = (self.indices.clone(), self.shelf.clone());
-        let mut task = Ending(Some(tokio::spawn(async move {
-            let handling = handle(used, &indices, request, sender);
-            let done = tokio::time::timeout(time, handling).await;
-            shelf.put(done.unwrap_or(Err(Failure::Timeout))?);
-            drop(kept);
-            Ok(())
+        let progress = Arc::new(Progress::default());
+        let mut task = TaskGuard(Some(tokio::spawn({
+            let progress = progress.clone();
+            async move {
+                let mut handling = pin!(handle(used, &indices, request, sender, &progress));
+                let paced = Paced::new(handling.as_mut(), pass, time);
+                let done = match tokio::time::timeout(time, paced).await {
+                    Ok(Ok(done)) => done,
+                    // Either way the guest was not done in the time that it has.
+                    Ok(Err(_)) | Err(_) => Err(progress.fail(Failure::Timeout)),
+                };
+                match done {
+                    Ok(used) => shelf.put(used),
+                    Err(failure) if progress.settle(FAILED) => return Err(failure),
+                    Err(failure) => report(&failure),
+                }
+                Ok(())
+            }
         })));
         match receiver.await {
             Ok(Ok(response)) => {
-                // The answer has begun; the guest goes on writing it, and ends in the time that it has left.
+                if !progress.settle(BEGUN) {
+                    // It failed before the client had anything of the answer.
+                    return Err(task.failure().await);
+                }
+                // The answer has begun; the guest continues to write it within its time limit.
                 task.0.take();
-                Ok(response.map(Body::new))
+                Ok(response.map(|body| Body::new(StartedBody { body, progress })))
             }
             Ok(Err(code)) => Err(Failure::Guest(format!("it answered with the error {code:?}"))),
             Err(_) => Err(task.failure().await),
         }
+    }
+}
+
+/// How far an answer has come.
+#[derive(Default)]
+pub(crate) struct Progress {
+    /// The first event: [`BEGUN`] or [`FAILED`]. 0 before.
+    first: AtomicU8,
+    /// Whether the guest has failed: set before its end of the body is dropped.
+    failed: AtomicBool,
+}
+
+/// The client has the answer's head: a failure is reported, and breaks the answer off.
+const BEGUN: u8 = 1;
+/// The guest failed: the failure is the answer.
+const FAILED: u8 = 2;
+
+impl Progress {
+    /// Whether this came first.
+    fn settle(&self, to: u8) -> bool {
+        self.first.compare_exchange(0, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    fn fail(&self, failure: Failure) -> Failure {
+        self.failed.store(true, Ordering::Release);
+        failure
+    }
+}
+
+/// The body of an answer that has begun. It ends with an error if the guest fails, and the connection breaks off. Without
+/// this the body would end as if it were complete.
+struct StartedBody {
+    body: wasmtime_wasi_http::p2::body::HyperOutgoingBody,
+    progress: Arc<Progress>,
+}
+
+/// The guest failed before it had written all of its answer.
+#[derive(Debug, thiserror::Error)]
+#[error("the guest failed in the middle of its answer")]
+struct BrokenOff;
+
+impl HttpBody for StartedBody {
+    type Data = Bytes;
+    type Error = axum::BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+            Some(frame) => Poll::Ready(Some(frame.map_err(Into::into))),
+            None if self.progress.failed.load(Ordering::Acquire) => {
+                Poll::Ready(Some(Err(BrokenOff.into())))
+            }
+            None => Poll::Ready(None),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -181,6 +267,7 @@ pub(crate) async fn handle<B>(
     indices: &ProxyIndices,
     request: Request<B>,
     sender: oneshot::Sender<Answered>,
+    progress: &Progress,
 ) -> Result<Used<OwnedComponentLease>, Failure>
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
@@ -197,6 +284,6 @@ where
     let handled = proxy.wasi_http_incoming_handler().call_handle(&mut store, request, answer).await;
     match handled {
         Ok(()) => Ok(used),
-        Err(error) => Err(used.lease.explain(error).into()),
+        Err(error) => Err(progress.fail(used.lease.explain(error).into())),
     }
 }

@@ -1,8 +1,9 @@
 //! How each kind of guest answers a request.
 //!
-//! What it promises: every request starts from the warm state, or where the owner asked for it, from what the
+//! Promises: every request starts from the warm state, or if the owner configured it, from the state that the
 //! last request of the same instance left. Wasm runs in the task of its request and gives way to others every few
-//! milliseconds; a micro-VM has a thread while it runs. A request whose client has gone ends its call.
+//! milliseconds; a micro-VM or a Linux program has a thread while it runs. A client that disconnects ends its call, or
+//! the call keeps its place until it ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +15,12 @@ use bytes::Bytes;
 use crate::config::GuestConfig;
 use crate::failure::Failure;
 use crate::proxy::Proxy;
-use crate::shelf::Shelf;
+use crate::reuse::ReusePool;
 
 /// A guest that is ready to answer.
 pub(crate) enum Runner {
     /// A module with the byte interface.
-    Module { warm: Warm, entry: BytesEntry, shelf: Shelf<OwnedLease> },
+    Module { warm: Warm, entry: BytesEntry, shelf: ReusePool<OwnedLease> },
     /// A component whose function takes and gives text.
     Component { warm: WarmComponent, function: String },
     /// A component that answers HTTP itself.
@@ -53,10 +54,14 @@ impl Runner {
         let (most, idle) = (config.max_instance_reuse_count, config.idle_instance_timeout);
         if let Some(warm) = guest.as_module() {
             let entry = warm.bytes_entry(&config.call)?;
-            return Ok(Self::Module { warm: warm.clone(), entry, shelf: Shelf::new(most, idle) });
+            return Ok(Self::Module {
+                warm: warm.clone(),
+                entry,
+                shelf: ReusePool::new(most, idle),
+            });
         }
         if let Some(warm) = guest.as_component() {
-            return Ok(match Proxy::of(warm, Shelf::new(most, idle)).await? {
+            return Ok(match Proxy::of(warm, ReusePool::new(most, idle)).await? {
                 Some(proxy) => Self::Proxy(Box::new(proxy)),
                 None => Self::Component { warm: warm.clone(), function: config.call.clone() },
             });
@@ -71,20 +76,25 @@ impl Runner {
         }
     }
 
-    /// What the guest answers to these bytes.
-    pub(crate) async fn answer(&self, input: Bytes, time: Duration) -> Result<Vec<u8>, Failure> {
+    /// Calls the guest with these bytes. `kept` is the call's until it ends, which may be after its client left.
+    pub(crate) async fn answer<K: Send + 'static>(
+        &self,
+        input: Bytes,
+        time: Duration,
+        kept: K,
+    ) -> Result<(Vec<u8>, K), Failure> {
         match self {
             Self::Module { warm, entry, shelf } => {
                 let mut used = match shelf.take() {
                     Some(used) => used,
-                    None => {
-                        Shelf::<OwnedLease>::fresh(warm.lease_async(&LeaseOptions::new()).await?)
-                    }
+                    None => ReusePool::<OwnedLease>::fresh(
+                        warm.lease_async(&LeaseOptions::new()).await?,
+                    ),
                 };
                 let call = used.lease.call_bytes_async(entry, &input);
                 let answer = in_time(time, call).await?;
                 shelf.put(used);
-                Ok(answer)
+                Ok((answer, kept))
             }
             Self::Component { warm, function } => {
                 let text = std::str::from_utf8(&input).map_err(|error| {
@@ -93,13 +103,14 @@ impl Runner {
                 let arguments = [text.to_owned()];
                 let mut lease = warm.lease_async(&LeaseOptions::new()).await?;
                 let answer = in_time(time, lease.call_text_async(function, &arguments)).await?;
-                Ok(answer.into_bytes())
+                Ok((answer.into_bytes(), kept))
             }
             Self::Other { guest, function } => {
                 let (guest, function) = (guest.clone(), function.clone());
-                let call = move || guest.call(&*function, &input);
+                // A thread in a call cannot be ended from outside: the memory of the call stays with it.
+                let call = move || (guest.call(&*function, &input), kept);
                 match tokio::task::spawn_blocking(call).await {
-                    Ok(answer) => Ok(answer?),
+                    Ok((answer, kept)) => Ok((answer?, kept)),
                     Err(error) => Err(Failure::Host(error.to_string())),
                 }
             }
@@ -107,7 +118,7 @@ impl Runner {
         }
     }
 
-    /// What kind of guest it is, for people.
+    /// The kind of guest, for people.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Module { .. } => "module",
@@ -132,7 +143,7 @@ impl Runner {
         matches!(self, Self::Other { guest, .. } if guest.listens())
     }
 
-    /// Brings back instances that nobody has wanted for a while.
+    /// Resets instances that were unused for a while.
     pub(crate) fn sweep(&self) {
         match self {
             Self::Module { shelf, .. } => shelf.sweep(),

@@ -1,9 +1,9 @@
 //! The listeners and their connections, on hyper and tokio.
 //!
-//! What it promises: connections are bounded, and so is the time for the head of a request and for each part of
-//! an answer that is taken, so clients that stall hold nothing for long. A server that ends first says so (`/readyz`, and
+//! Promises: connections are bounded, and so is the time for the head of a request and for each part of
+//! an answer that is taken, so clients that stall hold nothing for long. A server that ends first announces it (`/readyz`, and
 //! `connection: close` on answers), then takes no more connections, and answers every request that reached it
-//! before it is gone. What may break it: a client whose next request crosses the end of its idle connection, as with
+//! before it exits. May break it: a client whose next request crosses the end of its idle connection, as with
 //! every server of HTTP/1.1; it has to send that one again.
 
 use std::convert::Infallible;
@@ -37,8 +37,6 @@ pub struct Server {
     listener: TcpListener,
     admin: Option<TcpListener>,
     config: Config,
-    #[cfg(feature = "tls")]
-    tls: Option<crate::tls::Acceptor>,
 }
 
 impl std::fmt::Debug for Server {
@@ -47,7 +45,7 @@ impl std::fmt::Debug for Server {
     }
 }
 
-/// What a running server is told; cheap to clone.
+/// A handle on a running server; cheap to clone.
 #[derive(Clone)]
 pub struct Handle {
     shared: Arc<Shared>,
@@ -61,15 +59,16 @@ impl std::fmt::Debug for Handle {
 
 impl Handle {
     /// Opens the guests of `config` and exchanges those of the server for them. Every request is answered by the
-    /// guests of before or by the new ones. Addresses and bounds of connections stay as they are.
+    /// guests of before or by the new ones. So are the keys of sandboxes, and the certificate for new connections, where the
+    /// server has either. Addresses, templates and bounds stay as they are.
     ///
     /// # Errors
-    /// [`ServeError`]; the server goes on with the guests it has.
+    /// [`ServeError`]; the server continues with all that it has.
     pub async fn reload(&self, config: &Config) -> Result<(), ServeError> {
         self.shared.reload(config).await
     }
 
-    /// Has the server end, once it has answered what has reached it.
+    /// Ends the server once it has answered every request that reached it.
     pub fn shutdown(&self) {
         self.shared.shutdown();
     }
@@ -98,20 +97,11 @@ impl Server {
             Some(addr) => Some(listen(addr).await?),
             None => None,
         };
-        #[cfg(feature = "tls")]
-        let tls = config.tls.as_ref().map(crate::tls::Acceptor::open).transpose()?;
         #[cfg(feature = "fleet")]
         if let Some(fleet) = &shared.fleet {
             fleet.begin(&shared).await?;
         }
-        Ok(Self {
-            shared,
-            listener,
-            admin,
-            config,
-            #[cfg(feature = "tls")]
-            tls,
-        })
+        Ok(Self { shared, listener, admin, config })
     }
 
     /// Where requests come in.
@@ -130,22 +120,24 @@ impl Server {
     #[must_use]
     pub fn is_https(&self) -> bool {
         #[cfg(feature = "tls")]
-        return self.tls.is_some();
+        return self.shared.tls.is_some();
         #[cfg(not(feature = "tls"))]
         false
     }
 
-    /// What it can be told while it runs.
+    /// A handle that works while it runs.
     #[must_use]
     pub fn handle(&self) -> Handle {
         Handle { shared: self.shared.clone() }
     }
 
-    /// Serves until it is told to end, and then until what has reached it is answered.
-    pub async fn run(self) {
+    /// Serves until it is asked to end, and then until every request that reached it is answered. Returns whether all sandboxes are
+    /// saved.
+    #[must_use = "a server that could not save its sandboxes has failed"]
+    pub async fn run(self) -> bool {
+        let Self { shared, listener, admin, config } = self;
         #[cfg(feature = "tls")]
-        let tls = self.tls;
-        let Self { shared, listener, admin, config, .. } = self;
+        let tls = shared.tls.clone();
         let operations = admin.is_none();
         let sweeping = tokio::spawn(sweep(shared.clone()));
         let admin = admin.map(|admin| {
@@ -169,17 +161,22 @@ impl Server {
         )
         .await;
         sweeping.abort();
-        if let Some(routes) = &shared.sandboxes {
-            routes.sandboxes.save_all().await;
-        }
+        let saved = match &shared.sandboxes {
+            Some(routes) => routes.sandboxes.save_all().await,
+            None => true,
+        };
         #[cfg(feature = "fleet")]
         if let Some(fleet) = &shared.fleet {
             fleet.leave().await;
+        }
+        if let Some(routes) = &shared.sandboxes {
+            routes.sandboxes.release();
         }
         if let Some(admin) = admin {
             // It has the same phases, and was waited for.
             let _ = admin.await;
         }
+        saved
     }
 }
 
@@ -191,14 +188,14 @@ async fn sweep(shared: Arc<Shared>) {
             site.sweep();
         }
         if let Some(routes) = &shared.sandboxes {
-            routes.sandboxes.sweep().await;
+            routes.sandboxes.sweep();
         }
     }
 }
 
 /// The place that a connection takes. It goes with a request, for a protocol that HTTP is left for outlasts that.
 #[derive(Clone)]
-pub(crate) struct Place(
+pub(crate) struct ConnectionPermit(
     #[allow(dead_code, reason = "it is held, and given back when dropped")]
     Arc<OwnedSemaphorePermit>,
 );
@@ -236,7 +233,7 @@ impl Accepting {
                     (self.shared.clone(), self.config.clone(), self.audience);
                 #[cfg(feature = "tls")]
                 let tls = self.tls.clone();
-                let place = Place(Arc::new(place));
+                let place = ConnectionPermit(Arc::new(place));
                 self.connections.spawn(async move {
                     shared.metrics.connections.inc();
                     // Answers go out when they are written.
@@ -292,7 +289,7 @@ async fn accept_all(
     }
     let drained = tokio::time::Instant::now() + drain;
     while tokio::time::timeout_at(drained, accepting.one(&listener)).await.is_ok() {}
-    // Whoever is in the kernel's queue has been told that there is somebody here.
+    // Clients in the kernel's queue believe that they are connected.
     while tokio::time::timeout(Duration::ZERO, accepting.one(&listener)).await.is_ok() {}
     drop(listener);
     shared.phase.send_replace(Phase::Closing);
@@ -312,7 +309,7 @@ async fn connection<S: AsyncRead + AsyncWrite + Send + 'static>(
     shared: &Arc<Shared>,
     audience: Audience,
     config: &Config,
-    place: &Place,
+    place: &ConnectionPermit,
 ) {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(config.body_timeout));

@@ -1,4 +1,4 @@
-//! From a request to its answer: who it is for, its number, and what everybody may ask of a server.
+//! From a request to its answer: its receiver, its number, and the server's own paths.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -14,22 +14,23 @@ use hyper::{Method, Request, StatusCode, Uri};
 use tokio::sync::watch;
 use tracing::Instrument;
 
-use crate::body::{BodyLimits, Counted, InPieces, Limited, held};
+use crate::body::{BodyLimits, Chunked, Counting, LimitedBody, Meter, MeteredBody, held};
 use crate::budget::Budget;
 use crate::config::Config;
 use crate::error::ServeError;
+use crate::error_response::ErrorResponse;
 #[cfg(feature = "fleet")]
-use crate::fleet::{Fleet, Way};
+use crate::fleet::{Fleet, RouteDecision};
 use crate::metrics::Metrics;
-use crate::refusal::Refusal;
+use crate::routing_table::RoutingTable;
 use crate::sandbox::{Routes, Sandboxes};
 use crate::span;
-use crate::table::Table;
+use crate::status::Viewer;
 
 /// The header that a request's number comes and goes in.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Paths by which a server itself is asked for something.
+/// Paths that the server answers itself.
 const OPERATIONS: [&str; 6] =
     ["/healthz", "/readyz", "/status", "/status.json", "/status/pages.json", "/metrics"];
 
@@ -49,31 +50,40 @@ pub(crate) enum Phase {
 pub(crate) enum Audience {
     /// Guests, and what is asked of the server unless that has a listener of its own.
     Requests { operations: bool },
-    /// Only what is asked of the server.
+    /// Requests to the server only.
     Operations,
 }
 
-/// What all connections of a server share.
+/// State that all connections of a server share.
 pub(crate) struct Shared {
-    table: RwLock<Arc<Table>>,
+    table: RwLock<Arc<RoutingTable>>,
     pub(crate) budget: Budget,
     pub(crate) metrics: Metrics,
     pub(crate) phase: watch::Sender<Phase>,
-    /// What answers requests that are about sandboxes.
+    /// The routes of sandboxes.
     pub(crate) sandboxes: Option<Routes>,
     #[cfg(feature = "fleet")]
     pub(crate) fleet: Option<Arc<Fleet>>,
+    #[cfg(feature = "tls")]
+    pub(crate) tls: Option<crate::tls::Acceptor>,
     body_time: Duration,
-    ids: Ids,
+    ids: RequestIds,
+}
+
+/// The parts that a reload exchanges.
+struct OpenedGuests {
+    table: RoutingTable,
+    #[cfg(feature = "tls")]
+    tls: Option<crate::tls::Acceptor>,
 }
 
 /// Numbers of requests: different for every server and request.
-struct Ids {
+struct RequestIds {
     server: u64,
     next: AtomicU64,
 }
 
-impl Ids {
+impl RequestIds {
     fn new() -> Self {
         let mut bytes = [0; 8];
         // Without randomness numbers are still different within this server.
@@ -104,7 +114,7 @@ impl Shared {
             allow(unused_mut, reason = "fleets and traces count more")
         )]
         let mut metrics = Metrics::new();
-        let table = Table::open(config, &budget, &metrics).await?;
+        let table = RoutingTable::open(config, &budget, &metrics).await?;
         #[cfg(feature = "fleet")]
         let fleet = match &config.fleet {
             Some(fleet) => Some(Fleet::join(fleet).await?),
@@ -129,7 +139,11 @@ impl Shared {
         if let Some(traces) = &config.traces {
             metrics.count_traces(&traces.0);
         }
+        #[cfg(feature = "tls")]
+        let tls = config.tls.as_ref().map(crate::tls::Acceptor::open).transpose()?;
         Ok(Self {
+            #[cfg(feature = "tls")]
+            tls,
             sandboxes,
             #[cfg(feature = "fleet")]
             fleet,
@@ -138,14 +152,23 @@ impl Shared {
             metrics,
             phase: watch::Sender::new(Phase::Running),
             body_time: config.body_timeout,
-            ids: Ids::new(),
+            ids: RequestIds::new(),
         })
     }
 
-    /// Exchanges the guests. Requests that are under way end with those they began with.
+    /// Exchanges the guests, the keys and the certificate. Requests that are under way end with those they began with.
     pub(crate) async fn reload(&self, config: &Config) -> Result<(), ServeError> {
-        match Table::open(config, &self.budget, &self.metrics).await {
-            Ok(table) => {
+        let opened = self.open_again(config).await;
+        match opened {
+            Ok(opened) => {
+                if let (Some(routes), Some(new)) = (&self.sandboxes, &config.sandboxes) {
+                    routes.sandboxes.config.keys.renew(&new.keys);
+                }
+                #[cfg(feature = "tls")]
+                if let (Some(tls), Some(new)) = (&self.tls, &opened.tls) {
+                    tls.renew(new);
+                }
+                let table = opened.table;
                 let mut place = self.table.write().unwrap_or_else(PoisonError::into_inner);
                 let old = std::mem::replace(&mut *place, Arc::new(table));
                 drop(place);
@@ -160,7 +183,16 @@ impl Shared {
         }
     }
 
-    pub(crate) fn table(&self) -> Arc<Table> {
+    /// Opens all exchanged parts, so that an error in one leaves everything as it is.
+    async fn open_again(&self, config: &Config) -> Result<OpenedGuests, ServeError> {
+        Ok(OpenedGuests {
+            #[cfg(feature = "tls")]
+            tls: config.tls.as_ref().map(crate::tls::Acceptor::open).transpose()?,
+            table: RoutingTable::open(config, &self.budget, &self.metrics).await?,
+        })
+    }
+
+    pub(crate) fn table(&self) -> Arc<RoutingTable> {
         self.table.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -185,9 +217,12 @@ impl Shared {
         }
         .instrument(span)
         .await;
+        // The rest of a body that was refused is not read, so the connection serves no further request.
+        let ends = response.status() == StatusCode::PAYLOAD_TOO_LARGE
+            || *self.phase.borrow() != Phase::Running;
         let headers = response.headers_mut();
         headers.insert(REQUEST_ID, id);
-        if *self.phase.borrow() != Phase::Running {
+        if ends {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response
@@ -199,38 +234,32 @@ impl Shared {
         B::Error: std::fmt::Debug + std::fmt::Display + Send + Sync + 'static,
     {
         if audience != (Audience::Requests { operations: false })
-            && let Some(response) = self.operate(request.method(), request.uri()).await
+            && let Some(response) = self.operate(audience, request.method(), request.uri()).await
         {
             return response;
         }
         if audience == Audience::Operations {
-            return Refusal::no_route().into_response();
+            return ErrorResponse::no_route().into_response();
         }
         if let Some(sandboxes) = self.sandboxes.as_ref().filter(|routes| routes.own(&request)) {
             span::route(request.method(), || Routes::pattern(request.uri().path()));
             let limits = BodyLimits { bytes: sandboxes.most(), time: self.body_time };
-            // Handlers take bodies whole; one that does not say how large it is may be as large as may be.
-            let size = request.body().size_hint().exact().unwrap_or(limits.bytes as u64);
-            let mut share = self.budget.share();
-            if size > limits.bytes as u64 {
-                return Refusal::too_large(limits.bytes).into_response();
+            if request.body().size_hint().lower() > limits.bytes as u64 {
+                return ErrorResponse::too_large(limits.bytes).into_response();
             }
-            if !share.add(usize::try_from(size).unwrap_or(usize::MAX)) {
-                return Refusal::no_memory().into_response();
-            }
-            let request = request.map(|b| Body::new(Limited::new(b, limits)));
+            let (request, meter) = self.metered(request, limits);
             #[cfg(feature = "fleet")]
             let request = match &self.fleet {
                 Some(fleet) => {
                     let about = Routes::about(&request);
                     match fleet.sandbox_way(&sandboxes.sandboxes, about, request).await {
-                        Way::Here(request) => request,
-                        Way::Answered(response) => return response,
+                        RouteDecision::Here(request) => request,
+                        RouteDecision::Answered(response) => return response,
                     }
                 }
                 None => request,
             };
-            return self.hold(sandboxes.answer(request).await).await;
+            return self.answer_metered(sandboxes, request, &meter).await;
         }
         let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
         let host = request.uri().host().or(host);
@@ -242,22 +271,23 @@ impl Shared {
                 bytes: site.map_or(fleet.config.max_body, |site| site.config.max_body),
                 time: self.body_time,
             };
-            let request = request.map(|body| Body::new(Limited::new(body, limits)));
+            let request =
+                request.map(|body| Body::new(LimitedBody::new(body, limits, Counting::Not)));
             return match fleet.guest_way(site.map(|site| &site.config), request).await {
-                Way::Answered(response) => response,
-                Way::Here(request) => match site {
+                RouteDecision::Answered(response) => response,
+                RouteDecision::Here(request) => match site {
                     Some(site) => site.answer(request, &table.common).await,
-                    None => Refusal::no_route().into_response(),
+                    None => ErrorResponse::no_route().into_response(),
                 },
             };
         }
         match site {
             Some(site) => site.answer(request, &table.common).await,
-            None => Refusal::no_route().into_response(),
+            None => ErrorResponse::no_route().into_response(),
         }
     }
 
-    /// Answers a request that another host has sent here; nothing, if what it is about is not here.
+    /// Answers a request that another host has sent here; `None` if its sandbox is not here.
     #[cfg(feature = "fleet")]
     pub(crate) async fn answer_other(
         &self,
@@ -281,7 +311,7 @@ impl Shared {
         let fleet = self.fleet.as_ref()?;
         if let Some(sandboxes) = self.sandboxes.as_ref().filter(|routes| routes.own(&request)) {
             span::route(request.method(), || Routes::pattern(request.uri().path()));
-            if let crate::fleet::About::Sandbox { id, .. } = Routes::about(&request) {
+            if let crate::fleet::RouteSubject::Sandbox { id, .. } = Routes::about(&request) {
                 let all = &sandboxes.sandboxes;
                 if !all.has(&id) {
                     if !take {
@@ -297,12 +327,9 @@ impl Shared {
                     return Some(refusal.into_response());
                 }
             }
-            let size = request.body().size_hint().upper().unwrap_or(sandboxes.most() as u64);
-            let mut share = self.budget.share();
-            if !share.add(usize::try_from(size).unwrap_or(usize::MAX)) {
-                return Some(Refusal::no_memory().into_response());
-            }
-            return Some(self.hold(sandboxes.answer(request).await).await);
+            let limits = BodyLimits { bytes: sandboxes.most(), time: self.body_time };
+            let (request, meter) = self.metered(request, limits);
+            return Some(self.answer_metered(sandboxes, request, &meter).await);
         }
         let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
         let host = request.uri().host().or(host);
@@ -311,27 +338,55 @@ impl Shared {
         Some(site.answer(request, &table.common).await)
     }
 
+    /// A request about sandboxes whose body is counted while it arrives. Most handlers take bodies whole, and more memory than the
+    /// body to decode them.
+    fn metered<B>(&self, request: Request<B>, limits: BodyLimits) -> (Request<Body>, Meter)
+    where
+        B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: std::fmt::Debug + std::fmt::Display + Send + Sync + 'static,
+    {
+        let meter = Meter::new(&self.budget, Routes::weight(&request));
+        let counting = match Routes::is_passed_on(&request) {
+            true => Counting::Pieces(self.budget.clone()),
+            false => Counting::Whole(meter.clone()),
+        };
+        (request.map(|body| Body::new(LimitedBody::new(body, limits, counting))), meter)
+    }
+
+    async fn answer_metered(
+        &self,
+        sandboxes: &Routes,
+        request: Request<Body>,
+        meter: &Meter,
+    ) -> Response {
+        let response = sandboxes.answer(request).await;
+        if meter.is_exceeded() {
+            return ErrorResponse::no_memory().into_response();
+        }
+        self.hold(response).await
+    }
+
     /// Counts what is kept of an answer about sandboxes: all of it, which is there already, or piece by piece.
     async fn hold(&self, response: Response) -> Response {
         let (parts, body) = response.into_parts();
-        if parts.extensions.get::<InPieces>().is_some() {
-            return Response::from_parts(parts, Body::new(Counted::new(body, &self.budget)));
+        if parts.extensions.get::<Chunked>().is_some() {
+            return Response::from_parts(parts, Body::new(MeteredBody::new(body, &self.budget)));
         }
         let bytes = match body.collect().await {
             Ok(body) => body.to_bytes(),
             Err(error) => {
                 tracing::error!(%error, "an answer about a sandbox broke off");
-                return Refusal::host().into_response();
+                return ErrorResponse::host().into_response();
             }
         };
         let mut share = self.budget.share();
         if !share.add(bytes.len()) {
-            return Refusal::no_memory().into_response();
+            return ErrorResponse::no_memory().into_response();
         }
         Response::from_parts(parts, Body::from(held(bytes, share)))
     }
 
-    /// Has the server end, once it has answered what has reached it.
+    /// Ends the server once it has answered every request that reached it.
     pub(crate) fn shutdown(&self) {
         self.phase.send_if_modified(|phase| {
             let running = *phase == Phase::Running;
@@ -346,8 +401,12 @@ impl Shared {
         }
     }
 
-    /// What is asked of the server itself.
-    async fn operate(&self, method: &Method, uri: &Uri) -> Option<Response> {
+    /// Requests to the server itself.
+    async fn operate(&self, audience: Audience, method: &Method, uri: &Uri) -> Option<Response> {
+        let viewer = match audience {
+            Audience::Operations => Viewer::Operator,
+            Audience::Requests { .. } => Viewer::Anyone,
+        };
         if method != Method::GET && method != Method::HEAD {
             return None;
         }
@@ -357,12 +416,12 @@ impl Shared {
                 Phase::Running => "ready\n".into_response(),
                 _ => {
                     let why = "the server is ending; ask another";
-                    Refusal::busy(StatusCode::SERVICE_UNAVAILABLE, why).into_response()
+                    ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why).into_response()
                 }
             }),
             "/status" => Some(crate::status::page()),
-            "/status.json" => Some(axum::Json(crate::status::data(self)).into_response()),
-            "/status/pages.json" => Some(crate::status::pages(self, uri.query()).await),
+            "/status.json" => Some(axum::Json(crate::status::data(self, viewer)).into_response()),
+            "/status/pages.json" => Some(crate::status::pages(self, uri.query(), viewer).await),
             "/metrics" => {
                 let mut response = Response::new(Body::from(self.read_metrics()));
                 let text = "application/openmetrics-text; version=1.0.0; charset=utf-8";

@@ -1,4 +1,4 @@
-//! The span of a request: what logs and traces say of it, by the names that OpenTelemetry's conventions have.
+//! The span of a request: its fields in logs and traces, by OpenTelemetry's conventions.
 //!
 //! Where nobody takes spans, none of this costs more than a look whether somebody does.
 
@@ -82,7 +82,7 @@ mod tests {
 
     const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-    /// What whoever is handed a request reads in it.
+    /// The context for a receiver of the request.
     fn handed_on(given: &[(&'static str, &'static str)]) -> (Option<Context>, bool) {
         let mut asked = Request::new(());
         for (name, value) in given {
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn whoever_is_handed_a_request_goes_on_with_its_trace() {
         let own = Context::read(PARENT).unwrap();
-        // Where nobody traces, what came is what is handed on.
+        // Without traces the received context is passed on.
         assert_eq!(handed_on(&[("traceparent", PARENT)]), (Some(own), false));
         let settings =
             Settings::read(|name| (name == "OTEL_TRACES_EXPORTER").then(|| "otlp".into()));

@@ -1,7 +1,8 @@
-//! The status page: what a server is doing now, for people, and the same as JSON.
+//! The status page: the present state of a server, for people, and the same as JSON.
 //!
-//! What it promises: the page loads nothing from anywhere else and runs nothing but its own script; what it shows
-//! was true a moment ago. Nothing of a sandbox's content is on it, nor enough of its id to reach it.
+//! Promises: the page loads nothing from anywhere else and runs nothing but its own script; what it shows
+//! was true a moment ago. Nothing of a sandbox's content is on it, nor enough of its id to reach it. Names of guests, templates
+//! and checkpoints are shown only at the address of operations.
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -9,12 +10,12 @@ use hyper::StatusCode;
 use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue};
 use serde_json::{Value, json};
 
+use crate::error_response::ErrorResponse;
 use crate::metrics::resident_bytes;
-use crate::refusal::Refusal;
 use crate::service::{Phase, Shared};
 
 const PAGE: &str = include_str!("status.html");
-/// Only what is in the page itself: its script and style, and asking its own server.
+/// Only the page's own script and style, and requests to its own server.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -28,11 +29,24 @@ pub(crate) fn page() -> Response {
     response
 }
 
+/// Viewer of the status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Viewer {
+    /// A client of the address for operations.
+    Operator,
+    /// Anyone who may send a request. Names that an operator or a tenant chose are not theirs to see.
+    Anyone,
+}
+
 /// The page map of one sandbox, which `query` names as the page does.
-pub(crate) async fn pages(shared: &Shared, query: Option<&str>) -> Response {
+pub(crate) async fn pages(shared: &Shared, query: Option<&str>, viewer: Viewer) -> Response {
+    if viewer == Viewer::Anyone {
+        let why = "sandboxes are shown at the server's own address for operations: give it one with `admin`";
+        return ErrorResponse::new(StatusCode::NOT_FOUND, why).into_response();
+    }
     let named = query.and_then(|query| query.strip_prefix("sandbox="));
     let (Some(named), Some(routes)) = (named, &shared.sandboxes) else {
-        return Refusal::new(StatusCode::NOT_FOUND, "say which: ?sandbox=ID").into_response();
+        return ErrorResponse::new(StatusCode::NOT_FOUND, "say which: ?sandbox=ID").into_response();
     };
     match routes.sandboxes.page_map(named).await {
         Ok(map) => axum::Json(map).into_response(),
@@ -40,17 +54,22 @@ pub(crate) async fn pages(shared: &Shared, query: Option<&str>) -> Response {
     }
 }
 
-/// What the page shows.
-pub(crate) fn data(shared: &Shared) -> Value {
+/// The contents of the page.
+pub(crate) fn data(shared: &Shared, viewer: Viewer) -> Value {
+    let operator = viewer == Viewer::Operator;
     let table = shared.table();
-    let guests = table.sites.iter().map(|site| {
+    let guests = table.sites.iter().enumerate().map(|(number, site)| {
+        let name = match operator {
+            true => site.config.name.clone(),
+            false => format!("guest {}", number + 1),
+        };
         let (running, waiting) = table.common.gate.count(site.line);
         let pool = site.guest.pool_stats();
         let recent = site.metrics.recent();
         json!({
-            "name": site.config.name,
-            "route": site.config.route,
-            "host": site.config.host,
+            "name": name,
+            "route": Some(&site.config.route).filter(|_| operator),
+            "host": site.config.host.as_ref().filter(|_| operator),
             "kind": site.kind(),
             "mode": site.mode(),
             "strategy": site.guest.strategy(),
@@ -68,7 +87,7 @@ pub(crate) fn data(shared: &Shared) -> Value {
                 "pages": pool.resets.pages,
                 "quarantined": pool.quarantined,
                 "quarantines": pool.quarantines,
-                "lastFailure": pool.last_failure,
+                "lastFailure": pool.last_failure.filter(|_| operator),
                 "abandoned": pool.abandoned,
                 "evicted": pool.evicted,
                 "residentBytes": pool.resident_bytes,
@@ -96,6 +115,6 @@ pub(crate) fn data(shared: &Shared) -> Value {
         "bufferedBytes": shared.budget.used(),
         "residentBytes": resident_bytes(),
         "guests": guests.collect::<Vec<_>>(),
-        "sandboxes": shared.sandboxes.as_ref().map(|routes| routes.sandboxes.overview()),
+        "sandboxes": shared.sandboxes.as_ref().map(|routes| routes.sandboxes.overview(operator)),
     })
 }

@@ -1,11 +1,11 @@
 //! HTTPS, by rustls.
 //!
-//! What it promises: the certificate and key are read when the server starts, and what is wrong with them is said then;
+//! Promises: the certificate and key are read, and refused with the cause, when the server starts and when it reloads;
 //! a client that stalls in the handshake is given up as one that stalls in the head of a request.
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tokio::net::TcpStream;
@@ -26,9 +26,9 @@ pub struct TlsConfig {
     pub key: PathBuf,
 }
 
-/// Shakes hands.
+/// Shakes hands. Clones share the certificate.
 #[derive(Clone)]
-pub(crate) struct Acceptor(TlsAcceptor);
+pub(crate) struct Acceptor(Arc<RwLock<TlsAcceptor>>);
 
 impl Acceptor {
     pub(crate) fn open(config: &TlsConfig) -> Result<Self, ServeError> {
@@ -49,7 +49,16 @@ impl Acceptor {
             .and_then(|server| server.with_no_client_auth().with_single_cert(chain, private))
             .map_err(|error| failed(key, error.into()))?;
         server.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self(TlsAcceptor::from(Arc::new(server))))
+        Ok(Self(Arc::new(RwLock::new(TlsAcceptor::from(Arc::new(server))))))
+    }
+
+    fn current(&self) -> TlsAcceptor {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// New handshakes use the other certificate. Open connections keep theirs.
+    pub(crate) fn renew(&self, other: &Self) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = other.current();
     }
 
     pub(crate) async fn accept(
@@ -57,7 +66,7 @@ impl Acceptor {
         stream: TcpStream,
         time: Duration,
     ) -> io::Result<TlsStream<TcpStream>> {
-        match tokio::time::timeout(time, self.0.accept(stream)).await {
+        match tokio::time::timeout(time, self.current().accept(stream)).await {
             Ok(accepted) => accepted,
             Err(_) => Err(io::ErrorKind::TimedOut.into()),
         }

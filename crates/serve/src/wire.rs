@@ -1,4 +1,4 @@
-//! Requests as the bytes of HTTP/1.1, and answers out of such bytes: for Linux programs that listen on a port of their own.
+//! HTTP/1.1 as bytes, for Linux programs that listen on a port.
 //!
 //! Promises: what the program gets is one request, whatever the client wrote into its head, for only parsed parts are written;
 //! headers that are about the client's connection are not passed on, in either direction; an answer that breaks off is none.
@@ -11,7 +11,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use httparse::Status;
 
-/// Headers of a connection, not of what goes through it.
+/// Headers of a connection, not of its messages.
 const HOPS: [HeaderName; 11] = [
     CONNECTION,
     EXPECT,
@@ -29,7 +29,7 @@ const HOPS: [HeaderName; 11] = [
 /// Most headers of an answer: as many as hyper takes in a request.
 const HEADERS: usize = 100;
 
-/// Takes out the headers that are about a connection, but for the length of what goes through it.
+/// Removes the headers of a connection, except for the length of the body.
 #[cfg(feature = "linux")]
 pub(crate) fn strip(headers: &mut HeaderMap) {
     let own: Vec<_> = headers.keys().filter(hops(headers)).cloned().collect();
@@ -48,7 +48,7 @@ fn hops(headers: &HeaderMap) -> impl Fn(&&HeaderName) -> bool {
     }
 }
 
-/// A request, as a client of the program's own would write it.
+/// A request, as a client of the program would write it.
 pub(crate) fn request(parts: &Parts, body: &[u8]) -> Vec<u8> {
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     let mut bytes = format!("{} {path} HTTP/1.1\r\n", parts.method).into_bytes();
@@ -75,7 +75,7 @@ pub(crate) fn request(parts: &Parts, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The status, headers and body of an answer to such a request; nothing if it is none, or not all of one.
+/// The status, headers and body of an answer to such a request; `None` if it is invalid or incomplete.
 pub(crate) fn answer(
     method: &Method,
     mut bytes: &[u8],
@@ -86,7 +86,7 @@ pub(crate) fn answer(
         let Ok(Status::Complete(end)) = head.parse(bytes) else { return None };
         let body = &bytes[end..];
         let status = StatusCode::from_u16(head.code?).ok()?;
-        // What comes before the answer proper.
+        // Interim answers.
         if status.is_informational() {
             bytes = body;
             continue;
@@ -116,7 +116,7 @@ pub(crate) fn answer(
     }
 }
 
-/// Chunks without what holds them together.
+/// Chunks without their framing.
 fn joined(mut rest: &[u8]) -> Option<Vec<u8>> {
     let mut body = Vec::new();
     loop {

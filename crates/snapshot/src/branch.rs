@@ -33,7 +33,7 @@ pub struct Branch<G: Guest> {
     guest: Option<G>,
     /// Shared by all relatives; in whatever states their branches left them.
     spares: Arc<Mutex<Vec<G>>>,
-    home: G::Home,
+    home: G::Template,
     tree: Tree<G::State>,
     at: SnapshotId,
     /// The nearest ancestor of `at` that is left, once `at` was dropped by this branch.
@@ -49,15 +49,15 @@ impl<G: Guest> Branch<G> {
     ///
     /// # Errors
     /// [`BranchError::Guest`].
-    pub fn plant(tree: &Tree<G::State>, mut guest: G) -> Result<Self, BranchError<G::Error>> {
+    pub fn from_guest(tree: &Tree<G::State>, mut guest: G) -> Result<Self, BranchError<G::Error>> {
         let base = guest.checkpoint().map_err(BranchError::Guest)?;
-        let mut this = Self::sow(tree, guest.home(), base);
+        let mut this = Self::from_state(tree, guest.template(), base);
         this.guest = Some(guest);
         Ok(this)
     }
 
     /// Plants a state: it becomes a root of the tree, and the guest is made when it is first needed.
-    pub fn sow(tree: &Tree<G::State>, home: G::Home, base: Frozen<G::State>) -> Self {
+    pub fn from_state(tree: &Tree<G::State>, home: G::Template, base: Frozen<G::State>) -> Self {
         let at = tree.insert(base.clone(), None);
         let (tree, spares) = (tree.clone(), Arc::default());
         Self { guest: None, spares, home, tree, at, under: None, base, moved: false }
@@ -68,13 +68,13 @@ impl<G: Guest> Branch<G> {
     ///
     /// # Errors
     /// [`BranchError`].
-    pub fn snapshot(&mut self) -> Result<SnapshotId, BranchError<G::Error>> {
+    pub fn checkpoint(&mut self) -> Result<SnapshotId, BranchError<G::Error>> {
         if let Some(guest) = &mut self.guest {
             let mut frozen = guest.checkpoint().map_err(BranchError::Guest)?;
             if self.tree.is_spread(&frozen) {
                 frozen = self.tree.compacted(&frozen).map_err(TreeError::from)?;
                 // The guest moves to the compacted storage too, so that its next snapshot shares it.
-                guest.rehouse(&frozen).map_err(BranchError::Guest)?;
+                guest.relocate(&frozen).map_err(BranchError::Guest)?;
             }
             self.base = frozen;
         }
@@ -102,15 +102,15 @@ impl<G: Guest> Branch<G> {
     ///
     /// # Errors
     /// [`BranchError`].
-    pub fn here(&mut self) -> Result<SnapshotId, BranchError<G::Error>> {
-        if self.moved || !self.tree.contains(self.at) { self.snapshot() } else { Ok(self.at) }
+    pub fn current(&mut self) -> Result<SnapshotId, BranchError<G::Error>> {
+        if self.moved || !self.tree.contains(self.at) { self.checkpoint() } else { Ok(self.at) }
     }
 
     /// Goes to any state of the tree: up, down or across. What was not frozen is lost.
     ///
     /// # Errors
     /// [`BranchError`].
-    pub fn restore(&mut self, id: SnapshotId) -> Result<(), BranchError<G::Error>> {
+    pub fn rollback(&mut self, id: SnapshotId) -> Result<(), BranchError<G::Error>> {
         let frozen = self.tree.get(id)?;
         if let Some(guest) = &mut self.guest
             && guest.switch(&frozen).is_err()

@@ -27,20 +27,20 @@ impl<S> Frozen<S> {
 /// state its resets return to.
 pub trait Guest: Sized {
     /// What guests of the same kind are made from: a program, and how it is run.
-    type Home: Clone;
+    type Template: Clone;
     /// What it keeps besides memory.
     type State: Clone + PartialEq;
     /// Why an operation failed. The guest then refuses further use or is as it was before.
     type Error: std::error::Error + Send + Sync + 'static;
 
     /// What it is made from.
-    fn home(&self) -> Self::Home;
+    fn template(&self) -> Self::Template;
 
     /// A new guest in that state, sharing every page it does not write.
     ///
     /// # Errors
     /// The guest's own.
-    fn make(home: &Self::Home, from: &Frozen<Self::State>) -> Result<Self, Self::Error>;
+    fn make(home: &Self::Template, from: &Frozen<Self::State>) -> Result<Self, Self::Error>;
 
     /// Freezes the present state, at the cost of what changed since the state it stood on.
     ///
@@ -59,7 +59,7 @@ pub trait Guest: Sized {
     ///
     /// # Errors
     /// The guest's own.
-    fn rehouse(&mut self, to: &Frozen<Self::State>) -> Result<(), Self::Error>;
+    fn relocate(&mut self, to: &Frozen<Self::State>) -> Result<(), Self::Error>;
 }
 
 /// Why plain memory could not be frozen or moved.
@@ -88,11 +88,11 @@ fn only(frozen: &Frozen<()>) -> Result<&Image, SlotGuestError> {
 /// Plain memory is the simplest guest: it has no state besides.
 impl Guest for Slot {
     /// How the slot is made. Of several regions that are said the last does not grow with the state.
-    type Home = SlotConfig;
+    type Template = SlotConfig;
     type State = ();
     type Error = SlotGuestError;
 
-    fn home(&self) -> SlotConfig {
+    fn template(&self) -> SlotConfig {
         SlotConfig {
             strategy: self.choice().strategy,
             regions: match self.regions() {
@@ -101,7 +101,7 @@ impl Guest for Slot {
                 several => several.to_vec(),
             },
             capacity: Some(self.capacity()),
-            ..SlotConfig::default()
+            ..self.config().clone()
         }
     }
 
@@ -118,7 +118,37 @@ impl Guest for Slot {
         Ok(())
     }
 
-    fn rehouse(&mut self, to: &Frozen<()>) -> Result<(), SlotGuestError> {
+    fn relocate(&mut self, to: &Frozen<()>) -> Result<(), SlotGuestError> {
         Guest::switch(self, to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_made_like_another_keeps_its_configuration() {
+        let config = SlotConfig {
+            guard_before: 1 << 20,
+            guard_after: 2 << 20,
+            write_set_limit: 77,
+            verify_every: Some(1),
+            stock_at_start: 5,
+            capacity: Some(40),
+            ..SlotConfig::default()
+        };
+        let slot = Slot::new(&Image::zero(20), config.clone()).unwrap();
+        let state = Frozen { memories: Arc::from([Image::zero(30)]), state: () };
+        let other = Slot::make(&Guest::template(&slot), &state).unwrap();
+        let made = other.config();
+        assert_eq!(
+            (made.guard_before, made.guard_after),
+            (config.guard_before, config.guard_after)
+        );
+        assert_eq!(made.write_set_limit, config.write_set_limit);
+        assert_eq!(made.verify_every, config.verify_every);
+        assert_eq!(made.stock_at_start, config.stock_at_start);
+        assert_eq!((other.capacity(), other.end()), (40, 30));
     }
 }

@@ -1,14 +1,17 @@
-//! The layers that lie below a guest's files, as an image: in its snapshots once, however often it is saved.
+//! The layers below a guest's files, as an image: in its snapshots once, however often it is saved.
 //!
-//! What it promises: whoever saves a guest again, or a session of it turn by turn, saves the same pages for them, which
-//! cost nothing more; and whoever opens it reads of them what calls read. What may break it: as for any page of a
-//! snapshot, one that cannot be had: the read fails, with its reason.
+//! Promises: later saves of a guest or its sessions reuse the same pages, which
+//! cost nothing more. An opened guest reads only the pages that its calls read. May break it: as for any
+//! snapshot, an unreadable page: the read fails with its reason.
 
 use std::sync::Arc;
 
 use afresh_files::{Budget, LayerBytes, Refused, Tree, TreeError};
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange, page_align_up};
 use serde::{Deserialize, Serialize};
+
+/// Maximum length of a description: half a million files with long names.
+const MAX_DESCRIPTION: usize = 64 << 20;
 
 /// Layers could not be made pages, or pages layers.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +23,14 @@ pub enum LayersError {
     /// Pages cannot be stored or fetched.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// The description is longer than any that is written.
+    #[error("the description of the layers is too long, take fewer files into the guest: {0}")]
+    Description(#[from] afresh_budget::Exceeded),
+}
+
+/// Charges a description of `bytes` bytes, before it is allocated.
+fn charge_description(bytes: usize) -> Result<afresh_budget::Charge, afresh_budget::Exceeded> {
+    afresh_budget::Budget::new("layer description", MAX_DESCRIPTION).charge(bytes)
 }
 
 impl From<Refused> for LayersError {
@@ -53,6 +64,8 @@ impl LayerImage {
         loop {
             let kept = tree.kept_layers()?;
             let described = kept.description().len();
+            // Readers refuse longer ones.
+            charge_description(described)?;
             let first = page_align_up(described) / PAGE_SIZE;
             let mut image = ImageBuilder::new(first + kept.pages() as usize);
             image.segment(0, kept.description())?;
@@ -86,12 +99,15 @@ impl LayerImage {
     /// # Errors
     /// [`LayersError`] where they are damaged or cannot be fetched.
     pub fn tree(&self, budget: Budget) -> Result<Tree, LayersError> {
+        let charge = charge_description(self.described)?;
         let first = page_align_up(self.described) / PAGE_SIZE;
         self.pages.resolve(PageRange::new(0, first))?;
         let mut description = vec![0; self.described];
         self.pages.read(0, &mut description);
         let pages = self.pages.pages() - first;
-        Ok(Tree::over_kept(budget, &description, pages as u64, &self.bytes())?)
+        let tree = Tree::over_kept(budget, &description, pages as u64, &self.bytes());
+        drop(charge);
+        Ok(tree?)
     }
 
     /// The files' bytes.
@@ -131,5 +147,24 @@ impl LayerBytes for Bytes {
         self.0.resolve(PageRange::new(first, end - first)).map_err(|e| e.to_string())?;
         self.0.read(at, out);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[global_allocator]
+    static METER: afresh_budget::meter::Meter = afresh_budget::meter::Meter;
+
+    #[test]
+    fn a_description_of_holes_is_refused_before_it_is_allocated() {
+        const CLAIM: usize = 2 << 30;
+        let pages = ImageBuilder::new(CLAIM / PAGE_SIZE).build().unwrap();
+        let claimed = SavedLayers { described: CLAIM as u64, pages: 0 }.take(pages);
+        let budget = Budget { bytes: 1 << 20, files: 100 };
+        let (refused, peak) = afresh_budget::meter::within(1 << 20, || claimed.tree(budget));
+        assert!(matches!(refused, Err(LayersError::Description(_))), "{refused:?}");
+        assert!(peak < 1 << 20, "{peak} bytes were allocated");
     }
 }

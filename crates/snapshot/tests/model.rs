@@ -88,7 +88,7 @@ proptest! {
         let Some(slot) = slot(strategy, grows) else { return Ok(()) };
         let tree = Tree::with_budget(budget);
         let zero = vec![0; PAGES * PAGE_SIZE];
-        let branch = Branch::plant(&tree, slot).unwrap();
+        let branch = Branch::from_guest(&tree, slot).unwrap();
         let mut model: HashMap<SnapshotId, Vec<u8>> = HashMap::from([(branch.at(), zero.clone())]);
         let mut ids = vec![branch.at()];
         let mut guests = vec![Live { branch, now: zero.clone(), base: zero }];
@@ -121,7 +121,7 @@ proptest! {
                 Step::Snapshot { guest } => {
                     let count = guests.len();
                     let live = &mut guests[guest % count];
-                    let id = live.branch.snapshot().unwrap();
+                    let id = live.branch.checkpoint().unwrap();
                     model.insert(id, live.now.clone());
                     ids.push(id);
                     live.base = live.now.clone();
@@ -132,11 +132,11 @@ proptest! {
                     let id = ids[snapshot % ids.len()];
                     match model.get(&id) {
                         Some(bytes) => {
-                            live.branch.restore(id).unwrap();
+                            live.branch.rollback(id).unwrap();
                             live.now = bytes.clone();
                             live.base = bytes.clone();
                         }
-                        None => prop_assert!(live.branch.restore(id).is_err()),
+                        None => prop_assert!(live.branch.rollback(id).is_err()),
                     }
                 }
                 Step::Fork { guest, snapshot } if guests.len() < 8 => {
@@ -199,14 +199,14 @@ proptest! {
 fn a_snapshot_stores_only_what_changed() {
     let Some(slot) = slot(Reset::Auto, false) else { return };
     let tree = Tree::new();
-    let mut branch = Branch::plant(&tree, slot).unwrap();
+    let mut branch = Branch::from_guest(&tree, slot).unwrap();
     let all = vec![1; 10 * PAGE_SIZE];
     branch.guest_mut().unwrap().write(0, &all).unwrap();
-    branch.snapshot().unwrap();
+    branch.checkpoint().unwrap();
     branch.guest_mut().unwrap().write(3 * PAGE_SIZE, &[2]).unwrap();
     // Written, but with what was there.
     branch.guest_mut().unwrap().write(5 * PAGE_SIZE, &[1]).unwrap();
-    let last = branch.snapshot().unwrap();
+    let last = branch.checkpoint().unwrap();
     let list = tree.list();
     let own: Vec<usize> = list.iter().map(|info| info.own_pages).collect();
     assert_eq!(own, [0, 10, 1]);
@@ -219,12 +219,12 @@ fn a_snapshot_stores_only_what_changed() {
 fn dropping_the_middle_leaves_the_ends() {
     let Some(slot) = slot(Reset::Auto, false) else { return };
     let tree = Tree::new();
-    let mut branch = Branch::plant(&tree, slot).unwrap();
+    let mut branch = Branch::from_guest(&tree, slot).unwrap();
     let root = branch.at();
     let mut ids = Vec::new();
     for value in 1..6 {
         branch.guest_mut().unwrap().write(usize::from(value) * PAGE_SIZE, &[value]).unwrap();
-        ids.push(branch.snapshot().unwrap());
+        ids.push(branch.checkpoint().unwrap());
     }
     for middle in &ids[..4] {
         tree.drop_snapshot(*middle).unwrap();
@@ -233,8 +233,8 @@ fn dropping_the_middle_leaves_the_ends() {
     assert_eq!(list.len(), 2);
     assert_eq!(list[1].parent, Some(root));
     assert_eq!(list[0].children, [ids[4]]);
-    branch.restore(root).unwrap();
-    branch.restore(ids[4]).unwrap();
+    branch.rollback(root).unwrap();
+    branch.rollback(ids[4]).unwrap();
     let mut byte = [0];
     for value in 1..6 {
         branch.guest().unwrap().read(usize::from(value) * PAGE_SIZE, &mut byte).unwrap();
@@ -246,12 +246,12 @@ fn dropping_the_middle_leaves_the_ends() {
 fn a_name_means_the_nearest_on_the_way_to_the_root() {
     let Some(slot) = slot(Reset::Auto, false) else { return };
     let tree = Tree::new();
-    let mut branch = Branch::plant(&tree, slot).unwrap();
+    let mut branch = Branch::from_guest(&tree, slot).unwrap();
     let root = branch.at();
     let mut twin = branch.fork(root).unwrap();
     let named = |branch: &mut Branch<Slot>, name: &str| {
         branch.guest_mut().unwrap().write(0, &[1]).unwrap();
-        let id = branch.snapshot().unwrap();
+        let id = branch.checkpoint().unwrap();
         tree.name(id, name).unwrap();
         id
     };
@@ -265,19 +265,20 @@ fn a_name_means_the_nearest_on_the_way_to_the_root() {
     assert!(matches!(tree.find("none", root), Err(TreeError::NoSuchName { .. })));
     // An id of another tree is none of this one's.
     let other = Tree::new();
-    let stranger = Branch::<Slot>::sow(&other, SlotConfig::default(), tree.get(root).unwrap()).at();
+    let stranger =
+        Branch::<Slot>::from_state(&other, SlotConfig::default(), tree.get(root).unwrap()).at();
     assert!(matches!(tree.get(stranger), Err(TreeError::Unknown(_))));
 }
 
 #[test]
 fn a_guest_whose_state_was_dropped_is_forked_as_it_is() {
     let Some(slot) = slot(Reset::Auto, false) else { return };
-    let mut branch = Branch::plant(&Tree::new(), slot).unwrap();
+    let mut branch = Branch::from_guest(&Tree::new(), slot).unwrap();
     let root = branch.at();
     branch.guest_mut().unwrap().write(0, &[1]).unwrap();
-    let one = branch.snapshot().unwrap();
+    let one = branch.checkpoint().unwrap();
     branch.drop_snapshot(one).unwrap();
-    let here = branch.here().unwrap();
+    let here = branch.current().unwrap();
     let mut fork = branch.fork(here).unwrap();
     assert_eq!(content(fork.guest_mut().unwrap())[0], 1);
     let of_here = branch.tree().list().into_iter().find(|info| info.id == here).unwrap();
@@ -293,23 +294,23 @@ fn a_checkpoint_costs_what_changed_also_after_much_was_written() {
         return;
     };
     let tree = Tree::new();
-    let mut branch = Branch::plant(&tree, slot).unwrap();
+    let mut branch = Branch::from_guest(&tree, slot).unwrap();
     let root = branch.at();
     branch.guest_mut().unwrap().write(0, &vec![1; MANY * PAGE_SIZE]).unwrap();
-    let full = branch.snapshot().unwrap();
+    let full = branch.checkpoint().unwrap();
     for turn in 0..20_usize {
         for page in 0..10 {
             let at = (turn * 7 + page) * PAGE_SIZE;
             branch.guest_mut().unwrap().write(at, &[turn as u8 + 2]).unwrap();
         }
-        branch.snapshot().unwrap();
+        branch.checkpoint().unwrap();
         // What is looked at by the next checkpoint, written or not.
         let looked_at = branch.guest().unwrap().write_set_len();
         assert!(looked_at <= 100, "{looked_at} pages after turn {turn}");
     }
-    branch.restore(full).unwrap();
-    branch.restore(root).unwrap();
-    branch.restore(full).unwrap();
+    branch.rollback(full).unwrap();
+    branch.rollback(root).unwrap();
+    branch.rollback(full).unwrap();
     assert!(branch.guest().unwrap().write_set_len() <= 100);
     assert!(branch.guest_mut().unwrap().verify().unwrap().is_empty());
 }
@@ -320,19 +321,19 @@ fn a_guest_moves_to_equal_content_elsewhere_and_keeps_nothing_of_what_is_gone() 
         let Some(slot) = slot(strategy, false) else { continue };
         // Everything is stored in many places, and so gathered in a new one by each snapshot.
         let tree = Tree::with_budget(1);
-        let mut branch = Branch::plant(&tree, slot).unwrap();
+        let mut branch = Branch::from_guest(&tree, slot).unwrap();
         let root = branch.at();
         tree.drop_snapshot(root).unwrap();
         for page in [0, 19] {
             branch.guest_mut().unwrap().write(page * PAGE_SIZE, &[1]).unwrap();
         }
-        let first = branch.snapshot().unwrap();
+        let first = branch.checkpoint().unwrap();
         let mut fork = branch.fork(first).unwrap();
         tree.drop_snapshot(first).unwrap();
         let expected = content(fork.guest_mut().unwrap());
-        let second = branch.snapshot().unwrap();
+        let second = branch.checkpoint().unwrap();
         // The fork now stands on the new place alone, and nobody has the first any more.
-        fork.restore(second).unwrap();
+        fork.rollback(second).unwrap();
         assert!(content(fork.guest().unwrap()) == expected, "{strategy}");
     }
 }

@@ -1,7 +1,7 @@
 //! Content-addressed files: written under a temporary name, made durable, renamed to their digest.
 //!
 //! A blob exists under its digest only once all of it is on disk. A writer that is dropped or killed
-//! before [`BlobWriter::finish`] leaves at most a temporary file, which `gc` removes.
+//! before [`BlobWriter::place`] leaves at most a temporary file, which `gc` removes.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -13,6 +13,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 
+use afresh_sys::crash::{point, synced};
 use afresh_sys::file::begin_writing;
 use sha2::Digest;
 use tempfile::TempPath;
@@ -139,8 +140,10 @@ const QUEUE: usize = 8;
 const WRITE_BEHIND: usize = 8 << 20;
 
 impl BlobWriter {
-    pub(crate) fn create(dir: &Path) -> Result<Self, SaveError> {
-        let file = temporary::create_in(dir).map_err(|e| SaveError::io(dir, e))?;
+    /// Writes to a file in `dir`, with a temporary name that begins with `prefix`.
+    pub(crate) fn create(dir: &Path, prefix: &str) -> Result<Self, SaveError> {
+        let file = temporary::create_named(dir, prefix.as_ref());
+        let file = file.map_err(|e| SaveError::io(dir, e))?;
         let (file, temporary) = file.into_parts();
         Self::new(Target::Own { dir: dir.to_owned(), temporary: Some(temporary) }, file)
     }
@@ -202,6 +205,7 @@ impl BlobWriter {
 
     /// Appends bytes as they are stored.
     fn write(&mut self, bytes: Vec<u8>) -> Result<(), SaveError> {
+        point();
         self.file.write_all(&bytes).map_err(|e| SaveError::io(self.path(), e))?;
         self.len += bytes.len() as u64;
         self.unsent += bytes.len();
@@ -229,7 +233,9 @@ impl BlobWriter {
         }
         self.queue = None;
         if let Target::Own { .. } = self.target {
+            point();
             self.file.sync_all().map_err(|e| SaveError::io(self.path(), e))?;
+            synced(&self.file);
         }
         match self.thread.take().map(JoinHandle::join) {
             Some(Ok(digest)) => Ok(digest),
@@ -237,29 +243,19 @@ impl BlobWriter {
         }
     }
 
-    /// Puts a blob with a file of its own, durable, under its digest; the caller syncs the directory
-    /// once for all blobs. Returns digest and length.
-    pub(crate) fn finish(mut self) -> Result<(Sha256, u64), SaveError> {
+    /// Ends the blob, whose own file is durable then, and returns digest and length.
+    pub(crate) fn close(&mut self) -> Result<(Sha256, u64), SaveError> {
         let digest = self.join()?;
-        self.place(digest)?;
         Ok((digest, self.len))
     }
 
-    /// As [`BlobWriter::finish`] if the digest is `expected`; the inner error is what it is instead, and
-    /// no blob appears then.
-    #[cfg(feature = "remote")]
-    pub(crate) fn finish_as(mut self, expected: Sha256) -> Result<Result<(), Sha256>, SaveError> {
-        let digest = self.join()?;
-        if digest != expected {
-            return Ok(Err(digest));
-        }
-        self.place(digest).map(Ok)
-    }
-
-    fn place(&mut self, digest: Sha256) -> Result<(), SaveError> {
+    /// Renames the file of a closed blob to its digest; the caller syncs the directory once for all
+    /// blobs.
+    pub(crate) fn place(&mut self, digest: Sha256) -> Result<(), SaveError> {
         let Target::Own { dir, temporary } = &mut self.target else { return Ok(()) };
         let Some(temporary) = temporary.take() else { return Ok(()) };
         let path = dir.join(digest.hex());
+        point();
         self.file
             .set_permissions(Permissions::from_mode(readers(dir)))
             .and_then(|()| temporary.persist(&path).map_err(|e| e.error))

@@ -12,6 +12,8 @@ use serde_json::Value;
 use crate::blobs::read_bounded;
 use crate::descriptor::JOURNAL;
 use crate::digest::from_hex;
+use crate::manifest::parse;
+use crate::staging::{belongs, remove};
 use crate::temporary::{TEMPORARY, sync_dir};
 use crate::turn::{JOURNALS, is_journal};
 use crate::{OpenError, SaveError, Sha256, Store};
@@ -39,9 +41,9 @@ pub(crate) struct Live {
 }
 
 impl Store {
-    /// Removes every blob that nothing in `index.json` reaches, and what killed writers left. Waits until no
-    /// snapshot is being saved; saves that begin meanwhile wait for it. Snapshots that are open stay
-    /// readable. What manifests of other tools name is kept.
+    /// Removes every blob that nothing in `index.json` reaches, and the files of killed writers. Keeps the blobs of
+    /// saves and transfers under way, and waits for none of them. Open snapshots stay readable. Blobs that manifests
+    /// of other tools name are kept.
     ///
     /// # Errors
     /// A damaged manifest or an I/O error; nothing that is reached is ever removed.
@@ -49,7 +51,8 @@ impl Store {
         let _locks = self.lock_all_blobs()?;
         // Names cannot change meanwhile, and temporary files beside `index.json` are dead ones.
         let _index = self.lock_index()?;
-        let live = self.live()?;
+        let mut live = self.live()?;
+        let writers = self.staged(&mut live)?;
         let mut collected = Collected::default();
         for dir in [self.blob_dir(), self.root().to_owned()] {
             let io = |e| SaveError::io(&dir, e);
@@ -59,15 +62,17 @@ impl Store {
                 let Some(name) = name.to_str() else { continue };
                 let dead = match from_hex(name) {
                     Some(digest) => !live.blobs.contains(&Sha256(digest)),
-                    None => name.starts_with(TEMPORARY),
+                    None => name.starts_with(TEMPORARY) && !belongs(name, &writers),
                 };
                 if !dead {
                     collected.kept += usize::from(from_hex(name).is_some());
                     continue;
                 }
                 collected.files += 1;
-                collected.bytes += entry.metadata().map_err(io)?.len();
-                fs::remove_file(entry.path()).map_err(io)?;
+                // Its writer may remove it at the same time.
+                collected.bytes += entry.metadata().map_or(0, |meta| meta.len());
+                afresh_sys::crash::point();
+                remove(&entry.path()).map_err(io)?;
             }
             sync_dir(&dir).map_err(io)?;
         }
@@ -92,6 +97,7 @@ impl Store {
             if dead {
                 collected.files += 1;
                 collected.bytes += entry.metadata().map_err(io)?.len();
+                afresh_sys::crash::point();
                 fs::remove_file(entry.path()).map_err(io)?;
             }
         }
@@ -126,9 +132,11 @@ impl Store {
             if Sha256::of(&bytes) != id {
                 return Err(OpenError::Digest { what: "a manifest", expected: id });
             }
-            // What is no JSON names nothing.
-            if let Ok(manifest) = serde_json::from_slice(&bytes) {
-                reach(&manifest, &mut live, &mut manifests);
+            match parse("a manifest", &bytes) {
+                Ok(manifest) => reach(&manifest, &mut live, &mut manifests),
+                Err(error @ OpenError::TooLarge { .. }) => return Err(error),
+                // Other bytes than JSON name nothing.
+                Err(_) => {}
             }
         }
         Ok(live)

@@ -27,16 +27,18 @@ impl Store {
     /// Writes `snapshot` as a single layer and makes `name` mean the result. Pages that upper layers
     /// hide are gone from it, and the snapshot names no parent any more.
     ///
+    /// Where the name means `snapshot`, turns and saves that arrive meanwhile are not lost: the result is refused.
+    ///
     /// # Errors
-    /// [`SaveError`] by cause; the name means then what it meant before.
+    /// [`SaveError::Moved`] for those; [`SaveError`] by cause; the name means then what it meant before.
     pub fn compact(
         &self,
         name: &str,
         snapshot: &Snapshot,
         options: &CompactOptions,
     ) -> Result<Sha256, SaveError> {
-        let _lock = self.lock_blobs()?;
-        let mut shelf = self.shelf();
+        let mut shelf = self.stage()?;
+        let expected = self.replaced_by(name, snapshot);
         let mut plan = Plan {
             role: Role::Base,
             encoding: options.encoding,
@@ -65,7 +67,7 @@ impl Store {
             config.memory.working_set = Some(root_text(&layer.index.root));
         }
         let id = write_snapshot(&mut shelf, &config, layers, snapshot.key())?.0;
-        self.tag(name, Some(id))?;
+        self.rename(name, Some(id), expected)?;
         Ok(id)
     }
 }

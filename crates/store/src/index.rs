@@ -33,6 +33,11 @@ pub(crate) const SKIPPABLE: [u8; 4] = [0x5e, 0x2a, 0x4d, 0x18];
 /// Domain of the root digest.
 const ROOT_CONTEXT: &str = "afresh 2026-11 page layer version 1 root";
 
+/// Maximum length of a compressed group: no frame of zstd is longer.
+fn max_chunk(group_pages: u32) -> u64 {
+    zstd::zstd_safe::compress_bound(group_pages as usize * PAGE_SIZE) as u64
+}
+
 /// What a layer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
@@ -269,6 +274,11 @@ impl Footer {
         {
             return Err(LayerError::Layout("the chunks do not add up to the data"));
         }
+        // The root does not cover chunks. One is fetched as a whole, and a reader's buffer and cache have its length.
+        let limit = max_chunk(self.group_pages);
+        if let Some(chunk) = index.chunks.iter().map(|c| u64::from(*c)).find(|c| *c > limit) {
+            return Err(LayerError::Field { field: "chunk length", value: chunk });
+        }
         Ok(index)
     }
 
@@ -381,5 +391,40 @@ impl Index {
     pub(crate) fn group_range(&self, group: usize) -> std::ops::Range<u64> {
         let first = group as u64 * u64::from(self.group_pages);
         first..(first + u64::from(self.group_pages)).min(self.stored)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_longer_than_any_frame_of_its_pages_is_refused() {
+        let parsed = |chunk: u64| {
+            let extents = vec![Extent { first: 0, len: 16, stored: Some(0) }];
+            let mut index = Index {
+                role: Role::Base,
+                group_pages: 16,
+                pages: 16,
+                stored: 16,
+                extents,
+                groups: vec![[7; 32]],
+                parent: [0; 32],
+                root: [0; 32],
+                encoding: Encoding::Zstd,
+                chunks: vec![u32::try_from(chunk).unwrap()],
+            };
+            index.seal();
+            let tail = index.tail(chunk).unwrap();
+            let footer = Footer::parse(tail.last_chunk().unwrap(), chunk + tail.len() as u64)?;
+            let end = tail.len() - FOOTER_LEN;
+            let start = end - footer.index_len as usize;
+            footer.parse_index(&tail[start..end], &index.root)
+        };
+        parsed(max_chunk(16)).unwrap();
+        for chunk in [max_chunk(16) + 1, 1 << 30, u32::MAX.into()] {
+            let refused = LayerError::Field { field: "chunk length", value: chunk };
+            assert_eq!(parsed(chunk).unwrap_err(), refused);
+        }
     }
 }

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use afresh_sys::{PAGE_SIZE, PageRange};
 
+use crate::blob_sink::BlobSink;
 use crate::blobs::BlobWriter;
 use crate::index::{Encoding, Extent, Index, MAX_PAGES, Role};
 use crate::seal::SealKey;
-use crate::shelf::Shelf;
 use crate::{Pages, SaveError, Sha256, Snapshot};
 
 /// Stored pages a digest covers: 64 KiB, the largest window in which a demand fault should read.
@@ -57,7 +57,7 @@ struct Writer<'a> {
 
 /// Writes the layer that `plan` describes, with pages read from `source`.
 pub(crate) fn write_layer(
-    shelf: &mut dyn Shelf,
+    shelf: &mut dyn BlobSink,
     source: &dyn Pages,
     plan: &Plan<'_>,
 ) -> Result<Written, SaveError> {

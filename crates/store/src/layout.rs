@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::descriptor::{Descriptor, REF_NAME};
+use crate::json::check_weight;
 use crate::manifest::{MAX_INDEX_JSON, print};
 use crate::{OpenError, SaveError, Tag};
 
@@ -80,6 +81,7 @@ impl IndexJson {
                 limit: MAX_INDEX_JSON,
             });
         }
+        check_weight("`index.json`", &bytes)?;
         Ok(bytes)
     }
 }

@@ -4,7 +4,7 @@
 //! is a configuration (which guest build it belongs to, and the guest's own state) and a stack of
 //! page layers. `docs/format.md` describes every byte.
 //!
-//! What it promises:
+//! Promises:
 //! * Nothing read from a store is used before its digest was checked: the JSON files and layer
 //!   indexes when a snapshot is opened, each group of pages when it is first read.
 //! * A snapshot opens only for the guest build it was taken from; see [`GuestBuild`].
@@ -12,24 +12,25 @@
 //! * Parsing is bounded: no length in a file makes the reader allocate more than the file holds, and what
 //!   opening a snapshot would cost is held against [`Limits`] first.
 //!
-//! What may break it: a process that changes a blob in place after its pages were checked. Blobs are
+//! May break it: a process that changes a blob in place after its pages were checked. Blobs are
 //! therefore written once, made read-only and never touched again.
 
 mod access;
 pub mod archive;
 mod blob;
+mod blob_sink;
 mod blobs;
 mod collect;
 mod compact;
 mod descriptor;
 mod diff;
 mod digest;
-mod distant;
 mod error;
 mod guest;
 mod image;
 mod index;
 mod inspect;
+mod json;
 mod layer;
 mod layer_writer;
 mod layout;
@@ -37,8 +38,10 @@ mod limits;
 mod list;
 mod manifest;
 mod map;
+mod naming;
 mod open;
 mod pages;
+mod range_reader;
 mod raw;
 #[cfg(feature = "remote")]
 pub mod remote;
@@ -48,11 +51,11 @@ pub mod seal;
 #[cfg(not(feature = "seal"))]
 #[path = "unsealed.rs"]
 mod seal;
-mod shelf;
 #[cfg(feature = "seal")]
 mod signing;
 mod snapshot;
 mod stack;
+mod staging;
 mod store;
 mod temporary;
 #[cfg(feature = "remote")]

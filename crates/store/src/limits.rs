@@ -5,7 +5,7 @@
 //! claims are held against these limits when a snapshot is opened, before anything is reserved, read or
 //! digested for them.
 //!
-//! What may break it: limits that are raised for a snapshot that does not deserve it.
+//! May break it: limits that are raised for a snapshot that does not deserve it.
 
 use crate::OpenError;
 
@@ -29,15 +29,28 @@ pub struct Limits {
     pub index: u64,
     /// The program that a guest brings along: the module, or the executable. 1 GiB.
     pub program: u64,
+    /// The turns that follow on a session's snapshot: bytes of their states in all, of their programs in all, of
+    /// patches on all pages in all, and the work to apply them, each on its own. 1 GiB, which writers keep.
+    pub turns: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { memory: 64 * GIB, content: 16 * GIB, expansion: 512, index: GIB / 4, program: GIB }
+        Self {
+            memory: 64 * GIB,
+            content: 16 * GIB,
+            expansion: 512,
+            index: GIB / 4,
+            program: GIB,
+            turns: Self::DEFAULT_TURNS,
+        }
     }
 }
 
 impl Limits {
+    /// The default of `turns`.
+    pub(crate) const DEFAULT_TURNS: u64 = GIB;
+
     /// No limits but those of the format: for snapshots that are copied and not run, or one's own.
     pub const NONE: Limits = Limits {
         memory: u64::MAX,
@@ -45,10 +58,11 @@ impl Limits {
         expansion: u64::MAX,
         index: u64::MAX,
         program: u64::MAX,
+        turns: u64::MAX,
     };
 
     /// The limits by name, as options of commands spell them.
-    pub const NAMES: [&str; 5] = ["memory", "content", "expansion", "index", "program"];
+    pub const NAMES: [&str; 6] = ["memory", "content", "expansion", "index", "program", "turns"];
 
     /// Changes a limit as `text` says: `NAME=SIZE`, SIZE in bytes or with one of KiB, MiB, GiB, TiB behind it.
     ///
@@ -63,6 +77,7 @@ impl Limits {
             "expansion" => &mut self.expansion,
             "index" => &mut self.index,
             "program" => &mut self.program,
+            "turns" => &mut self.turns,
             _ => return Err(bad()),
         };
         *limit = size_of(size.trim()).ok_or_else(bad)?;
@@ -88,6 +103,11 @@ impl Limits {
     pub(crate) fn check_expansion(&self, bytes: u64, blobs: u64) -> Result<(), OpenError> {
         let limit = blobs.saturating_mul(self.expansion).saturating_add(SMALL);
         within("expansion", "what the blobs of the snapshot expand to", bytes, limit)
+    }
+
+    /// Refuses turns that take `bytes` bytes of `what`.
+    pub(crate) fn check_turns(&self, what: &'static str, bytes: u64) -> Result<(), OpenError> {
+        within("turns", what, bytes, self.turns)
     }
 
     /// Refuses a program of `bytes` bytes.
@@ -141,6 +161,7 @@ mod tests {
             limits.check_expansion(SMALL + 3, 2),
             limits.check_index(2),
             limits.check_program(2),
+            limits.check_turns("turns", 2),
         ];
         for (name, refused) in Limits::NAMES.iter().zip(refused) {
             let said = refused.unwrap_err().to_string();

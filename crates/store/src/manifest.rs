@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::descriptor::{
@@ -15,6 +14,7 @@ use crate::descriptor::{
 };
 use crate::digest::{from_hex, to_hex};
 use crate::index::{Encoding, MAX_PAGES, Role};
+pub(crate) use crate::json::parse;
 use crate::turn::is_journal;
 use crate::{GuestBuild, OpenError, SaveError};
 
@@ -243,11 +243,6 @@ impl Config {
 
 pub(crate) fn encode_state(state: &[u8]) -> String {
     STANDARD.encode(state)
-}
-
-/// Parses JSON; the nesting depth is bounded by the parser.
-pub(crate) fn parse<T: DeserializeOwned>(what: &'static str, bytes: &[u8]) -> Result<T, OpenError> {
-    serde_json::from_slice(bytes).map_err(|e| OpenError::Json { what, why: e.to_string() })
 }
 
 /// Writes JSON without white space, so that equal values have equal digests.

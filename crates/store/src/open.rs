@@ -10,7 +10,7 @@ use crate::access::Access;
 use crate::blob::BlobRead;
 use crate::manifest::{Config, MAX_CONFIG, MAX_MANIFEST, Manifest, parse};
 use crate::seal::SealKey;
-use crate::turns::Turned;
+use crate::turns::SnapshotWithTurns;
 use crate::{OpenError, SealError, Sha256, Snapshot};
 
 /// Holds blobs: a store's directory, or an archive.
@@ -102,7 +102,7 @@ pub(crate) fn open_snapshot(
     };
     let Some(journal) = journal else { return Ok(snapshot) };
     let path = blobs.journal(&journal).ok_or(OpenError::NoJournal { journal })?;
-    let turned = Turned::read(&snapshot, path, access)?;
+    let turned = SnapshotWithTurns::read(&snapshot, path, access)?;
     Ok(snapshot.with_turns(turned))
 }
 

@@ -2,6 +2,7 @@
 
 use afresh_sys::PageRange;
 
+use crate::blob_sink::BlobSink;
 use crate::descriptor::{CONFIG_TYPE, Descriptor};
 use crate::index::{Encoding, Role};
 use crate::layer_writer::{Plan, Written, write_layer};
@@ -10,7 +11,6 @@ use crate::manifest::{
     sealed_type,
 };
 use crate::seal::SealKey;
-use crate::shelf::{BlobDir, Shelf};
 use crate::{FoldOptions, GuestBuild, Pages, SaveError, SealError, Sha256, Snapshot, Store};
 
 /// What to save beside the pages.
@@ -85,8 +85,8 @@ impl Store {
         memory: &dyn Pages,
         options: &SaveOptions,
     ) -> Result<Sha256, SaveError> {
-        let _lock = self.lock_blobs()?;
-        let (id, _) = write_memory(&mut self.shelf(), memory, options)?;
+        let mut staging = self.stage()?;
+        let (id, _) = write_memory(&mut staging, memory, options)?;
         self.tag(name, Some(id))?;
         Ok(id)
     }
@@ -102,10 +102,10 @@ impl Store {
         snapshot: &Snapshot,
         pages: &[PageRange],
     ) -> Result<Sha256, SaveError> {
-        let _lock = self.lock_blobs()?;
+        let mut shelf = self.stage()?;
+        let expected = self.replaced_by(name, snapshot);
         // What turns made is in none of the layers.
-        let snapshot = &self.folded(snapshot, &FoldOptions::default())?;
-        let mut shelf = self.shelf();
+        let snapshot = &self.fold_here(&mut shelf, snapshot, &FoldOptions::default())?;
         let stack = snapshot.layers().len();
         for layer in snapshot.layers() {
             shelf.keep(layer)?;
@@ -128,24 +128,14 @@ impl Store {
             config.memory.working_set = Some(root_text(&layer.index.root));
         }
         let id = write_snapshot(&mut shelf, &config, layers, snapshot.key())?.0;
-        self.tag(name, Some(id))?;
+        self.rename(name, Some(id), expected)?;
         Ok(id)
-    }
-
-    /// Where new blobs go.
-    pub(crate) fn shelf(&self) -> BlobDir {
-        BlobDir(self.blob_dir())
-    }
-
-    #[cfg(feature = "remote")]
-    pub(crate) fn write_blob(&self, bytes: Vec<u8>) -> Result<(Sha256, u64), SaveError> {
-        self.shelf().put(bytes)
     }
 }
 
 /// Writes all of a snapshot, and returns digest and length of its manifest.
 pub(crate) fn write_memory(
-    shelf: &mut dyn Shelf,
+    shelf: &mut dyn BlobSink,
     memory: &dyn Pages,
     options: &SaveOptions,
 ) -> Result<(Sha256, u64), SaveError> {
@@ -227,7 +217,7 @@ pub(crate) fn write_memory(
 
 /// Writes configuration and manifest, and returns digest and length of the manifest.
 pub(crate) fn write_snapshot(
-    shelf: &mut dyn Shelf,
+    shelf: &mut dyn BlobSink,
     config: &Config,
     layers: Vec<Descriptor>,
     key: Option<&SealKey>,
@@ -238,7 +228,7 @@ pub(crate) fn write_snapshot(
 
 /// Writes the configuration, sealed with `key` if there is one, and returns the manifest.
 fn write_config(
-    shelf: &mut dyn Shelf,
+    shelf: &mut dyn BlobSink,
     config: &Config,
     layers: Vec<Descriptor>,
     key: Option<&SealKey>,

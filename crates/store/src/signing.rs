@@ -1,9 +1,10 @@
 //! Signatures come to snapshots: when they are saved, and later.
 
+use crate::blob_sink::BlobSink;
 use crate::manifest::{Manifest, print};
+use crate::naming::Expected;
 use crate::open::read_manifest;
 use crate::seal::{PublicKey, SigningKey, annotation, claimed};
-use crate::shelf::Shelf;
 use crate::{SaveError, Sha256, Snapshot, Store};
 
 impl Manifest {
@@ -46,14 +47,21 @@ impl Store {
     /// # Errors
     /// [`SaveError`] by cause; `name` means then what it meant before.
     pub fn sign(&self, name: &str, key: &SigningKey) -> Result<Sha256, SaveError> {
-        let _lock = self.lock_blobs()?;
-        let mut manifest = read_manifest(self, self.resolve(name)?)?;
-        if manifest.journal()?.is_some() {
-            return Err(SaveError::Session);
+        let mut staging = self.stage()?;
+        loop {
+            // A name that means nothing may still stand for the only snapshot.
+            let expected = Expected::Manifest(self.index()?.meaning(name));
+            let mut manifest = read_manifest(self, self.resolve(name)?)?;
+            if manifest.journal()?.is_some() {
+                return Err(SaveError::Session);
+            }
+            manifest.sign(key)?;
+            let (id, _) = staging.put(print("the manifest", &manifest)?)?;
+            match self.rename(name, Some(id), expected) {
+                // Saved or signed since: the signature is for the new meaning.
+                Err(SaveError::Moved(_)) => {}
+                renamed => return renamed.map(|()| id),
+            }
         }
-        manifest.sign(key)?;
-        let (id, _) = self.shelf().put(print("the manifest", &manifest)?)?;
-        self.tag(name, Some(id))?;
-        Ok(id)
     }
 }

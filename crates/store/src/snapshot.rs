@@ -1,6 +1,7 @@
 //! An opened snapshot: its configuration, its stack of layers, its pages.
 
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use afresh_sys::{PAGE_SIZE, PageRange};
@@ -9,7 +10,7 @@ use crate::access::Access;
 use crate::manifest::{Config, Manifest, print};
 use crate::seal::SealKey;
 use crate::stack::{OpenBlob, Stack};
-use crate::turns::Turned;
+use crate::turns::SnapshotWithTurns;
 use crate::{
     GuestBuild, Layer, LayerError, Limits, OpenError, Origin, PageMap, Pages, SaveError, Sha256,
 };
@@ -23,7 +24,9 @@ pub struct Snapshot {
     body: Arc<Body>,
     seal: Option<Arc<Seal>>,
     /// What a session's turns made of it.
-    turned: Option<Arc<Turned>>,
+    turned: Option<Arc<SnapshotWithTurns>>,
+    /// The store and the name that it was opened by.
+    opened_by: Option<Arc<(PathBuf, String)>>,
 }
 
 /// What a sealed snapshot was opened with.
@@ -60,12 +63,22 @@ impl Snapshot {
         let state = config.state()?;
         let body = Body { config, state, stack, limits: *access.limits() };
         let (manifest, body) = (Arc::new(manifest), Arc::new(body));
-        Ok(Self { id, manifest, body, seal: None, turned: None })
+        Ok(Self { id, manifest, body, seal: None, turned: None, opened_by: None })
     }
 
     /// Notes how the snapshot was unsealed.
     pub(crate) fn with_seal(self, key: SealKey, config: Vec<u8>) -> Self {
         Self { seal: Some(Arc::new(Seal { key, config })), ..self }
+    }
+
+    /// Notes the store and the name that it was opened by.
+    pub(crate) fn with_name(self, root: &Path, name: &str) -> Self {
+        Self { opened_by: Some(Arc::new((root.to_owned(), name.to_owned()))), ..self }
+    }
+
+    /// The store and the name that it was opened by.
+    pub(crate) fn opened_by(&self) -> Option<(&Path, &str)> {
+        self.opened_by.as_deref().map(|(root, name)| (&**root, &**name))
     }
 
     /// What the snapshot is sealed with.
@@ -153,12 +166,12 @@ impl Snapshot {
     }
 
     /// What turns made of the snapshot, if it has any.
-    pub(crate) fn turned(&self) -> Option<&Turned> {
+    pub(crate) fn turned(&self) -> Option<&SnapshotWithTurns> {
         self.turned.as_deref()
     }
 
     /// The turns that follow on the snapshot in `path`, applied.
-    pub(crate) fn with_turns(self, turned: Turned) -> Self {
+    pub(crate) fn with_turns(self, turned: SnapshotWithTurns) -> Self {
         Self { turned: Some(Arc::new(turned)), ..self }
     }
 

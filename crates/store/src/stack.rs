@@ -1,9 +1,9 @@
 //! A stack of layers out of a manifest and a configuration: the one place where the three are held against
 //! each other, and against what the reader allows, wherever the blobs are.
 //!
-//! What it promises: in a [`Stack`] every extent of every layer, of the working set too, lies inside the
-//! memory that the configuration names, and points inside the pages that its layer stores. Whoever walks
-//! the map or the set can take its ranges as they are.
+//! Promises: in a [`Stack`] every extent of every layer and of the working set is inside the
+//! memory that the configuration names, and points inside the pages that its layer stores. Readers of
+//! the map and the set can use its ranges unchecked.
 
 use afresh_sys::{PAGE_SIZE, PageRange};
 

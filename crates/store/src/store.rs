@@ -10,8 +10,8 @@ use crate::blobs::{FileBlob, read_bounded};
 use crate::descriptor::{ARTIFACT_TYPE, Descriptor};
 use crate::layout::{IndexJson, LayoutJson, resolve_in, tags_of};
 use crate::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT, MAX_INDEX_JSON, parse, print};
-use crate::open::{Blobs, open_snapshot, read_kind, read_manifest};
-use crate::temporary::{readers, replace_file, sync_dir};
+use crate::open::{Blobs, open_snapshot, read_kind};
+use crate::temporary::{readers, replace_file};
 use crate::turn::JOURNALS;
 use crate::{OpenError, SaveError, Sha256, Snapshot};
 
@@ -99,12 +99,13 @@ impl Store {
     }
 
     /// Replaces a file beside the blobs; who may read those may read it.
-    fn put_file(&self, name: &str, bytes: &[u8]) -> Result<(), SaveError> {
+    pub(crate) fn put_file(&self, name: &str, bytes: &[u8]) -> Result<(), SaveError> {
         replace_file(&self.root.join(name), &self.blob_dir(), bytes)
     }
 
     /// Takes one of the store's locks, waiting for it; dropping the file releases it.
     pub(crate) fn lock(&self, name: &str, exclusive: bool) -> Result<File, SaveError> {
+        afresh_sys::crash::point();
         let path = self.root.join(name);
         (|| {
             let file = OpenOptions::new()
@@ -124,8 +125,8 @@ impl Store {
         .map_err(|e| SaveError::io(&path, e))
     }
 
-    /// Keeps `gc` from removing blobs that are written, or relied upon, and not named yet. Waits for a
-    /// `gc` that waits itself, lest writers without end keep it waiting.
+    /// Keeps `gc` from running, for a moment: [`Staging`](crate::staging::Staging) keeps blobs for longer. Waits for
+    /// a `gc` that waits itself, so that a stream of writers cannot keep it waiting.
     pub(crate) fn lock_blobs(&self) -> Result<File, SaveError> {
         drop(self.lock(GC_LOCK, false)?);
         self.lock(BLOB_LOCK, false)
@@ -220,53 +221,10 @@ impl Store {
                     let now = self.resolve(name).ok().filter(|now| *now != id);
                     id = now.ok_or(error)?;
                 }
-                other => return other,
+                // A digest never changes its meaning.
+                opened if name.parse::<Sha256>().is_ok() => return opened,
+                opened => return opened.map(|snapshot| snapshot.with_name(self.root(), name)),
             }
-        }
-    }
-
-    /// Makes `name` mean `id`, or removes the name when `id` is `None`. Atomic and durable: the blobs
-    /// that `id` needs are made durable first.
-    ///
-    /// # Errors
-    /// A name that cannot be a tag, or an I/O error; the old meaning stays then.
-    pub fn tag(&self, name: &str, id: Option<Sha256>) -> Result<(), SaveError> {
-        check_name(name)?;
-        let dir = self.blob_dir();
-        sync_dir(&dir).map_err(|e| SaveError::io(&dir, e))?;
-        let _lock = self.lock_index()?;
-        let descriptor = match id {
-            None => None,
-            Some(id) => {
-                let path = self.blob_path(id);
-                let size = fs::metadata(&path).map_err(|e| SaveError::io(&path, e))?.len();
-                Some(Descriptor::named(id, size, name))
-            }
-        };
-        let mut index = self.index()?;
-        let before = index.manifests.iter().find(|it| it.name() == Some(name)).cloned();
-        index.rename(name, descriptor);
-        self.put_file(INDEX_FILE, &index.bytes()?)?;
-        if let Some(before) =
-            before.filter(|it| index.manifests.iter().all(|other| other.digest != it.digest))
-        {
-            self.retire(&before);
-        }
-        Ok(())
-    }
-
-    /// Removes the turns of a session that has no name any more, so that nobody appends to what nobody would find.
-    fn retire(&self, session: &Descriptor) {
-        let journal = (|| {
-            let manifest = read_manifest(self, session.digest("`index.json`").ok()?).ok()?;
-            manifest.journal().ok()?.map(|id| self.journal_path(id))
-        })();
-        // What cannot be removed is left to `gc`; whoever is appending is waited for.
-        if let Some(path) = journal
-            && let Ok(file) = File::open(&path)
-            && file.lock().is_ok()
-        {
-            let _ = fs::remove_file(&path);
         }
     }
 }
@@ -302,8 +260,8 @@ pub(crate) fn new_dir(path: &Path) -> std::io::Result<()> {
 }
 
 /// Serialises changes of `index.json`.
-const INDEX_LOCK: &str = ".index-lock";
-/// Held shared while blobs are being written and not yet named, exclusively by `gc`.
+pub(crate) const INDEX_LOCK: &str = ".index-lock";
+/// Held shared while a writer notes a blob in its marker and puts it in its place, exclusively by `gc`.
 pub(crate) const BLOB_LOCK: &str = ".blob-lock";
 /// Held exclusively by a `gc` that waits for [`BLOB_LOCK`], and taken for a moment by whoever else wants that.
 const GC_LOCK: &str = ".gc-lock";

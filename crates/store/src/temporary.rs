@@ -1,6 +1,6 @@
 //! Files that are written under a name of chance, and get their own when they are whole and durable.
 //!
-//! What it promises: no two writers ever have one name, also where process ids repeat, as in containers that
+//! Promises: no two writers ever have one name, also where process ids repeat, as in containers that
 //! share a directory. A writer that is dropped leaves nothing, one that is killed at most a file that
 //! begins with [`TEMPORARY`].
 //!
@@ -12,6 +12,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use afresh_sys::crash::{point, synced};
 use tempfile::{Builder, NamedTempFile};
 
 use crate::SaveError;
@@ -25,8 +26,14 @@ const CHANCE: usize = 20;
 pub(crate) fn create(dir: &Path, before: &std::ffi::OsStr) -> io::Result<NamedTempFile> {
     let mut prefix = before.to_owned();
     prefix.push(TEMPORARY);
+    create_named(dir, &prefix)
+}
+
+/// A new file in `dir`, with a name that begins with `prefix`.
+pub(crate) fn create_named(dir: &Path, prefix: &std::ffi::OsStr) -> io::Result<NamedTempFile> {
+    point();
     Builder::new()
-        .prefix(&prefix)
+        .prefix(prefix)
         .rand_bytes(CHANCE)
         .permissions(Permissions::from_mode(0o600))
         .tempfile_in(dir)
@@ -45,7 +52,11 @@ pub(crate) fn readers(dir: &Path) -> u32 {
 
 /// Makes the names in `dir` durable.
 pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
+    point();
+    let dir = File::open(dir)?;
+    dir.sync_all()?;
+    synced(&dir);
+    Ok(())
 }
 
 /// The directory of `path`.
@@ -57,9 +68,13 @@ pub(crate) fn parent(path: &Path) -> &Path {
 pub(crate) fn replace_file(path: &Path, dir: &Path, bytes: &[u8]) -> Result<(), SaveError> {
     (|| {
         let mut file = create_in(parent(path))?;
+        point();
         file.write_all(bytes)?;
         file.as_file().set_permissions(Permissions::from_mode(0o200 | readers(dir)))?;
+        point();
         file.as_file().sync_all()?;
+        synced(file.as_file());
+        point();
         file.persist(path).map_err(|e| e.error)?;
         sync_dir(parent(path))
     })()
@@ -86,8 +101,12 @@ pub(crate) fn new_file(
     }
     let dir = parent(path);
     let file = create_in(dir).map_err(io)?;
+    point();
     write(file.as_file())?;
+    point();
     file.as_file().sync_all().map_err(io)?;
+    synced(file.as_file());
+    point();
     file.persist_noclobber(path).map_err(|e| io(e.error))?;
     sync_dir(dir).map_err(io)
 }

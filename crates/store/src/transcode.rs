@@ -2,7 +2,7 @@
 
 use afresh_sys::PAGE_SIZE;
 
-use crate::blobs::BlobWriter;
+use crate::blob_sink::BlobSink;
 use crate::index::Encoding;
 use crate::layer_writer::{Written, ZSTD_LEVEL};
 use crate::{Layer, SaveError};
@@ -10,9 +10,9 @@ use crate::{Layer, SaveError};
 /// Groups handled at a time.
 const BATCH: u64 = 16;
 
-/// Writes the pages of `layer`, checking each, to a new blob in `dir`.
+/// Writes the pages of `layer`, checking each, to a new blob of `shelf`.
 pub(crate) fn transcode(
-    dir: &std::path::Path,
+    shelf: &mut dyn BlobSink,
     layer: &Layer,
     encoding: Encoding,
 ) -> Result<Written, SaveError> {
@@ -26,7 +26,7 @@ pub(crate) fn transcode(
         }
     };
     // What was sealed stays sealed, with a new key of its own under the same key of the user.
-    let mut blob = BlobWriter::create(dir)?.sealed(layer.key())?;
+    let mut blob = shelf.begin(None)?.sealed(layer.key())?;
     let group_bytes = layer.group_pages() * PAGE_SIZE;
     let step = BATCH * layer.group_pages() as u64;
     let mut data_len = 0;
@@ -52,6 +52,6 @@ pub(crate) fn transcode(
         limit: u32::MAX.into(),
     })?;
     blob.push(tail)?;
-    let (digest, size) = blob.finish()?;
+    let (digest, size) = shelf.end(blob)?;
     Ok(Written { digest, size, index, sealed: layer.key().is_some() })
 }

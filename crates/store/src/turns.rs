@@ -1,17 +1,19 @@
 //! A snapshot that turns follow on: opening it, going on with it, and folding the turns into a layer.
 //!
-//! What it promises: whoever opens a session sees the snapshot after the last turn that was appended whole. Folding
-//! changes nothing of what is seen; whoever is killed meanwhile leaves the turns or the layer.
+//! Promises: an opened session is the snapshot after the last turn that was appended whole. Folding
+//! does not change that; a writer that is killed during it leaves the turns or the layer.
 
 use std::path::PathBuf;
 
 use afresh_sys::{PAGE_SIZE, PageRange};
 
 use crate::access::Access;
+use crate::blob_sink::BlobSink;
 use crate::manifest::print;
+use crate::naming::Expected;
 use crate::open::open_snapshot;
 use crate::save::write_memory;
-use crate::shelf::Shelf;
+use crate::staging::Staging;
 use crate::turn::{Journal, JournalFile, JournalPlace, Space, new_journal_id};
 use crate::{
     Encoding, OpenError, Origin, PageMap, SaveError, SaveOptions, Sha256, Snapshot, Store,
@@ -19,7 +21,7 @@ use crate::{
 
 /// What the turns of a session made of a snapshot.
 #[derive(Debug)]
-pub(crate) struct Turned {
+pub(crate) struct SnapshotWithTurns {
     pub(crate) space: Space,
     pub(crate) map: PageMap,
     /// The working set, as far as pages are where they were.
@@ -39,7 +41,7 @@ pub struct Turns {
     pub bytes: u64,
 }
 
-impl Turned {
+impl SnapshotWithTurns {
     pub(crate) fn read(base: &Snapshot, path: PathBuf, access: &Access) -> Result<Self, OpenError> {
         let file = JournalFile::read(&path, base.id()).map_err(|error| {
             // What was renamed meanwhile is looked up again; what is nowhere was copied without its turns.
@@ -58,10 +60,10 @@ impl Turned {
         place: JournalPlace,
         access: &Access,
     ) -> Result<Self, OpenError> {
-        let mut space = Space::new(base.pages(), base.state().to_vec());
-        let last = file.replay(base.id(), base.key(), access, &mut space)?;
         let limits = access.limits();
-        let map = space.map(base.map(), limits)?;
+        let mut space = Space::new(base.pages(), base.state().to_vec(), limits)?;
+        let last = file.replay(base.id(), base.key(), access, &mut space)?;
+        let map = space.map(base.map())?;
         let filled = map.runs().iter().filter(|run| run.origin != Origin::Zero);
         let pages: u64 = filled.map(|run| run.pages.len as u64).sum();
         limits.check_content(pages.saturating_mul(PAGE_SIZE as u64))?;
@@ -84,14 +86,17 @@ impl Snapshot {
         self.turned().map(|turned| turned.last)
     }
 
-    /// The journal of the session, to go on with it. None for a snapshot that is no session's.
+    /// The journal of the session, to append to it. None for a snapshot that is no session's. Appends fail once the
+    /// name that the snapshot was opened by means something else.
     ///
     /// # Errors
     /// [`SaveError::Io`].
     pub fn resume_turns(&self) -> Result<Option<Journal>, SaveError> {
         let Some(turned) = self.turned() else { return Ok(None) };
-        let state = (turned.turns.bytes, turned.turns.count, turned.last);
-        Journal::resume(turned.place.clone(), self.id(), self.key().cloned(), state).map(Some)
+        let SnapshotWithTurns { turns, last, ref space, .. } = *turned;
+        let state = (turns.bytes, turns.count, last, space.cost());
+        let place = (turned.place.clone(), self.opened_by().map(|(_, name)| name));
+        Journal::resume(place, self.id(), self.key().cloned(), state).map(Some)
     }
 
     /// Reads pages that turns made, from number `page` of theirs on.
@@ -167,7 +172,7 @@ impl Default for FoldOptions {
 
 /// Writes a snapshot with turns as one without, and returns digest and length of its manifest.
 pub(crate) fn fold_into(
-    shelf: &mut dyn Shelf,
+    shelf: &mut dyn BlobSink,
     snapshot: &Snapshot,
     options: &FoldOptions,
 ) -> Result<(Sha256, u64), SaveError> {
@@ -191,22 +196,80 @@ pub(crate) fn fold_into(
 }
 
 impl Store {
-    /// Makes `name` mean `snapshot`, which is in this store, with turns to follow, and returns the journal to append
-    /// them to.
+    /// Makes `name` mean `snapshot`, wherever it was opened from, with turns to follow, and returns the journal to
+    /// append them to. Blobs of it that the store lacks are copied from its open files.
     ///
     /// # Errors
     /// [`SaveError`] by cause; the name means then what it meant before.
     pub fn begin_turns(&self, name: &str, snapshot: &Snapshot) -> Result<Journal, SaveError> {
-        if snapshot.turns().is_some() {
-            return self.begin_turns(name, &self.folded(snapshot, &FoldOptions::default())?);
+        let mut staging = self.stage()?;
+        let plain = self.fold_here(&mut staging, snapshot, &FoldOptions::default())?;
+        self.follow(&mut staging, name, &plain, Expected::Any)
+    }
+
+    /// Folds the turns of the session that `name` means and `journal` belongs to, and returns the journal that
+    /// follows on the result. Every other name of the session means the result, too.
+    ///
+    /// # Errors
+    /// [`SaveError::Moved`] when the name means something else, or the session has other turns than `journal`;
+    /// [`SaveError`] by cause. The name means then what it meant before, and `journal` is as good as before.
+    pub fn fold_turns(
+        &self,
+        name: &str,
+        journal: &Journal,
+        access: &Access,
+        options: &FoldOptions,
+    ) -> Result<Journal, SaveError> {
+        let mut staging = self.stage()?;
+        let id = journal.base();
+        let session = match open_snapshot(self, id, access) {
+            // `gc` removes a manifest without a name, and its journal.
+            Err(error) if error.is_missing_file() => return Err(self.moved(name)),
+            Err(OpenError::NoJournal { .. }) => return Err(self.moved(name)),
+            opened => opened?,
+        };
+        if session.turned_root() != Some(journal.last()) {
+            return Err(self.moved(name));
         }
-        let _lock = self.lock_blobs()?;
+        let plain = self.fold_here(&mut staging, &session, options)?;
+        self.follow(&mut staging, name, &plain, Expected::Folded(id, journal.size()))
+    }
+
+    /// Names `snapshot`, which has no turns, with turns to follow.
+    fn follow(
+        &self,
+        staging: &mut Staging,
+        name: &str,
+        snapshot: &Snapshot,
+        expected: Expected,
+    ) -> Result<Journal, SaveError> {
+        self.keep(staging, snapshot)?;
         let id = new_journal_id()?;
         let manifest = print("the manifest", &snapshot.manifest().with_journal(Some(&id)))?;
-        let (base, _) = self.shelf().put(manifest)?;
-        let journal = Journal::create(self, &id, base, snapshot.key().cloned())?;
-        self.tag(name, Some(base))?;
-        Ok(journal)
+        let (base, _) = staging.put(manifest)?;
+        let gate = staging.mark(&id)?;
+        let journal = Journal::create(self, (&id, name), base, snapshot.key().cloned())?;
+        drop(gate);
+        let named = self.rename(name, Some(base), expected);
+        if named.is_err()
+            && let Some(path) = journal.path()
+        {
+            // Otherwise `gc` removes it.
+            let _ = std::fs::remove_file(path);
+        }
+        named.map(|()| journal)
+    }
+
+    /// Copies the blobs of `snapshot` that are missing here from its open files.
+    fn keep(&self, staging: &mut Staging, snapshot: &Snapshot) -> Result<(), SaveError> {
+        for layer in snapshot.layers().iter().chain(snapshot.working_set_layer()) {
+            staging.keep(layer)?;
+        }
+        let config = &snapshot.manifest().config;
+        if !staging.has(config.digest("the manifest")?, config.size)? {
+            staging.put(snapshot.config_blob()?)?;
+        }
+        Ok(())
     }
 
     /// The same memory and state as a snapshot without turns, which has no name yet: `gc` removes it unless it gets
@@ -219,10 +282,22 @@ impl Store {
         snapshot: &Snapshot,
         options: &FoldOptions,
     ) -> Result<Snapshot, SaveError> {
+        // Until the result is open.
+        let mut staging = self.stage()?;
+        self.fold_here(&mut staging, snapshot, options)
+    }
+
+    /// As [`Store::folded`]; `staging` keeps the blobs of the result.
+    pub(crate) fn fold_here(
+        &self,
+        staging: &mut Staging,
+        snapshot: &Snapshot,
+        options: &FoldOptions,
+    ) -> Result<Snapshot, SaveError> {
         if snapshot.turns().is_none() {
             return Ok(snapshot.clone());
         }
-        let (id, _) = fold_into(&mut self.shelf(), snapshot, options)?;
+        let (id, _) = fold_into(staging, snapshot, options)?;
         let mut access = Access::new().with_limits(*snapshot.limits());
         access = access.with_seal(snapshot.key().cloned());
         Ok(open_snapshot(self, id, &access)?)

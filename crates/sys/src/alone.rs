@@ -1,7 +1,7 @@
 //! A test in a process of its own: for what concerns the whole process (a fork, a filter of system calls, a
 //! limit), and must not meet other tests.
 //!
-//! What it promises: the test ran, alone, and passed; one that hangs is ended; a name that no test has is an
+//! Promises: the test ran, alone, and passed; one that hangs is ended; a name that no test has is an
 //! error. For the tests of this workspace only.
 
 use std::collections::BTreeSet;

@@ -174,3 +174,13 @@ impl fmt::Display for SysError {
         Ok(())
     }
 }
+
+/// A mapping was not moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct MoveError {
+    /// The kernel's error.
+    pub error: SysError,
+    /// Whether the destination has lost its mapping: it is inaccessible then. Otherwise it is as it was.
+    pub lost: bool,
+}

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::Inherited;
 
@@ -87,27 +88,57 @@ pub struct Features {
     missing: BTreeMap<Feature, String>,
 }
 
+/// Results of a probe.
+#[derive(Debug, Default)]
+pub(crate) struct Probed {
+    pub(crate) missing: BTreeMap<Feature, String>,
+    /// Whether descriptors or memory ran out, so that a later probe may find more.
+    pub(crate) short: bool,
+}
+
 impl Features {
-    /// Probes the host once, applies `AFRESH_WITHOUT`, and returns the same answer ever after.
+    /// Probes the host once, applies `AFRESH_WITHOUT`, and returns the same answer ever after. While the process is short
+    /// of descriptors or memory, which looks like a missing feature, every call probes.
     ///
     /// An unknown name in the variable is reported on standard error and otherwise ignored: a
     /// misspelt mask must not take a service down, nor pass silently.
     pub fn host() -> &'static Features {
         static HOST: Inherited<Features> = Inherited::new();
-        HOST.get_or_make(|| {
-            let mut features = Features { missing: crate::imp::probe() };
-            if let Ok(list) = std::env::var("AFRESH_WITHOUT") {
-                match parse_list(&list) {
-                    Ok(masked) => {
-                        for feature in masked {
-                            features = features.without(feature);
-                        }
-                    }
-                    Err(error) => eprintln!("afresh: AFRESH_WITHOUT: {error}"),
-                }
-            }
-            features
+        HOST.get().unwrap_or_else(|| {
+            let (features, short) = Self::probe();
+            if short { features.for_now() } else { HOST.get_or_make(|| features) }
         })
+    }
+
+    /// Tries everything; also whether a shortage may be why something is missing.
+    fn probe() -> (Self, bool) {
+        let probed = crate::imp::probe();
+        let mut features = Features { missing: probed.missing };
+        if let Ok(list) = std::env::var("AFRESH_WITHOUT") {
+            match parse_list(&list) {
+                Ok(masked) => {
+                    for feature in masked {
+                        features = features.without(feature);
+                    }
+                }
+                Err(error) => eprintln!("afresh: AFRESH_WITHOUT: {error}"),
+            }
+        }
+        (features, probed.short)
+    }
+
+    /// The same, until the next probe. Leaks memory only when the findings have changed.
+    fn for_now(self) -> &'static Self {
+        static LAST: AtomicPtr<Features> = AtomicPtr::new(std::ptr::null_mut());
+        // SAFETY: what was once stored is never freed and never changed.
+        match unsafe { LAST.load(Ordering::Acquire).as_ref() } {
+            Some(last) if *last == self => last,
+            _ => {
+                let new = Box::leak(Box::new(self));
+                LAST.store(new, Ordering::Release);
+                new
+            }
+        }
     }
 
     /// Whether `feature` can be used.

@@ -19,6 +19,14 @@ impl<T: Send + Sync> Inherited<T> {
         Self { value: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
+    /// The value, unless it is still to be made.
+    #[inline]
+    #[must_use]
+    pub fn get(&'static self) -> Option<&'static T> {
+        // SAFETY: as in `get_or_make`.
+        unsafe { self.value.load(Ordering::Acquire).as_ref() }
+    }
+
     /// The value, made by `make` where there is none. Threads that ask first at the same time all make one; all but one
     /// of them are dropped and never seen.
     #[inline]

@@ -14,7 +14,7 @@ mod watch;
 
 pub use log::{clear_dirty_log, enable_manual_protect, get_dirty_log};
 pub use ring::{DirtyGfn, DirtyRing, dirty_ring_limit, enable_dirty_ring, reset_dirty_rings};
-pub use watch::{KickSignal, StopFlag, install_kick_handler, thread_id};
+pub use watch::{KickSignal, StopFlag, install_kick_handler};
 
 use std::io;
 

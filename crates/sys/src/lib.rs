@@ -17,7 +17,7 @@
 //! * [`fork`]: whether this process was forked since; [`PerProcess`] and [`Inherited`]: statics that a child makes
 //!   anew, or keeps; [`Worker`]: a thread that is not in the child.
 //! * [`withhold`]: memory that forked children do not get.
-//! * [`ZeroStock`]: where zero memory may come from, other than the kernel's faults.
+//! * [`ZeroPageSource`]: where zero memory may come from, other than the kernel's faults.
 //! * [`termination`]: SIGTERM and SIGINT as a flag.
 //! * [`Features`]: what this kernel and this process may use; can be masked to play a poorer host.
 //! * `poll`, `random`, and with the feature `socket` Unix sockets that carry descriptors.
@@ -33,6 +33,7 @@
 #[cfg(all(feature = "planted", not(miri)))]
 mod alone;
 mod cause;
+pub mod crash;
 pub mod errno;
 mod error;
 mod features;
@@ -43,6 +44,8 @@ pub mod kvm;
 mod page;
 mod per_process;
 pub mod planted;
+#[cfg(feature = "planted")]
+pub mod power;
 mod stock;
 mod worker;
 
@@ -58,7 +61,7 @@ use fake as imp;
 
 #[cfg(all(feature = "planted", not(miri)))]
 pub use alone::{again, alone};
-pub use error::{Call, SysError};
+pub use error::{Call, MoveError, SysError};
 pub use features::{Feature, Features, UnknownFeature};
 pub use imp::fault;
 pub use imp::file;
@@ -74,12 +77,12 @@ pub use imp::termination;
 pub use imp::usage;
 pub use imp::{
     Advice, Instructions, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent, UffdMode,
-    Withheld, merges_memory, withhold,
+    Withheld, withhold, withhold_all,
 };
 #[cfg(not(miri))]
-pub use imp::{poll, random};
+pub use imp::{merges_memory, poll, random};
 pub use inherited::Inherited;
 pub use page::{HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, page_align_up};
 pub use per_process::PerProcess;
-pub use stock::ZeroStock;
+pub use stock::ZeroPageSource;
 pub use worker::Worker;

@@ -14,11 +14,11 @@ use crate::fork;
 /// What the parent had is leaked in the child, not dropped: its destructor would wait for threads that are not
 /// there, or take back what is still the parent's.
 pub struct PerProcess<T: 'static> {
-    current: AtomicPtr<Made<T>>,
+    current: AtomicPtr<ProcessValue<T>>,
     make: fn() -> T,
 }
 
-struct Made<T> {
+struct ProcessValue<T> {
     /// Of the process that made it.
     generation: u32,
     value: T,
@@ -47,7 +47,7 @@ impl<T: Send + Sync> PerProcess<T> {
 
     #[cold]
     fn remake(&'static self, generation: u32) -> &'static T {
-        let new = Box::into_raw(Box::new(Made { generation, value: (self.make)() }));
+        let new = Box::into_raw(Box::new(ProcessValue { generation, value: (self.make)() }));
         let mut current = self.current.load(Ordering::Acquire);
         loop {
             // SAFETY: as in `get`.

@@ -4,7 +4,7 @@
 //! to be wrong; each suite runs its own tests again, in a child, once for each bug, and demands that they
 //! fail ([`must_be_caught`]).
 //!
-//! What it promises: in a program built without the feature `planted`, or without debug assertions,
+//! Promises: in a program built without the feature `planted`, or without debug assertions,
 //! [`is`] is `false` when the program is compiled, and nothing of this is left. The feature is for the
 //! tests of this workspace only, which have it as a development dependency. With it, nothing happens
 //! unless `AFRESH_PLANT` names a bug.
@@ -39,6 +39,8 @@ macro_rules! bugs {
 }
 
 bugs! {
+    /// Orders of a Linux guest's stub count as executed without their receipt.
+    StubReceipt = "stub-receipt",
     /// A run of pages of the write set is not copied back.
     CopyBack = "copy-back",
     /// A run of newly written pages does not get into the write set.
@@ -65,10 +67,18 @@ bugs! {
     Shown = "shown",
     /// A changed page is left out of a frozen image.
     Freeze = "freeze",
+    /// A new mapping lets the kernel merge its pages.
+    Merging = "merging",
+    /// A collection removes what living writers have staged.
+    Staged = "staged",
     /// A page of a lazily filled image comes without its content.
     Lazy = "lazy",
     /// The comparison with the image sees nothing.
     Verify = "verify",
+    /// Memory that an operation left half-way stays in use.
+    Halfway = "halfway",
+    /// A forked child inherits memory with missing pages.
+    Withhold = "withhold",
     /// A slot whose reset failed stays in use.
     Quarantine = "quarantine",
     /// A global is not brought back.
@@ -85,6 +95,8 @@ bugs! {
     Exception = "exception",
     /// Host state of a call is still there in the next.
     HostState = "host-state",
+    /// A program that was brought back is not shown its new generation.
+    OldGeneration = "old-generation",
     /// A thawed instance does not know that a segment was dropped.
     Thaw = "thaw",
     /// A patch of a page lacks a run of bytes.
@@ -121,6 +133,8 @@ bugs! {
     Order = "order",
     /// Handles that the warm-up of a component left alive go unnoticed.
     Handle = "handle",
+    /// A name gets a new meaning whatever it means by now.
+    Expected = "expected",
 }
 
 /// Which bug is planted: not looked up yet, none, or its number and 2.

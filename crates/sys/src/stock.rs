@@ -8,10 +8,10 @@ use crate::{PageRange, Reservation, SysError};
 /// faults. A stock never makes anybody wait.
 ///
 /// # Safety
-/// What [`ZeroStock::supply`] says it has moved is used without being looked at or touched again: a slot gives it to a
+/// What [`ZeroPageSource::supply`] says it has moved is used without being looked at or touched again: a slot gives it to a
 /// guest as zero memory. An implementation must leave there exactly what the method promises, for as long as
 /// `memory` keeps it, change no mapping outside the range it was given, and keep no way to the pages it moved.
-pub unsafe trait ZeroStock: Send + Sync + std::fmt::Debug {
+pub unsafe trait ZeroPageSource: Send + Sync + std::fmt::Debug {
     /// Moves resident memory to the beginning of `range`, which must consist of whole huge pages of address
     /// space and be accessible private anonymous memory that nobody has touched. Returns how many
     /// pages were moved: whole huge pages, possibly none. They are private, anonymous, zero and writable, and

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh_memory::ZeroStock;
+use afresh_memory::ZeroPageSource;
 
 use crate::PAGE;
 use crate::config::Config;
@@ -172,7 +172,7 @@ impl SandboxBuilder {
     /// guest's first writes need no fault of the host's. What the first call does not use goes back at the
     /// first reset. None if not set.
     #[must_use]
-    pub fn zero_memory(mut self, stock: Arc<dyn ZeroStock>, bytes: u64) -> Self {
+    pub fn zero_memory(mut self, stock: Arc<dyn ZeroPageSource>, bytes: u64) -> Self {
         let pages = usize::try_from(bytes / PAGE).unwrap_or(usize::MAX);
         self.config.stock = Some((stock, pages));
         self

@@ -113,8 +113,12 @@ impl Sandbox {
     /// Runs from the registers set before, until the guest ends the run.
     pub(crate) fn drive(&mut self, phase: Phase) -> Result<End, CallError> {
         self.drawn = 0;
-        self.watch.begin(self.config.timeout);
-        let outcome = self.serve(phase);
+        let thread = self.watch.begin(self.config.timeout);
+        let outcome = self
+            .machine
+            .admit(self.watch.kick(), thread)
+            .map_err(CallError::from)
+            .and_then(|()| self.serve(phase));
         self.watch.end();
         outcome
     }
@@ -141,6 +145,8 @@ impl Sandbox {
                     if let Some(stopped) = self.watch.interrupted() {
                         return Err(ended(stopped, self.machine.regs().rip).into());
                     }
+                    // A pending signal that the thread blocks by now would interrupt every run.
+                    self.machine.admit_unblocked(self.watch.kick())?;
                 }
                 Exit::Shutdown => {
                     let regs = self.machine.regs();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh_memory::ZeroStock;
+use afresh_memory::ZeroPageSource;
 
 use crate::strategy::ResetMethod;
 
@@ -17,7 +17,7 @@ pub(crate) struct Config {
     pub(crate) reset: ResetMethod,
     pub(crate) limits: Limits,
     /// Where resident zero memory comes from, and how many pages of it at most.
-    pub(crate) stock: Option<(Arc<dyn ZeroStock>, usize)>,
+    pub(crate) stock: Option<(Arc<dyn ZeroPageSource>, usize)>,
 }
 
 impl std::fmt::Debug for Config {

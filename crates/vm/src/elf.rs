@@ -92,6 +92,9 @@ pub enum ElfError {
     /// A relocation table lies outside the program or has a wrong entry size.
     #[error("the relocation table lies outside the program or has a wrong entry size")]
     RelocationTable,
+    /// A `DT_RELR` table names more places than the program has words.
+    #[error("the relocation table names more places than the program has words")]
+    TooManyRelocations,
     /// A relocation type other than `R_X86_64_RELATIVE`.
     #[error("relocation type {0} is not supported; link with -static-pie and no undefined symbols")]
     RelocationType(u32),
@@ -115,18 +118,39 @@ pub(crate) struct Segment {
 pub struct Program<'a> {
     bytes: &'a [u8],
     segments: Vec<Segment>,
-    /// Place and addend of each relative relocation.
-    relocations: Vec<Relocation>,
+    /// The relocation tables, checked. They are read again when they are applied: an eighth of a byte of `DT_RELR` names a
+    /// place.
+    rela: &'a [u8],
+    relr: &'a [u8],
     entry: u64,
     span: u64,
 }
 
+/// A relative relocation: the word at `place` becomes the base plus the addend.
 #[derive(Debug, Clone, Copy)]
-enum Relocation {
-    /// The word becomes base + addend.
-    Rela { place: u64, addend: u64 },
-    /// The base is added to the word.
-    Relr { place: u64 },
+struct Rela {
+    place: u64,
+    addend: u64,
+}
+
+/// The entries of a `DT_RELA` table, each with its type.
+fn rela_entries(table: &[u8]) -> impl Iterator<Item = (u32, Rela)> + '_ {
+    table.chunks_exact(RELA as usize).map(|entry| {
+        (word(entry, 8) as u32, Rela { place: word(entry, 0), addend: word(entry, 16) })
+    })
+}
+
+/// The places that a `DT_RELR` table names: an even word is a place, an odd word a bitmap of the 63 words that
+/// follow.
+fn relr_places(table: &[u8]) -> impl Iterator<Item = u64> + '_ {
+    let mut next = 0u64;
+    table.chunks_exact(8).flat_map(move |entry| {
+        let entry = word(entry, 0);
+        // The place itself, as the first word of a bitmap that has no other.
+        let (from, map) = if entry & 1 == 0 { (entry, 1) } else { (next, entry >> 1) };
+        next = from.wrapping_add(if entry & 1 == 0 { 8 } else { 63 * 8 });
+        (0..63).filter(move |bit| map >> bit & 1 == 1).map(move |bit| from.wrapping_add(bit * 8))
+    })
 }
 
 const LE: Endianness = Endianness::Little;
@@ -169,7 +193,7 @@ impl<'a> Program<'a> {
         if !segments.iter().any(in_code) {
             return Err(ElfError::Entry(entry));
         }
-        let mut program = Self { bytes, segments, relocations: Vec::new(), entry, span };
+        let mut program = Self { bytes, segments, rela: &[], relr: &[], entry, span };
         if let Some(dynamic) = dynamic {
             let entries = dynamic
                 .dynamic(LE, bytes)
@@ -202,16 +226,14 @@ impl<'a> Program<'a> {
             let file = &self.bytes[segment.file.clone()];
             image[start..start + file.len()].copy_from_slice(file);
         }
-        for relocation in &self.relocations {
-            match *relocation {
-                Relocation::Rela { place, addend } => {
-                    put_word(&mut image, place, base.wrapping_add(addend));
-                }
-                Relocation::Relr { place } => {
-                    let old = word(&image, place);
-                    put_word(&mut image, place, base.wrapping_add(old));
-                }
+        for (kind, Rela { place, addend }) in rela_entries(self.rela) {
+            if kind == R_X86_64_RELATIVE {
+                put_word(&mut image, place, base.wrapping_add(addend));
             }
+        }
+        for place in relr_places(self.relr) {
+            let old = word(&image, place);
+            put_word(&mut image, place, base.wrapping_add(old));
         }
         image
     }
@@ -245,52 +267,30 @@ impl<'a> Program<'a> {
             if !(table.len() as u64).is_multiple_of(RELA) {
                 return Err(ElfError::RelocationTable);
             }
-            for entry in table.chunks_exact(RELA as usize) {
-                let kind = word(entry, 8) as u32;
+            for (kind, Rela { place, .. }) in rela_entries(table) {
                 match kind {
                     R_X86_64_NONE => {}
-                    R_X86_64_RELATIVE => {
-                        let (place, addend) = (word(entry, 0), word(entry, 16));
-                        self.check_place(place)?;
-                        self.relocations.push(Relocation::Rela { place, addend });
-                    }
+                    R_X86_64_RELATIVE => self.check_place(place)?,
                     other => return Err(ElfError::RelocationType(other)),
                 }
             }
+            self.rela = table;
         }
         if let Some(address) = relr {
             let table = self.file_bytes(address, relr_size)?;
             if !table.len().is_multiple_of(8) {
                 return Err(ElfError::RelocationTable);
             }
-            self.read_relr(table)?;
-        }
-        Ok(())
-    }
-
-    /// `DT_RELR`: an even word is a place, an odd word a bitmap of the 63 words that follow.
-    fn read_relr(&mut self, table: &[u8]) -> Result<(), ElfError> {
-        let mut next: u64 = 0;
-        for entry in table.chunks_exact(8) {
-            let entry = word(entry, 0);
-            if entry & 1 == 0 {
-                self.push_relr(entry)?;
-                next = entry.wrapping_add(8);
-            } else {
-                for bit in 0..63 {
-                    if entry >> (bit + 1) & 1 == 1 {
-                        self.push_relr(next.wrapping_add(bit * 8))?;
-                    }
+            let mut places = 0;
+            for place in relr_places(table) {
+                self.check_place(place)?;
+                places += 1;
+                if places > self.span / 8 {
+                    return Err(ElfError::TooManyRelocations);
                 }
-                next = next.wrapping_add(63 * 8);
             }
+            self.relr = table;
         }
-        Ok(())
-    }
-
-    fn push_relr(&mut self, place: u64) -> Result<(), ElfError> {
-        self.check_place(place)?;
-        self.relocations.push(Relocation::Relr { place });
         Ok(())
     }
 

@@ -8,9 +8,10 @@
 //! elsewhere is checked before it is used. May break it: memory shared with the host, which is no part of
 //! any snapshot.
 
-use afresh_memory::{Image, PageRange};
+use afresh_memory::{Image, ImageError, PageRange};
 use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
 use afresh_store::{GuestBuild, Sha256, Snapshot as Saved, Store};
+use afresh_sys::{Protection, Reservation};
 use serde::{Deserialize, Serialize};
 
 use crate::PAGE;
@@ -24,6 +25,9 @@ const KIND: &str = "vm";
 /// What gives the state its meaning: the form of the bytes below, and the interface that the guest speaks.
 /// Goes up when either changes in a way that older states do not survive.
 const ENGINE: &str = "afresh-vm state 2";
+
+/// Maximum length of the bytes: a list of names takes many times as much once it is decoded.
+const MAX_STATE: usize = 64 << 10;
 
 /// An extra region's kind, as the bytes number it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -151,6 +155,10 @@ impl Frozen {
     /// # Errors
     /// [`ThawError::State`] when they do not fit together.
     pub fn from_parts(memory: SnapshotMemory, bytes: &[u8]) -> Result<Self, ThawError> {
+        if bytes.len() > MAX_STATE {
+            let why = format!("it is {} bytes long, and at most {MAX_STATE} are read", bytes.len());
+            return Err(ThawError::State(why));
+        }
         let (header, rest): (Header, _) =
             postcard::take_from_bytes(bytes).map_err(|e| ThawError::State(e.to_string()))?;
         if !rest.is_empty() {
@@ -208,23 +216,40 @@ impl Frozen {
         Ok(this)
     }
 
-    /// The program's file, checked against its digest.
-    pub(crate) fn read_program(&self) -> Result<Vec<u8>, ThawError> {
+    /// The program's file, checked against its digest. Zeros in it take no memory, so a snapshot of a few pages
+    /// that claims a large program costs no more than its pages.
+    pub(crate) fn read_program(&self) -> Result<ReadProgram, ThawError> {
         let all = PageRange::new(0, self.program.pages());
         self.program.resolve(all).map_err(ThawError::Image)?;
-        let bytes = self.header.program_bytes as usize;
-        // Before room is made for it: the length is only what the snapshot says.
-        let mut hasher = blake3::Hasher::new();
-        for page in 0..self.program.pages() {
-            let content = self.program.page(page).unwrap_or(&[0; PAGE as usize]);
-            hasher.update(&content[..(bytes - page * PAGE as usize).min(PAGE as usize)]);
+        let failed = |error| ThawError::Image(ImageError::System(error));
+        let memory = Reservation::new(all.len).map_err(failed)?;
+        memory.map_anonymous(all, Protection::ReadWrite).map_err(failed)?;
+        for page in self.program.stored().flat_map(|run| run.start..run.end()) {
+            let Some(content) = self.program.page(page) else { continue };
+            // SAFETY: inside the memory just mapped, which nothing else uses; no image is part of it.
+            unsafe {
+                memory.page_ptr(page).copy_from_nonoverlapping(content.as_ptr(), content.len())
+            };
         }
-        if hasher.finalize() != blake3::Hash::from(self.header.program) {
+        let program = ReadProgram { memory, len: self.header.program_bytes as usize };
+        if blake3::hash(program.bytes()) != blake3::Hash::from(self.header.program) {
             return Err(ThawError::Program);
         }
-        let mut file = vec![0; bytes];
-        self.program.read(0, &mut file);
-        Ok(file)
+        Ok(program)
+    }
+}
+
+/// The file of a frozen program.
+pub(crate) struct ReadProgram {
+    memory: Reservation,
+    /// At most the length of the memory, as [`Frozen::from_parts`] has checked.
+    len: usize,
+}
+
+impl ReadProgram {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: the memory is at least that long, readable and alive while this value is, and nothing writes it.
+        unsafe { std::slice::from_raw_parts(self.memory.page_ptr(0), self.len) }
     }
 }
 

@@ -12,7 +12,8 @@ use std::sync::{Arc, OnceLock};
 use afresh_memory::{Feature, Features};
 use afresh_sys::errno::{EACCES, EFAULT, EINTR, ENODEV, ENOENT, ENXIO, EPERM};
 use afresh_sys::kvm::{
-    self, DirtyRing, StopFlag, dirty_ring_limit, enable_dirty_ring, enable_manual_protect,
+    self, DirtyRing, KickSignal, StopFlag, dirty_ring_limit, enable_dirty_ring,
+    enable_manual_protect,
 };
 use afresh_sys::planted::{Bug, is};
 use kvm_bindings::{
@@ -161,6 +162,8 @@ pub(crate) struct Machine {
     /// Which of the vCPU's events can be set, and are set to none.
     events: u32,
     debug: kvm_debugregs,
+    /// The thread on which every signal interrupts the vCPU; 0 for none.
+    admitted: i32,
 }
 
 impl Machine {
@@ -203,7 +206,8 @@ impl Machine {
         let debug = kvm::call("KVM_GET_DEBUGREGS", || vcpu.get_debug_regs())?;
         vcpu.get_kvm_run().kvm_valid_regs = u64::from(KVM_SYNC_X86_REGS);
         let (vm, left) = (Arc::new(vm), Left::Nothing);
-        Ok(Self { vcpu, vm, created, fresh, tracking, ring, left, xcr0, events, debug })
+        let admitted = 0;
+        Ok(Self { vcpu, vm, created, fresh, tracking, ring, left, xcr0, events, debug, admitted })
     }
 
     /// Gives the machine its memory, once. Returns what the engine needs to track it, unless
@@ -407,6 +411,27 @@ impl Machine {
         }
         self.vcpu.set_kvm_immediate_exit(0);
         Ok(self.left == Left::Nothing)
+    }
+
+    /// Makes sure that the kick signal interrupts the vCPU on the calling thread, whose number is `thread`. Costs
+    /// nothing while calls stay on one thread and are not interrupted.
+    #[inline]
+    pub(crate) fn admit(&mut self, kick: KickSignal, thread: i32) -> Result<(), KvmError> {
+        if self.admitted == thread { Ok(()) } else { self.admit_all(kick, thread) }
+    }
+
+    #[cold]
+    fn admit_all(&mut self, kick: KickSignal, thread: i32) -> Result<(), KvmError> {
+        kick.admit_all(&self.vcpu)?;
+        self.admitted = thread;
+        Ok(())
+    }
+
+    /// After an interruption that did not stop the call: signals that the calling thread blocks interrupt it no more.
+    #[cold]
+    pub(crate) fn admit_unblocked(&mut self, kick: KickSignal) -> Result<(), KvmError> {
+        self.admitted = 0;
+        Ok(kick.admit(&self.vcpu)?)
     }
 
     /// Runs until the next exit.

@@ -29,21 +29,21 @@ use crate::template::{ProgramFile, Template, first_image};
 
 /// What guests of this host find.
 #[derive(Debug)]
-enum Found {
+enum CpuBehaviour {
     /// What KVM says.
     AsKvmSays,
     /// Something else, whatever KVM was told.
     Own { shown: CpuTemplate, xsave: bool },
 }
 
-fn found() -> Result<&'static Found, KvmError> {
-    static FOUND: OnceLock<Found> = OnceLock::new();
+fn found() -> Result<&'static CpuBehaviour, KvmError> {
+    static FOUND: OnceLock<CpuBehaviour> = OnceLock::new();
     if let Some(found) = FOUND.get() {
         return Ok(found);
     }
     let offered = host_template(supported_cpuid()?);
     let found = if offered.has("xsave") || !std::arch::is_x86_feature_detected!("xsave") {
-        Found::AsKvmSays
+        CpuBehaviour::AsKvmSays
     } else {
         let mut error = None;
         let shown = CpuTemplate::shown("host", |leaf, index, register| {
@@ -57,14 +57,14 @@ fn found() -> Result<&'static Found, KvmError> {
         if let Some(error) = error {
             return Err(error);
         }
-        Found::Own { shown, xsave: ask(&XGETBV)?.is_some() }
+        CpuBehaviour::Own { shown, xsave: ask(&XGETBV)?.is_some() }
     };
     Ok(FOUND.get_or_init(|| found))
 }
 
 /// The processor of a guest that is built with `template`.
 pub(crate) fn build_processor(template: Option<CpuTemplate>) -> Result<Processor, KvmError> {
-    if let (Some(template), Found::Own { shown, .. }) = (&template, found()?)
+    if let (Some(template), CpuBehaviour::Own { shown, .. }) = (&template, found()?)
         && template != shown
     {
         return Err(KvmError::OwnCpuid { template: template.name().to_owned() });
@@ -76,7 +76,7 @@ pub(crate) fn build_processor(template: Option<CpuTemplate>) -> Result<Processor
 /// The processor of a guest that was built with `template`. Where it finds more than that, so will what is
 /// frozen of it.
 pub(crate) fn thaw_processor(template: CpuTemplate) -> Result<Processor, KvmError> {
-    if matches!(found()?, Found::AsKvmSays) {
+    if matches!(found()?, CpuBehaviour::AsKvmSays) {
         return processor(template);
     }
     let missing = template.missing()?;
@@ -90,8 +90,8 @@ pub(crate) fn thaw_processor(template: CpuTemplate) -> Result<Processor, KvmErro
 fn processor(template: CpuTemplate) -> Result<Processor, KvmError> {
     let supported = supported_cpuid()?;
     match found()? {
-        Found::AsKvmSays => Processor::new(template, supported),
-        Found::Own { xsave, .. } => {
+        CpuBehaviour::AsKvmSays => Processor::new(template, supported),
+        CpuBehaviour::Own { xsave, .. } => {
             // What KVM is told decides nothing that the guest sees, but must be what it offers.
             let offered = Processor::new(host_template(supported), supported)?;
             let extended = if *xsave { ExtendedState::Native } else { ExtendedState::Fxsave };
@@ -108,8 +108,8 @@ impl CpuTemplate {
     /// [`KvmError`] where KVM cannot be used at all.
     pub fn host() -> Result<Self, KvmError> {
         Ok(match found()? {
-            Found::AsKvmSays => host_template(supported_cpuid()?),
-            Found::Own { shown, .. } => shown.clone(),
+            CpuBehaviour::AsKvmSays => host_template(supported_cpuid()?),
+            CpuBehaviour::Own { shown, .. } => shown.clone(),
         })
     }
 

@@ -142,11 +142,11 @@ pub enum SnapshotError {
 
 impl Guest for Sandbox {
     /// Any state of the guest: what is not memory is the same in all.
-    type Home = Snapshot;
+    type Template = Snapshot;
     type State = GuestState;
     type Error = SnapshotError;
 
-    fn home(&self) -> Snapshot {
+    fn template(&self) -> Snapshot {
         self.pristine()
     }
 
@@ -163,7 +163,7 @@ impl Guest for Sandbox {
         Ok(self.restore(&snapshot)?)
     }
 
-    fn rehouse(&mut self, to: &Frozen<GuestState>) -> Result<(), SnapshotError> {
+    fn relocate(&mut self, to: &Frozen<GuestState>) -> Result<(), SnapshotError> {
         let snapshot = self.pristine().sibling(to)?;
         Ok(self.show(&snapshot.image)?)
     }

@@ -47,6 +47,8 @@ pub(crate) enum Content {
 /// The program's file, kept for snapshots.
 #[derive(Debug)]
 pub(crate) struct ProgramFile {
+    len: usize,
+    /// Empty where the pages are known from the beginning.
     bytes: Arc<[u8]>,
     digest: OnceLock<[u8; 32]>,
     pages: OnceLock<Image>,
@@ -54,16 +56,17 @@ pub(crate) struct ProgramFile {
 
 impl ProgramFile {
     pub(crate) fn new(bytes: &[u8]) -> Self {
-        Self { bytes: bytes.into(), digest: OnceLock::new(), pages: OnceLock::new() }
+        let (digest, pages) = (OnceLock::new(), OnceLock::new());
+        Self { len: bytes.len(), bytes: bytes.into(), digest, pages }
     }
 
     /// A file that came out of a snapshot, in these pages and with this digest.
-    pub(crate) fn known(bytes: &[u8], digest: [u8; 32], pages: Image) -> Self {
-        Self { bytes: bytes.into(), digest: digest.into(), pages: pages.into() }
+    pub(crate) fn known(len: usize, digest: [u8; 32], pages: Image) -> Self {
+        Self { len, bytes: Arc::from([]), digest: digest.into(), pages: pages.into() }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.bytes.len()
+        self.len
     }
 
     /// Its blake3 digest.

@@ -30,7 +30,7 @@ impl SandboxBuilder {
     /// [`ThawError`]; [`Misfit::Regions`] names the first region that differs.
     pub fn thaw(self, frozen: &Frozen) -> Result<Sandbox, ThawError> {
         let file = frozen.read_program()?;
-        let program = Program::parse(&file)?;
+        let program = Program::parse(file.bytes())?;
         let header = &frozen.header;
         let layout = Layout::new(&program, &header.sizes())?;
         if layout.system / PAGE != frozen.guest.pages() as u64 {
@@ -46,7 +46,7 @@ impl SandboxBuilder {
         tables.segment(0, &system.bytes).map_err(BuildError::from)?;
         let tables = tables.build().map_err(BuildError::from)?;
         let image = Image::join(&[frozen.guest.clone(), tables]);
-        let known = ProgramFile::known(&file, header.program, frozen.program.clone());
+        let known = ProgramFile::known(file.bytes().len(), header.program, frozen.program.clone());
         let functions = self.functions;
         let template =
             Template::new(&program, known, layout, system, processor, functions, contents);

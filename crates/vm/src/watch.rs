@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use afresh_sys::kvm::{self, KickSignal, StopFlag, install_kick_handler};
-use afresh_sys::{PerProcess, fork};
+use afresh_sys::kvm::{KickSignal, StopFlag, install_kick_handler};
+use afresh_sys::{PerProcess, fork, host};
 
 /// No call is running.
 const IDLE: u64 = 0;
@@ -64,9 +64,15 @@ impl Watch {
         Ok(())
     }
 
-    /// A call begins on this thread.
-    pub(crate) fn begin(&self, timeout: Option<Duration>) {
-        self.thread.store(this_thread(), Ordering::Relaxed);
+    /// The signal that stops a call.
+    pub(crate) fn kick(&self) -> KickSignal {
+        self.signal
+    }
+
+    /// A call begins on this thread, whose number is returned.
+    pub(crate) fn begin(&self, timeout: Option<Duration>) -> i32 {
+        let thread = this_thread();
+        self.thread.store(thread, Ordering::Relaxed);
         let deadline = timeout
             .map_or(NEVER, |timeout| now().saturating_add(nanoseconds(timeout)).clamp(1, NEVER));
         self.deadline.store(deadline, Ordering::SeqCst);
@@ -75,6 +81,7 @@ impl Watch {
         {
             watchdog.wake_if_parked();
         }
+        thread
     }
 
     /// Whether the running call was told to stop. If not, a stale stop flag is lowered.
@@ -101,13 +108,15 @@ impl Watch {
         }
     }
 
-    /// The call is over, however it ended.
+    /// The call is over, however it ended. Called by the thread on which it began.
     pub(crate) fn end(&self) {
         let last = self.deadline.swap(IDLE, Ordering::SeqCst);
-        if (last == TIMED_OUT || last == STOPPED)
-            && let Some(flag) = lock(&self.flag).as_ref()
-        {
-            flag.lower();
+        if last == TIMED_OUT || last == STOPPED {
+            // The signal is sent under this lock.
+            if let Some(flag) = lock(&self.flag).as_ref() {
+                flag.lower();
+            }
+            self.signal.discard();
         }
     }
 
@@ -160,7 +169,7 @@ fn this_thread() -> i32 {
     if of == process && known != 0 {
         return known;
     }
-    let tid = kvm::thread_id();
+    let tid = host::thread_id();
     THREAD.set((process, tid));
     tid
 }

@@ -1,17 +1,17 @@
 //! Handlers that take and give bytes, and bytes that a host function hands to the guest.
 //!
-//! What it promises: bytes go where the guest made room for them, and an address that the guest names is checked
-//! before anything is written or read there. What may break it: a guest whose allocator gives out what is in use
+//! Promises: bytes go where the guest made room for them, and an address that the guest names is checked
+//! before anything is written or read there. May break it: a guest whose allocator gives out what is in use
 //! already spoils its own memory, and nothing else.
 
 use afresh_rewrite::names;
 use wasmtime::{AsContextMut, Caller, Extern, Instance, Val};
 
+use crate::call_path::{AsyncStore, CallPath, now};
 use crate::dynamic::call_dynamic;
 use crate::host::Host;
 use crate::lease::Entry;
 use crate::stores::CallLimits;
-use crate::way::{Held, Way, now};
 use crate::{CallError, Lease, Warm};
 
 /// A handler that takes and gives bytes, resolved by [`crate::Warm::bytes_entry`]. It has one of two forms:
@@ -131,8 +131,8 @@ impl Lease<'_> {
 
 /// Gives bytes to a handler of an instance that is being warmed up; what it answers is dropped.
 pub(crate) async fn warm_up(
-    way: Way,
-    store: &mut impl Held,
+    way: CallPath,
+    store: &mut impl AsyncStore,
     instance: Instance,
     name: &str,
     input: &[u8],
@@ -184,13 +184,13 @@ pub(crate) async fn warm_up(
 /// What ended the allocator, or that the guest exports none. The host function has to end with it.
 pub fn hand_over(caller: &mut Caller<'_, Host>, bytes: &[u8]) -> wasmtime::Result<Option<u32>> {
     match caller.data().way() {
-        Way::Direct => {
+        CallPath::Direct => {
             let func = allocator(caller)?.typed::<i32, i32>(&*caller)?;
             let address = func.call(&mut *caller, length(bytes)?)?;
             place(caller, address, bytes)
         }
-        Way::Deep => now(hand_over_async(caller, bytes)),
-        Way::Fiber => Err(wasmtime::Error::msg(
+        CallPath::Deep => now(hand_over_async(caller, bytes)),
+        CallPath::Fiber => Err(wasmtime::Error::msg(
             "a host function of an asynchronous guest hands bytes over by `hand_over_async`",
         )),
     }

@@ -12,11 +12,13 @@ use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
 use afresh_pool::{Budget, Held, Pool, PoolStats};
 use afresh_rewrite::{
     AnalyzeError, DataSegment, MARK_BYTES, NestedModule, PreparedComponent, Roots, WarmState,
-    direct_calls, prepare_component,
+    direct_calls, names, prepare_component,
 };
 use afresh_sys::planted::{Bug, is};
-use wasmtime::component::{Component, InstancePre, Linker};
+use wasmtime::component::types::ComponentItem;
+use wasmtime::component::{Component, ComponentExportIndex, InstancePre, Linker};
 
+use crate::call_path::{drive, now};
 use crate::clock::Clock;
 use crate::compare::Comparison;
 use crate::component_lease::{ComponentLease, OwnedComponentLease, functions};
@@ -25,12 +27,13 @@ use crate::frozen::Program;
 use crate::guest::{Guest, GuestOptions, WarmUp};
 use crate::host::Host;
 use crate::leasing::{LeaseOptions, at_once};
-use crate::linear::{GuestMemory, MemoryPolicy, Shape, Whose, record_memories, with_memories};
+use crate::linear::{
+    GuestMemory, MemoryOwner, MemoryPolicy, Shape, record_memories, with_memories,
+};
 use crate::reset::{CODE_MAPPINGS, WarmMemory};
 use crate::stores::Stores;
 use crate::thaw::with_files;
 use crate::warm::next_generation;
-use crate::way::{drive, now};
 use crate::{Engine, FreezeError, Frozen, LoadError, ThawError, WarmError, nested, unsatisfied};
 
 pub(crate) struct Inner {
@@ -40,6 +43,8 @@ pub(crate) struct Inner {
     pub(crate) stores: Stores,
     pool: Pool<FreshMemories>,
     pub(crate) roots: Roots,
+    /// The export that takes fresh entropy for each clone.
+    reseed: Option<ComponentExportIndex>,
     /// What the code takes of the process's budget.
     _code: Held,
     program: Program,
@@ -72,7 +77,7 @@ impl Outline {
         let stores = Stores::new(engine, options, clock, None)?;
         let probe = compile(engine, &prepared.probe)?;
         if options.stub_imports {
-            linker.define_unknown_imports_as_traps(&probe).map_err(LoadError::Link)?;
+            unsatisfied::stub(&mut linker, &probe);
         }
         let probe = linker
             .instantiate_pre(&probe)
@@ -255,6 +260,7 @@ impl WarmComponent {
         let wasm = frozen.program.read()?;
         let options = &with_files(options, frozen);
         let outline = Outline::new(engine, options, &wasm, &Clock::from(frozen.read))?;
+        outline.stores.admit(frozen)?;
         outline.stores.thaw_files(frozen)?;
         let (cold, warm) = (&outline.cold, &frozen.memories);
         if !cold.iter().map(|m| m.shape).eq(warm.iter().map(|m| m.shape)) {
@@ -293,8 +299,13 @@ impl WarmComponent {
                 return Err(LoadError::from(error).into());
             }
         }
+        let reseed = match pre.component().get_export(None, names::RESEED_COMPONENT) {
+            Some((ComponentItem::ComponentFunc(_), export)) => Some(export),
+            _ => None,
+        };
         let inner = Inner {
             pre,
+            reseed,
             roots: options.roots.clone(),
             memories,
             policy: options.policy(&guest.engine),
@@ -405,6 +416,12 @@ impl WarmComponent {
         Some(format!("{interface}#run"))
     }
 
+    /// Whether clones take fresh entropy by the component's `afresh-reseed` export.
+    #[must_use]
+    pub fn reseeds(&self) -> bool {
+        self.inner.reseed.is_some()
+    }
+
     /// What resets its memories, never [`Strategy::Auto`](afresh_memory::Strategy::Auto).
     #[must_use]
     pub fn strategy(&self) -> afresh_memory::Strategy {
@@ -430,10 +447,10 @@ impl Inner {
         // What starts anew each time is the guest's.
         store.data_mut().set_guests(self.why_cold.is_some());
         let instantiate = self.stores.way.instantiate_component(&self.pre, &mut store);
-        let instance = with_memories(&memories.memories, Whose::Component, instantiate)
+        let instance = with_memories(&memories.memories, MemoryOwner::Component, instantiate)
             .await
             .map_err(WarmError::Instantiate)?;
-        Ok(ComponentLease {
+        let mut lease = ComponentLease {
             store,
             instance,
             memories,
@@ -441,7 +458,13 @@ impl Inner {
             limits,
             unfinished: false,
             keep: None,
-        })
+        };
+        if let Some(export) = &self.reseed {
+            let failed =
+                |error| WarmError::Call { name: names::RESEED_COMPONENT.to_owned(), error };
+            lease.reseed(export).await.map_err(failed)?;
+        }
+        Ok(lease)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Leases of components: calls of the exports of one new instance.
 //!
-//! What it promises: an instance is the lease's own, store and all, and ends with it; a call that was dropped in the
+//! Promises: an instance is the lease's own, store and all, and ends with it; a call that was dropped in the
 //! middle is the last that its lease makes.
 
 use std::sync::Arc;
@@ -8,17 +8,18 @@ use std::sync::Arc;
 use afresh_pool::Lease as PoolLease;
 use afresh_rewrite::{Roots, names};
 use wasmtime::component::types::ComponentItem;
-use wasmtime::component::{Func, Instance, InstancePre, Type, Val};
+use wasmtime::component::{ComponentExportIndex, Func, Instance, InstancePre, Type, Val};
 use wasmtime::{AsContextMut, Store, StoreContextMut};
 
+use crate::call_path::{CallPath, drive};
 use crate::compare::Comparison;
 use crate::component::Inner;
 use crate::dynamic::call_error;
 use crate::fresh::FreshMemories;
 use crate::host::Host;
+use crate::lease::entropy;
 use crate::stores::CallLimits;
 use crate::values::{read_component_value, show_component_value};
-use crate::way::{Way, drive};
 use crate::{CallError, WarmError};
 
 /// A fresh instance of a component.
@@ -52,7 +53,7 @@ pub(crate) struct Caller<'a> {
     pub(crate) store: &'a mut Store<Host>,
     pub(crate) instance: Instance,
     pub(crate) limits: CallLimits,
-    pub(crate) way: Way,
+    pub(crate) way: CallPath,
     /// The exports that may be called.
     pub(crate) roots: &'a Roots,
 }
@@ -162,6 +163,17 @@ impl ComponentLease<'_> {
         }
     }
 
+    /// Calls the component's export that takes fresh entropy.
+    pub(crate) async fn reseed(&mut self, export: &ComponentExportIndex) -> Result<(), CallError> {
+        let name = names::RESEED_COMPONENT;
+        let missing =
+            || CallError::NoSuchExport { name: name.to_owned(), available: String::new() };
+        let func = self.instance.get_func(&mut self.store, export).ok_or_else(missing)?;
+        let (lo, hi) = entropy();
+        let words = [Val::U64(lo.cast_unsigned()), Val::U64(hi.cast_unsigned())];
+        self.caller().call_function(name, func, &words).await.map(drop)
+    }
+
     /// Refuses a plain call of a component whose calls may wait.
     fn may_block(&self) -> Result<(), CallError> {
         match self.warm.stores.way.waits() {
@@ -186,7 +198,7 @@ impl ComponentLease<'_> {
     /// [`CallError`]; the lease is spent after a trap.
     pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
         self.may_block()?;
-        drive(Way::Direct, self.caller().call(name, arguments))
+        drive(CallPath::Direct, self.caller().call(name, arguments))
     }
 
     /// As [`ComponentLease::call`], for a guest with [`crate::GuestOptions::asynchronous`].
@@ -213,7 +225,7 @@ impl ComponentLease<'_> {
     /// As [`ComponentLease::call`]; parameters of other types cannot be given as text.
     pub fn call_text(&mut self, name: &str, texts: &[String]) -> Result<String, CallError> {
         self.may_block()?;
-        drive(Way::Direct, self.caller().call_text(name, texts))
+        drive(CallPath::Direct, self.caller().call_text(name, texts))
     }
 
     /// As [`ComponentLease::call_text`], for a guest with [`crate::GuestOptions::asynchronous`].

@@ -9,8 +9,8 @@
 //! wasmtime-wasi does not show its table; but a guest can ask about every descriptor, and a small module that
 //! does just that is lent the table.
 //!
-//! What it promises: after a check that passed, every number that was open still is, is the same kind of
-//! thing with the same name and flags, and no other is open. What may break it: an embedder that replaces
+//! Promises: after a check that passed, every number that was open still is, is the same kind of
+//! thing with the same name and flags, and no other is open. May break it: an embedder that replaces
 //! functions of WASI's by its own (`Imports`) keeps descriptors that nobody sees here.
 
 use std::collections::BTreeSet;
@@ -22,9 +22,9 @@ use wasm_encoder::{
 use wasmtime::{Instance, Linker, Memory, Store, TypedFunc};
 
 use crate::WarmError;
+use crate::call_path::CallPath;
 use crate::host::Host;
 use crate::stores::Stores;
-use crate::way::Way;
 
 const WASI: &str = "wasi_snapshot_preview1";
 /// Standard input, output and error come before the directories.
@@ -184,9 +184,9 @@ pub(crate) fn check(stores: &Stores, host: &mut Host) -> Result<(), WarmError> {
     }
     let store = stores.make()?;
     let found = match stores.way {
-        Way::Direct | Way::Deep => find(store, host),
+        CallPath::Direct | CallPath::Deep => find(store, host),
         // Asking waits for files, which a task of a runtime must not do on its thread.
-        Way::Fiber => std::thread::scope(|scope| {
+        CallPath::Fiber => std::thread::scope(|scope| {
             let asked = scope.spawn(|| find(store, host)).join();
             asked.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         }),

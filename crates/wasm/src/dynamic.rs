@@ -4,13 +4,13 @@
 use wasmtime::{AsContext, Instance, ThrownException, Trap, Val, ValType};
 
 use crate::CallError;
+use crate::call_path::{ASYNCHRONOUS, AsyncStore, CallPath};
 use crate::component_lease::listed;
 use crate::error::without_backtrace;
 use crate::extism::Failure;
 use crate::scope::forget_exception;
 use crate::stores::CallLimits;
 use crate::watch::Stopped;
-use crate::way::{ASYNCHRONOUS, Held, Way};
 
 /// What a failed wasmtime call means.
 pub(crate) fn call_error(error: wasmtime::Error, limits: CallLimits) -> CallError {
@@ -59,8 +59,8 @@ fn may_match(store: impl AsContext, value: &Val, ty: &ValType) -> bool {
 
 /// Calls an export by name with dynamic values, within the limits that the store has now.
 pub(crate) async fn call_dynamic(
-    way: Way,
-    store: &mut impl Held,
+    way: CallPath,
+    store: &mut impl AsyncStore,
     instance: Instance,
     name: &str,
     arguments: &[Val],

@@ -1,12 +1,12 @@
 //! The wasmtime engine that all guests share, set up so that their memories are slots.
 
 use std::hash::{Hash, Hasher};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use afresh_frames::{ProcessStage, ThrottledStock};
-use afresh_memory::ZeroStock;
+use afresh_memory::ZeroPageSource;
 use afresh_rewrite::linear_stack;
 use afresh_sys::{Inherited, PerProcess, fork, host};
 
@@ -26,13 +26,13 @@ pub enum ZeroMemory {
     #[default]
     Process,
     /// From a stock of the embedder's: an `Arc<afresh_frames::Stage>` of another size, say.
-    Stock(Arc<dyn ZeroStock>),
+    Stock(Arc<dyn ZeroPageSource>),
 }
 
 impl ZeroMemory {
     /// The stock for the memories of one guest.
-    pub(crate) fn stock(&self) -> Option<Arc<dyn ZeroStock>> {
-        let stock: Arc<dyn ZeroStock> = match self {
+    pub(crate) fn stock(&self) -> Option<Arc<dyn ZeroPageSource>> {
+        let stock: Arc<dyn ZeroPageSource> = match self {
             ZeroMemory::Kernel => return None,
             ZeroMemory::Process => Arc::new(ProcessStage),
             ZeroMemory::Stock(stock) => stock.clone(),
@@ -226,6 +226,8 @@ pub(crate) struct Inner {
     pub(crate) config: EngineConfig,
     /// The process whose thread advances the epoch, by its generation; 0 for none.
     ticking: AtomicU32,
+    /// Times that the epoch was advanced here.
+    ticks: Arc<AtomicU64>,
     /// Of the process it was made in.
     generation: u32,
     /// What its guests use.
@@ -351,7 +353,9 @@ impl Engine {
 
     fn with(wasmtime: wasmtime::Engine, config: EngineConfig) -> Self {
         let (ticking, generation) = (AtomicU32::new(0), fork::generation());
-        let inner = Inner { wasmtime, config, ticking, generation, loaded: Loaded::default() };
+        let ticks = Arc::default();
+        let inner =
+            Inner { wasmtime, config, ticking, ticks, generation, loaded: Loaded::default() };
         Self { inner: Arc::new(inner) }
     }
 
@@ -366,6 +370,11 @@ impl Engine {
             Epochs::Engine => TICK,
             Epochs::Embedder(tick) => tick.max(Duration::from_nanos(1)),
         }
+    }
+
+    /// Counts how often the engine has advanced its epoch; stays 0 where the embedder does.
+    pub(crate) fn ticks(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.inner.ticks)
     }
 
     /// The wasmtime engine underneath.
@@ -497,6 +506,7 @@ impl Engine {
         let thread = std::thread::Builder::new().name("afresh-epoch".to_owned()).spawn(move || {
             while let Some(inner) = weak.upgrade() {
                 inner.wasmtime.increment_epoch();
+                inner.ticks.fetch_add(1, Ordering::Relaxed);
                 drop(inner);
                 std::thread::sleep(TICK);
             }

@@ -261,8 +261,8 @@ pub enum CallError {
     Synchronous,
     /// The future of an earlier call was dropped before the call was over.
     #[error(
-        "an earlier call of this lease was dropped before it was over, and what it left is not used again: \
-         take another lease"
+        "an earlier call of this lease was dropped, or panicked, before it was over, and what it left is not used \
+         again: take another lease"
     )]
     CutOff,
     /// The guest does not keep the byte-handling interface.

@@ -1,10 +1,10 @@
 //! Plug-ins of Extism as guests: what their host has for them, beside the kernel that they are linked over.
 //!
-//! What it promises: a plug-in's functions are called as any handler that takes and gives bytes
+//! Promises: a plug-in's functions are called as any handler that takes and gives bytes
 //! ([`Warm::bytes_entry`](crate::Warm::bytes_entry)), and what they leave in their memory, in the kernel's or in their variables is
 //! the guest's state: each lease starts from what the warm-up left of it, sessions roll it back, snapshots hold it.
 //!
-//! What may break it: an address that a plug-in names is looked up in its kernel, which spoils nothing but its own memory. A
+//! May break it: an address that a plug-in names is looked up in its kernel, which spoils nothing but its own memory. A
 //! variable is a file of the guest's tree, in [`VARIABLES`], so that a plug-in that also uses WASI can see it there.
 
 use std::collections::BTreeMap;
@@ -15,8 +15,8 @@ use afresh_rewrite::extism::{FAILED, KERNEL, linked};
 use afresh_rewrite::names;
 use wasmtime::{Caller, Engine as WasmtimeEngine, Extern, FuncType, Linker, Val, ValType};
 
+use crate::call_path::now;
 use crate::host::Host;
-use crate::way::now;
 use crate::{Engine, Guest, GuestOptions, LoadError};
 
 /// Where variables are, each a file named by the digest of its name.
@@ -217,10 +217,17 @@ async fn answer(
         }
         Ask::Variable => {
             let path = variable(&take(caller, handle(0)).await?);
-            let value = caller.data_mut().change_files(|tree| tree.read_path(&path, u64::MAX));
+            // The value has to fit the guest's memory. A file in the tree may be longer, and take no room there.
+            let most = caller.data().memory_limit().min(MAX_VARIABLE) as u64;
+            let value = caller.data_mut().change_files(|tree| tree.read_path(&path, most));
             match value {
                 Some(Ok(value)) => Val::I64(give(caller, &value).await?.cast_signed()),
                 None | Some(Err(Refused::Missing)) => Val::I64(0),
+                Some(Err(Refused::TooLarge)) => {
+                    return Err(wasmtime::Error::msg(format!(
+                        "a variable has more than the {most} bytes that a plug-in may read"
+                    )));
+                }
                 Some(Err(error)) => return Err(wasmtime::Error::new(error)),
             }
         }
@@ -267,6 +274,9 @@ async fn answer(
     }
     Ok(())
 }
+
+/// Maximum bytes of a variable.
+const MAX_VARIABLE: usize = 64 << 20;
 
 /// The file that is the variable of a name.
 fn variable(name: &[u8]) -> String {

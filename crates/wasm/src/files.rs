@@ -1,7 +1,7 @@
 //! A guest's file tree, and what it has open in it: plain data that goes with the guest's memory.
 //!
-//! What it promises: every lease starts with the tree and the descriptors that the warm state has, and no lease
-//! sees what another wrote; a session's are part of its states. What may break it: nothing outside. Host
+//! Promises: every lease starts with the tree and the descriptors that the warm state has, and no lease
+//! sees what another wrote; a session's are part of its states. May break it: nothing outside. Host
 //! directories that WASI is given besides are no part of this, and a guest with a tree has none.
 
 use std::collections::BTreeMap;

@@ -4,7 +4,7 @@
 //! its memories, one after the other, and those of its files. The bytes say how long each is, and hold globals,
 //! tables, dropped segments, and everything of the file tree but the pages.
 //!
-//! What it promises: what was frozen is what a guest made from it starts with, bit for bit. What is read
+//! Promises: what was frozen is what a guest made from it starts with, bit for bit. What is read
 //! from elsewhere is checked before it is used: sizes against the pages that are there, the module
 //! against its digest, the state against the module.
 

@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use afresh_memory::{HostAccess, Strategy};
 use afresh_pool::Limits;
-use afresh_rewrite::{Analysis, Roots, analyze};
+use afresh_rewrite::{Analysis, Roots, analyze, names};
 use serde::{Deserialize, Serialize};
-use wasmtime::{Linker, Val, component};
+use wasmtime::{Linker, StoreContextMut, Val, component};
 
+use crate::call_path::{CallPath, drive};
 #[cfg(feature = "call-hook")]
 use crate::hook::Hook;
 use crate::host::{Host, Limiter, State, Wasi};
+use crate::lease::entropy;
 use crate::linear::MemoryPolicy;
 use crate::watch::Watch;
-use crate::way::{Way, drive};
 use crate::{Engine, LoadError, Warm, WarmComponent, WarmError};
 
 /// Which wall stands between two calls.
@@ -55,7 +56,8 @@ impl std::str::FromStr for Mode {
 type Link = dyn Fn(&mut Linker<Host>) -> wasmtime::Result<()> + Send + Sync;
 type LinkComponent = dyn Fn(&mut component::Linker<Host>) -> wasmtime::Result<()> + Send + Sync;
 
-/// Host functions of the embedder's own, beside WASI and `afresh.generation`. The default has none.
+/// Host functions that the embedder adds to WASI, `afresh.generation` (modules) and `afresh:host/clones` (components).
+/// The default has none.
 ///
 /// They must keep their state in [`Host::state`], which is new for every lease, or leak it knowingly.
 ///
@@ -208,11 +210,12 @@ impl GuestOptions {
                 false => wasmtime_wasi::p1::add_to_linker_sync(&mut linker, Host::p1)?,
                 true => wasmtime_wasi::p1::add_to_linker_async(&mut linker, Host::p1)?,
             }
+            linker.allow_shadowing(true);
+            crate::preview1::link_waits(&mut linker, self.asynchronous)?;
             if self.wasi.files.is_some() {
-                linker.allow_shadowing(true);
                 crate::preview1::link(&mut linker, self.asynchronous)?;
-                linker.allow_shadowing(false);
             }
+            linker.allow_shadowing(false);
             linker.func_wrap("afresh", "generation", |caller: wasmtime::Caller<'_, Host>| {
                 caller.data().generation() as i64
             })?;
@@ -257,6 +260,14 @@ impl GuestOptions {
                 crate::preview2::link(&mut linker, self.asynchronous)?;
             }
             linker.allow_shadowing(false);
+            let mut clones = linker.instance(names::CLONES)?;
+            clones.func_wrap("generation", |store: StoreContextMut<'_, Host>, ()| {
+                Ok((store.data().generation(),))
+            })?;
+            clones.func_wrap("entropy", |_: StoreContextMut<'_, Host>, ()| {
+                let (lo, hi) = entropy();
+                Ok(((lo.cast_unsigned(), hi.cast_unsigned()),))
+            })?;
             match &self.imports.component {
                 Some(link) => {
                     linker.allow_shadowing(true);
@@ -409,8 +420,8 @@ impl Guest {
         Warm::new(self, &warm_up).await
     }
 
-    pub(crate) fn way(&self) -> Way {
-        Way::of(self.options.asynchronous, self.engine.deep())
+    pub(crate) fn way(&self) -> CallPath {
+        CallPath::of(self.options.asynchronous, self.engine.deep())
     }
 
     /// Like [`Guest::warm`], for a component without a warm-up of its own: what its start functions leave is

@@ -1,8 +1,8 @@
-//! A hook on calls: a function of the embedder's that is told whenever the guest is entered or left, and may end the call.
+//! A hook on calls: a function of the embedder that is called whenever the guest is entered or left, and may end the call.
 //!
-//! What it promises: it is told what the guest itself does, by wasmtime's own name for it and on the thread that runs
-//! the guest: calls, those of a warm-up, and what a new instance begins with where it begins cold. What the engine runs
-//! in an instance to save, restore or read it goes untold. What may break it: code of ours that is entered without
+//! Promises: it gets the events of the guest itself, by wasmtime's names and on the thread that runs
+//! the guest: calls, those of a warm-up, and the start of a cold instance. The engine's own
+//! code that saves, restores or reads an instance causes no event. May break it: such code that is entered without
 //! [`Stores::unlimit`](crate::stores::Stores::unlimit) before it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -4,11 +4,13 @@
 //! and is dropped when the call's lease is. The table of a component's resources is apart from it: streams, and what
 //! embedders make of them, need nothing else.
 
-use std::any::Any;
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+mod limiter;
 
-use wasmtime::ResourceLimiter;
+use std::any::Any;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
 use wasmtime::component::ResourceTable;
 use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::p2::pipe::{MemoryInputPipe, MemoryOutputPipe};
@@ -17,10 +19,13 @@ use wasmtime_wasi::{FsPerms, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 use afresh_files::{Budget, Tree};
 
 use crate::LoadError;
+use crate::call_path::CallPath;
 use crate::clock::Clock;
 use crate::files::{Files, Live};
 use crate::watch::Watch;
-use crate::way::Way;
+
+pub use limiter::Limiter;
+pub(crate) use limiter::table_bytes;
 
 /// Where the guest's standard output and error go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -131,33 +136,6 @@ impl std::fmt::Debug for State {
     }
 }
 
-type FindLimiter = dyn (Fn(&mut Host) -> &mut dyn ResourceLimiter) + Send + Sync;
-
-/// A limiter of the embedder's own, in its state, that is asked after the limits of the guest's options. The
-/// default is none.
-#[derive(Clone, Default)]
-pub struct Limiter(Option<Arc<FindLimiter>>);
-
-impl Limiter {
-    /// The limiter that `find` finds in the lease's host state. It is asked while memories and tables grow, and
-    /// when instances are made; what it counts must be in the state, to be new for each lease.
-    pub fn new(
-        find: impl (Fn(&mut Host) -> &mut dyn ResourceLimiter) + Send + Sync + 'static,
-    ) -> Self {
-        Self(Some(Arc::new(find)))
-    }
-
-    pub(crate) fn is_some(&self) -> bool {
-        self.0.is_some()
-    }
-}
-
-impl std::fmt::Debug for Limiter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Limiter").field(&self.0.is_some()).finish()
-    }
-}
-
 /// What a [`Host`] is made of.
 pub(crate) struct HostParts {
     /// The files that calls start from, once the guest is warm; before, those of `wasi`.
@@ -167,11 +145,13 @@ pub(crate) struct HostParts {
     pub(crate) state: State,
     pub(crate) limiter: Limiter,
     pub(crate) watch: Watch,
+    /// Ticks of the engine's epoch so far, where it advances that itself.
+    pub(crate) ticks: Arc<AtomicU64>,
     pub(crate) memory_limit: usize,
     /// Most instances in the store, if not as many as wasmtime allows.
     pub(crate) instances: Option<usize>,
     /// How code in the store is entered.
-    pub(crate) way: Way,
+    pub(crate) way: CallPath,
 }
 
 /// The state of one call that lives outside the guest; the `T` of its `Store<T>`.
@@ -195,11 +175,15 @@ pub struct Host {
     turns: u64,
     data: Option<Box<dyn Any + Send>>,
     state: Option<Box<dyn Any + Send>>,
+    /// Alive while the store has the epoch callback that it was made with.
+    callback: Option<Weak<()>>,
     /// Whether what is entered in its store is the guest's own, and not the engine's.
     #[cfg(feature = "call-hook")]
     guests: bool,
     /// When the call that is under way has to be over, where a watch looks after that.
     until: Option<Instant>,
+    /// The time limit of the call under way, and the tick of the engine at which it expires.
+    time_limit: Option<(Duration, u64)>,
 }
 
 impl std::fmt::Debug for Host {
@@ -227,9 +211,11 @@ impl Host {
             turns: 0,
             data: None,
             state: None,
+            callback: None,
             #[cfg(feature = "call-hook")]
             guests: false,
             until: None,
+            time_limit: None,
         }
     }
 
@@ -300,6 +286,16 @@ impl Host {
         self.guests
     }
 
+    pub(crate) fn set_callback(&mut self, callback: Weak<()>) {
+        self.callback = Some(callback);
+    }
+
+    /// Whether the store's epoch callback is gone: a host function called `epoch_deadline_trap`, which drops it. Nothing
+    /// but the whole [`wasmtime::Store`] can set another.
+    pub(crate) fn lost_callback(&self) -> bool {
+        self.callback.as_ref().is_some_and(|callback| callback.strong_count() == 0)
+    }
+
     pub(crate) fn set_until(&mut self, until: Option<Instant>) {
         self.until = until;
     }
@@ -308,7 +304,38 @@ impl Host {
         self.until
     }
 
-    pub(crate) fn way(&self) -> Way {
+    /// Maximum bytes of each guest memory.
+    pub(crate) fn memory_limit(&self) -> usize {
+        self.parts.memory_limit
+    }
+
+    /// Sets the time limit of the next call, if it has one that expires after some ticks of the engine's epoch.
+    #[inline]
+    pub(crate) fn set_time_limit(&mut self, limit: Option<(Duration, u64)>) {
+        self.time_limit = limit.map(|(limit, ticks)| {
+            (limit, self.parts.ticks.load(Ordering::Relaxed).saturating_add(ticks))
+        });
+    }
+
+    /// Whether the time limit of the call has expired. An epoch that the embedder advances is not counted here;
+    /// then no wait takes longer than the limit.
+    fn is_expired(&self, wait_started: Instant) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+            || self.time_limit.is_some_and(|(limit, last)| {
+                self.parts.ticks.load(Ordering::Relaxed) >= last || wait_started.elapsed() >= limit
+            })
+    }
+
+    /// Fails once the call has reached a limit, as compiled code does at its next loop. For host functions that
+    /// have waited since `wait_started`.
+    pub(crate) fn check_limits(&mut self, wait_started: Instant) -> wasmtime::Result<()> {
+        if self.is_expired(wait_started) {
+            return Err(wasmtime::Trap::Interrupt.into());
+        }
+        self.watch().check(self)
+    }
+
+    pub(crate) fn way(&self) -> CallPath {
         self.parts.way
     }
 
@@ -515,67 +542,5 @@ impl WasiView for Host {
             Context::P2(ctx) => WasiCtxView { ctx, table },
             _ => unreachable!("just built"),
         }
-    }
-}
-
-impl Host {
-    /// The embedder's own limiter.
-    fn limiter(&mut self) -> Option<&mut dyn ResourceLimiter> {
-        let find = self.parts.limiter.0.clone()?;
-        Some(find(self))
-    }
-}
-
-/// Instances that wasmtime allows in a store by default.
-const WASMTIME_INSTANCES: usize = 10_000;
-
-impl ResourceLimiter for Host {
-    fn memory_growing(
-        &mut self,
-        current: usize,
-        desired: usize,
-        maximum: Option<usize>,
-    ) -> wasmtime::Result<bool> {
-        if desired > self.parts.memory_limit {
-            return Ok(false);
-        }
-        match self.limiter() {
-            Some(limiter) => limiter.memory_growing(current, desired, maximum),
-            None => Ok(true),
-        }
-    }
-
-    fn memory_grow_failed(&mut self, error: wasmtime::Error) -> wasmtime::Result<()> {
-        match self.limiter() {
-            Some(limiter) => limiter.memory_grow_failed(error),
-            None => Ok(()),
-        }
-    }
-
-    fn table_growing(
-        &mut self,
-        current: usize,
-        desired: usize,
-        maximum: Option<usize>,
-    ) -> wasmtime::Result<bool> {
-        // A table element takes a few words of host memory; the memory limit bounds those too.
-        if desired.saturating_mul(16) > self.parts.memory_limit {
-            return Ok(false);
-        }
-        match self.limiter() {
-            Some(limiter) => limiter.table_growing(current, desired, maximum),
-            None => Ok(true),
-        }
-    }
-
-    fn table_grow_failed(&mut self, error: wasmtime::Error) -> wasmtime::Result<()> {
-        match self.limiter() {
-            Some(limiter) => limiter.table_grow_failed(error),
-            None => Ok(()),
-        }
-    }
-
-    fn instances(&self) -> usize {
-        self.parts.instances.unwrap_or(WASMTIME_INSTANCES)
     }
 }

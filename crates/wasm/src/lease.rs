@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use afresh_sys::PerProcess;
 use wasmtime::{Extern, Memory, ModuleExport, Val, WasmParams, WasmResults};
 
+use crate::call_path::{CallPath, drive};
 use crate::compare::Comparison;
 use crate::dynamic::{call_dynamic, call_error};
 use crate::host::Host;
@@ -16,7 +17,6 @@ use crate::reset::Present;
 use crate::scope::forget_exception;
 use crate::stores::CallLimits;
 use crate::warm::{Inner, next_generation};
-use crate::way::{Way, drive};
 use crate::{CallError, FreezeError, WarmError};
 
 /// A typed export, resolved once by [`crate::Warm::entry`].
@@ -87,7 +87,7 @@ pub fn entropy_bytes() -> [u8; 16] {
 
 /// 128 bits that no other call in this or any other process gets: a keyed hash of a counter, under a
 /// key of the operating system's.
-fn entropy() -> (i64, i64) {
+pub(crate) fn entropy() -> (i64, i64) {
     // A child of a fork must not go on with its parent's key and count: it would draw the same.
     static SOURCE: PerProcess<([u8; 32], AtomicU64)> = PerProcess::new(|| {
         let mut key = [0u8; 32];
@@ -162,8 +162,11 @@ impl<'a> Lease<'a> {
         if self.warm.way.waits() {
             return Err(CallError::Asynchronous);
         }
+        if self.live.is_unfinished() {
+            return Err(CallError::CutOff);
+        }
         let (way, limits) = (self.warm.way, self.limits);
-        let Parts { mut store, instance, known, .. } = self.live.parts();
+        let Parts { mut store, instance, known, unfinished } = self.live.parts();
         let once;
         let func = match known {
             Some(known) => known.find(&mut store, instance, entry)?,
@@ -173,7 +176,10 @@ impl<'a> Lease<'a> {
             }
         };
         limits.apply(&mut store);
+        // It stays so where a host function panics, and the embedder catches that.
+        *unfinished = true;
         let result = way.call_now(func, &mut store, params);
+        *unfinished = false;
         self.outcome(result)
     }
 
@@ -220,7 +226,10 @@ impl<'a> Lease<'a> {
         if self.warm.way.waits() {
             return Err(CallError::Asynchronous);
         }
-        drive(Way::Direct, self.run(name, arguments))
+        if self.live.is_unfinished() {
+            return Err(CallError::CutOff);
+        }
+        drive(CallPath::Direct, self.run(name, arguments))
     }
 
     pub(crate) async fn run(
@@ -230,7 +239,7 @@ impl<'a> Lease<'a> {
     ) -> Result<Vec<Val>, CallError> {
         let (way, limits) = (self.warm.way, self.limits);
         let Parts { mut store, instance, unfinished, .. } = self.live.parts();
-        *unfinished = way.waits();
+        *unfinished = true;
         limits.apply(&mut store);
         let result = call_dynamic(way, &mut store, instance, name, arguments, limits).await;
         *unfinished = false;

@@ -1,6 +1,6 @@
 //! Calls that wait: of a guest whose imports are asynchronous, on a fiber.
 //!
-//! What it promises: while a host function waits, the thread does other things. A future that is dropped, or
+//! Promises: while a host function waits, the thread does other things. A future that is dropped, or
 //! forgotten, before its call is over leaves an instance that nobody gets again: the lease refuses further
 //! calls, and when it ends a new instance takes the place of the old one, over memories that were reset.
 

@@ -1,19 +1,19 @@
 //! Taking leases: borrowed from their guest or owned, as the guest's options say or with limits and a WASI
 //! context of their own, at once or waiting for what the guest's own initialisation waits for.
 //!
-//! What it promises: an owned lease keeps its guest, so it may outlive every handle to it and move to other
+//! Promises: an owned lease keeps its guest, so it may outlive every handle to it and move to other
 //! threads and tasks; where it is dropped does not matter.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::call_path::poll_once;
 use crate::host::Wasi;
 use crate::lease::{Lease, OwnedLease};
 use crate::live::{Fresh, Live};
-use crate::loan::Loan;
+use crate::ownership::Ownership;
 use crate::stores::{CallLimits, Stores};
 use crate::warm::{Inner, Pools};
-use crate::way::poll_once;
 use crate::{LoadError, Warm, WarmError};
 
 /// What one lease has otherwise than its guest's options say. The default is nothing.
@@ -93,7 +93,7 @@ impl Inner {
                 if let Some(wasi) = wasi {
                     item.store.data_mut().set_wasi(wasi.clone());
                 }
-                Live::Reset(Loan::Pooled(item))
+                Live::Reset(Ownership::Pooled(item))
             }
             Pools::Fresh { state, pool } => {
                 let make = || state.make();
@@ -130,7 +130,7 @@ impl Warm {
             && inner.reseed.is_none()
         {
             // The way of nearly every call.
-            let live = Live::Reset(Loan::Pooled(pool.get(0, |_| state.make())?));
+            let live = Live::Reset(Ownership::Pooled(pool.get(0, |_| state.make())?));
             return Ok(Lease::begin(inner, live, inner.limits));
         }
         at_once(inner.take(&LeaseOptions::default(), false))

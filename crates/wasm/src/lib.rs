@@ -38,6 +38,7 @@
 
 mod bytes;
 mod cache;
+mod call_path;
 mod clock;
 mod compare;
 mod component;
@@ -61,8 +62,8 @@ mod leasing;
 mod linear;
 mod live;
 mod loaded;
-mod loan;
 mod nested;
+mod ownership;
 mod plan;
 mod planted;
 mod preparation;
@@ -78,9 +79,9 @@ mod stores;
 mod thaw;
 mod unsatisfied;
 mod values;
+mod wait;
 mod warm;
 mod watch;
-mod way;
 
 pub use afresh_files;
 pub use afresh_pager::SnapshotOptions;

@@ -22,7 +22,7 @@ use std::task::Poll;
 
 use afresh_memory::{
     Features, HostAccess, Image, ImageError, PAGE_SIZE, ResetError, Slot, SlotConfig, SlotError,
-    Strategy, ZeroStock, page_align_up,
+    Strategy, ZeroPageSource, page_align_up,
 };
 use afresh_pool::Recycled;
 use afresh_rewrite::Memory;
@@ -98,7 +98,7 @@ pub(crate) struct MemoryPolicy {
     pub(crate) verify_every: Option<u32>,
     pub(crate) memory64_capacity: usize,
     /// Where whole blocks of a growth come from.
-    pub(crate) stock: Option<Arc<dyn ZeroStock>>,
+    pub(crate) stock: Option<Arc<dyn ZeroPageSource>>,
 }
 
 impl MemoryPolicy {
@@ -290,14 +290,14 @@ enum Scope {
 
 struct Layout {
     left: VecDeque<Arc<GuestMemory>>,
-    whose: Whose,
+    whose: MemoryOwner,
     /// Memories asked for after the last one was taken.
     beyond: usize,
 }
 
 /// Whose memories are laid out; says what may run before the last of them is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Whose {
+pub(crate) enum MemoryOwner {
     /// One module's: wasmtime makes all of an instance's memories before any code of it runs, so
     /// whatever is asked for after them belongs to somebody else.
     Module,
@@ -349,7 +349,7 @@ pub(crate) fn record_memories<R>(
 /// instantiate there, and it may go on elsewhere.
 pub(crate) async fn with_memories<R>(
     memories: &[Arc<GuestMemory>],
-    whose: Whose,
+    whose: MemoryOwner,
     instantiate: impl Future<Output = wasmtime::Result<R>>,
 ) -> wasmtime::Result<R> {
     let layout = Layout { left: memories.iter().cloned().collect(), whose, beyond: 0 };
@@ -392,7 +392,7 @@ fn laid_out(asked: &Shape) -> Result<Option<Arc<GuestMemory>>, String> {
                 memory.shape
             )),
             None => {
-                layout.beyond += usize::from(layout.whose == Whose::Component);
+                layout.beyond += usize::from(layout.whose == MemoryOwner::Component);
                 Ok(None)
             }
         }

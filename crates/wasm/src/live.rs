@@ -1,6 +1,6 @@
 //! A live instance on lease, in either mode: the one place where a lease asks which it is.
 //!
-//! What it promises: whatever a call needs of its instance it gets from [`Parts`], which are the same in both modes; what
+//! Promises: whatever a call needs of its instance it gets from [`Parts`], which are the same in both modes; what
 //! only a mode can do (showing its state, comparing, ending otherwise than usual) is decided here, once each.
 
 use std::any::Any;
@@ -15,7 +15,7 @@ use crate::fresh::FreshMemories;
 use crate::host::Host;
 use crate::lease::Entry;
 use crate::linear::GuestMemory;
-use crate::loan::Loan;
+use crate::ownership::Ownership;
 use crate::reset::Present;
 use crate::{CallError, FreezeError, WarmError};
 
@@ -23,7 +23,7 @@ use crate::{CallError, FreezeError, WarmError};
 #[allow(clippy::large_enum_variant, reason = "one of them is on every lease's own stack")]
 pub(crate) enum Live<'a> {
     /// Brought back, by whoever lent it, when the lease ends.
-    Reset(Loan<'a>),
+    Reset(Ownership<'a>),
     /// Dropped with the lease.
     Fresh(Fresh<'a>),
 }
@@ -45,18 +45,18 @@ pub(crate) struct Parts<'l> {
     /// Its host state is that of the present lease.
     pub(crate) store: StoreContextMut<'l, Host>,
     pub(crate) instance: Instance,
-    /// A call on a fiber has begun and is not over: its future runs, was dropped or leaked. What such a call left in the
-    /// store is not looked at; the instance is replaced when the lease ends.
+    /// A call has begun and is not over: its future runs, was dropped or leaked, or a host function panicked. Nothing reads
+    /// what such a call left in the store; the instance is replaced when the lease ends.
     pub(crate) unfinished: &'l mut bool,
     /// Functions that were called before; none for an instance that will not be called again.
-    pub(crate) known: Option<&'l mut Known>,
+    pub(crate) known: Option<&'l mut TypedFunctions>,
 }
 
 /// Functions that leases call, typed, by entry number. Each is of the instance that it is kept with.
 #[derive(Default)]
-pub(crate) struct Known(Vec<Option<Box<dyn Any + Send>>>);
+pub(crate) struct TypedFunctions(Vec<Option<Box<dyn Any + Send>>>);
 
-impl Known {
+impl TypedFunctions {
     /// The function behind an entry.
     #[inline]
     pub(crate) fn find<P, R>(
@@ -135,7 +135,7 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// Whether a call on a fiber was cut off.
+    /// Whether a call was cut off.
     pub(crate) fn is_unfinished(&self) -> bool {
         match self {
             Self::Reset(lease) => lease.unfinished,

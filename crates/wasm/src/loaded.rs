@@ -1,8 +1,8 @@
-//! Compiled modules that guests of an engine use: whoever opens one that another has open gets the same.
+//! Compiled modules that guests of an engine use, shared between guests of one module.
 //!
-//! What it promises: a module is found under the key of what it was made of alone, and goes with the last guest that
-//! uses it. What may break it: nothing outside. Nobody waits here for long, and a child of a fork for nobody: where
-//! another thread is looking, the module is read or made once more.
+//! Promises: the key of a module is its source alone, and it is dropped with the last guest that
+//! uses it. No thread waits here for long, and a forked child does not wait: while
+//! another thread has the lock, the module is read or made once more.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};

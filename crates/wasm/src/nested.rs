@@ -14,14 +14,14 @@ use afresh_sys::planted::{Bug, is};
 use wasmtime::Store;
 use wasmtime::component::{Component, Instance, Linker};
 
+use crate::call_path::{CallPath, now};
 use crate::component::compile;
 use crate::component_lease::Caller;
 use crate::guest::{Arguments, Guest, WarmUp};
 use crate::host::Host;
-use crate::linear::{GuestMemory, Whose, with_memories};
+use crate::linear::{GuestMemory, MemoryOwner, with_memories};
 use crate::reset::WarmMemory;
 use crate::stores::{CallLimits, Stores};
-use crate::way::{Way, now};
 use crate::{CallError, Engine, LoadError, WarmError};
 
 /// A component's warm state.
@@ -54,7 +54,7 @@ pub(crate) async fn warm(
     // Its start functions are the guest's.
     store.data_mut().set_guests(true);
     let instantiate = way.instantiate_component(&pre, &mut store);
-    let instance = with_memories(&memories, Whose::Component, instantiate)
+    let instance = with_memories(&memories, MemoryOwner::Component, instantiate)
         .await
         .map_err(WarmError::Instantiate)?;
     for (name, arguments) in &warm_up.calls {
@@ -115,7 +115,7 @@ pub(crate) fn baked(wasm: &[u8], modules: &[Option<WarmState>]) -> Result<Vec<u8
 
 /// Reads the state of every core instance.
 fn read(
-    way: Way,
+    way: CallPath,
     opened: &OpenComponent,
     store: &mut Store<Host>,
     instance: Instance,

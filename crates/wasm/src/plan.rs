@@ -182,7 +182,11 @@ fn decide(
     if options.mode != Mode::Fresh {
         match try_as(true, true) {
             Ok(prepared) => return Ok((Mode::Reset, prepared, None)),
-            Err(error @ (PrepareError::NotRestorable(_) | PrepareError::NotBakeable(_))) => {
+            Err(
+                error @ (PrepareError::NotRestorable(_)
+                | PrepareError::NotBakeable(_)
+                | PrepareError::TooMany { .. }),
+            ) => {
                 if options.mode == Mode::Reset {
                     return Err(refused(Mode::Reset, &error));
                 }
@@ -193,7 +197,7 @@ fn decide(
     }
     match try_as(false, true) {
         Ok(prepared) => Ok((Mode::Fresh, prepared, why_fresh)),
-        Err(error @ PrepareError::NotBakeable(_)) => {
+        Err(error @ (PrepareError::NotBakeable(_) | PrepareError::TooMany { .. })) => {
             if warms {
                 return Err(refused(Mode::Fresh, &error));
             }

@@ -2,7 +2,7 @@
 //!
 //! Both take seconds for a module of a hundred megabytes, and give the same each time. So it is kept in the cache of
 //! compiled guests, beside the code that it belongs to and under the digest of the module: whoever warms the module again
-//! neither reads its code nor compiles it. What it promises: it is found for the same bytes, the same mode and roots and
+//! neither reads its code nor compiles it. Promises: it is found for the same bytes, the same mode and roots and
 //! the same rewriter alone, and one that is damaged is made anew. Guests in fresh mode are prepared each time, for the
 //! state that their warm-up leaves is written into the module.
 
@@ -47,7 +47,7 @@ struct Segment {
 
 /// In the cache.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct CachedPreparation {
     preparation: Preparation,
     /// What the compiled module is kept under.
     compiled: [u8; 32],
@@ -101,7 +101,7 @@ impl Preparation {
     ) -> Option<(Self, Compiled)> {
         let cache = engine.cache()?;
         let key = Plan::key(engine, digest, options, None);
-        let Kept { preparation, compiled } = cache.value(&key, KIND)?;
+        let CachedPreparation { preparation, compiled } = cache.value(&key, KIND)?;
         let within = |segment: &Segment| wasm.get(segment.place.clone()).is_some();
         if preparation.plan.mode != Mode::Reset || !preparation.segments.iter().all(within) {
             return None;
@@ -122,7 +122,7 @@ impl Preparation {
         if let (Some(cache), Some(compiled), Mode::Reset) =
             (engine.cache(), compiled.key, self.plan.mode)
         {
-            let kept = Kept { preparation: self.clone(), compiled: compiled.into() };
+            let kept = CachedPreparation { preparation: self.clone(), compiled: compiled.into() };
             cache.keep_value(&Plan::key(engine, digest, options, None), KIND, &kept);
         }
     }

@@ -1,19 +1,20 @@
 //! WASI preview 1 over a guest's file tree: every function about descriptors and paths is our own; clocks,
 //! randomness, arguments and the standard streams are wasmtime-wasi's.
 //!
-//! What it promises: what a guest does here it does to its tree, which is rolled back and saved with its memory;
-//! paths stay within the directory that they start from. What may break it: the standard streams' content, which is
+//! Promises: what a guest does here it does to its tree, which is rolled back and saved with its memory;
+//! paths stay within the directory that they start from. May break it: the standard streams' content, which is
 //! the call's.
 
 mod calls;
 mod memory;
 mod paths;
+mod poll;
 
 use wasmtime::{Caller, Linker};
 use wasmtime_wasi::p1::wasi_snapshot_preview1 as theirs;
-use wasmtime_wasi::runtime::in_tokio;
 use wiggle::GuestMemory;
 
+use crate::call_path::block;
 use crate::files::{Descriptor, Live};
 use crate::host::Host;
 use memory::{Bytes, Fail};
@@ -123,7 +124,7 @@ macro_rules! either {
             $linker.func_wrap(WASI, stringify!($name), |mut caller: Caller<'_, Host>, $($argument: $type),*| {
                 match ours::$name(&mut caller, $($argument),*)? {
                     Some(answer) => Ok(answer),
-                    None => in_tokio(streams::$name(&mut caller, $($argument),*)),
+                    None => block(streams::$name(&mut caller, $($argument),*)),
                 }
             })?;
         })*
@@ -170,8 +171,66 @@ pub(crate) fn link(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<(
     either!(linker, waits,
         fd_read(fd: i32, parts: i32, count: i32, to: i32);
         fd_write(fd: i32, parts: i32, count: i32, to: i32);
-        poll_oneoff(asked: i32, answers: i32, count: i32, to: i32);
     );
+    Ok(())
+}
+
+/// Replaces wasmtime-wasi's `poll_oneoff`, whose waits no limit of a call would end, and `fd_read` and `fd_write` of plain
+/// calls, which would panic in a task of tokio. For guests with a tree and without one.
+pub(crate) fn link_waits(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
+    type Arguments = (i32, i32, i32, i32);
+    if waits {
+        linker.func_wrap_async(
+            WASI,
+            "poll_oneoff",
+            |mut caller: Caller<'_, Host>, (asked, answers, count, to): Arguments| {
+                Box::new(async move {
+                    if let Some(answer) = ours::poll_oneoff(&mut caller, asked, answers, count, to)?
+                    {
+                        return Ok(answer);
+                    }
+                    match poll::clocks(&mut caller, asked, count)? {
+                        Some(clocks) => {
+                            clocks.wait_async(caller.data_mut()).await?;
+                            clocks.report(&mut caller, answers, to)
+                        }
+                        None => streams::poll_oneoff(&mut caller, asked, answers, count, to).await,
+                    }
+                })
+            },
+        )?;
+    } else {
+        linker.func_wrap(
+            WASI,
+            "fd_read",
+            |mut caller: Caller<'_, Host>, fd: i32, parts: i32, count: i32, to: i32| {
+                block(streams::fd_read(&mut caller, fd, parts, count, to))
+            },
+        )?;
+        linker.func_wrap(
+            WASI,
+            "fd_write",
+            |mut caller: Caller<'_, Host>, fd: i32, parts: i32, count: i32, to: i32| {
+                block(streams::fd_write(&mut caller, fd, parts, count, to))
+            },
+        )?;
+        linker.func_wrap(
+            WASI,
+            "poll_oneoff",
+            |mut caller: Caller<'_, Host>, asked: i32, answers: i32, count: i32, to: i32| {
+                if let Some(answer) = ours::poll_oneoff(&mut caller, asked, answers, count, to)? {
+                    return Ok(answer);
+                }
+                match poll::clocks(&mut caller, asked, count)? {
+                    Some(clocks) => {
+                        clocks.wait(caller.data_mut())?;
+                        clocks.report(&mut caller, answers, to)
+                    }
+                    None => block(streams::poll_oneoff(&mut caller, asked, answers, count, to)),
+                }
+            },
+        )?;
+    }
     Ok(())
 }
 
@@ -205,7 +264,7 @@ mod ours {
         }
     }
 
-    /// Files are always ready: where one is asked about, the answer is there at once.
+    /// Files are always ready: where one is polled, the answer is there at once.
     pub(super) fn poll_oneoff(
         caller: &mut Caller<'_, Host>,
         asked: i32,
@@ -213,6 +272,9 @@ mod ours {
         count: i32,
         to: i32,
     ) -> wasmtime::Result<Option<i32>> {
+        if caller.data_mut().live().is_none() {
+            return Ok(None);
+        }
         let mut ready = false;
         let answer = run(caller, |call| {
             ready = call.poll_files(asked, answers, count, to)?;

@@ -1,8 +1,8 @@
 //! WASI preview 2 over a guest's file tree: `wasi:filesystem`'s types and preopens are our own, all else is
 //! wasmtime-wasi's.
 //!
-//! What it promises: as [`crate::preview1`]. Nothing of it waits, so the functions for guests that wait and for those
-//! that do not are the same. What may break it: a handle's number is one of wasmtime-wasi's table, under which lies a
+//! Promises: as [`crate::preview1`]. Nothing of it waits, so the functions for guests that wait and for those
+//! that do not are the same. May break it: a handle's number is one of wasmtime-wasi's table, under which lies a
 //! thing of ours; nobody else looks there.
 
 mod descriptor;
@@ -47,13 +47,14 @@ pub(crate) fn link_io(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Resul
     match waits {
         true => {
             io::poll::add_to_linker::<Host, HasTable>(linker, Host::table)?;
-            io::streams::add_to_linker::<Host, HasTable>(linker, Host::table)
+            io::streams::add_to_linker::<Host, HasTable>(linker, Host::table)?;
         }
         false => {
             sync_io::poll::add_to_linker::<Host, HasTable>(linker, Host::table)?;
-            sync_io::streams::add_to_linker::<Host, HasTable>(linker, Host::table)
+            sync_io::streams::add_to_linker::<Host, HasTable>(linker, Host::table)?;
         }
     }
+    crate::wait::link(linker, waits)
 }
 
 /// Puts the functions for guests with a tree in place of wasmtime-wasi's.

@@ -16,18 +16,18 @@ use wasmtime::{
     AsContextMut, Instance, InstancePre, Memory, Module, ModuleExport, RootScope, Store, TypedFunc,
 };
 
+use crate::call_path::{CallPath, now};
 use crate::clock::Clock;
 use crate::compare::Comparison;
 use crate::files::Files;
 use crate::guest::GuestOptions;
 use crate::host::Host;
-use crate::linear::{GuestMemory, MemoryPolicy, Shape, Whose, with_memories};
-use crate::live::Known;
+use crate::linear::{GuestMemory, MemoryOwner, MemoryPolicy, Shape, with_memories};
+use crate::live::TypedFunctions;
 use crate::plan::Plan;
 use crate::planted;
 use crate::scope::{ScopedStore, forget_exception};
 use crate::stores::Stores;
-use crate::way::{Way, now};
 use crate::{Engine, LoadError, Mode, WarmError, descriptors, state, unsatisfied};
 
 /// A warm memory: what it is declared as, its content, and its size in bytes.
@@ -125,7 +125,7 @@ impl Blueprint {
         memories: &[Arc<GuestMemory>],
     ) -> wasmtime::Result<Instance> {
         let instantiate = self.stores.way.instantiate(&self.pre, store);
-        with_memories(memories, Whose::Module, instantiate).await
+        with_memories(memories, MemoryOwner::Module, instantiate).await
     }
 }
 
@@ -175,7 +175,7 @@ pub(crate) struct ResetInstance {
     /// The module's own function; none where there is nothing to restore beside memory.
     restore: Option<TypedFunc<(), i32>>,
     /// Found by calls; of this instance, so they go with it.
-    pub(crate) known: Known,
+    pub(crate) known: TypedFunctions,
     /// As [`crate::live::Parts::unfinished`]. If set, the store is not used again.
     pub(crate) unfinished: bool,
     /// Somebody who used it panicked. If set, a session replaces it; the pool drops such an item itself.
@@ -259,7 +259,7 @@ impl ResetInstance {
             instance,
             memories: held,
             restore,
-            known: Known::default(),
+            known: TypedFunctions::default(),
             unfinished: false,
             unwound: false,
             heap: Heap { warm: heap, now: heap },
@@ -281,6 +281,9 @@ impl ResetInstance {
         forget_exception(&mut self.store);
         // Also where nothing of ours is to run: a host function may have set limits of its own.
         blueprint.stores.unlimit(&mut self.store);
+        if self.store.data_mut().lost_callback() {
+            return Ok(false);
+        }
         if let Some(restore) = &self.restore {
             let left = planted::before(&mut self.store, self.instance, &blueprint.visible);
             let way = blueprint.stores.way;
@@ -415,8 +418,8 @@ impl Recycle for ResetInstance {
 
     fn mappings(&self) -> usize {
         let own = match self.of.blueprint.stores.way {
-            Way::Direct => INSTANCE_MAPPINGS,
-            Way::Deep | Way::Fiber => INSTANCE_MAPPINGS + FIBER_MAPPINGS,
+            CallPath::Direct => INSTANCE_MAPPINGS,
+            CallPath::Deep | CallPath::Fiber => INSTANCE_MAPPINGS + FIBER_MAPPINGS,
         };
         self.memories.iter().map(|(m, _)| m.mappings()).sum::<usize>() + own
     }

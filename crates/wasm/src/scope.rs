@@ -5,11 +5,11 @@
 //! behind an `externref` stay alive with it. Here the scope is the lease: what one call gave can be given
 //! to the next call of the same lease, and to no other.
 //!
-//! What it promises: after [`ScopedStore::renew`] nothing that the host was given before is rooted, and
-//! using it is an error. What may break it: an `OwnedRooted` that a host function of the embedder's keeps.
+//! Promises: after [`ScopedStore::renew`] nothing that the host was given before is rooted, and
+//! using it is an error. May break it: an `OwnedRooted` that a host function keeps.
 //!
-//! A `RootScope` owns what it guards and gives it back to nobody; dropped, it ends the scope and drops the
-//! rest. So what it owns here is a loan, which brings the store home when it is dropped.
+//! A `RootScope` owns its store and never returns it; its drop ends the scope and drops the
+//! store. So it owns a loan here, which returns the store when it is dropped.
 
 use std::sync::Arc;
 
@@ -22,19 +22,19 @@ use crate::host::Host;
 type Home = Arc<Exclusive<Option<Store<Host>>>>;
 
 /// A store on loan to a scope.
-struct Loan {
+struct ScopedLoan {
     /// `None` only once it is dropped.
     store: Option<Store<Host>>,
     home: Home,
 }
 
-impl Drop for Loan {
+impl Drop for ScopedLoan {
     fn drop(&mut self) {
         *self.home.lock() = self.store.take();
     }
 }
 
-impl AsContext for Loan {
+impl AsContext for ScopedLoan {
     type Data = Host;
 
     #[inline]
@@ -46,7 +46,7 @@ impl AsContext for Loan {
     }
 }
 
-impl AsContextMut for Loan {
+impl AsContextMut for ScopedLoan {
     #[inline]
     fn as_context_mut(&mut self) -> StoreContextMut<'_, Host> {
         match &mut self.store {
@@ -59,7 +59,7 @@ impl AsContextMut for Loan {
 /// A store, and the scope of the present lease.
 pub(crate) struct ScopedStore {
     /// `None` only within `renew`, and after a panic there.
-    scope: Option<RootScope<Loan>>,
+    scope: Option<RootScope<ScopedLoan>>,
     home: Home,
 }
 
@@ -67,7 +67,7 @@ impl ScopedStore {
     /// Opens the first scope. What is rooted already stays so: there must be nothing.
     pub(crate) fn new(store: Store<Host>) -> Self {
         let home = Home::new(Exclusive::new(None));
-        let loan = Loan { store: Some(store), home: home.clone() };
+        let loan = ScopedLoan { store: Some(store), home: home.clone() };
         Self { scope: Some(RootScope::new(loan)), home }
     }
 
@@ -89,7 +89,7 @@ impl ScopedStore {
             unreachable!("the loan brought its store home")
         };
         let result = look(&mut store);
-        let loan = Loan { store: Some(store), home: self.home.clone() };
+        let loan = ScopedLoan { store: Some(store), home: self.home.clone() };
         self.scope = Some(RootScope::new(loan));
         result
     }

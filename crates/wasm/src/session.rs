@@ -1,13 +1,13 @@
 //! Sessions: a live instance that goes from state to state of a tree.
 //!
-//! What it promises: in each state memories, globals, tables, dropped segments and sizes are, bit for bit,
+//! Promises: in each state memories, globals, tables, dropped segments and sizes are, bit for bit,
 //! what they were when it was frozen. A checkpoint stores the pages written since the last; going to
 //! another state copies those that differ. Globals and writable tables are read whole at each, a few
 //! nanoseconds an entry. What cannot be undone in place (a table that grew, a large heap of collected
 //! objects) makes the instance be replaced. Every state that is gone to gets a generation of its own and
 //! fresh entropy, as a lease does.
 //!
-//! A guest's file tree and what is open in it are part of the state. What may break it: state that host functions
+//! A guest's file tree and what is open in it are part of the state. May break it: state that host functions
 //! keep. WASI's streams are the live session's: none of a state, new in each that is gone to. So are directories of
 //! the host's; a guest that has files of theirs open cannot be frozen.
 
@@ -27,7 +27,7 @@ use crate::lease::Lease;
 use crate::leasing::at_once;
 use crate::linear::{GuestMemory, MemoryPolicy};
 use crate::live::Live;
-use crate::loan::{Loan, Own};
+use crate::ownership::{Own, Ownership};
 use crate::reset::{INSTANCE_MAPPINGS, KEPT_HEAP, ResetInstance, ResetState};
 use crate::scope::forget_exception;
 use crate::state::{functions, missing, val, warm_value};
@@ -96,7 +96,7 @@ impl SessionState {
 }
 
 /// Where an instance keeps what is no memory, looked up once.
-struct Places {
+struct InstanceLayout {
     globals: Vec<(Global, ValType)>,
     tables: Vec<(Table, ValType)>,
     dropped: Vec<Global>,
@@ -109,7 +109,7 @@ struct Places {
 pub struct Session {
     warm: Warm,
     instance: ResetInstance,
-    places: Places,
+    places: InstanceLayout,
     /// What it takes of the process's budget.
     _mappings: Held,
 }
@@ -181,7 +181,7 @@ impl Values {
     }
 }
 
-impl Places {
+impl InstanceLayout {
     fn find(
         store: &mut impl AsContextMut<Data = Host>,
         instance: Instance,
@@ -317,7 +317,7 @@ impl Session {
         let mut instance = state.make_over(memories)?;
         instance.store.data_mut().set_files(values.files.clone());
         let mut scope = RootScope::new(&mut instance.store);
-        let places = Places::find(&mut scope, instance.instance, &state.blueprint.visible)?;
+        let places = InstanceLayout::find(&mut scope, instance.instance, &state.blueprint.visible)?;
         places.write(&mut scope, instance.instance, values)?;
         drop(scope);
         let held = Budget::process().hold(mappings + INSTANCE_MAPPINGS);
@@ -334,7 +334,7 @@ impl Session {
     /// Gives the instance a generation and entropy that no other has.
     fn begin(&mut self) -> Result<(), WarmError> {
         let inner = &*self.warm.inner;
-        let live = Live::Reset(Loan::Own(Own(&mut self.instance)));
+        let live = Live::Reset(Ownership::Own(Own(&mut self.instance)));
         let mut lease = Lease::begin(inner, live, inner.limits);
         at_once(lease.prepare())
     }
@@ -347,7 +347,11 @@ impl Session {
             self.instance.store.renew(|_| ());
         }
         blueprint.stores.unlimit(&mut self.instance.store);
-        Lease::resume(&self.warm.inner, Live::Reset(Loan::Own(Own(&mut self.instance))))
+        if self.instance.store.data_mut().lost_callback() {
+            // No limit would hold any more.
+            self.instance.unfinished = true;
+        }
+        Lease::resume(&self.warm.inner, Live::Reset(Ownership::Own(Own(&mut self.instance))))
     }
 
     /// The file tree as it is now, if the guest has one.
@@ -407,11 +411,11 @@ impl Session {
 }
 
 impl Guest for Session {
-    type Home = Warm;
+    type Template = Warm;
     type State = SessionState;
     type Error = SessionError;
 
-    fn home(&self) -> Warm {
+    fn template(&self) -> Warm {
         self.warm.clone()
     }
 
@@ -451,7 +455,7 @@ impl Guest for Session {
         }
     }
 
-    fn rehouse(&mut self, to: &Frozen<SessionState>) -> Result<(), SessionError> {
+    fn relocate(&mut self, to: &Frozen<SessionState>) -> Result<(), SessionError> {
         // The sizes stay, so wasmtime need not look again.
         let sized = to.memories.iter().zip(&to.state.0.bytes);
         for ((memory, _), (image, bytes)) in self.instance.memories.iter().zip(sized) {

@@ -4,7 +4,7 @@
 //! to map one, touch it and unmap it takes longer than such a call. Stacks that come back are kept by the thread
 //! on which they do, up to a bound.
 //!
-//! What it promises: a stack has one user at a time, and a guard below it. Its content is what the last user
+//! Promises: a stack has one user at a time, and a guard below it. Its content is what the last user
 //! left, unless wasmtime asks for zeros; no guest can read it.
 
 use std::cell::RefCell;

@@ -1,6 +1,6 @@
 //! States of sessions to frozen guests and back: how a session is saved, and goes on elsewhere.
 //!
-//! What it promises: nothing of the live instance is looked at, so any state of a tree can be saved; what comes from
+//! Promises: nothing of the live instance is looked at, so any state of a tree can be saved; what comes from
 //! elsewhere is checked against the module before a session can go there.
 
 use afresh_rewrite::WarmState;
@@ -66,6 +66,7 @@ impl Warm {
         let blueprint = &state.blueprint;
         let shapes = state.memories.iter().map(|memory| memory.shape);
         thaw::check_state(&blueprint.visible, shapes, &blueprint.page_log2, frozen)?;
+        blueprint.stores.admit(frozen)?;
         let files = match (&frozen.files, blueprint.stores.kept_files()) {
             (None, None) => None,
             (Some(saved), Some(here)) => {

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use afresh_files::Tree;
 use wasmtime::{AsContextMut, Store};
 
+use crate::call_path::CallPath;
 use crate::clock::Clock;
 use crate::files::Files;
 use crate::guest::GuestOptions;
 #[cfg(feature = "call-hook")]
 use crate::hook::Hook;
-use crate::host::{Host, HostParts, Limiter, State, Wasi};
+use crate::host::{Host, HostParts, Limiter, State, Wasi, table_bytes};
 use crate::watch::{Watch, look};
-use crate::way::Way;
 use crate::{Engine, Frozen, LoadError, ThawError};
 
 /// Epochs and fuel for our own functions: as good as unlimited, and far from overflow.
@@ -44,7 +44,7 @@ pub(crate) struct Stores {
     /// Of the guest's calls.
     pub(crate) limits: CallLimits,
     /// How code in them is entered.
-    pub(crate) way: Way,
+    pub(crate) way: CallPath,
 }
 
 impl Stores {
@@ -73,7 +73,7 @@ impl Stores {
             limits: CallLimits::new(options.timeout, options.fuel, engine.tick())
                 .watch(options.watch.is_some())
                 .give_way(options.gives_way && options.asynchronous),
-            way: Way::of(options.asynchronous, engine.deep()),
+            way: CallPath::of(options.asynchronous, engine.deep()),
         })
     }
 
@@ -120,6 +120,7 @@ impl Stores {
             state: self.state.clone(),
             limiter: self.limiter.clone(),
             watch: self.watch.clone(),
+            ticks: self.engine.ticks(),
             memory_limit: self.memory_limit,
             instances: self.instances,
             way: self.way,
@@ -132,7 +133,12 @@ impl Stores {
         self.hook.set(&mut store);
         if self.asks() {
             let gives_way = self.limits.gives_way;
-            store.epoch_deadline_callback(move |store| look(store, gives_way));
+            let held = Arc::new(());
+            store.data_mut().set_callback(Arc::downgrade(&held));
+            store.epoch_deadline_callback(move |store| {
+                let _held = &held;
+                look(store, gives_way)
+            });
         }
         self.unlimit(&mut store);
         Ok(store)
@@ -156,6 +162,25 @@ impl Stores {
         Ok(())
     }
 
+    /// Refuses a frozen guest that is larger than calls may make it: a snapshot asks for memory, and the options decide.
+    ///
+    /// # Errors
+    /// [`ThawError::State`] with the sizes.
+    pub(crate) fn admit(&self, frozen: &Frozen) -> Result<(), ThawError> {
+        let memories = frozen.memories.iter().map(|memory| memory.bytes);
+        let states = frozen.nested.iter().flatten().flatten().chain([&frozen.state]);
+        let tables =
+            states.flat_map(|state| state.tables.values()).map(|table| table_bytes(table.len()));
+        match memories.chain(tables).find(|bytes| *bytes > self.memory_limit) {
+            Some(bytes) => Err(ThawError::State(format!(
+                "a memory or table of the snapshot takes {bytes} bytes, and `memory_limit` allows {}: raise the limit, or \
+                 take a smaller snapshot",
+                self.memory_limit
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Makes the files that `host` has those that every call starts from.
     pub(crate) fn keep_files(&self, host: &Host) {
         if let Some(files) = host.files() {
@@ -170,7 +195,7 @@ impl Stores {
         let mut store = store.as_context_mut();
         store.data_mut().set_guests(false);
         if self.timeouts {
-            // Calls that are looked at at each tick stay so.
+            // A callback stays. [`Host::lost_callback`] reports one that a host function replaced.
             if !self.asks() {
                 store.epoch_deadline_trap();
             }
@@ -226,12 +251,16 @@ impl CallLimits {
     pub(crate) fn apply(&self, mut store: impl AsContextMut<Data = Host>) {
         let mut store = store.as_context_mut();
         store.data_mut().set_guests(true);
+        // A call that gives way does not count the time of a wait.
+        let timeout = self.timeout.filter(|_| !self.gives_way);
+        store.data_mut().set_time_limit(timeout.map(|timeout| (timeout, self.ticks)));
         if self.gives_way {
             // What passes while others run does not count.
             store.data_mut().set_turns(self.ticks);
             store.set_epoch_deadline(1);
         } else if self.watched {
-            let until = self.timeout.map(|timeout| Instant::now() + timeout);
+            // A limit beyond the clock's range never expires.
+            let until = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
             store.data_mut().set_until(until);
             store.set_epoch_deadline(1);
         } else if self.timeout.is_some() {

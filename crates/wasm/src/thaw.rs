@@ -55,6 +55,7 @@ impl Warm {
         let clock = Clock::from(frozen.read);
         let blueprint =
             Blueprint::new(engine, options, &module, &plan, &clock).map_err(WarmError::from)?;
+        blueprint.stores.admit(frozen)?;
         blueprint.stores.thaw_files(frozen)?;
         let compile = started.elapsed();
         let memories = frozen.memories.clone();
@@ -117,7 +118,7 @@ pub(crate) fn check_state(
         return bad("its globals and tables are not those of the module");
     }
     let known = |set: &std::collections::BTreeSet<u32>, all: &[u32]| {
-        set.iter().all(|index| all.contains(index))
+        set.iter().all(|index| all.binary_search(index).is_ok())
     };
     if !known(&state.dropped_data, &visible.data)
         || !known(&state.dropped_elements, &visible.elements)

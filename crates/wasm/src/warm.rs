@@ -16,6 +16,7 @@ use wasmtime::{
 };
 
 use crate::bytes;
+use crate::call_path::{AsyncStore, CallPath};
 use crate::clock::Clock;
 use crate::compare::Comparison;
 use crate::component_lease::listed;
@@ -31,7 +32,6 @@ use crate::plan::Plan;
 use crate::preparation::{INITIALIZE, Preparation};
 use crate::reset::{Blueprint, KEPT_HEAP, ResetInstance, ResetState, WarmMemory};
 use crate::stores::CallLimits;
-use crate::way::{Held, Way};
 use crate::{CallError, LoadError, WarmError, descriptors, parse_arguments, state};
 
 /// How a guest was warmed.
@@ -115,7 +115,7 @@ pub(crate) struct Inner {
     /// A guest whose warm state cannot be kept: each fresh instance runs its initialiser again.
     pub(crate) initialize: bool,
     pub(crate) limits: CallLimits,
-    pub(crate) way: Way,
+    pub(crate) way: CallPath,
     pub(crate) reseed: Option<Entry<(i64, i64), ()>>,
     entries: Mutex<HashMap<(String, TypeId), usize>>,
     pub(crate) report: WarmReport,
@@ -176,7 +176,7 @@ impl Warmer<'_> {
     /// Runs what brings a new instance to its warm state.
     async fn run(
         &self,
-        store: &mut impl Held,
+        store: &mut impl AsyncStore,
         instance: Instance,
         preparation: &Preparation,
         warm_up: &WarmUp,

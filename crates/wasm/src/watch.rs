@@ -1,9 +1,10 @@
-//! A watch over calls: a function of the embedder's that is asked, while a call runs, whether it may go on.
+//! A watch over calls: a function of the embedder that decides, while a call runs, whether it may continue.
 //!
-//! What it promises: it is asked at every tick of the epoch, 5 ms unless the embedder says otherwise, on the thread that
-//! runs the guest, and a call that may not go on ends before the guest's next loop or function. What may break it: a
-//! host function that takes long, during which nobody asks.
+//! Promises: it is called at every tick of the epoch, 5 ms unless the embedder sets another interval, on the thread that
+//! runs the guest, and a refused call ends before the guest's next loop or function. May break it: a
+//! long host function, during which it is not called.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,8 +21,8 @@ type Ask = dyn Fn(&mut Host) -> bool + Send + Sync;
 pub struct Watch(Option<Arc<Ask>>);
 
 impl Watch {
-    /// A watch that ends a call by `false`. It finds the state of the call in its host state
-    /// ([`Host::data`], [`Host::state`]), and is asked on the thread that runs the guest.
+    /// A watch that ends a call by `false`, or by a panic, which becomes an error of the call. It finds the state of the
+    /// call in its host state ([`Host::data`], [`Host::state`]), and is asked on the thread that runs the guest.
     pub fn new(ask: impl Fn(&mut Host) -> bool + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(ask)))
     }
@@ -32,9 +33,15 @@ impl Watch {
         self.0.is_some()
     }
 
-    /// Whether the call that `host` belongs to may go on.
-    pub(crate) fn allows(&self, host: &mut Host) -> bool {
-        self.0.as_ref().is_none_or(|ask| ask(host))
+    /// Ends the call that `host` belongs to, unless the watch allows it to run on.
+    pub(crate) fn check(&self, host: &mut Host) -> wasmtime::Result<()> {
+        let Some(ask) = &self.0 else { return Ok(()) };
+        // A panic that unwinds through wasmtime would take the callback with it, and later calls would run unwatched.
+        match catch_unwind(AssertUnwindSafe(|| ask(host))) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Stopped.into()),
+            Err(_) => Err(wasmtime::Error::msg("the embedder's watch panicked")),
+        }
     }
 }
 
@@ -62,10 +69,6 @@ pub(crate) fn look(
     if over {
         return Err(Trap::Interrupt.into());
     }
-    let watch = host.watch();
-    match watch.allows(host) {
-        false => Err(Stopped.into()),
-        true if gives_way => Ok(UpdateDeadline::Yield(1)),
-        true => Ok(UpdateDeadline::Continue(1)),
-    }
+    host.watch().check(host)?;
+    Ok(if gives_way { UpdateDeadline::Yield(1) } else { UpdateDeadline::Continue(1) })
 }

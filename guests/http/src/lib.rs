@@ -8,6 +8,7 @@
 //! | `/stream` | answers with as many lines as the query says |
 //! | `/wait` | waits as many milliseconds as the query says |
 //! | `/late` | answers, and then waits before it ends |
+//! | `/broken` | begins an answer, then traps, or with `?1` never returns |
 //! | `/spin`, `/trap`, `/silent` | never returns, traps, returns without an answer |
 //! | `/ask` | asks another server for something, and says what came of it |
 
@@ -134,6 +135,15 @@ impl wasip2::exports::http::incoming_handler::Guest for Handler {
                 std::hint::black_box(());
             },
             "trap" => panic!("as asked"),
+            "broken" => {
+                let body = begin(outparam, 200);
+                let output = body.write().expect("its stream is taken once");
+                let _ = output.blocking_write_and_flush(b"some of it\n");
+                while number > 0 {
+                    std::hint::black_box(());
+                }
+                panic!("as asked");
+            }
             "silent" => {}
             "ask" => match ask() {
                 Ok(status) => answer(outparam, 200, &format!("it answered {status}\n")),

@@ -103,6 +103,8 @@
     members: (value) => from(value),
     bytes: (value) => new Uint8Array(value),
     date: (seconds) => new Date(seconds * 1000),
+    // A day alone is midnight in UTC, as everywhere in JavaScript.
+    moment: (text) => new Date(text),
     map: (flat) => {
       const map = new Map();
       for (let i = 0; i < flat.length; i += 2) map.set(flat[i], flat[i + 1]);

@@ -7,7 +7,7 @@
 //! | BigInt | integers, of any size by tags 2 and 3 |
 //! | ArrayBuffer, Uint8Array | bytes |
 //! | arrays, other typed arrays | arrays |
-//! | Map | maps; Set: tag 258 and an array; Date: tag 1 and seconds |
+//! | Map | maps; Set: tag 258 and an array; Date: tag 1 and seconds; on the way in also as text, by tags 0 and 1004 |
 //! | other objects | maps of their own properties |
 //! | functions, symbols, promises, errors | tag 39 and `[kind, text]`: only named, never carried |
 //!
@@ -22,11 +22,15 @@ use rquickjs::{
 
 /// How deep a value may be nested.
 const DEEPEST: usize = 128;
+/// A date and time as text, in local time where it names no zone.
+const TIMESTAMP: Tag = Tag::new(0);
 const DATE: Tag = Tag::new(1);
 const POSITIVE: Tag = Tag::new(2);
 const NEGATIVE: Tag = Tag::new(3);
 const NAMED: Tag = Tag::new(39);
 const SET: Tag = Tag::new(258);
+/// A day as text.
+const DAY: Tag = Tag::new(1004);
 /// The largest whole number that a number holds exactly.
 const EXACT: f64 = 9_007_199_254_740_991.0;
 
@@ -316,6 +320,7 @@ impl Helpers {
         let tag = from.tag()?;
         Ok(match tag {
             DATE => self.call(ctx, "date", (from.f64()?,))?,
+            TIMESTAMP | DAY => self.call(ctx, "moment", (from.str()?,))?,
             SET => {
                 let members = self.decode_array(ctx, from, depth)?;
                 self.call(ctx, "set", (members,))?

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use afresh::{Call, Channel, Guest, Kind, OpenError, Options, Reference, SaveOptions};
+use afresh::{Call, Channel, Clones, Guest, Kind, OpenError, Options, Reference, SaveOptions};
 
 /// `sed`, which numbers lines; `None` where this host runs no guests.
 fn sed(options: Options) -> Option<Guest> {
@@ -57,6 +57,37 @@ fn a_program_is_a_guest_as_any_other() {
             });
         }
     });
+}
+
+#[test]
+fn verify_finds_numbers_that_clones_of_a_program_both_draw() {
+    const PATH: &str = "/bin/bash";
+    if !Path::new(PATH).exists() {
+        return println!("SKIPPED: no bash");
+    }
+    // The generator behind `RANDOM` is in the shell's memory, the one behind `SRANDOM` in the kernel.
+    let cases = [
+        ("", "echo $RANDOM", Clones::Alike),
+        ("", "echo $SRANDOM $RANDOM", Clones::Partly),
+        ("", "echo $SRANDOM", Clones::Differ),
+        ("", "echo $line", Clones::Constant),
+        (
+            "exec 3</dev/afresh/generation",
+            "read -t 0 -u 3 && RANDOM=$SRANDOM; echo $RANDOM",
+            Clones::Differ,
+        ),
+    ];
+    for (first, prints, expected) in cases {
+        let script = format!("RANDOM=5\n{first}\nwhile read line; do {prints}; done");
+        let options = Options::new().warm(Call::text("", ["first"]));
+        let options = options.linux(move |program| program.arg("-c").arg(&script));
+        let Some(guest) = opened(afresh::open(PATH, &options)) else { return };
+        let found = guest.verify(&Call::bytes("", "x\n"), 3, &mut |_| {}).unwrap();
+        assert!(found.is_pristine(), "{prints}: {found:?}");
+        assert_eq!(found.clones, Some(expected), "{prints}: {found:?}");
+        let repeats = matches!(expected, Clones::Alike | Clones::Partly);
+        assert_eq!(!found.repeating.is_empty(), repeats, "{prints}: {found:?}");
+    }
 }
 
 #[test]
@@ -186,7 +217,9 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
     let (sender, receiver) = std::sync::mpsc::channel();
     let heard = move |from: afresh::Writer, piece: &[u8]| {
         assert_eq!(from.leader, None);
-        sender.send((from.channel, piece.to_vec(), std::time::Instant::now())).is_ok()
+        // With no bytes the caller is only asked whether the call may run on.
+        piece.is_empty()
+            || sender.send((from.channel, piece.to_vec(), std::time::Instant::now())).is_ok()
     };
     let script = b"echo one; echo error >&2; sleep 1; echo host >/dev/host; echo two\n";
     session.with(|lease| lease.call_heard("", script, heard)).unwrap();
@@ -215,7 +248,8 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
     let heard = move || {
         let sender = sender.clone();
         move |from: afresh::Writer, piece: &[u8]| {
-            sender.send((from.leader, String::from_utf8_lossy(piece).into_owned())).is_ok()
+            let text = String::from_utf8_lossy(piece).into_owned();
+            piece.is_empty() || sender.send((from.leader, text)).is_ok()
         }
     };
     let script = b"(setsid sh -c 'echo begun; sleep 0.2; echo done' &); echo own\n";

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use afresh::wasm::GuestOptions;
 use afresh::{
-    Access, Call, CallError, Guest, Kind, OpenError, Options, Reference, SaveError, SaveOptions,
-    SealKey,
+    Access, Call, CallError, Clones, Guest, Kind, OpenError, Options, Reference, SaveError,
+    SaveOptions, SealKey,
 };
 
 const COUNTER: &str = r#"(module
@@ -70,6 +70,46 @@ fn every_call_of_a_module_or_component_starts_from_the_warm_state() {
         let found = guest.verify(&Call::text("next", ["2"]), 5, &mut |_| {}).unwrap();
         assert!(found.is_pristine() && found.answers_differ == 0 && found.calls == 5, "{found:?}");
     }
+}
+
+/// Two generators in one component. `HOOK` stands for a hook that reseeds the first.
+const GENERATORS: &str = r#"(component
+    (core module $M (global $a (mut i64) (i64.const 1)) (global $b (mut i64) (i64.const 1))
+        (func (export "warm") (global.set $a (i64.const 7)) (global.set $b (i64.const 9)))
+        (func (export "reseed") (param i64 i64) (global.set $a (i64.xor (local.get 0) (local.get 1))))
+        (func $next (param i64) (result i64)
+            (i64.add (i64.mul (local.get 0) (i64.const 6364136223846793005)) (i64.const 1)))
+        (memory (export "m") 1)
+        (func (export "draw") (result i32)
+            (global.set $a (call $next (global.get $a))) (global.set $b (call $next (global.get $b)))
+            (i64.store (i32.const 8) (global.get $a)) (i64.store (i32.const 16) (global.get $b))
+            (i64.store (i32.const 24) (i64.const 5))
+            (i32.const 8))
+        (func (export "same") (result i64) (i64.const 3)))
+    (core instance $m (instantiate $M))
+    HOOK
+    (func (export "warm") (canon lift (core func $m "warm")))
+    (func (export "same") (result u64) (canon lift (core func $m "same")))
+    (func (export "draw") (result (tuple u64 u64 u64))
+        (canon lift (core func $m "draw") (memory (core memory $m "m")))))"#;
+
+#[test]
+fn verify_finds_equal_draws_of_a_components_clones() {
+    let hook = r#"(func (export "afresh-reseed") (param "lo" u64) (param "hi" u64)
+        (canon lift (core func $m "reseed")))"#;
+    let options = Options::new().warm(Call::text("warm", [""; 0]));
+    let found = |hook: &str, call: &str| {
+        let guest = guest(&GENERATORS.replace("HOOK", hook), &options);
+        guest.verify(&Call::text(call, [""; 0]), 2, &mut |_| {}).unwrap()
+    };
+    let without = found("", "draw");
+    assert_eq!(without.clones, Some(Clones::Alike), "{without:?}");
+    assert_eq!(without.repeating.len(), 2, "{without:?}");
+    let with = found(hook, "draw");
+    assert_eq!(with.clones, Some(Clones::Partly), "{with:?}");
+    assert_eq!(with.repeating, ["value 2"], "{with:?}");
+    let same = found(hook, "same");
+    assert_eq!((same.clones, same.repeating), (Some(Clones::Constant), Vec::new()));
 }
 
 #[test]

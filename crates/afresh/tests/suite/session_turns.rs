@@ -273,6 +273,87 @@ fn a_turn_costs_what_it_changed_and_many_turns_are_folded() {
     assert!(look(&mut open(&other).session().unwrap()) == look(&mut session));
 }
 
+/// One number more in the memory of a session.
+fn write_once(session: &mut Session, number: usize) {
+    val(session, "fill", &ints([4096 + number * 40, number % 250 + 1, 30])).unwrap();
+}
+
+#[cfg(feature = "remote")]
+#[test]
+fn a_session_in_a_remote_is_saved_by_one_writer_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = SaveOptions::new();
+    let to = remote(dir.path(), "a");
+    let mut first = guest().session().unwrap();
+    for number in 0..4 {
+        write_once(&mut first, number);
+        first.save_turn(&to, &options).unwrap();
+    }
+    // A session that was opened with turns is saved whole once they are many, in place of them.
+    let (mut next, mut late) = (open(&to).session().unwrap(), open(&to).session().unwrap());
+    let (mut whole, mut most) = (0, 0);
+    for number in 4..150 {
+        write_once(&mut next, number);
+        let saved = next.save_turn(&to, &options).unwrap();
+        whole += usize::from(saved.turns == 0);
+        most = most.max(saved.turns);
+    }
+    assert!(whole == 2 && most <= 64, "{whole} {most}");
+    let seen = look(&mut next);
+    assert!(look(&mut open(&to).session().unwrap()) == seen);
+    // Sessions of an earlier state are refused, however they save.
+    for session in [&mut first, &mut late] {
+        for _ in 0..2 {
+            write_once(session, 200);
+            session.save_turn(&to, &options).unwrap_err();
+        }
+    }
+    let whole = SaveOptions::new().encoding(afresh::Encoding::Zstd);
+    open(&to).session().unwrap().save_turn(&to, &whole).unwrap();
+    late.save_turn(&to, &whole).unwrap_err();
+    assert!(look(&mut open(&to).session().unwrap()) == seen);
+    // One writer may use several names, and replaces its own meanings.
+    let other = remote(dir.path(), "b");
+    let mut session = open(&to).session().unwrap();
+    for number in 0..3 {
+        write_once(&mut session, number);
+        session.save_turn(&to, &options).unwrap();
+        session.save_turn(&other, &options).unwrap();
+        session.save(&to, &options).unwrap();
+    }
+    assert!(look(&mut open(&other).session().unwrap()) == look(&mut session));
+}
+
+#[test]
+fn a_failed_fold_is_reported_and_loses_no_turn() {
+    let dir = tempfile::tempdir().unwrap();
+    let guest = guest();
+    let to = reference(dir.path(), "a");
+    let mut session = guest.session().unwrap();
+    let turn = |session: &mut Session, turn: usize| {
+        val(session, "fill", &ints([4096 + turn, turn % 250 + 1, 1])).unwrap();
+        session.save_turn(&to, &SaveOptions::new()).unwrap()
+    };
+    turn(&mut session, 0);
+    // A fold takes this lock, and an append does not.
+    let lock = dir.path().join("store/blobs/sha256/.blob-lock");
+    let lock = if lock.exists() { lock } else { dir.path().join("store/.blob-lock") };
+    std::fs::remove_file(&lock).unwrap();
+    std::fs::create_dir(&lock).unwrap();
+    let mut turns = 0;
+    while session.fold_error().is_none() {
+        turns = turn(&mut session, turns + 1).turns;
+        assert!(turns < 300, "no fold was tried");
+    }
+    assert_eq!(turn(&mut session, turns + 1).turns, turns + 1, "further turns are saved");
+    std::fs::remove_dir(&lock).unwrap();
+    assert!(look(&mut open(&to).session().unwrap()) == look(&mut session));
+    turn(&mut session, turns + 2);
+    assert!(session.fold_error().is_none(), "the next turn folds: {:?}", session.fold_error());
+    assert_eq!(turn(&mut session, turns + 3).turns, 1);
+    assert!(look(&mut open(&to).session().unwrap()) == look(&mut session));
+}
+
 #[test]
 fn a_delta_applies_to_an_equal_state_and_to_no_other() {
     // Two that warm up for themselves have files of different times.

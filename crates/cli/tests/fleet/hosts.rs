@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -52,6 +53,22 @@ const ECHO: &str = r#"(module
     (func (export "handle") (param $n i32) (result i64)
         (i64.or (i64.shl (i64.const 65536) (i64.const 32)) (i64.extend_i32_u (local.get $n)))))"#;
 
+/// The configuration of a host: its keys, its store, and the template `counter`.
+pub(crate) fn template(dir: &Path, name: &str) -> String {
+    format!(
+        "[sandboxes]\nkeys = '{}'\nstore = '{}'\ncall-timeout = 60\n\
+         [[sandboxes.template]]\nname = 'counter'\nguest = '{}'\n",
+        dir.join("keys").display(),
+        dir.join(name).join("sandboxes").display(),
+        dir.join("counter.wasm").display(),
+    )
+}
+
+/// Writes the keys of the clients.
+pub(crate) fn write_keys(dir: &Path) {
+    fs::write(dir.join("keys"), format!("acme {KEY}\nother key-of-other\n")).unwrap();
+}
+
 /// A host.
 pub(crate) struct Host {
     pub(crate) name: String,
@@ -72,6 +89,48 @@ impl Drop for Host {
 }
 
 impl Host {
+    /// Starts a host whose folder below `dir` has its name, with this configuration; `s3` is its way to the S3 server.
+    pub(crate) fn start(
+        dir: &Path,
+        name: &str,
+        config: &str,
+        command: &mut Command,
+        place: &Place,
+        s3: Option<SocketAddr>,
+    ) -> Self {
+        let own = dir.join(name);
+        fs::create_dir_all(&own).unwrap();
+        let file = own.join("serve.toml");
+        fs::write(&file, config).unwrap();
+        let log = own.join("log");
+        command
+            .args(["--log", "info", "--host-name", name, "--lease", LEASE, "--config"])
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(fs::File::options().create(true).append(true).open(&log).unwrap());
+        place.tell(command);
+        command.envs(s3.map(|s3| ("AWS_ENDPOINT", format!("http://{s3}"))));
+        let mut child = with_us(command).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let said: Value = serde_json::from_str(&line)
+            .unwrap_or_else(|_| panic!("{}", fs::read_to_string(&log).unwrap_or_default()));
+        let addr = said["addr"].as_str().unwrap().parse().unwrap();
+        Self { name: name.to_owned(), child, addr, log }
+    }
+
+    /// The file of its log, which keeps what earlier hosts of its name have logged.
+    pub(crate) fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// The hosts that the host knows, itself included.
+    pub(crate) fn known(&self) -> Option<u64> {
+        let (_, text) = self.ask("GET", "/status.json", "", b"")?;
+        serde_json::from_str::<Value>(&text).ok()?["fleet"]["hosts"].as_u64()
+    }
+
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
@@ -147,7 +206,7 @@ impl Fleet {
             fs::write(dir.path().join(name).with_extension("wasm"), wat::parse_str(text).unwrap())
                 .unwrap();
         }
-        fs::write(dir.path().join("keys"), format!("acme {KEY}\nother key-of-other\n")).unwrap();
+        write_keys(dir.path());
         let proxy = Proxy::before(nats.address);
         let more = more.replace("DIR", &dir.path().display().to_string());
         let mut fleet = Self { more, hosts: Vec::new(), proxy, nats, place: Place::start(), dir };
@@ -186,16 +245,7 @@ impl Fleet {
         s3: Option<SocketAddr>,
     ) {
         let dir = self.dir.path();
-        let own = dir.join(name);
-        fs::create_dir_all(&own).unwrap();
-        let counter = dir.join("counter.wasm");
-        let mut text = format!(
-            "[sandboxes]\nkeys = '{}'\nstore = '{}'\ncall-timeout = 60\n\
-             [[sandboxes.template]]\nname = 'counter'\nguest = '{}'\n",
-            dir.join("keys").display(),
-            own.join("sandboxes").display(),
-            counter.display(),
-        );
+        let mut text = template(dir, name);
         if name == "three" {
             let echo = dir.join("echo.wasm");
             text += &format!(
@@ -204,35 +254,16 @@ impl Fleet {
             );
         }
         text += &self.more;
-        let config = own.join("serve.toml");
-        fs::write(&config, text).unwrap();
-        let log = own.join("log");
-        command
-            .args(["-o", "json", "serve", "--addr", listens, "--log", "info", "--config"])
-            .arg(&config)
-            .args(["--nats", &format!("nats://{nats}"), "--host-name", name, "--lease", LEASE])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(fs::File::create(&log).unwrap());
-        self.place.tell(&mut command);
-        command.envs(s3.map(|s3| ("AWS_ENDPOINT", format!("http://{s3}"))));
-        let mut child = with_us(&mut command).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let said: Value = serde_json::from_str(&line)
-            .unwrap_or_else(|_| panic!("{}", fs::read_to_string(&log).unwrap_or_default()));
-        let addr = said["addr"].as_str().unwrap().parse().unwrap();
-        self.hosts.push(Host { name: name.to_owned(), child, addr, log });
+        command.args(["-o", "json", "serve", "--addr", listens, "--nats"]);
+        command.arg(format!("nats://{nats}"));
+        let host = Host::start(dir, name, &text, &mut command, &self.place, s3);
+        self.hosts.push(host);
     }
 
     /// Waits until every living host knows so many.
     pub(crate) fn settle(&self, hosts: u64) {
-        let knows = |host: &Host| {
-            let (_, text) = host.ask("GET", "/status.json", "", b"")?;
-            serde_json::from_str::<Value>(&text).ok()?["fleet"]["hosts"].as_u64()
-        };
         until("every host knows the others", || {
-            self.hosts.iter().all(|host| knows(host).is_some_and(|known| known >= hosts))
+            self.hosts.iter().all(|host| host.known().is_some_and(|known| known >= hosts))
         });
     }
 
@@ -278,6 +309,17 @@ pub(crate) fn exchange(
     headers: &str,
     body: &[u8],
 ) -> Option<(u16, String)> {
+    exchange_with_head(addr, method, path, headers, body).map(|(status, _, body)| (status, body))
+}
+
+/// As [`exchange`], with the head of the answer, which is in lower case.
+fn exchange_with_head(
+    addr: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &str,
+    body: &[u8],
+) -> Option<(u16, String, String)> {
     let mut stream = TcpStream::connect_timeout(&addr, LONG).ok()?;
     stream.set_read_timeout(Some(LONG)).unwrap();
     let head = format!(
@@ -292,19 +334,25 @@ pub(crate) fn exchange(
     let text = String::from_utf8_lossy(&answer).into_owned();
     let status = text.split(' ').nth(1)?.parse().ok()?;
     let (head, rest) = text.split_once("\r\n\r\n")?;
-    if !head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
-        return Some((status, rest.to_owned()));
+    let head = head.to_ascii_lowercase();
+    if !head.contains("transfer-encoding: chunked") {
+        return Some((status, head, rest.to_owned()));
     }
     let (mut whole, mut left) = (String::new(), rest);
     while let Some((length, more)) = left.split_once("\r\n") {
         let length = usize::from_str_radix(length, 16).ok()?;
         if length == 0 {
-            return Some((status, whole));
+            return Some((status, head, whole));
         }
         whole += more.get(..length)?;
         left = more.get(length + 2..)?;
     }
     None
+}
+
+/// The generation of the sandbox, in the head of an answer.
+fn generation(head: &str) -> Option<u64> {
+    head.lines().find_map(|line| line.strip_prefix("afresh-generation: ")?.parse().ok())
 }
 
 /// A sandbox, as its client knows it.
@@ -368,17 +416,47 @@ impl Sandbox {
     }
 
     fn evaluate_at(&self, addr: SocketAddr, code: &str) -> Ran {
+        match self.answer_at(addr, code) {
+            Ok((text, _)) => Ran::Count(text.parse().unwrap()),
+            Err(status) => Ran::Refused(status),
+        }
+    }
+
+    /// Writes the file `/log`, or reads it, by way of this address. The result is its content and the generation, or the status of
+    /// a refusal; a file that is not there is empty.
+    pub(crate) fn file_at(
+        &self,
+        addr: SocketAddr,
+        write: Option<&str>,
+    ) -> Result<(String, u64), u16> {
+        let headers = format!("E2b-Sandbox-Id: {}\r\nX-Access-Token: {}\r\n", self.id, self.token);
+        let (method, content) = write.map_or(("GET", ""), |content| ("POST", content));
+        match exchange_with_head(addr, method, "/files?path=/log", &headers, content.as_bytes()) {
+            None => Err(0),
+            Some((200, head, text)) => {
+                Ok((write.map_or(text, str::to_owned), generation(&head).unwrap()))
+            }
+            Some((404, head, _)) if write.is_none() => {
+                generation(&head).map(|generation| (String::new(), generation)).ok_or(404)
+            }
+            Some((status, _, _)) => Err(status),
+        }
+    }
+
+    /// The answer to code that was sent to this address and the generation with it, or the status of a refusal; 0 is a connection
+    /// without an answer.
+    pub(crate) fn answer_at(&self, addr: SocketAddr, code: &str) -> Result<(String, u64), u16> {
         let body = json!({ "code": code }).to_string();
         let headers = format!("E2b-Sandbox-Id: {}\r\nX-Access-Token: {}\r\n", self.id, self.token);
-        match exchange(addr, "POST", "/execute", &headers, body.as_bytes()) {
-            None => Ran::Refused(0),
-            Some((200, text)) => {
+        match exchange_with_head(addr, "POST", "/execute", &headers, body.as_bytes()) {
+            None => Err(0),
+            Some((200, head, text)) => {
                 let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
                 let result = lines.into_iter().find(|line| line["type"] == "result");
                 let result = result.unwrap_or_else(|| panic!("{text}"));
-                Ran::Count(result["text"].as_str().unwrap().parse().unwrap())
+                Ok((result["text"].as_str().unwrap().to_owned(), generation(&head).unwrap()))
             }
-            Some((status, _)) => Ran::Refused(status),
+            Some((status, _, _)) => Err(status),
         }
     }
 

@@ -45,6 +45,8 @@ pub(crate) struct Nats {
     child: Child,
     pub(crate) address: SocketAddr,
     dir: TempDir,
+    /// The arguments that make it part of a cluster.
+    cluster: Vec<String>,
 }
 
 impl Drop for Nats {
@@ -55,22 +57,56 @@ impl Drop for Nats {
 
 impl Nats {
     pub(crate) fn start() -> Option<Self> {
-        let program = program("AFRESH_TEST_NATS_SERVER")?;
-        for _ in 0..5 {
-            let (dir, address) = (tempfile::tempdir().unwrap(), free());
-            let mut child = Self::spawn(&program, address, dir.path());
-            if listens(&mut child, address, LONG) {
-                return Some(Self { child, address, dir });
-            }
-        }
-        panic!("nats-server does not start");
+        program("AFRESH_TEST_NATS_SERVER")?;
+        (0..5)
+            .find_map(|_| Self::start_with(Vec::new()))
+            .or_else(|| panic!("no nats-server starts"))
     }
 
-    fn spawn(program: &std::ffi::OsStr, address: SocketAddr, dir: &Path) -> Child {
-        let mut command = Command::new(program);
+    /// Starts a cluster of three servers. They do not advertise each other: a client reaches the addresses that it was given.
+    pub(crate) fn start_cluster() -> Option<Vec<Self>> {
+        program("AFRESH_TEST_NATS_SERVER")?;
+        for _ in 0..5 {
+            // Bound together, so that they differ.
+            let bound: Vec<TcpListener> =
+                (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+            let routes: Vec<String> =
+                bound.iter().map(|one| format!("nats://{}", one.local_addr().unwrap())).collect();
+            drop(bound);
+            let member = |(number, own): (usize, &String)| {
+                let name = format!("n{number}");
+                let arguments = ["--name", &name, "--cluster_name", "tests", "--no_advertise"];
+                let mut arguments = arguments.map(str::to_owned).to_vec();
+                arguments.extend([
+                    "--cluster".into(),
+                    own.clone(),
+                    "--routes".into(),
+                    routes.join(","),
+                ]);
+                Self::start_with(arguments)
+            };
+            let servers: Option<Vec<Self>> = routes.iter().enumerate().map(member).collect();
+            if servers.is_some() {
+                return servers;
+            }
+        }
+        panic!("no cluster of nats-server starts");
+    }
+
+    fn start_with(cluster: Vec<String>) -> Option<Self> {
+        let (dir, address) = (tempfile::tempdir().unwrap(), free());
+        let mut child = Self::spawn(address, dir.path(), &cluster);
+        let started = listens(&mut child, address, LONG);
+        let server = Self { child, address, dir, cluster };
+        started.then_some(server)
+    }
+
+    fn spawn(address: SocketAddr, dir: &Path, cluster: &[String]) -> Child {
+        let mut command = Command::new(program("AFRESH_TEST_NATS_SERVER").unwrap());
         command
             .args(["-a", "127.0.0.1", "-p", &address.port().to_string(), "-js", "-sd"])
             .arg(dir.join("store"))
+            .args(cluster)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(fs::File::create(dir.join("stderr")).unwrap());
@@ -85,8 +121,7 @@ impl Nats {
 
     /// Starts it again with what it had written.
     pub(crate) fn start_again(&mut self) {
-        let program = program("AFRESH_TEST_NATS_SERVER").unwrap();
-        self.child = Self::spawn(&program, self.address, self.dir.path());
+        self.child = Self::spawn(self.address, self.dir.path(), &self.cluster);
         assert!(listens(&mut self.child, self.address, LONG));
     }
 }
@@ -174,10 +209,23 @@ impl Place {
     }
 }
 
-/// Passes connections on, or swallows whatever comes: a network that drops packets.
+/// Passes connections on, or swallows the bytes of one direction or of both: a network that drops packets.
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
-    swallows: Arc<AtomicBool>,
+    swallows: Arc<Swallows>,
+}
+
+/// The directions in which bytes are lost.
+#[derive(Default)]
+struct Swallows {
+    requests: AtomicBool,
+    answers: AtomicBool,
+}
+
+impl Swallows {
+    fn any(&self) -> bool {
+        self.requests.load(Ordering::SeqCst) || self.answers.load(Ordering::SeqCst)
+    }
 }
 
 impl Proxy {
@@ -189,7 +237,7 @@ impl Proxy {
     pub(crate) fn at(address: &str, server: SocketAddr) -> Self {
         let listener = TcpListener::bind((address, 0)).unwrap();
         let address = listener.local_addr().unwrap();
-        let swallows = Arc::new(AtomicBool::new(false));
+        let swallows = Arc::new(Swallows::default());
         let shared = swallows.clone();
         // Its threads end with the test.
         std::thread::spawn(move || {
@@ -199,8 +247,8 @@ impl Proxy {
                     let Ok(server) = TcpStream::connect(server) else { return };
                     let (one, two) = (client.try_clone().unwrap(), server.try_clone().unwrap());
                     let there = shared.clone();
-                    std::thread::spawn(move || pass(one, server, &there));
-                    pass(two, client, &shared);
+                    std::thread::spawn(move || pass(one, server, &there, &there.requests));
+                    pass(two, client, &shared, &shared.answers);
                 });
             }
         });
@@ -208,16 +256,27 @@ impl Proxy {
     }
 
     pub(crate) fn swallow(&self, swallows: bool) {
-        self.swallows.store(swallows, Ordering::SeqCst);
+        self.swallow_requests(swallows);
+        self.swallow_answers(swallows);
+    }
+
+    /// Loses the bytes towards the server.
+    pub(crate) fn swallow_requests(&self, swallows: bool) {
+        self.swallows.requests.store(swallows, Ordering::SeqCst);
+    }
+
+    /// Loses the bytes of the server: it does its work, and its client learns nothing.
+    pub(crate) fn swallow_answers(&self, swallows: bool) {
+        self.swallows.answers.store(swallows, Ordering::SeqCst);
     }
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream, swallows: &AtomicBool) {
+fn pass(mut from: TcpStream, mut to: TcpStream, all: &Swallows, own: &AtomicBool) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(n @ 1..) = from.read(&mut buffer) {
         // What was dropped once is gone, as it would be for a connection that was cut for long.
-        if swallows.load(Ordering::SeqCst) {
-            while swallows.load(Ordering::SeqCst) {
+        if own.load(Ordering::SeqCst) {
+            while all.any() {
                 std::thread::sleep(Duration::from_millis(10));
             }
             break;

@@ -60,10 +60,15 @@ memory-mib = 4
 ";
 
 /// Numbers that look random, the same in every run.
-struct Dice(u64);
+pub(crate) struct Dice(u64);
 
 impl Dice {
-    fn below(&mut self, most: usize) -> usize {
+    /// Dice with this number as their seed.
+    pub(crate) fn new(number: u64) -> Self {
+        Self(number + 1)
+    }
+
+    pub(crate) fn below(&mut self, most: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -108,7 +113,7 @@ impl Soak {
 
     /// Asks the guests for things good and bad.
     fn ask_guests(&self, number: u64) {
-        let mut dice = Dice(number + 1);
+        let mut dice = Dice::new(number);
         let mut round = 0;
         while self.goes_on() {
             round += 1;
@@ -145,7 +150,7 @@ impl Soak {
 
     /// Has sandboxes count, saves them, ends them and makes others.
     fn use_sandboxes(&self, number: u64) {
-        let mut dice = Dice(number + 1000);
+        let mut dice = Dice::new(number + 999);
         let mut own: Vec<Counting> = Vec::new();
         while self.goes_on() {
             let addr = self.any(&mut dice);

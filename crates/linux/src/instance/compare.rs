@@ -1,15 +1,15 @@
 //! Comparing an instance that was brought back with the state that it stands on.
 //!
-//! Promises: what differs is told, whatever it is: what the personality keeps, and of each process that was made registers, mappings,
-//! each byte of memory.
+//! Promises: every difference is reported: in the sentry's state, and in registers, mappings and each byte of memory of each
+//! process.
 
-use crate::body::Body;
 use crate::error::VerifyError;
+use crate::frozen_state::FrozenState;
 use crate::guest::Guest;
-use crate::standing::Standing;
+use crate::subprocess::Subprocess;
 
 /// The bytes that were compared, or the first difference.
-pub(super) fn compare(guest: &mut Guest, standing: &Standing) -> Result<u64, VerifyError> {
+pub(super) fn compare(guest: &mut Guest, standing: &FrozenState) -> Result<u64, VerifyError> {
     if *guest.person.state != *standing.rest.state {
         return Err(VerifyError::State);
     }
@@ -20,7 +20,7 @@ pub(super) fn compare(guest: &mut Guest, standing: &Standing) -> Result<u64, Ver
     Ok(bytes)
 }
 
-fn compare_body(body: &mut Body) -> Result<u64, VerifyError> {
+fn compare_body(body: &mut Subprocess) -> Result<u64, VerifyError> {
     let part = body.base.as_ref().map(|base| base.part.clone());
     let part = part.ok_or(crate::platform::PlatformError::Lost)?;
     if body.holds != part.holds || !body.process.control_equals(&part.registers) {

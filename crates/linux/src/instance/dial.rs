@@ -1,15 +1,15 @@
-//! Connections of the host's own, between two calls. What goes through them the guest sees when it goes on.
+//! Connections of the host between two calls. The guest sees their bytes when it continues.
 
 use super::Instance;
 use crate::error::CallError;
-use crate::personality::{Dialed, Exchanged};
+use crate::sentry::{Exchanged, InboundConnection};
 
 impl Instance {
-    /// Connects to who listens on `port` of the program's loopback, in any of its processes; nothing where nobody does.
+    /// Connects to the listener on `port` of the program's loopback, in any process; `None` without one.
     ///
     /// # Errors
     /// As [`Instance::change_files`].
-    pub fn dial(&mut self, port: u16) -> Result<Option<Dialed>, CallError> {
+    pub fn dial(&mut self, port: u16) -> Result<Option<InboundConnection>, CallError> {
         self.change(|state| state.dial(port))
     }
 
@@ -20,7 +20,7 @@ impl Instance {
     /// As [`Instance::change_files`].
     pub fn exchange(
         &mut self,
-        dialed: Dialed,
+        dialed: InboundConnection,
         bytes: &[u8],
         room: usize,
     ) -> Result<Exchanged, CallError> {
@@ -30,19 +30,19 @@ impl Instance {
         }
     }
 
-    /// Writes no more to a connection; with `both` it is read no more either, and is gone.
+    /// Writes no more to a connection; with `both` it is closed.
     ///
     /// # Errors
     /// As [`Instance::change_files`].
-    pub fn hang_up(&mut self, dialed: Dialed, both: bool) -> Result<(), CallError> {
+    pub fn hang_up(&mut self, dialed: InboundConnection, both: bool) -> Result<(), CallError> {
         self.change(|state| state.hang_up_on(dialed, both))
     }
 
-    /// Hangs up every connection but `known`: those of whoever went on from this state before.
+    /// Closes every connection except `known`: those of earlier continuations of this state.
     ///
     /// # Errors
     /// As [`Instance::change_files`].
-    pub fn hang_up_strangers(&mut self, known: &[Dialed]) -> Result<(), CallError> {
+    pub fn hang_up_strangers(&mut self, known: &[InboundConnection]) -> Result<(), CallError> {
         let strangers = self.state().strangers(known);
         if strangers.is_empty() {
             return Ok(());

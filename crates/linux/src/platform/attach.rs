@@ -1,4 +1,4 @@
-//! Taking over a process that boots: its descriptors are fetched as soon as it has made them, or it is said what the host lacks.
+//! Attaching to a booting process: takes its descriptors, or reports the missing feature of the host.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,16 +9,16 @@ use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use super::listener::Listener;
 use super::process::PATIENCE;
-use super::track::Track;
+use super::write_tracker::WriteTracker;
 use super::{PlatformError, stub};
 
 /// How often the process is looked for without a pause.
 const SOON: u32 = 100;
 
-/// What a process has made for us while it booted.
+/// Descriptors that a process has made while it booted.
 pub(super) struct Attached {
     pub(super) listener: Listener,
-    pub(super) track: Option<Track>,
+    pub(super) track: Option<WriteTracker>,
 }
 
 impl Attached {
@@ -69,7 +69,7 @@ impl Attached {
         let track = if tracked {
             let uffd = pidfd_getfd(pidfd, uffd, PidfdGetfdFlags::empty())
                 .map_err(|e| PlatformError::kernel("fetching the userfaultfd", e))?;
-            Some(Track::new(uffd)?)
+            Some(WriteTracker::new(uffd)?)
         } else {
             None
         };
@@ -77,7 +77,7 @@ impl Attached {
     }
 }
 
-/// Whether a descriptor is that of a filter's listener.
+/// Whether a descriptor is the listener of a filter.
 fn is_listener(descriptor: &OwnedFd) -> bool {
     let name = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()));
     name.is_ok_and(|name| name.as_os_str() == "anon_inode:seccomp notify")

@@ -6,23 +6,29 @@
 //! signals by Landlock where the kernel has it.
 
 use afresh_memory::ImageFile;
+use afresh_sys::merges_memory;
 
+use super::commands::{Continuation, StubCommands};
 use super::control::Control;
 use super::frame::Bases;
-use super::orders::{Orders, Then};
-use super::show::Piece;
+use super::mapped_image::FileMapping;
 use super::{filter, process, stub};
 
 /// Mappings of the image that are made here; more are made afterwards, one by one.
 pub(super) const PIECES: usize = 400;
-/// The zygote's child's descriptor of the image's first file; the others follow.
+/// Descriptor of the first image file in the child; the others follow.
 const IMAGE_FILE: u64 = 4;
-/// Files of an image that a process is sent when it begins, at most: with what else is sent they fit into [`stub::LENT_LEN`].
+/// Maximum files of an image for a new process: with its other descriptors they fit into [`stub::LENT_LEN`].
 pub(super) const FILES: usize = 8;
-/// Descriptors that the process needs: those it starts with, what it makes for the sentry, and files that it is lent.
-const DESCRIPTORS: u64 = 64;
+/// Descriptors of a process: initial ones, those for the sentry, and files of its image.
+pub(super) const DESCRIPTORS: u64 = 64;
+/// The receipt of the orders of a boot: no code of a guest has run yet.
+pub(super) const BOOT_RECEIPT: u64 = 1;
 /// `_LINUX_CAPABILITY_VERSION_3`.
 const CAPABILITIES: u64 = 0x2008_0522;
+
+/// Sets whether all memory of a process is merged with equal pages (KSM).
+const PR_SET_MEMORY_MERGE: u64 = 67;
 
 /// `SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV`.
 const WAIT_KILLABLE: u64 = 1 << 5;
@@ -60,13 +66,13 @@ impl Calls {
         self.0.push(call);
     }
 
-    fn write(self, control: &mut Control, then: Then) {
-        let list = Orders { calls: self.0, ..Orders::default() };
-        control.write(0, &list.encode(then, Bases::default(), stub::ORDERS_LEN));
+    fn write(self, control: &mut Control, then: Continuation) {
+        let list = StubCommands { calls: self.0, ..StubCommands::default() };
+        control.write(0, &list.encode(then, Bases::default(), stub::ORDERS_LEN, BOOT_RECEIPT));
     }
 }
 
-/// Writes how a process that forks takes what it is sent: one byte, the descriptors behind that.
+/// Writes the calls with which a forked process receives its message: one byte, with the descriptors.
 fn write_message(control: &mut Control) {
     let parts = stub::CONTROL + stub::MESSAGE_PARTS as u64;
     let header = [0, 0, parts, 1, parts + 64, stub::LENT_LEN as u64, 0];
@@ -88,10 +94,14 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     call(libc::SYS_close_range, &[3, u64::from(u32::MAX)]);
     call(libc::SYS_prctl, &[libc::PR_SET_NO_NEW_PRIVS as u64, 1]);
     call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
+    if merges_memory() {
+        // A page that the kernel merges loses its write protection.
+        call(libc::SYS_prctl, &[PR_SET_MEMORY_MERGE, 0]);
+    }
     call(libc::SYS_munmap, &[0, stub::CODE]);
     let behind = stub::CONTROL + stub::CONTROL_LEN as u64;
     call(libc::SYS_munmap, &[behind, stub::ABOVE - behind]);
-    // Until the first return to the guest: an interrupt before would find this code in the place of the guest's.
+    // Until the first return to the guest: an earlier interrupt would find this code instead of the guest's.
     let all = data.words(&[u64::MAX]);
     call(libc::SYS_rt_sigprocmask, &[libc::SIG_SETMASK as u64, all, 0, 8]);
     let stack = data.words(&[stub::SIGNAL_STACK, 0, stub::SIGNAL_STACK_LEN as u64]);
@@ -122,12 +132,12 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
 
     let (moves, clock) = settle(list);
     calls.0.extend(moves);
-    calls.write(control, Then::Fork);
+    calls.write(control, Continuation::Fork);
     clock
 }
 
 /// Writes what a new process does. `pieces` are of the files that it is sent, or of none; nothing if it shows no image.
-pub(super) fn write_child(control: &mut Control, pieces: Option<(&[Piece], &[&ImageFile])>) {
+pub(super) fn write_child(control: &mut Control, pieces: Option<(&[FileMapping], &[&ImageFile])>) {
     let mut data = Data { control, next: stub::BOOT_DATA };
     let mut calls = Calls::default();
     let mut call = |number, args: &[u64]| calls.call(number, args);
@@ -158,11 +168,11 @@ pub(super) fn write_child(control: &mut Control, pieces: Option<(&[Piece], &[&Im
     // A call that the sentry has received is answered whatever signals come, so none is served twice.
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | WAIT_KILLABLE;
     call(libc::SYS_seccomp, &[mode, flags, filter]);
-    calls.write(control, Then::Ask);
+    calls.write(control, Continuation::Ask);
 }
 
 /// The calls that make `pieces`, which are of those files that are sent first, or of none.
-fn orders(pieces: &[Piece], files: &[&ImageFile]) -> impl Iterator<Item = [u64; 7]> {
+fn orders(pieces: &[FileMapping], files: &[&ImageFile]) -> impl Iterator<Item = [u64; 7]> {
     let descriptor = |file: &ImageFile| files.iter().position(|sent| sent.shares_file(file));
     pieces.iter().map(move |piece| {
         let sent = piece.file.as_ref().and_then(descriptor);
@@ -172,7 +182,7 @@ fn orders(pieces: &[Piece], files: &[&ImageFile]) -> impl Iterator<Item = [u64; 
 
 /// Writes what a template does before it forks for the first time: it makes the pieces, which are of the files that it is sent, or of none,
 /// and hears through the socket that it is sent behind those.
-pub(super) fn write_template(control: &mut Control, pieces: &[Piece], files: &[&ImageFile]) {
+pub(super) fn write_template(control: &mut Control, pieces: &[FileMapping], files: &[&ImageFile]) {
     write_message(control);
     let mut calls = Calls::default();
     let mut call = |number, args: &[u64]| calls.call(number, args);
@@ -181,10 +191,10 @@ pub(super) fn write_template(control: &mut Control, pieces: &[Piece], files: &[&
     call(libc::SYS_dup2, &[IMAGE_FILE + files.len() as u64, stub::SOCKET as u64]);
     // The image's files may hold other images, too.
     call(libc::SYS_close_range, &[3, u64::from(u32::MAX)]);
-    calls.write(control, Then::Fork);
+    calls.write(control, Continuation::Fork);
 }
 
-/// What the kernel has mapped for a process to read the time from: start, length, whether it is the code.
+/// Mappings of the kernel's clock: start, length, and whether it is code.
 fn clock_mappings(list: &str) -> Vec<(u64, u64, bool)> {
     let mut found = Vec::new();
     for line in list.lines() {
@@ -221,10 +231,15 @@ fn settle(list: &str) -> (Vec<[u64; 7]>, Option<u64>) {
     (calls, code.map(|&(start, ..)| place(start)))
 }
 
+/// Whether guests' processes get a Landlock ruleset.
+pub(super) fn has_landlock() -> bool {
+    everything_forbidden().is_some()
+}
+
 /// A Landlock ruleset without a rule, for all that this kernel knows to forbid; nothing where it has no Landlock.
 fn everything_forbidden() -> Option<Vec<u64>> {
     const VERSION: libc::c_long = 1;
-    // SAFETY: with this flag the call reads no memory and tells the version.
+    // SAFETY: with this flag the call reads no memory and returns the version.
     let version = unsafe {
         libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0, VERSION)
     };

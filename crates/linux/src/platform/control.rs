@@ -32,7 +32,7 @@ impl Control {
         };
         let file = Memfd::new(c"afresh-control").map_err(kernel)?;
         file.set_len(stub::CONTROL_LEN).map_err(kernel)?;
-        // SAFETY: a new mapping at an address of the kernel's choice replaces none that exists.
+        // SAFETY: a new mapping at an address of the kernel's choice replaces no other.
         let base = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -86,7 +86,7 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         // SAFETY: the range is the mapping made in `new`, and nothing points into it any more.
-        // A failure would leave the memory mapped, which harms nobody.
+        // A failure would leave the memory mapped, which is harmless.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), stub::CONTROL_LEN) };
     }
 }

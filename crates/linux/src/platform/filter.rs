@@ -1,7 +1,8 @@
-//! The seccomp filter of a guest's process.
+//! The seccomp filter of guest processes.
 //!
 //! It lets one call through by itself: `rt_sigreturn` from the stub's page, which changes registers, the signal mask and
-//! the signal stack of the process only. All else stops. From the stub's page it becomes a question to the sentry. From
+//! the signal stack of the process only. All else stops. From the stub's page it becomes a question to the sentry,
+//! and one that makes a process ends the process. From
 //! anywhere else, calls whose answer may need new registers or maps raise SIGSYS, so that the stub can carry out
 //! orders; the others become questions, too. A read is of the former kind where it may be one of the caller's input, which mostly waits;
 //! other files are mostly read without. Other architectures' calls end the process.
@@ -79,6 +80,17 @@ const ORDERED: [libc::c_long; 48] = [
     libc::SYS_set_tid_address,
 ];
 
+/// Calls that make processes or replace programs. No order of the sentry is among them. The limit of processes does not bind root;
+/// this does.
+const PROCESSES: [libc::c_long; 6] = [
+    libc::SYS_clone,
+    libc::SYS_fork,
+    libc::SYS_vfork,
+    libc::SYS_clone3,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+];
+
 fn load(offset: u32) -> sock_filter {
     statement(BPF_LD | BPF_W | BPF_ABS, offset)
 }
@@ -97,6 +109,8 @@ fn jump(test: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
 
 /// The program, for `SECCOMP_SET_MODE_FILTER`.
 pub(crate) fn program() -> Vec<sock_filter> {
+    // Instructions that test the number of a call from the stub.
+    let inside = PROCESSES.len() as u8 + 4;
     let mut program = vec![
         load(ARCHITECTURE),
         jump(BPF_JEQ, ARCH, 1, 0),
@@ -106,15 +120,18 @@ pub(crate) fn program() -> Vec<sock_filter> {
         ret(SECCOMP_RET_KILL_PROCESS),
         // The stub's page?
         load(POINTER_HIGH),
-        jump(BPF_JEQ, (stub::CODE >> 32) as u32, 0, 6),
+        jump(BPF_JEQ, (stub::CODE >> 32) as u32, 0, inside + 3),
         load(POINTER_LOW),
-        jump(BPF_JGE, stub::CODE as u32 + 0x1000, 4, 0),
+        jump(BPF_JGE, stub::CODE as u32 + 0x1000, inside + 1, 0),
         load(NUMBER),
         jump(BPF_JEQ, libc::SYS_rt_sigreturn as u32, 0, 1),
         ret(SECCOMP_RET_ALLOW),
-        ret(SECCOMP_RET_USER_NOTIF),
-        load(NUMBER),
     ];
+    for (index, number) in PROCESSES.into_iter().enumerate() {
+        let behind = PROCESSES.len() - 1 - index + 1;
+        program.push(jump(BPF_JEQ, number as u32, behind as u8, 0));
+    }
+    program.extend([ret(SECCOMP_RET_USER_NOTIF), ret(SECCOMP_RET_KILL_PROCESS), load(NUMBER)]);
     // One instruction for each: the kernel compiles them for every process.
     for (index, number) in ORDERED.into_iter().enumerate() {
         let behind = ORDERED.len() - 1 - index + 4;
@@ -180,6 +197,7 @@ mod tests {
                 let inside = (stub::CODE..stub::CODE + 0x1000).contains(&pointer);
                 let expected = match libc::c_long::from(number) {
                     libc::SYS_rt_sigreturn if inside => SECCOMP_RET_ALLOW,
+                    number if inside && PROCESSES.contains(&number) => SECCOMP_RET_KILL_PROCESS,
                     _ if inside => SECCOMP_RET_USER_NOTIF,
                     libc::SYS_read => SECCOMP_RET_TRAP,
                     number if ORDERED.contains(&number) => SECCOMP_RET_TRAP,

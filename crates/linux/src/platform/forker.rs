@@ -28,7 +28,7 @@ use super::{PlatformError, boot, stub};
 
 /// A process that was forked for us. It is our child, though another made it.
 #[derive(Debug)]
-pub(super) struct Born {
+pub(super) struct SpawnedProcess {
     pub(super) pid: Pid,
     pub(super) pidfd: OwnedFd,
     /// The processor that it is kept on, if it is kept on one.
@@ -38,7 +38,7 @@ pub(super) struct Born {
     status: Option<ExitStatus>,
 }
 
-impl Born {
+impl SpawnedProcess {
     pub(super) fn kill(&self) {
         // Only if it has ended already.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
@@ -54,7 +54,7 @@ impl Born {
         self.ended(WaitOptions::NOHANG)
     }
 
-    /// Whether it has ended, though nobody may have waited for it.
+    /// Whether it has ended, though it may not be reaped.
     pub(super) fn has_ended(&self) -> bool {
         let mut wait = [PollFd::new(&self.pidfd, PollFlags::IN)];
         poll(&mut wait, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
@@ -75,14 +75,14 @@ const MOST: usize = 2 + boot::FILES;
 const _: () = assert!(16 + 4 * MOST <= stub::LENT_LEN);
 
 /// Why it did not fork.
-pub(super) enum Refusal {
+pub(super) enum ForkError {
     /// It is no more.
     Gone,
     /// The kernel refused.
     Errno(Errno),
 }
 
-impl From<Errno> for Refusal {
+impl From<Errno> for ForkError {
     fn from(errno: Errno) -> Self {
         match errno {
             Errno::PIPE | Errno::CONNRESET | Errno::AGAIN => Self::Gone,
@@ -91,22 +91,22 @@ impl From<Errno> for Refusal {
     }
 }
 
-/// What the sentry has of a process that forks.
+/// The sentry's side of a process that forks.
 pub(super) struct Forker {
     pub(super) pid: Pid,
     socket: OwnedFd,
     /// Where the vDSO is in it and its children.
     pub(super) clock: Option<u64>,
     user: (Uid, Gid),
-    /// What it waits in. It is ours only as long as it boots.
+    /// Its seccomp listener, while it boots.
     pub(super) control: Control,
 }
 
-/// The two ends of what it is told through: ours, and its own.
+/// The two ends of its socket: ours, and its own.
 pub(super) fn ends() -> io::Result<(OwnedFd, OwnedFd)> {
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    // Somebody may have stopped it.
+    // It may have been stopped from outside.
     set_socket_timeout(&ours, Timeout::Recv, Some(PATIENCE))?;
     Ok((ours, theirs))
 }
@@ -120,25 +120,25 @@ impl Forker {
         Self { pid, socket, clock: None, user: user(), control }
     }
 
-    /// Whether its children are who this process is now.
+    /// Whether its children have this process's IDs.
     pub(super) fn is_ours(&self) -> bool {
         self.user == user()
     }
 
-    /// Takes a step of its preparation, which ends with a word that says what failed.
+    /// Takes a step of its preparation, which ends with a word that names the failed step.
     pub(super) fn prepared(
         &self,
-        step: impl FnOnce(&Self) -> Result<i64, Refusal>,
+        step: impl FnOnce(&Self) -> Result<i64, ForkError>,
     ) -> Result<(), PlatformError> {
         match step(self) {
             Ok(0) => Ok(()),
             Ok(error) => Err(unprepared(Errno::from_raw_os_error(error.wrapping_neg() as i32))),
-            Err(Refusal::Errno(error)) => Err(unprepared(error)),
-            Err(Refusal::Gone) => Err(unprepared(Errno::CHILD)),
+            Err(ForkError::Errno(error)) => Err(unprepared(error)),
+            Err(ForkError::Gone) => Err(unprepared(Errno::CHILD)),
         }
     }
 
-    pub(super) fn say(&self, bytes: &[u8], lent: &[BorrowedFd<'_>]) -> Result<(), Refusal> {
+    pub(super) fn say(&self, bytes: &[u8], lent: &[BorrowedFd<'_>]) -> Result<(), ForkError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !lent.is_empty() {
@@ -151,17 +151,21 @@ impl Forker {
     }
 
     /// A word of it.
-    pub(super) fn hear(&self) -> Result<i64, Refusal> {
+    pub(super) fn hear(&self) -> Result<i64, ForkError> {
         let mut word = [0; 8];
         let heard = retry_on_intr(|| recv(&self.socket, &mut word, RecvFlags::empty()))?;
         match heard {
             (8, _) => Ok(i64::from_le_bytes(word)),
-            _ => Err(Refusal::Gone),
+            _ => Err(ForkError::Gone),
         }
     }
 
     /// Has it fork: a child that carries out the orders in `control`; `lent` are its descriptors for those.
-    pub(super) fn fork(&self, control: &Control, lent: &[BorrowedFd<'_>]) -> Result<Born, Refusal> {
+    pub(super) fn fork(
+        &self,
+        control: &Control,
+        lent: &[BorrowedFd<'_>],
+    ) -> Result<SpawnedProcess, ForkError> {
         // Here, for a word across processors takes ten times as long; its child is kept here then.
         let core = sched_getcpu();
         let mut here = CpuSet::new();
@@ -172,12 +176,12 @@ impl Forker {
         let made = self.hear()?;
         let pid = i32::try_from(made).ok().filter(|pid| *pid > 0).and_then(Pid::from_raw);
         let Some(pid) = pid else {
-            return Err(Refusal::Errno(Errno::from_raw_os_error(made.wrapping_neg() as i32)));
+            return Err(ForkError::Errno(Errno::from_raw_os_error(made.wrapping_neg() as i32)));
         };
-        // Nobody but us can have waited for it, so the number is its own.
+        // Only this process can reap it, so the PID is its own.
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
         let (core, clock) = (kept.is_ok().then_some(core), self.clock);
-        Ok(Born { pid, pidfd, core, clock, status: None })
+        Ok(SpawnedProcess { pid, pidfd, core, clock, status: None })
     }
 }
 

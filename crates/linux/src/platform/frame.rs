@@ -6,18 +6,20 @@ use serde::{Deserialize, Serialize};
 
 use super::stub;
 
-/// Where the context lies in a frame, behind the address that a handler returns to.
+/// Offset of the context in a frame, after the return address of a handler.
 const CONTEXT: usize = 8;
-/// Where the registers lie in a frame.
+/// Offset of the registers in a frame.
 const REGISTERS: usize = CONTEXT + 40;
-/// Bytes of a frame without the state of the vector registers, and without what is told of the signal.
+/// Bytes of a frame without the vector registers and the signal information.
 pub(crate) const FRAME_LEN: usize = REGISTERS + 32 * 8 + 8;
-/// Where the signal mask lies that is restored.
+/// Offset of the signal mask that is restored.
 pub(crate) const MASK: usize = REGISTERS + 32 * 8;
-/// Where it lies what signal it was (`siginfo_t`).
+/// Offset of the signal information (`siginfo_t`).
 pub(crate) const INFO: usize = FRAME_LEN;
 /// Its length.
 pub(crate) const INFO_LEN: usize = 128;
+/// The last place in the control area for a frame with its `siginfo_t`.
+pub(super) const LAST_FRAME: usize = stub::CONTROL_LEN - FRAME_LEN - INFO_LEN;
 /// Where the alternate stack is noted.
 pub(crate) const STACK: usize = CONTEXT + 16;
 /// Selectors are in the frame, and meant (`UC_SIGCONTEXT_SS`, `UC_STRICT_RESTORE_SS`).
@@ -53,8 +55,8 @@ impl Register {
     /// How many general registers a frame begins with: all but flags and selectors.
     pub(crate) const GENERAL: usize = 17;
 
-    /// Where it lies in a frame.
-    pub(crate) fn offset(self) -> usize {
+    /// Its offset in a frame.
+    pub(crate) const fn offset(self) -> usize {
         REGISTERS + 8 * self as usize
     }
 }
@@ -70,15 +72,15 @@ pub(crate) struct Bases {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Registers {
     pub(super) stack: Vec<u8>,
-    /// Where the frame lies in the control area.
+    /// Offset of the frame in the control area.
     pub(super) frame: usize,
     pub(super) bases: Bases,
 }
 
 impl Registers {
-    /// What is wrong with registers that somebody else wrote down, if anything is. What they hold is the guest's affair.
+    /// The first error of registers from a snapshot, if any. Their values do not matter.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
-        let inside = (stub::ORDERS_LEN..=stub::CONTROL_LEN - FRAME_LEN).contains(&self.frame);
+        let inside = (stub::ORDERS_LEN..=LAST_FRAME).contains(&self.frame);
         let addresses = self.bases.fs < stub::GUEST.end && self.bases.gs < stub::GUEST.end;
         let whole = self.stack.len() == stub::SIGNAL_STACK_LEN;
         if whole && inside && self.frame.is_multiple_of(8) && addresses {
@@ -99,7 +101,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// What is wrong with a context that somebody else wrote down beside `registers`, if anything is.
+    /// The first error of a context from a snapshot with `registers`, if any.
     pub(crate) fn check(&self, registers: &Registers) -> Result<(), &'static str> {
         let addresses = self.bases.fs < stub::GUEST.end && self.bases.gs < stub::GUEST.end;
         if addresses && self.bytes.len() == stub::CONTROL_LEN - registers.frame {
@@ -109,7 +111,7 @@ impl Context {
         }
     }
 
-    /// The same for a new thread: its own stack and base, and a call that returns nought.
+    /// The same for a new thread: with its stack and base, and a call that returns 0.
     pub(crate) fn child(&self, stack: Option<u64>, base: Option<u64>) -> Self {
         let mut bytes = self.bytes.to_vec();
         let mut put = |register: Register, word: u64| {
@@ -139,7 +141,7 @@ mod shared {
     }
 }
 
-/// Where the frame of a start lies: anywhere in the stack, as the kernel has put none there yet.
+/// Offset of the first frame: anywhere in the stack, since the kernel has put none there yet.
 pub(crate) const START: usize = stub::CONTROL_LEN - 2048;
 
 /// The frame from which a program starts: all other registers, those for vectors too, are as after a reset.

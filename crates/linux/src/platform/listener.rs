@@ -1,4 +1,4 @@
-//! The listener of a guest's filter: where its calls arrive and are answered.
+//! The listener of a guest's filter, where calls arrive and are answered.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -20,7 +20,7 @@ const RESTART: i32 = 512;
 
 /// A call that waits in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Notice {
+pub(crate) struct SeccompNotification {
     pub(crate) id: u64,
     pub(crate) number: i64,
     pub(crate) args: [u64; 6],
@@ -28,7 +28,7 @@ pub(crate) struct Notice {
     pub(crate) pointer: u64,
 }
 
-/// What a call gets.
+/// The answer to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// This value, or an error if it is a negative error number.
@@ -57,13 +57,13 @@ impl Listener {
         ))
     }
 
-    /// The next call; `None` when it went away meanwhile. Blocks unless one is there.
-    pub(crate) fn receive(&self) -> Result<Option<Notice>, PlatformError> {
+    /// The next call; `None` if it was withdrawn. Blocks until there is one.
+    pub(crate) fn receive(&self) -> Result<Option<SeccompNotification>, PlatformError> {
         // SAFETY: it is plain data, for which zeros are a value; the kernel demands them.
         let mut notice: libc::seccomp_notif = unsafe { std::mem::zeroed() };
         // SAFETY: the request fills one such structure, which lives through the call.
         if unsafe { libc::ioctl(self.0.as_raw_fd(), RECV, &raw mut notice) } == 0 {
-            return Ok(Some(Notice {
+            return Ok(Some(SeccompNotification {
                 id: notice.id,
                 number: i64::from(notice.data.nr),
                 args: notice.data.args,
@@ -78,7 +78,7 @@ impl Listener {
         }
     }
 
-    /// Gives the process whose call `id` waits a descriptor for `file`: its number there.
+    /// Installs a descriptor of `file` in the process of call `id`, and returns its number there.
     pub(crate) fn lend(&self, id: u64, file: BorrowedFd<'_>) -> Result<u64, PlatformError> {
         let mut added = libc::seccomp_notif_addfd {
             id,
@@ -94,7 +94,7 @@ impl Listener {
         })
     }
 
-    /// Answers the call `id`; `false` when nobody waits for it any more.
+    /// Answers the call `id`; `false` if it does not wait any more.
     pub(crate) fn answer(&self, id: u64, answer: Answer) -> Result<bool, PlatformError> {
         let (val, error, flags) = match answer {
             Answer::Value(error @ -4095..0) => (0, error as i32, 0),

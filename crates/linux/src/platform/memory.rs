@@ -1,4 +1,4 @@
-//! Reading and writing the memory of the guest's process.
+//! Reads and writes the memory of guest processes.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Which pages of the guest's process hold anything: read from its page map, so that what was only reserved costs nothing.
+//! Populated pages of a guest process, from its page map, so that reserved memory costs nothing.
 
 use std::fs::File;
 use std::ops::Range;
@@ -28,12 +28,12 @@ impl Process {
         self.pages(range, |entry| entry & HELD != 0)
     }
 
-    /// The parts of `range` that hold pages of this process's own: what does not is zero, or as the image is.
+    /// The parts of `range` with private pages: the rest is zero, or equals the image.
     pub(crate) fn private(&self, range: Range<u64>) -> Result<Vec<Range<u64>>, PlatformError> {
         let mut own = Vec::new();
         match pagemap::own_pages(&self.page_map()?, range.clone(), |run| own.push(run)) {
             Ok(()) => Ok(own),
-            // An older kernel's map does not tell zeros that were only read from others.
+            // An older kernel's map does not distinguish zero pages that were only read.
             Err(error) if error.errno == libc::ENOTTY => {
                 self.pages(range, |entry| entry & HELD != 0 && entry & FILE == 0)
             }

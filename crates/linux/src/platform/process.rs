@@ -2,24 +2,26 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use afresh_sys::fork;
+use afresh_sys::host::random_word;
+use afresh_sys::planted::{self, Bug};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::attach::{Attached, require_bases};
-use super::content::Coming;
+use super::commands::{Continuation, StubCommands};
 use super::control::Control;
-use super::forker::{Born, unprepared};
+use super::forker::{SpawnedProcess, unprepared};
 use super::frame::{self, Bases, Context, Register, Registers};
-use super::listener::{Answer, Listener, Notice};
-use super::orders::{Orders, Then};
+use super::listener::{Answer, Listener, SeccompNotification};
+use super::mapped_image::{FileMapping, MappedImage};
+use super::pending_content::PendingContent;
 use super::segments::Segments;
-use super::show::{Piece, Shown};
 use super::template::Template;
-use super::track::Track;
+use super::write_tracker::WriteTracker;
 use super::zygote;
 use super::{PlatformError, boot, memory, stub};
 
@@ -34,28 +36,28 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The signal that takes the processor from a guest's thread.
 pub(super) const INTERRUPT: i32 = libc::SIGURG;
-/// Signals that the processor raises for what the guest's own instructions do.
+/// Signals that the processor raises for instructions of the guest.
 pub(super) const FAULTS: [i32; 5] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
 
-/// A system call of the guest's.
+/// A system call of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
     pub(crate) number: i64,
     pub(crate) args: [u64; 6],
-    pub(crate) place: Place,
+    pub(crate) place: Trap,
 }
 
 /// Where a call waits for its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Trap {
     /// In the kernel, under this number.
     Kernel(u64),
     /// In the stub, which takes orders.
     Stub,
 }
 
-/// What the guest did.
+/// An event of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// It made a system call.
@@ -71,32 +73,76 @@ pub(crate) enum Event {
 /// The process.
 #[derive(Debug)]
 pub(crate) struct Process {
-    born: Born,
+    born: SpawnedProcess,
     listener: Listener,
     control: Control,
-    pub(super) track: Option<Track>,
-    /// What it shows, while content of that may be missing.
-    pub(super) coming: Option<Coming>,
+    pub(super) track: Option<WriteTracker>,
+    /// The image that it shows, while content of that may be missing.
+    pub(super) coming: Option<PendingContent>,
     /// Pages that its window has.
     pub(super) window: usize,
     /// The question that waits, if the stub asked.
     asked: Option<u64>,
-    /// Whether it was told to interrupt itself and did not yet.
+    /// Whether an interrupt was sent that it has not taken yet.
     interrupting: bool,
-    /// Where the frame lies in the control area, once one was seen.
+    /// Offset of the frame in the control area, once one was seen.
     frame: Option<usize>,
     pub(crate) bases: Bases,
     /// Nanoseconds of processor time that were looked at, if that is known.
     pub(super) counted: Option<u64>,
     /// Of the process that made this one. A child forked from that must leave it alone.
     generation: u32,
+    receipts: ReceiptSource,
+}
+
+/// Sends [`INTERRUPT`]. The guest can read its `siginfo_t`, which must not show this process's PID.
+fn send_interrupt(process: &impl AsRawFd) -> io::Result<()> {
+    // SAFETY: all zeroes are a valid value of the plain structure.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    info.si_signo = INTERRUPT;
+    info.si_code = libc::SI_QUEUE;
+    // SAFETY: the borrowed descriptor is open, and the call only reads the structure.
+    let sent = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            process.as_raw_fd(),
+            INTERRUPT,
+            &raw const info,
+            0,
+        )
+    };
+    if sent == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Words that a guest cannot guess, one for each piece of orders.
+#[derive(Debug)]
+struct ReceiptSource(u64);
+
+impl ReceiptSource {
+    fn new() -> Self {
+        Self(random_word())
+    }
+
+    fn next(&mut self) -> u64 {
+        // Never the result of a handler, which has executed nothing.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15).max(1);
+        self.0
+    }
+}
+
+/// Arguments of the question that follows orders.
+#[derive(Clone, Copy)]
+struct Expected {
+    receipt: u64,
+    /// Where the frame is in the control area.
+    frame: usize,
 }
 
 impl Process {
     /// Makes a process in which nothing runs yet: with nothing mapped, or with an image in its segments, whose writable parts
     /// are watched from the first [`Process::drain`] on. `template` shows that image.
     pub(crate) fn new(
-        image: Option<(&Shown, &Segments)>,
+        image: Option<(&MappedImage, &Segments)>,
         template: Option<&Template>,
     ) -> Result<Self, PlatformError> {
         require_bases()?;
@@ -110,7 +156,7 @@ impl Process {
         let pieces = image.map(|(shown, segments)| shown.all(segments)).unwrap_or_default();
         let coming = image.is_some_and(|(shown, _)| shown.is_coming());
         let files = pieces.iter().filter(|piece| coming && piece.file.is_some());
-        let files: Vec<_> = files.map(Piece::range).collect();
+        let files: Vec<_> = files.map(FileMapping::range).collect();
         let sent = image.map(|(shown, _)| shown.main()).unwrap_or_default();
         let (mut first, mut rest) = (Vec::new(), Vec::new());
         for piece in pieces {
@@ -118,17 +164,18 @@ impl Process {
             if known && first.len() < boot::PIECES { first.push(piece) } else { rest.push(piece) }
         }
         boot::write_child(&mut control, image.map(|_| (&first[..], &sent[..])));
-        let lent: Vec<_> = sent.iter().map(|sent| sent.file()).collect();
+        // SAFETY: the boot code maps the files privately and closes them before the guest's first instruction.
+        let lent: Vec<_> = sent.iter().map(|sent| unsafe { sent.file() }).collect();
         let born = zygote::start(&control, &lent)?;
         Self::taken_over(born, control, image, &rest, files)
     }
 
     /// Takes a process over that boots: maps what of its image is left (`rest`), and has missing content of `files` reported.
     fn taken_over(
-        mut born: Born,
+        mut born: SpawnedProcess,
         control: Control,
-        image: Option<(&Shown, &Segments)>,
-        rest: &[Piece],
+        image: Option<(&MappedImage, &Segments)>,
+        rest: &[FileMapping],
         files: Vec<Range<u64>>,
     ) -> Result<Self, PlatformError> {
         let attached = Attached::fetch(&born.pidfd, image.is_some());
@@ -149,16 +196,18 @@ impl Process {
             bases: Bases::default(),
             counted: Some(0),
             generation: fork::generation(),
+            receipts: ReceiptSource::new(),
         };
         // Its calls are answered here: across two processors each would cost ten times as much.
         process.follow();
-        process.question(Instant::now() + PATIENCE).map_err(|error| match error {
+        let first = Expected { receipt: boot::BOOT_RECEIPT, frame: stub::ORDERS_LEN };
+        process.question(first, Instant::now() + PATIENCE).map_err(|error| match error {
             PlatformError::Kernel { error, .. } => unprepared(error),
             error => error,
         })?;
         if let Some((shown, segments)) = image {
             process.map_pieces(rest)?;
-            // Nothing has touched any of it yet: the stub does only what it is told.
+            // Nothing has touched any of it yet: the stub only executes commands.
             process.await_content(shown, segments, files)?;
             if let Some(track) = &mut process.track {
                 let writable = segments.iter().filter(|s| s.allows(libc::PROT_WRITE));
@@ -182,30 +231,31 @@ impl Process {
     pub(crate) fn next(&mut self, deadline: Instant) -> Result<Event, PlatformError> {
         let Some(notice) = self.receive(deadline)? else { return Ok(Event::Late) };
         if !stub::holds(notice.pointer) {
-            let place = Place::Kernel(notice.id);
+            let place = Trap::Kernel(notice.id);
             return Ok(Event::Call(Call { number: notice.number, args: notice.args, place }));
         }
         self.take_question(&notice)?;
         let [fs, gs, frame, ..] = notice.args;
         // Where the kernel put the frame of the first signal is where it puts all, the stack being the same.
         let offset = frame.wrapping_sub(stub::CONTROL) as usize;
-        let last = (stub::CONTROL_LEN - frame::FRAME_LEN) as u64;
-        let inside = (stub::SIGNAL_STACK..=stub::CONTROL + last).contains(&frame);
+        let last = stub::CONTROL + frame::LAST_FRAME as u64;
+        let inside = (stub::SIGNAL_STACK..=last).contains(&frame);
         if !inside || !frame.is_multiple_of(8) || self.frame.is_some_and(|known| known != offset) {
             return Err(self.forged("its frame is elsewhere"));
         }
         self.frame = Some(offset);
         self.bases = Bases { fs, gs };
-        // What it says there is what a guest could have brought about anyway.
+        // The stub runs with all signals blocked and makes no call that traps. Whatever interrupted it left orders undone.
+        if stub::holds(self.register(Register::Rip)) {
+            return Err(self.forged("its own code was interrupted"));
+        }
+        // A guest could have caused any value there anyway.
         let signal = self.control.read_word(offset + frame::INFO) as i32;
         if signal == INTERRUPT {
             self.interrupting = false;
             return Ok(Event::Interrupted);
         }
         if FAULTS.contains(&signal) {
-            if stub::holds(self.register(Register::Rip)) {
-                return Err(self.forged("its own code failed"));
-            }
             return Ok(Event::Fault(signal));
         }
         Ok(Event::Call(self.call()))
@@ -216,15 +266,14 @@ impl Process {
         Call {
             number: i64::from(self.register(Register::Rax) as u32),
             args: Register::ARGUMENTS.map(|register| self.register(register)),
-            place: Place::Stub,
+            place: Trap::Stub,
         }
     }
 
     /// Has the guest come to the stub, soon.
     pub(crate) fn interrupt(&mut self) -> Result<(), PlatformError> {
         if !self.interrupting {
-            let signal = rustix::process::Signal::URG;
-            rustix::process::pidfd_send_signal(&self.born.pidfd, signal)
+            send_interrupt(&self.born.pidfd)
                 .map_err(|e| PlatformError::kernel("interrupting the guest", e))?;
             self.interrupting = true;
         }
@@ -247,7 +296,7 @@ impl Process {
         }
     }
 
-    /// Has the call that waits in the stub made once more when the guest goes on.
+    /// Restarts the call that waits in the stub when the guest continues.
     pub(crate) fn rewind(&mut self) {
         let call = self.register(Register::Rip).wrapping_sub(CALL_LEN);
         self.set_register(Register::Rip, call);
@@ -267,7 +316,7 @@ impl Process {
         self.control.write_word(offset, value);
     }
 
-    /// The frame of the guest that waits in the stub, and what lies behind it.
+    /// The frame of the guest that waits in the stub, and the bytes after it.
     pub(crate) fn frame_bytes(&self) -> Vec<u8> {
         let frame = self.frame();
         let mut bytes = vec![0; stub::CONTROL_LEN - frame];
@@ -275,7 +324,7 @@ impl Process {
         bytes
     }
 
-    /// Writes into the frame. Only what a guest may have in its registers: a mistake costs it its process.
+    /// Writes into the frame. Only values that a guest may have in its registers: a mistake costs it its process.
     pub(crate) fn write_frame(&mut self, offset: usize, bytes: &[u8]) {
         let frame = self.frame();
         self.control.write(frame + offset, bytes);
@@ -302,27 +351,32 @@ impl Process {
     /// Answers a call with `value`, which is a negative error number or a result.
     pub(crate) fn answer(&mut self, call: &Call, value: i64) -> Result<(), PlatformError> {
         match call.place {
-            Place::Kernel(id) => self.send(id, Answer::Value(value)),
-            Place::Stub => {
+            Trap::Kernel(id) => self.send(id, Answer::Value(value)),
+            Trap::Stub => {
                 self.set_result(value);
-                self.carry_out(&Orders::default(), Then::Resume)
+                self.execute(&StubCommands::default(), Continuation::Resume)
             }
         }
     }
 
-    /// Sets what the call that waits in the stub returns.
+    /// Sets the result of the call that waits in the stub.
     pub(crate) fn set_result(&mut self, value: i64) {
         self.set_register(Register::Rax, value as u64);
     }
 
-    /// Has the stub carry out `orders`, each of whose calls is checked when it is made.
-    pub(crate) fn carry_out(&mut self, orders: &Orders, then: Then) -> Result<(), PlatformError> {
+    /// Lets the stub execute commands, each of whose calls is checked when it is made.
+    pub(crate) fn execute(
+        &mut self,
+        orders: &StubCommands,
+        then: Continuation,
+    ) -> Result<(), PlatformError> {
         let deadline = Instant::now() + PATIENCE;
         let pieces = orders.pieces();
         for (index, piece) in pieces.iter().enumerate() {
-            let then = if index + 1 == pieces.len() { then } else { Then::Ask };
+            let then = if index + 1 == pieces.len() { then } else { Continuation::Ask };
             let frame = self.frame.unwrap_or(stub::ORDERS_LEN);
-            self.control.write(0, &piece.encode(then, self.bases, frame));
+            let receipt = self.receipts.next();
+            self.control.write(0, &piece.encode(then, self.bases, frame, receipt));
             let id = self.asked.take().ok_or_else(|| self.forged("it takes no orders now"))?;
             self.send(id, Answer::Value(0))?;
             for expected in &piece.calls {
@@ -335,8 +389,8 @@ impl Process {
                 }
                 self.send(notice.id, Answer::Made)?;
             }
-            if then == Then::Ask {
-                self.question(deadline)?;
+            if then == Continuation::Ask {
+                self.question(Expected { receipt, frame }, deadline)?;
             }
         }
         Ok(())
@@ -425,7 +479,7 @@ impl Process {
         self.born.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// What the kernel has mapped for the guest: start, end, protection.
+    /// The kernel's mappings of the guest: start, end, protection.
     ///
     /// Whatever else is mapped must be the stub's own, or an entry for it appears, too.
     pub(crate) fn mappings(&self) -> Result<Vec<(u64, u64, u64)>, PlatformError> {
@@ -459,18 +513,23 @@ impl Process {
         let _ = poll(&mut [PollFd::new(&self.born.pidfd, PollFlags::IN)], Some(&timeout));
     }
 
-    /// Waits for the stub's question, which must come without an error.
-    fn question(&mut self, deadline: Instant) -> Result<(), PlatformError> {
+    /// Waits for the stub's question, which must come without an error, and with the receipt of its orders.
+    fn question(&mut self, expected: Expected, deadline: Instant) -> Result<(), PlatformError> {
         let notice = self.receive(deadline)?.ok_or(PlatformError::Late)?;
         self.take_question(&notice)?;
-        // What the stub has just loaded.
+        let Expected { receipt, frame } = expected;
+        let executed = notice.args[4] == receipt && notice.args[2] == stub::CONTROL + frame as u64;
+        if !executed && !planted::is(Bug::StubReceipt) {
+            return Err(self.forged("orders were left undone"));
+        }
+        // The bases that the stub has just loaded.
         if notice.args[..2] != [self.bases.fs, self.bases.gs] {
             return Err(self.forged("its bases are not those it was given"));
         }
         Ok(())
     }
 
-    fn take_question(&mut self, notice: &Notice) -> Result<(), PlatformError> {
+    fn take_question(&mut self, notice: &SeccompNotification) -> Result<(), PlatformError> {
         if notice.pointer != stub::asked_at() || notice.number != stub::ASK {
             return Err(self.forged("a call that was not ordered"));
         }
@@ -484,8 +543,8 @@ impl Process {
         }
     }
 
-    /// The next notice; serves page faults meanwhile. `None` when `deadline` passed.
-    fn receive(&mut self, deadline: Instant) -> Result<Option<Notice>, PlatformError> {
+    /// The next notification; serves page faults until then. `None` after `deadline`.
+    fn receive(&mut self, deadline: Instant) -> Result<Option<SeccompNotification>, PlatformError> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -535,7 +594,7 @@ impl Process {
         if self.listener.answer(id, answer)? {
             return Ok(());
         }
-        // Nobody waits for it any more: the process was killed.
+        // The call does not wait any more: the process was killed.
         let status = self.born.wait();
         Err(status.map_or_else(
             |error| PlatformError::kernel("waiting for the process", error),
@@ -552,7 +611,7 @@ impl Process {
         }
     }
 
-    /// Kills the process for what it did.
+    /// Kills the process because of its behaviour.
     fn forged(&mut self, what: &'static str) -> PlatformError {
         self.born.kill();
         PlatformError::Forged(what)
@@ -564,7 +623,7 @@ impl Drop for Process {
         if !self.is_ours() {
             return;
         }
-        // It runs nobody's code but the guest's; nothing of it is waited for.
+        // It runs only code of the guest, so its end is not waited for.
         self.born.kill();
         let _ = self.born.wait();
     }

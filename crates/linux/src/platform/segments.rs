@@ -1,4 +1,4 @@
-//! What of the guest's address space is where in its image.
+//! Segments: the mappings of the guest's address space, and their pages in its image.
 //!
 //! An image counts pages from 0; the guest's memory lies scattered over its address space. Each mapping of a frozen guest is a
 //! segment, with pages of its own in the image. A page keeps its number from one checkpoint to the next as long as it is
@@ -74,7 +74,7 @@ impl Segments {
         Self { list, by_page, pages }
     }
 
-    /// Segments that somebody else wrote down, for an image of `pages` pages; what is wrong with them, if anything is.
+    /// Segments from a snapshot, for an image of `pages` pages, or their first error.
     pub(crate) fn checked(list: Vec<Segment>, pages: usize) -> Result<Self, &'static str> {
         let limit = IMAGE_LEN / PAGE;
         if pages as u64 > limit {
@@ -120,7 +120,7 @@ impl Segments {
                 new.push((at, start + len - at, protection));
             }
         }
-        // Pages that nobody has any more, in order.
+        // Pages without a segment, in order.
         let mut taken: Vec<_> = kept.iter().map(Segment::pages).collect();
         taken.sort_unstable_by_key(|run| run.start);
         let (mut free, mut end) = (Vec::new(), 0);

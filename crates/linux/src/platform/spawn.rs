@@ -15,7 +15,7 @@ struct Request {
     answer: SyncSender<io::Result<Child>>,
 }
 
-/// A forked child starts a thread of its own.
+/// A forked child starts another thread.
 static STARTER: PerProcess<Mutex<Option<Sender<Request>>>> = PerProcess::new(|| Mutex::new(None));
 
 /// Starts `command` from that thread.

@@ -1,4 +1,4 @@
-//! The code that runs inside the guest's process on the sentry's behalf, and where it lies.
+//! The code that runs inside the guest process for the sentry, and its addresses.
 //!
 //! It starts as a program of one page: this code. That process maps a control area, carries out the orders that the
 //! sentry put there, and is the zygote from then on: whenever it is sent another control area it forks, and the child carries out
@@ -7,7 +7,7 @@
 //! and returns to the guest by `rt_sigreturn`, which loads every register from the frame that the sentry has prepared.
 //!
 //! ```text
-//! 0x0000_0001_0000 .. CODE     the guest's, laid out by the personality
+//! 0x0000_0001_0000 .. CODE     the guest's, laid out by the sentry
 //! CODE                         this code, one page, r-x
 //! CONTROL                      orders: header, system calls, copies, data; rw, shared with the sentry
 //! SIGNAL_STACK                 the frame with the guest's registers; rw, shared with the sentry
@@ -18,10 +18,15 @@
 //! None of it is trusted. The guest may jump anywhere into this code and may write its own orders: what it gains are
 //! system calls from this page, and the sentry lets one of those through only if it is, to the last argument, the next of its own
 //! orders.
+//!
+//! A guest can also have the processor interrupt this code, for example by a trap flag that it sets with `rt_sigreturn`: the
+//! kernel then enters the handler at its start, and orders are left undone. So orders carry a receipt, a random word that the
+//! code reads only after the last of them, and returns with its next question. The guest cannot know it: it does not run
+//! between the sentry's write and the wipe.
 
 use std::ops::Range;
 
-/// Where the code lies: the only page whose system calls may be continued.
+/// Address of the code: the only page whose system calls may be continued.
 pub(crate) const CODE: u64 = 0x7000_0000_0000;
 /// The control area.
 pub(crate) const CONTROL: u64 = CODE + 0x1_0000;
@@ -43,20 +48,20 @@ pub(crate) const IMAGE_LEN: u64 = 1 << 40;
 pub(crate) const ABOVE: u64 = IMAGE + IMAGE_LEN;
 /// One past the last address of user memory on x86-64 with four levels of page tables.
 pub(crate) const TOP: u64 = 0x7fff_ffff_f000;
-/// What the guest may have mapped.
+/// Addresses that the guest may map.
 pub(crate) const GUEST: Range<u64> = 0x1_0000..CODE;
 
-/// Where the zygote has what it says and is sent: a word, a `struct msghdr`, and what that points to.
+/// The zygote's message area: a word, a `struct msghdr`, and its buffers.
 pub(crate) const WORD: usize = CONTROL_LEN - 4096;
 pub(crate) const MESSAGE: usize = WORD + 64;
 pub(crate) const MESSAGE_PARTS: usize = WORD + 128;
-/// Where data for calls of the boot may lie.
+/// Data for calls of the boot.
 pub(crate) const BOOT_DATA: usize = WORD + 256;
 /// Bytes for descriptors in such a message.
 pub(crate) const LENT_LEN: usize = 64;
-/// The zygote's descriptor for what it is sent.
+/// The zygote's socket.
 pub(crate) const SOCKET: i32 = 1;
-/// What the orders have under [`AGAIN`] of a process that becomes the zygote.
+/// Value under [`AGAIN`] for a process that becomes the zygote.
 pub(crate) const FORKS: u64 = 2;
 
 /// The number that the stub asks with (`getppid`, which is never passed on).
@@ -70,7 +75,10 @@ pub(crate) const FS_BASE: usize = 24;
 pub(crate) const GS_BASE: usize = 32;
 pub(crate) const WIPE: usize = 40;
 pub(crate) const FRAME: usize = 48;
-/// Where the first order lies.
+pub(crate) const RECEIPT: usize = 56;
+/// Where a frame holds the flags.
+const FLAGS: usize = super::frame::Register::Flags.offset();
+/// Offset of the first command.
 pub(crate) const FIRST: usize = 64;
 
 std::arch::global_asm!(
@@ -78,15 +86,18 @@ std::arch::global_asm!(
     ".globl afresh_linux_stub, afresh_linux_stub_boot, afresh_linux_stub_asked, afresh_linux_stub_end",
     "afresh_linux_stub:",
     "    xor r14d, r14d",
-    // Ask: the bases, the frame and the first error go as arguments.
+    // A signal handler has executed no orders.
+    "    xor r13d, r13d",
+    // Ask: the bases, the frame, the first error and the receipt go as arguments.
     "2:  rdfsbase rdi",
     "    rdgsbase rsi",
     "    mov rdx, rsp",
     "    mov r10, r14",
+    "    mov r8, r13",
     "    mov eax, {ask}",
     "    syscall",
     "afresh_linux_stub_asked:",
-    // Whoever jumped here may have had the copies go backwards.
+    // The direction flag may be set by a jump to here.
     "    cld",
     "    xor r14d, r14d",
     "3:  movabs rbx, {control}",
@@ -121,8 +132,10 @@ std::arch::global_asm!(
     "    add rbx, 24",
     "    dec r13",
     "    jmp 6b",
-    // Wipe the orders: what an earlier call made the sentry do is not for the next one to read.
+    // Wipe the commands: those of one call are not for the next to read.
     "7:  movabs rbx, {control}",
+    // Only this path, behind the last copy, reads the receipt.
+    "    mov r13, [rbx + {receipt}]",
     "    mov r15, [rbx + {again}]",
     "    mov r8, [rbx + {fs_base}]",
     "    mov r9, [rbx + {gs_base}]",
@@ -131,7 +144,16 @@ std::arch::global_asm!(
     "    mov rdi, rbx",
     "    xor eax, eax",
     "    rep stosb",
-    // What a signal frame does not hold: data selectors and the two bases.
+    // `rt_sigreturn` leaves these two flags as they are, so that they would outlive a reset.
+    "    mov rcx, [rsp + {flags}]",
+    "    and ecx, {kept_flags}",
+    "    mov r11, rsp",
+    "    lea rsp, [rbx + 8]",
+    "    push rcx",
+    "    popfq",
+    "    mov qword ptr [rbx], 0",
+    "    mov rsp, r11",
+    // State that a signal frame does not hold: data selectors and the two bases.
     "    mov ds, eax",
     "    mov es, eax",
     "    mov fs, eax",
@@ -158,7 +180,7 @@ std::arch::global_asm!(
     "    xor r8d, r8d",
     "    xor r9d, r9d",
     "    syscall",
-    // What the kernel maps for a program is all there by now, which the sentry waits to hear.
+    // The kernel has mapped everything for the program by now, which the sentry waits for.
     "    mov eax, 44",
     "    mov edi, {socket}",
     "    movabs rsi, {word}",
@@ -177,7 +199,7 @@ std::arch::global_asm!(
     "    syscall",
     "    xor r14d, r14d",
     "    jmp 3b",
-    // The zygote: says that it is ready, or what failed, and later which process it has made, or why it could not.
+    // The zygote reports that it is ready, or the failed step, and later the PID of each child, or the error.
     "20: movabs rbx, {word}",
     "    mov [rbx], r14",
     "21: mov eax, 44",
@@ -188,7 +210,7 @@ std::arch::global_asm!(
     "    xor r8d, r8d",
     "    xor r9d, r9d",
     "    syscall",
-    // What it was sent is the child's.
+    // The received descriptors belong to the child.
     "    mov eax, 436",
     "    mov edi, 3",
     "    mov esi, -1",
@@ -224,7 +246,7 @@ std::arch::global_asm!(
     "    syscall",
     "    xor r14d, r14d",
     "    jmp 3b",
-    // Nobody is there any more.
+    // The sentry has closed the socket.
     "23: mov eax, 231",
     "    xor edi, edi",
     "    syscall",
@@ -241,6 +263,10 @@ std::arch::global_asm!(
     gs_base = const GS_BASE,
     wipe = const WIPE,
     frame = const FRAME,
+    receipt = const RECEIPT,
+    flags = const FLAGS,
+    // NT and ID.
+    kept_flags = const 1 << 14 | 1 << 21,
     first = const FIRST,
     forks = const FORKS,
     socket = const SOCKET,
@@ -274,7 +300,7 @@ pub(crate) fn asked_at() -> u64 {
     CODE + offset_of(&raw const afresh_linux_stub_asked) as u64
 }
 
-/// The code as a program of its own: a static ELF file of one segment.
+/// The code as a program: a static ELF file of one segment.
 pub(crate) fn program() -> Vec<u8> {
     let length = offset_of(&raw const afresh_linux_stub_end);
     // SAFETY: both labels are in the same section of this very assembly, the second after the first, so the bytes between

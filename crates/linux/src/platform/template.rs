@@ -15,9 +15,9 @@ use afresh_memory::Image;
 use afresh_sys::{PerProcess, fork};
 
 use super::control::Control;
-use super::forker::{Born, Forker, ends};
+use super::forker::{Forker, SpawnedProcess, ends};
+use super::mapped_image::MappedImage;
 use super::segments::Segments;
-use super::show::Shown;
 use super::{PlatformError, boot, zygote};
 
 /// Templates of this process, at most.
@@ -29,9 +29,9 @@ const FEW: u32 = 2;
 static TEMPLATES: PerProcess<AtomicUsize> = PerProcess::new(AtomicUsize::default);
 
 /// One of the templates that there may be, in the process of this generation.
-struct Seat(u32);
+struct TemplateSlot(u32);
 
-impl Seat {
+impl TemplateSlot {
     fn take() -> Option<Self> {
         let seats = TEMPLATES.get();
         let more = |taken: usize| (taken < MOST).then_some(taken + 1);
@@ -42,7 +42,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for TemplateSlot {
     fn drop(&mut self) {
         // A child that this process forks has taken none.
         if self.0 == fork::generation() {
@@ -53,14 +53,14 @@ impl Drop for Seat {
 
 /// A process that shows an image.
 pub(crate) struct Template {
-    process: Born,
-    /// Whoever is not the first to ask makes a process without it, rather than wait.
+    process: SpawnedProcess,
+    /// Other threads make a process without it, rather than wait.
     forker: Mutex<Forker>,
-    /// What it shows, which must not go before it.
+    /// The image that it shows, which must outlive it.
     image: Image,
-    /// Whether it once did not fork. What it says afterwards may be an answer to that.
+    /// Whether a fork failed once. A later answer may belong to that one.
     failed: AtomicBool,
-    _seat: Seat,
+    _seat: TemplateSlot,
     generation: u32,
 }
 
@@ -71,12 +71,12 @@ impl std::fmt::Debug for Template {
 }
 
 impl Template {
-    /// A template that shows `image`; nothing for what takes too many files or mappings.
+    /// A template that shows `image`; `None` if that takes too many files or mappings.
     fn new(
         image: &Image,
-        shown: &Shown,
+        shown: &MappedImage,
         segments: &Segments,
-        seat: Seat,
+        seat: TemplateSlot,
     ) -> Result<Option<Self>, PlatformError> {
         let Some((files, pieces)) = shown.pieces(segments) else { return Ok(None) };
         if pieces.len() > boot::PIECES {
@@ -86,7 +86,9 @@ impl Template {
         boot::write_template(&mut control, &pieces, &files);
         let (socket, theirs) =
             ends().map_err(|error| PlatformError::kernel("making a template", error))?;
-        let lent: Vec<_> = files.iter().map(|file| file.file()).chain([theirs.as_fd()]).collect();
+        // SAFETY: the boot code maps the files privately and closes them before a guest is in the process.
+        let lent = files.iter().map(|file| unsafe { file.file() });
+        let lent: Vec<_> = lent.chain([theirs.as_fd()]).collect();
         let process = zygote::start(&control, &lent)?;
         drop(theirs);
         let mut forker = Forker::new(process.pid, socket, control);
@@ -107,7 +109,7 @@ impl Template {
         self.generation == fork::generation()
     }
 
-    /// Whether its children would be this process's, and who that is now.
+    /// Whether its children would be this process's, with its present IDs.
     fn is_useful(&self) -> bool {
         let user = self.forker.try_lock().map_or(true, |forker| forker.is_ours());
         let failed = self.failed.load(Ordering::Relaxed);
@@ -115,7 +117,7 @@ impl Template {
     }
 
     /// Forks a process that carries out the orders in `control`. Nothing if it is busy, or cannot.
-    pub(super) fn fork(&self, control: &Control) -> Option<Born> {
+    pub(super) fn fork(&self, control: &Control) -> Option<SpawnedProcess> {
         let forker = self.forker.try_lock().ok().filter(|_| self.is_ours())?;
         if self.failed.load(Ordering::Relaxed) {
             return None;
@@ -135,15 +137,15 @@ impl Drop for Template {
     }
 }
 
-/// What processes of a state are made from. It is no part of the state: any two are equal.
+/// The template of a state. It is no part of the state: any two are equal.
 #[derive(Debug, Default)]
-pub(crate) struct Origin(Mutex<Made>);
+pub(crate) struct Origin(Mutex<TemplateState>);
 
 #[derive(Debug, Default)]
-struct Made {
+struct TemplateState {
     /// Processes that were made.
     processes: u32,
-    /// Whether a template could not be had.
+    /// Whether making a template failed.
     refused: bool,
     template: Option<Arc<Template>>,
 }
@@ -161,13 +163,13 @@ impl Origin {
     pub(crate) fn template(
         &self,
         image: &Image,
-        shown: &Shown,
+        shown: &MappedImage,
         segments: &Segments,
     ) -> Option<Arc<Template>> {
-        // Somebody else makes one just now; or did when this process was forked.
+        // Another thread makes one just now, or did when this process was forked.
         let mut made = self.0.try_lock().ok()?;
         if made.template.as_ref().is_some_and(|template| !template.is_useful()) {
-            *made = Made::default();
+            *made = TemplateState::default();
         }
         if let Some(template) = &made.template {
             return Some(template.clone()).filter(|template| template.image.same(image));
@@ -176,9 +178,9 @@ impl Origin {
         if made.processes <= FEW || made.refused || shown.is_coming() {
             return None;
         }
-        let seat = Seat::take()?;
+        let seat = TemplateSlot::take()?;
         made.template = Template::new(image, shown, segments, seat).ok().flatten().map(Arc::new);
-        // What could not be made now cannot be made later.
+        // A failure now is a failure later.
         made.refused = made.template.is_none();
         made.template.clone()
     }
@@ -247,7 +249,7 @@ mod tests {
     fn there_are_so_many_templates_and_no_more() {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(warm) = cat() else { return };
-        let seats: Vec<_> = std::iter::from_fn(Seat::take).collect();
+        let seats: Vec<_> = std::iter::from_fn(TemplateSlot::take).collect();
         assert!(seats.len() <= MOST);
         (0..=FEW).for_each(|_| call(&warm));
         assert_eq!(template(&warm), None);
@@ -269,7 +271,7 @@ mod tests {
         many();
         let second = template(&warm).unwrap();
         assert_ne!(first, second);
-        // As in a fork of this process, whose children those of the template are not.
+        // As in a fork of this process: the children of the template have another parent there.
         {
             let mut made = warm.standing.rest.origin.0.lock().unwrap();
             Arc::get_mut(made.template.as_mut().unwrap()).unwrap().generation += 1;

@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use afresh_sys::{Memfd, PerProcess};
@@ -18,45 +19,79 @@ use rustix::process::Pid;
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use super::control::Control;
-use super::forker::{Born, Forker, Refusal, ends};
+use super::forker::{ForkError, Forker, SpawnedProcess, ends};
+use super::walls::{self, NAMESPACES, Wall};
 use super::{PlatformError, boot, spawn, stub};
 
 struct Zygote {
     process: Child,
     forker: Forker,
+    walls: Vec<Wall>,
 }
 
 static ZYGOTE: PerProcess<Mutex<Option<Zygote>>> = PerProcess::new(|| Mutex::new(None));
+/// Whether a process that lacks a wall is refused. Children that this process forks inherit it.
+static REQUIRED: AtomicBool = AtomicBool::new(false);
+
+/// The walls around guests' processes on this host: those in place, and those that are missing.
+///
+/// # Errors
+/// [`PlatformError`] when this host runs no guests.
+pub fn walls() -> Result<Vec<Wall>, PlatformError> {
+    let mut held = ZYGOTE.get().lock().unwrap_or_else(PoisonError::into_inner);
+    match held.as_ref().filter(|zygote| zygote.forker.is_ours()) {
+        Some(zygote) => Ok(zygote.walls.clone()),
+        None => Ok(held.insert(Zygote::new()?).walls.clone()),
+    }
+}
+
+/// Has this process make no further process of a guest that lacks one of the [`walls`]. Guests that run already are not ended.
+///
+/// # Errors
+/// [`PlatformError::Missing`] names the walls that this host lacks, and how to get each.
+pub fn require_walls() -> Result<(), PlatformError> {
+    REQUIRED.store(true, Ordering::SeqCst);
+    walls::complete(&walls()?)
+}
 
 /// Starts a process that carries out the orders in `control`; `lent` are its descriptors for those.
-pub(super) fn start(control: &Control, lent: &[BorrowedFd<'_>]) -> Result<Born, PlatformError> {
+pub(super) fn start(
+    control: &Control,
+    lent: &[BorrowedFd<'_>],
+) -> Result<SpawnedProcess, PlatformError> {
     let mut held = ZYGOTE.get().lock().unwrap_or_else(PoisonError::into_inner);
     let refused = |errno: Errno| PlatformError::kernel("making a guest's process", errno);
     if let Some(zygote) = held.as_ref().filter(|zygote| zygote.forker.is_ours()) {
+        if REQUIRED.load(Ordering::Relaxed) {
+            walls::complete(&zygote.walls)?;
+        }
         match zygote.forker.fork(control, lent) {
             Ok(born) => return Ok(born),
-            Err(Refusal::Errno(errno)) => return Err(refused(errno)),
-            Err(Refusal::Gone) => {}
+            Err(ForkError::Errno(errno)) => return Err(refused(errno)),
+            Err(ForkError::Gone) => {}
         }
     }
-    // None yet, or one that somebody has killed.
+    // None yet, or one that was killed.
     *held = None;
     held.insert(Zygote::new()?).forker.fork(control, lent).map_err(|refusal| match refusal {
-        Refusal::Errno(errno) => refused(errno),
-        Refusal::Gone => refused(Errno::CHILD),
+        ForkError::Errno(errno) => refused(errno),
+        ForkError::Gone => refused(Errno::CHILD),
     })
 }
 
 /// Moves this process, which has one thread, into namespaces of its own: no network, no queues and mounts that others see, no rights but
-/// over these. A second wall, should a call ever pass. Where the host gives none to who asks, the first has to do.
+/// over these. A second wall, should a call ever pass. A host may refuse some of them; [`walls`](super::walls) reports those.
 fn move_apart() {
-    let all = UnshareFlags::NEWUSER
-        | UnshareFlags::NEWNET
-        | UnshareFlags::NEWIPC
-        | UnshareFlags::NEWNS
-        | UnshareFlags::NEWUTS;
+    let [users, others @ ..] = NAMESPACES.map(|(flag, ..)| flag);
+    let all = others.into_iter().fold(users, UnshareFlags::union);
     // SAFETY: no memory and no descriptors are unshared.
-    let _ = unsafe { unshare_unsafe(all) };
+    let apart = |flags| unsafe { unshare_unsafe(flags) }.is_ok();
+    if !apart(all) {
+        // Each alone, that of users first: it grants the others, and root needs no grant.
+        std::iter::once(users).chain(others).for_each(|flag| {
+            apart(flag);
+        });
+    }
 }
 
 impl Zygote {
@@ -97,13 +132,17 @@ impl Zygote {
             )
         })?;
         let forker = Forker::new(Pid::from_child(&process), socket, control);
-        let mut zygote = Self { process, forker };
-        // Whoever starts a program goes on before that has all that the kernel maps for it.
+        let mut zygote = Self { process, forker, walls: Vec::new() };
+        // The starter of a program continues before the kernel has mapped everything for it.
         zygote.forker.prepared(Forker::hear)?;
         let list = std::fs::read_to_string(format!("/proc/{}/maps", zygote.process.id()))
             .map_err(|e| PlatformError::kernel("reading the list of mappings", e))?;
         zygote.forker.clock = boot::write_zygote(&mut zygote.forker.control, &list);
         zygote.forker.prepared(|forker| forker.say(&[0; 8], &[]).and_then(|()| forker.hear()))?;
+        zygote.walls = walls::around(zygote.process.id());
+        if REQUIRED.load(Ordering::SeqCst) {
+            walls::complete(&zygote.walls)?;
+        }
         Ok(zygote)
     }
 }
@@ -122,7 +161,7 @@ mod tests {
 
     use rustix::process::Signal;
 
-    use crate::platform::Together;
+    use crate::platform::CpuPinning;
 
     #[test]
     fn every_zygote_has_the_clock_of_the_kernel() {
@@ -130,8 +169,8 @@ mod tests {
         if !own.contains("[vdso]") {
             return println!("SKIPPED: this kernel gives programs no clock");
         }
-        // On one processor whoever starts a program goes on before that has all that the kernel maps for it.
-        let _together = Together::new();
+        // On one CPU the starter of a program continues before the kernel has mapped everything for it.
+        let _together = CpuPinning::new();
         for _ in 0..20 {
             match Zygote::new() {
                 Ok(zygote) => assert!(zygote.forker.clock.is_some()),

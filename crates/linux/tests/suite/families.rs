@@ -137,27 +137,27 @@ fn workers_go_on_from_a_snapshot() {
 fn sessions_of_several_processes_fork_and_roll_back() {
     let Some(warm) = warm() else { return };
     let tree = Tree::new();
-    let mut line = Branch::<Instance>::sow(&tree, warm.home(), warm.state());
+    let mut line = Branch::<Instance>::from_state(&tree, warm.home(), warm.state());
     assert_eq!(ask(line.guest_mut().unwrap(), "ask 0"), "1 of 1, 1 pages");
-    let one = line.snapshot().unwrap();
+    let one = line.checkpoint().unwrap();
     assert_eq!(ask(line.guest_mut().unwrap(), "hire"), "3");
     assert_eq!(ask(line.guest_mut().unwrap(), "ask 2"), "1 of 2, 1 pages");
-    let two = line.snapshot().unwrap();
+    let two = line.checkpoint().unwrap();
     assert_eq!(ask(line.guest_mut().unwrap(), "fire 0"), "-9");
     assert_eq!(ask(line.guest_mut().unwrap(), "ask 2"), "2 of 3, 2 pages");
-    let three = line.snapshot().unwrap();
+    let three = line.checkpoint().unwrap();
     assert_eq!(ask(line.guest_mut().unwrap(), "ask 2"), "3 of 4, 3 pages");
     for round in 0..4 {
-        line.restore(one).unwrap();
+        line.rollback(one).unwrap();
         line.guest_mut().unwrap().verify().unwrap();
         assert_eq!(ask(line.guest_mut().unwrap(), "ask 0"), "2 of 2, 2 pages", "round {round}");
         // A worker of the same number as in the other states, but another one.
         assert_eq!(ask(line.guest_mut().unwrap(), "hire"), "3");
         assert_eq!(ask(line.guest_mut().unwrap(), "ask 2"), "1 of 3, 1 pages");
-        line.restore(three).unwrap();
+        line.rollback(three).unwrap();
         line.guest_mut().unwrap().verify().unwrap();
         assert_eq!(ask(line.guest_mut().unwrap(), "ask 2"), "3 of 4, 3 pages");
-        line.restore(two).unwrap();
+        line.rollback(two).unwrap();
         assert_eq!(ask(line.guest_mut().unwrap(), "ask 0"), "2 of 3, 2 pages");
         assert_eq!(ask(line.guest_mut().unwrap(), "ask 2"), "2 of 4, 2 pages");
         line.guest_mut().unwrap().verify().unwrap();
@@ -214,14 +214,14 @@ fn what_is_started_in_the_background_lives_in_every_state() {
     let Some(warm) = common::here(shell.time_limit(LIMIT).start_limit(LIMIT).warm()) else {
         return;
     };
-    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
-    let before = line.snapshot().unwrap();
+    let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
+    let before = line.checkpoint().unwrap();
     let child = ask(line.guest_mut().unwrap(), "start");
-    let with = line.snapshot().unwrap();
+    let with = line.checkpoint().unwrap();
     assert_eq!(ask(line.guest_mut().unwrap(), &child), "alive");
-    line.restore(before).unwrap();
+    line.rollback(before).unwrap();
     assert_eq!(ask(line.guest_mut().unwrap(), &child), "gone");
-    line.restore(with).unwrap();
+    line.rollback(with).unwrap();
     assert_eq!(ask(line.guest_mut().unwrap(), &child), "alive");
 }
 
@@ -262,8 +262,8 @@ fn any_state_is_the_one_that_it_was() {
         (random >> 33) as usize % below
     };
     let base = Model { asked: vec![Some(0), Some(0)], all: 0 };
-    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
-    let mut states = vec![(line.snapshot().unwrap(), base.clone())];
+    let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
+    let mut states = vec![(line.checkpoint().unwrap(), base.clone())];
     let (mut model, mut done) = (base, Vec::new());
     for step in 0..300 {
         let guest = line.guest_mut().unwrap();
@@ -288,7 +288,7 @@ fn any_state_is_the_one_that_it_was() {
                 format!("fire {which}")
             }
             (7 | 8, _) => {
-                states.push((line.snapshot().unwrap(), model.clone()));
+                states.push((line.checkpoint().unwrap(), model.clone()));
                 format!("snapshot {}", states.len() - 1)
             }
             (9, _) => {
@@ -298,7 +298,7 @@ fn any_state_is_the_one_that_it_was() {
             }
             (10 | 11, _) => {
                 let at = next(states.len());
-                line.restore(states[at].0).unwrap();
+                line.rollback(states[at].0).unwrap();
                 model = states[at].1.clone();
                 if next(2) == 0 {
                     line.guest_mut().unwrap().verify().unwrap();

@@ -39,13 +39,13 @@ fn serves_afresh(program: &Program, warm: &Warm, one: &str, two: &str) {
     assert_eq!(body(&instance.call(GET).unwrap()), two);
     assert_eq!(instance.stats().processes, 1);
 
-    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
     assert_eq!(body(&line.guest_mut().unwrap().call(GET).unwrap()), one);
-    let served = line.snapshot().unwrap();
+    let served = line.checkpoint().unwrap();
     let mut fork = line.fork(served).unwrap();
     assert_eq!(body(&line.guest_mut().unwrap().call(GET).unwrap()), two);
     assert_eq!(body(&fork.guest_mut().unwrap().call(GET).unwrap()), two);
-    line.restore(served).unwrap();
+    line.rollback(served).unwrap();
     assert_eq!(body(&line.guest_mut().unwrap().call(GET).unwrap()), two);
 
     let dir = tempfile::tempdir().unwrap();
@@ -152,7 +152,7 @@ fn the_host_connects_to_what_listens_beside_calls() {
     let Some(program) = common::python() else { return };
     let program = program.arg("/app.py").file("/app.py", ECHO).request("warm\n");
     let Some(warm) = common::here(program.warm()) else { return };
-    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
     let guest = line.guest_mut().unwrap();
     assert_eq!(guest.dial(8001).unwrap(), None);
     let dialed = guest.dial(8000).unwrap().unwrap();
@@ -173,7 +173,7 @@ fn the_host_connects_to_what_listens_beside_calls() {
     assert_eq!(guest.call(b"one\n").unwrap(), b"line one\n");
     guest.exchange(dialed, b"more", 0).unwrap();
     guest.proceed(quiet).unwrap();
-    let open = line.snapshot().unwrap();
+    let open = line.checkpoint().unwrap();
     let mut fork = line.fork(open).unwrap();
     let guest = line.guest_mut().unwrap();
     assert_eq!(guest.exchange(dialed, b"", 100).unwrap().given, b"MORE");
@@ -190,7 +190,7 @@ fn the_host_connects_to_what_listens_beside_calls() {
     assert!(guest.exchange(dialed, b"lost", 100).unwrap().ended);
     guest.hang_up_strangers(&[next]).unwrap();
     assert_eq!(guest.call(b"two\n").unwrap(), b"line two\n");
-    line.restore(open).unwrap();
+    line.rollback(open).unwrap();
     assert_eq!(line.guest_mut().unwrap().exchange(dialed, b"", 100).unwrap().given, b"MORE");
 }
 

@@ -4,6 +4,8 @@
 
 mod asked;
 mod bomb;
+mod bounds;
+mod calls;
 mod clones;
 mod common;
 mod database;
@@ -11,6 +13,7 @@ mod families;
 mod fifos;
 mod forged;
 mod fork;
+mod generation;
 mod http;
 mod image;
 mod messages;
@@ -29,6 +32,7 @@ mod signals;
 mod sockets;
 mod spent;
 mod start_to_end;
+mod stub;
 mod terminals;
 mod threads;
 mod walls;

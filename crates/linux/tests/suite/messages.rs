@@ -278,17 +278,17 @@ fn descriptors_and_datagrams_arrive_and_nothing_is_left() {
 fn what_is_on_its_way_is_part_of_every_state() {
     let Some(program) = program() else { return };
     let Some(warm) = common::here(program.warm()) else { return };
-    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
     let root = line.at();
     assert_eq!(ask(line.guest_mut().unwrap(), "hold\n"), "done\n");
-    let sent = line.snapshot().unwrap();
+    let sent = line.checkpoint().unwrap();
     let mut fork = line.fork(sent).unwrap();
     for _ in 0..2 {
-        line.restore(sent).unwrap();
+        line.rollback(sent).unwrap();
         line.guest_mut().unwrap().verify().unwrap();
         assert_eq!(ask(line.guest_mut().unwrap(), "take\n"), TAKEN);
         assert_eq!(ask(line.guest_mut().unwrap(), "take\n"), "[None, None]\n");
-        line.restore(root).unwrap();
+        line.rollback(root).unwrap();
         assert_eq!(ask(line.guest_mut().unwrap(), "take\n"), "[None, None]\n");
     }
     let dir = tempfile::tempdir().unwrap();

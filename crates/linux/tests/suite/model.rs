@@ -360,7 +360,8 @@ fn mapper() -> Option<&'static Mapper> {
 
 fn play(mapper: &Mapper, steps: &[Step]) -> Result<(), TestCaseError> {
     let failed = |error: &dyn std::error::Error| TestCaseError::fail(format!("{error:?}"));
-    let sown = |warm: &Warm| Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let sown =
+        |warm: &Warm| Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
     let first = sown(&mapper.warm);
     let mut states: Vec<(SnapshotId, World)> = vec![(first.at(), World::new())];
     let other = first.fork(first.at()).map_err(|e| failed(&e))?;
@@ -375,13 +376,13 @@ fn play(mapper: &Mapper, steps: &[Step]) -> Result<(), TestCaseError> {
             }
             Step::Snapshot { branch } => {
                 let live = &mut lives[*branch];
-                let id = live.branch.snapshot().map_err(|e| failed(&e))?;
+                let id = live.branch.checkpoint().map_err(|e| failed(&e))?;
                 states.push((id, live.world.clone()));
             }
             Step::Restore { branch, back } => {
                 let (id, world) = &states[states.len() - 1 - back % states.len()];
                 let live = &mut lives[*branch];
-                live.branch.restore(*id).map_err(|e| failed(&e))?;
+                live.branch.rollback(*id).map_err(|e| failed(&e))?;
                 live.world = world.clone();
                 if back % 2 == 0 {
                     let guest = live.branch.guest_mut().map_err(|e| failed(&e))?;
@@ -398,14 +399,14 @@ fn play(mapper: &Mapper, steps: &[Step]) -> Result<(), TestCaseError> {
             Step::Look { branch } => lives[*branch].look()?,
             Step::Repeat { branch, times, act } => {
                 let live = &mut lives[*branch];
-                let id = live.branch.snapshot().map_err(|e| failed(&e))?;
+                let id = live.branch.checkpoint().map_err(|e| failed(&e))?;
                 let world = live.world.clone();
                 states.push((id, world.clone()));
                 for _ in 0..*times {
                     if let Some(line) = live.world.act(0, act) {
                         prop_assert_eq!(live.ask(&line)?, 1, "{}", line);
                     }
-                    live.branch.restore(id).map_err(|e| failed(&e))?;
+                    live.branch.rollback(id).map_err(|e| failed(&e))?;
                     live.world = world.clone();
                 }
                 live.look()?;
@@ -418,7 +419,7 @@ fn play(mapper: &Mapper, steps: &[Step]) -> Result<(), TestCaseError> {
                 let branch = sown(&thawed);
                 let mut copy = Live { branch, world: live.world.clone() };
                 copy.look()?;
-                copy.branch.restore(copy.branch.at()).map_err(|e| failed(&e))?;
+                copy.branch.rollback(copy.branch.at()).map_err(|e| failed(&e))?;
                 copy.look()?;
                 live.look()?;
             }

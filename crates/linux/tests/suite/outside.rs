@@ -13,7 +13,7 @@ use afresh_snapshot::{Branch, Tree};
 use crate::common::{here, python};
 
 const SCRIPT: &str = r#"
-import asyncio, socket, sys
+import asyncio, os, socket, sys
 kept = None
 
 def connect(host, port):
@@ -72,6 +72,8 @@ def answer(word, *rest):
         return kept.recv(100).decode() or "closed"
     if word == "nothing":
         return ""
+    if word == "exit":
+        os._exit(0)
 
 if len(sys.argv) > 1:
     kept = connect(*sys.argv[1:])
@@ -201,10 +203,17 @@ fn no_connection_outlives_its_state() {
         assert_eq!(ask(&mut instance, "nothing"), "");
         assert_eq!(ask(&mut instance, "use two"), "got two");
         instance.reset();
-        assert_eq!(ask(&mut instance, "use late"), "none");
+        // They are closed now, and not by the next call.
         server.wait_for(0);
+        assert_eq!(ask(&mut instance, "use late"), "none");
         instance.reset();
     }
+    assert_eq!(ask(&mut instance, "keep server.test 7"), "7");
+    server.wait_for(1);
+    // The end of the program closes what it left open.
+    instance.call(b"exit\n").unwrap_err();
+    server.wait_for(0);
+    instance.reset();
     // Who goes on from a state with a connection finds it closed; who had it keeps it.
     assert_eq!(ask(&mut instance, "keep server.test 7"), "7");
     let frozen = instance.freeze().unwrap();
@@ -238,16 +247,16 @@ fn a_checkpoint_that_is_stored_anew_cuts_no_connection() {
     let Some(program) = program(&granted) else { return };
     let Some(warm) = here(program.warm()) else { return };
     // Each is stored anew.
-    let mut line = Branch::<Instance>::sow(&Tree::with_budget(1), warm.home(), warm.state());
+    let mut line = Branch::<Instance>::from_state(&Tree::with_budget(1), warm.home(), warm.state());
     for round in 0..3 {
         let instance = line.guest_mut().unwrap();
         assert_eq!(ask(instance, "keep server.test 7"), "7", "round {round}");
         let generation = instance.generation();
-        let kept = line.snapshot().unwrap();
+        let kept = line.checkpoint().unwrap();
         let instance = line.guest_mut().unwrap();
         assert_eq!(instance.generation(), generation, "round {round}");
         assert_eq!(ask(instance, "use still"), "got still", "round {round}");
-        line.restore(kept).unwrap();
+        line.rollback(kept).unwrap();
         let instance = line.guest_mut().unwrap();
         assert_ne!(instance.generation(), generation, "round {round}");
         assert_ne!(ask(instance, "use mine"), "got mine", "round {round}");

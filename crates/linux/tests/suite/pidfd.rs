@@ -140,21 +140,21 @@ fn descriptors_of_processes_work_and_nothing_is_left() {
 fn what_a_descriptor_says_of_a_process_is_of_the_state_gone_to() {
     let Some(program) = program() else { return };
     let Some(warm) = common::here(program.warm()) else { return };
-    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
     assert_eq!(ask(line.guest_mut().unwrap(), "hold\n"), "False\n");
-    let alive = line.snapshot().unwrap();
+    let alive = line.checkpoint().unwrap();
     assert_eq!(ask(line.guest_mut().unwrap(), "end\n"), "True 9\n");
-    let ended = line.snapshot().unwrap();
+    let ended = line.checkpoint().unwrap();
     for _ in 0..3 {
-        line.restore(alive).unwrap();
+        line.rollback(alive).unwrap();
         line.guest_mut().unwrap().verify().unwrap();
         assert_eq!(ask(line.guest_mut().unwrap(), "held\n"), "False\n");
         let mut fork = line.fork(alive).unwrap();
         assert_eq!(ask(fork.guest_mut().unwrap(), "end\n"), "True 9\n");
-        line.restore(ended).unwrap();
+        line.rollback(ended).unwrap();
         assert_eq!(ask(line.guest_mut().unwrap(), "held\n"), "True\n");
     }
-    line.restore(alive).unwrap();
+    line.rollback(alive).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let store = Store::create(dir.path().join("store")).unwrap();
     let frozen = line.guest_mut().unwrap().freeze().unwrap();

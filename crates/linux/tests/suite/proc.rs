@@ -155,14 +155,14 @@ fn a_directory_of_proc_that_is_open_is_part_of_every_state() {
     let Some(program) = python(DESCRIPTORS) else { return };
     let Some(warm) = common::here(program.warm()) else { return };
     const HELD: &str = "('/tmp/held (deleted)', ['0', '1', '2', '3', '4', '5'])\n";
-    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
     let root = line.at();
     assert_eq!(ask(line.guest_mut().unwrap(), "hold\n"), "done\n");
-    let held = line.snapshot().unwrap();
+    let held = line.checkpoint().unwrap();
     let mut fork = line.fork(held).unwrap();
-    line.restore(root).unwrap();
+    line.rollback(root).unwrap();
     assert_eq!(ask(line.guest_mut().unwrap(), "held\n"), "None\n");
-    line.restore(held).unwrap();
+    line.rollback(held).unwrap();
     line.guest_mut().unwrap().verify().unwrap();
     for line in [&mut line, &mut fork] {
         assert_eq!(ask(line.guest_mut().unwrap(), "held\n"), HELD);

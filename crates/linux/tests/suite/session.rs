@@ -6,7 +6,7 @@ use crate::common;
 
 use std::time::Duration;
 
-use afresh_linux::{Frozen, Instance, Misfit, Program, ProgramState, ThawError, Warm};
+use afresh_linux::{Frozen, Incompatible, Instance, Program, ProgramState, ThawError, Warm};
 use afresh_memory::PageRange;
 use afresh_pager::{Options, SnapshotOptions};
 use afresh_snapshot::{Branch, Tree};
@@ -41,32 +41,32 @@ fn every_state_of_a_tree_is_what_it_was() {
 }
 
 fn every_state_is_what_it_was(warm: &Warm, tree: &Tree<ProgramState>) {
-    let mut line = Branch::<Instance>::sow(tree, warm.home(), warm.state());
+    let mut line = Branch::<Instance>::from_state(tree, warm.home(), warm.state());
     let root = line.at();
     let clean = ask(&mut line, "look\n");
     assert!(clean.starts_with("calls 1 data 42 "), "{clean}");
-    let looked = line.snapshot().unwrap();
+    let looked = line.checkpoint().unwrap();
     assert_eq!(ask(&mut line, "dirty\n"), "done\n");
-    let dirtied = line.snapshot().unwrap();
+    let dirtied = line.checkpoint().unwrap();
     let dirty = look(&mut line);
     assert!(dirty.starts_with("1 zero 2 local 3 heap dirty map "), "{dirty}");
     // Files, descriptors and signals are part of it: cwd, a file made, one hidden, a handler.
     assert!(dirty.contains("cwd /tmp/directory file dirty at 3 made 1 new fd 0"), "{dirty}");
     assert_eq!(ask(&mut line, "scribble\n"), "done\n");
-    let poked = line.snapshot().unwrap();
+    let poked = line.checkpoint().unwrap();
     let after = look(&mut line);
     assert!(after.starts_with("97 zero 2 local 3 heap Dirty map 99 stack 98"), "{after}");
     let mut forks: Vec<_> =
         [root, looked, dirtied, poked].into_iter().map(|id| line.fork(id).unwrap()).collect();
     for round in 0..6 {
-        line.restore(dirtied).unwrap();
+        line.rollback(dirtied).unwrap();
         assert_eq!(look(&mut line), dirty, "round {round}");
-        line.restore(root).unwrap();
+        line.rollback(root).unwrap();
         assert_eq!(ask(&mut line, "look\n"), clean, "round {round}");
-        line.restore(poked).unwrap();
+        line.rollback(poked).unwrap();
         assert_eq!(look(&mut line), after, "round {round}");
         assert_eq!(ask(&mut line, "heavy\n"), "heavy\n");
-        line.restore(looked).unwrap();
+        line.rollback(looked).unwrap();
         assert!(ask(&mut line, "look\n").starts_with("calls 2 data 42 "), "round {round}");
         line.guest_mut().unwrap().verify().unwrap();
     }
@@ -82,16 +82,16 @@ fn every_state_is_what_it_was(warm: &Warm, tree: &Tree<ProgramState>) {
 #[test]
 fn memory_that_was_empty_in_a_state_is_empty_again_however_often_it_is_written() {
     let Some(warm) = canary() else { return };
-    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
     assert_eq!(ask(&mut line, "reserve\n"), "done\n");
-    let reserved = line.snapshot().unwrap();
+    let reserved = line.checkpoint().unwrap();
     let empty = look(&mut line);
     assert!(empty.contains(" left 0 "), "{empty}");
     for round in 0..8 {
-        line.restore(reserved).unwrap();
+        line.rollback(reserved).unwrap();
         assert_eq!(ask(&mut line, "scribble\n"), "done\n", "round {round}");
         assert!(look(&mut line).contains(" left 3 "), "round {round}");
-        line.restore(reserved).unwrap();
+        line.rollback(reserved).unwrap();
         assert_eq!(look(&mut line), empty, "round {round}");
         line.guest_mut().unwrap().verify().unwrap();
     }
@@ -101,20 +101,20 @@ fn memory_that_was_empty_in_a_state_is_empty_again_however_often_it_is_written()
 #[test]
 fn a_long_line_of_checkpoints_goes_back_to_each() {
     let Some(warm) = canary() else { return };
-    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
     let mut states = Vec::new();
     for round in 1..=40 {
         // Every third changes mappings, too.
         let request = if round % 3 == 0 { "dirty\n" } else { "scribble\n" };
         assert_eq!(ask(&mut line, request), "done\n");
-        let id = line.snapshot().unwrap();
+        let id = line.checkpoint().unwrap();
         // To look changes something, too.
         states.push((id, look(&mut line)));
     }
     for (id, seen) in states.iter().rev().step_by(3).chain(states.iter().step_by(7)) {
-        line.restore(*id).unwrap();
+        line.rollback(*id).unwrap();
         assert_eq!(look(&mut line), *seen);
-        line.restore(*id).unwrap();
+        line.rollback(*id).unwrap();
         line.guest_mut().unwrap().verify().unwrap();
     }
 }
@@ -204,9 +204,53 @@ fn python_thaws_with_the_files_it_was_granted_and_without_them_is_refused() {
     }
     for path in ["/usr/bin/python3", "/", "/root"] {
         let refused = Warm::thaw(&frozen, &Program::new(path));
-        let Err(ThawError::Guest(Misfit::NotGranted(named))) = refused else { panic!("{path}") };
+        let Err(ThawError::Guest(Incompatible::NotGranted(named))) = refused else {
+            panic!("{path}")
+        };
         assert!(named.is_absolute());
     }
+}
+
+#[test]
+fn a_forged_path_reads_nothing_that_was_not_granted() {
+    let Some(path) = common::compiled("canary.c", &["-static"]) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let top = folder.path().canonicalize().unwrap();
+    for directory in ["granted/aaaa", "secret"] {
+        std::fs::create_dir_all(top.join(directory)).unwrap();
+    }
+    std::os::unix::fs::symlink(top.join("secret"), top.join("granted/bbbb")).unwrap();
+    let program = Program::new(&path).grant(top.join("granted/aaaa"));
+    let Some(warm) = common::here(program.warm()) else { return };
+    let frozen = warm.freeze().unwrap();
+    let opener = Program::new(&path).grant(top.join("granted"));
+    Warm::thaw(&frozen, &opener).unwrap();
+    for named in ["bbbb", "cccc"] {
+        let mut bytes = frozen.bytes().to_vec();
+        let at = bytes.windows(4).position(|four| four == b"aaaa").unwrap();
+        bytes[at..at + 4].copy_from_slice(named.as_bytes());
+        let forged = Frozen::from_parts(frozen.memory().clone(), &bytes);
+        let error = Warm::thaw(&forged, &opener).unwrap_err();
+        assert!(matches!(error, ThawError::Guest(Incompatible::File { .. })), "{named}: {error}");
+    }
+}
+
+#[test]
+fn the_openers_limits_hold_whatever_a_snapshot_has() {
+    let Some(path) = common::compiled("canary.c", &["-static"]) else { return };
+    let program = Program::new(&path).memory_limit(512 << 20).file("/big", vec![7; 4 << 20]);
+    let Some(warm) = common::here(program.warm()) else { return };
+    let frozen = warm.freeze().unwrap();
+    for (opener, limited) in [
+        (Program::new(&path).memory_limit(64 << 10), "memory"),
+        (Program::new(&path).storage_limit(1 << 20), "storage"),
+    ] {
+        let error = Warm::thaw(&frozen, &opener).unwrap_err();
+        let ThawError::Guest(Incompatible::Limit { what, .. }) = &error else { panic!("{error}") };
+        assert_eq!(*what, limited);
+    }
+    let thawed = Warm::thaw(&frozen, &Program::new(&path)).unwrap();
+    thawed.instance().call(b"look\n").unwrap();
 }
 
 /// The warm canary, saved in a folder.

@@ -55,23 +55,23 @@ fn timers_and_descriptors_of_signals_are_those_of_linux() {
 #[test]
 fn what_a_call_leaves_of_them_is_gone_and_kept_in_states() {
     let (Some(program), Some(warm)) = (program(), warm()) else { return };
-    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
     let root = line.at();
     assert_eq!(ask(line.guest_mut().unwrap(), "hold\n"), "held\n");
-    let held = line.snapshot().unwrap();
+    let held = line.checkpoint().unwrap();
     let mut fork = line.fork(held).unwrap();
     for _ in 0..3 {
-        line.restore(root).unwrap();
+        line.rollback(root).unwrap();
         line.guest_mut().unwrap().verify().unwrap();
         assert_eq!(ask(line.guest_mut().unwrap(), "look\n"), CLEAN);
-        line.restore(held).unwrap();
+        line.rollback(held).unwrap();
         line.guest_mut().unwrap().verify().unwrap();
         assert_eq!(ask(line.guest_mut().unwrap(), "look\n"), HELD);
     }
     assert_eq!(ask(fork.guest_mut().unwrap(), "look\n"), HELD);
     let dir = tempfile::tempdir().unwrap();
     let store = Store::create(dir.path().join("store")).unwrap();
-    line.restore(held).unwrap();
+    line.rollback(held).unwrap();
     let frozen = line.guest_mut().unwrap().freeze().unwrap();
     frozen.save(&store, "held", &SnapshotOptions::default()).unwrap();
     let frozen = Frozen::load(store.load("held").unwrap(), &Options::default()).unwrap();

@@ -75,24 +75,24 @@ fn what_a_call_leaves_of_them_is_gone() {
 #[test]
 fn states_with_threads_are_kept_gone_back_to_and_saved() {
     let (Some(program), Some(warm)) = (program(), warm()) else { return };
-    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
     let root = line.at();
     let call = |line: &mut Branch<Instance>, request: &str| {
         let answer = line.guest_mut().unwrap().call(request.as_bytes()).unwrap();
         String::from_utf8(answer).unwrap()
     };
     assert_eq!(call(&mut line, "dirty\n"), "done\n");
-    let dirtied = line.snapshot().unwrap();
+    let dirtied = line.checkpoint().unwrap();
     let mut fork = line.fork(dirtied).unwrap();
     let dirty = call(&mut line, "look\n");
     assert!(
         dirty.starts_with("shared 1000 worker 42 local 99 rang 5 alarm 1 timer 1 mask 1"),
         "{dirty}"
     );
-    line.restore(root).unwrap();
+    line.rollback(root).unwrap();
     assert_eq!(call(&mut line, "look\n"), CLEAN);
     assert_eq!(call(&mut fork, "look\n"), dirty);
-    line.restore(dirtied).unwrap();
+    line.rollback(dirtied).unwrap();
     assert_eq!(call(&mut line, "look\n"), dirty);
     line.guest_mut().unwrap().verify().unwrap();
 

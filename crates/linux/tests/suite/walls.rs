@@ -252,3 +252,102 @@ fn the_zygote_has_nothing_that_a_guest_must_not_have() {
         }
     });
 }
+
+/// Runs a test of this file again, in a user namespace that allows no namespace of one kind. `None` where such a namespace cannot be made.
+fn without_namespaces(test: &str, kind: &str) -> Option<std::process::Output> {
+    let mut again = Command::new(std::env::current_exe().unwrap());
+    again.args([test, "--exact", "--nocapture"]).env(REFUSED_KIND, kind);
+    let path = |text: String| std::ffi::CString::new(text).unwrap();
+    let limit = path(format!("/proc/sys/user/max_{kind}_namespaces"));
+    let user = rustix::process::geteuid().as_raw();
+    let group = rustix::process::getegid().as_raw();
+    let files = [
+        (path("/proc/self/setgroups".to_owned()), "deny".to_owned()),
+        (path("/proc/self/uid_map".to_owned()), format!("0 {user} 1")),
+        (path("/proc/self/gid_map".to_owned()), format!("0 {group} 1")),
+        (limit, "0".to_owned()),
+    ];
+    let refuse = move || {
+        // SAFETY: the calls are made between fork and exec, and allocate nothing; the paths and texts outlive them.
+        unsafe {
+            if libc::unshare(libc::CLONE_NEWUSER) != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            for (path, text) in &files {
+                let file = libc::open(path.as_ptr(), libc::O_WRONLY);
+                if libc::write(file, text.as_ptr().cast(), text.len()) != text.len() as isize {
+                    return Err(std::io::Error::last_os_error());
+                }
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: as above.
+    unsafe { std::os::unix::process::CommandExt::pre_exec(&mut again, refuse) };
+    match again.output() {
+        Ok(output) => Some(output),
+        Err(error) => {
+            println!("SKIPPED: no user namespace with a limit here: {error}");
+            None
+        }
+    }
+}
+
+/// The kind of namespaces that the process of a test lacks.
+const REFUSED_KIND: &str = "AFRESH_TEST_REFUSED_NAMESPACES";
+
+#[test]
+fn every_wall_is_applied_alone_and_can_be_required() {
+    const NAME: &str = "walls::every_wall_is_applied_alone_and_can_be_required";
+    let kinds =
+        [("net", "network-namespace"), ("user", "user-namespace"), ("ipc", "ipc-namespace")];
+    let Ok(refused) = std::env::var(REFUSED_KIND) else {
+        for (kind, _) in kinds {
+            let Some(output) = without_namespaces(NAME, kind) else { return };
+            assert!(output.status.success(), "{kind}: {output:?}");
+        }
+        return;
+    };
+    let walls = match afresh_linux::walls() {
+        Ok(walls) => walls,
+        Err(error) => return println!("SKIPPED: {error}"),
+    };
+    let absent = kinds.iter().find(|(kind, _)| *kind == refused).unwrap().1;
+    let missing = |name: &str| walls.iter().find(|w| w.name == name).unwrap().missing.clone();
+    let namespaces = [
+        "user-namespace",
+        "network-namespace",
+        "ipc-namespace",
+        "mount-namespace",
+        "uts-namespace",
+    ];
+    let others = ["no-new-privileges", "no-capabilities", "limits"];
+    for name in namespaces.into_iter().chain(others).filter(|name| *name != absent) {
+        assert_eq!(missing(name), None, "{name} without {absent}");
+    }
+    let why = missing(absent).unwrap();
+    assert!(why.contains(&format!("max_{refused}_namespaces")), "{why}");
+    // Guests run without it until it is required, and not after.
+    let Some(mut guest) = hostile() else { return };
+    guest.call_pristine(b"99\n").unwrap();
+    let error = afresh_linux::require_walls().unwrap_err().to_string();
+    assert!(error.contains(absent), "{error}");
+    let Some(path) = common::compiled("hostile.c", &["-static"]) else { return };
+    assert!(Program::new(path).warm().is_err());
+}
+
+#[test]
+fn a_reset_can_replace_the_process() {
+    let Some(path) = common::compiled("hostile.c", &["-static"]) else { return };
+    let program = Program::new(path);
+    let Some(mut kept) = common::here(program.clone().warm()).map(|warm| warm.instance()) else {
+        return;
+    };
+    let mut replaced = program.replace_processes(true).warm().unwrap().instance();
+    for (instance, processes) in [(&mut kept, 1), (&mut replaced, 4)] {
+        for _ in 0..4 {
+            assert_eq!(instance.call_pristine(b"99\n").unwrap(), b"-1\n");
+        }
+        assert_eq!(instance.stats().processes, processes);
+    }
+}

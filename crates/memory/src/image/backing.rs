@@ -15,7 +15,7 @@ use afresh_sys::{
 };
 
 use super::inserter::Arrived;
-use super::{FaultOutcome, Filler, Lender};
+use super::{FaultOutcome, FileOwner, Filler};
 use crate::ImageError;
 
 /// Backings alive that own their file. With packs of [`PACK_IMAGES`] each, ten thousand images need
@@ -24,48 +24,62 @@ const OWN_FILES: usize = 100;
 /// Pages of a backing that goes into a pack at once: making a file and sealing it would cost as much as writing
 /// so little.
 const SMALL: usize = 256;
-/// Backings that share one pack.
+/// Backings alive that share one pack.
 const PACK_IMAGES: usize = 256;
 
 static OWNED: AtomicUsize = AtomicUsize::new(0);
 /// A child of a fork begins packs of its own: the files of its parent's are its parent's to write.
-static PACK: PerProcess<Mutex<Weak<Pack>>> = PerProcess::new(|| Mutex::new(Weak::new()));
+static PACKS: PerProcess<Packs> = PerProcess::new(Packs::default);
 /// Of images that are filled lazily: each range is filled while slots map it.
-static FILLED_PACK: PerProcess<Mutex<Weak<Pack>>> = PerProcess::new(|| Mutex::new(Weak::new()));
+static FILLED_PACKS: PerProcess<Packs> = PerProcess::new(Packs::default);
+
 /// A file shared by many backings.
 struct Pack {
     file: Memfd,
-    /// Next free page, and backings placed so far.
-    next: Mutex<(usize, usize)>,
+    /// Next free page.
+    next: Mutex<usize>,
+    /// Set when space could not be given back: no further backing may keep it.
+    closed: AtomicBool,
 }
 
-impl Pack {
-    /// Room for `pages` pages in the pack that `current` holds, or in a new one, from a multiple of `align`
-    /// on. It is nobody else's, ever.
-    fn room(
-        current: &Mutex<Weak<Pack>>,
-        pages: usize,
-        align: usize,
-    ) -> Result<(Arc<Pack>, usize), SysError> {
-        let mut current = current.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = current.upgrade().filter(|pack| {
-            pack.next.lock().unwrap_or_else(PoisonError::into_inner).1 < PACK_IMAGES
-        });
-        let pack = match open {
+/// Packs with live backings. A new one is made only while all others are full, so their number follows the number of
+/// live backings, whichever of them are kept.
+#[derive(Default)]
+struct Packs(Mutex<Vec<Weak<Pack>>>);
+
+impl Packs {
+    /// Room for `pages` pages in a pack, from a multiple of `align` on. No other backing ever gets it.
+    fn room(&self, pages: usize, align: usize) -> Result<(Arc<Pack>, usize), SysError> {
+        let mut packs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        packs.retain(|pack| pack.strong_count() > 0);
+        let room = |pack: &Arc<Pack>| {
+            // Counts `pack` as well.
+            Arc::strong_count(pack) <= PACK_IMAGES && !pack.closed.load(Ordering::Relaxed)
+        };
+        let pack = match packs.iter().filter_map(Weak::upgrade).find(room) {
             Some(pack) => pack,
             None => {
                 let file = Memfd::new(c"afresh-pack")?;
-                let pack = Arc::new(Pack { file, next: Mutex::new((0, 0)) });
-                *current = Arc::downgrade(&pack);
+                let pack = Arc::new(Pack { file, next: Mutex::new(0), closed: false.into() });
+                packs.push(Arc::downgrade(&pack));
                 pack
             }
         };
         let mut next = pack.next.lock().unwrap_or_else(PoisonError::into_inner);
-        let start = next.0.next_multiple_of(align);
+        let start = next.next_multiple_of(align);
         pack.file.set_len(PageRange::new(0, start + pages).byte_len())?;
-        *next = (start + pages, next.1 + 1);
+        *next = start + pages;
         drop(next);
         Ok((pack, start))
+    }
+}
+
+impl Pack {
+    /// Gives the memory of a range back.
+    fn give_back(&self, range: PageRange) {
+        if self.file.punch_hole(range).is_err() {
+            self.closed.store(true, Ordering::Relaxed);
+        }
     }
 }
 
@@ -78,7 +92,7 @@ enum Store {
         made: Mark,
     },
     /// A part of a file of somebody else's.
-    Lent(Arc<dyn Lender>),
+    Lent(Arc<dyn FileOwner>),
 }
 
 /// How a backing is filled.
@@ -150,7 +164,7 @@ impl Backing {
             // On boundaries of huge pages, so that none ever holds pages of two images: what one image
             // lacks must not come with a page of another's.
             let (pack, start) =
-                Pack::room(FILLED_PACK.get(), pages.next_multiple_of(HUGE_PAGES), HUGE_PAGES)?;
+                FILLED_PACKS.get().room(pages.next_multiple_of(HUGE_PAGES), HUGE_PAGES)?;
             let store = Store::Packed { pack, start, made: Mark::now() };
             return Self::viewed(store, view, pages, Vec::new());
         }
@@ -168,7 +182,7 @@ impl Backing {
     }
 
     /// One of what somebody lends. Pages that nobody shows may hold anything, so that none counts as a hole.
-    pub(super) fn lent(lender: Arc<dyn Lender>) -> Result<Self, SysError> {
+    pub(super) fn lent(lender: Arc<dyn FileOwner>) -> Result<Self, SysError> {
         let pages = lender.part().len;
         let view = Reservation::new(pages)?;
         Self::viewed(Store::Lent(lender), view, pages, vec![PageRange::new(0, pages)])
@@ -270,10 +284,10 @@ impl Backing {
         pages: usize,
         write: impl FnOnce(&Memfd, usize) -> Result<(), E>,
     ) -> Result<Store, E> {
-        let (pack, start) = Pack::room(PACK.get(), pages, 1)?;
+        let (pack, start) = PACKS.get().room(pages, 1)?;
         // The range is ours alone and nothing maps it yet, so it is written exactly once.
         if let Err(error) = write(&pack.file, start) {
-            let _ = pack.file.punch_hole(PageRange::new(start, pages));
+            pack.give_back(PageRange::new(start, pages));
             return Err(error);
         }
         Ok(Store::Packed { pack, start, made: Mark::now() })
@@ -323,11 +337,13 @@ impl Drop for Backing {
                 OWNED.fetch_sub(1, Ordering::Relaxed);
             }
             // The space is not handed out again, so an error costs memory until the pack goes, never
-            // content. What a child may have is not taken away from it, either.
+            // content.
             Store::Packed { pack, start, made } if made.is_alone() => {
-                let _ = pack.file.punch_hole(PageRange::new(*start, self.pages));
+                pack.give_back(PageRange::new(*start, self.pages));
             }
-            Store::Packed { .. } | Store::Lent(_) => {}
+            // A child may have it. Its memory goes with the pack.
+            Store::Packed { pack, .. } => pack.closed.store(true, Ordering::Relaxed),
+            Store::Lent(_) => {}
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Whatever the source, zero pages are found and left out, and the rest goes into one sealed backing.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io::Read;
 use std::sync::Arc;
 
@@ -56,10 +57,15 @@ impl ImageBuilder {
             let at = offset + done;
             let within = at % PAGE_SIZE;
             let n = (PAGE_SIZE - within).min(bytes.len() - done);
-            let page =
-                self.content.entry(at / PAGE_SIZE).or_insert_with(|| Box::new([0; PAGE_SIZE]));
-            page[within..within + n].copy_from_slice(&bytes[done..done + n]);
+            let part = &bytes[done..done + n];
             done += n;
+            // Zeros take no room where nothing was written before.
+            let page = match self.content.entry(at / PAGE_SIZE) {
+                Entry::Vacant(_) if is_zero(part) => continue,
+                Entry::Vacant(page) => page.insert(Box::new([0; PAGE_SIZE])),
+                Entry::Occupied(page) => page.into_mut(),
+            };
+            page[within..within + n].copy_from_slice(part);
         }
         Ok(self)
     }

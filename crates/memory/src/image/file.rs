@@ -1,7 +1,7 @@
 //! A run of an image as a part of a file, for mappings in other processes.
 //!
-//! Promises: the file's part never changes while this value, or the image, is alive. May break it: whoever writes through
-//! the descriptor, which is this process's own.
+//! Promises: the file's part never changes during the lifetime of this value or of the image, if callers keep the
+//! contract of [`ImageFile::file`].
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -22,8 +22,12 @@ impl ImageFile {
     }
 
     /// The file.
+    ///
+    /// # Safety
+    /// The file may be writable. It must not be written through the descriptor, a copy of it or a shared mapping: the
+    /// image's pages are handed out as references, and other images can be stored in the same file.
     #[must_use]
-    pub fn file(&self) -> BorrowedFd<'_> {
+    pub unsafe fn file(&self) -> BorrowedFd<'_> {
         self.0.backing.file().0.as_fd()
     }
 

@@ -5,11 +5,11 @@
 //! elsewhere, checked, and then inserted by userfaultfd's COPY, which copies into a page of the kernel's
 //! own before it shows it to anybody. Nothing ever stores into the file's memory.
 //!
-//! What it promises: a page that can be seen is whole, and never changes afterwards. While the inserter stands,
+//! Promises: a page that can be seen is whole, and never changes afterwards. While the inserter stands,
 //! the kernel puts no page there by itself: the mapping is registered for missing pages, which also keeps
 //! huge pages from being made over holes.
 //!
-//! What may break it: nothing outside; the file's descriptor is nowhere else. A page that comes there
+//! May break it: nothing outside; the file's descriptor is nowhere else. A page that comes there
 //! some other way is noticed when its own content comes (`EEXIST`), and fails the image.
 
 use std::sync::Arc;
@@ -107,9 +107,14 @@ impl Inserter {
         let uffd = SIGBUS.get().ok().filter(|uffd| {
             // Before the first page, so that none comes of itself. Reading a page too early through the
             // view is a fault then, and not a page of zeros.
-            [memory.page_ptr(0), backing.page_ptr(0).cast_mut()]
-                .into_iter()
-                .all(|start| uffd.register(start, all.byte_len(), Interest::MISSING).is_ok())
+            let starts = [memory.page_ptr(0), backing.page_ptr(0).cast_mut()];
+            let register = |start| uffd.register(start, all.byte_len(), Interest::MISSING);
+            let both = starts.into_iter().all(|start| register(start).is_ok());
+            if !both {
+                // Pages are stored through the mapping then, which must not report them. Fails where it does not.
+                let _ = uffd.unregister(starts[0], all.byte_len());
+            }
+            both
         });
         let words = if uffd.is_some() { 0 } else { end.div_ceil(64) };
         let claimed = (0..words).map(|_| AtomicU64::new(0)).collect();

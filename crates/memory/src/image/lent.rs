@@ -12,7 +12,7 @@ use super::{Backing, Extent, Image};
 use crate::ImageError;
 
 /// Who owns a file of which a part is lent.
-pub trait Lender: fmt::Debug + Send + Sync {
+pub trait FileOwner: fmt::Debug + Send + Sync {
     /// The file.
     fn file(&self) -> &Memfd;
 
@@ -22,11 +22,11 @@ pub trait Lender: fmt::Debug + Send + Sync {
 
 /// What images show of one lent part. Its owner keeps it.
 #[derive(Debug, Default)]
-pub struct Lent {
+pub struct BorrowedFile {
     backing: Mutex<Weak<Backing>>,
 }
 
-impl Lent {
+impl BorrowedFile {
     /// The pages `range`, counted from the part's first, as an image that shares the file's memory.
     ///
     /// # Safety
@@ -36,7 +36,7 @@ impl Lent {
     /// [`ImageError`] when the range is not in the part, or the part cannot be mapped.
     pub unsafe fn image(
         &self,
-        lender: &Arc<dyn Lender>,
+        lender: &Arc<dyn FileOwner>,
         range: PageRange,
     ) -> Result<Image, ImageError> {
         let part = lender.part();

@@ -13,7 +13,7 @@ use super::{Backing, Extent, Image};
 
 /// A run of an image's pages, as [`Image::since`] tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Since {
+pub enum PageOrigin {
     /// They are those of the earlier image from page `from` on.
     Same {
         /// The first there.
@@ -36,9 +36,9 @@ pub enum Since {
 }
 
 /// Extents of one image by what holds them.
-struct Places<'a>(HashMap<*const Backing, Vec<&'a Extent>>);
+struct ExtentsByBacking<'a>(HashMap<*const Backing, Vec<&'a Extent>>);
 
-impl<'a> Places<'a> {
+impl<'a> ExtentsByBacking<'a> {
     fn of(image: &'a Image) -> Self {
         let mut places: HashMap<_, Vec<&Extent>> = HashMap::new();
         for extent in &image.inner.extents {
@@ -68,8 +68,8 @@ impl Image {
     /// What each of this image's pages is with regard to an `earlier` one, in order. Costs time in proportion to
     /// the number of extents, not of pages.
     #[must_use]
-    pub fn since(&self, earlier: &Image) -> Vec<Since> {
-        let places = Places::of(earlier);
+    pub fn since(&self, earlier: &Image) -> Vec<PageOrigin> {
+        let places = ExtentsByBacking::of(earlier);
         let mut runs = Vec::new();
         let mut page = 0;
         // Where the last page that was taken over lay there, and here.
@@ -77,7 +77,7 @@ impl Image {
         let was = |shift: (usize, usize), page: usize| {
             (page + shift.0).checked_sub(shift.1).filter(|was| *was < earlier.pages())
         };
-        let zeros = |runs: &mut Vec<Since>, from: usize, len: usize, shift| {
+        let zeros = |runs: &mut Vec<PageOrigin>, from: usize, len: usize, shift| {
             // Taking zeros over joins what lies on both sides.
             let there = was(shift, from).unwrap_or(earlier.pages());
             let room = PageRange::new(there, len.min(earlier.pages() - there));
@@ -85,10 +85,10 @@ impl Image {
                 earlier.extents_in(room).next().map_or(room.end(), |extent| extent.range.start);
             let same = next - there;
             if same > 0 {
-                push(runs, Since::Same { from: there, len: same });
+                push(runs, PageOrigin::Same { from: there, len: same });
             }
             if len > same {
-                push(runs, Since::Zero { len: len - same });
+                push(runs, PageOrigin::Zero { len: len - same });
             }
         };
         for extent in &self.inner.extents {
@@ -101,18 +101,18 @@ impl Image {
                 let len = len.min(left);
                 match found {
                     Some(from) => {
-                        push(&mut runs, Since::Same { from, len });
+                        push(&mut runs, PageOrigin::Same { from, len });
                         shift = (from, page);
                     }
                     // The place that it lies at, as if nothing were new there.
                     None if is(Bug::Since) && page < earlier.pages() => {
-                        push(&mut runs, Since::Same { from: page, len: 1.min(len) });
+                        push(&mut runs, PageOrigin::Same { from: page, len: 1.min(len) });
                         page += 1;
                         continue;
                     }
                     None => push(
                         &mut runs,
-                        Since::New { pages: PageRange::new(page, len), was: was(shift, page) },
+                        PageOrigin::New { pages: PageRange::new(page, len), was: was(shift, page) },
                     ),
                 }
                 page += len;
@@ -124,14 +124,14 @@ impl Image {
 }
 
 /// Adds a run, joined with the last one where it goes on from there.
-fn push(runs: &mut Vec<Since>, run: Since) {
+fn push(runs: &mut Vec<PageOrigin>, run: PageOrigin) {
     match (runs.last_mut(), run) {
-        (Some(Since::Same { from, len }), Since::Same { from: next, len: more })
+        (Some(PageOrigin::Same { from, len }), PageOrigin::Same { from: next, len: more })
             if *from + *len == next =>
         {
             *len += more;
         }
-        (Some(Since::Zero { len }), Since::Zero { len: more }) => *len += more,
+        (Some(PageOrigin::Zero { len }), PageOrigin::Zero { len: more }) => *len += more,
         _ => runs.push(run),
     }
 }
@@ -154,7 +154,7 @@ mod tests {
         let memory = image(40, &[(1, 1), (2, 2), (30, 3)]);
         let files = image(3, &[(0, 7), (2, 8)]);
         let before = Image::join(&[memory.clone(), files.clone()]);
-        assert_eq!(before.since(&before), [Since::Same { from: 0, len: 43 }]);
+        assert_eq!(before.since(&before), [PageOrigin::Same { from: 0, len: 43 }]);
 
         // The memory grows by 5 pages, of which one is written; so is page 2.
         let mut builder = ImageBuilder::new(45);
@@ -165,12 +165,12 @@ mod tests {
         let grown = memory.with_parts(45, &changed).unwrap();
         let after = Image::join(&[grown, files]);
         let runs = after.since(&before);
-        assert_eq!(runs[0], Since::Same { from: 0, len: 2 });
-        assert_eq!(runs[1], Since::New { pages: PageRange::new(2, 1), was: Some(2) });
-        assert_eq!(runs[2], Since::Same { from: 3, len: 37 });
-        assert_eq!(runs[3], Since::Zero { len: 4 });
-        assert!(matches!(runs[4], Since::New { pages, .. } if pages == PageRange::new(44, 1)));
-        assert_eq!(runs[5], Since::Same { from: 40, len: 3 });
+        assert_eq!(runs[0], PageOrigin::Same { from: 0, len: 2 });
+        assert_eq!(runs[1], PageOrigin::New { pages: PageRange::new(2, 1), was: Some(2) });
+        assert_eq!(runs[2], PageOrigin::Same { from: 3, len: 37 });
+        assert_eq!(runs[3], PageOrigin::Zero { len: 4 });
+        assert!(matches!(runs[4], PageOrigin::New { pages, .. } if pages == PageRange::new(44, 1)));
+        assert_eq!(runs[5], PageOrigin::Same { from: 40, len: 3 });
         assert_eq!(runs.len(), 6);
     }
 }

@@ -16,13 +16,14 @@ impl Slot {
         if fits || len == 0 { Ok(()) } else { Err(outside) }
     }
 
-    /// Copies bytes out of the slot; they must lie in one region.
+    /// Copies bytes of one region out of the slot. In a slot whose image is filled lazily it waits for them.
     ///
     /// # Errors
-    /// [`SlotError::OutOfBounds`], or a quarantined slot.
+    /// [`SlotError::OutOfBounds`], [`SlotError::Image`] when bytes will never be there, or a quarantined slot.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), SlotError> {
         self.check()?;
         self.check_bytes(offset, out.len())?;
+        self.fetch(offset, out.len())?;
         // SAFETY: the bytes are accessible; the copy goes through a raw pointer because a guest thread
         // may write them meanwhile, in which case the caller sees some mixture.
         unsafe { std::ptr::copy(self.base().add(offset), out.as_mut_ptr(), out.len()) };
@@ -32,10 +33,11 @@ impl Slot {
     /// Copies bytes into the slot, like a write of the guest: noticed, and undone by the next reset.
     ///
     /// # Errors
-    /// [`SlotError::OutOfBounds`], or a quarantined slot.
+    /// As [`Slot::read`].
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), SlotError> {
         self.check()?;
         self.check_bytes(offset, bytes.len())?;
+        self.fetch(offset, bytes.len())?;
         // SAFETY: the bytes are accessible and `&mut self` keeps other hosts away; faults on protected
         // pages are resolved by the tracker.
         unsafe { std::ptr::copy(bytes.as_ptr(), self.base().add(offset), bytes.len()) };

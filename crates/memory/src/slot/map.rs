@@ -1,7 +1,7 @@
 //! Placing an image into a slot: which pages are mapped from where.
 
 use afresh_sys::planted::{self, Bug};
-use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection, merges_memory, withhold};
+use afresh_sys::{PAGE_SIZE, PageRange, Protection, withhold};
 
 use super::state::{Filling, State};
 use super::{Adapt, Method, Slot};
@@ -91,7 +91,6 @@ impl Slot {
                 }
             }
         }
-        self.refuse_merging()?;
         self.space.end = regions.last().map_or(0, |r| r.end());
         self.space.high_water = self.space.end;
         self.space.regions = regions;
@@ -113,15 +112,6 @@ impl Slot {
             if !self.choice.reason.ends_with(&said) {
                 self.choice.reason += &said;
             }
-        }
-        Ok(())
-    }
-
-    /// Opts out where all memory of the process is merged: a page that the kernel merges with equal ones
-    /// loses its protection, and writes to it go unnoticed.
-    pub(super) fn refuse_merging(&self) -> Result<(), SlotError> {
-        if merges_memory() {
-            self.space.advise(self.space.all(), Advice::NoMerge)?;
         }
         Ok(())
     }

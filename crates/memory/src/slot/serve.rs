@@ -47,7 +47,7 @@ struct Server {
     /// Of the process it was opened in.
     generation: u32,
     slots: Mutex<BTreeMap<usize, Arc<Entry>>>,
-    crew: Mutex<Crew>,
+    crew: Mutex<FaultThreads>,
     /// Rung when somebody is to lead.
     bell: Condvar,
     /// Set when faults can be taken no more.
@@ -56,7 +56,7 @@ struct Server {
 
 /// Who does what.
 #[derive(Default)]
-struct Crew {
+struct FaultThreads {
     threads: usize,
     /// Threads that wait to lead.
     idle: usize,
@@ -68,7 +68,7 @@ struct Crew {
     waiting: VecDeque<Fault>,
 }
 
-impl Crew {
+impl FaultThreads {
     /// Whether one more thread may answer for `image`, which counts it then.
     fn admit(&mut self, image: usize) -> bool {
         let answering = self.answering.entry(image).or_default();
@@ -150,7 +150,7 @@ impl Server {
                     uffd: Uffd::open_for_kernel()?,
                     generation: fork::generation(),
                     slots: Mutex::new(BTreeMap::new()),
-                    crew: Mutex::new(Crew::default()),
+                    crew: Mutex::new(FaultThreads::default()),
                     bell: Condvar::new(),
                     ended: AtomicBool::new(false),
                 }));
@@ -165,7 +165,7 @@ impl Server {
     }
 
     /// Starts a thread.
-    fn enlist(&'static self, crew: &mut Crew) -> std::io::Result<()> {
+    fn enlist(&'static self, crew: &mut FaultThreads) -> std::io::Result<()> {
         let named = std::thread::Builder::new().name("afresh-missing".to_owned());
         named.spawn(|| self.work())?;
         crew.threads += 1;

@@ -5,7 +5,7 @@
 //! more of its part a slot has open *now*, the larger the blocks that one fault opens; a slot that has more than its
 //! part when it is drained closes gaps between its runs. A scattered writer costs copying then, not mappings.
 //!
-//! What may break it: as with SIGBUS, a system call that writes a protected page fails with `EFAULT`.
+//! May break it: as with SIGBUS, a system call that writes a protected page fails with `EFAULT`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -10,7 +10,7 @@ use super::dirty::push_run;
 use super::{Descriptor, Tracker, TrackerKind};
 use crate::TrackError;
 
-static UFFD: Descriptor = Descriptor::new(|| Uffd::open(UffdMode::Async));
+static UFFD: Descriptor = Descriptor::new(UffdMode::Async);
 
 /// Notices writes by scanning page tables.
 pub(super) struct Scan {

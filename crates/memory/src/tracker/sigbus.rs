@@ -7,13 +7,12 @@
 //! It also answers for pages of a lazily filled image that are not there yet. Such a fault and one on a
 //! protected page look alike; a page that is in place is taken for protected.
 //!
-//! What may break it: a *system call* that writes a protected page fails with `EFAULT`, because the
+//! May break it: a *system call* that writes a protected page fails with `EFAULT`, because the
 //! kernel, not a thread, takes the fault. Slots whose memory system calls write use the scan tracker
 //! instead ([`crate::HostAccess::Syscalls`]), or open the range first ([`crate::Slot::open_range`]).
 //!
-//! Equal pages that the kernel merges (KSM) lose their protection. Slots opt out where the process was told
-//! to have its memory merged before they were made; one that asks for it later (`PR_SET_MEMORY_MERGE`, or
-//! `MADV_MERGEABLE` for a slot's memory) has writes go unnoticed.
+//! Equal pages that the kernel merges (KSM) lose their protection. Every mapping of a slot opts out when it is made.
+//! Setting `PR_SET_MEMORY_MERGE` while slots exist, or `MADV_MERGEABLE` on a slot's memory, undoes that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -158,6 +157,18 @@ impl Sigbus {
         Ok(Self { watch, _registration: registration })
     }
 
+    /// Registers and protects pages.
+    fn register(&self, range: PageRange) -> Result<(), TrackError> {
+        let start = (self.watch.base + range.byte_start()) as *const u8;
+        self.watch.uffd.register(start, range.byte_len(), Interest::WRITES)?;
+        for part in self.watch.missing.iter().flat_map(|missing| missing.within(range)) {
+            let start = (self.watch.base + part.byte_start()) as *const u8;
+            let interest = Interest { missing: true, ..Interest::WRITES };
+            self.watch.uffd.register(start, part.byte_len(), interest)?;
+        }
+        self.protect(range, true)
+    }
+
     fn protect(&self, range: PageRange, protect: bool) -> Result<(), TrackError> {
         let start = (self.watch.base + range.byte_start()) as *const u8;
         if !range.is_empty() {
@@ -179,14 +190,12 @@ unsafe impl Tracker for Sigbus {
     }
 
     fn watch(&mut self, range: PageRange) -> Result<(), TrackError> {
-        let start = (self.watch.base + range.byte_start()) as *const u8;
-        self.watch.uffd.register(start, range.byte_len(), Interest::WRITES)?;
-        for part in self.watch.missing.iter().flat_map(|missing| missing.within(range)) {
-            let start = (self.watch.base + part.byte_start()) as *const u8;
-            let interest = Interest { missing: true, ..Interest::WRITES };
-            self.watch.uffd.register(start, part.byte_len(), interest)?;
+        if let Err(error) = self.register(range) {
+            // Nothing answers for pages that are registered and not watched. Fails where none is.
+            let start = (self.watch.base + range.byte_start()) as *const u8;
+            let _ = self.watch.uffd.unregister(start, range.byte_len());
+            return Err(error);
         }
-        self.protect(range, true)?;
         self.watch.watched.mark(range);
         Ok(())
     }

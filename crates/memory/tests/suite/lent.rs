@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use afresh_memory::{Image, ImageBuilder, Lender, Lent, Memfd, PAGE_SIZE, PageRange};
+use afresh_memory::{BorrowedFile, FileOwner, Image, ImageBuilder, Memfd, PAGE_SIZE, PageRange};
 
 #[derive(Debug)]
 struct Owner {
     file: Memfd,
-    lent: Lent,
+    lent: BorrowedFile,
 }
 
-impl Lender for Owner {
+impl FileOwner for Owner {
     fn file(&self) -> &Memfd {
         &self.file
     }
@@ -27,11 +27,11 @@ fn owner() -> Arc<Owner> {
     for page in 0..10 {
         file.write_at(&[page as u8; PAGE_SIZE], page * PAGE_SIZE).unwrap();
     }
-    Arc::new(Owner { file, lent: Lent::default() })
+    Arc::new(Owner { file, lent: BorrowedFile::default() })
 }
 
 fn lend(owner: &Arc<Owner>, from: usize, len: usize) -> Image {
-    let lender: Arc<dyn Lender> = owner.clone();
+    let lender: Arc<dyn FileOwner> = owner.clone();
     // SAFETY: nobody writes the file any more.
     unsafe { owner.lent.image(&lender, PageRange::new(from, len)) }.unwrap()
 }
@@ -79,7 +79,7 @@ fn what_is_lent_is_shared_and_kept_as_long_as_an_image_shows_it() {
 #[test]
 fn nothing_is_lent_that_is_not_in_the_part() {
     let owner = owner();
-    let lender: Arc<dyn Lender> = owner.clone();
+    let lender: Arc<dyn FileOwner> = owner.clone();
     for range in [PageRange::new(7, 2), PageRange::new(1 << 40, 2), PageRange::new(9, 0)] {
         // SAFETY: nobody writes the file.
         let refused = unsafe { owner.lent.image(&lender, range) };

@@ -8,5 +8,6 @@ mod merging;
 mod oracle;
 mod poor;
 mod promises;
+mod shortages;
 mod staged;
 mod tenants;

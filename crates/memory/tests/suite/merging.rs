@@ -1,11 +1,16 @@
-//! Merging of equal pages by the kernel (KSM) must not let a write pass unnoticed. A process of its own, because
-//! it has all of its memory merged.
+//! Merging of equal pages by the kernel (KSM) must not hide a write. Each test has its own process, because all
+//! memory of that process is merged.
 #![cfg(not(miri))]
 
 use std::fs;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use afresh_memory::{ImageBuilder, PAGE_SIZE, Slot, SlotConfig, Strategy, TrackerKind};
+use afresh_sys::alone;
+use afresh_sys::planted::{Bug, must_be_caught};
+
+use super::staged::{self, BLOCK, Gate, SMALL};
 
 const KSM: &str = "/sys/kernel/mm/ksm";
 const PAGES: usize = 16;
@@ -39,59 +44,131 @@ fn counter(name: &str) -> u64 {
     fs::read_to_string(format!("{KSM}/{name}")).unwrap().trim().parse().unwrap()
 }
 
-#[test]
-fn a_write_to_a_page_that_was_equal_to_others_is_undone() {
+/// Runs a test in a process whose memory the kernel merges, one test at a time: they share the host's settings.
+fn merged(name: &str, test: impl FnOnce()) {
     const PR_SET_MEMORY_MERGE: i32 = 67;
-    // SAFETY: changes a setting of this process, which runs this test alone.
-    if unsafe { libc::prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) } != 0 {
-        println!("SKIPPED: memory of a process cannot be merged here");
-        return;
-    }
-    let wanted = [("run", "1"), ("sleep_millisecs", "1"), ("pages_to_scan", "20000")];
-    let settings = match Settings::change(&wanted) {
-        Ok(settings) => settings,
-        Err(error) => {
-            println!("SKIPPED: {KSM} cannot be set here: {error}");
+    alone(name, || {
+        let turn = fs::File::open(std::env::current_exe().unwrap()).unwrap();
+        turn.lock().unwrap();
+        // SAFETY: changes a setting of this process, which runs this test alone.
+        if unsafe { libc::prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) } != 0 {
+            println!("SKIPPED: memory of a process cannot be merged here");
             return;
         }
-    };
-    let mut builder = ImageBuilder::new(PAGES);
-    for page in 0..PAGES {
-        builder.segment(page * PAGE_SIZE, &[0x5a; PAGE_SIZE]).unwrap();
-    }
-    let image = builder.build().unwrap();
-    let strategy = Strategy::WriteSet(Some(TrackerKind::UffdSigbus));
-    let make = || Slot::new(&image, SlotConfig { strategy, ..SlotConfig::default() });
-    let Ok(mut slots) = (0..4).map(|_| make()).collect::<Result<Vec<_>, _>>() else {
-        println!("SKIPPED: userfaultfd in SIGBUS mode is not to be had here");
-        return;
-    };
-    for slot in &mut slots {
-        for page in 0..PAGES {
-            slot.write(page * PAGE_SIZE + 7, b"dirt").unwrap();
-        }
-        // Until all of it was shed: the pages are protected copies, equal to one another.
-        for _ in 0..100_000 {
-            slot.reset().unwrap();
-            if slot.write_set_len() == 0 {
-                break;
+        let wanted = [("run", "1"), ("sleep_millisecs", "1"), ("pages_to_scan", "20000")];
+        match Settings::change(&wanted) {
+            Ok(settings) => {
+                test();
+                drop(settings);
             }
+            Err(error) => println!("SKIPPED: {KSM} cannot be set here: {error}"),
         }
-        assert_eq!(slot.write_set_len(), 0, "nothing was shed");
-    }
-    // Other memory of the process shows when the kernel has been through it: equal pages, twice.
+    });
+}
+
+/// Waits until the kernel has merged all equal pages.
+fn wait_for_merging() {
     let control = vec![0x77_u8; 64 * PAGE_SIZE];
     let (scans, started) = (counter("full_scans"), Instant::now());
-    while counter("full_scans") < scans + 4 && started.elapsed() < Duration::from_secs(60) {
+    while counter("full_scans") < scans + 8 && started.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(10));
     }
     println!("{} pages shared, {} sharing", counter("pages_shared"), counter("pages_sharing"));
-    for slot in &mut slots {
-        for page in 0..PAGES {
-            slot.write(page * PAGE_SIZE + 9, b"secret").unwrap();
-        }
-        slot.reset().unwrap();
-        assert_eq!(slot.verify().unwrap(), [], "a write to a merged page went unnoticed");
+    assert!(counter("pages_sharing") > 0, "the kernel merges nothing");
+    drop(control);
+}
+
+/// Writes to every page of `pages`, resets, and compares with the image.
+fn write_and_reset(slot: &mut Slot, pages: std::ops::Range<usize>) {
+    for page in pages {
+        // SAFETY: the callers pass accessible pages of the slot.
+        unsafe { slot.base().add(page * PAGE_SIZE + 9).write_volatile(0x5e) };
     }
-    drop((control, settings));
+    slot.reset().unwrap();
+    assert_eq!(slot.verify().unwrap(), [], "a write to a merged page went unnoticed");
+}
+
+#[test]
+fn a_write_to_a_page_that_was_equal_to_others_is_undone() {
+    merged("merging::a_write_to_a_page_that_was_equal_to_others_is_undone", || {
+        let mut builder = ImageBuilder::new(PAGES);
+        for page in 0..PAGES {
+            builder.segment(page * PAGE_SIZE, &[0x5b; PAGE_SIZE]).unwrap();
+        }
+        let image = builder.build().unwrap();
+        let strategy = Strategy::WriteSet(Some(TrackerKind::UffdSigbus));
+        let make = || Slot::new(&image, SlotConfig { strategy, ..SlotConfig::default() });
+        let Ok(mut slots) = (0..4).map(|_| make()).collect::<Result<Vec<_>, _>>() else {
+            println!("SKIPPED: no userfaultfd in SIGBUS mode here");
+            return;
+        };
+        for slot in &mut slots {
+            fill_and_shed(slot, 0..PAGES);
+        }
+        wait_for_merging();
+        for slot in &mut slots {
+            write_and_reset(slot, 0..PAGES);
+        }
+    });
+}
+
+/// Fills `pages` with bytes that few others share, so that all of them can be merged, and checkpoints until every page is a protected private copy.
+fn fill_and_shed(slot: &mut Slot, pages: std::ops::Range<usize>) {
+    for page in pages {
+        slot.write(page * PAGE_SIZE, &[0x50 + (page % 8) as u8; PAGE_SIZE]).unwrap();
+    }
+    for _ in 0..100 {
+        slot.checkpoint().unwrap();
+        if slot.write_set_len() == 0 {
+            return;
+        }
+    }
+    panic!("{} pages were not shed", slot.write_set_len());
+}
+
+#[test]
+fn a_huge_page_taken_from_a_stock_at_a_second_growth_is_not_merged() {
+    merged("merging::a_huge_page_taken_from_a_stock_at_a_second_growth_is_not_merged", || {
+        let gate = Gate::new(2);
+        let Some(mut slot) = staged::slot(&gate, 2) else { return };
+        let end = SMALL + 2 * BLOCK;
+        gate.open.store(false, Ordering::Relaxed);
+        slot.grow(end).unwrap();
+        write_and_reset(&mut slot, SMALL..end);
+        gate.open.store(true, Ordering::Relaxed);
+        slot.grow(end).unwrap();
+        fill_and_shed(&mut slot, SMALL..end);
+        wait_for_merging();
+        // One noticed write would open all of a huge page.
+        write_and_reset(&mut slot, SMALL + 7..SMALL + 8);
+    });
+}
+
+#[test]
+fn memory_mapped_again_after_a_sparse_growth_is_not_merged() {
+    merged("merging::memory_mapped_again_after_a_sparse_growth_is_not_merged", || {
+        let gate = Gate::new(2);
+        let Some(mut slot) = staged::slot(&gate, 2) else { return };
+        let end = SMALL + 2 * BLOCK;
+        slot.grow(end).unwrap();
+        write_and_reset(&mut slot, SMALL..SMALL + 1);
+        slot.grow(end).unwrap();
+        fill_and_shed(&mut slot, SMALL..end);
+        wait_for_merging();
+        write_and_reset(&mut slot, SMALL..end);
+    });
+}
+
+#[test]
+fn mappings_that_may_be_merged_are_caught() {
+    if fs::OpenOptions::new().write(true).open(format!("{KSM}/run")).is_err() {
+        return println!("SKIPPED: {KSM} cannot be set here");
+    }
+    for test in [
+        "merging::a_write_to_a_page_that_was_equal_to_others_is_undone",
+        "merging::a_huge_page_taken_from_a_stock_at_a_second_growth_is_not_merged",
+        "merging::memory_mapped_again_after_a_sparse_growth_is_not_merged",
+    ] {
+        must_be_caught(&[Bug::Merging], &[test]);
+    }
 }

@@ -8,27 +8,27 @@ use std::time::{Duration, Instant};
 use afresh_frames::Stage;
 use afresh_memory::{
     Image, PAGE_SIZE, PageRange, Reservation, Slot, SlotConfig, Strategy, SysError, TrackerKind,
-    ZeroStock,
+    ZeroPageSource,
 };
 use afresh_sys::{inject, usage};
 
 /// Pages of a block.
-const BLOCK: usize = 512;
+pub(super) const BLOCK: usize = 512;
 /// Pages that a slot has before it grows.
-const SMALL: usize = 16;
+pub(super) const SMALL: usize = 16;
 
 /// A stage that can be shut, and counts what became of its memory.
 #[derive(Debug)]
-struct Gate {
+pub(super) struct Gate {
     stage: Stage,
-    open: AtomicBool,
+    pub(super) open: AtomicBool,
     used: AtomicUsize,
     wasted: AtomicUsize,
 }
 
 impl Gate {
     /// With `blocks` blocks ready.
-    fn new(blocks: usize) -> Arc<Self> {
+    pub(super) fn new(blocks: usize) -> Arc<Self> {
         let stage = Stage::new(blocks * BLOCK).unwrap();
         let gate = Self { stage, open: true.into(), used: 0.into(), wasted: 0.into() };
         gate.wait();
@@ -49,7 +49,7 @@ impl Gate {
 }
 
 // SAFETY: moves nothing, or what the stage moves.
-unsafe impl ZeroStock for Gate {
+unsafe impl ZeroPageSource for Gate {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         if self.open.load(Ordering::Relaxed) { self.stage.supply(memory, range) } else { Ok(0) }
     }
@@ -61,7 +61,7 @@ unsafe impl ZeroStock for Gate {
 }
 
 /// A slot that can grow by `blocks`, or `None` where no tracker here watches blocks.
-fn slot(gate: &Arc<Gate>, blocks: usize) -> Option<Slot> {
+pub(super) fn slot(gate: &Arc<Gate>, blocks: usize) -> Option<Slot> {
     let config = SlotConfig {
         capacity: Some(SMALL + blocks * BLOCK),
         stock: Some(gate.clone()),

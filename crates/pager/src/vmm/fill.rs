@@ -4,7 +4,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use afresh_sys::errno::{EAGAIN, EEXIST, ENOENT, ESRCH};
 use afresh_sys::{PAGE_SIZE, PageRange, SysError, Uffd};
@@ -14,8 +14,10 @@ use super::handshake::Mapping;
 use super::pages::{Job, Page, Pages};
 use crate::{PageSource, SourceError};
 
-/// How long a fill may be put off.
-const MAX_POSTPONED: Duration = Duration::from_secs(2);
+/// How often a fill of memory that is not registered is tried again.
+const MAX_ATTEMPTS: u32 = 10_000;
+/// Time between two attempts.
+const PAUSE: Duration = Duration::from_micros(50);
 /// How often an idle thread looks around.
 const TICK: Duration = Duration::from_millis(50);
 /// Pages that are put in place without letting go of the lock: a fraction of a millisecond.
@@ -126,7 +128,7 @@ impl Service<'_> {
     /// Fills a unit with zeros that was filled or discarded, if it is not there, and wakes whoever waits.
     fn zero(&self, mapping: usize, unit: PageRange) -> Result<(), VmmError> {
         let at = (self.mappings[mapping].base + unit.byte_start()) as *mut u8;
-        let mut deadline = Deadline::default();
+        let mut attempts = Attempts::default();
         while !self.is_over() {
             let mut known = self.lock();
             let result = match unit.len {
@@ -142,9 +144,9 @@ impl Service<'_> {
             match self.outcome(result)? {
                 Placed::Pages(_) => known.served.zeroed += unit.len,
                 Placed::Already => {}
-                Placed::Later => {
+                Placed::Later(why) => {
                     drop(known);
-                    deadline.wait()?;
+                    attempts.wait(why)?;
                     continue;
                 }
             }
@@ -250,36 +252,36 @@ impl Service<'_> {
         content: Option<&[u8]>,
     ) -> Result<(), VmmError> {
         let mut at = pages.start;
-        let mut deadline = Deadline::default();
+        let mut attempts = Attempts::default();
         while at < pages.end() && !self.is_over() {
             let rest = PageRange::new(at, pages.end() - at);
             let from = (at - pages.start) * PAGE_SIZE;
             match self.put_some(mapping, rest, content.map(|bytes| &bytes[from..]))? {
-                0 => deadline.wait()?,
-                placed => {
+                Ok(placed) => {
                     at += placed;
-                    deadline = Deadline::default();
+                    attempts = Attempts::default();
                 }
+                Err(why) => attempts.wait(why)?,
             }
         }
         Ok(())
     }
 
-    /// Puts the first of `pages` in place that can be put there by one call; returns how many are done with,
-    /// none when the VMM's events must be read first.
+    /// Puts the first of `pages` in place that can be put there by one call; returns how many are done with, or why the
+    /// VMM's events must be read first.
     fn put_some(
         &self,
         mapping: usize,
         pages: PageRange,
         content: Option<&[u8]>,
-    ) -> Result<usize, VmmError> {
+    ) -> Result<Result<usize, Postponed>, VmmError> {
         let of = self.mappings[mapping];
         let mut known = self.lock();
         let run = known.run(mapping, pages.start, pages.end());
         if known.state(mapping, run.start) != Page::Filling {
             known.ask_again(mapping, run);
             self.bell.notify_all();
-            return Ok(run.len);
+            return Ok(Ok(run.len));
         }
         let limit = run.len.min(AT_ONCE.max(of.unit));
         let zero = |page: usize| content.is_none_or(|bytes| is_zero(page_of(bytes, page)));
@@ -312,10 +314,10 @@ impl Service<'_> {
             }
             // Counts as placed, so that the walk goes on behind it.
             Placed::Already => of.unit,
-            Placed::Later => 0,
+            Placed::Later(why) => return Ok(Err(why)),
         };
         known.set(mapping, PageRange::new(run.start, placed.min(run.len)), Page::Present);
-        Ok(placed)
+        Ok(Ok(placed))
     }
 
     /// What the kernel's answer to a fill means.
@@ -324,11 +326,12 @@ impl Service<'_> {
             Ok(bytes) => Ok(Placed::Pages(bytes / PAGE_SIZE)),
             Err(error) if error.errno == EEXIST => Ok(Placed::Already),
             // The VMM waits in a discard, or unmaps the range: its events come first.
-            Err(error) if [EAGAIN, ENOENT].contains(&error.errno) => Ok(Placed::Later),
+            Err(error) if error.errno == EAGAIN => Ok(Placed::Later(Postponed::Changing)),
+            Err(error) if error.errno == ENOENT => Ok(Placed::Later(Postponed::Unregistered)),
             Err(error) if error.errno == ESRCH => {
                 self.gone.store(true, Ordering::Release);
                 self.end();
-                Ok(Placed::Later)
+                Ok(Placed::Later(Postponed::Changing))
             }
             Err(error) => Err(error.into()),
         }
@@ -341,21 +344,33 @@ enum Placed {
     /// The first page was there.
     Already,
     /// Events must be read first.
-    Later,
+    Later(Postponed),
 }
 
-/// How long something has been put off.
-#[derive(Default)]
-struct Deadline(Option<Instant>);
+/// Why a page cannot be put in place yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Postponed {
+    /// The VMM is changing its mappings, or has ended.
+    Changing,
+    /// The range is not registered, or is mapped no more.
+    Unregistered,
+}
 
-impl Deadline {
-    /// Waits a moment. A discard takes no longer than that; a range that was never registered takes for
-    /// ever.
-    fn wait(&mut self) -> Result<(), VmmError> {
-        if self.0.get_or_insert_with(Instant::now).elapsed() > MAX_POSTPONED {
-            return Err(VmmError::Handshake("a mapping is not registered".to_owned()));
+/// Attempts at a fill that the kernel has refused.
+#[derive(Debug, Default)]
+struct Attempts(u32);
+
+impl Attempts {
+    /// Waits a moment before the next attempt. Nothing is counted while the VMM changes its mappings, however long it
+    /// takes or is stopped meanwhile: its events come, or it ends. A range that was never registered stays so.
+    fn wait(&mut self, why: Postponed) -> Result<(), VmmError> {
+        if why == Postponed::Unregistered {
+            self.0 += 1;
+            if self.0 > MAX_ATTEMPTS {
+                return Err(VmmError::Handshake("a mapping is not registered".to_owned()));
+            }
         }
-        std::thread::sleep(Duration::from_micros(50));
+        std::thread::sleep(PAUSE);
         Ok(())
     }
 }

@@ -4,13 +4,13 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
+use std::time::Duration;
 
-use afresh_sys::errno::EAGAIN;
-use afresh_sys::{PAGE_SIZE, PageRange, Uffd, UffdMode, socket};
+use afresh_sys::{PAGE_SIZE, PageRange, Uffd, UffdMode, poll, socket};
 use serde_json::Value;
 
 use super::{VmmError, VmmOptions};
+use crate::patience::Patience;
 
 /// Why a handshake is refused.
 pub(super) struct Refusal {
@@ -19,6 +19,8 @@ pub(super) struct Refusal {
     pub(super) waits: bool,
 }
 
+/// How long one wait for a part of the message takes.
+const TICK: Duration = Duration::from_millis(50);
 /// Longest message; Firecracker's has about a hundred bytes a mapping.
 const MAX_MESSAGE: usize = 64 << 10;
 /// Most mappings; Firecracker has one or two.
@@ -138,15 +140,15 @@ fn receive_all(
     options: &VmmOptions<'_>,
     fds: &mut Vec<OwnedFd>,
 ) -> Result<(Vec<Mapping>, Uffd), VmmError> {
-    let end = Instant::now() + options.handshake;
+    let mut patience = Patience::new(options.handshake);
     let mut text = Vec::new();
     // The array can come in pieces, the descriptor with any of them.
     loop {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(VmmError::Handshake("it did not come in time".to_owned()));
+        match patience.step(TICK, |step| poll::readable([stream.as_fd()], step)) {
+            None => return Err(VmmError::Handshake("it did not come in time".to_owned())),
+            Some(ready) if ready? == [false] => continue,
+            Some(_) => {}
         }
-        stream.set_read_timeout(Some(left))?;
         let n = receive_part(stream, &mut text, fds)?;
         if fds.len() > 1 {
             return Err(VmmError::Handshake("more than one descriptor came".to_owned()));
@@ -179,10 +181,7 @@ fn receive_part(
     fds: &mut Vec<OwnedFd>,
 ) -> Result<usize, VmmError> {
     let mut part = [0; 4096];
-    let received = socket::receive(stream, &mut part, fds).map_err(|error| match error.errno {
-        EAGAIN => VmmError::Handshake("it did not come in time".to_owned()),
-        _ => VmmError::Sys(error),
-    })?;
+    let received = socket::receive(stream, &mut part, fds)?;
     text.extend_from_slice(&part[..received]);
     if text.len() > MAX_MESSAGE {
         return Err(VmmError::Handshake(format!("it is longer than {MAX_MESSAGE} bytes")));

@@ -1,9 +1,9 @@
 //! The socket that VMMs connect to.
 //!
-//! What it promises: only the user that made it can connect (mode 0600 from the first moment); a file that
+//! Promises: only the user that made it can connect (mode 0600 from the first moment); a file that
 //! is not a dead socket is never removed; the socket is removed when the listener goes.
 //!
-//! What may break it: two listeners that are made for the same dead socket at the same instant; one of
+//! May break it: two listeners that are made for the same dead socket at the same instant; one of
 //! them is then never connected to.
 
 use std::fs;

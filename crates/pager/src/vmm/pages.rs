@@ -4,7 +4,7 @@
 //! that discards a page goes on when the event has been read, and content that was read from the source
 //! before that must not come afterwards. The source is read while it is not held.
 //!
-//! What it promises: what a VMM sends makes it grow no further than its mappings, which are no larger than
+//! Promises: what a VMM sends makes it grow no further than its mappings, which are no larger than
 //! the source.
 
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ pub(super) enum Page {
 
 /// The state of a page.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct PageState {
     page: Page,
     /// A fault on it is in the queue.
     asked: bool,
@@ -60,7 +60,7 @@ pub(super) enum Job {
 /// The pages of all mappings.
 #[derive(Debug)]
 pub(super) struct Pages {
-    known: Vec<Vec<Known>>,
+    known: Vec<Vec<PageState>>,
     /// Faults, oldest first, each page once.
     faults: VecDeque<(usize, usize)>,
     ahead: Ahead,
@@ -69,7 +69,7 @@ pub(super) struct Pages {
 
 impl Pages {
     pub(super) fn new(mappings: &[Mapping], working_set: bool) -> Self {
-        let missing = Known { page: Page::Missing, asked: false, awaited: false };
+        let missing = PageState { page: Page::Missing, asked: false, awaited: false };
         Self {
             known: mappings.iter().map(|mapping| vec![missing; mapping.pages]).collect(),
             faults: VecDeque::new(),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use afresh_sys::errno::EEXIST;
+use afresh_sys::errno::{EAGAIN, EEXIST};
 use afresh_sys::socket::Peer;
 use afresh_sys::{PAGE_SIZE, PageRange, UffdEvent, poll};
 
@@ -26,6 +26,8 @@ const DISTANT_WINDOW: usize = 64;
 const DISTANT_THREADS: usize = 6;
 /// How long a stop may go unnoticed.
 const TICK: Duration = Duration::from_millis(20);
+/// How often a service that ends looks for discards that wait for it.
+const RELEASE_ATTEMPTS: usize = 1000;
 /// Events read before the service looks around again.
 const EVENTS: usize = 1024;
 
@@ -108,7 +110,10 @@ pub fn serve(
         Some(error) => Err(error),
         None => result,
     };
-    if result.is_err() && !service.close() && options.end_on_failure {
+    // Missing pages are closed before anything else, so none of them can read as zero.
+    if result.is_ok() || service.close() {
+        service.release();
+    } else if options.end_on_failure {
         process.end();
     }
     result.map(|()| served)
@@ -166,6 +171,28 @@ impl Service<'_> {
             self.bell.notify_all();
         }
         Ok(())
+    }
+
+    /// Gives the VMM's memory back to the kernel. The VMM keeps the userfaultfd, so its discards would wait for
+    /// a reader and its faults for an answer.
+    fn release(&self) {
+        for mapping in &self.mappings {
+            // Fails where the VMM has ended or unmapped it, which is as good.
+            let _ = self.uffd.unregister(mapping.base as *const u8, mapping.pages * PAGE_SIZE);
+        }
+        // A discard that began earlier still waits for a reader; until then the kernel refuses to fill.
+        for _ in 0..RELEASE_ATTEMPTS {
+            for _ in 0..EVENTS {
+                if !matches!(self.uffd.next_event(), Ok(Some(_))) {
+                    break;
+                }
+            }
+            let probe = self.mappings.first().map(|mapping| mapping.base as *mut u8);
+            match probe.map(|at| self.uffd.zero(at, PAGE_SIZE)) {
+                Some(Err(error)) if error.errno == EAGAIN => std::thread::sleep(TICK / 20),
+                _ => break,
+            }
+        }
     }
 
     /// Makes sure that no page that is missing now is ever seen; `false` where the VMM does not allow that.

@@ -4,5 +4,6 @@ mod hostile;
 mod image;
 mod interrupted;
 mod restore;
+mod stalls;
 mod vmm;
 mod whole;

@@ -14,6 +14,10 @@ A sandbox is a live guest: `Sandbox.checkpoint` keeps its state, `Sandbox.rollba
 
 from __future__ import annotations
 
+import atexit
+import os
+
+from . import _native
 from ._native import Checkpoint, __version__
 from ._result import Result
 from ._sandbox import AsyncSandbox, Sandbox
@@ -59,3 +63,7 @@ __all__ = [
     "load",
     "warm",
 ]
+
+# Before the interpreter ends the threads that run guests, those guests have to end.
+atexit.register(_native.end_calls)
+os.register_at_fork(after_in_child=_native.forget_calls)

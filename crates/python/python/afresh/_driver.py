@@ -4,8 +4,8 @@
 ``turn`` export calls, so that a turn is a request and no source. Nothing of it runs on the host but `request`, which
 the host uses to make one, and the tests.
 
-What it promises: whatever a program does, a request is answered once, by one frame to the host; the program's names are
-those of ``__main__`` and nothing of the driver is among them. What may break it: a program that changes this module,
+Promises: whatever a program does, a request is answered once, by one frame to the host; the program's names are
+those of ``__main__`` and nothing of the driver is among them. May break it: a program that changes this module,
 which harms nobody but itself.
 
 A request is a header (`HEADER`), then the names of tools and the source, its name and the arguments; names of tools and

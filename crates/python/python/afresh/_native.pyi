@@ -1,6 +1,7 @@
 """Types of the native half. No part of the package's interface."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeAlias, final
 
 __version__: str
@@ -23,6 +24,14 @@ Sink: TypeAlias = Callable[[int, str], object]
 
 def encode(value: Any) -> bytes: ...
 def decode(data: bytes) -> Any: ...
+def end_calls() -> None: ...
+def forget_calls() -> None: ...
+
+@final
+class Pending:
+    """A result that another thread will produce."""
+
+    def __init__(self, future: Future[Any], abandon: Callable[[], object]) -> None: ...
 
 @final
 class Checkpoint:
@@ -80,6 +89,7 @@ class Warm:
         memory: int | None,
         timeout: float | None,
         output: int,
+        result: int,
         stack: int | None,
         below: Sequence[tuple[str, str, str, str]],
         env: Sequence[tuple[str, str]],
@@ -97,5 +107,6 @@ class Warm:
         timeout: float | None,
         memory: int | None,
         output: int,
+        result: int,
     ) -> Session: ...
     def save(self, to: str) -> str: ...

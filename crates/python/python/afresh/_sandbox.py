@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -14,12 +15,14 @@ from . import _native
 from ._files import Files
 from ._native import Checkpoint
 from ._result import Result, result
-from ._tools import Dispatcher
 from ._tree import Difference, Tree, tree
+from .errors import SessionError
 
 OnOutput: TypeAlias = Callable[[str, str], object]
 
 _STREAMS = {1: "stdout", 2: "stderr"}
+# Characters of output on their way to an event loop, beyond which the guest waits.
+_MAX_PENDING_OUTPUT = 1 << 20
 
 
 def _sink(on_output: OnOutput | None) -> _native.Sink | None:
@@ -31,9 +34,8 @@ def _sink(on_output: OnOutput | None) -> _native.Sink | None:
 class _Sandbox:
     """What both kinds of sandboxes have."""
 
-    def __init__(self, session: _native.Session, dispatcher: Dispatcher | None) -> None:
+    def __init__(self, session: _native.Session) -> None:
         self._session = session
-        self._dispatcher = dispatcher
 
     def stop(self) -> None:
         """Stops the call that is under way, from any thread; it ends within 10 ms with a `StoppedError`.
@@ -108,7 +110,7 @@ class Sandbox(_Sandbox):
         self.close()
 
     def close(self) -> None:
-        """Ends it; a call that is under way is stopped. Its forks go on."""
+        """Closes it and stops a call that is under way. Forks stay open. A tool may close its own sandbox."""
         self._session.close()
 
     def run_code(self, code: str, *, name: str = "<sandbox>", on_output: OnOutput | None = None) -> Result:
@@ -178,7 +180,7 @@ class Sandbox(_Sandbox):
         ...     a.eval("tries"), b.eval("tries"), a.eval("Math.random()") == b.eval("Math.random()")
         (10, 0, False)
         """
-        return [Sandbox(session, self._dispatcher) for session in self._session.fork(count)]
+        return [Sandbox(session) for session in self._session.fork(count)]
 
     def save(self, to: str | os.PathLike[str]) -> str:
         """Saves what it became since it was last saved there, durably; `afresh.load` opens it. Returns an id.
@@ -219,11 +221,95 @@ class Sandbox(_Sandbox):
         return self._session.apply(delta)
 
 
+class _LoopSink:
+    """Delivers output to a function on an event loop. A guest that is ahead by `_MAX_PENDING_OUTPUT` waits."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, function: OnOutput) -> None:
+        self._loop = loop
+        self._function = function
+        self._lock = threading.Lock()
+        self._pending = 0
+        self._delivered: Future[None] | None = None
+
+    def __call__(self, stream: int, text: str) -> _native.Pending | None:
+        with self._lock:
+            self._pending += len(text)
+            delivered = None
+            if self._pending > _MAX_PENDING_OUTPUT:
+                delivered = self._delivered = Future()
+        self._loop.call_soon_threadsafe(self._deliver, stream, text)
+        return None if delivered is None else _native.Pending(delivered, delivered.cancel)
+
+    def _deliver(self, stream: int, text: str) -> None:
+        try:
+            self._function(_STREAMS.get(stream, "stdout"), text)
+        finally:
+            with self._lock:
+                self._pending -= len(text)
+                delivered = None
+                if self._pending <= _MAX_PENDING_OUTPUT // 2:
+                    delivered, self._delivered = self._delivered, None
+            if delivered is not None and delivered.set_running_or_notify_cancel():
+                delivered.set_result(None)
+
+
+class _Running:
+    """Work that waits for a thread of an executor, or runs in one."""
+
+    def __init__(self, work: Callable[[_native.Stopper], Any]) -> None:
+        self.stopper = _native.Stopper()
+        self._work = work
+        self._context = contextvars.copy_context()
+        self._lock = threading.Lock()
+        self._begun = self._refused = False
+
+    async def start(self, executor: Executor | None) -> Any:
+        loop = asyncio.get_running_loop()
+        self._outcome: asyncio.Future[Any] = loop.create_future()
+        self._future = loop.run_in_executor(executor, self._run)
+        self._future.add_done_callback(self._settle)
+        return await asyncio.shield(self._outcome)
+
+    def _run(self) -> Any:
+        with self._lock:
+            if self._refused:
+                return None
+            self._begun = True
+        return self._context.run(self._work, self.stopper)
+
+    def _settle(self, future: asyncio.Future[Any]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if self._outcome.done():
+            return
+        if future.cancelled():
+            self._outcome.cancel()
+        elif error is not None:
+            self._outcome.set_exception(error)
+            # Nothing may await it any more.
+            self._outcome.exception()
+        else:
+            self._outcome.set_result(future.result())
+
+    def refuse(self, error: Exception | None) -> bool:
+        """Keeps the work from being run, and lets a task that awaits it fail; ``False`` once it has begun."""
+        with self._lock:
+            if self._begun:
+                return False
+            self._refused = True
+        if error is not None and not self._outcome.done():
+            self._outcome.set_exception(error)
+        return True
+
+    async def ended(self) -> None:
+        """Waits for the end of work that was stopped."""
+        await asyncio.wait([self._outcome])
+
+
 class AsyncSandbox(_Sandbox):
     """The asynchronous twin of `Sandbox`. The guest runs in a thread, so the event loop goes on meanwhile.
 
-    Cancelling a task stops the guest within 10 ms; the sandbox has to be rolled back then. Asynchronous tools are
-    awaited on the loop that calls.
+    Cancelling a task stops the guest within 10 ms, also in a tool; the sandbox has to be rolled back then. Asynchronous
+    tools are awaited on the loop that calls, others run on threads of their own.
 
     >>> import afresh, asyncio
     >>> async def main():
@@ -236,17 +322,11 @@ class AsyncSandbox(_Sandbox):
     42
     """
 
-    def __init__(
-        self,
-        session: _native.Session,
-        dispatcher: Dispatcher | None,
-        executor: Executor | None,
-    ) -> None:
-        super().__init__(session, dispatcher)
+    def __init__(self, session: _native.Session, executor: Executor | None) -> None:
+        super().__init__(session)
         self._executor = executor
-        # The call that is under way, and the thread that it runs in.
-        self._running: asyncio.Future[Any] | None = None
-        self._thread: int | None = None
+        self._running: set[_Running] = set()
+        self._closed = False
 
     async def __aenter__(self) -> AsyncSandbox:
         return self
@@ -260,53 +340,33 @@ class AsyncSandbox(_Sandbox):
         await self.close()
 
     async def close(self) -> None:
-        """Ends it; a call that is under way is stopped. Its forks go on."""
+        """Closes it and stops a call that is under way. Forks stay open."""
+        self._closed = True
         self._session.stop()
-        running = self._running
-        if running is not None:
-            await self._end(running)
+        for running in list(self._running):
+            if not running.refuse(SessionError("this sandbox is closed")):
+                await running.ended()
         self._session.close()
 
     async def _away(self, work: Callable[[_native.Stopper], Any]) -> Any:
-        """Works in a thread, and stops that when the task is cancelled."""
-        stopper = _native.Stopper()
-
-        def there() -> Any:
-            self._thread = threading.get_ident()
-            try:
-                return work(stopper)
-            finally:
-                self._thread = None
-
-        future = asyncio.get_running_loop().run_in_executor(self._executor, there)
-        self._running = future
+        """Works in a thread, with the task's context, and stops that when the task is cancelled."""
+        if self._closed:
+            raise SessionError("this sandbox is closed")
+        running = _Running(work)
+        self._running.add(running)
         try:
-            return await asyncio.shield(future)
+            return await running.start(self._executor)
         except asyncio.CancelledError:
-            stopper.stop()
-            await self._end(future)
+            if not running.refuse(None):
+                running.stopper.stop()
+                await running.ended()
             raise
         finally:
-            if self._running is future:
-                self._running = None
-
-    async def _end(self, future: asyncio.Future[Any]) -> None:
-        """Waits for a call that was stopped; a tool that it waits for is cancelled."""
-        while not future.done():
-            if self._dispatcher is not None and self._thread is not None:
-                self._dispatcher.cancel(self._thread)
-            await asyncio.wait([future], timeout=0.005)
-        if not future.cancelled():
-            future.exception()
+            self._running.discard(running)
 
     async def run_code(self, code: str, *, name: str = "<sandbox>", on_output: OnOutput | None = None) -> Result:
-        """As `Sandbox.run_code`. ``on_output`` is called on the event loop."""
-        loop = asyncio.get_running_loop()
-        told: OnOutput | None = None
-        if on_output is not None:
-            tell = on_output
-            told = lambda stream, text: loop.call_soon_threadsafe(tell, stream, text)  # noqa: E731
-        sink = _sink(told)
+        """As `Sandbox.run_code`. ``on_output`` is called on the event loop; a guest that prints faster waits for it."""
+        sink = None if on_output is None else _LoopSink(asyncio.get_running_loop(), on_output)
         outcome = await self._away(lambda stopper: self._session.run(0, code, name, None, sink, stopper, False))
         return result(outcome)
 
@@ -338,7 +398,7 @@ class AsyncSandbox(_Sandbox):
     async def fork(self, count: int = 1) -> list[AsyncSandbox]:
         """As `Sandbox.fork`."""
         forks = self._session.fork(count)
-        return [AsyncSandbox(session, self._dispatcher, self._executor) for session in forks]
+        return [AsyncSandbox(session, self._executor) for session in forks]
 
     async def save(self, to: str | os.PathLike[str]) -> str:
         """As `Sandbox.save`."""

@@ -8,13 +8,16 @@ is awaited: on the caller's event loop in an asynchronous sandbox, on a loop of 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import threading
 import types
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+from . import _native
+from ._threads import start
 
 Tool: TypeAlias = Callable[..., Any]
 Tools: TypeAlias = Mapping[str, Tool] | Iterable[Tool]
@@ -82,64 +85,88 @@ def _fits(value: Any, wanted: Any) -> bool:
 
 
 class Dispatcher:
-    """Calls tools for one sandbox and its forks."""
+    """Calls tools for one sandbox and its forks.
 
-    def __init__(self, tools: Tools | None, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    A tool whose call may have to end before the tool does runs on a thread of its own, with the caller's context. That
+    is every tool of an asynchronous sandbox, of a sandbox with a time limit, and of a guest on a daemon thread, which
+    the interpreter ends without notice. Any other tool runs on the thread that called the guest.
+    """
+
+    def __init__(
+        self,
+        tools: Tools | None,
+        loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        limited: bool = False,
+    ) -> None:
         self._offered = {name: _offer(name, tool) for name, tool in named(tools).items()}
         self._loop = loop
-        # By the thread that waits.
-        self._waiting: dict[int, Future[Any]] = {}
+        self._limited = limited
 
     @property
     def names(self) -> list[str]:
         """The names that programs call."""
         return list(self._offered)
 
-    def cancel(self, thread: int) -> None:
-        """Cancels the tool that this thread waits for."""
-        future = self._waiting.get(thread)
-        if future is not None:
-            future.cancel()
-
     def __call__(self, name: str, arguments: list[Any], keywords: dict[str, Any] | None) -> Any:
+        """The tool's result, or a `_native.Pending` for it."""
         offered = self._offered.get(name)
         if offered is None:
             raise NameError(f"there is no tool {name!r}; there are {', '.join(self._offered) or 'none'}")
         given = keywords or {}
-        if offered.signature is not None:
-            try:
-                bound = offered.signature.bind(*arguments, **given)
-            except TypeError as error:
-                raise TypeError(f"{name}(): {error}") from None
-            for parameter, value in bound.arguments.items():
-                wanted = offered.annotations.get(parameter, Any)
-                kind = offered.signature.parameters[parameter].kind
-                several = kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-                if not several and not _fits(value, wanted):
-                    shown = getattr(wanted, "__name__", str(wanted))
-                    raise TypeError(f"{name}(): {parameter} is a {type(value).__name__}, not {shown}")
-        result = offered.function(*arguments, **given)
-        return self._wait(result) if inspect.isawaitable(result) else result
-
-    def _wait(self, awaitable: Any) -> Any:
-        async def waited() -> Any:
-            return await awaitable
-
+        _check(name, offered, arguments, given)
+        function = functools.partial(offered.function, *arguments, **given)
         if self._loop is not None:
-            future = asyncio.run_coroutine_threadsafe(waited(), self._loop)
-            thread = threading.get_ident()
-            self._waiting[thread] = future
-            try:
-                return future.result()
-            finally:
-                del self._waiting[thread]
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(waited())
-        if inspect.iscoroutine(awaitable):
-            awaitable.close()
-        raise RuntimeError(
-            "an asynchronous tool was called from a plain sandbox on an event loop's own thread, which would wait for "
-            "itself: use `async_sandbox`"
-        )
+            if inspect.iscoroutinefunction(offered.function):
+                future = asyncio.run_coroutine_threadsafe(function(), self._loop)
+                return _native.Pending(future, future.cancel)
+            return start(functools.partial(_settle, function, self._loop))
+        if self._limited or threading.current_thread().daemon:
+            return start(functools.partial(_settle, function, None))
+        result = function()
+        return _run(result) if inspect.isawaitable(result) else result
+
+
+def _check(name: str, offered: _Offered, arguments: list[Any], given: dict[str, Any]) -> None:
+    """Checks arguments against the signature and its plain annotations."""
+    if offered.signature is None:
+        return
+    try:
+        bound = offered.signature.bind(*arguments, **given)
+    except TypeError as error:
+        raise TypeError(f"{name}(): {error}") from None
+    for parameter, value in bound.arguments.items():
+        wanted = offered.annotations.get(parameter, Any)
+        kind = offered.signature.parameters[parameter].kind
+        several = kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        if not several and not _fits(value, wanted):
+            shown = getattr(wanted, "__name__", str(wanted))
+            raise TypeError(f"{name}(): {parameter} is a {type(value).__name__}, not {shown}")
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _settle(function: Callable[[], Any], loop: asyncio.AbstractEventLoop | None) -> Any:
+    """Calls a function on a thread of its own, and awaits what it returns if that is awaitable."""
+    result = function()
+    if not inspect.isawaitable(result):
+        return result
+    if loop is not None:
+        return asyncio.run_coroutine_threadsafe(_awaited(result), loop).result()
+    return asyncio.run(_awaited(result))
+
+
+def _run(awaitable: Any) -> Any:
+    """Awaits on an event loop of its own, on this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_awaited(awaitable))
+    if inspect.iscoroutine(awaitable):
+        awaitable.close()
+    raise RuntimeError(
+        "an asynchronous tool was called from a plain sandbox on an event loop's own thread, which would wait for "
+        "itself: use `async_sandbox`"
+    )

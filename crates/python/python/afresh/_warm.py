@@ -17,6 +17,7 @@ from ._tools import Dispatcher, Tools
 from .errors import OpenError
 
 _OUTPUT = 16 << 20
+_RESULT = 128 << 20
 
 
 def cache_dir() -> Path:
@@ -65,10 +66,12 @@ class Warm:
         timeout: float | None,
         memory_limit: int | str | None,
         output_limit: int | str,
+        result_limit: int | str,
     ) -> _native.Session:
         names = dispatcher.names
-        most = size(output_limit) or _OUTPUT
-        return self._native.session(names, dispatcher if names else None, timeout, size(memory_limit), most)
+        dispatch = dispatcher if names else None
+        output, given = size(output_limit) or _OUTPUT, size(result_limit) or _RESULT
+        return self._native.session(names, dispatch, timeout, size(memory_limit), output, given)
 
     def sandbox(
         self,
@@ -76,6 +79,7 @@ class Warm:
         timeout: float | None = None,
         memory_limit: int | str | None = None,
         output_limit: int | str = _OUTPUT,
+        result_limit: int | str = _RESULT,
         tools: Tools | None = None,
     ) -> Sandbox:
         """A live guest of its own, which starts from the warm state. Its first call makes it.
@@ -84,8 +88,11 @@ class Warm:
             timeout: Most seconds that one call may take. One that takes longer ends with a `TimeLimitError`, and the
                 sandbox has to be rolled back then.
             memory_limit: Most memory the guest may grow to, in bytes or as text like ``"64MiB"``.
-            output_limit: Most bytes kept of each stream; what is printed beyond is dropped, and the result says so.
-            tools: Functions that programs may call by their names, as a list or as a dictionary.
+            output_limit: Maximum bytes kept of each stream; output beyond that is dropped, and the result says so.
+            result_limit: Maximum memory of the Python objects made of one result, or of one tool's arguments.
+            tools: Functions that programs may call by their names, as a list or as a dictionary. With a timeout they
+                run on threads of their own, and one that does not return in time is abandoned: it gets an
+                ``Abandoned`` exception, and nothing takes its result.
 
         >>> import afresh
         >>> def price(item: str) -> float:
@@ -94,8 +101,8 @@ class Warm:
         ...     sb.eval("price('apple') * 6")
         3
         """
-        dispatcher = Dispatcher(tools)
-        return Sandbox(self._session(dispatcher, timeout, memory_limit, output_limit), dispatcher)
+        dispatcher = Dispatcher(tools, limited=timeout is not None)
+        return Sandbox(self._session(dispatcher, timeout, memory_limit, output_limit, result_limit))
 
     def async_sandbox(
         self,
@@ -103,6 +110,7 @@ class Warm:
         timeout: float | None = None,
         memory_limit: int | str | None = None,
         output_limit: int | str = _OUTPUT,
+        result_limit: int | str = _RESULT,
         tools: Tools | None = None,
         executor: Executor | None = None,
     ) -> AsyncSandbox:
@@ -111,8 +119,8 @@ class Warm:
         Has to be called where the event loop runs.
         """
         dispatcher = Dispatcher(tools, asyncio.get_running_loop())
-        session = self._session(dispatcher, timeout, memory_limit, output_limit)
-        return AsyncSandbox(session, dispatcher, executor)
+        session = self._session(dispatcher, timeout, memory_limit, output_limit, result_limit)
+        return AsyncSandbox(session, executor)
 
     def apply(
         self,
@@ -121,13 +129,20 @@ class Warm:
         timeout: float | None = None,
         memory_limit: int | str | None = None,
         output_limit: int | str = _OUTPUT,
+        result_limit: int | str = _RESULT,
         tools: Tools | None = None,
     ) -> Sandbox:
         """A sandbox in the state that a delta makes of the warm state: `Sandbox.delta` since the first state made it.
 
         The other arguments are as for `sandbox`.
         """
-        sandbox = self.sandbox(timeout=timeout, memory_limit=memory_limit, output_limit=output_limit, tools=tools)
+        sandbox = self.sandbox(
+            timeout=timeout,
+            memory_limit=memory_limit,
+            output_limit=output_limit,
+            result_limit=result_limit,
+            tools=tools,
+        )
         sandbox.apply_delta(delta)
         return sandbox
 
@@ -185,7 +200,7 @@ def warm(
             if setup is not None:
                 warm_up.append(_languages.setup_call(setup))
             below = _languages.python_below()
-            native = _native.Warm.open(name, None, warm_up, kept, limit, timeout, _OUTPUT, None, below, ())
+            native = _native.Warm.open(name, None, warm_up, kept, limit, timeout, _OUTPUT, _RESULT, None, below, ())
         else:
             wasm = language.module()
             compiled = language.announce(Path(kept))
@@ -197,6 +212,7 @@ def warm(
                 limit,
                 timeout,
                 _OUTPUT,
+                _RESULT,
                 language.stack,
                 language.below,
                 language.env,

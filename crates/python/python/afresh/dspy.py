@@ -6,7 +6,7 @@ import afresh.dspy
 dspy.configure(interpreter_factory=afresh.dspy.interpreter_factory(setup="import numpy, pandas"))
 ```
 
-What it promises: each interpreter starts from the warm state in microseconds, and none sees another's. Code that is cut
+Promises: each interpreter starts from the warm state in microseconds, and none sees another's. Code that is cut
 short by a time limit or a trap is undone: the interpreter goes on from where it was before, where others end. What may
 break it: tools, which are the caller's own functions and run in its process.
 

@@ -260,7 +260,8 @@ class Context:
         self._session = self._begin()
 
     def _begin(self) -> _native.Session:
-        return self._warm._native.session([], None, self._timeout, self._runtime._memory_limit, 16 << 20)
+        memory = self._runtime._memory_limit
+        return self._warm._native.session([], None, self._timeout, memory, 16 << 20, 128 << 20)
 
     def __enter__(self) -> Context:
         return self
@@ -307,15 +308,19 @@ class Context:
             raise HostError("HostError", _FAILED) from ConcurrentEvalError(
                 "sync ctx.eval dispatched a registered async host function; use ctx.eval_async"
             )
+        if waits:
+
+            async def call(*arguments: Any) -> Any:
+                try:
+                    return await fn(*arguments)
+                except Exception as error:
+                    raise _Sanitised(_FAILED) from error
+
+            return Dispatcher({"fn": call}, self._loop)("fn", arguments, None)
         try:
-            if not waits:
-                return fn(*arguments)
-            return self._dispatcher({"fn": fn})("fn", arguments, None)
+            return fn(*arguments)
         except Exception as error:
             raise _Sanitised(_FAILED) from error
-
-    def _dispatcher(self, functions: dict[str, Callable[..., Any]]) -> Dispatcher:
-        return Dispatcher(functions, self._loop)
 
     def _evaluate(self, what: int, code: str, name: str, stopper: _native.Stopper | None) -> Result:
         if what != _MODULE and SourceTransform.TOP_LEVEL_CONST_TO_VAR in self._runtime._transform_flags:
@@ -370,7 +375,7 @@ class Context:
         self._modules |= what == _MODULE
         self._in_flight = True
         self._loop = asyncio.get_running_loop()
-        away = AsyncSandbox(self._session, None, None)
+        away = AsyncSandbox(self._session, None)
         try:
             evaluation = away._away(lambda stopper: self._evaluate(what, code, filename, stopper))
             return self._value(await asyncio.wait_for(evaluation, timeout))

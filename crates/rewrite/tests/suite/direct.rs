@@ -145,6 +145,36 @@ fn what_is_no_such_shim_stays_as_it_is() {
 }
 
 #[test]
+fn modules_that_others_can_instantiate_stay_as_they_are() {
+    let shared = [
+        // An inner component instantiates it with other arguments.
+        r#"(component
+            (alias outer 1 $main (core module $again))
+            (core module $given
+                (func (export "f") (param i32 i32) (result i32) (i32.const 1))
+                (func (export "h") (result i32) (i32.const 1)))
+            (core instance $g (instantiate $given))
+            (alias core export $g "f" (core func $f))
+            (core instance $host (export "f" (func $f)) (export "g" (func $f)))
+            (core instance (instantiate $again (with "host" (instance $host)) (with "own" (instance $g)))))"#,
+        r#"(component (component (alias outer 2 $main (core module))))"#,
+        r#"(component $taker (import "m" (core module
+                (import "host" "g" (func (param i32 i32) (result i32)))
+                (import "own" "h" (func (result i32)))
+                (import "host" "f" (func (param i32 i32) (result i32))))))
+           (instance (instantiate $taker (with "m" (core module $main))))"#,
+        r#"(instance (export "m" (core module $main)))"#,
+        r#"(export "m" (core module $main))"#,
+    ];
+    for more in shared {
+        let before = component(&through(0), &through(1), more);
+        wasmparser::Validator::new().validate_all(&before).unwrap();
+        assert_eq!(direct_calls(&before), before, "{more}");
+        assert_eq!(answers(&before), [102, 203, 5, 18, 101, 258]);
+    }
+}
+
+#[test]
 fn damaged_components_never_panic() {
     let component = component(&through(0), &through(1), "");
     let mut changed = 0;

@@ -1,7 +1,7 @@
 //! Save and restore from inside the module, one promise a test, on wasmtime.
 
 use crate::common::{engine, start_prepared, wat};
-use afresh_rewrite::{PrepareError, PrepareOptions, Refusal, Roots, names, prepare};
+use afresh_rewrite::{PrepareError, PrepareOptions, Refusal, Roots, analyze, names, prepare};
 use wasmtime::Val;
 
 fn roots(names: &[&str]) -> PrepareOptions {
@@ -310,6 +310,34 @@ fn what_cannot_be_restored_is_refused_with_the_reason() {
             "function 0 changes a GC object in place (struct.set)",
         ),
         (
+            r#"(module (type $s (struct (field (mut i32))))
+                (import "env" "f" (func $f (param (ref $s))))
+                (global $g (ref $s) (struct.new_default $s))
+                (func (export "go") (call $f (global.get $g))))"#,
+            "the host function 0 can reach GC objects",
+        ),
+        (
+            r#"(module (type $a (array (mut i8)))
+                (import "env" "other" (func)) (import "env" "f" (func $f))
+                (global (export "g") (ref $a) (array.new_default $a (i32.const 9)))
+                (func (export "go") (call $f)))"#,
+            "the host function 1 can reach GC objects",
+        ),
+        (
+            r#"(module (type $a (array (mut i8))) (import "env" "f" (func $f))
+                (table $t (export "t") 1 anyref)
+                (elem (table $t) (i32.const 0) anyref (item (array.new_default $a (i32.const 9))))
+                (func (export "go") (call $f)))"#,
+            "the host function 0 can reach GC objects",
+        ),
+        (
+            r#"(module (type $s (struct (field (mut i32)))) (import "env" "f" (func $f))
+                (global $g (ref $s) (struct.new_default $s))
+                (func (export "get") (result anyref) (global.get $g))
+                (func (export "go") (call $f)))"#,
+            "the host function 0 can reach GC objects",
+        ),
+        (
             r#"(module (type $a (array (mut i8))) (data $d "x")
                 (func (export "f") (param (ref $a))
                     (array.init_data $a $d (local.get 0) (i32.const 0) (i32.const 0) (i32.const 0))))"#,
@@ -358,4 +386,34 @@ fn every_memory_is_exported() {
     assert_eq!(sizes, [65536, 131_072, 3]);
     assert_eq!(prepared.analysis.memories[2].page_size_log2, 0);
     assert_eq!(names::memory(2), "afresh:memory:2");
+}
+
+#[test]
+fn objects_out_of_reach_of_host_functions_are_no_reason_to_refuse() {
+    for text in [
+        // No object can change.
+        r#"(module (type $s (struct (field i32)))
+            (import "env" "f" (func $f (param (ref $s))))
+            (global $g (export "g") (ref $s) (struct.new_default $s))
+            (func (export "go") (call $f (global.get $g))))"#,
+        // The host function is given none, and no export leads to one.
+        r#"(module (type $s (struct (field (mut i32)))) (type $f (func))
+            (import "env" "f" (func $f (param i32 funcref (ref $f))))
+            (global $g (ref $s) (struct.new_default $s))
+            (func $go (export "go") (call $f (i32.const 1) (ref.func $go) (ref.func $go))))"#,
+        // Instantiation makes none, and a reset drops those of calls.
+        r#"(module (type $s (struct (field (mut i32))))
+            (import "env" "f" (func $f (param (ref null $s) externref)))
+            (global $g (export "g") (mut (ref null $s)) (ref.null $s))
+            (func (export "go") (global.set $g (struct.new_default $s))
+                (call $f (global.get $g) (ref.null extern))))"#,
+        // No host function is called.
+        r#"(module (type $s (struct (field (mut i32)))) (import "env" "f" (func (param (ref $s))))
+            (global $g (export "g") (ref $s) (struct.new_default $s))
+            (func (export "go")))"#,
+    ] {
+        let wanted = Roots::Named(vec!["go".to_owned()]);
+        let found = analyze(&wat(text), &wanted).unwrap();
+        assert_eq!(found.refusals(), [], "{text}");
+    }
 }

@@ -1,6 +1,6 @@
 //! The clock that leases are measured by.
 //!
-//! What it promises: it goes on while this process is stopped and while the machine sleeps, and nobody sets it.
+//! Promises: it runs while this process is stopped and while the machine sleeps, and cannot be set.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -11,4 +11,9 @@ pub(crate) fn now() -> Moment {
     let time = clock_gettime(ClockId::Boottime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     Moment::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// The same in milliseconds, as messages between hosts carry it.
+pub(super) fn clock_milliseconds() -> u64 {
+    u64::try_from(now().as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,26 +1,26 @@
-//! Removing from a fleet's store what nothing in its ledger names any more: states of sandboxes that were killed or saved anew.
+//! Garbage collection in the store of a fleet: removes states that no entry of the ledger names.
 //!
-//! What it promises: an entry that cannot be read ends it, and so does a ledger with nothing in it. Hosts go on meanwhile;
-//! the store says how (`afresh::store::remote`).
+//! Promises: an unreadable entry or an empty ledger ends the collection. Hosts keep working;
+//! `afresh::store::remote` describes how.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use afresh::Sha256;
 use afresh::store::Collected;
-use afresh::store::remote::{Keeper, RemoteError};
+use afresh::store::remote::{GcRoot, RemoteError};
 
 use super::config::FleetConfig;
-use super::entry::Entry;
-use super::links::{self, Links};
-use super::{keep, keeper};
+use super::nats::{self, NatsConnection};
+use super::record::Entry;
+use super::{catalog, keeper};
 
 /// A fleet's store could not be collected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectError {
     /// There is no way to the fleet.
-    #[error("the fleet cannot be asked")]
+    #[error("cannot reach the fleet")]
     Away(#[source] afresh::Cause),
     /// It was not said where the store is.
     #[error("a fleet's store is collected where it is: name it as the hosts do")]
@@ -28,22 +28,22 @@ pub enum CollectError {
     /// The store refused, or the ledger could not be read.
     #[error(transparent)]
     Store(#[from] RemoteError),
-    /// A thread could not be had.
-    #[error("a thread for it could not be had")]
+    /// A thread could not be started.
+    #[error("cannot start a thread")]
     Thread(#[source] afresh::Cause),
 }
 
 /// Every digest that the ledger names.
-async fn names(links: &Links) -> Result<Vec<Sha256>, afresh::Cause> {
+async fn names(links: &NatsConnection) -> Result<Vec<Sha256>, afresh::Cause> {
     let mut all = BTreeSet::new();
-    // Twice: an entry that hosts change while it is read moves to the end of what NATS lists.
+    // Twice: an entry that changes during the read moves to the end of the list.
     for _ in 0..2 {
-        for found in links::every(&links.client, &links.sandboxes).await? {
+        for found in nats::every(&links.client, &links.sandboxes).await? {
             let entry: Entry = serde_json::from_slice(&found.value)?;
             all.extend(entry.state.map(|state| state.digest));
         }
-        for found in links::every(&links.client, &links.kept).await? {
-            all.extend(keep::digest(&found.value));
+        for found in nats::every(&links.client, &links.kept).await? {
+            all.extend(catalog::digest(&found.value));
         }
     }
     let parsed = all.iter().map(|digest| {
@@ -54,18 +54,18 @@ async fn names(links: &Links) -> Result<Vec<Sha256>, afresh::Cause> {
     parsed.collect()
 }
 
-/// Removes from the fleet's store what its ledger does not name and what is older than `grace`.
+/// Removes objects from the fleet's store that its ledger does not name and that are older than `grace`.
 ///
 /// # Errors
 /// [`CollectError`].
 pub async fn collect(config: &FleetConfig, grace: Duration) -> Result<Collected, CollectError> {
-    let links = Links::open(config, "afresh").await.map_err(CollectError::Away)?;
+    let links = NatsConnection::open(config, "afresh", false).await.map_err(CollectError::Away)?;
     let place = config.store.clone().ok_or(CollectError::NoStore)?;
     let (keeper, runtime) = (keeper(config), tokio::runtime::Handle::current());
     let collecting = move || {
         let store = super::store(&place).map_err(CollectError::Away)?;
         let mut names = || runtime.block_on(names(&links));
-        Ok(store.gc(Some(Keeper { name: &keeper, names: &mut names }), grace)?)
+        Ok(store.gc(Some(GcRoot { name: &keeper, names: &mut names }), grace)?)
     };
     let done = tokio::task::spawn_blocking(collecting).await;
     done.map_err(|error| CollectError::Thread(error.into()))?

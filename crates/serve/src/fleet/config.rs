@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::policy::Pace;
+use super::policy::HeartbeatInterval;
 
 /// More machines that share the work.
 #[derive(Clone, Debug)]
@@ -18,17 +18,17 @@ pub struct FleetConfig {
     pub store: Option<String>,
     /// The fleet's name; hosts of different fleets have nothing to do with each other.
     pub fleet: String,
-    /// What people call this host; its host name if not set.
+    /// Name of this host for people; its host name if not set.
     pub name: Option<String>,
-    /// After so long without a sign of a host, others may take what it had.
+    /// Host lease: after this long without a renewal, other hosts may take its sandboxes. It must match on all hosts.
     pub lease: Duration,
-    /// How often NATS keeps what it is told.
+    /// Replicas of each bucket in NATS.
     pub replicas: usize,
-    /// How often hosts tell of themselves.
-    pub pace: Pace,
-    /// Most bytes of a request for a guest that only other hosts serve, which have limits of their own.
+    /// Interval of heartbeats.
+    pub pace: HeartbeatInterval,
+    /// Maximum bytes of a request for a guest that only other hosts serve. These have limits as well.
     pub max_body: usize,
-    /// A call that another host answers may take so long.
+    /// Time limit of a call that another host answers.
     pub patience: Duration,
 }
 
@@ -44,7 +44,7 @@ impl FleetConfig {
             name: None,
             lease: Duration::from_secs(10),
             replicas: 1,
-            pace: Pace::default(),
+            pace: HeartbeatInterval::default(),
             max_body: 64 << 20,
             patience: Duration::from_secs(600),
         }

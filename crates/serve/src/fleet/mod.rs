@@ -1,27 +1,27 @@
-//! More machines that share the work, over NATS and a store that all of them see.
+//! Several hosts that share the work, over NATS and a common store.
 //!
-//! What it promises: any host takes any request, and what it has not got itself goes to a host that has. A sandbox
-//! has one owner: an entry in a ledger that is only changed by compare-and-set, held by a lease that its owner stops
-//! relying on before anybody may break it. What was acknowledged as saved is found by every host. While NATS is away,
-//! guests of this host are served on, and what needs the fleet is refused with 503.
-//! What may break it: see [`policy::Lease`]; and a NATS that forgets what it acknowledged.
+//! Promises: any host takes any request, and forwards it to a host that holds the guest or the sandbox. A sandbox
+//! has one owner: an entry in a ledger that is only changed by compare-and-set, under a lease that its owner stops
+//! relying on before another host may break it. Every host finds every acknowledged save. While NATS is away,
+//! guests of this host are served, and requests that need the fleet get 503.
+//! May break it: see [`policy::Lease`]; a NATS that loses acknowledged writes.
 
+mod catalog;
 mod clock;
 mod collect;
 mod config;
-mod entry;
-mod forward;
-mod hold;
-mod keep;
-mod links;
+mod frame;
+mod heartbeat;
+mod lease_renewal;
+mod nats;
+mod placement_store;
 pub mod policy;
-mod sessions;
-mod talk;
-mod tell;
-mod way;
-mod wire;
+mod record;
+mod routing;
+mod rpc_client;
+mod rpc_server;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -30,43 +30,49 @@ use tokio::task::AbortHandle;
 
 pub use collect::{CollectError, collect};
 pub use config::FleetConfig;
-pub(crate) use entry::{Anchor, State};
-pub(crate) use sessions::Taken;
-pub use tell::{NodesError, drain, nodes};
-pub(crate) use way::{About, Way};
+pub use heartbeat::{NodesError, drain, nodes};
+pub(crate) use placement_store::Taken;
+pub(crate) use record::{Anchor, State};
+pub(crate) use routing::{RouteDecision, RouteSubject, no_template, template_of};
 
 use crate::error::ServeError;
 use crate::service::Shared;
 use clock::now;
-use links::Links;
-use policy::{Advert, Lease, Members, Moment, Seed, Suspicion, Terms};
+use nats::NatsConnection;
+use policy::{FailureDetector, Lease, Members, Moment, NodeStatus, Seed, Terms};
 
 /// This host in its fleet.
 pub(crate) struct Fleet {
     pub(crate) config: FleetConfig,
     terms: Terms,
-    /// What requests for this process are sent to.
+    /// Subject of requests to this process.
     node: String,
     name: String,
-    links: Links,
+    links: NatsConnection,
     store: Option<afresh::store::remote::Remote>,
-    own: Mutex<Own>,
+    own: Mutex<OwnLease>,
     members: Mutex<Members>,
-    suspicion: Mutex<Suspicion>,
-    /// Lives that somebody waits for, which are looked after beside those in the ring.
+    suspicion: Mutex<FailureDetector>,
+    /// Lives that requests wait for, which are watched in addition to the neighbours.
     suspects: Mutex<HashMap<String, Moment>>,
     /// Lives whose leases are over.
     over: Mutex<BTreeSet<String>>,
+    /// Lives whose leases this host broke, and whose sandboxes it has not swept yet.
+    unswept: Mutex<BTreeSet<String>>,
     /// Where sandboxes were found last.
     ways: Mutex<HashMap<String, String>>,
     /// One for the sandboxes that share a place in it, so that one host takes a sandbox once.
     taking: [tokio::sync::Mutex<()>; 64],
     random: Mutex<Seed>,
-    /// Held by the one that settles what is in doubt.
+    /// Held while doubtful sandboxes are settled.
     settling: tokio::sync::Mutex<()>,
     draining: AtomicBool,
-    transfers: Mutex<HashMap<u64, Arc<talk::Transfer>>>,
+    transfers: Mutex<HashMap<u64, Arc<rpc_server::Transfer>>>,
     next_transfer: AtomicU64,
+    /// Calls of other hosts that are worked on, by the numbers that these gave them.
+    running: Mutex<HashSet<u64>>,
+    /// How far the clocks of other hosts are ahead of this one's, in milliseconds.
+    clocks: Mutex<HashMap<String, i64>>,
     shared: OnceLock<Weak<Shared>>,
     drain: tokio::sync::Notify,
     tasks: Mutex<Vec<AbortHandle>>,
@@ -74,17 +80,17 @@ pub(crate) struct Fleet {
 }
 
 /// The lease that this host has now.
-struct Own {
+struct OwnLease {
     life: String,
     lease: Lease,
     /// Leases that it has had.
     lives: u64,
 }
 
-/// What is counted.
+/// Counters.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// Calls that were answered here, or sent to where what they need is held.
+    /// Calls that were answered by a host with the needed guest or template.
     pub(crate) held: prometheus_client::metrics::counter::Counter,
     /// Calls that went where nothing of it was held.
     pub(crate) elsewhere: prometheus_client::metrics::counter::Counter,
@@ -125,7 +131,7 @@ fn store(place: &str) -> Result<afresh::store::remote::Remote, afresh::Cause> {
     Ok(place.remote()?)
 }
 
-/// What the store knows this fleet by.
+/// Name of this fleet in the store.
 fn keeper(config: &FleetConfig) -> String {
     format!("fleet-{}", config.fleet)
 }
@@ -146,14 +152,14 @@ impl Fleet {
         let node = digits(6)?;
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let name = config.name.clone().unwrap_or_else(|| host.trim().to_owned());
-        let links = Links::open(config, &name).await?;
+        let links = NatsConnection::open(config, &name, true).await?;
         let store = match config.store.clone() {
-            // It waits for threads of its own.
+            // It blocks on threads.
             Some(place) => {
                 let keeper = keeper(config);
                 let opening = move || {
                     let store = store(&place).map_err(|e| e.to_string())?;
-                    // Whoever collects there is to ask this fleet what it names.
+                    // A collection of the store must ask this fleet for its names.
                     store.claim(&keeper).map_err(|e| e.to_string())?;
                     Ok::<_, String>(store)
                 };
@@ -165,16 +171,22 @@ impl Fleet {
         let seed = u64::from_str_radix(&node, 16).unwrap_or(1);
         let sent = now();
         let life = format!("{node}-1");
-        let revision = hold::enter(&links, &life, &name).await?;
+        let revision = lease_renewal::enter(&links, &life, &name, terms).await?;
+        lease_renewal::check_terms(&links, &life, terms).await?;
         let this = Arc::new(Self {
             terms,
             links,
             store,
-            own: Mutex::new(Own { life, lease: Lease::taken(terms, revision, sent), lives: 1 }),
+            own: Mutex::new(OwnLease {
+                life,
+                lease: Lease::taken(terms, revision, sent),
+                lives: 1,
+            }),
             members: Mutex::new(Members::default()),
-            suspicion: Mutex::new(Suspicion::new(terms)),
+            suspicion: Mutex::new(FailureDetector::new(terms)),
             suspects: Mutex::default(),
             over: Mutex::default(),
+            unswept: Mutex::default(),
             ways: Mutex::default(),
             taking: std::array::from_fn(|_| tokio::sync::Mutex::new(())),
             random: Mutex::new(Seed::new(seed)),
@@ -182,6 +194,8 @@ impl Fleet {
             draining: AtomicBool::new(false),
             transfers: Mutex::default(),
             next_transfer: AtomicU64::new(1),
+            running: Mutex::default(),
+            clocks: Mutex::default(),
             shared: OnceLock::new(),
             drain: tokio::sync::Notify::new(),
             tasks: Mutex::default(),
@@ -191,7 +205,7 @@ impl Fleet {
             name,
         });
         // From now on: opening guests may take longer than a lease.
-        this.spawn(hold::renewing(Arc::downgrade(&this)));
+        this.spawn(lease_renewal::renewing(Arc::downgrade(&this)));
         Ok(this)
     }
 
@@ -199,19 +213,19 @@ impl Fleet {
         lock(&self.tasks).push(tokio::spawn(work).abort_handle());
     }
 
-    /// Begins to answer other hosts, to tell of itself and to look after others.
+    /// Begins to answer other hosts, to send heartbeats and to watch leases.
     pub(crate) async fn begin(self: &Arc<Self>, shared: &Arc<Shared>) -> Result<(), ServeError> {
         if self.shared.set(Arc::downgrade(shared)).is_err() {
             return Ok(());
         }
         let failed = |source| ServeError::Fleet { source };
-        talk::listen(self).await.map_err(failed)?;
-        tell::begin(self).await.map_err(failed)?;
-        self.spawn(hold::watching(Arc::downgrade(self)));
+        rpc_server::listen(self).await.map_err(failed)?;
+        heartbeat::begin(self).await.map_err(failed)?;
+        self.spawn(lease_renewal::watching(Arc::downgrade(self)));
         Ok(())
     }
 
-    /// Has the others send nothing new.
+    /// Asks other hosts to send nothing new.
     pub(crate) fn begin_to_end(&self) {
         self.draining.store(true, std::sync::atomic::Ordering::Relaxed);
         self.drain.notify_one();
@@ -227,8 +241,8 @@ impl Fleet {
         for task in lock(&self.tasks).drain(..) {
             task.abort();
         }
-        hold::leave(self).await;
-        // What was said last is to arrive.
+        lease_renewal::leave(self).await;
+        // The last messages must arrive.
         let _ = tokio::time::timeout(Duration::from_secs(2), self.links.client.flush()).await;
     }
 
@@ -241,7 +255,7 @@ impl Fleet {
         lock(&self.own).life.clone()
     }
 
-    /// Whether this host is in this life still, and knows of nobody who ended it.
+    /// Whether this host is still in this life, as far as it knows.
     pub(crate) fn lives(&self, life: &str) -> bool {
         let own = lock(&self.own);
         own.life == life && !own.lease.is_broken()
@@ -252,7 +266,7 @@ impl Fleet {
         lock(&self.own).lease.safe(now())
     }
 
-    /// What other hosts need not be asked about this one.
+    /// The fleet as this host sees it, for the status page.
     pub(crate) fn about(&self) -> serde_json::Value {
         let members = lock(&self.members);
         serde_json::json!({
@@ -266,19 +280,19 @@ impl Fleet {
         })
     }
 
-    /// What this host says of itself.
-    fn advert(&self) -> Advert {
-        let mut advert = Advert {
+    /// The heartbeat of this host.
+    fn advert(&self) -> NodeStatus {
+        let mut advert = NodeStatus {
             host: self.life(),
             name: self.name.clone(),
             draining: self.draining.load(std::sync::atomic::Ordering::Relaxed) || !self.safe(),
-            ..Advert::default()
+            ..NodeStatus::default()
         };
         if let Some(shared) = self.shared() {
             let table = shared.table();
             let (running, places) = table.common.gate.busy();
             advert.load = thousandths(running, places);
-            advert.held.extend(table.sites.iter().map(|site| way::route_of(&site.config)));
+            advert.held.extend(table.sites.iter().map(|site| routing::route_of(&site.config)));
             if let Some(routes) = &shared.sandboxes {
                 let (running, places) = routes.sandboxes.busy();
                 advert.load = advert.load.max(thousandths(running, places));

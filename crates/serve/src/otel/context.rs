@@ -1,6 +1,6 @@
-//! What trace something belongs to: the header `traceparent` of W3C's Trace Context.
+//! Trace context: the header `traceparent` of W3C's Trace Context.
 //!
-//! What it promises: a header that is not as the recommendation has it is no context, and its `tracestate` is nothing then.
+//! Promises: a header that is not as the recommendation has it is no context, and its `tracestate` is nothing then.
 
 use hyper::HeaderMap;
 use hyper::header::{HeaderName, HeaderValue};
@@ -20,7 +20,7 @@ const STATE: usize = 512;
 pub struct Context {
     pub(super) trace: u128,
     pub(super) span: u64,
-    /// Whether whoever began the trace keeps it.
+    /// Whether the origin of the trace keeps it.
     pub(super) sampled: bool,
 }
 
@@ -42,7 +42,7 @@ impl Context {
         let trace = hex(parts.next()?, 32).filter(|trace| *trace != 0)?;
         let span = hex(parts.next()?, 16).and_then(|span| u64::try_from(span).ok())?;
         let flags = hex(parts.next()?, 2)?;
-        // Later versions may have more behind what this one knows.
+        // Later versions may have more fields.
         let known = version == 0 && parts.next().is_some();
         if known || version == 0xff || span == 0 {
             return None;
@@ -57,7 +57,7 @@ impl Context {
     }
 }
 
-/// The context and state that a request came with, as text; nothing where there is none, or more than one.
+/// The context and state that a request came with, as text; `None` without one, or with more than one.
 pub(crate) fn given(headers: &HeaderMap) -> Option<(&str, &str)> {
     let mut all = headers.get_all(TRACEPARENT).iter();
     let parent = all.next()?.to_str().ok()?;
@@ -79,7 +79,7 @@ pub(super) fn own(span: &tracing::Span) -> Option<Context> {
     found.flatten()
 }
 
-/// Has whoever gets these headers go on with the trace of `span`. Where nobody traces, they stay as they are.
+/// Adds headers that continue the trace of `span`. Without a trace they stay unchanged.
 pub(crate) fn hand_on(span: &tracing::Span, headers: &mut HeaderMap) {
     let Some(context) = own(span) else { return };
     if given(headers).is_none() {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-/// What an attribute says.
+/// The value of an attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
     Text(String),
@@ -55,35 +55,35 @@ impl Status {
     }
 }
 
-pub(super) type Named = (&'static str, Value);
+pub(super) type Attribute = (&'static str, Value);
 
 /// Something that happened within a span.
 #[derive(Clone, Debug)]
-pub(super) struct Mark {
+pub(super) struct SpanEvent {
     pub(super) time: u64,
     pub(super) name: String,
-    pub(super) attributes: Vec<Named>,
+    pub(super) attributes: Vec<Attribute>,
     pub(super) dropped: u32,
 }
 
 /// A span that is over.
 #[derive(Clone, Debug)]
-pub(super) struct Finished {
+pub(super) struct FinishedSpan {
     pub(super) trace: u128,
     pub(super) span: u64,
     pub(super) parent: Option<u64>,
     /// Whether the parent is in another process.
     pub(super) remote: bool,
-    /// What `tracestate` said.
+    /// The value of `tracestate`.
     pub(super) state: String,
     pub(super) name: String,
     pub(super) kind: Kind,
     /// In nanoseconds since 1970.
     pub(super) start: u64,
     pub(super) end: u64,
-    pub(super) attributes: Vec<Named>,
+    pub(super) attributes: Vec<Attribute>,
     pub(super) dropped_attributes: u32,
-    pub(super) events: Vec<Mark>,
+    pub(super) events: Vec<SpanEvent>,
     pub(super) dropped_events: u32,
     pub(super) code: Status,
     pub(super) description: String,
@@ -100,7 +100,7 @@ fn attribute(name: &str, value: &Value) -> Json {
         Value::Text(text) => json!({"stringValue": text}),
         Value::Integer(number) => json!({"intValue": number.to_string()}),
         Value::Real(number) if number.is_finite() => json!({"doubleValue": number}),
-        // As protobuf's JSON writes what JSON has no number for.
+        // As in protobuf's JSON for values without a JSON number.
         Value::Real(number) if number.is_nan() => json!({"doubleValue": "NaN"}),
         Value::Real(number) if *number > 0.0 => json!({"doubleValue": "Infinity"}),
         Value::Real(_) => json!({"doubleValue": "-Infinity"}),
@@ -109,11 +109,11 @@ fn attribute(name: &str, value: &Value) -> Json {
     json!({"key": name, "value": value})
 }
 
-fn attributes(all: &[Named]) -> Json {
+fn attributes(all: &[Attribute]) -> Json {
     all.iter().map(|(name, value)| attribute(name, value)).collect()
 }
 
-fn mark(mark: &Mark) -> Json {
+fn mark(mark: &SpanEvent) -> Json {
     let mut json = json!({
         "timeUnixNano": mark.time.to_string(),
         "name": mark.name,
@@ -125,7 +125,7 @@ fn mark(mark: &Mark) -> Json {
     json
 }
 
-fn span(span: &Finished) -> Json {
+fn span(span: &FinishedSpan) -> Json {
     let remote = if span.remote { REMOTE } else { 0 };
     let mut json = Map::new();
     json.insert("traceId".into(), format!("{:032x}", span.trace).into());
@@ -158,7 +158,7 @@ fn span(span: &Finished) -> Json {
 }
 
 /// A request to export these spans of the process that `resource` describes.
-pub(super) fn request(resource: &[(String, String)], spans: &[Finished]) -> Vec<u8> {
+pub(super) fn request(resource: &[(String, String)], spans: &[FinishedSpan]) -> Vec<u8> {
     let about = resource.iter();
     let about: Json =
         about.map(|(name, value)| attribute(name, &Value::Text(value.clone()))).collect();
@@ -177,16 +177,16 @@ pub(super) fn request(resource: &[(String, String)], spans: &[Finished]) -> Vec<
 mod tests {
     use super::*;
 
-    /// What the specification's own example of JSON has, field by field.
+    /// The specification's own example of JSON, field by field.
     #[test]
     fn a_span_is_written_as_the_specification_has_it() {
-        let event = Mark {
+        let event = SpanEvent {
             time: 1_544_712_660_500_000_000,
             name: "said".to_owned(),
             attributes: vec![("n", Value::Integer(i64::MIN))],
             dropped: 1,
         };
-        let finished = Finished {
+        let finished = FinishedSpan {
             trace: 0x5b8e_fff7_9803_8103_d269_b633_813f_c60c,
             span: 0xeee1_9b7e_c3c1_b174,
             parent: Some(0xeee1_9b7e_c3c1_b173),

@@ -3,7 +3,7 @@
 //! Fields are attributes, except those that say something of the span itself, by the names that `tracing-opentelemetry`
 //! has for them: `otel.name`, `otel.kind`, `otel.status_code`, `otel.status_description`; and `traceparent` and `tracestate`, what
 //! a request came with. An event within a span, of the level INFO or worse, is one of the span's.
-//! What it promises: nothing here waits, and what one span holds is bounded.
+//! Promises: nothing here waits, and what one span holds is bounded.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::registry::{LookupSpan, SpanRef};
 
 use super::context::Context;
-use super::encode::{Finished, Kind, Mark, Status, Value};
+use super::encode::{FinishedSpan, Kind, SpanEvent, Status, Value};
 use super::sampler::Sampler;
 
 /// Most attributes of a span or event, and most events of a span: OpenTelemetry's usual limits.
@@ -25,24 +25,24 @@ const MOST: usize = 128;
 /// Most bytes of an attribute's text.
 const TEXT: usize = 4096;
 
-/// What the layer keeps of a span.
+/// Data of a span in the layer.
 #[derive(Debug)]
 pub(super) struct Spanned {
     pub(super) context: Context,
-    /// What is written down of it, if it is kept.
+    /// The record of the span, if it is kept.
     written: Option<Box<Written>>,
 }
 
 #[derive(Debug)]
 struct Written {
-    finished: Finished,
+    finished: FinishedSpan,
     begun: Instant,
 }
 
 /// Collects spans for a collector.
 #[derive(Debug)]
 pub struct Layer {
-    sender: mpsc::Sender<Finished>,
+    sender: mpsc::Sender<FinishedSpan>,
     full: Counter,
     sampler: Sampler,
     ids: Ids,
@@ -73,14 +73,14 @@ fn cut(text: &str) -> String {
     text[..text.floor_char_boundary(TEXT)].to_owned()
 }
 
-/// What is read from the fields of a span or an event.
+/// Values of the fields of a span or an event.
 struct Fields<'a> {
     attributes: &'a mut Vec<(&'static str, Value)>,
     dropped: &'a mut u32,
     own: Own,
 }
 
-/// What a span's fields say of itself.
+/// OpenTelemetry's own fields of a span.
 #[derive(Default)]
 struct Own {
     name: Option<String>,
@@ -144,7 +144,7 @@ impl Visit for Fields<'_> {
 }
 
 impl Own {
-    fn apply(self, finished: &mut Finished) {
+    fn apply(self, finished: &mut FinishedSpan) {
         if let Some(name) = self.name {
             finished.name = name;
         }
@@ -157,7 +157,7 @@ impl Own {
 }
 
 impl Layer {
-    pub(super) fn new(sender: mpsc::Sender<Finished>, full: Counter, sampler: Sampler) -> Self {
+    pub(super) fn new(sender: mpsc::Sender<FinishedSpan>, full: Counter, sampler: Sampler) -> Self {
         let ids = Ids { key: RandomState::new(), next: AtomicU64::new(0) };
         Self { sender, full, sampler, ids }
     }
@@ -191,13 +191,13 @@ where
         );
         let sampled = self.sampler.keeps(trace, parent);
         let context = Context { trace, span: self.ids.one(), sampled };
-        // What has no room now is not written down to be dropped at its end, so that a collector which is away costs little.
+        // A span without room in the queue is not recorded, so that a collector that is away costs little.
         let room = self.sender.capacity() > 0;
         if sampled && !room {
             self.full.inc();
         }
         let written = (sampled && room).then(|| {
-            let mut finished = Finished {
+            let mut finished = FinishedSpan {
                 trace,
                 span: context.span,
                 parent: parent.map(|parent| parent.span),
@@ -243,7 +243,7 @@ where
     }
 
     fn on_event(&self, event: &Event<'_>, all: tracing_subscriber::layer::Context<'_, S>) {
-        // What is of use to who looks for a fault in the server itself is for logs.
+        // Events for the search for faults of the server itself are for logs.
         if *event.metadata().level() > Level::INFO {
             return;
         }
@@ -264,7 +264,7 @@ where
             Fields { attributes: &mut attributes, dropped: &mut dropped, own: Own::default() };
         event.record(&mut fields);
         let name = fields.own.message.unwrap_or_else(|| about.name().to_owned());
-        finished.events.push(Mark { time: nanoseconds(), name, attributes, dropped });
+        finished.events.push(SpanEvent { time: nanoseconds(), name, attributes, dropped });
     }
 
     fn on_close(&self, id: Id, all: tracing_subscriber::layer::Context<'_, S>) {
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
     use crate::otel::context::own;
 
-    fn layer(queue: usize) -> (Layer, mpsc::Receiver<Finished>) {
+    fn layer(queue: usize) -> (Layer, mpsc::Receiver<FinishedSpan>) {
         let (sender, receiver) = mpsc::channel(queue);
         (Layer::new(sender, Counter::default(), Sampler::USUAL), receiver)
     }
@@ -352,7 +352,7 @@ mod tests {
             assert!(finished.try_recv().is_ok());
             let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
             let span = tracing::info_span!("two", traceparent = parent);
-            // Whoever is called is told that the trace goes on, and is not kept.
+            // The callee learns that the trace continues and is not kept.
             assert!(own(&span).unwrap().text().ends_with("-00"));
             drop(span);
             assert!(finished.try_recv().is_err());

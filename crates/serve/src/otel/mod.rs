@@ -1,8 +1,8 @@
 //! Traces for a collector of OpenTelemetry: OTLP over HTTP in its JSON encoding.
 //!
-//! What it promises: a request never waits for a trace. What is finished goes into a queue of bounded length; what does not
-//! fit, and what no collector takes, is dropped and counted in `/metrics`. A collector that is away is said once, and once
-//! more when it is back. Variables, names and encoding are those of OpenTelemetry's specification; a request that
+//! Promises: a request never waits for a trace. Finished spans wait in a bounded queue. Spans that do not
+//! fit, and those that no collector takes, are dropped and counted in `/metrics`. The log has one line when the collector
+//! is away and one when it is back. Variables, names and encoding are those of OpenTelemetry's specification; a request that
 //! comes with a W3C `traceparent` goes on with it, and guests and other hosts are handed one.
 
 mod context;
@@ -28,7 +28,7 @@ pub(crate) use context::{given, hand_on};
 
 use crate::metrics::Labels;
 
-/// What became of spans.
+/// Counts of spans by outcome.
 #[derive(Clone, Debug)]
 pub(crate) struct Counts {
     /// Spans that a collector took.
@@ -56,13 +56,13 @@ impl Default for Counts {
 #[derive(Debug)]
 pub struct Traces {
     settings: Settings,
-    sender: mpsc::Sender<encode::Finished>,
-    receiver: mpsc::Receiver<encode::Finished>,
+    sender: mpsc::Sender<encode::FinishedSpan>,
+    receiver: mpsc::Receiver<encode::FinishedSpan>,
     counts: Counts,
 }
 
 impl Traces {
-    /// A queue for what will be sent.
+    /// A queue of spans to be sent.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         let (sender, receiver) = mpsc::channel(settings.queue);
@@ -76,7 +76,7 @@ impl Traces {
         Layer::new(self.sender.clone(), self.counts.full.clone(), self.settings.sampler)
     }
 
-    /// What is counted, for [`Config::traces`](crate::Config::traces).
+    /// The counters, for [`Config::traces`](crate::Config::traces).
     #[must_use]
     pub fn counted(&self) -> Counted {
         Counted(self.counts.clone())
@@ -109,7 +109,7 @@ pub struct Sending {
 }
 
 impl Sending {
-    /// Sends what is finished, once, and ends. Takes no longer than one request may.
+    /// Sends finished spans once, and ends. It takes no longer than one request may.
     pub async fn end(self) {
         let _ = self.end.send(());
         let mut task = self.task;

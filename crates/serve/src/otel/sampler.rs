@@ -5,9 +5,9 @@ use super::context::Context;
 /// How traces are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Sampler {
-    /// Whether what whoever called has decided holds.
+    /// Whether the caller's decision holds.
     parent: bool,
-    /// Traces are kept whose number is less than this, of 2^63.
+    /// Traces are kept if their number is less than this, of 2^63.
     below: u64,
 }
 
@@ -15,7 +15,7 @@ impl Sampler {
     /// `parentbased_always_on`.
     pub(super) const USUAL: Self = Self { parent: true, below: 1 << 63 };
 
-    /// The sampler of this name, with its argument; nothing if there is none.
+    /// The sampler of this name, with its argument; `None` for an unknown name.
     pub(super) fn named(name: &str, argument: Option<&str>) -> Option<Self> {
         let (parent, root) = match name.strip_prefix("parentbased_") {
             Some(root) => (true, root),
@@ -38,7 +38,7 @@ impl Sampler {
     pub(super) fn keeps(self, trace: u128, parent: Option<Context>) -> bool {
         match parent {
             Some(parent) if self.parent => parent.sampled,
-            // What all of OpenTelemetry's libraries take, so that each keeps the same traces.
+            // The bits that all of OpenTelemetry's libraries use, so that each keeps the same traces.
             _ => (trace as u64) >> 1 < self.below,
         }
     }

@@ -1,6 +1,6 @@
 //! Finished spans on their way to a collector, in batches, as OTLP over HTTP says.
 //!
-//! What it promises: what a collector says to send again is sent again, later each time, and given up in the end; what it
+//! Promises: what a collector says to send again is sent again, later each time, and given up in the end; what it
 //! refuses is not. Whatever becomes of a span is counted. A collector may be hostile: no more of its answer is read than is
 //! of use, it leads nowhere else, and it is not waited for longer than the settings say.
 
@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::Counts;
-use super::encode::{self, Finished};
+use super::encode::{self, FinishedSpan};
 use super::settings::{Settings, SettingsError};
 use crate::failure::describe;
 
@@ -27,29 +27,29 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// Most bytes of an answer that are read.
 const ANSWER: usize = 64 << 10;
 
-/// What sends with these settings.
+/// A sender with these settings.
 pub(super) fn client(settings: &Settings) -> Result<Client, SettingsError> {
     let builder = Client::builder()
         .timeout(settings.timeout)
         .default_headers(settings.headers.clone())
         .user_agent(concat!("afresh/", env!("CARGO_PKG_VERSION")))
-        // What its headers have is for nobody else.
+        // Its headers may have secrets.
         .redirect(reqwest::redirect::Policy::none())
         .pool_max_idle_per_host(1);
     builder.build().map_err(SettingsError::Client)
 }
 
-/// What sends.
+/// The sender.
 pub(super) struct Sender {
     settings: Arc<Settings>,
     client: Client,
     counts: Counts,
-    /// Whether it was said that nobody answers.
+    /// Whether the log has a line that the collector is away.
     away: bool,
 }
 
-/// What came of one try.
-enum Came {
+/// The outcome of one try.
+enum ExportResult {
     /// It was taken, but for so many spans.
     Taken(u64),
     /// It will not be taken, for this reason.
@@ -63,10 +63,10 @@ impl Sender {
         Self { settings, client, counts, away: false }
     }
 
-    /// Sends what comes until it is told to end, and then once what is there.
+    /// Sends spans until it is asked to end, and then once the rest.
     pub(super) async fn run(
         mut self,
-        mut queue: mpsc::Receiver<Finished>,
+        mut queue: mpsc::Receiver<FinishedSpan>,
         mut ending: oneshot::Receiver<()>,
     ) {
         let most = self.settings.batch;
@@ -110,13 +110,13 @@ impl Sender {
     }
 
     /// Sends a batch, more than once if need be and it is not the last.
-    async fn send(&mut self, batch: &[Finished], last: bool) {
+    async fn send(&mut self, batch: &[FinishedSpan], last: bool) {
         let spans = batch.len() as u64;
         let body = Bytes::from(encode::request(&self.settings.resource, batch));
         let mut pause = FIRST;
         for number in 1..=TRIES {
             match self.one(body.clone()).await {
-                Came::Taken(refused) => {
+                ExportResult::Taken(refused) => {
                     let refused = refused.min(spans);
                     self.counts.exported.inc_by(spans - refused);
                     self.counts.refused.inc_by(refused);
@@ -125,12 +125,12 @@ impl Sender {
                     }
                     return;
                 }
-                Came::Refused(why) => {
+                ExportResult::Refused(why) => {
                     self.counts.refused.inc_by(spans);
                     self.say(&why);
                     return;
                 }
-                Came::Later(why, after) => {
+                ExportResult::Later(why, after) => {
                     self.say(&why);
                     if last || number == TRIES {
                         break;
@@ -151,25 +151,27 @@ impl Sender {
         }
     }
 
-    async fn one(&self, body: Bytes) -> Came {
+    async fn one(&self, body: Bytes) -> ExportResult {
         let request = self.client.post(self.settings.endpoint.clone());
         let json = HeaderValue::from_static("application/json");
         let answer = request.header(CONTENT_TYPE, json).body(body).send().await;
         let answer = match answer {
             Ok(answer) => answer,
             // The address may have a key in it.
-            Err(error) => return Came::Later(describe(&error.without_url()), None),
+            Err(error) => return ExportResult::Later(describe(&error.without_url()), None),
         };
         let status = answer.status();
         let after = answer.headers().get(RETRY_AFTER).and_then(|after| after.to_str().ok());
         let after = after.and_then(|after| after.parse().ok()).map(Duration::from_secs);
         match status {
-            status if status.is_success() => Came::Taken(refused(answer).await),
+            status if status.is_success() => ExportResult::Taken(refused(answer).await),
             StatusCode::TOO_MANY_REQUESTS
             | StatusCode::BAD_GATEWAY
             | StatusCode::SERVICE_UNAVAILABLE
-            | StatusCode::GATEWAY_TIMEOUT => Came::Later(format!("it answers {status}"), after),
-            status => Came::Refused(format!("it answers {status}")),
+            | StatusCode::GATEWAY_TIMEOUT => {
+                ExportResult::Later(format!("it answers {status}"), after)
+            }
+            status => ExportResult::Refused(format!("it answers {status}")),
         }
     }
 }
@@ -202,7 +204,7 @@ mod tests {
     use super::*;
     use crate::otel::Traces;
 
-    /// What a collector does with each request, the last for all further ones.
+    /// The collector's answers to requests, the last one for all further requests.
     type Script = Arc<(Vec<(u16, &'static str)>, AtomicUsize)>;
 
     async fn collector(script: Vec<(u16, &'static str)>) -> (String, Script) {
@@ -237,8 +239,8 @@ mod tests {
         Settings::read(get).unwrap().unwrap()
     }
 
-    fn span(number: u64) -> Finished {
-        Finished {
+    fn span(number: u64) -> FinishedSpan {
+        FinishedSpan {
             trace: 1,
             span: number + 1,
             parent: None,
@@ -257,7 +259,7 @@ mod tests {
         }
     }
 
-    /// What became of so many spans: exported, refused, unreachable.
+    /// Counts of spans: exported, refused, unreachable.
     async fn became(settings: Settings, spans: u64) -> [u64; 3] {
         let traces = Traces::new(settings);
         let counts = traces.counts.clone();
@@ -304,7 +306,7 @@ mod tests {
         }
         traces.begin().unwrap().end().await;
         assert_eq!((counts.exported.get(), script.1.load(Ordering::Relaxed)), (10, 3));
-        // Nobody listens there, and the end does not wait for that to change.
+        // The collector does not listen, and the end does not wait for it.
         let traces = Traces::new(settings("http://127.0.0.1:1", &[]));
         let counts = traces.counts.clone();
         traces.sender.try_send(span(0)).unwrap();

@@ -1,6 +1,6 @@
 //! Where traces go and how, from the variables that OpenTelemetry's specification names.
 //!
-//! What it promises: a variable that is not understood is an error or a warning that names it, never another value. Headers, in which
+//! Promises: a variable that is not understood is an error or a warning that names it, never another value. Headers, in which
 //! keys come, are shown to nobody.
 
 use std::time::Duration;
@@ -17,12 +17,12 @@ const USUAL: &str = "http://localhost:4318";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
-    /// Its value is none of those that are known.
+    /// Its value is unknown.
     #[error("{name} is not {expected}")]
     Value {
         /// The variable.
         name: &'static str,
-        /// What it may be.
+        /// The allowed values.
         expected: &'static str,
     },
     /// There is no client to send with.
@@ -41,7 +41,7 @@ pub struct Settings {
     pub(super) endpoint: Url,
     pub(super) headers: HeaderMap,
     pub(super) timeout: Duration,
-    /// What is said of this process: `service.name` and whatever else is known.
+    /// Attributes of this process: `service.name` and others.
     pub(super) resource: Vec<(String, String)>,
     pub(super) sampler: Sampler,
     /// Spans that wait.
@@ -87,7 +87,7 @@ fn pairs(text: &str) -> Option<Vec<(String, String)>> {
 }
 
 impl Settings {
-    /// What is asked for and done otherwise, to be said where somebody listens by now.
+    /// Settings that are not followed, to be logged once a log exists.
     #[must_use]
     pub fn notes(&self) -> &[&'static str] {
         &self.notes
@@ -200,7 +200,7 @@ impl Settings {
         }))
     }
 
-    /// The endpoint without what may be a password in it.
+    /// The endpoint without a password.
     pub(super) fn shown(&self) -> String {
         let mut shown = self.endpoint.clone();
         // An address with a host has room for both.
@@ -211,7 +211,7 @@ impl Settings {
     }
 }
 
-/// What is said of this process.
+/// Attributes of this process.
 fn resource(get: &impl Fn(&str) -> Option<String>) -> Result<Vec<(String, String)>, SettingsError> {
     let name = "OTEL_RESOURCE_ATTRIBUTES";
     let expected = "attributes such as `name=value,name=value`";

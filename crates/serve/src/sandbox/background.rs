@@ -1,6 +1,6 @@
-//! What goes on in sandboxes while nobody calls them: programs that commands or code have left running.
+//! Background work in idle sandboxes: programs that commands or code have left running.
 //!
-//! What it promises: they run in slices, between which calls get their turn. A slice that is cut short takes the sandbox back to where its
+//! Promises: they run in slices, between which calls get their turn. A slice that is cut short takes the sandbox back to where its
 //! last call ended, and the next call lets it go on from there.
 
 use std::sync::atomic::Ordering;
@@ -11,18 +11,18 @@ use hyper::StatusCode;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::connect::Failed;
+use super::connect::ConnectError;
 use super::one::{Sandbox, command, go_on};
-use super::registry::{Sandboxes, Turn, lock};
-use super::speaker::Speaker;
-use crate::refusal::Refusal;
+use super::output_router::OutputRouter;
+use super::registry::{Operation, Sandboxes, lock};
+use crate::error_response::ErrorResponse;
 
 impl Sandboxes {
-    /// Who hears a call of a sandbox.
-    pub(super) fn speaker(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Speaker {
+    /// The output router of a call of a sandbox.
+    pub(super) fn speaker(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> OutputRouter {
         let (this, own) = (Arc::downgrade(self), sandbox.clone());
         let check = move || this.upgrade().map_or(Ok(()), |this| this.ledger.check(&own));
-        Speaker::new(self.config.call_timeout, sandbox.commands.clone(), check)
+        OutputRouter::new(self.config.call_timeout, sandbox.commands.clone(), check)
     }
 
     /// A sandbox was called; something may happen in it by itself after `due`.
@@ -33,13 +33,13 @@ impl Sandboxes {
         }
     }
 
-    /// Ends what has run too long, and lets the rest go on for a slice.
-    async fn step(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), Refusal> {
+    /// Ends commands that have run too long, and runs the rest for a slice.
+    async fn step(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), ErrorResponse> {
         let (own, mut speaker) = (sandbox.clone(), self.speaker(sandbox));
         let language = self.template(&sandbox.template).language;
-        self.turn(sandbox, Turn::Slice, move |session| {
+        self.turn(sandbox, Operation::Slice, move |session| {
             if own.times().paused {
-                return Err(Refusal::new(StatusCode::CONFLICT, "the sandbox is paused"));
+                return Err(ErrorResponse::new(StatusCode::CONFLICT, "the sandbox is paused"));
             }
             let _slice = own.commands.slice();
             let mut mark = lock(&own.mark);
@@ -52,15 +52,16 @@ impl Sandboxes {
         .await
     }
 
-    /// Tells those who hear commands that nobody is told any more: the server ends.
+    /// Ends all subscriptions, since the server ends.
     pub(crate) fn hush(&self) {
-        let why = Failed::new("unavailable", "the server is ending; connect to the command again");
+        let why =
+            ConnectError::new("unavailable", "the server is ending; connect to the command again");
         let all: Vec<_> = lock(&self.all).values().cloned().collect();
         all.iter().for_each(|sandbox| sandbox.commands.dismiss(&why));
     }
 }
 
-/// Lets a sandbox go on for as long as something happens in it by itself.
+/// Runs the background work of a sandbox until there is none.
 async fn drive(all: Weak<Sandboxes>, sandbox: Arc<Sandbox>) {
     while let Some(at) = sandbox.commands.next() {
         // A sleep, however short, lasts a millisecond.

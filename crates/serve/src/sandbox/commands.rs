@@ -1,7 +1,7 @@
-//! The commands of one sandbox that somebody hears, and when something happens there by itself.
+//! The commands of one sandbox with subscribers, and its background work.
 //!
-//! What it promises: a command's client is told what it prints, in order, and one end: how it ended, or why no more is told. What waits
-//! for a client is bounded.
+//! Promises: a subscriber gets a command's output in order and one end: the exit status, or the reason why no more follows. Output
+//! that waits for a client is bounded.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -15,86 +15,98 @@ use http_body::{Body, Frame};
 use tokio::sync::Notify;
 use tokio::time::{Instant, Interval, interval_at};
 
-use super::connect::{self, Failed};
-use super::pieces::{Giver, Taker, way};
+use super::byte_channel::{Receiver, Sender, byte_channel};
+use super::connect::{self, ConnectError};
 use super::registry::lock;
+use crate::concurrency::Permit;
 
-/// What is heard of a sandbox's commands, and when it goes on by itself.
+/// Subscribers of a sandbox's commands, and its background work.
 #[derive(Default)]
 pub(super) struct Commands {
-    known: Mutex<Known>,
+    known: Mutex<CommandState>,
     changed: Notify,
     slicing: AtomicBool,
+    /// The place of the call that runs.
+    pub(super) place: Mutex<Option<Permit>>,
     /// Connections from outside, which are heard as commands are.
     #[cfg(feature = "linux")]
-    pub(super) lines: super::lines::Lines,
+    pub(super) lines: super::tunnels::Tunnels,
+}
+
+/// A call that runs in its place.
+pub(super) struct RunningCall<'a>(&'a Commands);
+
+impl Drop for RunningCall<'_> {
+    fn drop(&mut self) {
+        drop(lock(&self.0.place).take());
+    }
 }
 
 /// A slice that lasts.
-pub(super) struct Slice<'a>(&'a AtomicBool);
+pub(super) struct RunningSlice<'a>(&'a AtomicBool);
 
-impl Drop for Slice<'_> {
+impl Drop for RunningSlice<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Relaxed);
     }
 }
 
 #[derive(Default)]
-struct Known {
-    ears: Vec<Listening>,
+struct CommandState {
+    ears: Vec<Subscription>,
     /// How many there have been.
     count: u64,
     /// When commands have run as long as they may, by their numbers.
     limits: BTreeMap<u32, Instant>,
     /// When something happens in the sandbox by itself.
     due: Option<Instant>,
-    /// Somebody sees to that.
+    /// A task drives the background work.
     driven: bool,
 }
 
-struct Listening {
+struct Subscription {
     key: u64,
     number: u32,
-    ear: Ear,
+    ear: Subscriber,
 }
 
-impl Known {
+impl CommandState {
     fn next(&self) -> Option<Instant> {
         self.limits.values().copied().chain(self.due).min()
     }
 
-    /// Takes out those who hear one command.
-    fn take(&mut self, number: u32) -> Vec<Ear> {
+    /// Removes the subscribers of one command.
+    fn take(&mut self, number: u32) -> Vec<Subscriber> {
         let taken = self.ears.extract_if(.., |one| one.number == number);
         taken.map(|one| one.ear).collect()
     }
 }
 
 impl Commands {
-    /// Has somebody hear a command, who is told its number now. With a `limit` it is ended after that.
-    pub(super) fn listen(&self, number: u32, ear: Ear, limit: Option<Duration>) {
-        // Nothing waits there yet; whoever is gone already misses it.
+    /// Subscribes to a command, which sends its number now. With a `limit` the command is ended after that.
+    pub(super) fn listen(&self, number: u32, ear: Subscriber, limit: Option<Duration>) {
+        // The channel is empty, and a client that left misses nothing.
         let _ = ear.giver.try_give(connect::started(number).into());
         let mut known = lock(&self.known);
         known.count += 1;
         let key = known.count;
         known.ears.retain(|one| !one.ear.giver.is_left());
-        known.ears.push(Listening { key, number, ear });
+        known.ears.push(Subscription { key, number, ear });
         if let Some(at) = limit.and_then(|limit| Instant::now().checked_add(limit)) {
             known.limits.insert(number, at);
         }
         self.changed.notify_one();
     }
 
-    /// Where what a command prints is sent, by a key for [`Commands::drop_ear`].
-    pub(super) fn ears(&self, number: u32) -> Vec<(u64, Giver)> {
+    /// The subscribers to the output of a command, by a key for [`Commands::drop_ear`].
+    pub(super) fn ears(&self, number: u32) -> Vec<(u64, Sender)> {
         let known = lock(&self.known);
         let own = known.ears.iter().filter(|one| one.number == number);
         own.map(|one| (one.key, one.ear.giver.clone())).collect()
     }
 
-    /// Tells one no more, and why.
-    pub(super) fn drop_ear(&self, key: u64, why: &Failed) {
+    /// Ends one subscription with the reason.
+    pub(super) fn drop_ear(&self, key: u64, why: &ConnectError) {
         let mut known = lock(&self.known);
         let at = known.ears.iter().position(|one| one.key == key);
         let gone = at.map(|at| known.ears.swap_remove(at));
@@ -113,15 +125,15 @@ impl Commands {
         own.into_iter().for_each(|ear| ear.end(connect::ended(status)));
     }
 
-    /// Tells nobody any more, and why.
-    pub(super) fn dismiss(&self, why: &Failed) {
+    /// Ends all subscriptions with the reason.
+    pub(super) fn dismiss(&self, why: &ConnectError) {
         #[cfg(feature = "linux")]
         self.lines.clear();
         let all = std::mem::take(&mut lock(&self.known).ears);
         all.into_iter().for_each(|one| one.ear.end(connect::broken_off(why)));
     }
 
-    /// The commands whose time is over. Who hears them is told; that they end is left to the caller.
+    /// The commands whose time is over. Their subscribers are notified; the caller ends the commands.
     pub(super) fn overdue(&self) -> Vec<u32> {
         let now = Instant::now();
         let mut known = lock(&self.known);
@@ -129,12 +141,12 @@ impl Commands {
             known.limits.extract_if(.., |_, at| *at <= now).map(|(number, _)| number).collect();
         let ears: Vec<_> = over.iter().flat_map(|number| known.take(*number)).collect();
         drop(known);
-        let why = Failed::new("deadline_exceeded", "the command ran longer than it may");
+        let why = ConnectError::new("deadline_exceeded", "the command ran longer than it may");
         ears.into_iter().for_each(|ear| ear.end(connect::broken_off(&why)));
         over
     }
 
-    /// When something happens in the sandbox by itself. True where somebody has to see to it from now on, who asks for [`Commands::next`].
+    /// Sets the next moment of background work. True if the caller must start a task that follows [`Commands::next`].
     pub(super) fn set_due(&self, due: Option<Instant>) -> bool {
         let mut known = lock(&self.known);
         known.due = due;
@@ -144,7 +156,7 @@ impl Commands {
         begins
     }
 
-    /// When the sandbox is to be looked after next; none where whoever sees to it is not needed any more.
+    /// The next moment of background work; `None` if no task is needed any more.
     pub(super) fn next(&self) -> Option<Instant> {
         let mut known = lock(&self.known);
         let next = known.next();
@@ -160,8 +172,8 @@ impl Commands {
         self.changed.notify_one();
     }
 
-    /// Nothing happens any more, and nobody is told, and why.
-    pub(super) fn end(&self, why: &Failed) {
+    /// Ends background work and all subscriptions, with the reason.
+    pub(super) fn end(&self, why: &ConnectError) {
         self.rest();
         self.dismiss(why);
     }
@@ -171,18 +183,24 @@ impl Commands {
         self.changed.notified().await;
     }
 
-    /// The sandbox goes on for a slice, until what this gives is dropped.
-    pub(super) fn slice(&self) -> Slice<'_> {
-        self.slicing.store(true, Ordering::Relaxed);
-        Slice(&self.slicing)
+    /// Keeps the permit of a call until the guard is dropped, except while the call waits for its client.
+    pub(super) fn hold(&self, place: Permit) -> RunningCall<'_> {
+        *lock(&self.place) = Some(place);
+        RunningCall(self)
     }
 
-    /// Whether it goes on for a slice just now.
+    /// The sandbox runs a slice until the guard is dropped.
+    pub(super) fn slice(&self) -> RunningSlice<'_> {
+        self.slicing.store(true, Ordering::Relaxed);
+        RunningSlice(&self.slicing)
+    }
+
+    /// Whether it runs a slice now.
     pub(super) fn is_slicing(&self) -> bool {
         self.slicing.load(Ordering::Relaxed)
     }
 
-    /// Whether something has gone through connections since this was last asked, so that the sandbox may go on.
+    /// Whether bytes have passed through connections since the last question, so that the sandbox may continue.
     pub(super) fn moved(&self) -> bool {
         #[cfg(feature = "linux")]
         return self.lines.moved();
@@ -190,12 +208,12 @@ impl Commands {
         false
     }
 
-    /// Whether somebody sees to what happens by itself.
+    /// Whether a task drives the background work.
     pub(super) fn is_driven(&self) -> bool {
         lock(&self.known).driven
     }
 
-    /// Whether somebody hears a command, or is connected to one.
+    /// Whether a command has a subscriber or a connection.
     pub(super) fn in_use(&self) -> bool {
         #[cfg(feature = "linux")]
         if !self.lines.is_empty() {
@@ -205,19 +223,19 @@ impl Commands {
     }
 }
 
-/// Where what a command prints is sent to its client.
-pub(super) struct Ear {
-    giver: Giver,
+/// The receiver of a command's output.
+pub(super) struct Subscriber {
+    giver: Sender,
     last: Arc<OnceLock<Bytes>>,
 }
 
-impl Ear {
-    /// With what the client receives. Within a runtime. A client who hears nothing for `alive` is told that the command runs on.
-    pub(super) fn new(alive: Duration) -> (Self, Heard) {
-        let (giver, pieces) = way();
+impl Subscriber {
+    /// With the client's receiver. Within a runtime. A silent command sends a keepalive after each `alive`.
+    pub(super) fn new(alive: Duration) -> (Self, EventStream) {
+        let (giver, pieces) = byte_channel();
         let last = Arc::new(OnceLock::new());
         let alive = interval_at(Instant::now() + alive, alive);
-        let heard = Heard { first: None, pieces, last: last.clone(), over: false, alive };
+        let heard = EventStream { first: None, pieces, last: last.clone(), over: false, alive };
         (Self { giver, last }, heard)
     }
 
@@ -227,17 +245,17 @@ impl Ear {
     }
 }
 
-/// What is told of a command, as a body.
-pub(super) struct Heard {
+/// The events of a command, as a body.
+pub(super) struct EventStream {
     first: Option<Bytes>,
-    pieces: Taker,
+    pieces: Receiver,
     last: Arc<OnceLock<Bytes>>,
     over: bool,
     alive: Interval,
 }
 
-impl Heard {
-    /// Returns once there is something to tell; false where nothing ever will be.
+impl EventStream {
+    /// Returns once there is an event; false if none will follow.
     pub(super) async fn begun(&mut self) -> bool {
         if self.first.is_none() {
             self.first = self.pieces.take().await;
@@ -246,7 +264,7 @@ impl Heard {
     }
 }
 
-impl Body for Heard {
+impl Body for EventStream {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
@@ -266,7 +284,7 @@ impl Body for Heard {
             Poll::Ready(None) if self.over => return Poll::Ready(None),
             Poll::Ready(None) => {
                 self.over = true;
-                let why = Failed::new("aborted", "the sandbox is gone");
+                let why = ConnectError::new("aborted", "the sandbox is gone");
                 let last = self.last.get().cloned();
                 last.unwrap_or_else(|| connect::broken_off(&why).into())
             }
@@ -290,7 +308,7 @@ mod tests {
         runtime.block_on(work)
     }
 
-    async fn whole(heard: Heard) -> String {
+    async fn whole(heard: EventStream) -> String {
         let body = heard.collect().await.unwrap().to_bytes();
         String::from_utf8_lossy(&body).into_owned()
     }
@@ -301,8 +319,8 @@ mod tests {
     fn each_is_told_of_its_own_command_and_one_end() {
         run(async {
             let commands = Commands::default();
-            let (ear, mut heard) = Ear::new(LONG);
-            let (other, unheard) = Ear::new(LONG);
+            let (ear, mut heard) = Subscriber::new(LONG);
+            let (other, unheard) = Subscriber::new(LONG);
             commands.listen(7, ear, None);
             commands.listen(8, other, None);
             assert!(commands.in_use() && heard.begun().await);
@@ -315,15 +333,15 @@ mod tests {
             let told = whole(heard).await;
             assert!(told.contains(r#""pid":7"#) && told.contains("printed"), "{told}");
             assert!(told.contains(r#""exitCode":3"#) && !told.contains(r#""exitCode":4"#));
-            // Whoever is gone is not missed.
+            // A client that left is ignored.
             assert!(commands.in_use());
             drop(unheard);
             assert!(!commands.in_use());
-            let (ear, heard) = Ear::new(LONG);
+            let (ear, heard) = Subscriber::new(LONG);
             commands.listen(9, ear, None);
-            commands.dismiss(&Failed::new("unavailable", "paused"));
+            commands.dismiss(&ConnectError::new("unavailable", "paused"));
             assert!(whole(heard).await.contains("paused"));
-            let (ear, mut heard) = Ear::new(LONG);
+            let (ear, mut heard) = Subscriber::new(LONG);
             drop(ear);
             assert!(!heard.begun().await && whole(heard).await.contains("gone"));
         });
@@ -333,7 +351,7 @@ mod tests {
     fn who_hears_nothing_is_told_that_it_goes_on() {
         run(async {
             let commands = Commands::default();
-            let (ear, mut heard) = Ear::new(Duration::from_millis(5));
+            let (ear, mut heard) = Subscriber::new(Duration::from_millis(5));
             commands.listen(7, ear, None);
             assert!(heard.begun().await);
             for _ in 0..3 {
@@ -354,15 +372,15 @@ mod tests {
             assert_eq!((commands.next(), commands.is_driven()), (Some(soon), true));
             assert!(!commands.set_due(None));
             assert_eq!((commands.next(), commands.is_driven()), (None, false));
-            // Who is not needed any more finds out, and until then there is no second.
+            // A task that is not needed notices it, and until then there is no second.
             assert!(commands.set_due(Some(soon)));
-            commands.end(&Failed::new("aborted", "killed"));
+            commands.end(&ConnectError::new("aborted", "killed"));
             commands.changed().await;
             assert!(!commands.set_due(Some(soon)) && commands.next() == Some(soon));
             commands.rest();
             assert_eq!(commands.next(), None);
             // A command that may run only so long.
-            let (ear, heard) = Ear::new(LONG);
+            let (ear, heard) = Subscriber::new(LONG);
             commands.listen(7, ear, Some(Duration::ZERO));
             assert!(commands.set_due(None) && commands.next().is_some());
             assert_eq!(commands.overdue(), [7]);

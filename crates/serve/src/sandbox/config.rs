@@ -11,19 +11,22 @@ use super::Keys;
 pub struct SandboxConfig {
     /// The directory that paused sandboxes and snapshots are kept in. It is the server's alone.
     pub dir: PathBuf,
-    /// Who may ask.
+    /// The keys of tenants.
     pub keys: Keys,
-    /// What sandboxes are made from. The first is the one for a name that is not known.
+    /// Templates of sandboxes. The first is the default for unknown names.
     pub templates: Vec<Template>,
     /// Most sandboxes of one tenant, paused ones included.
     pub max_sandboxes: usize,
     /// Most snapshots of one tenant.
     pub max_snapshots: usize,
-    /// Most calls that run at the same time, of all tenants.
+    /// Maximum calls that run at the same time, of all tenants. One tenant has at most three quarters of them.
     pub max_running_calls: usize,
+    /// Maximum bytes of memory that the server's process and its programs use while a sandbox is made or comes back from the store.
+    /// By default three quarters of the host's memory, or of the control group's limit. Live sandboxes can grow past it.
+    pub max_memory: u64,
     /// After so long without a call a sandbox is saved, and comes back with the next.
     pub idle_timeout: Duration,
-    /// How often, at the most, what nothing names any more is removed from the directory.
+    /// Minimum time between removals of unreferenced objects from the directory.
     pub tidy_interval: Duration,
     /// The longest life that a client may ask for at once.
     pub timeout: Duration,
@@ -44,6 +47,7 @@ impl SandboxConfig {
             max_sandboxes: 1000,
             max_snapshots: 1000,
             max_running_calls: 64,
+            max_memory: super::memory::usual_limit(),
             idle_timeout: Duration::from_secs(60),
             tidy_interval: Duration::from_secs(60),
             timeout: Duration::from_secs(24 * 60 * 60),
@@ -53,18 +57,18 @@ impl SandboxConfig {
     }
 }
 
-/// What sandboxes are made from: a warm guest that runs code.
+/// A template of sandboxes: a warm guest that runs code.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Template {
-    /// What clients call it.
+    /// Its name for clients.
     pub name: String,
-    /// What [`afresh::open`] opens: a guest's file, or a snapshot.
+    /// The reference for [`afresh::open`]: a guest's file, or a snapshot.
     pub reference: String,
-    /// Whether that is an interpreter of the host's, to be run as a Linux program, or a container's image that has one. Its
+    /// Whether the reference is a host interpreter that runs as a Linux program, or an OCI image with one. Its
     /// sandboxes run commands, too.
     pub linux: bool,
-    /// Directories of the host's that a Linux program may read, besides the system's programs and libraries.
+    /// Host directories that a Linux program may read, in addition to the system's programs and libraries.
     pub dirs: Vec<PathBuf>,
     /// Servers outside that a Linux program may connect to.
     #[cfg(feature = "linux")]
@@ -77,7 +81,7 @@ pub struct Template {
     pub warm: Vec<afresh::Call>,
     /// Code that is run once, before any sandbox is made. A snapshot takes none.
     pub setup: Option<String>,
-    /// Where the language's library is, if not beside the guest.
+    /// The language's library, if it is not in the guest's directory.
     pub library: Option<PathBuf>,
     /// Most bytes that a memory of one sandbox may grow to.
     pub memory: u64,

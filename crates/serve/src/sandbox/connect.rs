@@ -1,4 +1,4 @@
-//! Connect's protocol with JSON, as E2B's agent speaks it: the messages of a stream, each after its length, and what is refused.
+//! Connect's protocol with JSON, as E2B's agent speaks it: the messages of a stream, each after its length, and errors.
 
 use std::time::Duration;
 
@@ -11,25 +11,25 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::routes::answer;
-use crate::refusal::Refusal;
+use crate::error_response::ErrorResponse;
 
-/// What is said of a message that ends a stream.
+/// Flag of a message that ends a stream.
 const LAST: u8 = 2;
 /// How long a client has a stream last, in Connect's own words.
 const LIMIT: &str = "connect-timeout-ms";
 /// Longest limit that is one.
 const LONGEST: f64 = 86_400_000.0 * 365.0;
 
-/// What a client is told of what was not done.
+/// The error of an operation, as a client gets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Failed {
+pub(super) struct ConnectError {
     code: &'static str,
     why: String,
-    /// Where it is not told in Connect's words.
-    refusal: Option<Refusal>,
+    /// Its form outside Connect.
+    refusal: Option<ErrorResponse>,
 }
 
-impl Failed {
+impl ConnectError {
     /// `code` is one of Connect's.
     pub(super) fn new(code: &'static str, why: impl Into<String>) -> Self {
         Self { code, why: why.into(), refusal: None }
@@ -40,7 +40,7 @@ impl Failed {
         self.refusal.is_some()
     }
 
-    /// What the guest's half of commands threw.
+    /// An error that the guest's half of commands threw.
     pub(super) fn of(thrown: &Thrown) -> Self {
         let Thrown { name, message, .. } = thrown;
         match name.as_str() {
@@ -54,18 +54,18 @@ impl Failed {
     }
 }
 
-/// Why nobody is told any more of the commands of a sandbox that its client took back.
-pub(super) fn went_back() -> Failed {
-    Failed::new("aborted", "the sandbox was taken back to another state")
+/// The end of command streams after a client's rollback.
+pub(super) fn went_back() -> ConnectError {
+    ConnectError::new("aborted", "the sandbox was taken back to another state")
 }
 
-impl From<Refusal> for Failed {
-    fn from(refusal: Refusal) -> Self {
+impl From<ErrorResponse> for ConnectError {
+    fn from(refusal: ErrorResponse) -> Self {
         Self { refusal: Some(refusal.clone()), ..Self::new("unavailable", refusal.message) }
     }
 }
 
-impl IntoResponse for Failed {
+impl IntoResponse for ConnectError {
     fn into_response(self) -> Response {
         if let Some(refusal) = self.refusal {
             return refusal.into_response();
@@ -84,13 +84,13 @@ impl IntoResponse for Failed {
     }
 }
 
-/// What is refused in the words of Connect.
+/// A refusal in Connect's form.
 pub(super) fn refused(status: StatusCode, code: &str, message: &str) -> Response {
     answer(status, &json!({"code": code, "message": message}))
 }
 
-/// What is asked, in the one message of a stream.
-pub(super) fn asked<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failed> {
+/// The request in a stream of one message.
+pub(super) fn asked<T: DeserializeOwned>(body: &[u8]) -> Result<T, ConnectError> {
     let mut all = messages(body)?;
     match (all.pop(), all.is_empty()) {
         (Some(asked), true) => Ok(asked),
@@ -101,8 +101,8 @@ pub(super) fn asked<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failed> {
     }
 }
 
-/// What is asked, in the messages of a stream.
-pub(super) fn messages<T: DeserializeOwned>(mut body: &[u8]) -> Result<Vec<T>, Failed> {
+/// The requests in the messages of a stream.
+pub(super) fn messages<T: DeserializeOwned>(mut body: &[u8]) -> Result<Vec<T>, ConnectError> {
     let mut all = Vec::new();
     while !body.is_empty() {
         let (head, rest) =
@@ -118,11 +118,11 @@ pub(super) fn messages<T: DeserializeOwned>(mut body: &[u8]) -> Result<Vec<T>, F
     Ok(all)
 }
 
-fn wrong(why: impl Into<String>) -> Failed {
-    Failed::new("invalid_argument", why)
+fn wrong(why: impl Into<String>) -> ConnectError {
+    ConnectError::new("invalid_argument", why)
 }
 
-/// How long a client has what it asks for last.
+/// The time limit that a client sets.
 pub(super) fn limit(headers: &hyper::HeaderMap) -> Option<Duration> {
     let limit: f64 = headers.get(LIMIT)?.to_str().ok()?.parse().ok()?;
     let limit = Some(limit).filter(|limit| *limit > 0.0 && *limit < LONGEST);
@@ -139,12 +139,12 @@ fn event(event: &Value) -> Vec<u8> {
     message(0, &json!({ "event": event }))
 }
 
-/// A command has this number: what its stream begins with.
+/// The first message of a command's stream: its number.
 pub(super) fn started(number: u32) -> Vec<u8> {
     event(&json!({"start": {"pid": number}}))
 }
 
-/// What it prints.
+/// Its output.
 pub(super) fn printed(stream: Stream, bytes: &[u8]) -> Vec<u8> {
     let name = match stream {
         Stream::Stdout => "stdout",
@@ -178,8 +178,8 @@ pub(super) fn ended(status: i32) -> Vec<u8> {
     [event(&json!({ "end": end })), message(LAST, &json!({}))].concat()
 }
 
-/// The end of a stream that tells no more of its command.
-pub(super) fn broken_off(failed: &Failed) -> Vec<u8> {
+/// The end of a stream before its command ended.
+pub(super) fn broken_off(failed: &ConnectError) -> Vec<u8> {
     message(LAST, &json!({"error": {"code": failed.code, "message": failed.why}}))
 }
 
@@ -204,13 +204,14 @@ mod tests {
         assert!(ended(i32::MIN).ends_with(b"\x02\0\0\0\x02{}"));
         let thrown =
             |name: &str| Thrown { name: name.to_owned(), message: "why".to_owned(), trace: None };
-        let late = String::from_utf8(broken_off(&Failed::of(&thrown("TimeoutError")))).unwrap();
+        let late =
+            String::from_utf8(broken_off(&ConnectError::of(&thrown("TimeoutError")))).unwrap();
         assert!(late.starts_with('\x02') && late.contains("deadline_exceeded"));
-        let status = |name| Failed::of(&thrown(name)).into_response().status();
+        let status = |name| ConnectError::of(&thrown(name)).into_response().status();
         assert_eq!(status("FileNotFoundError"), StatusCode::NOT_FOUND);
         assert_eq!(status("ValueError"), StatusCode::BAD_REQUEST);
-        let refusal = Refusal::busy(StatusCode::BAD_GATEWAY, "later");
-        assert_eq!(Failed::from(refusal).into_response().status(), StatusCode::BAD_GATEWAY);
+        let refusal = ErrorResponse::busy(StatusCode::BAD_GATEWAY, "later");
+        assert_eq!(ConnectError::from(refusal).into_response().status(), StatusCode::BAD_GATEWAY);
     }
 
     #[test]

@@ -11,13 +11,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::one::{Sandbox, milliseconds};
-use super::registry::{Sandboxes, Wanted};
-use super::routes::{Answer, Chosen, Metadata, Tenant, answer, json, short};
-use crate::refusal::Refusal;
+use super::registry::{CreateOptions, Sandboxes};
+use super::routes::{Answer, Metadata, Tenant, TenantSandbox, answer, json, short};
+use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;
 
-/// The version of E2B's agent whose interface this is; its clients choose by it what they ask.
+/// The version of E2B's agent with this interface. Its clients choose their requests by it.
 const AGENT: &str = "0.6.5";
 /// Seconds that a sandbox lives if its client does not say.
 const USUAL: u64 = 300;
@@ -28,7 +28,7 @@ const PAGE: usize = 100;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct New {
+pub(super) struct CreateRequest {
     #[serde(rename = "templateID", default)]
     template: String,
     timeout: Option<u64>,
@@ -39,14 +39,14 @@ pub(super) struct New {
 }
 
 #[derive(Deserialize, Default)]
-pub(super) struct Time {
+pub(super) struct TimeoutRequest {
     timeout: Option<u64>,
     duration: Option<u64>,
     count: Option<usize>,
     name: Option<String>,
 }
 
-impl Time {
+impl TimeoutRequest {
     fn or_usual(&self) -> Duration {
         Duration::from_secs(self.timeout.unwrap_or(USUAL))
     }
@@ -54,7 +54,7 @@ impl Time {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Listing {
+pub(super) struct ListQuery {
     limit: Option<usize>,
     next_token: Option<String>,
     #[serde(default)]
@@ -64,7 +64,7 @@ pub(super) struct Listing {
     name: Option<String>,
 }
 
-/// What a client needs to reach a sandbox.
+/// Data that a client needs to reach a sandbox.
 fn reach(sandbox: &Sandbox) -> Value {
     json!({
         "sandboxID": sandbox.id,
@@ -106,10 +106,10 @@ fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
 }
 
 pub(super) async fn create(State(all): All, Tenant(tenant): Tenant, body: Bytes) -> Answer {
-    let new: New = json(&body)?;
+    let new: CreateRequest = json(&body)?;
     let labels = new.metadata.iter().flatten().flat_map(|(name, value)| [name, value]);
     short(labels.chain([&new.template]))?;
-    let wanted = Wanted {
+    let wanted = CreateOptions {
         template: new.template,
         time: Duration::from_secs(new.timeout.unwrap_or(USUAL)),
         pause_at_end: new.auto_pause,
@@ -119,8 +119,12 @@ pub(super) async fn create(State(all): All, Tenant(tenant): Tenant, body: Bytes)
     Ok(answer(StatusCode::CREATED, &reach(&sandbox)))
 }
 
-/// One page of what there is, and where the next begins.
-fn page<T>(items: Vec<T>, listing: &Listing, id: impl Fn(&T) -> &str) -> (Vec<T>, Option<String>) {
+/// One page of a list, and the start of the next.
+fn page<T>(
+    items: Vec<T>,
+    listing: &ListQuery,
+    id: impl Fn(&T) -> &str,
+) -> (Vec<T>, Option<String>) {
     let after = listing.next_token.as_deref();
     let begin = after.and_then(|after| items.iter().position(|item| id(item) == after));
     let most = listing.limit.unwrap_or(PAGE).clamp(1, PAGE);
@@ -142,7 +146,7 @@ fn paged(items: Vec<Value>, next: Option<String>) -> Answer {
 pub(super) async fn list(
     State(all): All,
     Tenant(tenant): Tenant,
-    Query(listing): Query<Listing>,
+    Query(listing): Query<ListQuery>,
 ) -> Answer {
     let mut own = all.list(&tenant).await?;
     if let Some(states) = &listing.state {
@@ -155,71 +159,71 @@ pub(super) async fn list(
     paged(own.iter().map(|sandbox| detailed(&all, sandbox)).collect(), next)
 }
 
-pub(super) async fn detail(chosen: Chosen) -> Answer {
+pub(super) async fn detail(chosen: TenantSandbox) -> Answer {
     let (all, sandbox) = chosen.sandbox()?;
     Ok(answer(StatusCode::OK, &detailed(&all, &sandbox)))
 }
 
-pub(super) async fn kill(chosen: Chosen) -> Answer {
+pub(super) async fn kill(chosen: TenantSandbox) -> Answer {
     let (all, sandbox) = chosen.sandbox()?;
     all.kill(&sandbox).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-pub(super) async fn timeout(chosen: Chosen, body: Bytes) -> Answer {
-    let time: Time = json(&body)?;
+pub(super) async fn timeout(chosen: TenantSandbox, body: Bytes) -> Answer {
+    let time: TimeoutRequest = json(&body)?;
     let (all, sandbox) = chosen.sandbox()?;
     let ends = all.times(time.or_usual(), false).ends;
     sandbox.times().ends = ends;
-    all.note(&sandbox).await?;
+    all.note(&sandbox, |_| ()).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-pub(super) async fn refresh(chosen: Chosen, body: Bytes) -> Answer {
-    let time: Time = json(&body)?;
+pub(super) async fn refresh(chosen: TenantSandbox, body: Bytes) -> Answer {
+    let time: TimeoutRequest = json(&body)?;
     let (all, sandbox) = chosen.sandbox()?;
     let ends = all.times(Duration::from_secs(time.duration.unwrap_or(USUAL)), false).ends;
     let later = sandbox.times().ends.max(ends);
     sandbox.times().ends = later;
-    all.note(&sandbox).await?;
+    all.note(&sandbox, |_| ()).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-pub(super) async fn pause(chosen: Chosen) -> Answer {
+pub(super) async fn pause(chosen: TenantSandbox) -> Answer {
     let (all, sandbox) = chosen.sandbox()?;
     if sandbox.times().paused {
         let message = format!("the sandbox {} is paused already", sandbox.id);
-        return Err(Refusal::new(StatusCode::CONFLICT, message));
+        return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
     }
     all.save(&sandbox, true, false).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-pub(super) async fn connect(chosen: Chosen, body: Bytes) -> Answer {
-    let time: Time = json(&body)?;
+pub(super) async fn connect(chosen: TenantSandbox, body: Bytes) -> Answer {
+    let time: TimeoutRequest = json(&body)?;
     let (all, sandbox) = chosen.sandbox()?;
     let status = if sandbox.times().paused { StatusCode::CREATED } else { StatusCode::OK };
     all.resume(&sandbox, Some(time.or_usual())).await?;
     Ok(answer(status, &reach(&sandbox)))
 }
 
-pub(super) async fn resume(chosen: Chosen, body: Bytes) -> Answer {
-    let time: Time = json(&body)?;
+pub(super) async fn resume(chosen: TenantSandbox, body: Bytes) -> Answer {
+    let time: TimeoutRequest = json(&body)?;
     let (all, sandbox) = chosen.sandbox()?;
     if !sandbox.times().paused {
         let message = format!("the sandbox {} is running", sandbox.id);
-        return Err(Refusal::new(StatusCode::CONFLICT, message));
+        return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
     }
     all.resume(&sandbox, Some(time.or_usual())).await?;
     Ok(answer(StatusCode::CREATED, &reach(&sandbox)))
 }
 
-pub(super) async fn fork(chosen: Chosen, body: Bytes) -> Answer {
-    let wanted: Time = json(&body)?;
+pub(super) async fn fork(chosen: TenantSandbox, body: Bytes) -> Answer {
+    let wanted: TimeoutRequest = json(&body)?;
     let count = wanted.count.unwrap_or(1);
     if !(1..=FORKS).contains(&count) {
         let message = format!("`count` is from 1 to {FORKS}");
-        return Err(Refusal::new(StatusCode::BAD_REQUEST, message));
+        return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
     }
     let (all, sandbox) = chosen.sandbox()?;
     let forks = all.fork(&sandbox, count, wanted.or_usual()).await?;
@@ -227,8 +231,8 @@ pub(super) async fn fork(chosen: Chosen, body: Bytes) -> Answer {
     Ok(answer(StatusCode::CREATED, &Value::Array(forks)))
 }
 
-pub(super) async fn snapshot(chosen: Chosen, body: Bytes) -> Answer {
-    let wanted: Time = json(&body)?;
+pub(super) async fn snapshot(chosen: TenantSandbox, body: Bytes) -> Answer {
+    let wanted: TimeoutRequest = json(&body)?;
     short(&wanted.name)?;
     let (all, sandbox) = chosen.sandbox()?;
     let record = all.keep(&sandbox, wanted.name.into_iter().collect()).await?;
@@ -239,7 +243,7 @@ pub(super) async fn snapshot(chosen: Chosen, body: Bytes) -> Answer {
 pub(super) async fn snapshots(
     State(all): All,
     Tenant(tenant): Tenant,
-    Query(listing): Query<Listing>,
+    Query(listing): Query<ListQuery>,
 ) -> Answer {
     let mut own = all.snapshots(&tenant).await?;
     own.retain(|record| {
@@ -252,17 +256,17 @@ pub(super) async fn snapshots(
     paged(own.iter().map(said).collect(), next)
 }
 
-pub(super) async fn forget(chosen: Chosen) -> Answer {
-    let Chosen { all, tenant, id } = chosen;
+pub(super) async fn forget(chosen: TenantSandbox) -> Answer {
+    let TenantSandbox { all, tenant, id } = chosen;
     let known = all.snapshot(&tenant, &id).await?.ok_or_else(|| {
-        Refusal::new(StatusCode::NOT_FOUND, format!("the snapshot {id} was not found"))
+        ErrorResponse::new(StatusCode::NOT_FOUND, format!("the snapshot {id} was not found"))
     })?;
     all.forget(known.record).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// What E2B measures within a machine: here there is none to measure, so there are no samples.
-pub(super) async fn metrics(chosen: Chosen) -> Answer {
+/// Metrics that E2B measures inside a machine. There is no machine here, so the list is empty.
+pub(super) async fn metrics(chosen: TenantSandbox) -> Answer {
     let (_, sandbox) = chosen.sandbox()?;
     tracing::trace!(id = sandbox.id, since = milliseconds(sandbox.started), "no samples");
     Ok(answer(StatusCode::OK, &json!([])))

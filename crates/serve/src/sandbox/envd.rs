@@ -1,7 +1,7 @@
 //! Files of a sandbox in the shape of E2B's agent: whole files by plain HTTP, everything else by Connect with JSON.
 //!
-//! What it promises: a path that is not absolute lies in the home directory; nothing leads out of the sandbox's own
-//! tree; a file that does not fit leaves the tree as it was.
+//! Promises: a relative path starts in the home directory; no path leads out of the sandbox's
+//! tree; a file that does not fit leaves the tree unchanged.
 
 use std::sync::Arc;
 
@@ -16,29 +16,35 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::connect;
+use super::file_body::{FileBody, PIECE};
 use super::one::Sandbox;
 use super::registry::Sandboxes;
-use super::routes::{Answer, Inside, answer, json};
-use crate::refusal::Refusal;
+use super::routes::{Answer, AuthorizedSandbox, answer, json};
+use crate::body::Chunked;
+use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;
 
 /// Where paths that are not absolute begin.
 const HOME: &str = "/home/user";
-/// Most bytes of a file that is read at once.
+/// Maximum bytes of a file that is sent.
 const READ: u64 = 1 << 30;
+/// Maximum files of one form.
+const FILES: usize = 10_000;
+/// Maximum bytes of the paths that one listing names.
+const LISTING: usize = 4 << 20;
 /// Most levels of directories that are listed at once.
 const DEPTH: u32 = 32;
 /// Most entries of one listing.
 const ENTRIES: usize = 10_000;
 
 #[derive(Deserialize)]
-pub(super) struct At {
+pub(super) struct PathQuery {
     path: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct Asked {
+struct FilesystemRequest {
     #[serde(default)]
     path: String,
     #[serde(default)]
@@ -50,7 +56,7 @@ struct Asked {
 }
 
 /// The sandbox is there.
-pub(super) async fn health(_: Inside) -> StatusCode {
+pub(super) async fn health(_: AuthorizedSandbox) -> StatusCode {
     StatusCode::NO_CONTENT
 }
 
@@ -60,7 +66,7 @@ fn absolute(path: &str) -> String {
     if path.starts_with('/') { path.to_owned() } else { format!("{HOME}/{path}") }
 }
 
-/// What a refusal means in HTTP, and in Connect.
+/// A refusal as a status of HTTP and a code of Connect.
 fn meaning(refused: &Refused) -> (StatusCode, &'static str) {
     match refused {
         Refused::Missing => (StatusCode::NOT_FOUND, "not_found"),
@@ -74,8 +80,8 @@ fn meaning(refused: &Refused) -> (StatusCode, &'static str) {
     }
 }
 
-fn refused(path: &str, refused: &Refused) -> Refusal {
-    Refusal::new(meaning(refused).0, format!("{path}: {refused}"))
+fn refused(path: &str, refused: &Refused) -> ErrorResponse {
+    ErrorResponse::new(meaning(refused).0, format!("{path}: {refused}"))
 }
 
 /// The name at the end of a path.
@@ -83,9 +89,9 @@ fn name(path: &str) -> &str {
     path.rsplit('/').find(|name| !name.is_empty()).unwrap_or("/")
 }
 
-/// What is at a path, as the agent tells it.
+/// The entry at a path, in the agent's form.
 fn entry(tree: &Tree, path: &str) -> Result<Value, Refused> {
-    // A link is told as such, and what it leads to by its kind.
+    // A link has its own type and the kind of its target.
     let link = tree.walk(path.as_bytes(), Walk::new(Tree::ROOT).follow(false))?.node()?;
     let itself = tree.stat(link)?;
     let target = match itself.kind {
@@ -137,13 +143,17 @@ fn permissions(stat: &Stat) -> String {
     std::iter::once(first).chain(bits).collect()
 }
 
-/// What is below a directory, so many levels deep.
+/// The entries below a directory, up to a depth.
 fn listing(tree: &Tree, path: &str, depth: u32) -> Result<Vec<Value>, Refused> {
-    let mut found = Vec::new();
+    let (mut found, mut bytes) = (Vec::new(), 0);
     let mut left = vec![(path.trim_end_matches('/').to_owned(), depth.clamp(1, DEPTH))];
     while let Some((path, depth)) = left.pop() {
         for listed in tree.list_path(&path)? {
             if found.len() >= ENTRIES {
+                return Err(Refused::TooLarge);
+            }
+            bytes += path.len() + listed.name.len();
+            if bytes > LISTING {
                 return Err(Refused::TooLarge);
             }
             let below = format!("{path}/{}", String::from_utf8_lossy(&listed.name));
@@ -156,8 +166,8 @@ fn listing(tree: &Tree, path: &str, depth: u32) -> Result<Vec<Value>, Refused> {
     Ok(found)
 }
 
-/// Does one of the agent's operations on files.
-fn operate(tree: &mut Tree, method: &str, asked: &Asked) -> Result<Value, Refused> {
+/// Performs one of the agent's file operations.
+fn operate(tree: &mut Tree, method: &str, asked: &FilesystemRequest) -> Result<Value, Refused> {
     let path = absolute(&asked.path);
     match method {
         "Stat" => Ok(json!({ "entry": entry(tree, &path)? })),
@@ -193,7 +203,7 @@ fn operate(tree: &mut Tree, method: &str, asked: &Asked) -> Result<Value, Refuse
 /// The agent's operations on files.
 pub(super) async fn filesystem(
     State(all): All,
-    Inside(sandbox): Inside,
+    AuthorizedSandbox(sandbox): AuthorizedSandbox,
     Path(method): Path<String>,
     body: Bytes,
 ) -> Response {
@@ -201,7 +211,7 @@ pub(super) async fn filesystem(
         let message = format!("{method} is not there in this sandbox");
         return connect::refused(StatusCode::NOT_IMPLEMENTED, "unimplemented", &message);
     }
-    let asked: Asked = match json(&body) {
+    let asked: FilesystemRequest = match json(&body) {
         Ok(asked) => asked,
         Err(refusal) => {
             return connect::refused(refusal.status, "invalid_argument", &refusal.message);
@@ -224,9 +234,13 @@ pub(super) async fn filesystem(
 }
 
 /// Gives a whole file.
-pub(super) async fn read(State(all): All, Inside(sandbox): Inside, Query(at): Query<At>) -> Answer {
+pub(super) async fn read(
+    State(all): All,
+    AuthorizedSandbox(sandbox): AuthorizedSandbox,
+    Query(at): Query<PathQuery>,
+) -> Answer {
     let path = absolute(&at.path.unwrap_or_default());
-    let bytes = all
+    let body = all
         .tree(&sandbox, move |tree| {
             let refuse = |error| refused(&path, &error);
             if tree.stat_path(&path).map_err(refuse)?.kind != Kind::File {
@@ -234,10 +248,22 @@ pub(super) async fn read(State(all): All, Inside(sandbox): Inside, Query(at): Qu
                     if tree.find(&path).is_ok() { Refused::IsDirectory } else { Refused::Missing };
                 return Err(refuse(error));
             }
-            tree.read_path(&path, READ).map_err(refuse)
+            let node = tree.find(&path).map_err(refuse)?;
+            let size = tree.stat(node).map_err(refuse)?.size;
+            if size > READ {
+                return Err(refuse(Refused::TooLarge));
+            }
+            if size <= PIECE {
+                return Ok(Body::from(tree.read_path(&path, PIECE).map_err(refuse)?));
+            }
+            Ok(Body::new(FileBody::new(tree.clone(), node, size)))
         })
         .await?;
-    let mut response = Response::new(Body::from(bytes));
+    let whole = http_body::Body::size_hint(&body).exact().is_some_and(|size| size <= PIECE);
+    let mut response = Response::new(body);
+    if !whole {
+        response.extensions_mut().insert(Chunked);
+    }
     let kind = HeaderValue::from_static("application/octet-stream");
     response.headers_mut().insert(CONTENT_TYPE, kind);
     Ok(response)
@@ -246,20 +272,20 @@ pub(super) async fn read(State(all): All, Inside(sandbox): Inside, Query(at): Qu
 /// Keeps whole files: one that is the body, or those of a form, each with its path as its name.
 pub(super) async fn write(
     State(all): All,
-    Inside(sandbox): Inside,
-    Query(at): Query<At>,
+    AuthorizedSandbox(sandbox): AuthorizedSandbox,
+    Query(at): Query<PathQuery>,
     request: Request,
 ) -> Answer {
     if request.headers().contains_key(CONTENT_ENCODING) {
         let message = "a file comes as it is: send it without content-encoding";
-        return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+        return Err(ErrorResponse::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
     let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     let files = if kind.is_some_and(|kind| kind.starts_with("multipart/form-data")) {
         form(request, at.path).await?
     } else {
         let path = at.path.ok_or_else(|| {
-            Refusal::new(StatusCode::BAD_REQUEST, "`path` says where the file is to be kept")
+            ErrorResponse::new(StatusCode::BAD_REQUEST, "`path` says where the file is to be kept")
         })?;
         let bytes = Bytes::from_request(request, &()).await.map_err(too_large)?;
         vec![(absolute(&path), bytes)]
@@ -267,19 +293,25 @@ pub(super) async fn write(
     keep(&all, &sandbox, files).await
 }
 
-fn too_large(error: impl std::fmt::Display) -> Refusal {
-    Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, error.to_string())
+fn too_large(error: impl std::fmt::Display) -> ErrorResponse {
+    ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, error.to_string())
 }
 
-/// The files of a form. The name of the only one may be given beside it.
-async fn form(request: Request, path: Option<String>) -> Result<Vec<(String, Bytes)>, Refusal> {
+/// The files of a form. A query can name the only one.
+async fn form(
+    request: Request,
+    path: Option<String>,
+) -> Result<Vec<(String, Bytes)>, ErrorResponse> {
     let broken = |error: &dyn std::fmt::Display| {
-        Refusal::new(StatusCode::BAD_REQUEST, format!("the form is broken: {error}"))
+        ErrorResponse::new(StatusCode::BAD_REQUEST, format!("the form is broken: {error}"))
     };
     let form = Multipart::from_request(request, &()).await;
     let mut form = form.map_err(|error| broken(&error.body_text()))?;
     let mut files = Vec::new();
     while let Some(field) = form.next_field().await.map_err(|error| broken(&error.body_text()))? {
+        if files.len() >= FILES {
+            return Err(too_large(format!("a form has at most {FILES} files; send several")));
+        }
         let named = path.clone().or_else(|| field.file_name().map(str::to_owned));
         let named = named.ok_or_else(|| broken(&"a file has no name"))?;
         let bytes = field.bytes().await.map_err(|error| too_large(error.body_text()))?;

@@ -1,4 +1,4 @@
-//! Running code in E2B's shape: `/execute`, whose answer is a line of JSON for each thing that came of it,
+//! Running code in E2B's shape: `/execute`, whose answer is a line of JSON for each event,
 //! and begins as soon as the code prints something.
 
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 
 use super::connect::went_back;
 use super::registry::Sandboxes;
-use super::routes::{Answer, Inside, answer, json};
-use super::telling::{Shape, told};
-use crate::refusal::Refusal;
+use super::routes::{Answer, AuthorizedSandbox, answer, json};
+use super::streaming::{Shape, told};
+use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;
 
@@ -25,30 +25,34 @@ type All = State<Arc<Sandboxes>>;
 const CONTEXT: &str = "default";
 
 #[derive(Deserialize)]
-pub(super) struct Code {
+pub(super) struct ExecuteRequest {
     code: String,
     language: Option<String>,
     context_id: Option<String>,
 }
 
-fn known_context(id: Option<&str>) -> Result<(), Refusal> {
+fn known_context(id: Option<&str>) -> Result<(), ErrorResponse> {
     match id {
         None | Some(CONTEXT) => Ok(()),
         Some(other) => {
             let message = format!("the context {other} was not found; a sandbox has `{CONTEXT}`");
-            Err(Refusal::new(StatusCode::NOT_FOUND, message))
+            Err(ErrorResponse::new(StatusCode::NOT_FOUND, message))
         }
     }
 }
 
-pub(super) async fn execute(State(all): All, Inside(sandbox): Inside, body: Bytes) -> Answer {
-    let wanted: Code = json(&body)?;
+pub(super) async fn execute(
+    State(all): All,
+    AuthorizedSandbox(sandbox): AuthorizedSandbox,
+    body: Bytes,
+) -> Answer {
+    let wanted: ExecuteRequest = json(&body)?;
     known_context(wanted.context_id.as_deref())?;
     let template = all.template(&sandbox.template).clone();
     let names = template.language.names;
     if let Some(language) = wanted.language.as_deref().filter(|name| !names.contains(name)) {
         let message = format!("this sandbox runs {}, not {language}", names.join(" or "));
-        return Err(Refusal::new(StatusCode::BAD_REQUEST, message));
+        return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
     }
     let shape = Shape { head, tell, last };
     let mut response = told(all, sandbox, wanted.code, shape).await?;
@@ -65,7 +69,7 @@ fn head(number: u64) -> Vec<u8> {
     line(&json!({"type": "number_of_executions", "execution_count": number}))
 }
 
-/// The line of what is printed.
+/// The line for output.
 fn tell(stream: Stream, text: &[u8]) -> Vec<u8> {
     let kind = match stream {
         // Code itself has no terminal.
@@ -77,7 +81,7 @@ fn tell(stream: Stream, text: &[u8]) -> Vec<u8> {
     line(&json!({"type": kind, "text": String::from_utf8_lossy(text), "timestamp": nanos}))
 }
 
-/// The lines of what came of code.
+/// The lines for the result of code.
 fn last(answer: &Came) -> Vec<u8> {
     let came = match answer {
         Came::Done => None,
@@ -104,19 +108,22 @@ fn context(all: &Sandboxes, template: &str) -> Value {
     json!({"id": CONTEXT, "language": language, "cwd": "/"})
 }
 
-pub(super) async fn contexts(State(all): All, Inside(sandbox): Inside) -> Answer {
+pub(super) async fn contexts(
+    State(all): All,
+    AuthorizedSandbox(sandbox): AuthorizedSandbox,
+) -> Answer {
     Ok(answer(StatusCode::OK, &json!([context(&all, &sandbox.template)])))
 }
 
-pub(super) async fn no_context(Inside(_): Inside) -> Refusal {
+pub(super) async fn no_context(AuthorizedSandbox(_): AuthorizedSandbox) -> ErrorResponse {
     let message = "a sandbox has one context; fork the sandbox for another";
-    Refusal::new(StatusCode::NOT_IMPLEMENTED, message)
+    ErrorResponse::new(StatusCode::NOT_IMPLEMENTED, message)
 }
 
 /// Takes the sandbox back to how its template is.
 pub(super) async fn restart(
     State(all): All,
-    Inside(sandbox): Inside,
+    AuthorizedSandbox(sandbox): AuthorizedSandbox,
     Path(id): Path<String>,
 ) -> Answer {
     known_context(Some(&id))?;
@@ -124,7 +131,7 @@ pub(super) async fn restart(
     all.with(&sandbox, move |session| {
         let root = session.tree().first().map(|state| state.id);
         let root =
-            root.ok_or_else(|| Refusal::new(StatusCode::CONFLICT, "its root was dropped"))?;
+            root.ok_or_else(|| ErrorResponse::new(StatusCode::CONFLICT, "its root was dropped"))?;
         session.rollback(root).map_err(|error| super::one::refused(&error))?;
         commands.dismiss(&went_back());
         Ok(())

@@ -1,10 +1,10 @@
-//! Who may ask: keys, and the tenants they belong to.
+//! API keys, and the tenants that they belong to.
 //!
-//! What it promises: keys are compared by their digests, so how long it takes says nothing about them.
+//! Promises: keys are compared by their digests, so how long it takes says nothing about them.
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use hyper::HeaderMap;
 use hyper::header::AUTHORIZATION;
@@ -12,15 +12,18 @@ use sha2::{Digest, Sha256};
 
 use crate::error::ManifestError;
 
-/// Keys of tenants. Cheap to clone.
+/// Keys of tenants. Cheap to clone; clones share them.
 #[derive(Clone, Default)]
 pub struct Keys {
-    tenants: Arc<HashMap<[u8; 32], Arc<str>>>,
+    tenants: Arc<RwLock<Tenants>>,
 }
+
+/// Tenants by the digests of their keys.
+type Tenants = HashMap<[u8; 32], Arc<str>>;
 
 impl std::fmt::Debug for Keys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Keys({})", self.tenants.len())
+        write!(f, "Keys({})", self.read_tenants().len())
     }
 }
 
@@ -33,7 +36,19 @@ impl Keys {
     #[must_use]
     pub fn new<'a>(keys: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let tenants = keys.into_iter().map(|(tenant, key)| (digest(key.as_bytes()), tenant.into()));
-        Self { tenants: Arc::new(tenants.collect()) }
+        Self { tenants: Arc::new(RwLock::new(tenants.collect())) }
+    }
+
+    fn read_tenants(&self) -> RwLockReadGuard<'_, Tenants> {
+        self.tenants.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces these keys, in every clone, by the others.
+    pub(crate) fn renew(&self, others: &Self) {
+        if !Arc::ptr_eq(&self.tenants, &others.tenants) {
+            let others = others.read_tenants().clone();
+            *self.tenants.write().unwrap_or_else(PoisonError::into_inner) = others;
+        }
     }
 
     /// Reads a file with a tenant and a key in each line; lines that begin with `#` say nothing.
@@ -62,7 +77,7 @@ impl Keys {
         let bearer =
             headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
         let key = headers.get("x-api-key").map(|value| value.as_bytes()).or(bearer)?;
-        self.tenants.get(&digest(key)).cloned()
+        self.read_tenants().get(&digest(key)).cloned()
     }
 }
 

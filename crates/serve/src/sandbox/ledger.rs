@@ -1,8 +1,8 @@
-//! Where it is written which sandboxes and snapshots there are: in files of this server's own, or in the ledger that the hosts
+//! The records of sandboxes and snapshots: in files of this server, or in the ledger that the hosts
 //! of a fleet share.
 //!
-//! What it promises: what a client is told is written before. Of a fleet, besides: nothing is answered for a sandbox
-//! that may be another host's by now, neither when a call begins nor when it ends.
+//! Promises: a record is written before its client is answered. In a fleet no call of a sandbox is answered
+//! that another host may own by now, neither when it begins nor when it ends.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,8 +17,8 @@ use super::config::SandboxConfig;
 use super::one::Sandbox;
 use super::record::{Records, SandboxRecord, SnapshotRecord};
 use super::template::kept;
+use crate::error_response::ErrorResponse;
 use crate::failure::describe;
-use crate::refusal::Refusal;
 
 #[cfg(feature = "fleet")]
 use crate::fleet::{Anchor, Fleet, State};
@@ -28,7 +28,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-/// A difference of at most so many bytes is fetched whole: what it differs from is here already. Of a larger one pages are
+/// Maximum bytes of a difference that is fetched whole, since its base is here already. Of a larger one pages are
 /// fetched when they are touched.
 #[cfg(feature = "fleet")]
 const WHOLE: u64 = 16 << 20;
@@ -45,10 +45,10 @@ pub(super) enum Ledger {
 /// How a sandbox stands in a fleet.
 #[cfg(feature = "fleet")]
 #[derive(Default)]
-pub(super) struct Standing {
+pub(super) struct FleetEntry {
     /// Its entry, as this host knows it.
     pub(super) anchor: tokio::sync::Mutex<Option<Anchor>>,
-    /// The lease it was held by was lost, and nobody has said yet whether it is this host's still.
+    /// The lease was lost, and the ledger has not confirmed yet that this host still owns the sandbox.
     pub(super) doubt: AtomicBool,
     /// Where it is opened from, if not from this host's directory.
     pub(super) from: Mutex<Option<State>>,
@@ -56,24 +56,24 @@ pub(super) struct Standing {
 
 /// A state that was saved, as the books are to name it.
 #[derive(Clone, Default)]
-pub(super) struct Kept {
+pub(super) struct SavedState {
     #[cfg(feature = "fleet")]
     state: Option<State>,
 }
 
 /// A snapshot, and where it is.
 #[derive(Clone)]
-pub(super) struct Known {
+pub(super) struct StoredSnapshot {
     pub(super) record: SnapshotRecord,
-    pub(super) kept: Kept,
+    pub(super) kept: SavedState,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(super) fn internal(error: &(dyn std::error::Error + 'static)) -> Refusal {
-    Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, describe(error))
+pub(super) fn internal(error: &(dyn std::error::Error + 'static)) -> ErrorResponse {
+    ErrorResponse::logged(StatusCode::INTERNAL_SERVER_ERROR, error)
 }
 
 impl Ledger {
@@ -90,7 +90,7 @@ impl Ledger {
     }
 
     /// An id for something new of a tenant.
-    pub(super) fn id(&self, tenant: &str) -> Result<String, Refusal> {
+    pub(super) fn id(&self, tenant: &str) -> Result<String, ErrorResponse> {
         match self {
             Self::Alone { .. } => {
                 let _ = tenant;
@@ -102,7 +102,7 @@ impl Ledger {
     }
 
     /// Whether this server may answer for a sandbox now.
-    pub(super) fn check(&self, sandbox: &Sandbox) -> Result<(), Refusal> {
+    pub(super) fn check(&self, sandbox: &Sandbox) -> Result<(), ErrorResponse> {
         match self {
             Self::Alone { .. } => {
                 let _ = sandbox;
@@ -114,19 +114,19 @@ impl Ledger {
                 if sandbox.standing.doubt.load(Ordering::Acquire) {
                     let why =
                         "it is not known yet whether the sandbox moved to another host; try again";
-                    return Err(Refusal::busy(StatusCode::SERVICE_UNAVAILABLE, why));
+                    return Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why));
                 }
                 Ok(())
             }
         }
     }
 
-    /// What is said of a sandbox that is not here, where that does not mean that there is none: a host that ends has left its sandboxes
+    /// The answer for a sandbox that is not here, where it may exist elsewhere: a host that ends has left its sandboxes
     /// to the others.
-    pub(super) fn absent(&self, id: &str) -> Option<Refusal> {
+    pub(super) fn absent(&self, id: &str) -> Option<ErrorResponse> {
         match self {
             #[cfg(feature = "fleet")]
-            Self::Fleet(fleet) if fleet.ends() => Some(super::one::Life::Moved.absent(id)),
+            Self::Fleet(fleet) if fleet.ends() => Some(super::one::Residency::Moved.absent(id)),
             _ => {
                 let _ = id;
                 None
@@ -144,9 +144,9 @@ impl Ledger {
     }
 
     /// Writes new sandboxes down.
-    pub(super) async fn enter(&self, new: &[std::sync::Arc<Sandbox>]) -> Result<(), Refusal> {
+    pub(super) async fn enter(&self, new: &[std::sync::Arc<Sandbox>]) -> Result<(), ErrorResponse> {
         match self {
-            // In files there is what was saved.
+            // The files have the saved state.
             Self::Alone { .. } => {
                 let _ = new;
                 Ok(())
@@ -164,12 +164,12 @@ impl Ledger {
         }
     }
 
-    /// Brings a state to where all who may need it find it. Blocks.
-    pub(super) fn keep(&self, dir: &Path, saved: &Saved) -> Result<Kept, Refusal> {
+    /// Stores a state where all hosts that may need it find it. Blocks.
+    pub(super) fn keep(&self, dir: &Path, saved: &Saved) -> Result<SavedState, ErrorResponse> {
         match self {
             Self::Alone { .. } => {
                 let _ = (dir, saved);
-                Ok(Kept::default())
+                Ok(SavedState::default())
             }
             #[cfg(feature = "fleet")]
             Self::Fleet(fleet) => {
@@ -177,39 +177,48 @@ impl Ledger {
                     kept(dir, "any").parse().map_err(|error| internal(&error))?;
                 let store = place.place().store().map_err(|error| internal(&error))?;
                 let own = saved.snapshot.layers().last().map_or(0, afresh::store::Layer::size);
-                Ok(Kept { state: Some(fleet.send(&store, &saved.snapshot, own)?) })
+                Ok(SavedState { state: Some(fleet.send(&store, &saved.snapshot, own)?) })
             }
         }
     }
 
-    /// Writes down that a sandbox is saved, and whether it is left to whoever wants it.
+    /// Writes the record of a saved sandbox down. `release` leaves it to any host.
     pub(super) async fn saved(
         &self,
         sandbox: &std::sync::Arc<Sandbox>,
-        saved: Option<Kept>,
+        record: SandboxRecord,
+        saved: Option<SavedState>,
         release: bool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorResponse> {
         match self {
             Self::Alone { sandboxes, .. } => {
                 let _ = (saved, release);
                 let (records, sandbox) = (sandboxes.clone(), sandbox.clone());
-                let put = move || {
-                    records.put(&sandbox.id, &sandbox.record()).map_err(|error| internal(&error))
-                };
+                let put =
+                    move || records.put(&sandbox.id, &record).map_err(|error| internal(&error));
                 super::registry::blocking(put).await
             }
             #[cfg(feature = "fleet")]
             Self::Fleet(fleet) => {
-                self.check(sandbox)?;
                 let mut anchor = sandbox.standing.anchor.lock().await;
-                let Some(anchor) = anchor.as_mut() else { return Err(Refusal::host()) };
-                let state = saved.and_then(|kept| kept.state).or_else(|| anchor.state.clone());
-                fleet.change(anchor, sandbox.record(), state, release).await
+                let Some(anchor) = anchor.as_mut() else { return Err(ErrorResponse::host()) };
+                // The guest may have ended: no later change may name an older state than this one.
+                if let Some(state) = saved.and_then(|kept| kept.state) {
+                    anchor.pending = Some(state);
+                }
+                self.check(sandbox)?;
+                let state = anchor.pending.clone().or_else(|| anchor.state.clone());
+                let changed = fleet.change(anchor, record, state, release).await;
+                if changed.is_err() && release {
+                    // The change may have been made, and another host may have taken the sandbox since.
+                    sandbox.standing.doubt.store(true, std::sync::atomic::Ordering::Release);
+                }
+                changed
             }
         }
     }
 
-    /// Whether a sandbox is written down, and what changes of it has to be, too.
+    /// Whether a sandbox has a record, which must follow its changes.
     pub(super) fn has(&self, sandbox: &Sandbox) -> bool {
         match self {
             Self::Alone { .. } => sandbox.saved.load(std::sync::atomic::Ordering::Relaxed),
@@ -219,7 +228,10 @@ impl Ledger {
     }
 
     /// Strikes a sandbox out.
-    pub(super) async fn gone(&self, sandbox: &std::sync::Arc<Sandbox>) -> Result<(), Refusal> {
+    pub(super) async fn gone(
+        &self,
+        sandbox: &std::sync::Arc<Sandbox>,
+    ) -> Result<(), ErrorResponse> {
         match self {
             Self::Alone { sandboxes, .. } => {
                 let (records, id) = (sandboxes.clone(), sandbox.id.clone());
@@ -234,8 +246,12 @@ impl Ledger {
         }
     }
 
-    /// What a saved sandbox is opened from. Blocks.
-    pub(super) fn opened_from(&self, dir: &Path, sandbox: &Sandbox) -> Result<String, Refusal> {
+    /// The source that a saved sandbox is opened from. Blocks.
+    pub(super) fn opened_from(
+        &self,
+        dir: &Path,
+        sandbox: &Sandbox,
+    ) -> Result<String, ErrorResponse> {
         let name = format!("sandbox-{}", sandbox.id);
         match self {
             Self::Alone { .. } => Ok(kept(dir, &name)),
@@ -252,7 +268,7 @@ impl Ledger {
         }
     }
 
-    /// What the next time of a sandbox is opened from was saved here.
+    /// The next open of the sandbox uses the state that was saved here.
     pub(super) fn saved_here(&self, sandbox: &Sandbox) {
         #[cfg(feature = "fleet")]
         {
@@ -262,12 +278,16 @@ impl Ledger {
         let _ = sandbox;
     }
 
-    /// What a snapshot is opened from. Blocks.
-    pub(super) fn snapshot_from(&self, dir: &Path, known: &Known) -> Result<String, Refusal> {
+    /// The source that a snapshot is opened from. Blocks.
+    pub(super) fn snapshot_from(
+        &self,
+        dir: &Path,
+        known: &StoredSnapshot,
+    ) -> Result<String, ErrorResponse> {
         let name = format!("snap-{}", known.record.id);
         match (self, &known.kept) {
             #[cfg(feature = "fleet")]
-            (Self::Fleet(fleet), Kept { state: Some(state) }) => {
+            (Self::Fleet(fleet), SavedState { state: Some(state) }) => {
                 let there = kept(dir, &name).parse::<Reference>().ok();
                 let there = there.and_then(|there| there.place().store().ok()?.resolve(&name).ok());
                 match there {
@@ -280,7 +300,7 @@ impl Ledger {
     }
 
     /// Takes a snapshot in. A name that another of the tenant had is its own from then on.
-    pub(super) async fn name(&self, known: Known) -> Result<(), Refusal> {
+    pub(super) async fn name(&self, known: StoredSnapshot) -> Result<(), ErrorResponse> {
         match self {
             Self::Alone { snapshots, known: all, .. } => {
                 let record = known.record;
@@ -298,7 +318,7 @@ impl Ledger {
             }
             #[cfg(feature = "fleet")]
             Self::Fleet(fleet) => {
-                let state = known.kept.state.as_ref().ok_or_else(Refusal::host)?;
+                let state = known.kept.state.as_ref().ok_or_else(ErrorResponse::host)?;
                 fleet.name(&known.record, state).await
             }
         }
@@ -323,7 +343,7 @@ impl Ledger {
         &self,
         tenant: &str,
         name: &str,
-    ) -> Result<Option<Known>, Refusal> {
+    ) -> Result<Option<StoredSnapshot>, ErrorResponse> {
         match self {
             Self::Alone { known, .. } => {
                 let all = lock(known);
@@ -331,18 +351,24 @@ impl Ledger {
                 let named = |record: &&SnapshotRecord| record.names.iter().any(|own| own == name);
                 let by_id = all.get(name).filter(own);
                 let found = by_id.or_else(|| all.values().filter(own).find(named)).cloned();
-                Ok(found.map(|record| Known { record, kept: Kept::default() }))
+                Ok(found.map(|record| StoredSnapshot { record, kept: SavedState::default() }))
             }
             #[cfg(feature = "fleet")]
             Self::Fleet(fleet) => {
                 let found = fleet.snapshot(tenant, name).await?;
-                Ok(found.map(|(record, state)| Known { record, kept: Kept { state: Some(state) } }))
+                Ok(found.map(|(record, state)| StoredSnapshot {
+                    record,
+                    kept: SavedState { state: Some(state) },
+                }))
             }
         }
     }
 
     /// The snapshots of a tenant.
-    pub(super) async fn snapshots(&self, tenant: &str) -> Result<Vec<SnapshotRecord>, Refusal> {
+    pub(super) async fn snapshots(
+        &self,
+        tenant: &str,
+    ) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
         match self {
             Self::Alone { known, .. } => {
                 let all = lock(known);
@@ -354,7 +380,7 @@ impl Ledger {
     }
 
     /// Forgets a snapshot.
-    pub(super) async fn forget(&self, record: &SnapshotRecord) -> Result<(), Refusal> {
+    pub(super) async fn forget(&self, record: &SnapshotRecord) -> Result<(), ErrorResponse> {
         match self {
             Self::Alone { snapshots, known, .. } => {
                 lock(known).remove(&record.id);
@@ -368,7 +394,10 @@ impl Ledger {
     }
 
     /// The sandboxes of a tenant that are written down, those of other hosts among them.
-    pub(super) async fn sandboxes_of(&self, tenant: &str) -> Result<Vec<SandboxRecord>, Refusal> {
+    pub(super) async fn sandboxes_of(
+        &self,
+        tenant: &str,
+    ) -> Result<Vec<SandboxRecord>, ErrorResponse> {
         match self {
             Self::Alone { .. } => {
                 let _ = tenant;
@@ -391,21 +420,26 @@ impl Ledger {
 
 /// Brings a state here, or says where it is; and whether it is here now.
 #[cfg(feature = "fleet")]
-fn fetch(fleet: &Fleet, dir: &Path, name: &str, state: &State) -> Result<(String, bool), Refusal> {
+fn fetch(
+    fleet: &Fleet,
+    dir: &Path,
+    name: &str,
+    state: &State,
+) -> Result<(String, bool), ErrorResponse> {
     if state.bytes > WHOLE {
         return Ok((fleet.place(state)?, false));
     }
     let here = kept(dir, name);
     let place: Reference = here.parse().map_err(|error| internal(&error))?;
     let store = place.place().create().map_err(|error| internal(&error))?;
-    let from = fleet.store().ok_or_else(Refusal::host)?;
+    let from = fleet.store().ok_or_else(ErrorResponse::host)?;
     let pulled = from.pull(&store, &state.digest, name, afresh::Encoding::Raw, &mut |_| {});
     pulled.map_err(|error| {
         tracing::error!(
             why = describe(&error),
             "a saved state does not come from the fleet's store"
         );
-        Refusal::busy(
+        ErrorResponse::busy(
             StatusCode::SERVICE_UNAVAILABLE,
             "the fleet's store does not answer; try again",
         )

@@ -1,28 +1,31 @@
 //! Sandboxes over HTTP: live sessions that clients create, run code in, save, fork and roll back.
 //!
-//! What it promises: the shape is E2B's, so its clients work as they are; what goes beyond is in `openapi.json`.
+//! Promises: the shape is E2B's, so its clients work as they are; what goes beyond is in `openapi.json`.
 //! A call that is cut short (a trap, a time limit) is undone: the sandbox is as it was before it. A sandbox that was
 //! acknowledged as paused, and each snapshot, outlives the process. A client sees the sandboxes of its own key's
-//! tenant, and nobody else's. What may break it: a store that is changed from outside while the server runs.
+//! tenant only. May break it: a store that is changed from outside while the server runs.
 
 mod background;
-mod beyond;
+mod byte_channel;
+mod call_permits;
 mod commands;
 mod config;
 mod connect;
 mod control;
-mod ending;
+mod directory;
 mod envd;
 mod execute;
+mod extensions;
+mod file_body;
 mod keys;
 mod ledger;
-#[cfg(feature = "linux")]
-mod lines;
+mod lifecycle;
+mod memory;
 #[cfg(feature = "fleet")]
-mod moving;
+mod migration;
 mod one;
+mod output_router;
 mod overview;
-mod pieces;
 #[cfg(feature = "linux")]
 mod port;
 mod process;
@@ -30,9 +33,10 @@ mod quota;
 mod record;
 mod registry;
 mod snapshots;
-mod speaker;
-mod telling;
+mod streaming;
 mod template;
+#[cfg(feature = "linux")]
+mod tunnels;
 
 pub use config::{SandboxConfig, Template};
 pub use keys::Keys;

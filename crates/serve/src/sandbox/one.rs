@@ -1,6 +1,6 @@
-//! One sandbox: a session that is live or saved, and what is known of it besides.
+//! One sandbox: a session that is live or saved, and its record.
 //!
-//! What it promises: calls of one sandbox run one after another. Each piece of code begins on a checkpoint of its
+//! Promises: calls of one sandbox run one after another. Each piece of code begins on a checkpoint of its
 //! own; one that is cut short is undone by going back there. So is what went on after it, to where it ended. A sandbox that is
 //! saved comes back with the next call, lazily.
 
@@ -16,19 +16,19 @@ use hyper::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::commands::Commands;
+use super::output_router::OutputRouter;
 use super::record::SandboxRecord;
-use super::registry::Turn;
-use super::speaker::Speaker;
+use super::registry::Operation;
+use crate::error_response::ErrorResponse;
 use crate::failure::describe;
-use crate::refusal::Refusal;
 
-/// The name of the states that pieces of code began in, which nobody is shown.
+/// The name of the internal states in which pieces of code began.
 pub(super) const MARK: &str = "";
 
 /// Most bytes of an answer, as the guest gives it.
 const ANSWER: usize = 16 << 20;
 
-/// How long ago may be undone of what came through connections.
+/// How long ago data may have come through connections to be undone.
 #[cfg(feature = "linux")]
 const YOUNG: Duration = Duration::from_secs(1);
 
@@ -36,7 +36,7 @@ const YOUNG: Duration = Duration::from_secs(1);
 const WAITING: usize = 64;
 
 /// Whether the guest lives in this process.
-pub(super) enum Life {
+pub(super) enum Residency {
     Live(Box<Session>),
     /// In the store.
     Saved,
@@ -46,12 +46,12 @@ pub(super) enum Life {
     Gone,
 }
 
-impl Life {
-    /// What somebody is told who waited for a sandbox that is not here any more.
-    pub(super) fn absent(&self, id: &str) -> Refusal {
+impl Residency {
+    /// The answer to a client that waited for a sandbox that left.
+    pub(super) fn absent(&self, id: &str) -> ErrorResponse {
         match self {
             #[cfg(feature = "fleet")]
-            Self::Moved => Refusal::busy(
+            Self::Moved => ErrorResponse::busy(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the sandbox is on its way to another host; try again",
             ),
@@ -74,26 +74,30 @@ pub(super) struct Sandbox {
     pub(super) id: String,
     pub(super) tenant: Arc<str>,
     pub(super) template: String,
-    /// What its clients show besides its id.
+    /// The token that its clients show in addition to its id.
     pub(super) token: String,
     pub(super) metadata: BTreeMap<String, String>,
     pub(super) started: SystemTime,
-    pub(super) life: Arc<tokio::sync::Mutex<Life>>,
+    pub(super) life: Arc<tokio::sync::Mutex<Residency>>,
     times: Mutex<Times>,
     /// It has checkpoints or relatives, so more than its present state is to be kept.
     pub(super) branched: AtomicBool,
+    /// How often a host was lost with it, and calls with that.
+    pub(super) generation: u64,
     /// Pieces of code that were run.
     pub(super) runs: AtomicU64,
     /// There is something of it in the store.
     pub(super) saved: AtomicBool,
+    /// The sweep is ending or saving it.
+    pub(super) sweeping: AtomicBool,
     /// Calls that wait for those before them.
     waiting: Arc<Semaphore>,
-    pub(super) mark: Mutex<Mark>,
+    pub(super) mark: Mutex<UndoPoint>,
     pub(super) commands: Arc<Commands>,
     /// Whether something in it went on by itself when it was saved.
     pub(super) goes_on: AtomicBool,
     #[cfg(feature = "fleet")]
-    pub(super) standing: super::ledger::Standing,
+    pub(super) standing: super::ledger::FleetEntry,
 }
 
 /// Milliseconds since 1970.
@@ -112,7 +116,7 @@ impl Sandbox {
         token: String,
         (tenant, template): (Arc<str>, String),
         metadata: BTreeMap<String, String>,
-        life: Life,
+        life: Residency,
         times: Times,
     ) -> Self {
         Self {
@@ -125,14 +129,16 @@ impl Sandbox {
             life: Arc::new(tokio::sync::Mutex::new(life)),
             times: Mutex::new(times),
             branched: AtomicBool::new(false),
+            generation: 0,
             runs: AtomicU64::new(0),
             saved: AtomicBool::new(false),
+            sweeping: AtomicBool::new(false),
             waiting: Arc::new(Semaphore::new(WAITING)),
             mark: Mutex::default(),
             commands: Arc::default(),
             goes_on: AtomicBool::new(false),
             #[cfg(feature = "fleet")]
-            standing: super::ledger::Standing::default(),
+            standing: super::ledger::FleetEntry::default(),
         }
     }
 
@@ -145,15 +151,17 @@ impl Sandbox {
             pause_at_end: record.pause_at_end,
         };
         let of = (record.tenant.into(), record.template);
-        let mut this = Self::new(record.id, record.token, of, record.metadata, Life::Saved, times);
+        let mut this =
+            Self::new(record.id, record.token, of, record.metadata, Residency::Saved, times);
         this.started = time(record.started);
+        this.generation = record.generation;
         this.runs = AtomicU64::new(record.runs);
         this.saved = AtomicBool::new(true);
         this.goes_on = AtomicBool::new(record.goes_on);
         this
     }
 
-    /// What is to be kept of it beside its pages.
+    /// The record of the sandbox, without its pages.
     pub(super) fn record(&self) -> SandboxRecord {
         let times = *self.times();
         SandboxRecord {
@@ -166,16 +174,17 @@ impl Sandbox {
             ends: milliseconds(times.ends),
             paused: times.paused,
             pause_at_end: times.pause_at_end,
+            generation: self.generation,
             runs: self.runs.load(Ordering::Relaxed),
             goes_on: self.goes_on.load(Ordering::Relaxed),
         }
     }
 
     /// Room in the line of those that wait for this sandbox.
-    pub(super) fn wait(&self) -> Result<OwnedSemaphorePermit, Refusal> {
+    pub(super) fn wait(&self) -> Result<OwnedSemaphorePermit, ErrorResponse> {
         self.waiting.clone().try_acquire_owned().map_err(|_| {
             let message = format!("{WAITING} calls wait for this sandbox already; try again");
-            Refusal::busy(StatusCode::TOO_MANY_REQUESTS, message)
+            ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message)
         })
     }
 
@@ -183,28 +192,32 @@ impl Sandbox {
         self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn not_found(id: &str) -> Refusal {
-        Refusal::new(StatusCode::NOT_FOUND, format!("the sandbox {id} was not found"))
+    pub(super) fn not_found(id: &str) -> ErrorResponse {
+        ErrorResponse::new(StatusCode::NOT_FOUND, format!("the sandbox {id} was not found"))
     }
 }
 
-/// What it means to a client that a session refused.
-pub(super) fn refused(error: &SessionError) -> Refusal {
-    let (status, later) = match error {
-        SessionError::Tree(_) => (StatusCode::NOT_FOUND, false),
-        SessionError::Guest(_) => (StatusCode::BAD_REQUEST, false),
-        SessionError::NoFiles(_) => (StatusCode::NOT_IMPLEMENTED, false),
-        SessionError::Failed { .. } => (StatusCode::CONFLICT, false),
-        SessionError::Call(afresh::CallError::Request { .. }) => (StatusCode::BAD_REQUEST, false),
-        SessionError::Call(afresh::CallError::Lease(_)) => (StatusCode::SERVICE_UNAVAILABLE, true),
-        _ => (StatusCode::INTERNAL_SERVER_ERROR, false),
+/// The answer to a client for a refusal of its session.
+pub(super) fn refused(error: &SessionError) -> ErrorResponse {
+    let status = match error {
+        SessionError::Tree(_) => StatusCode::NOT_FOUND,
+        SessionError::Guest(_) => StatusCode::BAD_REQUEST,
+        SessionError::NoFiles(_) => StatusCode::NOT_IMPLEMENTED,
+        SessionError::Failed { .. } => StatusCode::CONFLICT,
+        SessionError::Call(afresh::CallError::Request { .. }) => StatusCode::BAD_REQUEST,
+        // Other errors may name things of this host.
+        SessionError::Call(afresh::CallError::Lease(_)) => {
+            let logged = ErrorResponse::logged(StatusCode::SERVICE_UNAVAILABLE, error);
+            return ErrorResponse { later: true, ..logged };
+        }
+        _ => return ErrorResponse::logged(StatusCode::INTERNAL_SERVER_ERROR, error),
     };
-    Refusal { status, message: describe(error), later }
+    ErrorResponse::new(status, describe(error))
 }
 
-/// Where a sandbox goes back to when what goes on in it is cut short.
+/// The state that a sandbox rolls back to when its work is cut short.
 #[derive(Default)]
-pub(super) struct Mark {
+pub(super) struct UndoPoint {
     state: Option<SnapshotId>,
     /// The last call ended there; otherwise it began there.
     after: bool,
@@ -212,30 +225,34 @@ pub(super) struct Mark {
     put: Option<Instant>,
 }
 
-impl Mark {
-    /// What goes on from now on follows this. A call is not to be undone; what comes through connections would cost a checkpoint each.
-    pub(super) fn followed_by(&mut self, turn: Turn) {
+impl UndoPoint {
+    /// The next work follows this. Calls are not to be undone, and data of connections would cost a checkpoint each.
+    pub(super) fn followed_by(&mut self, turn: Operation) {
         self.after &= match turn {
-            Turn::Call => false,
+            Operation::Call => false,
             #[cfg(feature = "linux")]
-            Turn::Connection => self.put.is_some_and(|put| put.elapsed() < YOUNG),
-            Turn::Slice => true,
+            Operation::Connection => self.put.is_some_and(|put| put.elapsed() < YOUNG),
+            Operation::Slice => true,
         };
     }
 
     /// Puts it where the session is now.
-    fn put(&mut self, session: &mut Session, after: bool) -> Result<SnapshotId, Refusal> {
+    fn put(&mut self, session: &mut Session, after: bool) -> Result<SnapshotId, ErrorResponse> {
         let here = session.checkpoint(MARK).map_err(|error| refused(&error))?;
         (self.after, self.put) = (after, Some(Instant::now()));
         if let Some(old) = self.state.replace(here) {
-            // Whoever went elsewhere may have dropped it.
+            // A rollback may have dropped it.
             let _ = session.drop_checkpoint(old);
         }
         Ok(here)
     }
 }
 
-fn undo(session: &mut Session, to: SnapshotId, speaker: &Speaker) -> Result<(), Refusal> {
+fn undo(
+    session: &mut Session,
+    to: SnapshotId,
+    speaker: &OutputRouter,
+) -> Result<(), ErrorResponse> {
     speaker.undone();
     session.rollback(to).map(drop).map_err(|error| refused(&error))
 }
@@ -246,9 +263,9 @@ pub(super) fn run(
     session: &mut Session,
     language: &Language,
     (what, source): (u8, &str),
-    mark: &mut Mark,
-    speaker: &mut Speaker,
-) -> Result<Outcome, Refusal> {
+    mark: &mut UndoPoint,
+    speaker: &mut OutputRouter,
+) -> Result<Outcome, ErrorResponse> {
     let before = mark.put(session, false)?;
     let form = language.form;
     let request = Request::new(form, what, &Tools::default(), source, "<code>", None);
@@ -260,6 +277,7 @@ pub(super) fn run(
         speaker.exchange(lease)?;
         Ok(answer)
     });
+    speaker.finish();
     match answered {
         Ok(answer) if answer.len() > ANSWER => {
             let message = format!("its value has {} bytes, and may have {ANSWER}", answer.len());
@@ -267,7 +285,7 @@ pub(super) fn run(
             Ok(Outcome::Threw(Thrown { name, message, trace: None }))
         }
         Ok(answer) => Outcome::read(&answer).map_err(|damaged| {
-            Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, damaged.to_string())
+            ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, damaged.to_string())
         }),
         Err(error) if session.failed().is_some() => {
             undo(session, before, speaker)?;
@@ -282,9 +300,9 @@ pub(super) fn command(
     session: &mut Session,
     language: &Language,
     wanted: &serde_json::Value,
-    mark: &mut Mark,
-    speaker: &mut Speaker,
-) -> Result<Outcome, Refusal> {
+    mark: &mut UndoPoint,
+    speaker: &mut OutputRouter,
+) -> Result<Outcome, ErrorResponse> {
     speaker.begin(Vec::new());
     run(session, language, (COMMAND, &wanted.to_string()), mark, speaker)
 }
@@ -293,9 +311,9 @@ pub(super) fn command(
 #[cfg(feature = "linux")]
 pub(super) fn go_on(
     session: &mut Session,
-    mark: &mut Mark,
-    speaker: &mut Speaker,
-) -> Result<(), Refusal> {
+    mark: &mut UndoPoint,
+    speaker: &mut OutputRouter,
+) -> Result<(), ErrorResponse> {
     let ended = match mark.state.filter(|_| mark.after) {
         Some(state) => state,
         None => mark.put(session, true)?,
@@ -312,7 +330,7 @@ pub(super) fn go_on(
         Err(_) if session.failed().is_some() => {
             undo(session, ended, speaker)?;
             let message = "what ran in the background was cut short, and undone";
-            Err(Refusal::new(StatusCode::CONFLICT, message))
+            Err(ErrorResponse::new(StatusCode::CONFLICT, message))
         }
         went => went.map_err(|error| refused(&error)),
     }
@@ -320,7 +338,11 @@ pub(super) fn go_on(
 
 /// Nothing runs in the background.
 #[cfg(not(feature = "linux"))]
-pub(super) fn go_on(_: &mut Session, _: &mut Mark, _: &mut Speaker) -> Result<(), Refusal> {
+pub(super) fn go_on(
+    _: &mut Session,
+    _: &mut UndoPoint,
+    _: &mut OutputRouter,
+) -> Result<(), ErrorResponse> {
     Ok(())
 }
 

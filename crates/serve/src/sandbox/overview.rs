@@ -1,6 +1,6 @@
-//! What the status page and the metrics show of all sandboxes.
+//! The sandboxes on the status page and in the metrics.
 //!
-//! What it promises: nobody is waited for who is being called, and nothing is shown by which a sandbox could be reached.
+//! Promises: they wait for no running call, and show no token or other way to reach a sandbox.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 use afresh::Session;
 use hyper::StatusCode;
 
-use super::one::{Life, MARK, Sandbox, refused};
+use super::one::{MARK, Residency, Sandbox, refused};
 use super::registry::{Sandboxes, blocking, lock};
-use crate::refusal::Refusal;
+use crate::error_response::ErrorResponse;
 
 /// Most sandboxes, and most states of one, that are shown.
 const SHOWN: usize = 50;
 
-/// What of an id is shown: too little to reach a sandbox by. Its end, for a fleet's ids begin with whose they are.
+/// The part of an id that is shown, which reaches no sandbox. It is the end, since ids of a fleet begin with their tenant.
 fn shown(id: &str) -> &str {
     id.get(id.len().saturating_sub(6)..).unwrap_or_default()
 }
@@ -26,14 +26,17 @@ fn shown(id: &str) -> &str {
 const RUNS: usize = 2000;
 
 /// In which pages a session differs from its template, as of its last checkpoint.
-fn changed(session: &Session) -> Result<Value, Refusal> {
+fn changed(session: &Session) -> Result<Value, ErrorResponse> {
     let states = session.tree();
     let of = |id| states.iter().find(|state| state.id == id);
     let (Some(root), Some(at)) = (states.first(), of(session.at())) else {
-        return Err(Refusal::new(StatusCode::CONFLICT, "the state of its template was dropped"));
+        return Err(ErrorResponse::new(
+            StatusCode::CONFLICT,
+            "the state of its template was dropped",
+        ));
     };
     let found = session.diff(root.id, at.id).map_err(|error| refused(&error))?;
-    // Memories lie one behind the other on the map.
+    // Memories follow each other on the map.
     let memories = root.pages.len().max(at.pages.len());
     let mut begins = Vec::with_capacity(memories);
     let mut pages = 0;
@@ -61,22 +64,25 @@ impl Sandboxes {
     pub(crate) fn count(&self) -> (usize, usize) {
         let all: Vec<_> = lock(&self.all).values().cloned().collect();
         let saved = |sandbox: &&Arc<Sandbox>| {
-            sandbox.life.try_lock().is_ok_and(|life| matches!(*life, Life::Saved))
+            sandbox.life.try_lock().is_ok_and(|life| matches!(*life, Residency::Saved))
         };
         let saved = all.iter().filter(saved).count();
         (all.len() - saved, saved)
     }
 
-    /// What the status page shows of them: all in numbers, and of some the tree they stand in.
-    pub(crate) fn overview(&self) -> Value {
+    /// Data of the status page: counts, and for an operator the states of some sandboxes.
+    pub(crate) fn overview(&self, operator: bool) -> Value {
         let (live, saved) = self.count();
+        if !operator {
+            return json!({"live": live, "saved": saved, "some": []});
+        }
         let mut all: Vec<_> = lock(&self.all).values().cloned().collect();
         all.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.times().used));
         let some = all.iter().take(SHOWN).map(|sandbox| {
             let paused = sandbox.times().paused;
             // One that is being called is not waited for.
             let (at, states) = match sandbox.life.try_lock().as_deref() {
-                Ok(Life::Live(session)) => {
+                Ok(Residency::Live(session)) => {
                     let states = session.tree();
                     let states = states.iter().rev().take(SHOWN).rev().map(|state| {
                         json!({
@@ -102,8 +108,8 @@ impl Sandboxes {
     }
 
     /// In which pages a sandbox differs from its template. It is named as the status page shows it.
-    pub(crate) async fn page_map(&self, id: &str) -> Result<Value, Refusal> {
-        let not_there = |why: &str| Refusal::new(StatusCode::NOT_FOUND, why);
+    pub(crate) async fn page_map(&self, id: &str) -> Result<Value, ErrorResponse> {
+        let not_there = |why: &str| ErrorResponse::new(StatusCode::NOT_FOUND, why);
         let named = |sandbox: &&Arc<Sandbox>| shown(&sandbox.id) == id;
         let sandbox = lock(&self.all).values().find(named).cloned();
         let sandbox = sandbox.ok_or_else(|| not_there("no such sandbox is on this host"))?;
@@ -111,8 +117,8 @@ impl Sandboxes {
         let life = sandbox.life.clone().try_lock_owned();
         let life = life.map_err(|_| not_there("the sandbox is being called"))?;
         blocking(move || match &*life {
-            Life::Live(session) => changed(session),
-            _ => Err(Refusal::new(StatusCode::NOT_FOUND, "the sandbox is in the store")),
+            Residency::Live(session) => changed(session),
+            _ => Err(ErrorResponse::new(StatusCode::NOT_FOUND, "the sandbox is in the store")),
         })
         .await
     }

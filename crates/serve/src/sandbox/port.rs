@@ -1,7 +1,7 @@
-//! HTTP to what listens within a sandbox: `PORT-ID.domain`, as E2B's `get_host` names it.
+//! HTTP to programs that listen in a sandbox: `PORT-ID.domain`, as E2B's `get_host` names it.
 //!
-//! What it promises: the program gets the request and the client the answer as they are, piece by piece, but for what is about a connection
-//! and for the sandbox's token. Who shows no token gets nothing.
+//! Promises: request and answer pass unchanged and piece by piece, except for headers of the connection
+//! and the sandbox's token. A client without the token gets nothing.
 
 use std::sync::Arc;
 
@@ -15,20 +15,20 @@ use hyper::upgrade::OnUpgrade;
 use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 
-use super::lines::dial;
 use super::registry::Sandboxes;
-use super::routes::{Inside, SANDBOX, TOKENS};
-use crate::body::InPieces;
-use crate::refusal::Refusal;
-use crate::server::Place;
+use super::routes::{AuthorizedSandbox, SANDBOX, TOKENS};
+use super::tunnels::dial;
+use crate::body::Chunked;
+use crate::error_response::ErrorResponse;
+use crate::server::ConnectionPermit;
 use crate::wire;
 
-/// The header by which clients name a port where the host does not.
+/// The header that names a port where the host does not.
 const PORT: &str = "e2b-sandbox-port";
 /// Ports that are the server's own in every sandbox: those of E2B's agent and of its code interpreter.
 const OWN: [u16; 2] = [49983, 49999];
 
-/// The port of a sandbox's programs that a request is for; none for what the server answers itself.
+/// The port of a sandbox's programs that a request is for; `None` if the server answers it.
 pub(super) fn of(headers: &HeaderMap) -> Option<u16> {
     let named = match headers.get(SANDBOX) {
         Some(_) => headers.get(PORT)?.to_str().ok()?,
@@ -37,7 +37,7 @@ pub(super) fn of(headers: &HeaderMap) -> Option<u16> {
     named.parse().ok().filter(|port| !OWN.contains(port))
 }
 
-/// Answers a request by what listens there.
+/// Answers a request by the program that listens there.
 pub(super) async fn answer(all: &Arc<Sandboxes>, port: u16, request: Request<Body>) -> Response {
     forward(all, port, request).await.unwrap_or_else(IntoResponse::into_response)
 }
@@ -46,18 +46,18 @@ async fn forward(
     all: &Arc<Sandboxes>,
     port: u16,
     request: Request<Body>,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ErrorResponse> {
     let mut request = request;
     let from = hyper::upgrade::on(&mut request);
     let (mut parts, body) = request.into_parts();
     let protocol = parts.headers.get(UPGRADE).cloned();
-    let place = parts.extensions.remove::<Place>();
-    let Inside(sandbox) = Inside::from_request_parts(&mut parts, all).await?;
+    let place = parts.extensions.remove::<ConnectionPermit>();
+    let AuthorizedSandbox(sandbox) = AuthorizedSandbox::from_request_parts(&mut parts, all).await?;
     let client = dial(all, &sandbox, port).await?;
     let hung_up = |error: hyper::Error| {
         tracing::debug!(id = sandbox.id, port, %error, "no answer");
         let message = format!("what listens on port {port} of the sandbox gave no answer of HTTP");
-        Refusal::new(StatusCode::BAD_GATEWAY, message)
+        ErrorResponse::new(StatusCode::BAD_GATEWAY, message)
     };
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(client));
     let (mut sender, connection) = handshake.await.map_err(hung_up)?;
@@ -81,11 +81,11 @@ async fn forward(
         speaks(&mut parts.headers, protocol);
         return Ok(Response::from_parts(parts, Body::empty()));
     }
-    parts.extensions.insert(InPieces);
+    parts.extensions.insert(Chunked);
     Ok(Response::from_parts(parts, Body::new(body)))
 }
 
-/// Says again to which protocol the connection is to switch: of what is about a connection, this is about both.
+/// Repeats the protocol that the connection switches to. Of the connection's headers, this one is for both sides.
 fn speaks(headers: &mut HeaderMap, protocol: Option<HeaderValue>) {
     if let Some(protocol) = protocol {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -93,8 +93,8 @@ fn speaks(headers: &mut HeaderMap, protocol: Option<HeaderValue>) {
     }
 }
 
-/// Carries what two ends say to each other that speak another protocol now, in the place of the client's connection.
-async fn carry(from: OnUpgrade, to: OnUpgrade, _place: Option<Place>) {
+/// Carries the bytes of two ends that speak another protocol now, under the permit of the client's connection.
+async fn carry(from: OnUpgrade, to: OnUpgrade, _place: Option<ConnectionPermit>) {
     let (Ok(from), Ok(to)) = (from.await, to.await) else { return };
     // Either may just go away.
     let _ = tokio::io::copy_bidirectional(&mut TokioIo::new(from), &mut TokioIo::new(to)).await;

@@ -1,8 +1,8 @@
 //! Commands in a sandbox, in the shape of E2B's agent.
 //!
-//! What it promises: a sandbox of a Linux program runs them, beside code and beside one another. They are part of its state: what a pause, a
-//! snapshot or a fork keeps goes on from there. Who starts a command or connects to it is told what it prints from then on. What may
-//! break it: a command's output is told by the session (`setsid`) that it is printed in, so what leaves its command's is not heard.
+//! Promises: a sandbox of a Linux program runs several at the same time as code. They are part of its state, and continue after a
+//! pause, a snapshot or a fork. A client that starts a command or connects to it gets its output from then on. May
+//! break it: output belongs to a command by its session (`setsid`), so a process that leaves the session is not heard.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,25 +17,25 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
-use super::commands::{Ear, Heard};
-use super::connect::{self, Failed};
+use super::commands::{EventStream, Subscriber};
+use super::connect::{self, ConnectError};
 use super::one::{Sandbox, command};
+use super::output_router::OutputRouter;
 use super::registry::{Sandboxes, lock};
-use super::routes::Inside;
-use super::speaker::Speaker;
-use crate::body::InPieces;
+use super::routes::AuthorizedSandbox;
+use crate::body::Chunked;
 
-/// How often a client wants to be told that a command runs on, in seconds.
+/// Interval of keepalives that a client asks for, in seconds.
 const ALIVE: &str = "keepalive-ping-interval";
-/// How often it is told otherwise.
+/// Default interval of keepalives.
 const SELDOM: Duration = Duration::from_secs(90);
 
 #[derive(Deserialize)]
-struct Start {
+struct StartRequest {
     process: Config,
     pty: Option<Terminal>,
     tag: Option<String>,
@@ -56,11 +56,11 @@ struct Config {
 /// A terminal, by its size.
 #[derive(Clone, Copy, Deserialize)]
 struct Terminal {
-    size: Size,
+    size: TerminalSize,
 }
 
 #[derive(Clone, Copy, Deserialize)]
-struct Size {
+struct TerminalSize {
     rows: u16,
     cols: u16,
 }
@@ -75,10 +75,41 @@ impl Terminal {
 #[derive(Deserialize)]
 struct Chosen {
     process: Selector,
-    signal: Option<Value>,
+    signal: Option<Signal>,
     pty: Option<Terminal>,
     #[serde(default)]
     input: Input,
+}
+
+/// A signal by its number, or by its name in the agent's protocol. 0 is one that is not known.
+#[derive(Clone, Copy)]
+struct Signal(u64);
+
+impl<'de> Deserialize<'de> for Signal {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Named;
+        // By a visitor: nothing that is neither is kept, however large.
+        impl Visitor<'_> for Named {
+            type Value = Signal;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a signal's number or name")
+            }
+
+            fn visit_u64<E>(self, number: u64) -> Result<Signal, E> {
+                Ok(Signal(number))
+            }
+
+            fn visit_str<E>(self, name: &str) -> Result<Signal, E> {
+                Ok(Signal(match name {
+                    "SIGNAL_SIGKILL" => 9,
+                    "SIGNAL_SIGTERM" => 15,
+                    _ => 0,
+                }))
+            }
+        }
+        deserializer.deserialize_any(Named)
+    }
 }
 
 #[derive(Deserialize)]
@@ -93,7 +124,7 @@ struct Input {
     pty: Option<String>,
 }
 
-/// A part of what a command is to read.
+/// A part of a command's input.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Part {
@@ -103,11 +134,11 @@ enum Part {
 }
 
 impl Input {
-    /// What the guest's half of commands is asked.
-    fn wanted(self) -> Result<Value, Failed> {
+    /// A request to the guest's half of commands.
+    fn wanted(self) -> Result<Value, ConnectError> {
         // Which of the two a command has it knows itself.
         let data = self.stdin.or(self.pty);
-        let none = || Failed::new("invalid_argument", "it is not said what is to be read");
+        let none = || ConnectError::new("invalid_argument", "it is not said what is to be read");
         Ok(json!({"op": "input", "data": data.ok_or_else(none)?}))
     }
 }
@@ -115,18 +146,18 @@ impl Input {
 /// The agent's operations on processes.
 pub(super) async fn process(
     State(all): State<Arc<Sandboxes>>,
-    Inside(sandbox): Inside,
+    AuthorizedSandbox(sandbox): AuthorizedSandbox,
     Path(method): Path<String>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
     let unknown = |why: &str| {
-        Failed::new("unimplemented", format!("{method} is not there in this sandbox: {why}"))
+        ConnectError::new("unimplemented", format!("{method} is not there in this sandbox: {why}"))
     };
     if !all.template(&sandbox.template).config.linux {
         return unknown("it evaluates code, and has no processes").into_response();
     }
-    let inside = Commanded { all, sandbox };
+    let inside = CommandTarget { all, sandbox };
     let done = match method.as_str() {
         "Start" => inside.start(&headers, &body).await,
         "Connect" => inside.connect(&headers, &body).await,
@@ -138,28 +169,29 @@ pub(super) async fn process(
         "StreamInput" => inside.stream(&body).await,
         _ => Err(unknown("it is not known")),
     };
-    done.unwrap_or_else(Failed::into_response)
+    done.unwrap_or_else(ConnectError::into_response)
 }
 
 /// A sandbox that runs commands.
-struct Commanded {
+struct CommandTarget {
     all: Arc<Sandboxes>,
     sandbox: Arc<Sandbox>,
 }
 
-type Done = Result<Response, Failed>;
+type Done = Result<Response, ConnectError>;
 
-/// What an operation asks for that is answered at once.
-fn asked<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failed> {
-    serde_json::from_slice(body).map_err(|error| Failed::new("invalid_argument", error.to_string()))
+/// An operation that is answered at once.
+fn asked<T: DeserializeOwned>(body: &[u8]) -> Result<T, ConnectError> {
+    serde_json::from_slice(body)
+        .map_err(|error| ConnectError::new("invalid_argument", error.to_string()))
 }
 
-fn gone() -> Failed {
-    Failed::new("not_found", "there is no such command: it has ended, or there never was")
+fn gone() -> ConnectError {
+    ConnectError::new("not_found", "there is no such command: it has ended, or there never was")
 }
 
 /// The number of a command that runs.
-fn find(listed: &Value, wanted: &Selector) -> Result<u32, Failed> {
+fn find(listed: &Value, wanted: &Selector) -> Result<u32, ConnectError> {
     let is_it = |command: &&Value| match (wanted.pid, &wanted.tag) {
         (Some(pid), _) => command["pid"] == pid,
         (None, Some(tag)) => command["tag"] == tag.as_str(),
@@ -170,28 +202,28 @@ fn find(listed: &Value, wanted: &Selector) -> Result<u32, Failed> {
     number.and_then(|number| u32::try_from(number).ok()).ok_or_else(gone)
 }
 
-impl Commanded {
-    /// One call of the guest's half of commands, and what is done within it once it has answered.
+impl CommandTarget {
+    /// One call of the guest's half of commands, and the work after its answer.
     async fn ask<R: Send + 'static>(
         &self,
-        mut speaker: Speaker,
-        wanted: impl FnOnce(&mut Asking<'_>) -> Result<R, Failed> + Send + 'static,
-    ) -> Result<R, Failed> {
+        mut speaker: OutputRouter,
+        wanted: impl FnOnce(&mut Exchange<'_>) -> Result<R, ConnectError> + Send + 'static,
+    ) -> Result<R, ConnectError> {
         let language = self.all.template(&self.sandbox.template).language;
         let sandbox = self.sandbox.clone();
         let asked = self.all.with(&self.sandbox, move |session| {
             let speaker = &mut speaker;
-            Ok(wanted(&mut Asking { sandbox: &sandbox, session, language, speaker }))
+            Ok(wanted(&mut Exchange { sandbox: &sandbox, session, language, speaker }))
         });
         asked.await?
     }
 
-    fn speaker(&self) -> Speaker {
+    fn speaker(&self) -> OutputRouter {
         self.all.speaker(&self.sandbox)
     }
 
     async fn start(&self, headers: &HeaderMap, body: &[u8]) -> Done {
-        let Start { process, pty, tag, stdin } = connect::asked(body)?;
+        let StartRequest { process, pty, tag, stdin } = connect::asked(body)?;
         let wanted = json!({
             "op": "start",
             "cmd": process.cmd,
@@ -202,7 +234,7 @@ impl Commanded {
             "size": pty.map(Terminal::wanted),
             "tag": tag,
         });
-        let (ear, heard) = Ear::new(alive(headers));
+        let (ear, heard) = Subscriber::new(alive(headers));
         let mut speaker = self.speaker();
         speaker.starts(ear, connect::limit(headers));
         let starting = self.ask(speaker, move |asking| {
@@ -214,7 +246,7 @@ impl Commanded {
 
     async fn connect(&self, headers: &HeaderMap, body: &[u8]) -> Done {
         let Chosen { process, .. } = connect::asked(body)?;
-        let (ear, heard) = Ear::new(alive(headers));
+        let (ear, heard) = Subscriber::new(alive(headers));
         let connecting = self.ask(self.speaker(), move |asking| {
             let listed = asking.of(&json!({"op": "list"}))?;
             asking.sandbox.commands.listen(find(&listed, &process)?, ear, None);
@@ -230,15 +262,9 @@ impl Commanded {
 
     async fn signal(&self, body: &[u8]) -> Done {
         let Chosen { process, signal, .. } = asked(body)?;
-        let signal = match &signal {
-            Some(Value::Number(number)) => number.as_u64(),
-            Some(Value::String(name)) if name == "SIGNAL_SIGKILL" => Some(9),
-            Some(Value::String(name)) if name == "SIGNAL_SIGTERM" => Some(15),
-            _ => None,
-        };
-        let Some(signal @ (9 | 15)) = signal else {
+        let Some(Signal(signal @ (9 | 15))) = signal else {
             let why = "a signal is SIGNAL_SIGTERM or SIGNAL_SIGKILL";
-            return Err(Failed::new("invalid_argument", why));
+            return Err(ConnectError::new("invalid_argument", why));
         };
         self.chosen(process, vec![json!({"op": "signal", "signal": signal})]).await
     }
@@ -251,16 +277,20 @@ impl Commanded {
     /// A terminal has another size now.
     async fn resize(&self, body: &[u8]) -> Done {
         let Chosen { process, pty, .. } = asked(body)?;
-        let none = || Failed::new("invalid_argument", "it is not said how large the terminal is");
+        let none =
+            || ConnectError::new("invalid_argument", "it is not said how large the terminal is");
         let size = pty.ok_or_else(none)?.wanted();
         self.chosen(process, vec![json!({"op": "resize", "size": size})]).await
     }
 
-    /// What comes in parts is written once all of it is there.
+    /// Input in parts is written once all of it is there.
     async fn stream(&self, body: &[u8]) -> Done {
         let mut parts = connect::messages(body)?.into_iter();
         let Some(Part::Start { process }) = parts.next() else {
-            return Err(Failed::new("invalid_argument", "it is not said which command is to read"));
+            return Err(ConnectError::new(
+                "invalid_argument",
+                "it is not said which command is to read",
+            ));
         };
         let data = parts.filter_map(|part| match part {
             Part::Data { input } => Some(input.wanted()),
@@ -299,21 +329,21 @@ impl Commanded {
 }
 
 /// A sandbox, in its turn.
-struct Asking<'a> {
+struct Exchange<'a> {
     sandbox: &'a Sandbox,
     session: &'a mut Session,
     language: &'static afresh_interpreter::Language,
-    speaker: &'a mut Speaker,
+    speaker: &'a mut OutputRouter,
 }
 
-impl Asking<'_> {
-    /// What the guest's half of commands answers; what it threw is told as such.
-    fn of(&mut self, wanted: &Value) -> Result<Value, Failed> {
+impl Exchange<'_> {
+    /// The answer of the guest's half of commands; an exception becomes an error.
+    fn of(&mut self, wanted: &Value) -> Result<Value, ConnectError> {
         let mut mark = lock(&self.sandbox.mark);
         match command(self.session, self.language, wanted, &mut mark, self.speaker)? {
             Came::Value(shown) => Ok(shown.json.unwrap_or_default()),
             Came::Done => Ok(Value::Null),
-            Came::Threw(thrown) => Err(Failed::of(&thrown)),
+            Came::Threw(thrown) => Err(ConnectError::of(&thrown)),
         }
     }
 }
@@ -323,20 +353,23 @@ fn alive(headers: &HeaderMap) -> Duration {
     asked.map_or(SELDOM, |seconds| Duration::from_secs(seconds.max(1).into()))
 }
 
-/// A stream that begins as soon as there is something to tell, though the call that brings it about lasts.
-async fn heard_while<R>(call: impl Future<Output = Result<R, Failed>>, mut heard: Heard) -> Done {
+/// A stream that begins with the first event, though its call lasts.
+async fn heard_while<R>(
+    call: impl Future<Output = Result<R, ConnectError>>,
+    mut heard: EventStream,
+) -> Done {
     let body = tokio::select! {
         biased;
         true = heard.begun() => Body::new(heard),
         called = call => match called {
             Err(failed) if failed.is_refused() => return Err(failed),
             Err(failed) => Body::from(connect::broken_off(&failed)),
-            // What it told may have come since it was looked for.
+            // Events may have come since the last look.
             Ok(_) => Body::new(heard),
         },
     };
     let mut response = streamed(body);
-    response.extensions_mut().insert(InPieces);
+    response.extensions_mut().insert(Chunked);
     Ok(response)
 }
 

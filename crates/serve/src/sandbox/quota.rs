@@ -11,7 +11,7 @@ use hyper::StatusCode;
 
 use super::ledger::Ledger;
 use super::registry::lock;
-use crate::refusal::Refusal;
+use crate::error_response::ErrorResponse;
 
 /// How long a count is good for.
 const GOOD: Duration = Duration::from_secs(30);
@@ -24,7 +24,7 @@ pub(super) struct Quota {
 
 #[derive(Default)]
 struct Counter {
-    /// Whoever admits one; others wait for the count.
+    /// Held while one is admitted; others wait for the count.
     admitting: tokio::sync::Mutex<()>,
     counts: Mutex<Counts>,
 }
@@ -42,19 +42,19 @@ struct Counts {
 }
 
 /// Room for one that is being made.
-pub(super) struct Room {
+pub(super) struct SnapshotReservation {
     counter: Arc<Counter>,
     kept: bool,
 }
 
-impl Room {
+impl SnapshotReservation {
     /// It has a record now.
     pub(super) fn used(mut self) {
         self.kept = true;
     }
 }
 
-impl Drop for Room {
+impl Drop for SnapshotReservation {
     fn drop(&mut self) {
         let mut counts = lock(&self.counter.counts);
         counts.coming -= 1;
@@ -72,8 +72,12 @@ impl Quota {
         lock(&self.tenants).entry(tenant.to_owned()).or_default().clone()
     }
 
-    /// Room for one more of a tenant's.
-    pub(super) async fn room(&self, ledger: &Ledger, tenant: &str) -> Result<Room, Refusal> {
+    /// Reserves room for one more snapshot of a tenant.
+    pub(super) async fn room(
+        &self,
+        ledger: &Ledger,
+        tenant: &str,
+    ) -> Result<SnapshotReservation, ErrorResponse> {
         let counter = self.counter(tenant);
         let admitting = counter.admitting.lock().await;
         let before = {
@@ -84,7 +88,7 @@ impl Quota {
         if let Some((made, coming)) = before {
             let there = ledger.snapshots(tenant).await?.len();
             let mut counts = lock(&counter.counts);
-            // One that was made meanwhile may be among them. It is counted twice rather than not at all, until the next count.
+            // One that was made during the count may be among them. It is counted twice rather than not at all, until the next count.
             counts.there = there + (counts.made - made);
             counts.counted = (coming == 0).then(Instant::now);
         }
@@ -93,14 +97,14 @@ impl Quota {
         if own >= self.most {
             let most = self.most;
             let message = format!("a tenant may have {most} snapshots, and has {own}; delete some");
-            return Err(Refusal::busy(StatusCode::TOO_MANY_REQUESTS, message));
+            return Err(ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message));
         }
         counts.coming += 1;
         drop((counts, admitting));
-        Ok(Room { counter, kept: false })
+        Ok(SnapshotReservation { counter, kept: false })
     }
 
-    /// Has a tenant's be counted anew, for some are gone.
+    /// Counts a tenant's snapshots anew, since some were removed.
     pub(super) fn recount(&self, tenant: &str) {
         lock(&self.counter(tenant).counts).counted = None;
     }

@@ -1,6 +1,6 @@
-//! What is kept of sandboxes and snapshots beside their pages: one small file each.
+//! Records of sandboxes and snapshots, without their pages: one small file each.
 //!
-//! What it promises: a file is whole or not there, and on disk before anybody is told so.
+//! Promises: a file is whole or absent, and on disk before the operation returns.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -24,9 +24,12 @@ pub(crate) struct SandboxRecord {
     pub(crate) paused: bool,
     pub(crate) pause_at_end: bool,
     pub(crate) runs: u64,
-    /// Something in it goes on by itself.
+    /// It has background work.
     #[serde(default)]
     pub(crate) goes_on: bool,
+    /// How often a host was lost with it, so that calls since its last save were undone.
+    #[serde(default)]
+    pub(crate) generation: u64,
 }
 
 /// A snapshot that sandboxes can be made from.

@@ -1,9 +1,9 @@
-//! All sandboxes of a server: who has which, what they are made from, when they end, and where they are kept.
+//! All sandboxes of a server, with their tenants, sources, ends and places.
 //!
-//! What it promises: a sandbox that was paused is in the store, record and all, before its client is told. Nobody's
-//! limit is passed. What is saved in the directory when a server starts is there for its clients.
+//! Promises: a paused sandbox and its record are in the store before its client is answered. No
+//! tenant exceeds its limit. Sandboxes that the directory has when a server starts are served again.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -14,48 +14,64 @@ use hyper::StatusCode;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 use tracing::Instrument;
 
+use super::call_permits::CallPermits;
 use super::config::SandboxConfig;
-use super::connect::Failed;
-use super::ledger::{Kept, Ledger, internal};
-use super::one::{Life, Sandbox, Times, due, refused};
+use super::connect::ConnectError;
+use super::directory::Directory;
+use super::ledger::{Ledger, SavedState, internal};
+use super::memory::Memory;
+use super::one::{Residency, Sandbox, Times, due, refused};
 use super::quota::Quota;
 use super::template::{Warm, kept};
 use crate::error::ServeError;
-use crate::refusal::Refusal;
+use crate::error_response::ErrorResponse;
 
 /// All sandboxes of a server.
 pub(crate) struct Sandboxes {
     pub(crate) config: SandboxConfig,
     pub(super) templates: Vec<Arc<Warm>>,
     pub(super) all: Mutex<HashMap<String, Arc<Sandbox>>>,
-    /// Those that were killed and whose entries may be in the ledger still: nobody takes them up from there.
-    pub(super) killed: Arc<Mutex<HashSet<String>>>,
+    /// Killed sandboxes that have not ended yet, with their tenants, whose limit they count in. Their entries may still
+    /// be in the ledger, from which they are not taken up.
+    pub(super) killed: Arc<Mutex<HashMap<String, Arc<str>>>>,
     /// The server ends: what is made now would not be saved with the others. Changed under the lock of `all`.
     pub(super) ending: AtomicBool,
     pub(super) opened: Mutex<HashMap<String, Guest>>,
     pub(super) ledger: Ledger,
     pub(super) quota: Quota,
-    /// Whether the store holds what nothing names, and when it was last looked for.
+    /// Whether the store has unreferenced objects, and when it was last collected.
     pub(super) litter: AtomicBool,
     pub(super) tidied: Mutex<Instant>,
-    running: Arc<Semaphore>,
+    places: CallPermits,
+    pub(super) memory: Arc<Memory>,
+    pub(super) measured: Mutex<Instant>,
+    /// Concurrent saves, of idle sandboxes and of expired ones.
+    pub(super) saving: Semaphore,
+    pub(super) pausing: Semaphore,
+    directory: Mutex<Option<Directory>>,
 }
+
+/// Saves of each kind at the same time, which wait for disks and take memory.
+const SAVES: usize = 4;
+
+/// How long background work waits for a place: it has no client that tries again.
+const BACKGROUND_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Why a sandbox has a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum Operation {
     /// It is called.
     Call,
-    /// Somebody connects to a program in it.
+    /// A client connects to a program in it.
     #[cfg(feature = "linux")]
     Connection,
-    /// It goes on by itself, if it is live.
+    /// It does background work, if it is live.
     Slice,
 }
 
-/// What a new sandbox is to be like.
+/// Options of a new sandbox.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
+pub(super) struct CreateOptions {
     pub(super) template: String,
     pub(super) time: Duration,
     pub(super) pause_at_end: bool,
@@ -63,12 +79,12 @@ pub(super) struct Wanted {
 }
 
 /// So many random bytes, as text.
-pub(super) fn random(bytes: usize) -> Result<String, Refusal> {
+pub(super) fn random(bytes: usize) -> Result<String, ErrorResponse> {
     let mut random = vec![0; bytes];
     let filled = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
     if filled != Ok(bytes) {
         let message = "the host has no randomness to name a sandbox with";
-        return Err(Refusal::busy(StatusCode::SERVICE_UNAVAILABLE, message));
+        return Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message));
     }
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
@@ -77,24 +93,24 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs what takes time on a thread for such.
+/// Runs blocking work on a thread for such.
 pub(super) async fn blocking<R: Send + 'static>(
-    work: impl FnOnce() -> Result<R, Refusal> + Send + 'static,
-) -> Result<R, Refusal> {
+    work: impl FnOnce() -> Result<R, ErrorResponse> + Send + 'static,
+) -> Result<R, ErrorResponse> {
     let span = tracing::Span::current();
     match tokio::task::spawn_blocking(move || span.in_scope(work)).await {
         Ok(result) => result,
         Err(error) => {
             tracing::error!(%error, "a call of a sandbox panicked");
-            Err(Refusal::host())
+            Err(ErrorResponse::host())
         }
     }
 }
 
-/// Does what must not be left half done. It goes on when whoever asked for it goes away; what it waits for must end.
+/// Runs work that must not be cut off. It continues when its client disconnects; its waits must end.
 pub(super) async fn to_its_end<R: Send + 'static>(
-    work: impl Future<Output = Result<R, Refusal>> + Send + 'static,
-) -> Result<R, Refusal> {
+    work: impl Future<Output = Result<R, ErrorResponse>> + Send + 'static,
+) -> Result<R, ErrorResponse> {
     match tokio::spawn(work.in_current_span()).await {
         Ok(result) => result,
         Err(error) => Err(internal(&error)),
@@ -102,14 +118,14 @@ pub(super) async fn to_its_end<R: Send + 'static>(
 }
 
 impl Sandboxes {
-    /// Opens every template, and finds what was saved.
+    /// Opens every template, and finds saved sandboxes.
     pub(crate) async fn open(
         config: &SandboxConfig,
         #[cfg(feature = "fleet")] fleet: Option<&Arc<crate::fleet::Fleet>>,
     ) -> Result<Arc<Self>, ServeError> {
         let config = config.clone();
         #[cfg(feature = "fleet")]
-        let share = fleet.map(super::moving::Share::new);
+        let share = fleet.map(super::migration::FleetHandle::new);
         let opening = std::thread::Builder::new().name("afresh-open".to_owned());
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let failed = |source: afresh::Cause| ServeError::Sandboxes { source };
@@ -128,12 +144,13 @@ impl Sandboxes {
 
     fn open_now(
         config: SandboxConfig,
-        #[cfg(feature = "fleet")] share: Option<super::moving::Share>,
+        #[cfg(feature = "fleet")] share: Option<super::migration::FleetHandle>,
     ) -> Result<Self, afresh::Cause> {
         if config.templates.is_empty() {
             return Err("no template is named that sandboxes could be made from".into());
         }
         std::fs::create_dir_all(&config.dir)?;
+        let directory = Directory::lock(&config.dir)?;
         #[cfg(feature = "fleet")]
         let (ledger, records) = match &share {
             Some(share) => (share.ledger(&config)?, Vec::new()),
@@ -151,7 +168,7 @@ impl Sandboxes {
             warm.map(Arc::new)
         });
         let templates = templates.collect::<Result<Vec<_>, _>>()?;
-        // What no sandbox, snapshot or template needs any more.
+        // Objects that no sandbox, snapshot or template needs any more.
         let store = kept(&config.dir, "any").parse::<Reference>()?.place().store()?;
         for listed in store.list()? {
             if ledger.has_lost(&listed.tag.name) {
@@ -171,31 +188,40 @@ impl Sandboxes {
             quota: Quota::new(config.max_snapshots),
             litter: AtomicBool::new(false),
             tidied: Mutex::new(Instant::now()),
-            running: Arc::new(Semaphore::new(config.max_running_calls.max(1))),
+            places: CallPermits::new(&config),
+            memory: Arc::new(Memory::new(config.max_memory)),
+            measured: Mutex::new(Instant::now()),
+            saving: Semaphore::new(SAVES),
+            pausing: Semaphore::new(SAVES),
+            directory: Mutex::new(Some(directory)),
             config,
         })
     }
 
+    /// Leaves the directory to the next server. Nothing is changed there any more.
+    pub(crate) fn release(&self) {
+        *lock(&self.directory) = None;
+    }
+
     /// Whether there is a template of just this name.
-    fn has_template(&self, name: &str) -> bool {
+    pub(crate) fn has_template(&self, name: &str) -> bool {
         self.templates.iter().any(|template| template.config.name == name)
     }
 
     /// Calls that run, of so many that may.
     #[cfg(feature = "fleet")]
     pub(crate) fn busy(&self) -> (usize, usize) {
-        let places = self.config.max_running_calls.max(1);
-        (places - self.running.available_permits().min(places), places)
+        self.places.busy()
     }
 
-    /// The template of this name; the first for one that is not known, as clients have names of their own for it.
+    /// The template of this name, or the first for an unknown name, since clients have other names for it.
     pub(super) fn template(&self, name: &str) -> &Arc<Warm> {
         let named = self.templates.iter().find(|template| template.config.name == name);
         named.unwrap_or(&self.templates[0])
     }
 
     /// A sandbox of a tenant.
-    pub(super) fn of(&self, tenant: &str, id: &str) -> Result<Arc<Sandbox>, Refusal> {
+    pub(super) fn of(&self, tenant: &str, id: &str) -> Result<Arc<Sandbox>, ErrorResponse> {
         let found = lock(&self.all).get(id).filter(|sandbox| *sandbox.tenant == *tenant).cloned();
         found.ok_or_else(|| self.ledger.absent(id).unwrap_or_else(|| Sandbox::not_found(id)))
     }
@@ -203,16 +229,16 @@ impl Sandboxes {
     /// Whether it is this server that knows about a sandbox: it is here, or it is being killed here.
     #[cfg(feature = "fleet")]
     pub(crate) fn has(&self, id: &str) -> bool {
-        lock(&self.all).contains_key(id) || lock(&self.killed).contains(id)
+        lock(&self.all).contains_key(id) || lock(&self.killed).contains_key(id)
     }
 
-    /// A sandbox, whoever asks: for those who show its token.
+    /// A sandbox without a check of its tenant: for clients that show its token.
     pub(super) fn any(&self, id: &str) -> Option<Arc<Sandbox>> {
         lock(&self.all).get(id).cloned()
     }
 
     /// The sandboxes of a tenant, oldest first.
-    pub(super) async fn list(&self, tenant: &str) -> Result<Vec<Arc<Sandbox>>, Refusal> {
+    pub(super) async fn list(&self, tenant: &str) -> Result<Vec<Arc<Sandbox>>, ErrorResponse> {
         let mut own: Vec<_> = lock(&self.all)
             .values()
             .filter(|sandbox| *sandbox.tenant == *tenant)
@@ -228,7 +254,7 @@ impl Sandboxes {
     }
 
     /// Takes new sandboxes in, all of them or none.
-    async fn admit(self: &Arc<Self>, new: Vec<Arc<Sandbox>>) -> Result<(), Refusal> {
+    async fn admit(self: &Arc<Self>, new: Vec<Arc<Sandbox>>) -> Result<(), ErrorResponse> {
         self.take_in(&new)?;
         let this = self.clone();
         to_its_end(async move {
@@ -236,7 +262,7 @@ impl Sandboxes {
             if entered.is_err() {
                 for sandbox in &new {
                     lock(&this.all).remove(&sandbox.id);
-                    // What was entered of them is struck out; what nobody could be told is not known to anybody.
+                    // Their entries are removed; no client has learnt of the others.
                     let _ = this.ledger.gone(sandbox).await;
                 }
             }
@@ -245,18 +271,21 @@ impl Sandboxes {
         .await
     }
 
-    fn take_in(&self, new: &[Arc<Sandbox>]) -> Result<(), Refusal> {
+    fn take_in(&self, new: &[Arc<Sandbox>]) -> Result<(), ErrorResponse> {
         let Some(first) = new.first() else { return Ok(()) };
         let mut all = lock(&self.all);
         if self.ending.load(Ordering::Relaxed) {
             let message = "this server is ending, and makes no sandbox; try again";
-            return Err(Refusal::busy(StatusCode::SERVICE_UNAVAILABLE, message));
+            return Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message));
         }
         let own = all.values().filter(|sandbox| sandbox.tenant == first.tenant).count();
+        // A call of one that was killed may run on, with all of its memory.
+        let own =
+            own + lock(&self.killed).values().filter(|tenant| **tenant == first.tenant).count();
         if own + new.len() > self.config.max_sandboxes {
             let most = self.config.max_sandboxes;
             let message = format!("a tenant may have {most} sandboxes, and has {own}; kill some");
-            return Err(Refusal::busy(StatusCode::TOO_MANY_REQUESTS, message));
+            return Err(ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message));
         }
         all.extend(new.iter().map(|sandbox| (sandbox.id.clone(), sandbox.clone())));
         Ok(())
@@ -272,8 +301,9 @@ impl Sandboxes {
     pub(super) async fn create(
         self: &Arc<Self>,
         tenant: &Arc<str>,
-        wanted: Wanted,
-    ) -> Result<Arc<Sandbox>, Refusal> {
+        wanted: CreateOptions,
+    ) -> Result<Arc<Sandbox>, ErrorResponse> {
+        self.memory.admit(1).await?;
         let snapshot = match self.has_template(&wanted.template) {
             true => None,
             false => self.snapshot(tenant, &wanted.template).await?,
@@ -306,8 +336,8 @@ impl Sandboxes {
         metadata: BTreeMap<String, String>,
         session: Session,
         times: Times,
-    ) -> Result<Arc<Sandbox>, Refusal> {
-        let life = Life::Live(Box::new(session));
+    ) -> Result<Arc<Sandbox>, ErrorResponse> {
+        let life = Residency::Live(Box::new(session));
         let of = (tenant.clone(), template);
         Ok(Arc::new(Sandbox::new(self.ledger.id(tenant)?, random(24)?, of, metadata, life, times)))
     }
@@ -316,31 +346,40 @@ impl Sandboxes {
     pub(super) async fn with<R: Send + 'static>(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
-        work: impl FnOnce(&mut Session) -> Result<R, Refusal> + Send + 'static,
-    ) -> Result<R, Refusal> {
-        self.turn(sandbox, Turn::Call, work).await
+        work: impl FnOnce(&mut Session) -> Result<R, ErrorResponse> + Send + 'static,
+    ) -> Result<R, ErrorResponse> {
+        self.turn(sandbox, Operation::Call, work).await
     }
 
     /// The same, in a turn of any kind.
     pub(super) async fn turn<R: Send + 'static>(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
-        kind: Turn,
-        work: impl FnOnce(&mut Session) -> Result<R, Refusal> + Send + 'static,
-    ) -> Result<R, Refusal> {
+        kind: Operation,
+        work: impl FnOnce(&mut Session) -> Result<R, ErrorResponse> + Send + 'static,
+    ) -> Result<R, ErrorResponse> {
         let waiting = sandbox.wait()?;
         let mut life = sandbox.life.clone().lock_owned().await;
-        // Only once it is this call's turn, so that many calls of one sandbox hold one place. Never closed.
-        let place = self.running.clone().acquire_owned().await;
+        // Only once it is this call's turn, so that many calls of one sandbox hold one place.
+        let patience = match kind {
+            Operation::Slice => BACKGROUND_PATIENCE,
+            _ => self.config.call_timeout,
+        };
+        let place = self.places.enter(&sandbox.tenant, patience).await?;
         drop(waiting);
         self.ledger.check(sandbox)?;
+        // It may have been paused while this waited; only its client wakes it up.
+        if kind != Operation::Slice && sandbox.times().paused {
+            let message = format!("the sandbox {} is paused; connect to it first", sandbox.id);
+            return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
+        }
         let (this, sandbox) = (self.clone(), sandbox.clone());
         blocking(move || {
-            let _place = place;
-            let wakes = kind != Turn::Slice;
-            if wakes && matches!(*life, Life::Saved) {
+            let _place = sandbox.commands.hold(place);
+            let wakes = kind != Operation::Slice;
+            if wakes && matches!(*life, Residency::Saved) {
                 let restored = tracing::debug_span!("resume").in_scope(|| this.restore(&sandbox));
-                *life = Life::Live(Box::new(restored?));
+                *life = Residency::Live(Box::new(restored?));
             }
             let used = || {
                 if wakes {
@@ -349,7 +388,7 @@ impl Sandboxes {
             };
             used();
             let result = match &mut *life {
-                Life::Live(session) => {
+                Residency::Live(session) => {
                     let done = tracing::debug_span!("call").in_scope(|| work(session));
                     lock(&sandbox.mark).followed_by(kind);
                     let due = match sandbox.commands.moved() {
@@ -362,7 +401,7 @@ impl Sandboxes {
                 other => Err(other.absent(&sandbox.id)),
             };
             used();
-            // Whoever may have it by now has not done this call.
+            // Another host may have taken the sandbox during the call. Its state then lacks this call.
             this.ledger.check(&sandbox)?;
             result
         })
@@ -373,8 +412,8 @@ impl Sandboxes {
     pub(super) async fn tree<R: Send + 'static>(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
-        read: impl FnOnce(&Tree) -> Result<R, Refusal> + Send + 'static,
-    ) -> Result<R, Refusal> {
+        read: impl FnOnce(&Tree) -> Result<R, ErrorResponse> + Send + 'static,
+    ) -> Result<R, ErrorResponse> {
         self.with(sandbox, |session| {
             let tree = session.files().map_err(|error| refused(&error))?.tree();
             read(&tree)
@@ -382,12 +421,12 @@ impl Sandboxes {
         .await
     }
 
-    /// Changes the files of a sandbox; what fails changes nothing.
+    /// Changes the files of a sandbox. A failing change has no effect.
     pub(super) async fn files<R: Send + 'static>(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
-        change: impl FnOnce(&mut Tree) -> Result<R, Refusal> + Send + 'static,
-    ) -> Result<R, Refusal> {
+        change: impl FnOnce(&mut Tree) -> Result<R, ErrorResponse> + Send + 'static,
+    ) -> Result<R, ErrorResponse> {
         self.with(sandbox, |session| {
             let mut files = session.files().map_err(|error| refused(&error))?;
             let mut tree = files.tree();
@@ -402,7 +441,8 @@ impl Sandboxes {
         .await
     }
 
-    fn restore(&self, sandbox: &Sandbox) -> Result<Session, Refusal> {
+    fn restore(&self, sandbox: &Sandbox) -> Result<Session, ErrorResponse> {
+        self.memory.admit_now(1)?;
         let warm = self.template(&sandbox.template);
         let name = self.ledger.opened_from(&self.config.dir, sandbox)?;
         let guest = afresh::open(name, &warm.options).map_err(|error| internal(&error))?;
@@ -416,7 +456,7 @@ impl Sandboxes {
         sandbox: &Arc<Sandbox>,
         pause: bool,
         ending: bool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorResponse> {
         let life = sandbox.life.clone().lock_owned().await;
         to_its_end(self.clone().save_now(sandbox.clone(), life, pause, ending)).await
     }
@@ -424,15 +464,15 @@ impl Sandboxes {
     async fn save_now(
         self: Arc<Self>,
         sandbox: Arc<Sandbox>,
-        mut life: OwnedMutexGuard<Life>,
+        mut life: OwnedMutexGuard<Residency>,
         pause: bool,
         ending: bool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorResponse> {
         let (this, own) = (self.clone(), sandbox.clone());
         let (mut life, saved) = blocking(move || {
             let session = match &mut *life {
-                Life::Live(session) => session,
-                Life::Saved => return Ok((life, None)),
+                Residency::Live(session) => session,
+                Residency::Saved => return Ok((life, None)),
                 other => return Err(other.absent(&own.id)),
             };
             this.ledger.check(&own)?;
@@ -440,55 +480,52 @@ impl Sandboxes {
             let name = kept(&this.config.dir, &format!("sandbox-{}", own.id));
             let to: Reference = name.parse().map_err(|error| internal(&error))?;
             let saved = session.save(&to, &SaveOptions::new()).map_err(|error| internal(&error))?;
-            let saved: Kept = this.ledger.keep(&this.config.dir, &saved)?;
+            let saved: SavedState = this.ledger.keep(&this.config.dir, &saved)?;
             this.ledger.saved_here(&own);
-            // What was saved of it before has no name any more.
+            // The state before has no name any more.
             this.litter.store(true, Ordering::Relaxed);
             if pause || ending {
                 let why = "the sandbox is saved, and its programs with it";
-                own.commands.end(&Failed::new("unavailable", why));
+                own.commands.end(&ConnectError::new("unavailable", why));
             }
             if !own.branched.load(Ordering::Relaxed) {
-                *life = Life::Saved;
+                *life = Residency::Saved;
             }
             Ok((life, Some(saved)))
         })
         .await?;
         sandbox.saved.store(true, Ordering::Relaxed);
-        let was = std::mem::replace(&mut sandbox.times().paused, pause);
-        let release = self.ledger.releases() && (ending || pause && matches!(*life, Life::Saved));
-        let put = self.ledger.saved(&sandbox, saved, release).await;
-        match put {
-            #[cfg(feature = "fleet")]
-            Ok(()) if release => {
-                // Calls that wait for it are made again, elsewhere.
-                *life = Life::Moved;
-                lock(&self.all).remove(&sandbox.id);
-            }
-            Ok(()) => {}
-            Err(refusal) => {
-                sandbox.times().paused = was;
-                return Err(refusal);
-            }
+        let release =
+            self.ledger.releases() && (ending || pause && matches!(*life, Residency::Saved));
+        let record = super::record::SandboxRecord { paused: pause, ..sandbox.record() };
+        self.ledger.saved(&sandbox, record, saved, release).await?;
+        // Only now: a client that sees a paused sandbox relies on its save.
+        sandbox.times().paused = pause;
+        #[cfg(feature = "fleet")]
+        if release {
+            // Calls that wait for it are made again, elsewhere.
+            *life = Residency::Moved;
+            lock(&self.all).remove(&sandbox.id);
         }
         Ok(())
     }
 
-    /// Lets a paused sandbox go on for `time` from now, and what went on by itself in it.
+    /// Resumes a paused sandbox for `time` from now, with its background work.
     pub(super) async fn resume(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
         time: Option<Duration>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ErrorResponse> {
         let ends = time.map(|time| SystemTime::now() + time.min(self.config.timeout));
-        let was_paused = {
+        {
             let mut times = sandbox.times();
             let later = ends.filter(|ends| times.paused || *ends > times.ends);
             times.ends = later.unwrap_or(times.ends);
             times.used = Instant::now();
-            std::mem::replace(&mut times.paused, false)
-        };
-        self.note(sandbox).await?;
+        }
+        // After a pause that is under way, and not before it.
+        let resumed = |times: &mut Times| std::mem::replace(&mut times.paused, false);
+        let was_paused = self.note(sandbox, resumed).await?;
         if was_paused && sandbox.goes_on.load(Ordering::Relaxed) {
             let (this, own) = (self.clone(), sandbox.clone());
             tokio::spawn(async move {
@@ -501,36 +538,43 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Has the record of a sandbox that is written down say when it ends, and whether it is paused, now.
-    pub(super) async fn note(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), Refusal> {
+    /// Changes the times of a sandbox between two operations of it, and then its record.
+    pub(super) async fn note<R>(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        change: impl FnOnce(&mut Times) -> R,
+    ) -> Result<R, ErrorResponse> {
         if !self.ledger.has(sandbox) {
-            return Ok(());
+            return Ok(change(&mut sandbox.times()));
         }
         let life = sandbox.life.clone().lock_owned().await;
         match &*life {
-            Life::Live(_) | Life::Saved => {
+            Residency::Live(_) | Residency::Saved => {
+                let result = change(&mut sandbox.times());
                 let (this, sandbox) = (self.clone(), sandbox.clone());
                 let noted = async move {
                     let _life = life;
-                    this.ledger.saved(&sandbox, None, false).await
+                    this.ledger.saved(&sandbox, sandbox.record(), None, false).await
                 };
-                to_its_end(noted).await
+                to_its_end(noted).await?;
+                Ok(result)
             }
             other => Err(other.absent(&sandbox.id)),
         }
     }
 
-    /// Forks of a sandbox, each a sandbox of its own.
+    /// Forks a sandbox into new sandboxes.
     pub(super) async fn fork(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
         count: usize,
         time: Duration,
-    ) -> Result<Vec<Arc<Sandbox>>, Refusal> {
+    ) -> Result<Vec<Arc<Sandbox>>, ErrorResponse> {
+        self.memory.admit(count).await?;
         let own = sandbox.clone();
         let forking = self.with(sandbox, move |session| {
             let forks = session.fork(count).map_err(|e| refused(&e))?;
-            // Before anybody else's turn: it is not to be saved and dropped, with relatives to go to.
+            // Before any other operation: a sandbox with forks is not saved and dropped.
             own.branched.store(true, Ordering::Relaxed);
             Ok(forks)
         });

@@ -1,4 +1,4 @@
-//! Which requests are about sandboxes, and who answers them.
+//! The requests about sandboxes, and their handlers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use serde::de::DeserializeOwned;
 use super::keys::same;
 use super::one::Sandbox;
 use super::registry::Sandboxes;
-use super::{beyond, control, envd, execute, process};
-use crate::refusal::Refusal;
+use super::{control, envd, execute, extensions, process};
+use crate::error_response::ErrorResponse;
 
-/// The header by which E2B's clients name a sandbox where its host does not.
+/// The header of E2B's clients that names a sandbox where the host does not.
 pub(super) const SANDBOX: &str = "e2b-sandbox-id";
 
-/// What paths have beside names.
+/// Words of paths that are not names.
 const WORDS: [&str; 23] = [
     "v2",
     "sandboxes",
@@ -53,6 +53,9 @@ const WORDS: [&str; 23] = [
 /// Words of the longest path.
 const DEEPEST: usize = 5;
 
+/// The header of answers from within a sandbox that counts how often a host was lost with it.
+const GENERATION: &str = "afresh-generation";
+
 /// The requests that are about sandboxes.
 pub(crate) struct Routes {
     pub(crate) sandboxes: Arc<Sandboxes>,
@@ -60,50 +63,59 @@ pub(crate) struct Routes {
     inside: TowerToHyperService<Router>,
 }
 
-/// Who sends a request to the control plane.
+/// The tenant of a request to the control plane.
 pub(super) struct Tenant(pub(super) Arc<str>);
 
 impl FromRequestParts<Arc<Sandboxes>> for Tenant {
-    type Rejection = Refusal;
+    type Rejection = ErrorResponse;
 
-    async fn from_request_parts(parts: &mut Parts, all: &Arc<Sandboxes>) -> Result<Self, Refusal> {
+    async fn from_request_parts(
+        parts: &mut Parts,
+        all: &Arc<Sandboxes>,
+    ) -> Result<Self, ErrorResponse> {
         let tenant = all.config.keys.tenant(&parts.headers);
         tenant.map(Self).ok_or_else(|| {
-            Refusal::new(StatusCode::UNAUTHORIZED, "the request has no API key that is known here")
+            ErrorResponse::new(
+                StatusCode::UNAUTHORIZED,
+                "the request has no API key that is known here",
+            )
         })
     }
 }
 
-/// The sandbox of a tenant's that a path of the control plane names, or a snapshot.
-pub(super) struct Chosen {
+/// The sandbox or snapshot of a tenant that a path of the control plane names.
+pub(super) struct TenantSandbox {
     pub(super) all: Arc<Sandboxes>,
     pub(super) tenant: Arc<str>,
     pub(super) id: String,
 }
 
-impl FromRequestParts<Arc<Sandboxes>> for Chosen {
-    type Rejection = Refusal;
+impl FromRequestParts<Arc<Sandboxes>> for TenantSandbox {
+    type Rejection = ErrorResponse;
 
-    async fn from_request_parts(parts: &mut Parts, all: &Arc<Sandboxes>) -> Result<Self, Refusal> {
+    async fn from_request_parts(
+        parts: &mut Parts,
+        all: &Arc<Sandboxes>,
+    ) -> Result<Self, ErrorResponse> {
         let Tenant(tenant) = Tenant::from_request_parts(parts, all).await?;
         // The first that the path names; a handler without any would have no use for this.
         let named = RawPathParams::from_request_parts(parts, all).await;
-        let named =
-            named.map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.body_text()))?;
+        let named = named
+            .map_err(|error| ErrorResponse::new(StatusCode::BAD_REQUEST, error.body_text()))?;
         let id = named.iter().next().map(|(_, id)| id.to_owned()).unwrap_or_default();
         Ok(Self { all: all.clone(), tenant, id })
     }
 }
 
-impl Chosen {
-    /// The sandbox, which is looked for only now: what is wrong with the request itself comes first.
-    pub(super) fn sandbox(self) -> Result<(Arc<Sandboxes>, Arc<Sandbox>), Refusal> {
+impl TenantSandbox {
+    /// The sandbox, which is looked up last: errors of the request come first.
+    pub(super) fn sandbox(self) -> Result<(Arc<Sandboxes>, Arc<Sandbox>), ErrorResponse> {
         let sandbox = self.all.of(&self.tenant, &self.id)?;
         Ok((self.all, sandbox))
     }
 }
 
-/// What a path of the control plane names: its second word.
+/// The name in a path of the control plane: its second word.
 #[cfg(feature = "fleet")]
 fn chosen(path: &str) -> Option<&str> {
     let path = path.strip_prefix("/v2").unwrap_or(path);
@@ -113,19 +125,25 @@ fn chosen(path: &str) -> Option<&str> {
 /// The headers that a sandbox's token is shown in.
 pub(super) const TOKENS: [&str; 2] = ["x-access-token", "e2b-traffic-access-token"];
 
-/// The sandbox that a request is sent into, by one who shows its token.
-pub(super) struct Inside(pub(super) Arc<Sandbox>);
+/// The sandbox that a request is sent into, by a client with its token.
+pub(super) struct AuthorizedSandbox(pub(super) Arc<Sandbox>);
 
-impl FromRequestParts<Arc<Sandboxes>> for Inside {
-    type Rejection = Refusal;
+impl FromRequestParts<Arc<Sandboxes>> for AuthorizedSandbox {
+    type Rejection = ErrorResponse;
 
-    async fn from_request_parts(parts: &mut Parts, all: &Arc<Sandboxes>) -> Result<Self, Refusal> {
+    async fn from_request_parts(
+        parts: &mut Parts,
+        all: &Arc<Sandboxes>,
+    ) -> Result<Self, ErrorResponse> {
         let id = sandbox_id(&parts.headers).unwrap_or_default();
         let sandbox = all.any(&id).filter(|sandbox| !sandbox.times().paused);
         let sandbox = sandbox.ok_or_else(|| {
             all.ledger.absent(&id).unwrap_or_else(|| {
-                // What E2B's edge says, by which its clients know.
-                Refusal::new(StatusCode::BAD_GATEWAY, format!("The sandbox {id} was not found"))
+                // The answer of E2B's edge, which its clients expect.
+                ErrorResponse::new(
+                    StatusCode::BAD_GATEWAY,
+                    format!("The sandbox {id} was not found"),
+                )
             })
         })?;
         let shown = TOKENS.iter().filter_map(|name| parts.headers.get(*name));
@@ -133,7 +151,10 @@ impl FromRequestParts<Arc<Sandboxes>> for Inside {
         if shown.into_iter().any(|shown| same(shown.as_bytes(), token)) {
             return Ok(Self(sandbox));
         }
-        Err(Refusal::new(StatusCode::UNAUTHORIZED, "the request does not show the sandbox's token"))
+        Err(ErrorResponse::new(
+            StatusCode::UNAUTHORIZED,
+            "the request does not show the sandbox's token",
+        ))
     }
 }
 
@@ -149,36 +170,47 @@ fn sandbox_id(headers: &HeaderMap) -> Option<String> {
 }
 
 /// A body as JSON; nothing is an empty object.
-pub(super) fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
+pub(super) fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ErrorResponse> {
     let body = if body.is_empty() { b"{}" } else { body };
     serde_json::from_slice(body).map_err(|error| {
-        Refusal::new(StatusCode::BAD_REQUEST, format!("the body is not what it should be: {error}"))
+        ErrorResponse::new(
+            StatusCode::BAD_REQUEST,
+            format!("the body is not what it should be: {error}"),
+        )
     })
 }
+
+/// Maximum bytes of a body that is neither code nor a file: lists and labels take many times their size once they are
+/// decoded.
+const MAX_MESSAGE: usize = 1 << 20;
 
 /// Labels that a client gave to a sandbox.
 pub(super) type Metadata = BTreeMap<String, String>;
 
-/// Most bytes of what a client calls something, all labels of a sandbox together.
+/// Maximum bytes of all labels of a sandbox together.
 const NAMES: usize = 16 << 10;
 
-/// Refuses names that are too long: they are kept for as long as what they name.
-pub(super) fn short<'a>(names: impl IntoIterator<Item = &'a String>) -> Result<(), Refusal> {
+/// Refuses names that are too long, since they are stored with the sandbox.
+pub(super) fn short<'a>(names: impl IntoIterator<Item = &'a String>) -> Result<(), ErrorResponse> {
     let bytes: usize = names.into_iter().map(String::len).sum();
     if bytes > NAMES {
         let message = format!("names and labels have {bytes} bytes; they may have {NAMES}");
-        return Err(Refusal::new(StatusCode::BAD_REQUEST, message));
+        return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
     }
     Ok(())
 }
 
-async fn unknown() -> Refusal {
-    Refusal::new(StatusCode::NOT_FOUND, "no such operation; /openapi.json lists what there is")
+async fn unknown() -> ErrorResponse {
+    ErrorResponse::new(
+        StatusCode::NOT_FOUND,
+        "no such operation; /openapi.json lists what there is",
+    )
 }
 
 impl Routes {
     pub(crate) fn new(sandboxes: Arc<Sandboxes>) -> Self {
-        let most = DefaultBodyLimit::max(sandboxes.config.max_body);
+        let content = DefaultBodyLimit::max(sandboxes.config.max_body);
+        let most = DefaultBodyLimit::max(MAX_MESSAGE.min(sandboxes.config.max_body));
         let control = Router::new()
             .route("/sandboxes", post(control::create).get(control::list))
             .route("/v2/sandboxes", post(control::create).get(control::list))
@@ -194,22 +226,22 @@ impl Routes {
             .route("/sandboxes/{id}/metrics", get(control::metrics))
             .route("/snapshots", get(control::snapshots))
             .route("/templates/{id}", delete(control::forget))
-            .route("/sandboxes/{id}/checkpoints", post(beyond::checkpoint))
-            .route("/sandboxes/{id}/checkpoints/{checkpoint}", delete(beyond::drop_checkpoint))
-            .route("/sandboxes/{id}/rollback", post(beyond::rollback))
-            .route("/sandboxes/{id}/tree", get(beyond::tree))
-            .route("/sandboxes/{id}/diff", get(beyond::diff))
-            .route("/openapi.json", get(beyond::openapi))
+            .route("/sandboxes/{id}/checkpoints", post(extensions::checkpoint))
+            .route("/sandboxes/{id}/checkpoints/{checkpoint}", delete(extensions::drop_checkpoint))
+            .route("/sandboxes/{id}/rollback", post(extensions::rollback))
+            .route("/sandboxes/{id}/tree", get(extensions::tree))
+            .route("/sandboxes/{id}/diff", get(extensions::diff))
+            .route("/openapi.json", get(extensions::openapi))
             .fallback(unknown)
             .layer(most)
             .with_state(sandboxes.clone());
         let inside = Router::new()
             .route("/health", get(envd::health))
-            .route("/execute", post(execute::execute))
+            .route("/execute", post(execute::execute).layer(content))
             .route("/contexts", get(execute::contexts).post(execute::no_context))
             .route("/contexts/{id}", delete(execute::no_context))
             .route("/contexts/{id}/restart", post(execute::restart))
-            .route("/files", get(envd::read).post(envd::write))
+            .route("/files", get(envd::read).post(envd::write).layer(content))
             .route("/filesystem.Filesystem/{method}", post(envd::filesystem))
             .route("/process.Process/{method}", any(process::process))
             .fallback(unknown)
@@ -227,6 +259,21 @@ impl Routes {
         self.sandboxes.config.max_body
     }
 
+    /// Maximum bytes of memory per byte of a body, once it is decoded. The smallest items of a list or of labels have three
+    /// bytes and take about a hundred. Code is kept three times, a file once.
+    pub(crate) fn weight<B>(request: &Request<B>) -> usize {
+        match request.uri().path() {
+            "/files" => 1,
+            "/execute" => 3,
+            _ => 40,
+        }
+    }
+
+    /// Whether a request's body goes to a program in a sandbox piece by piece.
+    pub(crate) fn is_passed_on<B>(request: &Request<B>) -> bool {
+        is_for_program(request)
+    }
+
     /// Whether a request is about sandboxes.
     pub(crate) fn own<B>(&self, request: &Request<B>) -> bool {
         sandbox_id(request.headers()).is_some() || {
@@ -237,24 +284,24 @@ impl Routes {
         }
     }
 
-    /// What a request is about, for whoever decides which host of a fleet answers it.
+    /// The subject of a request, for the routing in a fleet.
     #[cfg(feature = "fleet")]
-    pub(crate) fn about<B>(request: &Request<B>) -> crate::fleet::About {
-        use crate::fleet::About;
+    pub(crate) fn about<B>(request: &Request<B>) -> crate::fleet::RouteSubject {
+        use crate::fleet::RouteSubject;
         let path = request.uri().path();
         if is_for_program(request) || !control(path) {
             let id = sandbox_id(request.headers());
-            return id.map_or(About::Other, |id| About::Sandbox { id, inside: true });
+            return id.map_or(RouteSubject::Other, |id| RouteSubject::Sandbox { id, inside: true });
         }
         let rest = path.strip_prefix("/v2").unwrap_or(path);
         match (rest.strip_prefix("/sandboxes"), chosen(path)) {
-            (Some(_), Some(id)) => About::Sandbox { id: id.to_owned(), inside: false },
-            (Some("" | "/"), None) if request.method() == hyper::Method::POST => About::New,
-            _ => About::Other,
+            (Some(_), Some(id)) => RouteSubject::Sandbox { id: id.to_owned(), inside: false },
+            (Some("" | "/"), None) if request.method() == hyper::Method::POST => RouteSubject::New,
+            _ => RouteSubject::Other,
         }
     }
 
-    /// What operation a path asks for: the path without what names a thing, so that there are only so many.
+    /// The operation of a path: the path without names, so that the set is bounded.
     pub(crate) fn pattern(path: &str) -> String {
         let known = |word: &&str| WORDS.contains(word);
         let words = path.split('/').skip(1).take(DEEPEST);
@@ -262,6 +309,16 @@ impl Routes {
     }
 
     pub(crate) async fn answer(&self, request: Request<Body>) -> Response {
+        let sandbox = sandbox_id(request.headers()).and_then(|id| self.sandboxes.any(&id));
+        let mut response = self.answer_by_path(request).await;
+        // A client that sees another number knows that a lost host undid calls.
+        if let Some(sandbox) = sandbox {
+            response.headers_mut().insert(GENERATION, sandbox.generation.into());
+        }
+        response
+    }
+
+    async fn answer_by_path(&self, request: Request<Body>) -> Response {
         #[cfg(feature = "linux")]
         if let Some(port) = super::port::of(request.headers()) {
             return super::port::answer(&self.sandboxes, port, request).await;
@@ -275,7 +332,6 @@ impl Routes {
 }
 
 /// Whether a request is for a program in a sandbox, whatever its path is.
-#[cfg(feature = "fleet")]
 fn is_for_program<B>(request: &Request<B>) -> bool {
     #[cfg(feature = "linux")]
     return super::port::of(request.headers()).is_some();
@@ -294,7 +350,7 @@ fn control(path: &str) -> bool {
 }
 
 /// Lets handlers give `Result<_, Refusal>`.
-pub(super) type Answer = Result<Response, Refusal>;
+pub(super) type Answer = Result<Response, ErrorResponse>;
 
 /// An answer in JSON.
 pub(super) fn answer(status: StatusCode, value: &serde_json::Value) -> Response {

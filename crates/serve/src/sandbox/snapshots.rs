@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use afresh::{Guest, Reference, SaveOptions};
 
-use super::ledger::{Known, internal};
+use super::ledger::{StoredSnapshot, internal};
 use super::one::Sandbox;
-use super::quota::Room;
+use super::quota::SnapshotReservation;
 use super::record::SnapshotRecord;
 use super::registry::{Sandboxes, blocking, lock, to_its_end};
 use super::template::{Warm, kept};
-use crate::refusal::Refusal;
+use crate::error_response::ErrorResponse;
 
 /// Guests of snapshots that are kept open for the next sandbox.
 const OPEN_SNAPSHOTS: usize = 32;
@@ -24,7 +24,7 @@ impl Sandboxes {
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
         names: Vec<String>,
-    ) -> Result<SnapshotRecord, Refusal> {
+    ) -> Result<SnapshotRecord, ErrorResponse> {
         let record = SnapshotRecord {
             id: self.ledger.id(&sandbox.tenant)?,
             tenant: sandbox.tenant.to_string(),
@@ -41,8 +41,8 @@ impl Sandboxes {
         self: Arc<Self>,
         sandbox: Arc<Sandbox>,
         record: SnapshotRecord,
-        room: Room,
-    ) -> Result<SnapshotRecord, Refusal> {
+        room: SnapshotReservation,
+    ) -> Result<SnapshotRecord, ErrorResponse> {
         let name = format!("snap-{}", record.id);
         let (this, to) = (self.clone(), kept(&self.config.dir, &name));
         let saving = self.with(&sandbox, move |session| {
@@ -51,11 +51,11 @@ impl Sandboxes {
             this.ledger.keep(&this.config.dir, &saved)
         });
         let named = match saving.await {
-            Ok(kept) => self.ledger.name(Known { record: record.clone(), kept }).await,
+            Ok(kept) => self.ledger.name(StoredSnapshot { record: record.clone(), kept }).await,
             Err(refusal) => Err(refusal),
         };
         if let Err(refusal) = named {
-            // Half a record is none, and what was saved without one nobody would ever remove.
+            // Half a record counts as none, and a state without one would never be removed.
             let _ = self.ledger.forget(&record).await;
             let _ = blocking(move || {
                 self.untag(&name);
@@ -73,17 +73,23 @@ impl Sandboxes {
         &self,
         tenant: &str,
         name: &str,
-    ) -> Result<Option<Known>, Refusal> {
+    ) -> Result<Option<StoredSnapshot>, ErrorResponse> {
         self.ledger.snapshot(tenant, name).await
     }
 
     /// The snapshots of a tenant.
-    pub(super) async fn snapshots(&self, tenant: &str) -> Result<Vec<SnapshotRecord>, Refusal> {
+    pub(super) async fn snapshots(
+        &self,
+        tenant: &str,
+    ) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
         self.ledger.snapshots(tenant).await
     }
 
-    /// Forgets a snapshot. Sandboxes that were made from it keep what they have.
-    pub(super) async fn forget(self: &Arc<Self>, record: SnapshotRecord) -> Result<(), Refusal> {
+    /// Removes a snapshot. Sandboxes that were made from it keep their state.
+    pub(super) async fn forget(
+        self: &Arc<Self>,
+        record: SnapshotRecord,
+    ) -> Result<(), ErrorResponse> {
         lock(&self.opened).remove(&record.id);
         let this = self.clone();
         to_its_end(async move {
@@ -99,7 +105,11 @@ impl Sandboxes {
     }
 
     /// The guest of a snapshot, opened once.
-    pub(super) fn snapshot_guest(&self, warm: &Warm, known: &Known) -> Result<Guest, Refusal> {
+    pub(super) fn snapshot_guest(
+        &self,
+        warm: &Warm,
+        known: &StoredSnapshot,
+    ) -> Result<Guest, ErrorResponse> {
         let id = &known.record.id;
         if let Some(guest) = lock(&self.opened).get(id) {
             return Ok(guest.clone());

@@ -1,15 +1,15 @@
-//! Templates: warm guests that run code, kept in the store so that what their sandboxes save is the difference.
+//! Templates: warm guests that run code, kept in the store so that their sandboxes save differences.
 
 use std::path::Path;
 
 use afresh::files::{Budget, Time, Tree};
-use afresh::wasm::{Engine, EngineConfig, GuestOptions};
+use afresh::wasm::{Engine, EngineConfig, GuestOptions, Watch};
 use afresh::{Guest, Options, Reference, SaveOptions};
-use afresh_interpreter::{Answer, Language, RUN, is_module};
+use afresh_interpreter::{Answer, HostCallbacks, Language, RUN, is_module, listener};
 
 use super::config::{SandboxConfig, Template};
-use super::one::Mark;
-use super::speaker::Speaker;
+use super::one::UndoPoint;
+use super::output_router::OutputRouter;
 
 /// Most bytes that code or a command may print. Nothing of it is kept.
 #[cfg(feature = "linux")]
@@ -28,17 +28,17 @@ pub(super) struct Warm {
 }
 
 /// How the guests of a template are opened.
-struct Opening {
-    /// From what the template names.
+struct TemplateOptions {
+    /// For the reference of the template.
     first: Options,
-    /// From what is saved.
+    /// For saved states.
     saved: Options,
-    /// What its language's library is known as.
+    /// The digest of its language's library.
     #[cfg(feature = "fleet")]
     library: Option<String>,
 }
 
-impl Opening {
+impl TemplateOptions {
     fn new(
         config: &SandboxConfig,
         template: &Template,
@@ -65,8 +65,9 @@ impl Opening {
         let below = language.over_library(Tree::new(budget), path, template.library.as_deref());
         let (mut files, library) = below?;
         let mut wasm = GuestOptions::default();
-        language.equip::<Speaker>(&mut wasm);
-        // Saved states carry their warm-up and files with them, but not what lies below these.
+        language.equip::<OutputRouter>(&mut wasm);
+        wasm.watch = Watch::new(|host| listener::<OutputRouter>(host).proceeds());
+        // Saved states carry their warm-up and files with them, but not the layers below.
         let saved = Options::new()
             .cache(cache)
             .wasm(wasm.clone())
@@ -101,7 +102,7 @@ impl Opening {
         })
     }
 
-    /// Those of an interpreter of the host's or of an image's, a Linux program.
+    /// Options of an interpreter of the host or of an OCI image, a Linux program.
     #[cfg(feature = "linux")]
     fn of_program(
         config: &SandboxConfig,
@@ -155,15 +156,15 @@ impl Opening {
             Ok(guest) => return Ok(guest),
             Err(error) => error,
         };
-        // The guest just ends where a setup throws something. Run as any code, it tells what that was.
+        // The guest just ends where a setup throws. Run as other code, it reports the exception.
         let mut session = afresh::open(&template.reference, &self.first)?.session()?;
         let setup = (RUN, setup.as_str());
         let ran = super::one::run(
             &mut session,
             language,
             setup,
-            &mut Mark::default(),
-            &mut Speaker::default(),
+            &mut UndoPoint::default(),
+            &mut OutputRouter::default(),
         );
         Err(match ran {
             Ok(Answer::Threw(thrown)) => {
@@ -176,15 +177,15 @@ impl Opening {
 }
 
 impl Warm {
-    /// Opens the template, keeps it in the store, and opens that: what its sandboxes save is the difference.
+    /// Opens the template, keeps it in the store, and opens that, so that its sandboxes save differences.
     /// `share` has all hosts of a fleet use the same.
     pub(super) fn open(
         config: &SandboxConfig,
         template: &Template,
-        #[cfg(feature = "fleet")] share: Option<&super::moving::Share>,
+        #[cfg(feature = "fleet")] share: Option<&super::migration::FleetHandle>,
     ) -> Result<Self, afresh::Cause> {
         let language = Language::named(&template.language)?;
-        let opening = Opening::new(config, template, language)?;
+        let opening = TemplateOptions::new(config, template, language)?;
         let kept: Reference = kept(&config.dir, &format!("template-{}", template.name)).parse()?;
         let make = || -> Result<(), afresh::Cause> {
             opening.guest(template, language)?.save(&kept, &SaveOptions::new())?;
@@ -207,8 +208,8 @@ impl Warm {
             &mut session,
             language,
             (RUN, "1"),
-            &mut Mark::default(),
-            &mut Speaker::default(),
+            &mut UndoPoint::default(),
+            &mut OutputRouter::default(),
         )
         .map_err(|refusal| refusal.message)?;
         Ok(Self {
@@ -222,7 +223,7 @@ impl Warm {
     }
 }
 
-/// What is kept in the store under a name.
+/// The reference of an object in the store.
 pub(super) fn kept(dir: &Path, name: &str) -> String {
     format!("{}@{name}", dir.join("snapshots").display())
 }

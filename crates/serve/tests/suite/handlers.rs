@@ -72,6 +72,26 @@ fn components_answer_http_themselves_each_in_an_instance_of_its_own() {
             assert_eq!(get(&client, &server.url(path)).await.0, status, "{path}");
             assert_eq!(get(&client, &hello).await, (200, "hello\n".to_owned()));
         }
+        // An answer that has begun breaks off where the guest fails: its client must not take it for complete.
+        for path in ["/broken", "/broken?1"] {
+            let request = format!("GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
+            let said = raw(server.addr, request.as_bytes()).await;
+            assert!(!said.ends_with("0\r\n\r\n"), "{said}");
+            // A guest that fails at once may do so before its answer began: then that is the answer.
+            let whole = match client.get(server.url(path)).send().await {
+                Ok(response) => response.status() == 200 && response.bytes().await.is_ok(),
+                Err(_) => false,
+            };
+            assert!(!whole, "{path}");
+        }
+        let metrics = get(&client, &server.url("/metrics")).await.1;
+        // A client asks again where a connection that it has used before breaks off at once.
+        for (kind, least) in [("guest", 4), ("timeout", 4)] {
+            let named = format!("kind=\"{kind}\"}} ");
+            let count = metrics.split(&named).nth(1).and_then(|rest| rest.lines().next());
+            let count = count.and_then(|count| count.parse::<u32>().ok());
+            assert!(count >= Some(least), "{kind}: {metrics}");
+        }
         assert_eq!(post(&client, &server.url("/echo"), vec![b'x'; 100_001]).await.0, 413);
         // Without a length the answer has begun before it is known to be too much, and breaks off.
         let mut pieces =

@@ -6,5 +6,6 @@ mod handlers;
 mod hostile;
 mod sandbox;
 mod serve;
+mod tenants;
 #[cfg(feature = "tls")]
 mod tls;

@@ -158,7 +158,9 @@ fn an_instance_that_cannot_be_brought_back_is_counted_with_the_reason() {
     guest.wasm.strategy = Strategy::Discard;
     // On this thread alone, which the kernel refuses something once.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let (server, client) = runtime.block_on(async { (serve(config([guest])).await, client()) });
+    let mut config = config([guest]);
+    config.admin = Some(config.addr);
+    let (server, client) = runtime.block_on(async { (serve(config).await, client()) });
     let url = server.url("/");
     let ask = async || post(&client, &url, "x").await;
     assert_eq!(runtime.block_on(ask()), (200, "warm".to_owned()));
@@ -167,7 +169,7 @@ fn an_instance_that_cannot_be_brought_back_is_counted_with_the_reason() {
     assert_eq!((answer, failed), ((200, "warm".to_owned()), 1));
     runtime.block_on(async {
         assert_eq!(ask().await, (200, "warm".to_owned()));
-        let text = get(&client, &server.url("/metrics")).await.1;
+        let text = get(&client, &server.operations("/metrics")).await.1;
         for line in [
             r#"afresh_pool_quarantined_total{guest="guest",reason="system"}"#,
             r#"afresh_pool_dropped_total{guest="guest",reason="quarantined"}"#,
@@ -176,7 +178,7 @@ fn an_instance_that_cannot_be_brought_back_is_counted_with_the_reason() {
             assert_eq!(metric(&text, line), 1.0, "{line} in\n{text}");
         }
         assert!(metric(&text, r#"afresh_pool_discarded_total{guest="guest"}"#) >= 2.0, "{text}");
-        let status = get(&client, &server.url("/status.json")).await.1;
+        let status = get(&client, &server.operations("/status.json")).await.1;
         assert!(status.contains("resetting the slot failed"), "{status}");
         server.end().await;
     });

@@ -4,7 +4,7 @@
 //! Raw page layers lie on page boundaries of the file, so it can be mapped as a store's blobs can.
 //! `docs/format.md` says where everything is.
 //!
-//! What it promises:
+//! Promises:
 //! * [`open`] reads member headers, manifest, configuration and layer indexes, and no page. What it
 //!   reads is checked as in a store.
 //! * [`save`] and [`export`] are atomic and durable: whoever is killed, the path means the old archive
@@ -21,12 +21,12 @@ use std::path::Path;
 pub use tar::ArchiveError;
 
 use crate::access::Access;
+use crate::blob_sink::{BlobSink, copy_to};
 use crate::descriptor::Descriptor;
 use crate::layout::{IndexJson, LayoutJson};
 use crate::manifest::{INDEX_FILE, LAYOUT_FILE, MAX_INDEX_JSON, parse, print};
 use crate::open::{Blobs, open_snapshot, read_manifest, read_small};
 use crate::save::write_memory;
-use crate::shelf::{Shelf, copy_to};
 use crate::turns::fold_into;
 use crate::{
     FoldOptions, Limits, OpenError, Pages, SaveError, SaveOptions, Sha256, Snapshot, Store,
@@ -103,12 +103,10 @@ pub fn import(path: &Path, store: &Store, name: &str) -> Result<Sha256, SaveErro
     let members = Members::open(path)?;
     let id = only_snapshot(&members)?;
     let manifest = read_manifest(&members, id)?;
-    let _lock = store.lock_blobs()?;
-    let mut shelf = store.shelf();
+    let mut shelf = store.stage()?;
     for descriptor in manifest.layers.iter().chain([&manifest.config]) {
         let digest = descriptor.digest("the manifest")?;
-        let there = std::fs::metadata(store.blob_path(digest)).ok().map(|meta| meta.len());
-        if there != Some(descriptor.size) {
+        if !shelf.has(digest, descriptor.size)? {
             copy_to(&mut shelf, &*members.open(digest)?, digest, None)?;
         }
     }

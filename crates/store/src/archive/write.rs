@@ -15,10 +15,10 @@ use tempfile::TempPath;
 use super::index_of;
 use super::read::blob_name;
 use super::tar::{BLOCK, header};
+use crate::blob_sink::{BlobSink, copy_blob};
 use crate::blobs::BlobWriter;
 use crate::index::Encoding;
 use crate::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT};
-use crate::shelf::{Shelf, copy_blob};
 use crate::temporary::{self, TEMPORARY, parent, sync_dir};
 use crate::{Layer, SaveError, Sha256};
 
@@ -144,7 +144,7 @@ impl ArchiveWriter {
     }
 }
 
-impl Shelf for ArchiveWriter {
+impl BlobSink for ArchiveWriter {
     fn begin(&mut self, pages: Option<(Encoding, u64)>) -> Result<BlobWriter, SaveError> {
         if let Some((Encoding::Raw, pages)) = pages {
             self.align(if pages >= LARGE { HUGE_ALIGN } else { PAGE_ALIGN })?;
@@ -154,8 +154,8 @@ impl Shelf for ArchiveWriter {
         BlobWriter::part(file, &self.temporary)
     }
 
-    fn end(&mut self, blob: BlobWriter) -> Result<(Sha256, u64), SaveError> {
-        let (digest, len) = blob.finish()?;
+    fn end(&mut self, mut blob: BlobWriter) -> Result<(Sha256, u64), SaveError> {
+        let (digest, len) = blob.close()?;
         if self.blobs.insert(digest) {
             self.write_at(&header(&blob_name(digest), len), self.at)?;
             self.at = (self.at + BLOCK + len).next_multiple_of(BLOCK);

@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 
 use super::RemoteError;
 use super::collect::Stored;
+use crate::naming::Expected;
 use crate::{OpenError, Sha256, Tag};
 
 /// The bytes of a blob to be sent.
@@ -136,7 +137,13 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
         Ok(None)
     }
 
-    /// Makes `name` mean a manifest whose blobs are all there. Atomic: at every moment the name means the
-    /// old manifest or the new one.
-    async fn publish(&self, name: &str, id: Sha256, manifest: Vec<u8>) -> Result<(), RemoteError>;
+    /// Makes `name` mean a manifest whose blobs are all there, if it has the expected meaning. Atomic: at every
+    /// moment the name means the old manifest or the new one. The session that it meant takes no turn from then on.
+    async fn publish(
+        &self,
+        name: &str,
+        id: Sha256,
+        manifest: Vec<u8>,
+        expected: Expected,
+    ) -> Result<(), RemoteError>;
 }

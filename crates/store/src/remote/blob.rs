@@ -28,15 +28,15 @@ pub(super) struct RangeBlob {
 
 /// The last bytes of a blob, fetched ahead of the reader.
 #[derive(Clone, Default)]
-pub(super) struct Tail(Arc<Mutex<Option<Kept>>>);
+pub(super) struct Tail(Arc<Mutex<Option<TailBytes>>>);
 
-struct Kept {
+struct TailBytes {
     offset: u64,
     bytes: Vec<u8>,
 }
 
 impl Tail {
-    fn set(&self, kept: Option<Kept>) {
+    fn set(&self, kept: Option<TailBytes>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = kept;
     }
 
@@ -75,7 +75,7 @@ impl RangeBlob {
     /// where the index is large. Whether it is right is for the opener to find out.
     pub(super) async fn fetch_tail(&self, limits: &Limits) -> Result<(), RemoteError> {
         let offset = self.len.saturating_sub(TAIL);
-        let mut kept = Kept { offset, bytes: self.bytes(offset..self.len).await? };
+        let mut kept = TailBytes { offset, bytes: self.bytes(offset..self.len).await? };
         if let Some(footer) = kept.bytes.last_chunk::<FOOTER_LEN>()
             && let Ok(footer) = Footer::parse(footer, self.len)
             && footer.index_offset < offset
@@ -84,7 +84,7 @@ impl RangeBlob {
         {
             let mut bytes = self.bytes(footer.index_offset..offset).await?;
             bytes.append(&mut kept.bytes);
-            kept = Kept { offset: footer.index_offset, bytes };
+            kept = TailBytes { offset: footer.index_offset, bytes };
         }
         self.tail.set(Some(kept));
         Ok(())

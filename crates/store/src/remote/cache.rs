@@ -3,13 +3,22 @@
 //! A blob has one file, divided into blocks; each block is stored with a digest of its own. A block that is
 //! missing, torn by a crash, or damaged does not match and is fetched again, so nothing needs to be
 //! locked, ordered or made durable, and a bad cache can cost time but never yield wrong bytes.
+//!
+//! Pages hold secrets. The directory must belong to this user, and no other may write to it; files are readable by
+//! their owner only, whatever the umask, and a symbolic link is refused.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags, fstat, open, openat};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
 use crate::Sha256;
+use crate::store::new_dir;
 
 /// Bytes of a blob in a block.
 pub(super) const BLOCK: u64 = 256 << 10;
@@ -17,6 +26,10 @@ pub(super) const BLOCK: u64 = 256 << 10;
 const HEADER: u64 = 32;
 const CONTEXT: &str = "afresh 2026-11 remote cache block version 1";
 const SUFFIX: &str = "blocks";
+/// Mode of the files.
+const OWNER: Mode = Mode::RUSR.union(Mode::WUSR);
+/// Attempts to open a file that others make and remove.
+const RACES: usize = 8;
 
 /// The cached blocks of one blob.
 #[derive(Debug)]
@@ -32,13 +45,56 @@ fn digest(number: u64, bytes: &[u8]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
+/// Opens a directory that only this user writes to, and makes it if it is missing.
+fn open_dir(path: &Path) -> io::Result<OwnedFd> {
+    new_dir(path)?;
+    let dir = open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = fstat(&dir)?;
+    let refused = |why| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    if stat.st_uid != geteuid().as_raw() {
+        return refused("the cache directory belongs to another user: choose one of your own");
+    }
+    if stat.st_mode & 0o022 != 0 {
+        return refused(
+            "other users can write to the cache directory: run `chmod go-w` on it, or choose another",
+        );
+    }
+    Ok(dir)
+}
+
+/// Refuses all but a regular file of this user, and takes it from other readers: an earlier version followed the umask.
+fn checked(file: File) -> io::Result<File> {
+    let meta = file.metadata()?;
+    if !meta.is_file() || meta.uid() != geteuid().as_raw() {
+        let why = "a file in the cache directory is not a regular file of this user: remove it";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
+    if meta.permissions().mode() & 0o077 != 0 {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
+}
+
 impl CacheFile {
     pub(super) fn open(dir: &Path, blob: Sha256, blob_len: u64) -> io::Result<Self> {
-        fs::create_dir_all(dir)?;
-        let path = dir.join(format!("{}.{SUFFIX}", blob.hex()));
-        let file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-        Ok(Self { file, blob_len })
+        let dir = open_dir(dir)?;
+        let name = format!("{}.{SUFFIX}", blob.hex());
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        for _ in 0..RACES {
+            let there = openat(&dir, &name, flags, Mode::empty());
+            let opened = match there {
+                Err(Errno::NOENT) => {
+                    openat(&dir, &name, flags | OFlags::CREATE | OFlags::EXCL, OWNER)
+                }
+                there => there,
+            };
+            match opened {
+                // Another process made or removed it in between.
+                Err(Errno::EXIST | Errno::NOENT) => {}
+                opened => return Ok(Self { file: checked(opened?.into())?, blob_len }),
+            }
+        }
+        Err(Errno::AGAIN.into())
     }
 
     /// Length of block `number`; the last one is shorter.

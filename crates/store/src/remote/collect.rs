@@ -1,24 +1,27 @@
 //! Collection in object stores: objects that no name reaches are removed, while others write.
 //!
-//! What it promises: what is named, or is named while a collection runs, stays whole. Nothing waits for a lock that a killed
+//! Promises: what is named, or is named while a collection runs, stays whole. Nothing waits for a lock that a killed
 //! process could hold. Three rules make that so:
 //! * A writer takes an object for sent only while it is younger than [`TRUSTED`]; an older one it sends again, which makes it
 //!   young. Only what is older than the grace, twice that at least, is removed. So what a writer relied on is not removed
 //!   before it has a name, as long as that takes less than the difference, and clocks differ by less than it.
 //! * Objects are listed before the names are read. What has no name then was not relied on by anybody who names it later.
+//!   The names are read again when they are older than [`NAMES_TIMEOUT`]: an object that got a name since, and is as old
+//!   as the grace, was sent before they were read.
 //! * An object may become young between the last look at it and its removal. A collector therefore leaves a mark while it removes
 //!   a few; a writer looks for marks when all is sent, waits until they are gone, and looks whether all is there still.
 //!
-//! What may break it: writers of versions that know nothing of this, and clocks that are wrong by a day.
+//! May break it: writers of versions that know nothing of this, and clocks that are wrong by a day.
 
 use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::backend::CONNECTIONS;
 use super::{Remote, RemoteError};
 use crate::collect::{Collected, Live, MAX_FOREIGN, reach};
+use crate::manifest::parse;
 use crate::{OpenError, Sha256};
 
 /// How long an object that is there counts as sent.
@@ -27,13 +30,15 @@ pub(super) const TRUSTED: Duration = Duration::from_secs(24 * 3600);
 pub const GRACE: Duration = Duration::from_secs(48 * 3600);
 /// What takes longer from the first look at an object to its name is looked at again.
 const NAMED_WITHIN: Duration = Duration::from_secs(12 * 3600);
+/// How long names hold that a collection has read. With [`NAMED_WITHIN`] and [`TRUSTED`] it stays below [`GRACE`].
+const NAMES_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Objects that are removed under one mark.
 const BATCH: usize = 256;
 /// How often a writer looks again because a collection went on beside it.
 const ROUNDS: usize = 5;
 
 /// Who names objects of a store by digest, and has those names elsewhere.
-pub struct Keeper<'a> {
+pub struct GcRoot<'a> {
     /// As it was told to [`Remote::claim`].
     pub name: &'a str,
     /// Reads all its names.
@@ -70,6 +75,21 @@ impl Stored {
     }
 }
 
+/// When names were read, by two clocks: the one stands still while the host is suspended, the other may be set.
+struct Reading(Instant, SystemTime);
+
+impl Reading {
+    fn now() -> Self {
+        Self(Instant::now(), SystemTime::now())
+    }
+
+    fn is_outdated(&self) -> bool {
+        // A clock that was set back says nothing.
+        let wall = self.1.elapsed().unwrap_or(NAMES_TIMEOUT);
+        self.0.elapsed().max(wall) >= NAMES_TIMEOUT
+    }
+}
+
 impl Remote {
     /// Says that objects of this remote are named elsewhere, so that whoever collects without those names is refused.
     ///
@@ -87,7 +107,7 @@ impl Remote {
     /// then was reached by nothing.
     pub fn gc(
         &self,
-        keeper: Option<Keeper<'_>>,
+        mut keeper: Option<GcRoot<'_>>,
         grace: Duration,
     ) -> Result<Collected, RemoteError> {
         if grace < GRACE {
@@ -99,15 +119,8 @@ impl Remote {
         if let Some(other) = keepers.into_iter().find(|name| Some(name.as_str()) != own) {
             return Err(RemoteError::Kept { by: other });
         }
-        let mut names = Vec::new();
-        if let Some(keeper) = keeper {
-            names = (keeper.names)().map_err(RemoteError::Names)?;
-        }
-        let index = self.block_on(self.backend.index_json())?;
-        if index.is_none() && names.is_empty() {
-            return Err(RemoteError::NoNames);
-        }
-        let live = self.block_on(self.live(names, index))?;
+        let mut read = Reading::now();
+        let mut live = self.named(keeper.as_mut())?;
         // A journal is one thing: as young as its last turn.
         let young: HashSet<&str> =
             stored.iter().filter(|object| object.age < grace).filter_map(Stored::journal).collect();
@@ -118,7 +131,13 @@ impl Remote {
         let dead: Vec<Stored> = stored.iter().filter(dead).cloned().collect();
         let (mut collected, mut gone) = (Collected::default(), 0);
         for batch in dead.chunks(BATCH) {
-            for object in self.block_on(self.backend.sweep(batch, grace))? {
+            if read.is_outdated() {
+                read = Reading::now();
+                live = self.named(keeper.as_mut())?;
+            }
+            let batch: Vec<Stored> =
+                batch.iter().filter(|object| !object.is_live(&live)).cloned().collect();
+            for object in self.block_on(self.backend.sweep(&batch, grace))? {
                 collected.files += 1;
                 collected.bytes += object.size;
                 gone += usize::from(object.journal().is_none());
@@ -127,6 +146,19 @@ impl Remote {
         let blobs = stored.iter().filter(|object| object.journal().is_none()).count();
         collected.kept = blobs - gone;
         Ok(collected)
+    }
+
+    /// Everything that the names reach: those in `index.json` and the keeper's.
+    fn named(&self, keeper: Option<&mut GcRoot<'_>>) -> Result<Live, RemoteError> {
+        let names = match keeper {
+            Some(keeper) => (keeper.names)().map_err(RemoteError::Names)?,
+            None => Vec::new(),
+        };
+        let index = self.block_on(self.backend.index_json())?;
+        if index.is_none() && names.is_empty() {
+            return Err(RemoteError::NoNames);
+        }
+        self.block_on(self.live(names, index))
     }
 
     /// Everything that these names reach, and those in `index.json`.
@@ -157,9 +189,11 @@ impl Remote {
             let fetched: Vec<Option<Vec<u8>>> =
                 stream::iter(fetched).buffer_unordered(CONNECTIONS).try_collect().await?;
             for bytes in fetched.into_iter().flatten() {
-                // What is no JSON names nothing.
-                if let Ok(manifest) = serde_json::from_slice(&bytes) {
-                    reach(&manifest, &mut live, &mut next);
+                match parse("a manifest", &bytes) {
+                    Ok(manifest) => reach(&manifest, &mut live, &mut next),
+                    Err(error @ OpenError::TooLarge { .. }) => return Err(error.into()),
+                    // Other bytes than JSON name nothing.
+                    Err(_) => {}
                 }
             }
         }
@@ -179,5 +213,20 @@ impl Remote {
             }
         }
         Err(RemoteError::Collected)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_again_before_a_named_object_is_as_old_as_the_grace() {
+        assert!(NAMES_TIMEOUT + NAMED_WITHIN + TRUSTED < GRACE);
+        assert!(!Reading::now().is_outdated());
+        let (instant, wall) = (Instant::now(), SystemTime::now());
+        // The host was suspended, or its clock was set.
+        assert!(Reading(instant, wall - NAMES_TIMEOUT).is_outdated());
+        assert!(Reading(instant, wall + NAMES_TIMEOUT).is_outdated());
     }
 }

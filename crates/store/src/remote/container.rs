@@ -1,9 +1,10 @@
 //! Images of containers: their documents and blobs, into a local layout.
 //!
-//! What it promises: what is put there has the digest that it lies under, and the size that was asked for. Which blobs
-//! belong to an image, and which image is meant, is for whoever reads the documents.
+//! Promises: each blob has the digest of its name, and the requested size. The reader of the documents chooses
+//! the image and its blobs.
 
 use super::{Remote, RemoteError};
+use crate::blob_sink::BlobSink;
 use crate::{Sha256, Store};
 
 impl Remote {
@@ -13,9 +14,8 @@ impl Remote {
     /// # Errors
     /// [`RemoteError`] by cause.
     pub fn document(&self, local: &Store, name: &str) -> Result<(Sha256, Vec<u8>), RemoteError> {
-        let _lock = local.lock_blobs()?;
         let (id, bytes) = self.block_on(self.document_of(name))?;
-        local.write_blob(bytes.clone())?;
+        local.stage()?.put(bytes.clone())?;
         Ok((id, bytes))
     }
 
@@ -24,10 +24,10 @@ impl Remote {
     /// # Errors
     /// [`RemoteError`] by cause: also for a blob of another size or digest, which does not appear then.
     pub fn fetch(&self, local: &Store, digest: Sha256, size: u64) -> Result<(), RemoteError> {
-        let _lock = local.lock_blobs()?;
-        if std::fs::metadata(local.blob_path(digest)).is_ok_and(|meta| meta.len() == size) {
+        let mut staging = local.stage()?;
+        if staging.has(digest, size)? {
             return Ok(());
         }
-        self.block_on(self.download(local, digest, size, &mut |_| {}))
+        self.block_on(self.download(&mut staging, digest, size, &mut |_| {}))
     }
 }

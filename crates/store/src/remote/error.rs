@@ -95,6 +95,17 @@ pub enum RemoteError {
     /// Others kept changing the names.
     #[error("`{0}` could not be named: others change the names all the time; try again")]
     Contended(String),
+    /// The store writes although the condition of a write does not hold.
+    #[error(
+        "{store} ignores the condition {condition} of a write, so concurrent writers would lose names and turns; use \
+         a store, or a version of it, with conditional writes, an OCI registry, or file://"
+    )]
+    Unconditional {
+        /// The store.
+        store: String,
+        /// The condition.
+        condition: &'static str,
+    },
     /// Objects may only be removed when they are old enough.
     #[error(
         "a grace of {grace:?} is too short: whoever writes relies on younger objects; give {least:?} or more"

@@ -12,8 +12,8 @@ use crate::access::Access;
 use crate::blob::BlobRead;
 use crate::manifest::{MAX_CONFIG, MAX_MANIFEST, Manifest};
 use crate::open::{parse_config, unlock};
-use crate::turn::{JournalFile, JournalPlace, MAX_JOURNAL};
-use crate::turns::Turned;
+use crate::turn::{JournalFile, JournalPlace, MAX_JOURNAL, RemoteJournal};
+use crate::turns::SnapshotWithTurns;
 use crate::{OpenError, Sha256, Snapshot};
 
 impl Remote {
@@ -73,9 +73,10 @@ impl Remote {
             Some((key, config)) => snapshot.with_seal(key.clone(), config),
         };
         let Some((journal, turns)) = journal.zip(turns) else { return Ok(snapshot) };
-        let file = JournalFile::of_frames(&turns, id)?;
-        let place = JournalPlace::Remote(self.clone(), journal);
-        let turned = Turned::of(&snapshot, &file, place, access)?;
+        let (file, closed) = JournalFile::of_frames(&turns, id)?;
+        let journal = RemoteJournal { remote: self.clone(), id: journal, closed };
+        let place = JournalPlace::Remote(journal);
+        let turned = SnapshotWithTurns::of(&snapshot, &file, place, access)?;
         Ok(snapshot.with_turns(turned))
     }
 

@@ -7,7 +7,7 @@
 //! where it is, and its pages are fetched by range requests when they are used. Everything fetched is
 //! checked against its digest before it is used, whatever the server sent.
 //!
-//! What it promises: a name changes its meaning last and at once, so a push that is killed leaves the
+//! Promises: a name changes its meaning last and at once, so a push that is killed leaves the
 //! old meaning or the new one; every request has a time limit and a bounded number of attempts, so a dead
 //! server is an error and not a hang; a server that is away for a moment costs its guests that moment
 //! ([`RetryPolicy::outage`]); few round trips lie between [`Remote::load`] and the first page.
@@ -43,10 +43,11 @@ use backend::Backend;
 use objects::Objects;
 
 pub use cache::trim_cache;
-pub use collect::{GRACE, Keeper};
+pub use collect::{GRACE, GcRoot};
 pub use error::RemoteError;
 pub use push::Progress;
 pub use retry::RetryPolicy;
+pub use turns::Replaced;
 
 /// Why somebody else's part failed.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;

@@ -1,35 +1,42 @@
 //! Object stores as remotes: the files of an image layout, one object each.
 //!
-//! Names are in `index.json`, which is replaced last and, where the store can compare versions, only if
-//! nobody else replaced it meanwhile.
+//! Names are in `index.json`, which is replaced last, and only where no other writer replaced it since it was read: the
+//! store compares versions, and one that does not is refused. A directory has the lock of a local store.
 
+mod conditions;
+mod replace;
 mod sweep;
 
 use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use afresh_sys::crash::point;
 use async_trait::async_trait;
 use futures_util::future::try_join;
 use futures_util::{StreamExt, TryFutureExt, TryStreamExt, stream};
+use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{
-    Error, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion,
-    WriteMultipart,
+    GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion, WriteMultipart,
 };
 use tokio::runtime::Handle;
+use tokio::sync::OnceCell;
 
+use self::conditions::is_conflict;
 use super::backend::{Backend, CONNECTIONS, Meaning, Source};
 use super::collect::Stored;
 use super::{RemoteError, RetryPolicy, retry};
 use crate::descriptor::Descriptor;
 use crate::layout::{IndexJson, resolve_in, tags_of};
 use crate::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT, MAX_INDEX_JSON, parse};
-use crate::store::check_name;
+use crate::naming::Expected;
+use crate::store::{INDEX_LOCK, check_name};
 use crate::turn::{JOURNALS, TurnError};
-use crate::{OpenError, Sha256, Tag};
+use crate::{OpenError, SaveError, Sha256, Tag};
 
 /// Bytes in one part of a large upload; S3 wants at least 5 MiB.
 pub(super) const PART: u64 = 8 << 20;
@@ -50,6 +57,10 @@ pub(super) struct Objects {
     retry: RetryPolicy,
     /// Marks of collectors that were killed, as far as they were waited for.
     dead_marks: Mutex<HashSet<Path>>,
+    /// Set once the store has kept conditions of writes.
+    conditional: OnceCell<()>,
+    /// Where the store is a directory: the file that is locked while names change.
+    lock: Option<PathBuf>,
 }
 
 impl fmt::Display for Objects {
@@ -65,7 +76,14 @@ impl Objects {
         prefix: Path,
         retry: RetryPolicy,
     ) -> Self {
-        Self { objects, uploads, prefix, retry, dead_marks: Mutex::default() }
+        let (dead_marks, conditional) = (Mutex::default(), OnceCell::new());
+        Self { objects, uploads, prefix, retry, dead_marks, conditional, lock: None }
+    }
+
+    /// The directory `root`, whose names are guarded by a lock.
+    pub(super) fn in_directory(root: PathBuf, prefix: Path, retry: RetryPolicy) -> Self {
+        let files: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new().with_fsync(true));
+        Self { lock: Some(root.join(INDEX_LOCK)), ..Self::new(files.clone(), files, prefix, retry) }
     }
 
     fn path(&self, name: &str) -> Path {
@@ -115,6 +133,7 @@ impl Objects {
         let (meta, bytes) = self
             .attempt(what, || async {
                 let result = self.objects.get(path).await?;
+                retry::answered();
                 let meta = result.meta.clone();
                 let mut bytes = Vec::new();
                 let mut stream = result.into_stream();
@@ -122,7 +141,7 @@ impl Objects {
                 while bytes.len() as u64 <= limit
                     && let Some(part) = stream.try_next().await?
                 {
-                    retry::progress();
+                    retry::received(part.len());
                     bytes.extend_from_slice(&part);
                 }
                 Ok((meta, bytes))
@@ -141,6 +160,7 @@ impl Objects {
         bytes: Vec<u8>,
         mode: PutMode,
     ) -> Result<(), RemoteError> {
+        point();
         let what = path.as_ref();
         let payload = PutPayload::from(bytes);
         let put = || async {
@@ -220,14 +240,14 @@ impl Backend for Objects {
                 let part =
                     GetOptions { range: Some(range.clone().into()), ..GetOptions::default() };
                 let result = self.objects.get_opts(&path, part).await.map_err(object)?;
-                retry::progress();
+                retry::answered();
                 let mut bytes = Vec::with_capacity(wanted as usize);
                 let mut stream = result.into_stream();
                 // Stops at what was asked for, whatever the server sends.
                 while bytes.len() as u64 <= wanted
                     && let Some(part) = stream.try_next().await.map_err(object)?
                 {
-                    retry::progress();
+                    retry::received(part.len());
                     bytes.extend_from_slice(&part);
                 }
                 let found = bytes.len() as u64;
@@ -282,6 +302,7 @@ impl Backend for Objects {
                 let _ = self.patiently(&what, 0, writer.abort()).await;
                 return Err(error);
             }
+            point();
             writer.write(part);
             at += part.len() as u64;
             sent(at);
@@ -296,11 +317,7 @@ impl Backend for Objects {
     }
 
     async fn turns(&self, journal: &str, limit: u64) -> Result<Vec<Vec<u8>>, RemoteError> {
-        let what = format!("{JOURNALS}/{journal}");
-        let prefix = self.path(&what);
-        let list = || self.objects.list(Some(&prefix)).try_collect::<Vec<_>>();
-        let mut found = self.attempt(&what, list).await?;
-        found.sort_by(|a, b| a.location.cmp(&b.location));
+        let found = self.list_turns(journal).await?;
         let size = found.iter().fold(0_u64, |sum, turn| sum.saturating_add(turn.size));
         if size > limit {
             let what = "the journal of the session's turns";
@@ -328,19 +345,9 @@ impl Backend for Objects {
         match self.put_object(&path, turn.clone(), PutMode::Create).await {
             Ok(()) => Ok(true),
             // An attempt whose answer was lost may have been the one that put it there.
-            Err(RemoteError::Object {
-                source: Error::AlreadyExists { .. } | Error::Precondition { .. },
-                ..
-            }) => {
+            Err(error) if is_conflict(&error) => {
                 let there = self.get("a turn of the session", &path, turn.len() as u64).await;
                 Ok(there.is_ok_and(|(there, _)| there == turn))
-            }
-            Err(RemoteError::Object {
-                source: Error::NotImplemented { .. } | Error::NotSupported { .. },
-                ..
-            }) => {
-                // The store cannot tell whether there is one: the last writer wins.
-                self.put_object(&path, turn, PutMode::Overwrite).await.map(|()| true)
             }
             Err(error) => Err(error),
         }
@@ -378,38 +385,42 @@ impl Backend for Objects {
         self.put(id, manifest).await
     }
 
-    async fn publish(&self, name: &str, id: Sha256, manifest: Vec<u8>) -> Result<(), RemoteError> {
+    async fn publish(
+        &self,
+        name: &str,
+        id: Sha256,
+        manifest: Vec<u8>,
+        expected: Expected,
+    ) -> Result<(), RemoteError> {
+        if self.lock.is_none() {
+            self.check_conditions().await?;
+        }
         let size = manifest.len() as u64;
         let layout = self.path(LAYOUT_FILE);
         try_join(
-            self.put(id, manifest),
+            self.put(id, manifest.clone()),
             self.put_object(&layout, LAYOUT_TEXT.into(), PutMode::Overwrite),
         )
         .await?;
-        let path = self.path(INDEX_FILE);
+        let _lock = self.lock.as_deref().map(|path| self.lock_names(path)).transpose()?;
+        if self.lock.is_some() {
+            self.check_blobs(&manifest).await?;
+        }
         for _ in 0..ROUNDS {
             let (mut index, version) = match self.index().await? {
                 Some((index, version)) => (index, Some(version)),
                 None => (IndexJson::default(), None),
             };
-            index.rename(name, Some(Descriptor::named(id, size, name)));
-            let bytes = index.bytes()?;
-            let mode = version.map_or(PutMode::Create, PutMode::Update);
-            let mut result = self.put_object(&path, bytes.clone(), mode).await;
-            if let Err(RemoteError::Object {
-                source: Error::NotImplemented { .. } | Error::NotSupported { .. },
-                ..
-            }) = result
-            {
-                // The store cannot compare versions: the last writer wins.
-                result = self.put_object(&path, bytes, PutMode::Overwrite).await;
+            if index.meaning(name) == Some(id) {
+                // Also after a write whose answer was lost.
+                return Ok(());
             }
-            match result {
-                Err(RemoteError::Object {
-                    source: Error::Precondition { .. } | Error::AlreadyExists { .. },
-                    ..
-                }) => {}
-                other => return other,
+            if !self.replaces(&index, name, expected).await? {
+                return Err(SaveError::Moved(name.into()).into());
+            }
+            index.rename(name, Some(Descriptor::named(id, size, name)));
+            if self.replace_index(index.bytes()?, version).await? {
+                return Ok(());
             }
         }
         Err(RemoteError::Contended(name.to_owned()))

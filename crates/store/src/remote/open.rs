@@ -82,8 +82,9 @@ impl Remote {
         }
         let (objects, uploads) = match scheme {
             ObjectStoreScheme::Local => {
-                let files: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new().with_fsync(true));
-                (files.clone(), files)
+                let root = LocalFileSystem::new().path_to_filesystem(&prefix).map_err(object)?;
+                let backend = Arc::new(Objects::in_directory(root, prefix, retry));
+                return Self::with_backend(backend, None);
             }
             ObjectStoreScheme::AmazonS3 => cloud!(AmazonS3Builder::from_env(), AmazonS3ConfigKey),
             ObjectStoreScheme::GoogleCloudStorage => {

@@ -2,19 +2,23 @@
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 
+use super::blob::RangeBlob;
 use super::{Progress, Remote, RemoteError};
 use crate::access::Access;
-use crate::blobs::BlobWriter;
+use crate::blob_sink::BlobSink;
 use crate::index::Encoding;
 use crate::manifest::{Config, Manifest, parse, parse_root, print};
 use crate::open::open_snapshot;
 use crate::save::descriptor;
+use crate::staging::Staging;
 use crate::transcode::transcode;
 use crate::turns::fold_into;
 use crate::{FoldOptions, Layer, Limits, Sha256, Store};
 
 /// Bytes asked for by one request.
 const PART: u64 = 4 << 20;
+/// Maximum length of a layer that is fetched without a look at its index first.
+const UNCHECKED: u64 = 64 << 20;
 /// Requests in flight.
 const IN_FLIGHT: usize = 8;
 
@@ -33,7 +37,7 @@ impl Remote {
         encoding: Encoding,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
-        let _lock = local.lock_blobs()?;
+        let mut staging = local.stage()?;
         let (manifest, config_bytes) = self.block_on(async {
             let (_, manifest) = self.manifest_of(name).await?;
             let config = self.config_of(&manifest).await?;
@@ -47,7 +51,7 @@ impl Remote {
                 allow(clippy::needless_update, reason = "there is nothing else then")
             )]
             let fold = FoldOptions { encoding, layers: 0, ..FoldOptions::default() };
-            let (id, _) = fold_into(&mut local.shelf(), &session, &fold)?;
+            let (id, _) = fold_into(&mut staging, &session, &fold)?;
             local.tag(local_name, Some(id))?;
             return Ok(id);
         }
@@ -72,9 +76,17 @@ impl Remote {
         for (there, root) in manifest.layers.iter().zip(&roots) {
             let digest = there.digest("the manifest")?;
             let path = local.blob_path(digest);
-            if std::fs::metadata(&path).map_or(true, |meta| meta.len() != there.size) {
+            if !staging.has(digest, there.size)? {
+                if let Some(root) = root
+                    && there.size > UNCHECKED
+                {
+                    // A wrong layer of any length is refused before it fills the disk.
+                    let blob = RangeBlob::new(self.clone(), digest, there.size)?;
+                    self.block_on(blob.fetch_tail(&Limits::NONE))?;
+                    Layer::from_blob(Box::new(blob), digest, there.size, &parse_root(root)?)?;
+                }
                 let before = done;
-                self.block_on(self.download(local, digest, there.size, &mut |bytes| {
+                self.block_on(self.download(&mut staging, digest, there.size, &mut |bytes| {
                     progress(Progress { done: before + bytes, total });
                 }))?;
             }
@@ -89,13 +101,13 @@ impl Remote {
             layers.push(if layer.encoding() == encoding {
                 there.clone()
             } else {
-                descriptor(&transcode(&local.blob_dir(), &layer, encoding)?)
+                descriptor(&transcode(&mut staging, &layer, encoding)?)
             });
         }
-        local.write_blob(config_bytes)?;
+        staging.put(config_bytes)?;
         let sealed = manifest.is_sealed();
         let manifest = Manifest { layers, ..manifest };
-        let (id, _) = local.write_blob(print("the manifest", &manifest)?)?;
+        let (id, _) = staging.put(print("the manifest", &manifest)?)?;
         if !sealed {
             // Whatever the remote said, the result must open. Running it is another matter.
             open_snapshot(local, id, &Access::new().with_limits(Limits::NONE))?;
@@ -107,12 +119,12 @@ impl Remote {
     /// Fetches a blob in parallel ranges, checks it, and puts it under its digest.
     pub(super) async fn download(
         &self,
-        local: &Store,
+        staging: &mut Staging,
         digest: Sha256,
         size: u64,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), RemoteError> {
-        let mut blob = BlobWriter::create(&local.blob_dir())?;
+        let mut blob = staging.begin(None)?;
         let starts = (0..size).step_by(PART as usize);
         let mut parts = stream::iter(starts)
             .map(|at| self.backend.range(digest, at..size.min(at + PART)))
@@ -123,7 +135,7 @@ impl Remote {
             blob.push(part)?;
             progress(done);
         }
-        match blob.finish_as(digest)? {
+        match staging.end_as(blob, digest)? {
             Ok(()) => Ok(()),
             Err(found) => Err(RemoteError::Digest { expected: digest, found }),
         }

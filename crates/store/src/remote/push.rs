@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::backend::Source;
+use super::turns::Replaced;
 use super::{Remote, RemoteError};
 use crate::blob::BlobRead;
 use crate::descriptor::Descriptor;
@@ -65,6 +66,23 @@ impl Remote {
         encoding: Encoding,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
+        self.push_over(local, snapshot, name, encoding, Replaced::Any, progress)
+    }
+
+    /// As [`Remote::push`], if `name` has the meaning that is to be replaced. In a registry, which has no conditional
+    /// writes, a change during the last request is not noticed.
+    ///
+    /// # Errors
+    /// As [`Remote::push`]; [`SaveError::Moved`] when the name has another meaning.
+    pub fn push_over(
+        &self,
+        local: &Store,
+        snapshot: &Snapshot,
+        name: &str,
+        encoding: Encoding,
+        replaced: Replaced<'_>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Sha256, RemoteError> {
         self.backend.check_name(name)?;
         let (id, manifest) = self.lasting(|| {
             let manifest = print("the manifest", &self.send(local, snapshot, encoding, progress)?)?;
@@ -75,7 +93,7 @@ impl Remote {
             }
             Ok((id, manifest))
         })?;
-        self.block_on(self.backend.publish(name, id, manifest))?;
+        self.block_on(self.backend.publish(name, id, manifest, replaced.expected()))?;
         Ok(id)
     }
 
@@ -121,9 +139,9 @@ impl Remote {
             let mut described = there.clone();
             let mut recoded = None;
             if layer.encoding() != encoding {
-                // Until it is open; what is sent takes its time, and needs nothing but what is open.
-                let _lock = local.lock_blobs()?;
-                described = descriptor(&transcode(&local.blob_dir(), layer, encoding)?);
+                // Until it is open. An upload reads open files only.
+                let mut staging = local.stage()?;
+                described = descriptor(&transcode(&mut staging, layer, encoding)?);
                 recoded = Some(local.open(described.digest("the manifest")?)?);
             }
             total = total - layer.size() + described.size;

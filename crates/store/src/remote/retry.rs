@@ -4,8 +4,9 @@
 //! the answer, through [`RetryPolicy::persist`], so all of them share one limit of time and one way to wait: a
 //! dead server is an error and not a hang, and one that comes back is no error at all.
 //!
-//! Time is counted from the last progress, so that a slow line is not taken for a dead server. What is sent
-//! shows no progress, and gets time by its length. Between attempts lies a pause that doubles, half of it
+//! Time is counted from the last progress, so that a slow line is not taken for a dead server. An answer that comes
+//! slower than [`SLOWEST_ANSWER`] is one, however often it shows progress. A request body shows no progress, and
+//! gets time by its length. A pause follows each attempt and doubles, half of it
 //! by chance, lest all who wait come back at once; a server that says when to come back is obeyed.
 
 use std::cell::Cell;
@@ -24,6 +25,8 @@ use super::RemoteError;
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Bytes a second that even a slow line carries; what is slower is taken for dead.
 const SLOWEST: u64 = 16 << 10;
+/// Bytes a second of one answer on such a line, which 16 requests share.
+const SLOWEST_ANSWER: u64 = SLOWEST / 16;
 
 /// How often and how long a request is tried.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +55,12 @@ impl Default for RetryPolicy {
 
 /// What is known of the attempt that is under way.
 struct Attempt {
+    start: Instant,
     progress: Cell<Instant>,
+    /// Requests of it that were answered.
+    answers: Cell<u32>,
+    /// Bytes of the answers.
+    received: Cell<u64>,
     /// The last status that a server answered with, and when it wants to be asked again.
     heard: Cell<Option<(u16, Option<Duration>)>>,
 }
@@ -62,10 +70,41 @@ tokio::task_local! {
     static ATTEMPT: Attempt;
 }
 
-/// Notes that something has arrived.
-pub(super) fn progress() {
-    // Outside an attempt nobody waits.
-    let _ = ATTEMPT.try_with(|attempt| attempt.progress.set(Instant::now()));
+impl Attempt {
+    fn begin() -> Self {
+        let start = Instant::now();
+        Self {
+            start,
+            progress: Cell::new(start),
+            answers: Cell::new(0),
+            received: Cell::new(0),
+            heard: Cell::new(None),
+        }
+    }
+
+    /// When it ends unless more arrives, if a request may take `allowed`.
+    fn deadline(&self, allowed: Duration) -> Instant {
+        let received = Duration::from_millis(self.received.get() * 1000 / SLOWEST_ANSWER);
+        let slowest = allowed * (self.answers.get() + 1) + received;
+        (self.progress.get() + allowed).min(self.start + slowest)
+    }
+}
+
+/// Notes that the head of an answer has arrived.
+pub(super) fn answered() {
+    // Outside an attempt there is no limit.
+    let _ = ATTEMPT.try_with(|attempt| {
+        attempt.progress.set(Instant::now());
+        attempt.answers.set(attempt.answers.get() + 1);
+    });
+}
+
+/// Notes that bytes of an answer have arrived.
+pub(super) fn received(bytes: usize) {
+    let _ = ATTEMPT.try_with(|attempt| {
+        attempt.progress.set(Instant::now());
+        attempt.received.set(attempt.received.get().saturating_add(bytes as u64));
+    });
 }
 
 /// Notes what a server answered with, and the text of its `Retry-After`.
@@ -134,7 +173,7 @@ impl RetryPolicy {
         let mut pause = self.pause;
         let mut attempt = 1;
         loop {
-            let attempted = Attempt { progress: Cell::new(Instant::now()), heard: Cell::new(None) };
+            let attempted = Attempt::begin();
             let allowed = self.sending(sending);
             let work = async {
                 let answer = within(allowed, request()).await;
@@ -183,15 +222,15 @@ fn is_passing(status: u16) -> bool {
     matches!(status, 0..400 | 408 | 425 | 429 | 500..)
 }
 
-/// The result of `work`, or `None` when it made no progress for so long.
+/// The result of `work`, or `None` when it made too little progress.
 async fn within<T>(timeout: Duration, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     loop {
-        let deadline = ATTEMPT.with(|attempt| attempt.progress.get()) + timeout;
+        let deadline = ATTEMPT.with(|attempt| attempt.deadline(timeout));
         if let Ok(value) = timeout_at(deadline, &mut work).await {
             return Some(value);
         }
-        if ATTEMPT.with(|attempt| attempt.progress.get()) + timeout <= Instant::now() {
+        if ATTEMPT.with(|attempt| attempt.deadline(timeout)) <= Instant::now() {
             return None;
         }
     }
@@ -231,14 +270,15 @@ mod tests {
         runtime().block_on(async {
             let slow = || async {
                 for _ in 0..8 {
-                    sleep(Duration::from_millis(60)).await;
-                    progress();
+                    sleep(Duration::from_millis(200)).await;
+                    received(1 << 10);
                 }
                 Ok(7)
             };
-            assert_eq!(short().attempt("a", slow).await.unwrap(), 7);
+            let retry = RetryPolicy { timeout: Duration::from_secs(1), ..short() };
+            assert_eq!(retry.attempt("a", slow).await.unwrap(), 7);
             let stuck = || async {
-                progress();
+                answered();
                 sleep(Duration::from_secs(60)).await;
                 Ok(())
             };
@@ -248,17 +288,39 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_that_dribbles_ends_in_an_error() {
+        runtime().block_on(async {
+            let dribble = || async {
+                answered();
+                for _ in 0..u32::MAX {
+                    sleep(Duration::from_millis(20)).await;
+                    received(1);
+                }
+                Ok(())
+            };
+            let error = short().attempt("a", dribble).await.unwrap_err();
+            assert!(matches!(error, RemoteError::Timeout { .. }), "{error}");
+        });
+    }
+
+    #[test]
     fn an_outage_is_sat_out_and_a_refusal_is_not() {
         runtime().block_on(async {
-            let start = Instant::now();
+            let refusals = Cell::new(8);
             let away = || async {
-                match start.elapsed() > Duration::from_millis(300) {
-                    true => Ok(start.elapsed()),
-                    false => Err(refused()),
+                match refusals.get() {
+                    0 => Ok(()),
+                    left => {
+                        refusals.set(left - 1);
+                        Err(refused())
+                    }
                 }
             };
-            short().attempt("a", away).await.unwrap_err();
-            short().persist("a", away).await.unwrap();
+            let retry = RetryPolicy { outage: Duration::from_secs(60), ..short() };
+            retry.attempt("a", away).await.unwrap_err();
+            assert_eq!(refusals.get(), 5);
+            // More refusals than attempts are allowed.
+            retry.persist("a", away).await.unwrap();
             let tries = Cell::new(0);
             let forbidden = || async {
                 tries.set(tries.get() + 1);

@@ -1,13 +1,15 @@
 //! Sessions that are saved turn by turn in an object store: a turn is one object, and one request.
 //!
-//! What it promises: a turn that was appended is there, whole, and opens as the state that the session had. Of two who
-//! go on from the same turn one is refused, where the store can tell that an object is there already; the large ones can.
-//! What may break it: as for local journals, whoever removes the last turns makes it the same session, earlier.
+//! Promises: a turn that was appended is there, whole, and opens as the state that the session had. Of two
+//! writers that append to the same turn one is refused: a store that ignores conditions of writes takes no session.
+//! A session that is saved whole replaces the meaning that its writer knows, with no further turns, or fails.
+//! May break it: as for local journals, a writer that removes the last turns makes it the same session, earlier.
 
 use super::push::Progress;
 use super::{Remote, RemoteError};
 use crate::index::Encoding;
 use crate::manifest::{Manifest, print};
+use crate::naming::Expected;
 use crate::turn::{Journal, new_journal_id};
 use crate::{SaveError, Sha256, Snapshot, Store};
 
@@ -17,6 +19,33 @@ impl From<RemoteError> for SaveError {
             RemoteError::Save(error) => error,
             RemoteError::Open(error) => error.into(),
             other => Self::Remote(other.into()),
+        }
+    }
+}
+
+/// The meaning of a name that a session replaces when it is saved whole.
+#[derive(Clone, Copy, Debug)]
+pub enum Replaced<'a> {
+    /// Any, or none.
+    Any,
+    /// The manifest with this id, without turns.
+    Manifest(Sha256),
+    /// This snapshot, with no turns after those that it was opened with.
+    Snapshot(&'a Snapshot),
+    /// The session of this journal, with no turns of other writers.
+    Journal(&'a Journal),
+}
+
+impl Replaced<'_> {
+    pub(super) fn expected(self) -> Expected {
+        match self {
+            Self::Any => Expected::Any,
+            Self::Manifest(id) => Expected::Manifest(Some(id)),
+            Self::Snapshot(snapshot) => match snapshot.turns() {
+                Some(turns) => Expected::Session(snapshot.id(), turns.bytes),
+                None => Expected::Manifest(Some(snapshot.id())),
+            },
+            Self::Journal(journal) => Expected::Session(journal.base(), journal.size()),
         }
     }
 }
@@ -40,28 +69,34 @@ impl Remote {
     /// append them to.
     ///
     /// # Errors
-    /// As [`Remote::push`].
+    /// As [`Remote::push`]; [`SaveError::Moved`] when the name does not mean what is to be replaced.
     pub fn push_turns(
         &self,
         local: &Store,
         snapshot: &Snapshot,
         name: &str,
         encoding: Encoding,
+        replaced: Replaced<'_>,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Journal, RemoteError> {
         self.backend.check_name(name)?;
         let manifest = self.lasting(|| self.send(local, snapshot, encoding, progress))?;
-        self.follow(name, &manifest, snapshot)
+        self.follow(name, &manifest, snapshot, replaced)
     }
 
     /// Makes `name` mean `snapshot`, which was opened from this remote and is no session's, with turns to follow.
     ///
     /// # Errors
-    /// [`RemoteError`] by cause; `name` means then what it meant before.
-    pub fn begin_turns(&self, name: &str, snapshot: &Snapshot) -> Result<Journal, RemoteError> {
+    /// As [`Remote::push_turns`]; `name` means then what it meant before.
+    pub fn begin_turns(
+        &self,
+        name: &str,
+        snapshot: &Snapshot,
+        replaced: Replaced<'_>,
+    ) -> Result<Journal, RemoteError> {
         self.backend.check_name(name)?;
         self.lasting(|| self.renew(snapshot))?;
-        self.follow(name, snapshot.manifest(), snapshot)
+        self.follow(name, snapshot.manifest(), snapshot, replaced)
     }
 
     fn follow(
@@ -69,11 +104,12 @@ impl Remote {
         name: &str,
         manifest: &Manifest,
         snapshot: &Snapshot,
+        replaced: Replaced<'_>,
     ) -> Result<Journal, RemoteError> {
         let journal = new_journal_id()?;
         let manifest = print("the manifest", &manifest.with_journal(Some(&journal)))?;
         let id = Sha256::of(&manifest);
-        self.block_on(self.backend.publish(name, id, manifest))?;
+        self.block_on(self.backend.publish(name, id, manifest, replaced.expected()))?;
         Ok(Journal::in_remote(self.clone(), journal, id, snapshot.key().cloned()))
     }
 

@@ -1,6 +1,8 @@
 //! Sealed blobs: any blob, cut into chunks that are each encrypted and authenticated.
 //!
-//! A blob has a random key of its own, wrapped by the user's. A chunk's nonce is its number and whether it
+//! Each blob has another random key, wrapped by a key that is derived from the user's and 40 random bytes, for this
+//! blob only. No key wraps twice, so no nonce can repeat. Version 1 had one wrapping key and random nonces of 96 bits;
+//! its blobs still open. A chunk's nonce is its number and whether it
 //! is the last, so chunks cannot change places, be left out or come from another blob. Chunks are as
 //! long as a group of pages, so a raw layer's groups are each one chunk. What is needed to open a blob comes
 //! last, as in a layer, so that the same request fetches both.
@@ -21,6 +23,7 @@ use crate::{OpenError, SaveError};
 const TRAILER: usize = 128;
 const MAGIC: [u8; 8] = *b"AFRESHSL";
 const VERSION_1: u32 = 1;
+const VERSION_2: u32 = 2;
 /// The only cipher: AES-256-GCM.
 const CIPHER: u32 = 1;
 /// Plain bytes of a chunk.
@@ -30,6 +33,10 @@ const TAG: usize = 16;
 /// What of the trailer the wrapped key is bound to.
 const BOUND: usize = 40;
 const WRAPPED: std::ops::Range<usize> = 52..100;
+/// Where version 1 has the nonce of the wrapped key, and version 2 the first 12 random bytes.
+const NONCE: std::ops::Range<usize> = 40..52;
+/// Where version 2 has the other 28, and version 1 zeros.
+const REST: std::ops::Range<usize> = 100..TRAILER;
 /// Chunks decrypted at a time: 2 MiB.
 const BATCH: u64 = 32;
 
@@ -69,6 +76,8 @@ pub struct SealKey(Arc<Inner>);
 
 struct Inner {
     bytes: [u8; 32],
+    from: Prk,
+    /// Of version 1.
     wrap: LessSafeKey,
     /// Says which key it is, and nothing about it.
     id: [u8; 16],
@@ -109,7 +118,8 @@ impl SealKey {
     pub fn from_bytes(bytes: [u8; 32]) -> Result<Self, SealError> {
         let from = Salt::new(HKDF_SHA256, b"afresh sealed blob version 1").extract(&bytes);
         let wrap = aead(&derive(&from, b"wrap")?)?;
-        Ok(Self(Arc::new(Inner { bytes, wrap, id: derive(&from, b"id")? })))
+        let id = derive(&from, b"id")?;
+        Ok(Self(Arc::new(Inner { bytes, from, wrap, id })))
     }
 
     pub(super) fn bytes(&self) -> &[u8; 32] {
@@ -119,25 +129,32 @@ impl SealKey {
     /// Begins to seal a blob, with a key of its own.
     pub(crate) fn sealer(&self) -> Result<Sealer, SaveError> {
         let key = random::<32>()?;
-        let nonce = random::<12>()?;
+        let salt = random::<40>()?;
         let mut trailer = [0; TRAILER];
         trailer[..8].copy_from_slice(&MAGIC);
-        trailer[8..12].copy_from_slice(&VERSION_1.to_le_bytes());
+        trailer[8..12].copy_from_slice(&VERSION_2.to_le_bytes());
         trailer[12..16].copy_from_slice(&CIPHER.to_le_bytes());
         trailer[16..20].copy_from_slice(&(CHUNK as u32).to_le_bytes());
         trailer[24..40].copy_from_slice(&self.0.id);
-        trailer[40..52].copy_from_slice(&nonce);
+        trailer[NONCE].copy_from_slice(&salt[..NONCE.len()]);
+        trailer[REST].copy_from_slice(&salt[NONCE.len()..]);
         let mut wrapped = key.to_vec();
-        self.0
-            .wrap
+        self.wrap_of(&trailer)?
             .seal_in_place_append_tag(
-                Nonce::assume_unique_for_key(nonce),
+                // The only one under this key.
+                Nonce::assume_unique_for_key([0; 12]),
                 Aad::from(&trailer[..BOUND]),
                 &mut wrapped,
             )
             .map_err(|_| SealError::Library("sealing failed"))?;
         trailer[WRAPPED].copy_from_slice(&wrapped);
         Ok(Sealer { key: aead(&key)?, next: 0, pending: Vec::new(), trailer })
+    }
+
+    /// The key that wraps the key of the one blob that ends with `trailer`, of version 2.
+    fn wrap_of(&self, trailer: &[u8; TRAILER]) -> Result<LessSafeKey, SealError> {
+        let salt = [&b"wrap 2"[..], &trailer[NONCE], &trailer[REST]].concat();
+        aead(&derive(&self.0.from, &salt)?)
     }
 
     /// The key of the blob that ends with `trailer`.
@@ -150,10 +167,13 @@ impl SealKey {
         if trailer[..8] != MAGIC {
             return Err(SealError::Format("it has no magic number"));
         }
-        if (word(8), word(12), word(16)) != (VERSION_1, CIPHER, CHUNK as u32) {
+        let version = word(8);
+        let known = matches!(version, VERSION_1 | VERSION_2);
+        if !known || (word(12), word(16)) != (CIPHER, CHUNK as u32) {
             return Err(SealError::Format("it is of a version or cipher this build does not read"));
         }
-        if word(20) != 0 || trailer[100..].iter().any(|byte| *byte != 0) {
+        let rest = version == VERSION_1 && trailer[REST].iter().any(|byte| *byte != 0);
+        if word(20) != 0 || rest {
             return Err(SealError::Format("a reserved byte of its trailer is not 0"));
         }
         if trailer[24..40] != self.0.id {
@@ -161,13 +181,16 @@ impl SealKey {
             return Err(SealError::WrongKey { sealed, given });
         }
         let mut nonce = [0; 12];
-        nonce.copy_from_slice(&trailer[40..52]);
+        if version == VERSION_1 {
+            nonce.copy_from_slice(&trailer[NONCE]);
+        }
+        let derived = (version == VERSION_2).then(|| self.wrap_of(trailer)).transpose()?;
         let mut wrapped = [0; 48];
         wrapped.copy_from_slice(&trailer[WRAPPED]);
         let nonce = Nonce::assume_unique_for_key(nonce);
-        let plain = self
-            .0
-            .wrap
+        let plain = derived
+            .as_ref()
+            .unwrap_or(&self.0.wrap)
             .open_in_place(nonce, Aad::from(&trailer[..BOUND]), &mut wrapped)
             .map_err(|_| SealError::Format("its trailer was damaged"))?;
         let mut key = [0; 32];

@@ -12,6 +12,7 @@ use std::path::Path;
 use super::{PublicKey, SealKey, SigningKey};
 use crate::SealError;
 use crate::digest::{from_hex, to_hex};
+use crate::temporary::{parent, sync_dir};
 use crate::{OpenError, SaveError};
 
 const SIGNING: &str = "afresh-signing-key-v1:";
@@ -28,7 +29,9 @@ fn create(path: &Path, line: &str) -> Result<(), SaveError> {
         .open(path)
         .and_then(|mut file| {
             file.write_all(format!("{line}\n").as_bytes())?;
-            file.sync_all()
+            file.sync_all()?;
+            // Snapshots that were sealed with the key need it after a crash.
+            sync_dir(parent(path))
         })
         .map_err(|e| SaveError::io(path, e))
 }

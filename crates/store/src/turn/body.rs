@@ -75,41 +75,110 @@ fn inside(from: u64, len: u64, all: u64) -> Result<(), TurnError> {
     }
 }
 
-/// The steps that make the pages, and where those of the state begin; all of the program is checked.
-pub(super) fn parse(body: &[u8], head: &Head) -> Result<(Vec<Step>, usize), TurnError> {
+/// Numbers that describe a parsed program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// Where the steps of the state begin.
+    pub(super) state_at: usize,
+    /// Steps that make pages.
+    pub(super) steps: u64,
+    /// Pages that are patched or stored whole.
+    pub(super) changed: u64,
+    /// Bytes of patches, with [`PATCH_OVERHEAD`] for each.
+    pub(super) patches: u64,
+    /// Maximum number of steps that use one page of the parent.
+    pub(super) passes: u64,
+}
+
+/// Cost of a patch in addition to its bytes.
+pub(super) const PATCH_OVERHEAD: u64 = 16;
+
+/// Reads a step that makes pages out of a memory of `before` pages; returns it with the number of these pages.
+fn step(reader: &mut Reader<'_>, before: u64) -> Result<(Step, u64), TurnError> {
+    let first = reader.number()?;
+    let count = first >> 2;
+    Ok(match first & 3 {
+        COPY => {
+            let from = reader.number()?;
+            inside(from, count, before)?;
+            (Step::Copy { from: from as usize, len: count as usize }, count)
+        }
+        ZERO => (Step::Zero { len: count as usize }, count),
+        PATCH => {
+            let from = reader.number()?;
+            inside(from, 1, before)?;
+            let at = reader.at;
+            check_runs(reader, count)?;
+            (Step::Patch { from: from as usize, runs: at..reader.at }, 1)
+        }
+        _ => {
+            let bytes = count.checked_mul(PAGE_SIZE as u64).ok_or(SHORT)?;
+            let at = reader.skip(bytes)?;
+            (Step::Whole { at, len: count as usize }, count)
+        }
+    })
+}
+
+/// The steps of a parsed program that make its pages, decoded one by one: a step takes more memory than its bytes.
+pub(super) struct Steps<'a> {
+    reader: Reader<'a>,
+    before: u64,
+    left: u64,
+}
+
+impl<'a> Steps<'a> {
+    pub(super) fn new(body: &'a [u8], head: &Head) -> Self {
+        Self { reader: Reader { bytes: body, at: 0 }, before: head.before, left: head.pages }
+    }
+}
+
+impl Iterator for Steps<'_> {
+    type Item = Step;
+
+    fn next(&mut self) -> Option<Step> {
+        if self.left == 0 {
+            return None;
+        }
+        // The program was parsed before.
+        let (step, pages) = step(&mut self.reader, self.before).ok()?;
+        self.left = self.left.saturating_sub(pages);
+        Some(step)
+    }
+}
+
+/// Checks the whole program.
+pub(super) fn parse(body: &[u8], head: &Head) -> Result<Shape, TurnError> {
     let mut reader = Reader { bytes: body, at: 0 };
-    let mut steps = Vec::new();
+    let mut shape = Shape { passes: 1, ..Shape::default() };
     let mut made = 0;
+    // The page behind the last one that the present pass uses.
+    let mut used = 0;
     while made < head.pages {
-        let first = reader.number()?;
-        let count = first >> 2;
-        let (step, pages) = match first & 3 {
-            COPY => {
-                let from = reader.number()?;
-                inside(from, count, head.before)?;
-                (Step::Copy { from: from as usize, len: count as usize }, count)
-            }
-            ZERO => (Step::Zero { len: count as usize }, count),
-            PATCH => {
-                let from = reader.number()?;
-                inside(from, 1, head.before)?;
-                let at = reader.at;
-                check_runs(&mut reader, count)?;
-                (Step::Patch { from: from as usize, runs: at..reader.at }, 1)
-            }
-            _ => {
-                let bytes = count.checked_mul(PAGE_SIZE as u64).ok_or(SHORT)?;
-                let at = reader.skip(bytes)?;
-                (Step::Whole { at, len: count as usize }, count)
-            }
-        };
+        let (step, pages) = step(&mut reader, head.before)?;
         if pages == 0 || pages > head.pages - made {
             return Err(TurnError::Program("a step makes no page, or more than there are"));
         }
         made += pages;
-        steps.push(step);
+        shape.steps += 1;
+        let source = match step {
+            Step::Copy { from, len } => Some((from, len)),
+            Step::Patch { from, runs } => {
+                shape.changed += 1;
+                shape.patches += runs.len() as u64 + PATCH_OVERHEAD;
+                Some((from, 1))
+            }
+            Step::Whole { len, .. } => {
+                shape.changed += len as u64;
+                None
+            }
+            Step::Zero { .. } => None,
+        };
+        if let Some((from, len)) = source {
+            shape.passes += u64::from(from < used);
+            used = from + len;
+        }
     }
-    let state_at = reader.at;
+    shape.state_at = reader.at;
     let mut made = 0;
     while made < head.state {
         let (count, from) = state_step(&mut reader)?;
@@ -124,7 +193,7 @@ pub(super) fn parse(body: &[u8], head: &Head) -> Result<(Vec<Step>, usize), Turn
     if reader.at != body.len() {
         return Err(TurnError::Program("there are bytes after its end"));
     }
-    Ok((steps, state_at))
+    Ok(shape)
 }
 
 /// A step of the state: its length, and where it is taken from in the state before, or the bytes follow.

@@ -1,6 +1,7 @@
 //! Makes turns: what is equal is taken over, what changed is stored in the shorter of two ways.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use afresh_sys::PAGE_SIZE;
 
@@ -169,8 +170,8 @@ impl TurnBuilder {
         }
         let mut bytes = head.print();
         bytes.extend_from_slice(compressed.as_deref().unwrap_or(&body));
-        let (steps, state_at) = super::body::parse(&body, &head).map_err(unsound)?;
-        Ok(Turn { head, body: body.into(), steps: steps.into(), state_at, bytes: bytes.into() })
+        let shape = super::body::parse(&body, &head).map_err(unsound)?;
+        Ok(Turn { head, body: Arc::new(body), shape, bytes: bytes.into() })
     }
 }
 

@@ -5,11 +5,11 @@
 //! directories. So its name means a snapshot that says: and then the turns in this journal. A turn is one write behind
 //! the last, and one `fdatasync`; or one request.
 //!
-//! What it promises: a turn that was appended is on disk. Whoever is killed at any moment leaves all turns that were
+//! Promises: a turn that was appended is on disk. A writer that is killed at any moment leaves all turns that were
 //! appended before, and the last one whole or not at all. Turns are checked when they are read: each names the one
 //! before by its digest, and the first names the snapshot.
 //!
-//! What may break it: a journal whose last turns were cut off on purpose is the same session, earlier.
+//! May break it: a journal whose last turns were cut off on purpose is the same session, earlier.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -17,11 +17,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use afresh_sys::crash::{point, synced};
+
+use super::cost::MAX_CHAIN;
 use super::space::check_parent;
-use super::{Space, Turn, TurnError};
+use super::{ChainCost, Head, Space, Turn, TurnError};
 use crate::access::Access;
 use crate::blobs::read_bounded;
 use crate::digest::{from_hex, to_hex};
+use crate::naming::NamingIndex;
 use crate::open::BytesBlob;
 use crate::seal::SealKey;
 use crate::temporary::{create_in, readers, sync_dir};
@@ -32,7 +36,7 @@ pub(crate) const JOURNALS: &str = "journals";
 const MAGIC: [u8; 8] = *b"AFRESHJN";
 const VERSION_1: u32 = 1;
 /// Bytes of the header.
-const HEADER: usize = 64;
+pub(crate) const HEADER: usize = 64;
 /// Bytes before a turn: its length, and what comes with it.
 const FRAME: usize = 8;
 /// Bytes after a turn.
@@ -42,6 +46,12 @@ const ALIGN: usize = 8;
 /// What comes with a turn, in the first byte of the second number: a signature before it. The other three are a
 /// check of the length.
 const SIGNED: u8 = 1;
+/// The same byte of a frame that closes a remote journal. It has no turn.
+#[cfg(feature = "remote")]
+const CLOSING: u8 = 2;
+/// Bytes of a frame that closes a journal.
+#[cfg(feature = "remote")]
+pub(crate) const CLOSING_LEN: u64 = (FRAME + CHECK) as u64;
 /// A public key and a signature.
 const SIGNATURE: usize = 96;
 /// Longest journal that is read.
@@ -93,6 +103,14 @@ fn head(base: &Sha256, number: usize, len: u32, what: u8) -> [u8; FRAME] {
     head
 }
 
+/// The frame that closes a remote journal behind `number` turns. It takes the place of the next turn, so an append
+/// after it is refused.
+#[cfg(feature = "remote")]
+pub(crate) fn closing(base: &Sha256, number: usize) -> Vec<u8> {
+    let head = head(base, number, 0, CLOSING);
+    [&head[..], &check(base, number, &head)].concat()
+}
+
 impl JournalFile {
     /// Reads the journal at `path`, which belongs to the manifest `base`.
     pub(crate) fn read(path: &Path, base: Sha256) -> Result<Self, OpenError> {
@@ -100,12 +118,17 @@ impl JournalFile {
         Self::parse(bytes, base)
     }
 
-    /// Puts a journal together whose frames were kept apart. Each is there as a whole or damaged.
+    /// Puts a journal together whose frames were kept apart, and says whether it is closed. Each frame is whole or
+    /// damaged.
     #[cfg(feature = "remote")]
-    pub(crate) fn of_frames(frames: &[Vec<u8>], base: Sha256) -> Result<Self, OpenError> {
+    pub(crate) fn of_frames(frames: &[Vec<u8>], base: Sha256) -> Result<(Self, bool), OpenError> {
+        let (frames, closed) = match frames.split_last() {
+            Some((last, turns)) if *last == closing(&base, turns.len()) => (turns, true),
+            _ => (frames, false),
+        };
         let this = Self::parse([&header(base)[..], &frames.concat()].concat(), base)?;
         match this.turns() == frames.len() {
-            true => Ok(this),
+            true => Ok((this, closed)),
             false => Err(OpenError::Turn { number: this.turns(), source: TurnError::Root }),
         }
     }
@@ -176,12 +199,15 @@ impl JournalFile {
             let bad = |source| OpenError::Turn { number, source };
             let stored = &self.bytes[frame.turn.clone()];
             let opened = key.map(|key| unseal(key, stored)).transpose()?;
-            let turn =
-                Turn::parse(opened.as_deref().unwrap_or(stored), access.limits()).map_err(bad)?;
+            let bytes = opened.as_deref().unwrap_or(stored);
+            // All programs are kept, so their sum counts, before the next is decompressed.
+            space.expect(&Head::parse(bytes).map_err(bad)?)?;
+            let turn = Turn::parse(bytes, access.limits()).map_err(bad)?;
             check_parent(&turn, &last).map_err(bad)?;
-            space.apply(&turn, access.limits())?;
+            space.apply(&turn)?;
             last = *turn.root();
         }
+        space.finish()?;
         // It names all that came before, and the snapshot.
         if let Some(frame) = self.frames.last() {
             access.check_turn(&last, frame.signature.clone().map(|at| &self.bytes[at]))?;
@@ -212,36 +238,63 @@ fn unseal(key: &SealKey, stored: &[u8]) -> Result<Vec<u8>, OpenError> {
 #[derive(Clone, Debug)]
 pub(crate) enum JournalPlace {
     File(PathBuf),
-    /// Below this name.
     #[cfg(feature = "remote")]
-    Remote(crate::remote::Remote, String),
+    Remote(RemoteJournal),
 }
 
 /// What frames are appended to.
 #[derive(Debug)]
-enum Tape {
-    File(File, PathBuf),
+enum JournalBackend {
+    File(FileJournal),
     #[cfg(feature = "remote")]
-    Remote(crate::remote::Remote, String),
+    Remote(RemoteJournal),
+}
+
+/// A journal in a remote.
+#[cfg(feature = "remote")]
+#[derive(Clone, Debug)]
+pub(crate) struct RemoteJournal {
+    pub(crate) remote: crate::remote::Remote,
+    /// Its turns are below this name.
+    pub(crate) id: String,
+    /// It takes no more turns.
+    pub(crate) closed: bool,
+}
+
+/// A journal's own file, in a store.
+#[derive(Debug)]
+struct FileJournal {
+    file: File,
+    path: PathBuf,
+    index: NamingIndex,
+}
+
+impl FileJournal {
+    fn new(file: File, path: PathBuf, name: Option<&str>) -> Self {
+        let root = path.parent().and_then(Path::parent).unwrap_or(Path::new("."));
+        let index = NamingIndex::new(root, name);
+        Self { file, path, index }
+    }
 }
 
 /// The journal of a session, to append turns to.
 #[derive(Debug)]
 pub struct Journal {
-    tape: Tape,
+    tape: JournalBackend,
     /// The manifest that it belongs to.
     base: Sha256,
     key: Option<SealKey>,
     end: u64,
     turns: usize,
     last: [u8; 32],
+    cost: ChainCost,
 }
 
 impl Journal {
-    /// A new journal in `store`, empty and durable, of the manifest `base`.
+    /// A new journal in `store`, empty and durable, of the manifest `base` that `name` will mean.
     pub(crate) fn create(
         store: &Store,
-        id: &str,
+        (id, name): (&str, &str),
         base: Sha256,
         key: Option<SealKey>,
     ) -> Result<Self, SaveError> {
@@ -250,14 +303,26 @@ impl Journal {
         let io = |e| SaveError::io(&path, e);
         crate::store::new_dir(&dir).map_err(io)?;
         let mut file = create_in(&dir).map_err(io)?;
+        point();
         file.write_all(&header(base)).map_err(io)?;
         let mode = 0o200 | readers(&store.blob_dir());
         file.as_file().set_permissions(std::fs::Permissions::from_mode(mode)).map_err(io)?;
+        point();
         file.as_file().sync_all().map_err(io)?;
+        synced(file.as_file());
+        point();
         let file = file.persist_noclobber(&path).map_err(|e| io(e.error))?;
         sync_dir(&dir).and_then(|()| sync_dir(store.root())).map_err(io)?;
-        let tape = Tape::File(file, path);
-        Ok(Self { tape, base, key, end: HEADER as u64, turns: 0, last: base.0 })
+        let tape = JournalBackend::File(FileJournal::new(file, path, Some(name)));
+        Ok(Self {
+            tape,
+            base,
+            key,
+            end: HEADER as u64,
+            turns: 0,
+            last: base.0,
+            cost: ChainCost::new(),
+        })
     }
 
     /// A new journal in a remote of the manifest `base`. Nothing is there until the first turn is.
@@ -268,16 +333,16 @@ impl Journal {
         base: Sha256,
         key: Option<SealKey>,
     ) -> Self {
-        let tape = Tape::Remote(remote, id);
-        Self { tape, base, key, end: HEADER as u64, turns: 0, last: base.0 }
+        let tape = JournalBackend::Remote(RemoteJournal { remote, id, closed: false });
+        Self { tape, base, key, end: HEADER as u64, turns: 0, last: base.0, cost: ChainCost::new() }
     }
 
-    /// The journal of the manifest `base`, as it was read with these last turns.
+    /// The journal of the manifest `base`, as it was read with these last turns, by `name` if by one.
     pub(crate) fn resume(
-        place: JournalPlace,
+        (place, name): (JournalPlace, Option<&str>),
         base: Sha256,
         key: Option<SealKey>,
-        (end, turns, last): (u64, usize, [u8; 32]),
+        (end, turns, last, cost): (u64, usize, [u8; 32], ChainCost),
     ) -> Result<Self, SaveError> {
         /// `O_NOFOLLOW`, as for blobs.
         const O_NOFOLLOW: i32 = 0o400_000;
@@ -285,12 +350,13 @@ impl Journal {
             JournalPlace::File(path) => {
                 let mut how = OpenOptions::new();
                 let file = how.read(true).write(true).custom_flags(O_NOFOLLOW).open(&path);
-                Tape::File(file.map_err(|e| SaveError::io(&path, e))?, path)
+                let file = file.map_err(|e| SaveError::io(&path, e))?;
+                JournalBackend::File(FileJournal::new(file, path, name))
             }
             #[cfg(feature = "remote")]
-            JournalPlace::Remote(remote, id) => Tape::Remote(remote, id),
+            JournalPlace::Remote(journal) => JournalBackend::Remote(journal),
         };
-        Ok(Self { tape, base, key, end, turns, last })
+        Ok(Self { tape, base, key, end, turns, last, cost })
     }
 
     /// Digest of the last turn, or of the snapshot: the parent of the next.
@@ -317,22 +383,43 @@ impl Journal {
         self.end
     }
 
+    /// Bytes of the guest's states that its turns make, in all. Readers accept 1 GiB.
+    #[must_use]
+    pub fn states(&self) -> u64 {
+        self.cost.states
+    }
+
+    /// Whether it approaches a limit of readers: time to fold it.
+    #[must_use]
+    pub fn is_nearly_full(&self) -> bool {
+        #[cfg(feature = "remote")]
+        if matches!(&self.tape, JournalBackend::Remote(journal) if journal.closed) {
+            return true;
+        }
+        self.cost.largest().1 >= MAX_CHAIN / 4 || self.end >= MAX_JOURNAL / 4
+    }
+
+    /// Refuses a value that readers would refuse.
+    fn check_room(what: &'static str, size: u64, limit: u64) -> Result<(), SaveError> {
+        if size > limit { Err(SaveError::TooLarge { what, size, limit }) } else { Ok(()) }
+    }
+
     /// Its file, where it has one.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match &self.tape {
-            Tape::File(_, path) => Some(path),
+            JournalBackend::File(tape) => Some(&tape.path),
             #[cfg(feature = "remote")]
-            Tape::Remote(..) => None,
+            JournalBackend::Remote(_) => None,
         }
     }
 
     /// Somebody else goes on from the same turn.
     fn moved(&self) -> SaveError {
         match &self.tape {
-            Tape::File(_, path) => SaveError::Moved(path.clone()),
+            JournalBackend::File(tape) => SaveError::Moved(tape.path.clone()),
             #[cfg(feature = "remote")]
-            Tape::Remote(_, id) => SaveError::Moved(Path::new(JOURNALS).join(id)),
+            JournalBackend::Remote(it) => SaveError::Moved(Path::new(JOURNALS).join(&it.id)),
         }
     }
 
@@ -343,6 +430,9 @@ impl Journal {
     /// [`SaveError`] by cause. The session is saved then as it was before.
     pub fn append(&mut self, turn: &Turn, sign: Option<&Signer<'_>>) -> Result<u64, SaveError> {
         check_parent(turn, &self.last).map_err(|_| self.moved())?;
+        let cost = self.cost.after(turn);
+        let (_, bytes) = cost.largest();
+        Self::check_room("the turns of a session (fold them)", bytes, MAX_CHAIN)?;
         let mut sealed = Vec::new();
         let stored = match &self.key {
             None => turn.bytes(),
@@ -367,51 +457,70 @@ impl Journal {
         frame.extend_from_slice(&check);
         frame.resize(frame.len().next_multiple_of(ALIGN), 0);
         let len = frame.len() as u64;
-        match &self.tape {
-            Tape::File(file, path) => self.write(file, path, &frame)?,
+        Self::check_room("the journal of a session (fold it)", self.end + len, MAX_JOURNAL)?;
+        match &mut self.tape {
+            JournalBackend::File(tape) => {
+                let state = (self.base, self.end, self.turns);
+                tape.write(state, &frame)?;
+            }
             #[cfg(feature = "remote")]
-            Tape::Remote(remote, id) => {
+            JournalBackend::Remote(RemoteJournal { remote, id, closed }) => {
                 if !remote.put_turn(id, self.turns, frame)? {
+                    // A closed journal is replaced by the next save, if the name still means it.
+                    *closed = remote.put_turn(id, self.turns, closing(&self.base, self.turns))?;
                     return Err(self.moved());
                 }
             }
         }
         self.end += len;
         self.turns += 1;
+        self.cost = cost;
         self.last = *turn.root();
         Ok(len)
     }
+}
 
-    /// Writes a frame behind the last one.
-    fn write(&self, file: &File, path: &Path, frame: &[u8]) -> Result<(), SaveError> {
+impl FileJournal {
+    /// Writes a frame behind the last of `turns`, which end at `end`.
+    fn write(
+        &mut self,
+        (base, end, turns): (Sha256, u64, usize),
+        frame: &[u8],
+    ) -> Result<(), SaveError> {
+        let Self { file, path, index } = self;
         let io = |e: io::Error| SaveError::io(path, e);
+        let moved = || Err(SaveError::Moved(path.clone()));
         // Released by `unlock` or with the file.
+        point();
         file.lock().map_err(io)?;
         let written = (|| {
+            // A change of names holds the lock of the journal until `index.json` is replaced.
+            if std::fs::symlink_metadata(&*path).is_err() || !index.names(base)? {
+                return moved();
+            }
             let now = file.metadata().map_err(io)?;
-            let there = std::fs::symlink_metadata(path).is_ok();
-            // Longer: somebody else appended, or was killed while it did.
-            if !there || (now.len() != self.end && self.is_longer(path)?) {
-                return Err(self.moved());
+            if now.len() != end {
+                // Longer: another writer appended, or was killed during an append.
+                let there = JournalFile::read(path, base)?;
+                if there.turns() != turns || there.len() != end {
+                    return moved();
+                }
+                point();
+                file.set_len(end).map_err(io)?;
             }
-            if now.len() != self.end {
-                file.set_len(self.end).map_err(io)?;
-            }
-            let done = file.write_all_at(frame, self.end).and_then(|()| file.sync_data());
-            done.map_err(|error| {
+            point();
+            let done = file.write_all_at(frame, end).and_then(|()| {
+                point();
+                file.sync_data()
+            });
+            done.map(|()| synced(file)).map_err(|error| {
                 // Whatever is there of it must not be taken for a turn later.
-                let _ = file.set_len(self.end);
+                let _ = file.set_len(end);
                 io(error)
             })
         })();
         let _ = file.unlock();
         written
-    }
-
-    /// Whether the file has whole turns behind those that this journal knows.
-    fn is_longer(&self, path: &Path) -> Result<bool, SaveError> {
-        let there = JournalFile::read(path, self.base)?;
-        Ok(there.turns() != self.turns || there.len() != self.end)
     }
 }
 

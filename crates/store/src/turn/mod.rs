@@ -4,12 +4,14 @@
 //! zeros, pages that are patched in a few runs of bytes, and whole pages where that is shorter. The guest's own
 //! state is made in the same way. `docs/format.md` says every byte.
 //!
-//! What it promises: a turn applies to the parent that it names and to no other; a program that was parsed makes
+//! Promises: a turn applies to the parent that it names and to no other; a program that was parsed makes
 //! exactly as many pages and bytes as it says, takes over only what the parent has, and patches only inside of a
-//! page. What may break it: nothing outside.
+//! page. May break it: nothing outside.
 
 mod body;
 mod build;
+mod cost;
+mod grow;
 mod journal;
 mod space;
 
@@ -24,9 +26,13 @@ use crate::index::MAX_PAGES;
 use crate::manifest::MAX_STATE;
 
 pub(crate) use body::Step;
+use body::{Shape, Steps};
 pub use build::TurnBuilder;
+pub(crate) use cost::ChainCost;
 #[cfg(feature = "remote")]
-pub(crate) use journal::MAX_JOURNAL;
+pub(crate) use journal::{
+    CLOSING_LEN, HEADER as JOURNAL_HEADER, MAX_JOURNAL, RemoteJournal, closing as closing_frame,
+};
 pub(crate) use journal::{
     JOURNALS, JournalFile, JournalPlace, is_journal, new_id as new_journal_id,
 };
@@ -91,10 +97,8 @@ pub enum TurnError {
 pub struct Turn {
     head: Head,
     /// The program, not compressed.
-    body: Arc<[u8]>,
-    steps: Arc<[Step]>,
-    /// Where the program of the state begins.
-    state_at: usize,
+    body: Arc<Vec<u8>>,
+    shape: Shape,
     /// Header and program, as they are stored.
     bytes: Arc<[u8]>,
 }
@@ -191,6 +195,28 @@ impl Head {
     }
 }
 
+/// Decompresses a program of `len` bytes. Room is made as bytes arrive, so that a wrong length costs nothing.
+fn decompress(stored: &[u8], len: u64) -> Result<Vec<u8>, TurnError> {
+    const FIRST: usize = 64 << 10;
+    let damaged = |_| TurnError::Decompress;
+    let len = usize::try_from(len).map_err(|_| TurnError::Decompress)?;
+    let mut decoder = zstd::stream::read::Decoder::with_buffer(stored).map_err(damaged)?;
+    decoder.window_log_max(WINDOW).map_err(damaged)?;
+    let mut body = Vec::new();
+    while body.len() < len {
+        let room = body.len().max(FIRST).min(len - body.len());
+        body.reserve_exact(room);
+        let read = decoder.by_ref().take(room as u64).read_to_end(&mut body).map_err(damaged)?;
+        if read < room {
+            return Err(TurnError::Decompress);
+        }
+    }
+    match decoder.read(&mut [0]).map_err(damaged)? {
+        0 => Ok(body),
+        _ => Err(TurnError::Decompress),
+    }
+}
+
 fn field(field: &'static str, value: u64) -> TurnError {
     TurnError::Field { field, value }
 }
@@ -207,27 +233,13 @@ impl Turn {
         limits.check_memory(head.pages * PAGE_SIZE as u64).map_err(limit)?;
         limits.check_expansion(head.body, head.stored).map_err(limit)?;
         let stored = &bytes[HEADER..];
-        let body: Arc<[u8]> = match head.zstd {
-            false => stored.into(),
-            true => {
-                let mut body = Vec::new();
-                // Room is made as bytes come, so that a length that is a lie costs nothing, and so does a window.
-                let mut decoder = zstd::stream::read::Decoder::with_buffer(stored)
-                    .map_err(|_| TurnError::Decompress)?;
-                decoder.window_log_max(WINDOW).map_err(|_| TurnError::Decompress)?;
-                let read = decoder.take(head.body + 1).read_to_end(&mut body);
-                if read.map_err(|_| TurnError::Decompress)? as u64 != head.body {
-                    return Err(TurnError::Decompress);
-                }
-                body.into()
-            }
-        };
+        let body = if head.zstd { decompress(stored, head.body)? } else { stored.to_vec() };
         // As with layers: a fuzzer cannot guess a digest.
         if head.root_of(&body) != head.root && !cfg!(fuzzing) {
             return Err(TurnError::Root);
         }
-        let (steps, state_at) = body::parse(&body, &head)?;
-        Ok(Self { head, body, steps: steps.into(), state_at, bytes: bytes.into() })
+        let shape = body::parse(&body, &head)?;
+        Ok(Self { head, body: Arc::new(body), shape, bytes: bytes.into() })
     }
 
     /// The turn as it is stored.
@@ -263,14 +275,12 @@ impl Turn {
     /// Pages that it changes.
     #[must_use]
     pub fn changed_pages(&self) -> usize {
-        self.steps
-            .iter()
-            .map(|step| match step {
-                Step::Copy { .. } | Step::Zero { .. } => 0,
-                Step::Patch { .. } => 1,
-                Step::Whole { len, .. } => *len,
-            })
-            .sum()
+        self.shape.changed as usize
+    }
+
+    /// The steps that make its pages.
+    fn steps(&self) -> Steps<'_> {
+        Steps::new(&self.body, &self.head)
     }
 
     /// Refuses a parent of another size.
@@ -287,7 +297,7 @@ impl Turn {
     /// [`TurnError::Parent`] for a state of another length, [`TurnError::Program`].
     pub fn state(&self, before: &[u8]) -> Result<Vec<u8>, TurnError> {
         self.fits(self.before(), before.len())?;
-        body::state(&self.body, self.state_at, before, self.head.state as usize)
+        body::state(&self.body, self.shape.state_at, before, self.head.state as usize)
     }
 
     /// Hands out what the memory after is made of, in order.
@@ -295,12 +305,12 @@ impl Turn {
     /// # Errors
     /// Whatever `take` returns.
     pub fn pieces<E>(&self, mut take: impl FnMut(TurnPiece<'_>) -> Result<(), E>) -> Result<(), E> {
-        for step in self.steps.iter() {
-            take(match *step {
+        for step in self.steps() {
+            take(match step {
                 Step::Copy { from, len } => TurnPiece::Copy { from, len },
                 Step::Zero { len } => TurnPiece::Zero { len },
-                Step::Patch { from, ref runs } => {
-                    TurnPiece::Patch { from, patch: Patch { body: &self.body, runs: runs.clone() } }
+                Step::Patch { from, runs } => {
+                    TurnPiece::Patch { from, patch: Patch { body: &self.body, runs } }
                 }
                 Step::Whole { at, len } => TurnPiece::Whole(&self.body[at..at + len * PAGE_SIZE]),
             })?;

@@ -1,28 +1,28 @@
 //! What a chain of turns makes of a snapshot: where each page is after the last of them, and the guest's state.
 //!
-//! Nothing of the pages is read for that. A page that turns changed knows what lies under it and which patches go
-//! on it, and is made when it is read.
+//! Nothing of the pages is read for that. A changed page knows its base and its patches, and is made when it is read.
 //!
-//! What it promises: every place that it names lies in the snapshot's memory or in a turn. A chain costs no more
-//! memory than its turns have bytes and than the limits of whoever opens it allow, whatever the turns take over
+//! Promises: every place that it names is in the snapshot's memory or in a turn. A chain takes no more
+//! memory than the bytes of its turns and the limits of its opener, whatever the turns take over
 //! from one another.
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use afresh_budget::{Budget, Exceeded};
 use afresh_sys::planted::{Bug, is};
 use afresh_sys::{PAGE_SIZE, PageRange};
 
-use super::{Step, Turn, TurnError, body, field};
+use super::body::{PATCH_OVERHEAD, patch};
+use super::cost::{ChainCost, RUN_WORK};
+use super::grow::Charged;
+use super::{Head, Step, Turn, TurnError};
 use crate::map::{MapRun, Origin, PageMap};
 use crate::{Limits, OpenError};
 
-/// Bytes of states that turns make one after the other, in all: what reading a chain costs.
-const MAX_STATES: usize = 1 << 30;
-
 /// Where a run of pages is.
 #[derive(Clone, Copy, Debug)]
-enum What {
+enum PageSource {
     Zero,
     /// In the snapshot's own memory, from this page on.
     Base(usize),
@@ -34,7 +34,7 @@ enum What {
 struct Run {
     first: usize,
     len: usize,
-    what: What,
+    what: PageSource,
 }
 
 /// What a page lies on.
@@ -57,37 +57,57 @@ struct Own {
     under: Under,
     /// What goes on it: a turn, and the runs in its program.
     patch: Option<(usize, Range<usize>)>,
+    /// Cost of the patches on this page and on all pages before it in the list.
+    patches: u64,
 }
 
 /// A memory and a state after a chain of turns.
 #[derive(Debug)]
 pub(crate) struct Space {
     pages: usize,
-    runs: Vec<Run>,
-    own: Vec<Own>,
-    bodies: Vec<Arc<[u8]>>,
+    runs: Charged<Run>,
+    own: Charged<Own>,
+    bodies: Vec<Arc<Vec<u8>>>,
     state: Vec<u8>,
-    /// Bytes of states made so far.
-    states: usize,
+    cost: ChainCost,
+    limits: Limits,
+    /// For the runs before and after a turn, and the pages that turns made.
+    budget: Budget,
 }
 
 impl Space {
-    /// A snapshot of `pages` pages with this state, before the first turn.
-    pub(crate) fn new(pages: usize, state: Vec<u8>) -> Self {
+    /// A snapshot of `pages` pages with this state, before the first turn, for a reader with these limits.
+    pub(crate) fn new(pages: usize, state: Vec<u8>, limits: &Limits) -> Result<Self, OpenError> {
+        // One part for the runs before a turn, one for those after it and the pages.
+        let most = usize::try_from(limits.index.saturating_mul(2)).unwrap_or(usize::MAX);
+        let budget = Budget::new("indexes of a session", most);
         let mut this = Self {
             pages: 0,
-            runs: Vec::new(),
-            own: Vec::new(),
+            runs: Charged::new(&budget),
+            own: Charged::new(&budget),
             bodies: Vec::new(),
             state,
-            states: 0,
+            cost: ChainCost::new(),
+            limits: *limits,
+            budget,
         };
-        this.push(pages, What::Base(0));
-        this
+        this.push(pages, PageSource::Base(0))?;
+        Ok(this)
     }
 
     pub(crate) fn pages(&self) -> usize {
         self.pages
+    }
+
+    /// Cost of the chain so far.
+    pub(crate) fn cost(&self) -> ChainCost {
+        self.cost
+    }
+
+    /// Counts the next turn, before it is decompressed.
+    pub(super) fn expect(&mut self, head: &Head) -> Result<(), OpenError> {
+        self.cost.count(head);
+        self.cost.check(&self.limits)
     }
 
     pub(crate) fn state(&self) -> &[u8] {
@@ -95,123 +115,143 @@ impl Space {
     }
 
     /// Adds `len` pages at the end.
-    fn push(&mut self, len: usize, what: What) {
+    fn push(&mut self, len: usize, what: PageSource) -> Result<(), OpenError> {
         let first = self.pages;
         self.pages += len;
         if len == 0 {
-            return;
+            return Ok(());
         }
+        self.cost.work += RUN_WORK;
         if let Some(last) = self.runs.last_mut() {
             let follows = match (last.what, what) {
-                (What::Zero, What::Zero) => true,
-                (What::Base(one), What::Base(two)) | (What::Own(one), What::Own(two)) => {
-                    one + last.len == two
-                }
+                (PageSource::Zero, PageSource::Zero) => true,
+                (PageSource::Base(one), PageSource::Base(two))
+                | (PageSource::Own(one), PageSource::Own(two)) => one + last.len == two,
                 _ => false,
             };
             if follows {
                 last.len += len;
-                return;
+                return Ok(());
             }
         }
-        self.runs.push(Run { first, len, what });
+        self.runs.push(Run { first, len, what }).map_err(|error| over(&self.limits, error))
+    }
+
+    /// Adds a page that turns made, on which `patches` bytes of patches go.
+    fn push_own(&mut self, mut own: Own, patches: u64) -> Result<(), OpenError> {
+        own.patches = self.own.last().map_or(0, |last| last.patches) + patches;
+        self.own.push(own).map_err(|error| over(&self.limits, error))
+    }
+
+    /// Cost of the patches on `len` pages that turns made, from `first` on.
+    fn patches(&self, first: usize, len: usize) -> u64 {
+        let upto = |end: usize| if end == 0 { 0 } else { self.own[end - 1].patches };
+        upto(first + len) - upto(first)
     }
 
     /// What page `page` of `runs` is.
-    fn at(runs: &[Run], page: usize) -> What {
+    fn at(runs: &[Run], page: usize) -> PageSource {
         let index = runs.partition_point(|run| run.first + run.len <= page);
         match runs.get(index) {
-            Some(Run { first, what: What::Base(from), .. }) => What::Base(from + page - first),
-            Some(Run { first, what: What::Own(from), .. }) => What::Own(from + page - first),
-            _ => What::Zero,
+            Some(Run { first, what: PageSource::Base(from), .. }) => {
+                PageSource::Base(from + page - first)
+            }
+            Some(Run { first, what: PageSource::Own(from), .. }) => {
+                PageSource::Own(from + page - first)
+            }
+            _ => PageSource::Zero,
         }
     }
 
-    /// Goes on by a turn.
-    pub(crate) fn apply(&mut self, turn: &Turn, limits: &Limits) -> Result<(), OpenError> {
-        let bad = |source| OpenError::Turn { number: self.bodies.len(), source };
+    /// Applies a turn that [`Space::expect`] counted.
+    pub(super) fn apply(&mut self, turn: &Turn) -> Result<(), OpenError> {
+        let number = self.bodies.len();
+        let bad = |source| OpenError::Turn { number, source };
         turn.fits(self.pages, self.state.len()).map_err(bad)?;
         let state = turn.state(&self.state).map_err(bad)?;
-        self.states += state.len();
-        if self.states > MAX_STATES {
-            return Err(bad(field("state", state.len() as u64)));
-        }
-        let number = self.bodies.len();
-        let before = std::mem::take(&mut self.runs);
+        let before = std::mem::replace(&mut self.runs, Charged::new(&self.budget));
         self.pages = 0;
-        for step in turn.steps.iter() {
+        for step in turn.steps() {
             match step {
-                Step::Copy { from, len } => self.take_over(&before, *from, *len),
-                Step::Zero { len } => self.push(*len, What::Zero),
+                Step::Copy { from, len } => self.take_over(&before, from, len)?,
+                Step::Zero { len } => self.push(len, PageSource::Zero)?,
                 Step::Patch { from, runs } => {
-                    let under = match Self::at(&before, *from) {
-                        What::Own(index) => Under::Own(index),
-                        What::Base(page) => Under::Base(page),
-                        What::Zero => Under::Zero,
+                    let mut patches = runs.len() as u64 + PATCH_OVERHEAD;
+                    let under = match Self::at(&before, from) {
+                        PageSource::Own(index) => {
+                            patches += self.patches(index, 1);
+                            Under::Own(index)
+                        }
+                        PageSource::Base(page) => Under::Base(page),
+                        PageSource::Zero => Under::Zero,
                     };
-                    self.push(1, What::Own(self.own.len()));
-                    self.own.push(Own { under, patch: Some((number, runs.clone())) });
+                    self.push(1, PageSource::Own(self.own.len()))?;
+                    let patch = Some((number, runs));
+                    self.push_own(Own { under, patch, patches: 0 }, patches)?;
                 }
                 Step::Whole { at, len } => {
-                    self.push(*len, What::Own(self.own.len()));
-                    self.own.extend((0..*len).map(|n| Own {
-                        under: Under::Whole { turn: number, at: at + n * PAGE_SIZE },
-                        patch: None,
-                    }));
+                    self.push(len, PageSource::Own(self.own.len()))?;
+                    for n in 0..len {
+                        let under = Under::Whole { turn: number, at: at + n * PAGE_SIZE };
+                        self.push_own(Own { under, patch: None, patches: 0 }, 0)?;
+                    }
                 }
             }
-            self.check_size(limits)?;
         }
         if !is(Bug::Turn) {
             self.state = state;
         }
         self.bodies.push(turn.body.clone());
-        Ok(())
+        self.cost.runs = self.runs.len() as u64;
+        self.cost.check(&self.limits)
     }
 
-    /// Takes `len` pages over, from page `from` of `before` on.
-    fn take_over(&mut self, before: &[Run], from: usize, len: usize) {
+    /// Takes `len` pages over, from page `from` of `before` on. Turns can take the same runs over again and again.
+    fn take_over(&mut self, before: &[Run], from: usize, len: usize) -> Result<(), OpenError> {
         let wanted = PageRange::new(from, len);
         let first = before.partition_point(|run| run.first + run.len <= from);
         for run in &before[first..] {
             let Some(part) = PageRange::new(run.first, run.len).intersect(wanted) else { break };
             let skip = part.start - run.first;
             let what = match run.what {
-                What::Zero => What::Zero,
-                What::Base(page) => What::Base(page + skip),
-                What::Own(index) => What::Own(index + skip),
+                PageSource::Zero => PageSource::Zero,
+                PageSource::Base(page) => PageSource::Base(page + skip),
+                PageSource::Own(index) => PageSource::Own(index + skip),
             };
-            self.push(part.len, what);
+            self.push(part.len, what)?;
         }
+        self.cost.check(&self.limits)
     }
 
-    /// Turns can take the same runs over again and again.
-    fn check_size(&self, limits: &Limits) -> Result<(), OpenError> {
-        let bytes = self.runs.len() * size_of::<Run>() + self.own.len() * size_of::<Own>();
-        limits.check_index(bytes as u64)
+    /// Counts the patches on all pages of the memory after the last turn.
+    pub(super) fn finish(&mut self) -> Result<(), OpenError> {
+        let patches = self.runs.iter().map(|run| match run.what {
+            PageSource::Own(first) => self.patches(first, run.len),
+            PageSource::Zero | PageSource::Base(_) => 0,
+        });
+        self.cost.patches = patches.fold(0, u64::saturating_add);
+        self.cost.check(&self.limits)
     }
 
     /// Where each page is, in the layers below, of which `base` is the map, or among the pages of its own.
-    pub(crate) fn map(&self, base: &PageMap, limits: &Limits) -> Result<PageMap, OpenError> {
-        let mut runs: Vec<MapRun> = Vec::new();
-        for run in &self.runs {
+    pub(crate) fn map(&self, base: &PageMap) -> Result<PageMap, OpenError> {
+        let most = usize::try_from(self.limits.index).unwrap_or(usize::MAX);
+        let mut runs: Charged<MapRun> = Charged::new(&Budget::new("indexes of a session", most));
+        let mut push = |run| runs.push(run).map_err(|error| over(&self.limits, error));
+        for run in self.runs.iter() {
             let pages = PageRange::new(run.first, run.len);
             match run.what {
-                What::Zero => runs.push(MapRun { pages, origin: Origin::Zero }),
-                What::Own(page) => runs.push(MapRun { pages, origin: Origin::Turn { page } }),
-                What::Base(from) => {
-                    runs.extend(base.within(PageRange::new(from, run.len)).map(|below| MapRun {
-                        pages: PageRange::new(
-                            run.first + (below.pages.start - from),
-                            below.pages.len,
-                        ),
-                        ..below
-                    }));
+                PageSource::Zero => push(MapRun { pages, origin: Origin::Zero })?,
+                PageSource::Own(page) => push(MapRun { pages, origin: Origin::Turn { page } })?,
+                PageSource::Base(from) => {
+                    for below in base.within(PageRange::new(from, run.len)) {
+                        let first = run.first + (below.pages.start - from);
+                        push(MapRun { pages: PageRange::new(first, below.pages.len), ..below })?;
+                    }
                 }
             }
-            limits.check_index((runs.len() * size_of::<MapRun>()) as u64)?;
         }
-        Ok(PageMap::from_runs(self.pages, runs))
+        Ok(PageMap::from_runs(self.pages, runs.into_items()))
     }
 
     /// Writes page `page` of its own to `out`. `base` reads a page of the snapshot's memory.
@@ -240,10 +280,16 @@ impl Space {
             break;
         }
         for (turn, runs) in patches.into_iter().rev() {
-            body::patch(&self.bodies[*turn], runs.clone(), out);
+            patch(&self.bodies[*turn], runs.clone(), out);
         }
         Ok(())
     }
+}
+
+/// The error for runs or pages that exceed the limit `index`.
+fn over(limits: &Limits, error: Exceeded) -> OpenError {
+    let bytes = (error.limit as u64).saturating_add(error.requested as u64);
+    OpenError::Limit { what: "the index of a session", bytes, limit: limits.index, name: "index" }
 }
 
 /// Refuses a turn that does not follow on `parent`.

@@ -1,8 +1,13 @@
 //! Programs of strangers, and chains of turns against plain copies.
 
+use afresh_budget::meter::{Meter, peak};
+
 use super::build::put;
 use super::*;
-use crate::{Origin, PageMap};
+use crate::{OpenError, Origin, PageMap};
+
+#[global_allocator]
+static METER: Meter = Meter;
 
 /// A turn with this program, and a root that fits it.
 fn crafted(change: impl Fn(&mut Head), body: &[u8]) -> Result<Turn, TurnError> {
@@ -101,24 +106,106 @@ fn lengths_that_lie_cost_nothing() {
 #[test]
 fn turns_that_copy_one_another_again_and_again_meet_a_limit() {
     // Each has all pages of the one before twice: in twenty turns a million of runs out of a few bytes.
-    let mut space = Space::new(2, Vec::new());
-    let limits = Limits { index: 1 << 20, ..Limits::default() };
-    let mut pages = 2_u64;
-    let mut result = Ok(());
-    for _ in 0..24 {
-        let body = numbers(&[1 << 2 | 1, pages << 2, 0, pages << 2, 0]);
-        let sizes = |head: &mut Head| {
-            (head.before, head.pages, head.state_before) = (pages, 2 * pages + 1, 0);
-        };
-        let turn = crafted(sizes, &body).unwrap();
-        result = space.apply(&turn, &limits);
-        if result.is_err() {
-            break;
-        }
-        pages = 2 * pages + 1;
-    }
+    const INDEX: u64 = 1 << 20;
+    let limits = Limits { index: INDEX, ..Limits::default() };
+    let chain = || {
+        let mut space = Space::new(2, Vec::new(), &limits)?;
+        (0..24).try_for_each(|_| {
+            let turn = double(space.pages() as u64);
+            apply(&mut space, &turn)
+        })
+    };
+    let (result, most) = peak(chain);
     let error = result.unwrap_err().to_string();
     assert!(error.contains("`index`"), "{error}");
+    assert!(most < 4 * INDEX as usize, "{most} bytes");
+}
+
+/// A turn that makes all `pages` pages of the one before twice, and one more.
+fn double(pages: u64) -> Turn {
+    let body = numbers(&[1 << 2 | 1, pages << 2, 0, pages << 2, 0]);
+    sized(pages, 2 * pages + 1, &body)
+}
+
+fn sized(before: u64, pages: u64, body: &[u8]) -> Turn {
+    let sizes = |head: &mut Head| {
+        (head.before, head.pages, head.state_before) = (before, pages, 0);
+    };
+    crafted(sizes, body).unwrap()
+}
+
+fn apply(space: &mut Space, turn: &Turn) -> Result<(), OpenError> {
+    space.expect(&turn.head)?;
+    space.apply(turn)
+}
+
+/// Applies a chain of turns and returns its cost. The upper bound that writers use holds for each turn.
+fn chain(limits: Limits, turns: impl Iterator<Item = Turn>) -> (Result<(), OpenError>, ChainCost) {
+    let mut space = Space::new(2, Vec::new(), &limits).unwrap();
+    for turn in turns {
+        let expected = space.cost().after(&turn);
+        if let Err(error) = apply(&mut space, &turn) {
+            return (Err(error), space.cost());
+        }
+        let cost = space.cost();
+        assert!(cost.runs <= expected.runs && cost.work <= expected.work, "{expected:?}: {cost:?}");
+    }
+    (space.finish(), space.cost())
+}
+
+#[test]
+fn a_chain_that_moves_many_runs_again_and_again_meets_a_limit() {
+    const TURNS: u64 = 64 << 20;
+    let limits = Limits { turns: TURNS, ..Limits::default() };
+    // A hundred thousand runs, then a small turn after the other that takes over all of them.
+    let mut pages = 2;
+    let grow = (0..16).map(|_| {
+        let turn = double(pages);
+        pages = 2 * pages + 1;
+        turn
+    });
+    let grow: Vec<Turn> = grow.collect();
+    let same = sized(pages, pages, &numbers(&[pages << 2, 0]));
+    let (result, cost) = chain(limits, grow.into_iter().chain(std::iter::repeat_n(same, 1000)));
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("work") && error.contains("--limit turns=SIZE"), "{error}");
+    // Beyond the limit by the one step that met it.
+    assert!(cost.runs > 50_000 && cost.work < TURNS + TURNS / 8, "{cost:?}");
+}
+
+#[test]
+fn patches_are_counted_for_each_page_that_needs_them() {
+    // A page that is patched again and again, and then copied.
+    let patch = || sized(2, 2, &numbers(&[1 << 2 | 2, 0, 0, 1, 7, 1 << 2, 1]));
+    let patched = |count| std::iter::repeat_with(patch).take(count);
+    let copies = 100_000;
+    let body: Vec<u64> = (0..copies).flat_map(|_| [1 << 2, 0]).collect();
+    let many = || std::iter::once(sized(2, copies, &numbers(&body)));
+    let (result, cost) = chain(Limits::default(), patched(100).chain(many()));
+    result.unwrap();
+    // Three bytes for each patch, and the cost of every patch.
+    assert_eq!(cost.patches, copies * 100 * (3 + super::body::PATCH_OVERHEAD));
+    let (result, _) = chain(Limits::default(), patched(1000).chain(many()));
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("patches") && error.contains("`turns`"), "{error}");
+    // However short it is, a turn adds at most one patch to a page.
+    let (result, _) = chain(Limits::default(), patched(5000));
+    assert!(result.unwrap_err().to_string().contains("work"));
+}
+
+#[test]
+fn a_program_of_short_steps_takes_no_more_memory_than_its_bytes() {
+    // Each of a byte, for a page of zeros.
+    const STEPS: u64 = 1 << 20;
+    let body = vec![1 << 2 | 1; STEPS as usize];
+    let stored = zstd::bulk::compress(&body, 3).unwrap();
+    let mut head = sized(0, STEPS, &body).head;
+    (head.zstd, head.stored) = (true, stored.len() as u64);
+    let bytes = [head.print(), stored].concat();
+    let (turn, most) = peak(|| Turn::parse(&bytes, &Limits::default()));
+    assert_eq!(turn.unwrap().pages() as u64, STEPS);
+    // The program, a smaller allocation before it, and a window.
+    assert!(most < body.len() * 2 + (2 << 20), "{most} bytes for a program of {STEPS}");
 }
 
 /// A few numbers of chance.
@@ -139,7 +226,8 @@ fn a_chain_of_turns_makes_what_plain_copies_say() {
         let mut pages: Vec<Page> = (0..30).map(|n| [n as u8 / 3; PAGE_SIZE]).collect();
         let base = pages.clone();
         let mut state: Vec<u8> = (0..50).collect();
-        let mut space = Space::new(pages.len(), state.clone());
+        let limits = Limits::default();
+        let mut space = Space::new(pages.len(), state.clone(), &limits).unwrap();
         for _ in 0..12 {
             let (was, state_was) = (pages.clone(), state.clone());
             let mut builder = TurnBuilder::new(was.len());
@@ -179,11 +267,11 @@ fn a_chain_of_turns_makes_what_plain_copies_say() {
             state.push(next(seed) as u8);
             let turn = builder.finish(&state_was, &state, [0; 32]).unwrap();
             let turn = Turn::own(turn.bytes()).unwrap();
-            space.apply(&turn, &Limits::default()).unwrap();
+            apply(&mut space, &turn).unwrap();
         }
         assert_eq!((space.pages(), space.state()), (pages.len(), &state[..]));
         let whole = PageMap::new(base.len(), std::iter::empty());
-        let map = space.map(&whole, &Limits::default()).unwrap();
+        let map = space.map(&whole).unwrap();
         assert_eq!(map.pages(), pages.len());
         for (number, expected) in pages.iter().enumerate() {
             let run = map.within(afresh_sys::PageRange::new(number, 1)).next().unwrap();

@@ -1,6 +1,7 @@
 //! The crate's tests, in one program that is linked once.
 
 mod archive;
+mod crashes;
 mod flips;
 mod format;
 mod golden;
@@ -8,6 +9,7 @@ mod image;
 mod kill;
 mod large;
 mod limits;
+mod naming;
 #[cfg(feature = "remote")]
 mod outage;
 #[cfg(feature = "remote")]
@@ -19,5 +21,7 @@ mod seal;
 #[cfg(all(feature = "remote", feature = "seal"))]
 mod seal_remote;
 mod shared;
+#[cfg(feature = "remote")]
+mod staging;
 mod support;
-mod turns;
+pub(crate) mod turns;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::support::objects::{Server, Wrong};
 use crate::support::{PAGE, bytes, memory, options, page_of, store};
 use afresh_pager::{FillStrategy, Options, Restore, SnapshotSource};
-use afresh_store::remote::{Remote, RemoteError, RetryPolicy, trim_cache};
+use afresh_store::remote::{Remote, RemoteError, Replaced, RetryPolicy, trim_cache};
 use afresh_store::{Encoding, OpenError, Snapshot, Store};
 use afresh_sys::{PageRange, Reservation};
 use object_store::path::Path;
@@ -84,9 +84,9 @@ fn a_second_push_sends_no_layer_again() {
     push(&remote, &from, Encoding::Raw).unwrap();
     server.be(Wrong::Nothing);
     push(&remote, &from, Encoding::Raw).unwrap();
-    // Four heads; the manifest before it is known whether anybody collects; manifest and layout; the index read and written.
-    // Lists are not counted: there is one, for marks of collectors.
-    assert_eq!(server.requests.load(Ordering::Relaxed), 4 + 1 + 2 + 2);
+    // Four heads; the manifest before collections are known; manifest and layout; the index, which is
+    // read and stays. Lists are not counted: there is one, for marks of collectors.
+    assert_eq!(server.requests.load(Ordering::Relaxed), 4 + 1 + 2 + 1);
 }
 
 #[test]
@@ -407,4 +407,88 @@ fn the_first_page_is_few_round_trips_away() {
         plain.load(&snapshot.id().to_string()).unwrap();
         assert_eq!(rounds(), 2);
     }
+}
+
+#[test]
+fn a_store_that_ignores_conditions_of_writes_is_refused() {
+    for (create, update, condition) in
+        [(true, true, "If-None-Match"), (true, false, "If-None-Match"), (false, true, "If-Match")]
+    {
+        let server = Server::new();
+        server.be(Wrong::Unconditional { create, update });
+        let remote = remote(&server);
+        let dir = tempfile::tempdir().unwrap();
+        let from = local(dir.path());
+        for _ in 0..2 {
+            let error = push(&remote, &from, Encoding::Raw).unwrap_err();
+            assert!(matches!(error, RemoteError::Unconditional { .. }), "{error}");
+            assert!(error.to_string().contains(condition), "{error}");
+        }
+        let begun =
+            remote.push_turns(&from.0, &from.1, "b", Encoding::Raw, Replaced::Any, &mut |_| {});
+        assert!(matches!(begun, Err(RemoteError::Unconditional { .. })));
+        assert!(remote.tags().unwrap().is_empty());
+        // Once it keeps them, the names are set.
+        server.be(Wrong::Nothing);
+        push(&remote, &from, Encoding::Raw).unwrap();
+        assert_eq!(remote.tags().unwrap().len(), 1);
+    }
+}
+
+#[test]
+fn concurrent_pushes_to_a_directory_keep_all_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = local(&dir.path().join("from"));
+    let to = dir.path().join("to");
+    std::fs::create_dir(&to).unwrap();
+    let url = format!("file://{}", to.display());
+    std::thread::scope(|threads| {
+        for n in 0..12 {
+            let (url, from) = (&url, &from);
+            threads.spawn(move || {
+                let remote = Remote::open(url, RetryPolicy::default()).unwrap();
+                let name = format!("n{n}");
+                remote.push(&from.0, &from.1, &name, Encoding::Raw, &mut |_| {}).unwrap();
+            });
+        }
+    });
+    let remote = Remote::open(&url, RetryPolicy::default()).unwrap();
+    assert_eq!(remote.tags().unwrap().len(), 12);
+}
+
+#[test]
+fn a_cache_is_readable_by_its_owner_only() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    let server = Server::new();
+    let (dir, home) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    push(&remote(&server), &local(dir.path()), Encoding::Raw).unwrap();
+    let cache = home.path().join("cache");
+    let cached = remote(&server).with_cache(&cache);
+    let files = || std::fs::read_dir(&cache).unwrap().map(|it| it.unwrap().path());
+    bytes(&cached.load("a").unwrap());
+    assert_eq!(mode(&cache), 0o700);
+    assert!(files().count() > 0);
+    assert!(files().all(|path| mode(&path) == 0o600));
+    // Files of an earlier version followed the umask.
+    files()
+        .for_each(|path| std::fs::set_permissions(path, PermissionsExt::from_mode(0o644)).unwrap());
+    bytes(&cached.load("a").unwrap());
+    assert!(files().all(|path| mode(&path) == 0o600));
+    // A symbolic link is not followed.
+    let victim = home.path().join("victim");
+    std::fs::write(&victim, b"victim").unwrap();
+    for path in files() {
+        std::fs::remove_file(&path).unwrap();
+        symlink(&victim, &path).unwrap();
+    }
+    let refused = cached.load("a").unwrap_err();
+    assert!(matches!(refused, RemoteError::Open(OpenError::Io { .. })), "{refused}");
+    assert_eq!(std::fs::read(&victim).unwrap(), b"victim");
+    files().for_each(|path| std::fs::remove_file(path).unwrap());
+    // Nor is a directory that others write to.
+    std::fs::set_permissions(&cache, PermissionsExt::from_mode(0o777)).unwrap();
+    let refused = cached.load("a").unwrap_err().to_string();
+    assert!(refused.contains("chmod go-w"), "{refused}");
+    assert_eq!(files().count(), 0);
 }

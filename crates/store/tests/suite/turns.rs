@@ -15,7 +15,7 @@ use afresh_store::{
 use afresh_sys::planted::Bug;
 
 /// A turn from one memory and state to another.
-fn turn(was: (&[u8], &[u8]), now: (&[u8], &[u8]), parent: [u8; 32]) -> Turn {
+pub(crate) fn turn(was: (&[u8], &[u8]), now: (&[u8], &[u8]), parent: [u8; 32]) -> Turn {
     let (old, new) = (was.0.as_chunks::<PAGE>().0, now.0.as_chunks::<PAGE>().0);
     let mut builder = TurnBuilder::new(old.len());
     for (number, page) in new.iter().enumerate() {
@@ -25,7 +25,7 @@ fn turn(was: (&[u8], &[u8]), now: (&[u8], &[u8]), parent: [u8; 32]) -> Turn {
 }
 
 /// A memory that has been through `rounds` turns.
-fn round(rounds: usize) -> (Vec<u8>, Vec<u8>) {
+pub(crate) fn round(rounds: usize) -> (Vec<u8>, Vec<u8>) {
     let mut pages = memory(&[1, 2, 0, 3, 4, 5, 0, 0, 6]).0;
     pages.resize((9 + rounds / 3) * PAGE, 0);
     for round in 1..=rounds {
@@ -38,14 +38,18 @@ fn round(rounds: usize) -> (Vec<u8>, Vec<u8>) {
     (pages, format!("registers after {rounds}").into_bytes())
 }
 
-fn append(journal: &mut Journal, rounds: usize) {
+/// The turn of that number.
+pub(crate) fn next_turn(journal: &Journal, rounds: usize) -> Turn {
     let ((was, state_was), (now, state)) = (round(rounds - 1), round(rounds));
-    let turn = turn((&was, &state_was), (&now, &state), journal.last());
-    journal.append(&turn, None).unwrap();
+    turn((&was, &state_was), (&now, &state), journal.last())
+}
+
+pub(crate) fn append(journal: &mut Journal, rounds: usize) {
+    journal.append(&next_turn(journal, rounds), None).unwrap();
 }
 
 /// A session with so many turns.
-fn session(store: &Store, name: &str, rounds: usize) -> Journal {
+pub(crate) fn session(store: &Store, name: &str, rounds: usize) -> Journal {
     let (pages, state) = round(0);
     let mut save = options();
     save.state = state;
@@ -56,7 +60,7 @@ fn session(store: &Store, name: &str, rounds: usize) -> Journal {
     journal
 }
 
-fn is_round(snapshot: &Snapshot, rounds: usize) -> bool {
+pub(crate) fn is_round(snapshot: &Snapshot, rounds: usize) -> bool {
     let (pages, state) = round(rounds);
     bytes(snapshot) == pages && snapshot.state() == state
 }
@@ -362,7 +366,7 @@ fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
     use std::time::Duration;
 
     use afresh_store::Encoding;
-    use afresh_store::remote::{Remote, RetryPolicy};
+    use afresh_store::remote::{Remote, Replaced, RetryPolicy};
     use object_store::path::Path;
     use object_store::{ObjectStoreExt, PutPayload};
     use support::objects::{Server, Wrong};
@@ -380,7 +384,8 @@ fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
     };
     let remote = Remote::with_objects(server.clone(), Path::from("team"), retry).unwrap();
     assert!(remote.keeps_turns());
-    let mut journal = remote.push_turns(&store, &base, "a", Encoding::Raw, &mut |_| {}).unwrap();
+    let mut journal =
+        remote.push_turns(&store, &base, "a", Encoding::Raw, Replaced::Any, &mut |_| {}).unwrap();
     for rounds in 1..=13 {
         server.be(Wrong::Nothing);
         append(&mut journal, rounds);
@@ -413,7 +418,7 @@ fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
     assert!(is_round(&pulled, 15) && pulled.turns().is_none());
     // And one that was opened there without turns goes on there.
     remote.push(&to, &pulled, "b", Encoding::Zstd, &mut |_| {}).unwrap();
-    let mut journal = remote.begin_turns("b", &remote.load("b").unwrap()).unwrap();
+    let mut journal = remote.begin_turns("b", &remote.load("b").unwrap(), Replaced::Any).unwrap();
     append(&mut journal, 16);
     assert!(is_round(&remote.load("b").unwrap(), 16));
 

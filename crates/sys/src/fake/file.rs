@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
-use crate::{Call, PageRange, Protection, Reservation, SysError};
+use crate::{Call, MoveError, PageRange, Protection, Reservation, SysError};
 
 impl Reservation {
     /// Always fails.
@@ -24,8 +24,8 @@ impl Reservation {
     ///
     /// # Errors
     /// `ENOSYS`.
-    pub fn take_mapping(&self, _: PageRange, _: &Self, _: PageRange) -> Result<(), SysError> {
-        Err(SysError::new(Call::Remap, libc::ENOSYS))
+    pub fn take_mapping(&self, _: PageRange, _: &Self, _: PageRange) -> Result<(), MoveError> {
+        Err(MoveError { error: SysError::new(Call::Remap, libc::ENOSYS), lost: false })
     }
 }
 

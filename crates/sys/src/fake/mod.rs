@@ -19,24 +19,17 @@ mod uffd;
 pub mod usage;
 mod withhold;
 
-use std::collections::BTreeMap;
-
 use crate::Feature;
+use crate::features::Probed;
 
 pub use memfd::Memfd;
 pub use perf::Instructions;
 pub use reservation::{Advice, Protection, Reservation};
 pub use uffd::{Interest, Uffd, UffdEvent, UffdMode};
-pub use withhold::{Withheld, withhold};
-
-/// Nothing is merged here.
-#[must_use]
-pub fn merges_memory() -> bool {
-    false
-}
+pub use withhold::{Withheld, withhold, withhold_all};
 
 /// Everything but files in memory is missing here.
-pub(crate) fn probe() -> BTreeMap<Feature, String> {
+pub(crate) fn probe() -> Probed {
     let real = Feature::ALL.into_iter().filter(|feature| *feature != Feature::Memfd);
-    real.map(|f| (f, "not simulated".to_owned())).collect()
+    Probed { missing: real.map(|f| (f, "not simulated".to_owned())).collect(), short: false }
 }

@@ -38,8 +38,6 @@ pub enum Advice {
     DontFork,
     /// Inherit it again.
     DoFork,
-    /// Never merge equal pages, whatever the process was told before.
-    NoMerge,
 }
 
 /// An owned range of pretend address space.

@@ -1,15 +1,29 @@
 //! Stopping a running vCPU from another thread.
 //!
 //! Promises: after `StopFlag::raise` and a signal to the vCPU's thread, `KVM_RUN` returns `EINTR`,
-//! whether it was running, about to run, or not running yet (then the next one returns at once).
-//! May break it: a thread that blocks the kick signal.
+//! whether it was running, about to run, or not running yet (then the next one returns at once). That includes
+//! a thread that blocks the kick signal: [`KickSignal::admit_all`] gives KVM a separate mask for running vCPUs.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use kvm_ioctls::VcpuFd;
 
-use crate::Inherited;
+use super::{call, done};
+use crate::{Inherited, SysError};
+
+/// `_IOW(0xAE, 0x8b, struct kvm_signal_mask)`.
+const KVM_SET_SIGNAL_MASK: libc::c_ulong = 0x4004_ae8b;
+/// Size of a signal set in system calls, in bytes.
+const SIGSET_LEN: usize = 8;
+
+/// `struct kvm_signal_mask` with its set.
+#[repr(C, packed)]
+struct SignalMask {
+    len: u32,
+    set: u64,
+}
 
 /// The `immediate_exit` byte of one vCPU, writable from any thread while the vCPU is open.
 #[derive(Debug)]
@@ -85,14 +99,67 @@ pub fn install_kick_handler() -> io::Result<KickSignal> {
     outcome.map(KickSignal).map_err(io::Error::from_raw_os_error)
 }
 
-/// The calling thread, as [`KickSignal::send`] takes it.
-#[must_use]
-pub fn thread_id() -> i32 {
-    // SAFETY: a call without preconditions.
-    unsafe { libc::gettid() }
+/// Has KVM block the signals in `set`, and no others, while `vcpu` runs.
+fn set_mask(vcpu: &VcpuFd, set: impl FnOnce() -> io::Result<u64>) -> Result<(), SysError> {
+    call("KVM_SET_SIGNAL_MASK", || {
+        let mask = SignalMask { len: SIGSET_LEN as u32, set: set()? };
+        // SAFETY: the request reads this structure, whose length field covers its set.
+        done(unsafe { libc::ioctl(vcpu.as_raw_fd(), KVM_SET_SIGNAL_MASK, &raw const mask) })
+    })
+    .map(drop)
 }
 
 impl KickSignal {
+    fn bit(self) -> u64 {
+        1 << (self.0 - 1)
+    }
+
+    /// Lets every signal interrupt `vcpu`, this one among them, whether the calling thread blocks it or not.
+    ///
+    /// # Errors
+    /// What `KVM_SET_SIGNAL_MASK` says.
+    pub fn admit_all(self, vcpu: &VcpuFd) -> Result<(), SysError> {
+        set_mask(vcpu, || Ok(0))
+    }
+
+    /// Lets the signal interrupt `vcpu`, and otherwise those that the calling thread does not block now. A signal
+    /// that it blocks, and that has come, would interrupt every run.
+    ///
+    /// # Errors
+    /// What `rt_sigprocmask` or `KVM_SET_SIGNAL_MASK` says.
+    pub fn admit(self, vcpu: &VcpuFd) -> Result<(), SysError> {
+        set_mask(vcpu, || {
+            let mut blocked = 0u64;
+            // SAFETY: reads the thread's mask into a set of that size.
+            let read = unsafe {
+                libc::syscall(
+                    libc::SYS_rt_sigprocmask,
+                    libc::SIG_BLOCK,
+                    std::ptr::null::<u64>(),
+                    &raw mut blocked,
+                    SIGSET_LEN,
+                )
+            };
+            if read == 0 { Ok(blocked & !self.bit()) } else { Err(io::Error::last_os_error()) }
+        })
+    }
+
+    /// Discards a signal that is pending because the calling thread blocks it. It would interrupt the
+    /// thread's next vCPU.
+    pub fn discard(self) {
+        let (set, now) = (self.bit(), libc::timespec { tv_sec: 0, tv_nsec: 0 });
+        // SAFETY: the call only reads the set, which has that size, and the time limit.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigtimedwait,
+                &raw const set,
+                std::ptr::null_mut::<libc::siginfo_t>(),
+                &raw const now,
+                SIGSET_LEN,
+            );
+        }
+    }
+
     /// Sends the signal to thread `tid` of this process. A thread that is gone is not an error.
     pub fn send(self, tid: i32) {
         // SAFETY: tgkill only delivers a signal whose handler does nothing, inside this process.

@@ -4,11 +4,11 @@
 //! handler *in the faulting thread*, and every other fault goes on to the handlers of others: wasmtime's, the
 //! embedder's, or the default action.
 //!
-//! What it promises: a lookup takes no lock and allocates nothing, so that it can run anywhere a fault can happen.
+//! Promises: a lookup takes no lock and allocates nothing, so that it can run anywhere a fault can happen.
 //! Registering waits for no handler. Dropping a [`Registration`] waits for handlers of its own range, and for no
 //! others; afterwards that range's handler is never called again.
 //!
-//! What may break it: another library that installs its handler later without passing faults on.
+//! May break it: another library that installs its handler later without passing faults on.
 //! [`ensure_installed`] puts ours on top again; adapters call it after they have started such a library.
 
 mod chain;

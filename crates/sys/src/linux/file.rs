@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use crate::{Call, PAGE_SIZE, PageRange, Protection, Reservation, SysError, inject};
+use crate::{Call, MoveError, PAGE_SIZE, PageRange, Protection, Reservation, SysError, inject};
 
 impl Reservation {
     /// Replaces `range` by a private (copy-on-write) view of any file from `file_page` on. If the file
@@ -26,37 +26,18 @@ impl Reservation {
 
     /// Moves the mapping at `from` in `staging` to `to` in this reservation, where it takes the place of
     /// whatever was mapped, at once for every thread: a concurrent access finds the old memory or the
-    /// new. The source range must be one mapping; it becomes inaccessible.
+    /// new. The source range must be one mapping; it is empty afterwards.
     ///
     /// # Errors
-    /// `EINVAL` for ranges of different length or outside; `ENOMEM` when mappings are exhausted.
-    /// Between the two steps of an error the source range may be left unmapped but reserved.
+    /// `EINVAL` for ranges of different length or outside; `ENOMEM` when mappings or a limit are exhausted. The error
+    /// says whether the old memory is lost.
     pub fn take_mapping(
         &self,
         to: PageRange,
         staging: &Reservation,
         from: PageRange,
-    ) -> Result<(), SysError> {
-        inject::gate(Call::Remap)?;
-        self.check(to, Call::Remap)?;
-        staging.check(from, Call::Remap)?;
-        if to.len != from.len || to.is_empty() {
-            return Err(SysError::new(Call::Remap, libc::EINVAL));
-        }
-        // MREMAP_DONTUNMAP keeps the source range mapped (and empty), so that nobody else can be given
-        // addresses inside the staging reservation meanwhile.
-        // SAFETY: both ranges lie inside reservations that are owned by the borrowed values; the
-        // destination is given up by the caller, and the source pages are moved whole.
-        let raw = unsafe {
-            libc::mremap(
-                staging.page_ptr(from.start).cast(),
-                from.byte_len(),
-                to.byte_len(),
-                libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP,
-                self.page_ptr(to.start).cast::<libc::c_void>(),
-            )
-        };
-        if raw == libc::MAP_FAILED { Err(SysError::last(Call::Remap)) } else { Ok(()) }
+    ) -> Result<(), MoveError> {
+        self.move_here(to, staging, from)
     }
 }
 

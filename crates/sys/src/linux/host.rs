@@ -28,6 +28,13 @@ pub fn trim_heap() {
     }
 }
 
+/// The number of the calling thread. May be called in a signal handler.
+#[must_use]
+pub fn thread_id() -> i32 {
+    // SAFETY: a call without preconditions.
+    unsafe { libc::gettid() }
+}
+
 /// Mappings that the kernel lets a process have: `vm.max_map_count`, or its default where that cannot be read. Read once
 /// a process, so that it may be asked in a signal handler later.
 #[must_use]

@@ -32,30 +32,15 @@ impl Reservation {
     /// which reads as zero afterwards (`MREMAP_DONTUNMAP`, Linux 5.7).
     ///
     /// # Errors
-    /// `EINVAL` when the source is not one private anonymous mapping, or lies outside.
+    /// `EINVAL` when the source is not one private anonymous mapping, or a range is outside. The destination is as it was
+    /// then, or inaccessible.
     pub fn take_pages(
         &self,
         at: usize,
         from: &Reservation,
         range: PageRange,
     ) -> Result<(), SysError> {
-        inject::gate(Call::Remap)?;
-        let outside = at.checked_add(range.len).is_none_or(|end| end > self.pages())
-            || range.start.checked_add(range.len).is_none_or(|end| end > from.pages());
-        if outside || range.is_empty() {
-            return Err(SysError::new(Call::Remap, libc::EINVAL));
-        }
-        // SAFETY: both ranges lie inside reservations that their values own, as just checked; the
-        // kernel refuses overlapping ones.
-        let raw = unsafe {
-            libc::mremap(
-                from.page_ptr(range.start).cast(),
-                range.byte_len(),
-                range.byte_len(),
-                libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP,
-                self.page_ptr(at).cast::<libc::c_void>(),
-            )
-        };
-        if raw == libc::MAP_FAILED { Err(SysError::last(Call::Remap)) } else { Ok(()) }
+        let to = PageRange::new(at, range.len);
+        self.move_here(to, from, range).map_err(|failed| failed.error)
     }
 }

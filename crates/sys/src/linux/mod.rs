@@ -9,6 +9,7 @@ pub mod host;
 mod hugepage;
 mod memfd;
 mod merging;
+mod moving;
 pub mod pagemap;
 mod perf;
 pub mod poll;
@@ -28,21 +29,26 @@ pub use merging::merges_memory;
 pub use perf::Instructions;
 pub use reservation::{Advice, Protection, Reservation};
 pub use uffd::{Interest, Uffd, UffdEvent, UffdMode};
-pub use withhold::{Withheld, withhold};
+pub use withhold::{Withheld, withhold, withhold_all};
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use crate::{Feature, PageRange, SysError};
+use crate::features::Probed;
+use crate::{Call, Feature, PageRange, SysError};
 use trial::{Trial, any_ends_the_process, ends_the_process};
 
 /// Finds what is missing by trying each facility once on a page of its own.
-pub(crate) fn probe() -> BTreeMap<Feature, String> {
+pub(crate) fn probe() -> Probed {
     let mut missing = BTreeMap::new();
+    let short = Cell::new(false);
+    let note_shortage = |error: SysError| short.set(short.get() || error.is_exhaustion());
     let deadly = any_ends_the_process();
     let deadly = |call| deadly.then(|| ends_the_process(call)).flatten();
     if let Some(why) = deadly(Trial::MemfdCreate) {
         missing.insert(Feature::Memfd, format!("memfd_create: {why}"));
     } else if let Err(error) = Memfd::new(c"afresh-probe") {
+        note_shortage(error);
         missing.insert(Feature::Memfd, error.to_string());
     }
     if let Some(why) = missing.get(&Feature::Memfd).cloned() {
@@ -62,6 +68,7 @@ pub(crate) fn probe() -> BTreeMap<Feature, String> {
             return;
         }
         if let Err(error) = probe() {
+            note_shortage(error);
             missing.insert(feature, error.to_string());
         }
     };
@@ -81,9 +88,10 @@ pub(crate) fn probe() -> BTreeMap<Feature, String> {
         })
     });
     if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/kvm") {
+        note_shortage(SysError::new(Call::Map, error.raw_os_error().unwrap_or_default()));
         missing.insert(Feature::Kvm, format!("/dev/kvm: {error}"));
     }
-    missing
+    Probed { missing, short: short.get() }
 }
 
 /// Registers and protects a page of a private memfd mapping, which is what slots are made of.

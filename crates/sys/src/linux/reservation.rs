@@ -3,10 +3,15 @@
 //! A [`Reservation`] owns a range of addresses; everything mapped in it is replaced or released
 //! through it, never outside it. All offsets are pages relative to its base. It does not track what
 //! is mapped where: that is the slot's knowledge.
+//!
+//! Private memory is never merged with equal pages (KSM): every mapping opts out when it is made.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use super::{fork, merges_memory};
+use crate::planted::{self, Bug};
 use crate::{Call, Memfd, PAGE_SIZE, PageRange, SysError, inject};
 
 /// Page protection of a mapping.
@@ -48,14 +53,13 @@ pub enum Advice {
     Collapse,
     /// Do not inherit the range across `fork`.
     DontFork,
-    /// Inherit it again.
+    /// Inherit it again, once for each time that it was not.
     DoFork,
-    /// Never merge equal pages, whatever the process was told before.
-    NoMerge,
 }
 
 const MADV_POPULATE_READ: libc::c_int = 22;
 const MADV_POPULATE_WRITE: libc::c_int = 23;
+const MADV_DONTNEED_LOCKED: libc::c_int = 24;
 const MADV_COLLAPSE: libc::c_int = 25;
 
 impl Advice {
@@ -69,18 +73,28 @@ impl Advice {
             Advice::Collapse => MADV_COLLAPSE,
             Advice::DontFork => libc::MADV_DONTFORK,
             Advice::DoFork => libc::MADV_DOFORK,
-            Advice::NoMerge => libc::MADV_UNMERGEABLE,
         }
     }
 }
 
 /// An owned range of address space; released when dropped.
+///
+/// In a child of a fork that did not inherit all of it, every change fails with `ESRCH`, and nothing is released:
+/// the kernel may have given the missing addresses to other mappings of the child.
 #[derive(Debug)]
 pub struct Reservation {
     base: NonNull<u8>,
     pages: usize,
     /// Whether the range is released with this value.
     owned: bool,
+    /// Whether mappings must opt out of merging: found out when it is reserved, so that a mapping costs no further call.
+    merges: bool,
+    /// Parts that forked children do not inherit.
+    kept: AtomicUsize,
+    /// Whether a part of the range was lost.
+    torn: AtomicBool,
+    /// Of the process that reserved it.
+    generation: u32,
 }
 
 // SAFETY: the type owns a range of addresses, which mean the same in every thread; every method that
@@ -135,7 +149,9 @@ impl Reservation {
             }
         }
         let base = NonNull::new(base as *mut u8).ok_or(SysError::new(Call::Map, libc::ENOMEM))?;
-        Ok(Self { base, pages: pages.max(1), owned: true })
+        let this = Self::new_at(base, pages.max(1), true);
+        this.refuse_merging(PageRange::new(0, this.pages))?;
+        Ok(this)
     }
 
     /// Takes charge of what is mapped at `pages` pages from `base` on, which somebody else reserved and
@@ -146,7 +162,30 @@ impl Reservation {
     /// Until then only this value may change its mappings.
     #[must_use]
     pub unsafe fn of_others(base: NonNull<u8>, pages: usize) -> Self {
-        Self { base, pages, owned: false }
+        Self::new_at(base, pages, false)
+    }
+
+    fn new_at(base: NonNull<u8>, pages: usize, owned: bool) -> Self {
+        let (kept, torn) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let merges = merges_memory() && !planted::is(Bug::Merging);
+        Self { base, pages, owned, merges, kept, torn, generation: fork::generation() }
+    }
+
+    /// Notes that a part of the range was lost.
+    pub(super) fn tear(&self) {
+        self.torn.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that children do not get a part of the range, until it is released.
+    pub(super) fn keep(&self) {
+        self.kept.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether other mappings may be at its addresses: a part was lost, or this is a child of the process that reserved
+    /// the range, and did not get all of it.
+    fn is_shared(&self) -> bool {
+        self.torn.load(Ordering::Relaxed)
+            || self.kept.load(Ordering::Relaxed) > 0 && self.generation != fork::generation()
     }
 
     /// The first address.
@@ -174,6 +213,9 @@ impl Reservation {
     }
 
     pub(super) fn check(&self, range: PageRange, call: Call) -> Result<(), SysError> {
+        if self.is_shared() {
+            return Err(SysError::new(call, libc::ESRCH));
+        }
         if range.start.checked_add(range.len).is_some_and(|end| end <= self.pages) {
             Ok(())
         } else {
@@ -206,7 +248,28 @@ impl Reservation {
                 offset as libc::off_t,
             )
         };
-        if raw == libc::MAP_FAILED { Err(SysError::last(Call::Map)) } else { Ok(()) }
+        if raw == libc::MAP_FAILED {
+            return Err(SysError::last(Call::Map));
+        }
+        // Shared memory is never merged.
+        if flags & libc::MAP_PRIVATE != 0 { self.refuse_merging(range) } else { Ok(()) }
+    }
+
+    /// Keeps the kernel from merging pages of `range`, where all memory of the process is merged.
+    pub(super) fn refuse_merging(&self, range: PageRange) -> Result<(), SysError> {
+        if !self.merges {
+            return Ok(());
+        }
+        inject::gate(Call::Advise)?;
+        // SAFETY: this value owns the range, and the advice changes no byte.
+        let refused = unsafe {
+            libc::madvise(
+                self.page_ptr(range.start).cast(),
+                range.byte_len(),
+                libc::MADV_UNMERGEABLE,
+            )
+        };
+        if refused == 0 { Ok(()) } else { Err(SysError::last(Call::Advise)) }
     }
 
     /// Replaces `range` by fresh private zero memory.
@@ -274,20 +337,36 @@ impl Reservation {
         if range.is_empty() {
             return Ok(());
         }
+        if advice == Advice::DontFork {
+            self.kept.fetch_add(1, Ordering::Relaxed);
+        }
         for attempt in 0.. {
             inject::gate(Call::Advise)?;
-            // SAFETY: the range lies inside the reservation, which this value owns. Discarding
-            // changes bytes only as the caller of this method asked.
-            let rc = unsafe {
-                libc::madvise(self.page_ptr(range.start).cast(), range.byte_len(), advice.bits())
+            let advise = |bits| {
+                // SAFETY: this value owns the range. Discarding changes bytes only as the caller of this
+                // method asked.
+                let rc = unsafe {
+                    libc::madvise(self.page_ptr(range.start).cast(), range.byte_len(), bits)
+                };
+                if rc == 0 { Ok(()) } else { Err(SysError::last(Call::Advise)) }
             };
-            if rc == 0 {
-                break;
-            }
-            let error = SysError::last(Call::Advise);
+            let error = match advise(advice.bits()) {
+                // Memory that `mlockall` has locked.
+                Err(error) if error.errno == libc::EINVAL && advice == Advice::Discard => {
+                    match advise(MADV_DONTNEED_LOCKED) {
+                        Ok(()) => break,
+                        Err(_) => error,
+                    }
+                }
+                Ok(()) => break,
+                Err(error) => error,
+            };
             if error.errno != libc::EAGAIN || attempt == 100 {
                 return Err(error);
             }
+        }
+        if advice == Advice::DoFork {
+            self.kept.fetch_sub(1, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -310,7 +389,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if !self.owned {
+        if !self.owned || self.is_shared() {
             return;
         }
         // SAFETY: this value owns exactly this range and is going away; its users hold borrows of it

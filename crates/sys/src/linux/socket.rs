@@ -2,7 +2,7 @@
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
@@ -82,21 +82,46 @@ pub fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), SysError> {
         .map_err(failed(Call::Socket))
 }
 
+/// A descriptor of the process that connected `stream`, from the socket itself.
+fn peer_pidfd(stream: &UnixStream) -> Result<OwnedFd, SysError> {
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let (mut fd, mut len) = (-1, size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the option is a descriptor, which is as long as said.
+    let got = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut len,
+        )
+    };
+    if got != 0 {
+        return Err(SysError::last(Call::Process));
+    }
+    // SAFETY: the kernel has just opened it for this process.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Another process, whatever its number is given to after it.
 #[derive(Debug)]
 pub struct Peer(OwnedFd);
 
 impl Peer {
-    /// The process that connected `stream`.
+    /// The process that connected `stream`. Before Linux 6.5 it is looked up by its number, which another process can have
+    /// by then.
     ///
     /// # Errors
-    /// What the kernel says; `ESRCH` where it has ended.
+    /// The kernel's error; `ESRCH` where it has ended.
     pub fn of(stream: &UnixStream) -> Result<Self, SysError> {
         inject::gate(Call::Process)?;
-        socket_peercred(stream)
-            .and_then(|peer| pidfd_open(peer.pid, PidfdFlags::empty()))
-            .map(Self)
-            .map_err(failed(Call::Process))
+        match peer_pidfd(stream) {
+            Err(error) if error.errno == libc::ENOPROTOOPT => socket_peercred(stream)
+                .and_then(|peer| pidfd_open(peer.pid, PidfdFlags::empty()))
+                .map(Self)
+                .map_err(failed(Call::Process)),
+            other => other.map(Self),
+        }
     }
 
     /// Ends it: by SIGBUS, which is what touching missing memory would raise. Handlers may let one pass, as the one
@@ -117,5 +142,34 @@ impl AsFd for Peer {
     /// Readable once the process has ended.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_is_the_process_that_connected_also_after_its_end() {
+        let path = std::env::temp_dir().join(format!("afresh-peer-{}", std::process::id()));
+        let listener = listen_privately(&path, 1).unwrap();
+        let address = path.clone();
+        // SAFETY: the child connects, which allocates at most, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let connected = UnixStream::connect(address).is_ok();
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!connected)) };
+        }
+        let stream = listener.accept().unwrap().0;
+        let before = Peer::of(&stream);
+        let mut status = 0;
+        // SAFETY: waits for the child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        for peer in [before, Peer::of(&stream)].into_iter().flatten() {
+            assert_eq!(poll::readable([peer.as_fd()], Duration::from_secs(10)).unwrap(), [true]);
+        }
+        std::fs::remove_file(path).unwrap();
     }
 }

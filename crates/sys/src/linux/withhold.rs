@@ -5,7 +5,7 @@
 //! mappings are not inherited (`MADV_DONTFORK`), and the child has inaccessible memory in their place, so
 //! that nothing else is mapped where old pointers lead.
 //!
-//! What it promises: the kernel itself keeps the mapping from every child, however it is made. In one made
+//! Promises: the kernel itself keeps the mapping from every child, however it is made. In one made
 //! by the C library's `fork` the addresses stay taken; one made by a bare system call has a hole there.
 
 use std::collections::BTreeMap;
@@ -14,11 +14,20 @@ use std::sync::{Arc, Once};
 
 use crate::{Advice, PAGE_SIZE, PageRange, Reservation, SysError};
 
-/// Ranges by their first address, with their length in bytes. A lock of its own, because it is taken in one
-/// call and given back in another when the process forks.
+/// A range that children do not get.
+#[derive(Clone, Copy)]
+struct WithheldRange {
+    /// In bytes.
+    len: usize,
+    /// Whether a child has inherited parts of it.
+    in_part: bool,
+}
+
+/// Ranges by their first address. `fork` takes the lock in one call and gives it back in another, which a `Mutex` does not
+/// allow.
 struct Ranges {
     taken: AtomicBool,
-    ranges: std::cell::UnsafeCell<BTreeMap<usize, usize>>,
+    ranges: std::cell::UnsafeCell<BTreeMap<usize, WithheldRange>>,
 }
 
 // SAFETY: `ranges` is only reached between `lock` and `unlock`.
@@ -38,7 +47,7 @@ impl Ranges {
         self.taken.store(false, Ordering::Release);
     }
 
-    fn with<R>(&self, edit: impl FnOnce(&mut BTreeMap<usize, usize>) -> R) -> R {
+    fn with<R>(&self, edit: impl FnOnce(&mut BTreeMap<usize, WithheldRange>) -> R) -> R {
         self.lock();
         // SAFETY: locked, so nobody else has a reference.
         let result = edit(unsafe { &mut *self.ranges.get() });
@@ -58,21 +67,15 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     // SAFETY: the forking thread locked it and is the only one here.
     let ranges = std::mem::take(unsafe { &mut *RANGES.ranges.get() });
-    for (start, len) in &ranges {
-        // SAFETY: the range was not inherited, so the address is free; the flag refuses to replace
-        // anything that has come there since.
+    for (start, kept) in &ranges {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // Inherited parts belong to the same reservation, and are replaced.
+        let place = if kept.in_part { libc::MAP_FIXED } else { libc::MAP_FIXED_NOREPLACE };
+        // SAFETY: the parent's reservation covers the range, and no other thread exists that could use it. A range that was
+        // not inherited at all is free; the flag refuses to replace a newer mapping.
         let raw = unsafe {
-            libc::mmap(
-                *start as *mut libc::c_void,
-                *len,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE
-                    | libc::MAP_ANONYMOUS
-                    | libc::MAP_NORESERVE
-                    | libc::MAP_FIXED_NOREPLACE,
-                -1,
-                0,
-            )
+            let at = *start as *mut libc::c_void;
+            libc::mmap(at, kept.len, libc::PROT_NONE, flags | place, -1, 0)
         };
         if raw as usize != *start {
             // Pointers into the range would lead to somebody else's memory.
@@ -91,6 +94,18 @@ pub struct Withheld {
     memory: Arc<Reservation>,
     range: PageRange,
     generation: u32,
+    /// Whether the mappings themselves are inherited again afterwards.
+    restores: bool,
+}
+
+/// Registers the handlers of `fork`, once a process.
+fn hook() {
+    static HOOKED: Once = Once::new();
+    HOOKED.call_once(|| {
+        // SAFETY: the three functions take and release a lock and make mappings. Out of memory for the
+        // hooks, children have holes.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    });
 }
 
 /// Keeps `range` of `memory`, as it is mapped now, from children that are forked from now on.
@@ -98,20 +113,31 @@ pub struct Withheld {
 /// # Errors
 /// `ENOMEM` when splitting a mapping would exceed `vm.max_map_count`.
 pub fn withhold(memory: &Arc<Reservation>, range: PageRange) -> Result<Withheld, SysError> {
-    static HOOKED: Once = Once::new();
-    HOOKED.call_once(|| {
-        // SAFETY: the three functions take and release a lock and make mappings. Out of memory for the
-        // hooks, children have holes.
-        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
-    });
+    hook();
     let start = memory.page_ptr(range.start) as usize;
     RANGES.with(|ranges| {
         // Under the lock, so that no fork comes between the two.
         memory.advise(range, Advice::DontFork)?;
-        ranges.insert(start, range.len * PAGE_SIZE);
+        ranges.insert(start, WithheldRange { len: range.len * PAGE_SIZE, in_part: false });
         Ok(())
     })?;
-    Ok(Withheld { memory: memory.clone(), range, generation: super::fork::generation() })
+    let (memory, generation) = (memory.clone(), super::fork::generation());
+    Ok(Withheld { memory, range, generation, restores: true })
+}
+
+/// Keeps all of `memory` from children, which have inaccessible memory there, whatever is mapped in it meanwhile. A child
+/// made by a bare system call inherits what is not advised otherwise.
+#[must_use]
+pub fn withhold_all(memory: &Arc<Reservation>) -> Withheld {
+    hook();
+    let range = PageRange::new(0, memory.pages());
+    memory.keep();
+    RANGES.with(|ranges| {
+        let kept = WithheldRange { len: range.byte_len(), in_part: true };
+        ranges.insert(memory.page_ptr(0) as usize, kept);
+    });
+    let (memory, generation) = (memory.clone(), super::fork::generation());
+    Withheld { memory, range, generation, restores: false }
 }
 
 impl Drop for Withheld {
@@ -119,7 +145,7 @@ impl Drop for Withheld {
         let start = self.memory.page_ptr(self.range.start) as usize;
         RANGES.with(|ranges| {
             ranges.remove(&start);
-            if self.generation == super::fork::generation() {
+            if self.restores && self.generation == super::fork::generation() {
                 // Whatever is mapped there now is inherited again. Fails only where nothing is mapped.
                 let _ = self.memory.advise(self.range, Advice::DoFork);
             }

@@ -169,6 +169,50 @@ fn a_runaway_guest_is_stopped_and_undone() {
     }
 }
 
+/// Blocks, or unblocks, every signal on this thread.
+fn block_signals(how: i32) {
+    // SAFETY: changes the mask of this thread only, by an initialised set.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        assert_eq!(libc::pthread_sigmask(how, &all, std::ptr::null_mut()), 0);
+    }
+}
+
+#[test]
+fn a_time_limit_holds_on_a_thread_that_blocks_signals() {
+    if !kvm() {
+        return;
+    }
+    let timeout = Duration::from_millis(300);
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut sandbox = Sandbox::builder().timeout(timeout).build(&guest("spin")).unwrap();
+        let stops = |sandbox: &mut Sandbox| {
+            let start = std::time::Instant::now();
+            let error = sandbox.run(b"spin").unwrap_err();
+            assert!(matches!(error, CallError::Guest(GuestError::Timeout { .. })), "{error}");
+            // A signal that is still pending would end it at once.
+            assert!(start.elapsed() >= timeout);
+            assert_eq!(sandbox.run(b"").unwrap(), b"did not spin");
+        };
+        // The mask is changed after the vCPU has run on this thread.
+        stops(&mut sandbox);
+        block_signals(libc::SIG_BLOCK);
+        // Pending and blocked, it must not keep the guest from running.
+        // SAFETY: directs a signal at this thread, which blocks it.
+        unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR1) };
+        for _ in 0..3 {
+            stops(&mut sandbox);
+        }
+        let mut other = Sandbox::builder().timeout(timeout).build(&guest("spin")).unwrap();
+        stops(&mut other);
+        done.send(()).unwrap();
+    });
+    let ended = ended.recv_timeout(Duration::from_secs(60));
+    assert!(ended.is_ok(), "a call outlives its time limit where the thread blocks the signal");
+}
+
 #[test]
 fn a_stop_handle_ends_a_call() {
     if !kvm() {

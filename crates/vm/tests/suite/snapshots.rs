@@ -84,7 +84,7 @@ proptest! {
         let sandbox = Sandbox::builder().memory(2 << 20).reset_method(method).build(elf()).unwrap();
         let tree = Tree::with_budget(budget);
         let zero = vec![0; PAGES as usize];
-        let branch = Branch::plant(&tree, sandbox).unwrap();
+        let branch = Branch::from_guest(&tree, sandbox).unwrap();
         let mut ids = vec![branch.at()];
         let mut model: HashMap<SnapshotId, Model> = HashMap::from([(branch.at(), zero.clone())]);
         let mut guests = vec![Live { branch, now: zero.clone(), base: zero }];
@@ -108,7 +108,7 @@ proptest! {
                 Step::Crash { guest } => {
                     let live = &mut guests[guest % count];
                     prop_assert!(live.branch.guest_mut().unwrap().call(&words(&[4, 8, 1])).is_err());
-                    prop_assert!(live.branch.snapshot().is_err(), "a crashed guest is not frozen");
+                    prop_assert!(live.branch.checkpoint().is_err(), "a crashed guest is not frozen");
                     live.branch.guest_mut().unwrap().reset().unwrap();
                     live.now = live.base.clone();
                 }
@@ -122,7 +122,7 @@ proptest! {
                 }
                 Step::Snapshot { guest } => {
                     let live = &mut guests[guest % count];
-                    let id = live.branch.snapshot().unwrap();
+                    let id = live.branch.checkpoint().unwrap();
                     model.insert(id, live.now.clone());
                     ids.push(id);
                     live.base = live.now.clone();
@@ -132,10 +132,10 @@ proptest! {
                     let live = &mut guests[guest % count];
                     match model.get(&id) {
                         Some(state) => {
-                            live.branch.restore(id).unwrap();
+                            live.branch.rollback(id).unwrap();
                             (live.now, live.base) = (state.clone(), state.clone());
                         }
-                        None => prop_assert!(live.branch.restore(id).is_err()),
+                        None => prop_assert!(live.branch.rollback(id).is_err()),
                     }
                 }
                 Step::Fork { guest, snapshot } if count < 4 => {

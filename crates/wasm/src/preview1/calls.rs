@@ -21,8 +21,8 @@ const UNKNOWN: u8 = 0;
 const CHARACTERS: u8 = 2;
 /// Bytes of an entry of a directory before its name.
 const ENTRY: usize = 24;
-/// Questions of one `poll_oneoff`.
-const POLLED: u32 = 4096;
+/// Maximum subscriptions of one `poll_oneoff`.
+pub(super) const POLLED: u32 = 4096;
 
 pub(super) fn kind(kind: Kind) -> u8 {
     match kind {

@@ -1,6 +1,6 @@
 //! Calls about paths. They start at a directory that is open, and stay within it.
 
-use afresh_files::{Access, Kind, New, Node, Place, Refused, Rename, Time, Walk};
+use afresh_files::{Access, Kind, New, Node, Refused, Rename, ResolvedName, Time, Walk};
 
 use super::calls::{file, filestat, times};
 use super::memory::Fail;
@@ -32,7 +32,7 @@ fn walk(files: &Files, fd: i32, flags: i32) -> Result<Walk, Fail> {
 }
 
 /// The place that a path names, whether anything is there or not.
-fn place(files: &Files, fd: i32, path: &[u8]) -> Result<Place, Fail> {
+fn place(files: &Files, fd: i32, path: &[u8]) -> Result<ResolvedName, Fail> {
     Ok(files.tree.walk(path, walk(files, fd, 0)?.name())?)
 }
 

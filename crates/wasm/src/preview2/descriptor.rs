@@ -271,7 +271,7 @@ impl View<'_> {
         &self,
         fd: &Fd,
         path: &str,
-        change: impl FnOnce(&mut Tree, &afresh_files::Place) -> Result<(), Refused>,
+        change: impl FnOnce(&mut Tree, &afresh_files::ResolvedName) -> Result<(), Refused>,
     ) -> FsResult<()> {
         let how = Walk::beneath(self.directory(fd)?).name();
         let tree = &mut self.files.lock().tree;

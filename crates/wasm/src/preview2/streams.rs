@@ -11,20 +11,20 @@ use crate::files::{Live, Ticket};
 const PART: usize = 1 << 16;
 
 /// A file that a stream holds.
-struct Held {
+struct FileHandle {
     files: Live,
     open: OpenFile,
     _ticket: Ticket,
 }
 
-impl Held {
+impl FileHandle {
     fn new(files: &Live, ticket: Ticket, open: OpenFile) -> Result<Self, Refused> {
         files.lock().tree.hold(open.node)?;
         Ok(Self { files: files.clone(), open, _ticket: ticket })
     }
 }
 
-impl Drop for Held {
+impl Drop for FileHandle {
     fn drop(&mut self) {
         self.files.lock().tree.release(self.open.node);
     }
@@ -36,7 +36,7 @@ fn failed(refused: Refused) -> StreamError {
 }
 
 /// Reads a file from a position on.
-pub(super) struct Reader(Held);
+pub(super) struct Reader(FileHandle);
 
 impl Reader {
     pub(super) fn new(
@@ -46,7 +46,7 @@ impl Reader {
         at: u64,
     ) -> Result<Self, Refused> {
         open.offset = at;
-        Ok(Self(Held::new(files, ticket, open)?))
+        Ok(Self(FileHandle::new(files, ticket, open)?))
     }
 }
 
@@ -58,7 +58,7 @@ impl Pollable for Reader {
 #[async_trait]
 impl InputStream for Reader {
     fn read(&mut self, size: usize) -> StreamResult<Bytes> {
-        let Held { files, open, .. } = &mut self.0;
+        let FileHandle { files, open, .. } = &mut self.0;
         let mut bytes = vec![0; size.min(PART)];
         let len = open.read(&files.lock().tree, &mut bytes).map_err(failed)?;
         if len == 0 && size > 0 {
@@ -70,7 +70,7 @@ impl InputStream for Reader {
 }
 
 /// Writes into a file from a position on, or at its end.
-pub(super) struct Writer(Held);
+pub(super) struct Writer(FileHandle);
 
 impl Writer {
     pub(super) fn new(
@@ -81,7 +81,7 @@ impl Writer {
     ) -> Result<Self, Refused> {
         open.access.append = at.is_none();
         open.offset = at.unwrap_or(0);
-        Ok(Self(Held::new(files, ticket, open)?))
+        Ok(Self(FileHandle::new(files, ticket, open)?))
     }
 }
 
@@ -93,7 +93,7 @@ impl Pollable for Writer {
 #[async_trait]
 impl OutputStream for Writer {
     fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
-        let Held { files, open, .. } = &mut self.0;
+        let FileHandle { files, open, .. } = &mut self.0;
         let mut files = files.lock();
         let len = open.write(&mut files.tree, &bytes, Time::now()).map_err(failed)?;
         match len == bytes.len() {

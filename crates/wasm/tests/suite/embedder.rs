@@ -282,7 +282,7 @@ mod bindings {
             store.func_wrap("len", |_, (): ()| Ok((0_u32,)))
         });
         assert_eq!(named(one), [&["count (function)".to_owned()], &store[..2]].concat());
-        assert!(load(Imports::default(), true).is_ok());
+        load(Imports::default(), true).unwrap();
     }
 
     #[test]

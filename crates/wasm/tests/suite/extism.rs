@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use afresh_snapshot::Guest as _;
-use afresh_wasm::afresh_files::{Budget, Tree};
+use afresh_wasm::afresh_files::{Budget, Time, Tree};
 use afresh_wasm::wasmtime::{Caller, Linker};
 use afresh_wasm::{
     CallError, Engine, EngineConfig, Extism, Guest, GuestOptions, Host, Imports, LeaseOptions,
@@ -132,6 +132,23 @@ fn variables_keep_to_the_budget_of_the_guests_tree() {
     let none = guest(&engine, Extism::new(), options).warm(WarmUp::new().call_bytes("warm", ""));
     let refused = none.unwrap_err().to_string();
     assert!(refused.contains("Wasi::files"), "{refused}");
+}
+
+#[test]
+fn a_variable_longer_than_a_plug_in_may_read_is_refused() {
+    let engine = Engine::new(EngineConfig::default()).unwrap();
+    let path = format!("/extism-vars/{}", blake3::hash(b"secret").to_hex());
+    for (size, limit) in [(1 << 40, usize::MAX), (9 << 20, 8 << 20)] {
+        // The budget does not count holes.
+        let mut files = Tree::new(Budget { bytes: 1 << 20, files: 100 });
+        let node = files.write_path(&path, b"", Time::from_nanos(0)).unwrap();
+        files.set_size(node, size, Time::from_nanos(0)).unwrap();
+        let wasi = Wasi { files: Some(files), ..Wasi::default() };
+        let options = GuestOptions { wasi, memory_limit: limit, ..GuestOptions::default() };
+        let warm = warm_with(&engine, Extism::new(), options);
+        let refused = ask(&warm, "probe", "none").unwrap_err().to_string();
+        assert!(refused.contains("a variable has more than"), "{refused}");
+    }
 }
 
 #[test]

@@ -234,14 +234,15 @@ fn a_session_takes_its_files_along() {
 
 fn takes_its_files_along(states: &States<afresh_wasm::SessionState>) {
     let warm = warm(Mode::Reset);
-    let mut branch: Branch<Session> = Branch::sow(states, warm.clone(), warm.root().unwrap());
+    let mut branch: Branch<Session> =
+        Branch::from_state(states, warm.clone(), warm.root().unwrap());
     {
         let session = branch.guest_mut().unwrap();
         let mut lease = session.lease();
         let fd = open(&mut lease, "a", true).unwrap();
         assert_eq!((fd, write(&mut lease, fd, b"one")), (5, 0));
     }
-    let one = branch.snapshot().unwrap();
+    let one = branch.checkpoint().unwrap();
     {
         let mut lease = branch.guest_mut().unwrap().lease();
         // Open descriptors go on where they were.
@@ -249,14 +250,14 @@ fn takes_its_files_along(states: &States<afresh_wasm::SessionState>) {
         let fd = open(&mut lease, "b", true).unwrap();
         assert_eq!(write(&mut lease, fd, b"other"), 0);
     }
-    let two = branch.snapshot().unwrap();
+    let two = branch.checkpoint().unwrap();
     let (first, second) = (states.get(one).unwrap(), states.get(two).unwrap());
     let found = first.state.diff_files(&second.state).unwrap();
     let paths: Vec<&[u8]> = found.changes.iter().map(|change| &change.path[..]).collect();
     assert_eq!(paths, [&b"/a"[..], b"/b"]);
     assert_eq!(found.bytes, 8);
 
-    branch.restore(one).unwrap();
+    branch.rollback(one).unwrap();
     {
         let session = branch.guest_mut().unwrap();
         assert_eq!(session.files().unwrap().read_path("/a", 100).unwrap(), b"one");

@@ -2,6 +2,7 @@
 
 mod asynchronous;
 mod bytes;
+mod clones;
 mod embedder;
 mod extism;
 mod files;
@@ -12,6 +13,7 @@ mod handles;
 #[cfg(feature = "call-hook")]
 mod hook;
 mod kept;
+mod large;
 mod linked;
 mod matched;
 mod nested;
@@ -24,4 +26,6 @@ mod registry;
 mod reset;
 mod roots;
 mod store;
+mod stubs;
+mod wait;
 mod watch;

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use wasmtime::AsContextMut;
+
 use afresh_wasm::{
     CallError, Engine, EngineConfig, Guest, GuestOptions, LoadError, State, Val, WarmError, WarmUp,
     Watch,
@@ -97,4 +99,103 @@ fn dirty_pages_are_those_that_differ_from_the_state_that_is_gone_back_to() {
         lease.call("touch", &[Val::I32(pages)]).unwrap();
         assert_eq!(lease.dirty_pages().unwrap(), pages as usize);
     }
+}
+
+#[test]
+fn a_watch_that_panics_ends_its_call_and_watches_the_next() {
+    let asked = Arc::new(AtomicU32::new(0));
+    let watch = Watch::new({
+        let asked = asked.clone();
+        move |_| match asked.fetch_add(1, Ordering::Relaxed) {
+            0 => panic!("the watch fails once"),
+            count => count < 3,
+        }
+    });
+    let warm =
+        guest(GuestOptions { watch, ..GuestOptions::default() }).warm(WarmUp::new()).unwrap();
+    let mut lease = warm.lease().unwrap();
+    let error = lease.call("spin", &[]).expect_err("the watch panicked");
+    assert!(format!("{error:?}").contains("watch panicked"), "{error:?}");
+    for _ in 0..2 {
+        let error = lease.call("spin", &[]).expect_err("it never ends by itself");
+        assert!(matches!(error, CallError::Stopped), "{error}");
+    }
+}
+
+#[test]
+fn a_time_limit_beyond_the_end_of_time_is_none() {
+    let options = GuestOptions {
+        timeout: Some(Duration::MAX),
+        watch: Watch::new(|_| true),
+        ..GuestOptions::default()
+    };
+    let warm = guest(options).warm(WarmUp::new()).unwrap();
+    warm.lease().unwrap().call("touch", &[Val::I32(1)]).unwrap();
+}
+
+/// `import` calls the host once, and then never returns.
+const IMPORTS: &str = r#"(module
+    (import "host" "meddle" (func $meddle))
+    (global $state (mut i32) (i32.const 0))
+    (func (export "import") (global.set $state (i32.const 1)) (call $meddle) (loop $on (br $on)))
+    (func (export "spin") (loop $on (br $on)))
+    (func (export "look") (result i32) (global.get $state)))"#;
+
+fn meddling(meddle: fn(wasmtime::Caller<'_, afresh_wasm::Host>)) -> afresh_wasm::Warm {
+    let imports = afresh_wasm::Imports::new(move |linker: &mut wasmtime::Linker<_>| {
+        linker.func_wrap(
+            "host",
+            "meddle",
+            move |caller: wasmtime::Caller<'_, afresh_wasm::Host>| {
+                meddle(caller);
+            },
+        )?;
+        Ok(())
+    });
+    let timeout = Some(Duration::from_secs(20));
+    let watch = Watch::new(|_| false);
+    let options = GuestOptions { imports, timeout, watch, ..GuestOptions::default() };
+    let engine = Engine::new(EngineConfig::default()).unwrap();
+    let module = wat::parse_str(IMPORTS).unwrap();
+    Guest::with_options(&engine, &module, options).unwrap().warm(WarmUp::new()).unwrap()
+}
+
+#[test]
+fn a_watch_that_a_host_function_removed_is_back_in_the_next_lease() {
+    let warm = meddling(|mut caller| caller.as_context_mut().epoch_deadline_trap());
+    for _ in 0..2 {
+        let error = warm.lease().unwrap().call("import", &[]).expect_err("it never returns");
+        assert!(matches!(error, CallError::Timeout(_)), "{error}");
+        let error = warm.lease().unwrap().call("spin", &[]).expect_err("it never returns");
+        assert!(matches!(error, CallError::Stopped), "{error}");
+    }
+    // A session has no limit any more, and is refused.
+    let mut session =
+        <afresh_wasm::Session as afresh_snapshot::Guest>::make(&warm, &warm.root().unwrap())
+            .unwrap();
+    session.lease().call("import", &[]).expect_err("it never returns");
+    let error = session.lease().call("spin", &[]).expect_err("its watch is gone");
+    assert!(matches!(error, CallError::CutOff), "{error}");
+}
+
+#[test]
+fn a_lease_is_spent_once_a_host_function_panicked_in_it() {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    let warm = meddling(|_| panic!("in the middle of a call"));
+    let mut lease = warm.lease().unwrap();
+    assert!(catch_unwind(AssertUnwindSafe(|| lease.call("import", &[]))).is_err());
+    let error = lease.call("look", &[]).expect_err("the call before was cut off");
+    assert!(matches!(error, CallError::CutOff), "{error}");
+    drop(lease);
+    let answer = warm.lease().unwrap().call("look", &[]).unwrap();
+    assert!(matches!(answer[..], [Val::I32(0)]), "{answer:?}");
+    // A session does not keep the state half-way.
+    let mut session =
+        <afresh_wasm::Session as afresh_snapshot::Guest>::make(&warm, &warm.root().unwrap())
+            .unwrap();
+    let mut lease = session.lease();
+    assert!(catch_unwind(AssertUnwindSafe(|| lease.call("import", &[]))).is_err());
+    drop(lease);
+    let error = afresh_snapshot::Guest::checkpoint(&mut session).expect_err("it is half-way");
+    assert!(matches!(error, afresh_wasm::SessionError::State(_)), "{error}");
 }

@@ -26,17 +26,17 @@ pub(crate) fn pristine(warm: &Warm, work: &str, done: &str) {
 /// Has the program `hold` something, which `look` tells as `held`, and as `none` where nothing is held.
 pub(crate) fn in_every_state(program: &Program, warm: &Warm, hold: &str, look: [&str; 3]) {
     let [look, held, none] = look;
-    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
     let root = line.at();
     assert_eq!(ask(line.guest_mut().unwrap(), look), none);
     ask(line.guest_mut().unwrap(), hold);
-    let with = line.snapshot().unwrap();
+    let with = line.checkpoint().unwrap();
     let mut fork = line.fork(with).unwrap();
     for _ in 0..2 {
-        line.restore(with).unwrap();
+        line.rollback(with).unwrap();
         line.guest_mut().unwrap().verify().unwrap();
         assert_eq!(ask(line.guest_mut().unwrap(), look), held);
-        line.restore(root).unwrap();
+        line.rollback(root).unwrap();
         line.guest_mut().unwrap().verify().unwrap();
         assert_eq!(ask(line.guest_mut().unwrap(), look), none);
     }

@@ -19,6 +19,8 @@ pub(crate) struct VecFiller {
     pub faults: AtomicUsize,
     /// Set to deliver nothing more.
     pub dead: AtomicBool,
+    /// Set to fail calls, though pages can still come.
+    pub fails: AtomicBool,
     pub delay: Duration,
 }
 
@@ -74,7 +76,8 @@ impl Filler for VecFiller {
     }
 
     fn fill(&self, pages: PageRange) -> bool {
-        (pages.start..pages.end()).all(|page| self.deliver(page))
+        !self.fails.load(Ordering::Acquire)
+            && (pages.start..pages.end()).all(|page| self.deliver(page))
     }
 
     fn failure(&self) -> Option<String> {
@@ -98,6 +101,7 @@ pub(crate) fn lazy_image(
             inserter,
             faults: AtomicUsize::new(0),
             dead: AtomicBool::new(false),
+            fails: AtomicBool::new(false),
             delay,
         });
         made = Some(filler.clone());

@@ -132,6 +132,38 @@ fn a_service_that_is_ended_closes_what_is_missing() {
 }
 
 #[test]
+fn a_vmm_goes_on_when_its_pager_has_exited() {
+    let source = Numbered { fails_at: usize::MAX };
+    for complete in [true, false] {
+        let Some(vmm) = vmm() else { return };
+        let ((), served) = with_server(
+            &source,
+            |options| options.stream = false,
+            |socket| {
+                send(socket, vmm.message().as_bytes(), &[vmm.uffd.as_fd()]);
+                if complete { vmm.touch_all() } else { assert_eq!(vmm.peek(5), 6) }
+            },
+        );
+        assert_eq!(served.is_ok(), complete, "{served:?}");
+        // The VMM still has its userfaultfd, which no process reads.
+        let (done, seen) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let vmm = &vmm;
+            scope.spawn(move || {
+                vmm.memory.advise(PageRange::new(5, 1), Advice::Discard).unwrap();
+                done.send([4, 5, 6].map(|page| vmm.peek(page))).unwrap();
+            });
+            let seen = seen.recv_timeout(Duration::from_secs(30));
+            if seen.is_err() {
+                println!("a discard or a fault waits for the pager that has exited");
+                std::process::abort();
+            }
+            assert_eq!(seen.unwrap(), [5, 0, 7]);
+        });
+    }
+}
+
+#[test]
 fn hostile_clients_are_refused_by_name_and_in_time() {
     let source = Numbered { fails_at: usize::MAX };
     let Some(vmm) = vmm() else { return };

@@ -1,15 +1,14 @@
 //! A host's right to answer for its sandboxes: an entry that it renews, and until when it may rely on it.
 //!
-//! What it promises: a host stops relying on its lease before anybody may take it away, whatever is lost or delayed
-//! on the way: it counts from when it *sent* the renewal that was acknowledged, others from when they first *saw* it,
-//! which is later. What may break it: clocks of two hosts that run at speeds which differ by more than the margin, or a
+//! Promises: a host stops relying on its lease before another may break it, whatever messages are lost or delayed: it counts from when it *sent* the renewal that was acknowledged, others from when they first *saw* it,
+//! which is later. May break it: clocks of two hosts that run at speeds which differ by more than the margin, or a
 //! machine that is stopped as a whole in a way that its clock does not see.
 
 use std::time::Duration;
 
 use super::Moment;
 
-/// What all hosts of a fleet keep to.
+/// Parameters that all hosts of a fleet share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
     /// How long others must have seen an entry unchanged before they may break it.
@@ -60,7 +59,7 @@ impl Lease {
         self.revision = revision;
     }
 
-    /// Somebody broke it: it is over for good.
+    /// Another host broke it: it is over for good.
     pub fn broken(&mut self) {
         self.broken = true;
     }
@@ -94,7 +93,7 @@ impl Lease {
 mod tests {
     use std::collections::VecDeque;
 
-    use super::super::{Seed, Suspicion, Verdict};
+    use super::super::{FailureDetector, Seed, Verdict};
     use super::*;
 
     const TERMS: Terms = Terms { time: Duration::from_millis(1000) };
@@ -126,7 +125,7 @@ mod tests {
         Break { expected: u64 },
     }
 
-    /// Who sends it: the owner, or the one that waits for its end.
+    /// The sender: the owner, or a host that waits for the end.
     #[derive(Clone, Copy, PartialEq)]
     enum Who {
         Owner,
@@ -141,7 +140,7 @@ mod tests {
         let mut delays = Seed::new(seed ^ 0x5555);
         let (mut revision, mut broken) = (1_u64, false);
         let mut owner = Lease::taken(TERMS, 1, Moment::ZERO);
-        let mut heir = Suspicion::new(TERMS);
+        let mut heir = FailureDetector::new(TERMS);
         let (mut owns, mut stopped, mut cut) = (false, 0_u32, 0_u32);
         let mut network: VecDeque<(u64, Who, Message)> = VecDeque::new();
         let (mut safe, mut taken) = (0, 0);

@@ -1,7 +1,7 @@
-//! The hosts that are known from their adverts, and which of them hold what.
+//! The known hosts, and the things that each holds.
 //!
-//! What it promises: a host that says nothing any more is not chosen once its advert has expired; what a host can
-//! claim to hold is bounded, and so is the number of hosts that are remembered.
+//! Promises: a silent host is not chosen once its heartbeat has expired. The list of things that a host holds is
+//! bounded, and so is the number of hosts.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,14 +14,14 @@ const HELD: usize = 128;
 /// Most hosts that are remembered.
 const HOSTS: usize = 100_000;
 
-/// What a host says about itself.
+/// The heartbeat of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Advert {
+pub struct NodeStatus {
     /// This life of the host: a new one after each start, and after a lease that was lost.
     pub host: String,
-    /// What people call the host.
+    /// Name of the host for people.
     pub name: String,
-    /// Thousandths of what it can do that are in use.
+    /// Load in thousandths of its capacity.
     pub load: u32,
     /// Live sandboxes.
     pub sandboxes: usize,
@@ -34,9 +34,9 @@ pub struct Advert {
 /// A host, as it was when it last spoke.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// What it said.
-    pub advert: Advert,
-    /// What was sent its way since.
+    /// Its heartbeat.
+    pub advert: NodeStatus,
+    /// Requests that were sent to it since.
     pub sent: u32,
     expires: Moment,
 }
@@ -50,8 +50,8 @@ pub struct Members {
 }
 
 impl Members {
-    /// A host spoke; what it says counts until `expires`.
-    pub fn heard(&mut self, mut advert: Advert, expires: Moment) {
+    /// A heartbeat of a host, which counts until `expires`.
+    pub fn heard(&mut self, mut advert: NodeStatus, expires: Moment) {
         advert.held.truncate(HELD);
         let host = advert.host.clone();
         let room = self.all.len() < HOSTS;
@@ -84,14 +84,14 @@ impl Members {
         }
     }
 
-    /// A host is gone.
+    /// Removes a host.
     pub fn remove(&mut self, host: &str) {
         let Some(member) = self.all.remove(host) else { return };
         self.holds_no_more(host, &member.advert.held);
         self.hosts.retain(|other| other != host);
     }
 
-    /// Forgets hosts whose adverts have expired.
+    /// Removes hosts with expired heartbeats.
     pub fn expire(&mut self, now: Moment) {
         let old = self.all.iter().filter(|(_, member)| member.expires <= now);
         for host in old.map(|(host, _)| host.clone()).collect::<Vec<_>>() {
@@ -123,7 +123,7 @@ impl Members {
         self.all.len()
     }
 
-    /// Whether nobody is known.
+    /// Whether no host is known.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
@@ -135,12 +135,12 @@ impl Members {
         self.held.get(held).map_or(&[], Vec::as_slice)
     }
 
-    /// Everything that anybody holds.
+    /// Everything that any host holds.
     pub fn kinds(&self) -> impl Iterator<Item = &str> {
         self.held.keys().map(String::as_str)
     }
 
-    /// Everybody, in no order.
+    /// All hosts, in no order.
     #[must_use]
     pub fn hosts(&self) -> &[String] {
         &self.hosts
@@ -168,11 +168,11 @@ mod tests {
 
     use super::*;
 
-    fn advert(host: &str, held: &[&str]) -> Advert {
-        Advert {
+    fn advert(host: &str, held: &[&str]) -> NodeStatus {
+        NodeStatus {
             host: host.to_owned(),
             held: held.iter().map(|held| (*held).to_owned()).collect(),
-            ..Advert::default()
+            ..NodeStatus::default()
         }
     }
 

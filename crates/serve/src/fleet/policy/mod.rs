@@ -1,17 +1,17 @@
-//! What the hosts of a fleet decide, apart from how they talk: pure functions and state machines over numbers and
+//! Decisions of the hosts of a fleet, without their communication: pure functions and state machines over numbers and
 //! moments, which the property tests and the simulator drive as the server does.
 
-mod choice;
+mod failure_detector;
+mod heartbeat_interval;
 mod lease;
 mod members;
-mod pace;
-mod suspicion;
+mod placement;
 
-pub use choice::{Choice, Seed};
+pub use failure_detector::{FailureDetector, Verdict};
+pub use heartbeat_interval::HeartbeatInterval;
 pub use lease::{Lease, Terms};
-pub use members::{Advert, Member, Members};
-pub use pace::Pace;
-pub use suspicion::{Suspicion, Verdict};
+pub use members::{Member, Members, NodeStatus};
+pub use placement::{Placement, Seed};
 
 /// A moment: time since some beginning that is the same for all moments of one host. It goes on while the process is
 /// stopped and while the machine sleeps.

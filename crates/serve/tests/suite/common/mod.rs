@@ -101,14 +101,15 @@ pub(crate) fn config(guests: impl IntoIterator<Item = GuestConfig>) -> Config {
 /// A server that runs in a task.
 pub(crate) struct Running {
     pub(crate) addr: SocketAddr,
+    pub(crate) admin: SocketAddr,
     pub(crate) handle: Handle,
-    pub(crate) task: JoinHandle<()>,
+    pub(crate) task: JoinHandle<bool>,
 }
 
 pub(crate) async fn serve(config: Config) -> Running {
     let server = Server::bind(config).await.unwrap();
-    let (addr, handle) = (server.addr(), server.handle());
-    Running { addr, handle, task: tokio::spawn(server.run()) }
+    let (addr, admin, handle) = (server.addr(), server.admin(), server.handle());
+    Running { addr, admin, handle, task: tokio::spawn(server.run()) }
 }
 
 impl Running {
@@ -116,10 +117,15 @@ impl Running {
         format!("http://{}{path}", self.addr)
     }
 
+    /// Of what is asked of the server itself.
+    pub(crate) fn operations(&self, path: &str) -> String {
+        format!("http://{}{path}", self.admin)
+    }
+
     /// Ends the server, which must be over soon.
     pub(crate) async fn end(self) {
         self.handle.shutdown();
-        tokio::time::timeout(LONG, self.task).await.expect("it ends").unwrap();
+        assert!(tokio::time::timeout(LONG, self.task).await.expect("it ends").unwrap());
     }
 }
 

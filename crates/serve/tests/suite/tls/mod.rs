@@ -1,6 +1,6 @@
 //! HTTPS: the same answers for who shakes hands, none for who does not, and clear words about files that will not do.
 //!
-//! The certificate and key beside this file are for 127.0.0.1, and for nothing else.
+//! The certificates and keys beside this file are for 127.0.0.1, and for nothing else.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -52,6 +52,39 @@ fn who_shakes_hands_is_answered_and_nobody_else() {
             }
         };
         tokio::time::timeout(LONG, closed).await.expect("it is given up");
+        server.end().await;
+    });
+}
+
+#[test]
+fn a_reload_renews_the_certificate() {
+    let dir = scratch();
+    run(async {
+        let place = |name: &str| dir.path().join(name);
+        let put = |certificate: &str, key: &str| {
+            std::fs::copy(file(certificate), place("certificate.pem")).unwrap();
+            std::fs::copy(file(key), place("key.pem")).unwrap();
+        };
+        put("certificate.pem", "key.pem");
+        let mut config = config([keeper(dir.path())]);
+        config.tls =
+            Some(TlsConfig { certificate: place("certificate.pem"), key: place("key.pem") });
+        let server = serve(config.clone()).await;
+        let url = format!("https://{}/", server.addr);
+        let reached = async |certificate: &str| {
+            let known = reqwest::Certificate::from_pem(&std::fs::read(file(certificate)).unwrap());
+            let client = reqwest::Client::builder().no_proxy().timeout(LONG);
+            let client = client.tls_certs_only([known.unwrap()]).build().unwrap();
+            client.get(&url).send().await.is_ok()
+        };
+        assert!(reached("certificate.pem").await && !reached("renewed.pem").await);
+        // A pair that does not belong together leaves the one there is.
+        put("renewed.pem", "key.pem");
+        server.handle.reload(&config).await.unwrap_err();
+        assert!(reached("certificate.pem").await);
+        put("renewed.pem", "renewed-key.pem");
+        server.handle.reload(&config).await.unwrap();
+        assert!(!reached("certificate.pem").await && reached("renewed.pem").await);
         server.end().await;
     });
 }

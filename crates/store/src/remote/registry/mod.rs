@@ -36,7 +36,8 @@ use super::backend::{Backend, CONNECTIONS, Meaning, Source};
 use super::{RemoteError, RetryPolicy, retry};
 use crate::descriptor::MANIFEST_TYPE;
 use crate::manifest::MAX_MANIFEST;
-use crate::{OpenError, Sha256, Tag};
+use crate::naming::Expected;
+use crate::{OpenError, SaveError, Sha256, Tag};
 
 const DIGEST: &str = "docker-content-digest";
 /// Longest list of tags in one answer, and how many answers are asked for.
@@ -164,13 +165,16 @@ impl Registry {
                 None => request,
             };
             let response = request.send().await.map_err(|e| self.broken(what, e))?;
-            retry::progress();
+            retry::answered();
             Ok::<_, RemoteError>(response)
         };
         let header = if ours { self.session.header(access) } else { None };
         let mut response = send(header).await?;
+        // Only the registry itself may ask for credentials. Storage after a redirect could name any token server, or
+        // take the password.
         if ours
             && response.status() == StatusCode::UNAUTHORIZED
+            && self.address.is_same_origin(response.url())
             && let Some(header) = self.authorize(response.headers(), access).await?
         {
             response = send(Some(header)).await?;
@@ -209,7 +213,7 @@ impl Registry {
     async fn read(&self, mut response: Response, limit: u64) -> reqwest::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         while let Some(part) = response.chunk().await? {
-            retry::progress();
+            retry::received(part.len());
             let left = (limit + 1 - bytes.len() as u64) as usize;
             bytes.extend_from_slice(&part[..part.len().min(left)]);
             if bytes.len() as u64 > limit {
@@ -453,8 +457,25 @@ impl Backend for Registry {
         self.send_manifest(&id.to_string(), id, manifest).await
     }
 
-    async fn publish(&self, name: &str, id: Sha256, manifest: Vec<u8>) -> Result<(), RemoteError> {
+    /// Registries have no conditional writes: a change between the comparison and the write is not noticed.
+    async fn publish(
+        &self,
+        name: &str,
+        id: Sha256,
+        manifest: Vec<u8>,
+        expected: Expected,
+    ) -> Result<(), RemoteError> {
         self.check_name(name)?;
+        if expected != Expected::Any {
+            let means = match self.resolve(name).await {
+                Ok(meaning) => Some(meaning.id),
+                Err(RemoteError::Open(OpenError::NoSuchName { .. })) => None,
+                Err(error) => return Err(error),
+            };
+            if means != expected.manifest() {
+                return Err(SaveError::Moved(name.into()).into());
+            }
+        }
         self.send_manifest(name, id, manifest).await
     }
 }
@@ -478,6 +499,11 @@ impl Registry {
                 })
             })
             .await?;
+        // A proxy or a login page answers anything with 200.
+        if response.status() != StatusCode::CREATED {
+            let why = format!("the registry answered {} instead of 201 Created", response.status());
+            return Err(self.protocol(&what, &why));
+        }
         match digest_header(response.headers()) {
             Some(found) if found != id => Err(RemoteError::Digest { expected: id, found }),
             _ => Ok(()),

@@ -12,7 +12,7 @@ use super::auth::Access;
 use super::{Registry, StatusCode};
 use crate::Sha256;
 use crate::remote::RemoteError;
-use crate::remote::backend::Source;
+use crate::remote::backend::{Backend, Source};
 
 /// Bytes in one part.
 const PART: u64 = 8 << 20;
@@ -51,7 +51,7 @@ impl Registry {
     async fn finish(
         &self,
         what: &str,
-        digest: Sha256,
+        (digest, size): (Sha256, u64),
         url: &Url,
         bytes: Bytes,
     ) -> Result<(), RemoteError> {
@@ -67,7 +67,9 @@ impl Registry {
             })
             .await?;
         match response.status() {
-            StatusCode::CREATED | StatusCode::NO_CONTENT | StatusCode::OK => Ok(()),
+            StatusCode::CREATED => Ok(()),
+            // Some registries answer so, and so does every login page.
+            StatusCode::NO_CONTENT | StatusCode::OK if self.has(digest, size).await? => Ok(()),
             status => Err(self.protocol(what, &format!("the upload ended with {status}"))),
         }
     }
@@ -81,7 +83,7 @@ impl Registry {
         self.retry
             .attempt_sending(&format!("{self}: {what}"), bytes.len() as u64, || async {
                 let url = self.begin(&what).await?;
-                self.finish(&what, digest, &url, bytes.clone()).await
+                self.finish(&what, (digest, bytes.len() as u64), &url, bytes.clone()).await
             })
             .await
     }
@@ -105,13 +107,16 @@ impl Registry {
             sent(reached);
         }
         let url = upload.borrow().url.clone();
-        let finish = || self.finish(&what, digest, &url, Bytes::new());
+        let finish = || self.finish(&what, (digest, size), &url, Bytes::new());
         // The registry may read all of it once more before it answers.
         match self.retry.attempt_sending(&name, size / DIGESTED, finish).await {
             // The answer to an earlier attempt was lost, and the upload is over.
             Err(error) if error.is_not_found() => {
-                use crate::remote::backend::Backend;
-                if self.has(digest, size).await? { Ok(()) } else { Err(error) }
+                if self.has(digest, size).await? {
+                    Ok(())
+                } else {
+                    Err(error)
+                }
             }
             other => other,
         }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use afresh_store::remote::{GRACE, Keeper, Remote, RemoteError};
+use afresh_store::remote::{GRACE, GcRoot, Remote, RemoteError, Replaced};
 use afresh_store::{Encoding, Sha256, Snapshot, Store};
 
 use super::local;
@@ -36,7 +36,7 @@ fn is_whole(remote: &Remote, id: Sha256, content: &[u8]) -> bool {
 /// Collects for a fleet that has these names.
 fn collect(remote: &Remote, names: &[Sha256]) -> afresh_store::Collected {
     let mut names = || Ok(names.to_vec());
-    remote.gc(Some(Keeper { name: "fleet", names: &mut names }), GRACE).unwrap()
+    remote.gc(Some(GcRoot { name: "fleet", names: &mut names }), GRACE).unwrap()
 }
 
 #[test]
@@ -49,8 +49,9 @@ fn what_is_old_and_has_no_name_is_removed_and_nothing_else() {
     let named = remote.push(&all[0].0, &all[0].1, "named", Encoding::Raw, &mut |_| {}).unwrap();
     let [kept, dead] = [keep(&remote, &all[1]), keep(&remote, &all[2])];
     remote.claim("fleet").unwrap();
-    let journal =
-        remote.push_turns(&all[0].0, &all[0].1, "session", Encoding::Raw, &mut |_| {}).map(drop);
+    let journal = remote
+        .push_turns(&all[0].0, &all[0].1, "session", Encoding::Raw, Replaced::Any, &mut |_| {})
+        .map(drop);
     journal.unwrap();
     // Turns of that session, of one that nothing names, and of one to which a turn was just added.
     let manifests = files(&root.join("blobs/sha256")).into_iter();
@@ -109,7 +110,7 @@ fn what_a_writer_relies_on_while_others_collect_stays() {
         assert_eq!(keep(&remote, &one), id);
         Ok(vec![named])
     };
-    let collected = remote.gc(Some(Keeper { name: "fleet", names: &mut names }), GRACE).unwrap();
+    let collected = remote.gc(Some(GcRoot { name: "fleet", names: &mut names }), GRACE).unwrap();
     assert_eq!(collected.files, 0, "{collected:?}");
     assert!(is_whole(&remote, id, &one.2));
     assert!(is_whole(&remote, named, &other.2));
@@ -165,7 +166,7 @@ fn what_would_remove_too_much_is_refused() {
     let error = remote.gc(None, GRACE).unwrap_err();
     assert!(error.to_string().contains("`fleet-a`"), "{error}");
     let mut fails = || Err("no ledger".into());
-    let failing = remote.gc(Some(Keeper { name: "fleet-a", names: &mut fails }), GRACE);
+    let failing = remote.gc(Some(GcRoot { name: "fleet-a", names: &mut fails }), GRACE);
     assert!(matches!(failing, Err(RemoteError::Names(_))));
     assert!(is_whole(&remote, id, &one.2));
 }

@@ -125,6 +125,84 @@ fn credentials_stay_with_the_registry() {
     let seen = storage.requests();
     assert!(!seen.is_empty());
     assert!(seen.iter().all(|request| !request.to_lowercase().contains("authorization")));
+
+    // Storage that asks for a password, or names a token server, gets no credentials.
+    let tokens = Stub::new(|_| answer("200 OK", "", br#"{"token":"t"}"#));
+    let realm = tokens.address;
+    for challenge in
+        ["Basic realm=\"x\"".to_owned(), format!("Bearer realm=\"http://{realm}/token\"")]
+    {
+        let head = format!("WWW-Authenticate: {challenge}\r\n");
+        let greedy = Stub::new(move |_| answer("401 No", &head, b""));
+        let elsewhere = greedy.address;
+        let stub = Stub::new(move |_| {
+            answer("307 Elsewhere", &format!("Location: http://{elsewhere}/blob\r\n"), b"")
+        });
+        let error = open(&stub).load("x").unwrap_err();
+        assert!(matches!(error, RemoteError::Refused { status: 401, .. }), "{error}");
+        let seen = greedy.requests();
+        assert!(!seen.is_empty());
+        assert!(seen.iter().all(|request| !request.to_lowercase().contains("authorization")));
+        assert_eq!(tokens.requests(), [""; 0], "{challenge}");
+    }
+}
+
+#[test]
+fn a_page_in_place_of_a_registry_takes_no_push() {
+    let stub = Stub::new(|request| match request.split(' ').next() {
+        Some("HEAD") => answer("404 Not Found", "", b""),
+        _ => answer(
+            "200 OK",
+            "Content-Type: text/html\r\nLocation: /upload\r\n",
+            b"<html>log in</html>",
+        ),
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let (here, snapshot, _) = local(dir.path(), 1, 30);
+    let error = open(&stub).push(&here, &snapshot, "x", Encoding::Raw, &mut |_| {}).unwrap_err();
+    assert!(error.to_string().contains("the upload ended with 200"), "{error}");
+    // One that takes blobs, and whose tags mean nothing.
+    let stub = Stub::new(|request| match request.split(' ').next() {
+        Some("PUT") if !request.contains("/manifests/") => answer("201 Created", "", b""),
+        Some("HEAD") => answer("404 Not Found", "", b""),
+        _ => answer("200 OK", "Location: /upload\r\n", b"<html>log in</html>"),
+    });
+    let error = open(&stub).push(&here, &snapshot, "x", Encoding::Raw, &mut |_| {}).unwrap_err();
+    assert!(error.to_string().contains("instead of 201 Created"), "{error}");
+}
+
+#[test]
+fn a_wrong_layer_of_a_tebibyte_is_refused_before_it_is_fetched() {
+    let dir = tempfile::tempdir().unwrap();
+    let (here, snapshot, _) = local(dir.path(), 1, 30);
+    let read = |digest: &str| std::fs::read(here.blob_path(digest.parse().unwrap())).unwrap();
+    let manifest = read(&snapshot.id().to_string());
+    let mut manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
+    let config = read(manifest["config"]["digest"].as_str().unwrap());
+    manifest["layers"][0]["size"] = (1_u64 << 40).into();
+    manifest["layers"][0]["digest"] = format!("sha256:{}", "5".repeat(64)).into();
+    let config_path = format!("/blobs/{}", manifest["config"]["digest"].as_str().unwrap());
+    let manifest = manifest.to_string();
+    let stub = Stub::new(move |request| {
+        if request.contains("/manifests/") {
+            return answer("200 OK", "", manifest.as_bytes());
+        }
+        if request.contains(&config_path) {
+            return answer("200 OK", "", &config);
+        }
+        let lower = request.to_lowercase();
+        let range = lower.lines().find_map(|line| line.strip_prefix("range: bytes=")).unwrap();
+        let (first, last) = range.trim().split_once('-').unwrap();
+        let len = last.parse::<u64>().unwrap() - first.parse::<u64>().unwrap() + 1;
+        answer("206 Partial Content", "", &vec![7; usize::try_from(len).unwrap()])
+    });
+    let other = tempfile::tempdir().unwrap();
+    let to = afresh_store::Store::create(other.path()).unwrap();
+    let none = |progress: afresh_store::remote::Progress| assert_eq!(progress.done, 0);
+    let error = open(&stub).pull(&to, "x", "x", Encoding::Raw, &mut { none }).unwrap_err();
+    assert!(matches!(error, RemoteError::Open(OpenError::Layer { .. })), "{error}");
+    assert!(stub.requests().len() < 8);
+    assert_eq!(std::fs::read_dir(other.path().join("blobs/sha256")).unwrap().count(), 0);
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod proxy;
 mod servers;
 mod stub;
 mod transfer;
+mod writers;
 
 use crate::support::{options, page_of, store};
 use afresh_store::{MemoryPages, Snapshot, Store};

@@ -13,7 +13,8 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
-    ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    ObjectMeta, ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    Result,
 };
 
 /// What a server does wrong.
@@ -34,6 +35,15 @@ pub(crate) enum Wrong {
     /// So many objects are put whose answers are lost.
     Lost {
         times: usize,
+    },
+    /// Requests after so many wait until the server does something else.
+    Held {
+        after: usize,
+    },
+    /// Conditions of writes are ignored: none, those of new objects, or those of versions.
+    Unconditional {
+        create: bool,
+        update: bool,
     },
     /// Every answer takes so long. Counts rounds.
     Slow(Duration),
@@ -78,6 +88,11 @@ impl Server {
                 tokio::time::sleep(delay).await;
                 self.rounds.fetch_max(round, Ordering::Relaxed);
             }
+            Wrong::Held { after } if number >= after => {
+                while *self.wrong.lock().unwrap() == wrong {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            }
             Wrong::Reset { after, times }
                 if number >= after && self.failed.fetch_add(1, Ordering::Relaxed) < times =>
             {
@@ -100,6 +115,12 @@ impl fmt::Display for Server {
 impl ObjectStore for Server {
     async fn put_opts(&self, to: &Path, data: PutPayload, how: PutOptions) -> Result<PutResult> {
         let wrong = self.request().await?;
+        let ignored = match (&how.mode, wrong) {
+            (PutMode::Create, Wrong::Unconditional { create, .. }) => create,
+            (PutMode::Update(_), Wrong::Unconditional { update, .. }) => update,
+            _ => false,
+        };
+        let how = if ignored { PutMode::Overwrite.into() } else { how };
         let done = self.objects.put_opts(to, data, how).await?;
         if matches!(wrong, Wrong::Lost { times }
             if self.failed.fetch_add(1, Ordering::Relaxed) < times)

@@ -14,7 +14,7 @@
 //!
 //! A handler beneath us is called as the kernel would have called it: with its mask, once if it asked to be reset.
 //!
-//! What may break it: a handler installed over ours that neither knows the fault nor passes it on. Nothing can be
+//! May break it: a handler installed over ours that neither knows the fault nor passes it on. Nothing can be
 //! done about that, here as anywhere. Twelve of others at the same time, of which each comes on top of the last.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};

@@ -14,7 +14,7 @@
 //! again. The other is of each entry's *users*, who may take their time; it is counted up inside the
 //! lookup, so the entry is alive then, and closed before the value is taken out.
 //!
-//! What may break it: a thread that leaves a lookup or a value's use without coming back (`siglongjmp` out
+//! May break it: a thread that leaves a lookup or a value's use without coming back (`siglongjmp` out
 //! of a signal handler that interrupted it). The handler that calls this blocks signals.
 
 use std::cell::UnsafeCell;

@@ -1,0 +1,114 @@
+//! Containers' images behind the front door: found in a layout, or a tar of one, or fetched from a registry, and made programs.
+//!
+//! Promises: nothing is unpacked before its digest was checked, and no more is fetched than an image may hold. What
+//! may break it: a registry decides what a tag means; name a digest to trust it with nothing.
+
+use afresh_files::{LayerLimits, OciImage};
+use afresh_linux::Program;
+
+use crate::guest::Backend;
+use crate::program;
+use crate::{Cause, OpenError, Options, Place, Reference};
+
+/// Documents that lead to one another.
+#[cfg(feature = "remote")]
+const DEPTH: usize = 4;
+
+/// How likely a reference means an image that could not be opened as a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ImageGuess {
+    Surely,
+    /// In another tool's layout an image may have a name of another kind, or none.
+    Perhaps,
+    No,
+}
+
+fn meant(reference: &Reference, error: &OpenError) -> ImageGuess {
+    use afresh_store::OpenError as Error;
+    let OpenError::Snapshot { source, .. } = error else { return ImageGuess::No };
+    let source: &(dyn std::error::Error + 'static) = &**source;
+    let open = source.downcast_ref::<Error>();
+    #[cfg(feature = "remote")]
+    let open = open.or_else(|| match source.downcast_ref()? {
+        afresh_store::remote::RemoteError::Open(open) => Some(open),
+        _ => None,
+    });
+    match (open, reference.place()) {
+        (Some(Error::ContainerImage), _) => ImageGuess::Surely,
+        (Some(Error::NoSuchName { .. }), Place::Directory(_)) => ImageGuess::Perhaps,
+        _ => ImageGuess::No,
+    }
+}
+
+/// The program of the image that a reference names, warm, where it could not be opened as a snapshot; that error where there is
+/// no image either.
+pub(crate) fn ready(
+    reference: &Reference,
+    options: &Options,
+    error: OpenError,
+) -> Result<Backend, OpenError> {
+    let failed = |source: Cause| OpenError::Guest { reference: reference.to_string(), source };
+    let image = match meant(reference, &error) {
+        ImageGuess::No => return Err(error),
+        ImageGuess::Perhaps => found(reference, options).map_err(|_| error)?,
+        ImageGuess::Surely => found(reference, options).map_err(failed)?,
+    };
+    let program = Program::of_image(&image).map_err(|error| failed(error.into()))?;
+    program::warmed(&reference.to_string(), program, options)
+}
+
+fn found(reference: &Reference, options: &Options) -> Result<OciImage, Cause> {
+    let limits = LayerLimits::default();
+    match reference.place() {
+        Place::Directory(path) | Place::File(path) => {
+            Ok(OciImage::open(path, reference.given_name(), &limits)?)
+        }
+        #[cfg(feature = "remote")]
+        Place::Remote(_) => fetched(reference, options, &limits),
+        #[cfg(not(feature = "remote"))]
+        Place::Remote(_) => {
+            let _ = options;
+            Err("this build fetches nothing: the feature `remote` does".into())
+        }
+    }
+}
+
+/// Fetches an image into the cache, or into a directory that is removed once the image is open.
+#[cfg(feature = "remote")]
+fn fetched(
+    reference: &Reference,
+    options: &Options,
+    limits: &LayerLimits,
+) -> Result<OciImage, Cause> {
+    use afresh_files::OciDocument;
+    use afresh_store::Store;
+
+    let remote = reference.place().remote()?;
+    let scratch = crate::scratch::Scratch::new()?;
+    let cache = options.image_cache();
+    let folder = cache.as_deref().unwrap_or_else(|| scratch.path());
+    let store = Store::create(folder)?;
+    let mut name = reference.given_name().or(remote.name()).unwrap_or(crate::LATEST).to_owned();
+    for _ in 0..DEPTH {
+        let (digest, bytes) = remote.document(&store, &name)?;
+        let document = OciDocument::parse(&reference.to_string(), &bytes)?;
+        if let Some(next) = document.leads_to(None)? {
+            name = next.digest;
+            continue;
+        }
+        let blobs = document.blobs();
+        let all = blobs.iter().fold(0, |all: u64, blob| all.saturating_add(blob.size));
+        if all > limits.bytes {
+            return Err(format!(
+                "the image has {all} bytes, packed; {} are allowed unpacked",
+                limits.bytes
+            )
+            .into());
+        }
+        for blob in blobs {
+            remote.fetch(&store, blob.digest.parse()?, blob.size)?;
+        }
+        return Ok(OciImage::open(folder, Some(&digest.to_string()), limits)?);
+    }
+    Err("its indexes name one another".into())
+}

@@ -1,0 +1,362 @@
+//! A fleet under a checker: three hosts, three NATS servers and an S3 server, with one fault after the other, while clients call,
+//! pause, connect and delete sandboxes by way of any host. Each sandbox's history is checked as it grows.
+//!
+//! `cargo xtask soak --fleet` runs it for half an hour, or for another number of seconds.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, RwLock};
+use std::time::{Duration, Instant};
+
+use crate::cluster::{Cluster, Fault, HOSTS};
+use crate::history::{self, History, Step};
+use crate::hosts::{Sandbox, until};
+use crate::soak::Dice;
+
+/// The variable with the seconds of a run.
+const SECONDS: &str = "AFRESH_CHECKER_SECONDS";
+/// The faults of a run without the variable.
+const SHORT_RUN: usize = 6;
+const CLIENTS: u64 = 4;
+/// Of each client.
+const SANDBOXES: usize = 3;
+/// A sandbox is replaced after so many calls: each answer is the whole log.
+const MAX_CALLS: u32 = 400;
+/// Between two faults.
+const CALM: Duration = Duration::from_millis(500);
+
+/// A guest that appends eight bytes of each piece of code to a log, and answers the log.
+const LOGGER: &str = r#"(module
+    (memory (export "memory") 3)
+    ;; An array of three, with a text of two bytes of length; the length is kept at 1020, too.
+    (data (i32.const 1024) "\83\00\f6\79\00\00")
+    (func (export "warm"))
+    (func (export "afresh_buffer") (param i32) (result i32)
+        (if (result i32) (i32.gt_u (local.get 0) (i32.const 60000))
+            (then (i32.const 0)) (else (i32.const 65536))))
+    (func (export "evaluate") (param i32) (result i64)
+        (local $length i32)
+        (local.set $length (i32.load (i32.const 1020)))
+        (i64.store (i32.add (i32.const 1030) (local.get $length)) (i64.load (i32.const 65540)))
+        (local.set $length (i32.add (local.get $length) (i32.const 8)))
+        (i32.store (i32.const 1020) (local.get $length))
+        (i32.store8 (i32.const 1028) (i32.shr_u (local.get $length) (i32.const 8)))
+        (i32.store8 (i32.const 1029) (local.get $length))
+        (i64.or
+            (i64.shl (i64.const 1024) (i64.const 32))
+            (i64.extend_i32_u (i32.add (local.get $length) (i32.const 6))))))"#;
+
+/// The state of a run.
+struct Run {
+    addresses: RwLock<Vec<SocketAddr>>,
+    /// Odd while acknowledged calls may be undone.
+    losses: AtomicU64,
+    logs: Vec<PathBuf>,
+    /// The leases that hosts had lost at the end of the last fault.
+    leases_lost: AtomicUsize,
+    over: AtomicBool,
+    counts: Mutex<BTreeMap<&'static str, u64>>,
+    violations: Mutex<Vec<String>>,
+}
+
+impl Run {
+    fn runs(&self) -> bool {
+        !self.over.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, what: &'static str, number: usize) {
+        *self.counts.lock().unwrap().entry(what).or_default() += number as u64;
+    }
+
+    fn refused(&self) {
+        self.count("refused", 1);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+
+    fn address(&self, dice: &mut Dice) -> Option<SocketAddr> {
+        let addresses = self.addresses.read().unwrap();
+        addresses.get(dice.below(addresses.len().max(1))).copied()
+    }
+
+    fn moment(&self) -> Moment {
+        let losses = self.losses.load(Ordering::SeqCst);
+        Moment { losses, leases_lost: self.leases_lost.load(Ordering::SeqCst) }
+    }
+
+    /// The leases that hosts have lost, by their logs: a host of a busy machine can lose one without a fault.
+    fn leases_lost(&self) -> usize {
+        let logs = self.logs.iter().map(|log| fs::read_to_string(log).unwrap_or_default());
+        let signs = ["the lease was broken", "gave no sign for the time of a lease"];
+        logs.map(|log| signs.map(|sign| log.matches(sign).count()).iter().sum::<usize>()).sum()
+    }
+
+    fn violation(&self, what: String) {
+        self.over.store(true, Ordering::Relaxed);
+        self.violations.lock().unwrap().push(what);
+    }
+
+    /// Uses sandboxes until the run is over.
+    fn use_sandboxes(&self, number: u64, own: &mut Vec<Subject>) {
+        let mut dice = Dice::new(number);
+        while self.runs() {
+            let Some(address) = self.address(&mut dice) else { continue };
+            if own.len() < SANDBOXES {
+                let since = self.moment();
+                match Sandbox::make_at(address) {
+                    Some(sandbox) => own.push(Subject::new(sandbox, since)),
+                    None => self.refused(),
+                }
+                continue;
+            }
+            let which = dice.below(own.len());
+            let subject = &mut own[which];
+            let done = match dice.below(60) {
+                0 => {
+                    // It is not used again: a refused deletion may have been made.
+                    subject.sandbox.ask_at(address, "DELETE", "");
+                    Ok(false)
+                }
+                1..=6 => subject.save(self, &mut dice).map(|()| true),
+                7..=16 => subject.append(self, address).map(|called| called != Called::Gone),
+                _ => subject.call(self, address).map(|called| called != Called::Gone),
+            };
+            match done {
+                Ok(true) if subject.history.calls() < MAX_CALLS => {}
+                Ok(_) => drop(own.swap_remove(which)),
+                Err(what) => self.violation(format!("{:?}: {what}", subject.sandbox)),
+            }
+        }
+    }
+}
+
+/// The losses that were known at some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Moment {
+    losses: u64,
+    leases_lost: usize,
+}
+
+/// The outcome of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Called {
+    Answered,
+    /// It was refused for now, or its connection broke.
+    Refused,
+    /// Its sandbox was lost with its host, which it may be before its first save.
+    Gone,
+}
+
+impl Moment {
+    /// Whether a host may have been lost since.
+    fn lost(self, run: &Run) -> bool {
+        self.lost_by_fault(run) || self.leases_lost != run.leases_lost()
+    }
+
+    /// Whether a fault may have cost a host its lease since.
+    fn lost_by_fault(self, run: &Run) -> bool {
+        self.losses % 2 == 1 || self != run.moment()
+    }
+}
+
+/// A sandbox under test.
+struct Subject {
+    sandbox: Sandbox,
+    /// The log in its memory.
+    history: History,
+    /// When its last answered call was begun.
+    since: Moment,
+    /// The log in its file.
+    file: History,
+    /// The same for the file.
+    file_since: Moment,
+}
+
+impl Subject {
+    fn new(sandbox: Sandbox, since: Moment) -> Self {
+        let (history, file) = (History::default(), History::default());
+        Self { sandbox, history, since, file, file_since: since }
+    }
+
+    /// Makes a call by way of this address.
+    fn call(&mut self, run: &Run, address: SocketAddr) -> Result<Called, String> {
+        let begun = run.moment();
+        let call = self.history.call();
+        match self.sandbox.answer_at(address, &history::text(call)) {
+            Ok((answer, generation)) => {
+                let log = history::parse(&answer)?;
+                let lost = self.since.lost_by_fault(run)
+                    || self.history.is_undone_by(&log) && self.since.lost(run);
+                run.count("calls", 1);
+                if let Step::Undone(calls) = self.history.answered(&log, generation, lost)? {
+                    run.count("undone", calls);
+                }
+                self.since = begun;
+                Ok(Called::Answered)
+            }
+            Err(status) => {
+                if status == 0 {
+                    self.history.broken_off();
+                }
+                self.refused(run, status)
+            }
+        }
+    }
+
+    /// Appends to its file by way of this address: reads it, and writes it with one call more.
+    fn append(&mut self, run: &Run, address: SocketAddr) -> Result<Called, String> {
+        let begun = run.moment();
+        let (text, generation) = match self.sandbox.file_at(address, None) {
+            Ok(read) => read,
+            Err(status) => return self.refused(run, status),
+        };
+        let log = history::parse(&text)?;
+        let lost = self.file_since.lost_by_fault(run)
+            || self.file.is_undone_by(&log) && self.file_since.lost(run);
+        let in_file = |what| format!("in its file, {what}");
+        if let Step::Undone(writes) = self.file.read(&log, generation, lost).map_err(in_file)? {
+            run.count("undone writes", writes);
+        }
+        self.file_since = begun;
+        let call = self.file.call();
+        let written = text + &history::text(call);
+        match self.sandbox.file_at(address, Some(&written)) {
+            Ok(_) if self.file_since.lost_by_fault(run) => {
+                // Acknowledged, but a loss between the read and the write may have undone calls that it has.
+                run.count("writes", 1);
+                self.refused(run, 503)
+            }
+            Ok((_, generation)) => {
+                run.count("writes", 1);
+                let log = history::parse(&written)?;
+                self.file.answered(&log, generation, false).map_err(in_file)?;
+                Ok(Called::Answered)
+            }
+            Err(status) => {
+                if status == 0 {
+                    self.file.broken_off();
+                }
+                self.refused(run, status)
+            }
+        }
+    }
+
+    /// The outcome of a refusal, unless it is a violation.
+    fn refused(&self, run: &Run, status: u16) -> Result<Called, String> {
+        match status {
+            404 | 502 if self.since.lost(run) && self.history.is_unsaved() => {
+                run.count("gone", 1);
+                Ok(Called::Gone)
+            }
+            0 | 429 | 503 => {
+                run.refused();
+                Ok(Called::Refused)
+            }
+            _ => Err(format!("it is refused with {status}: {:?}", self.history)),
+        }
+    }
+
+    /// Pauses it, and connects to it again.
+    fn save(&mut self, run: &Run, dice: &mut Dice) -> Result<(), String> {
+        while run.runs() {
+            let Some(address) = run.address(dice) else { continue };
+            match self.sandbox.ask_at(address, "POST", "/pause") {
+                // 409: an earlier pause was done, and its answer is lost.
+                204 | 409 => {
+                    self.history.saved(self.since.lost(run));
+                    self.file.saved(self.file_since.lost(run));
+                    run.count("saves", 1);
+                    break;
+                }
+                0 | 503 => run.refused(),
+                // The next call finds the same.
+                404 if self.since.lost(run) && self.history.is_unsaved() => return Ok(()),
+                status => return Err(format!("a pause is answered with {status}")),
+            }
+        }
+        while run.runs() {
+            let Some(address) = run.address(dice) else { continue };
+            match self.sandbox.ask_at(address, "POST", "/connect") {
+                200 | 201 => break,
+                0 | 503 => run.refused(),
+                status => return Err(format!("a connect is answered with {status}")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks it by way of each host, once no fault is left.
+    fn check(&mut self, run: &Run) {
+        for address in run.addresses.read().unwrap().clone() {
+            let mut done = Ok(Called::Refused);
+            until("every sandbox is answered for once all faults are over", || {
+                done = self.call(run, address).and_then(|called| match called {
+                    Called::Answered => self.append(run, address),
+                    other => Ok(other),
+                });
+                !matches!(done, Ok(Called::Refused))
+            });
+            match done {
+                Ok(Called::Gone) => return,
+                Ok(_) => {}
+                Err(what) => return run.violation(format!("{:?}: {what}", self.sandbox)),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_fleet_under_faults_loses_no_acknowledged_call_and_has_no_two_lives() {
+    let seconds = std::env::var(SECONDS).ok().map(|seconds| seconds.parse::<u64>().unwrap());
+    let Some(mut cluster) = Cluster::start(LOGGER) else { return };
+    let run = Run {
+        addresses: RwLock::new(cluster.addresses()),
+        losses: AtomicU64::new(0),
+        logs: cluster.logs(),
+        leases_lost: AtomicUsize::new(0),
+        over: AtomicBool::new(false),
+        counts: Mutex::new(BTreeMap::new()),
+        violations: Mutex::new(Vec::new()),
+    };
+    let mut subjects: Vec<Vec<Subject>> = (0..CLIENTS).map(|_| Vec::new()).collect();
+    let mut faults = Vec::new();
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let run = &run;
+        for (number, own) in subjects.iter_mut().enumerate() {
+            scope.spawn(move || run.use_sandboxes(number as u64, own));
+        }
+        let changed = |addresses| *run.addresses.write().unwrap() = addresses;
+        for round in 0.. {
+            let over = match seconds {
+                Some(seconds) => begun.elapsed().as_secs() >= seconds,
+                None => round == SHORT_RUN,
+            };
+            if over || !run.runs() {
+                break;
+            }
+            std::thread::sleep(CALM);
+            let start = Instant::now();
+            let fault = Fault::ALL[round % Fault::ALL.len()];
+            run.losses.fetch_add(u64::from(fault.undoes()), Ordering::SeqCst);
+            cluster.suffer(fault, (round + round / Fault::ALL.len()) % HOSTS, changed);
+            cluster.recover();
+            run.leases_lost.store(run.leases_lost(), Ordering::SeqCst);
+            run.losses.fetch_add(u64::from(fault.undoes()), Ordering::SeqCst);
+            println!("checker: {fault:?} took {:?}", start.elapsed());
+            faults.push(fault);
+        }
+        run.over.store(true, Ordering::Relaxed);
+    });
+    if run.violations.lock().unwrap().is_empty() {
+        subjects.iter_mut().flatten().for_each(|subject| subject.check(&run));
+    }
+    let counts = run.counts.into_inner().unwrap();
+    println!("checker: {} s, {} faults, {counts:?}", begun.elapsed().as_secs(), faults.len());
+    let violations = run.violations.into_inner().unwrap();
+    assert!(violations.is_empty(), "after {faults:?}: {violations:#?}");
+    let count = |what: &str| counts.get(what).copied().unwrap_or(0);
+    assert!(count("calls") > 100 && count("saves") > 0 && count("refused") > 0, "{counts:?}");
+}

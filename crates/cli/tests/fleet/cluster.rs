@@ -1,0 +1,198 @@
+//! Three hosts over three NATS servers and an S3 server, with faults between them.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::hosts::{Host, template, until, write_keys};
+use crate::servers::{Nats, Place, Proxy};
+
+pub(crate) const HOSTS: usize = 3;
+/// Longer than the lease, with the time that others need to see its end.
+const LONG_FAULT: Duration = Duration::from_millis(4500);
+/// Shorter than the lease.
+const SHORT_FAULT: Duration = Duration::from_millis(700);
+/// Time for a new leader of each stream.
+const ELECTION: Duration = Duration::from_millis(1500);
+
+/// A fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// NATS does a host's changes, and the answers are lost for a part of the lease.
+    AnswersLost,
+    /// The S3 server does a host's changes, and the answers are lost for a part of the lease.
+    ObjectsLost,
+    /// A host's requests to NATS are lost for longer than the lease; what NATS sends still arrives.
+    RequestsLost,
+    /// All between a host and NATS is lost for longer than the lease.
+    Partition,
+    /// A host stands still for longer than the lease.
+    Pause,
+    /// A host dies, and starts again.
+    Kill,
+    /// A host is drained, and starts again.
+    Drain,
+    /// A NATS server dies, and starts again.
+    ServerKill,
+}
+
+impl Fault {
+    /// In the order of a run: the first six are the short run.
+    pub(crate) const ALL: [Self; 8] = [
+        Self::AnswersLost,
+        Self::Pause,
+        Self::ServerKill,
+        Self::RequestsLost,
+        Self::Drain,
+        Self::Kill,
+        Self::ObjectsLost,
+        Self::Partition,
+    ];
+
+    /// Whether acknowledged calls that were not saved may be undone.
+    pub(crate) fn undoes(self) -> bool {
+        matches!(self, Self::RequestsLost | Self::Partition | Self::Pause | Self::Kill)
+    }
+}
+
+/// The ways of one host to the servers.
+struct Links {
+    nats: Vec<Proxy>,
+    s3: Option<Proxy>,
+}
+
+pub(crate) struct Cluster {
+    hosts: Vec<Host>,
+    links: Vec<Links>,
+    nats: Vec<Nats>,
+    place: Place,
+    dir: TempDir,
+}
+
+impl Cluster {
+    /// Starts it with this guest; `None` where there is no nats-server.
+    pub(crate) fn start(guest: &str) -> Option<Self> {
+        let nats = Nats::start_cluster()?;
+        let (place, dir) = (Place::start(), tempfile::tempdir().unwrap());
+        fs::write(dir.path().join("counter.wasm"), wat::parse_str(guest).unwrap()).unwrap();
+        write_keys(dir.path());
+        let links = (0..HOSTS).map(|_| Links {
+            nats: nats.iter().map(|server| Proxy::before(server.address)).collect(),
+            s3: place.address().map(Proxy::before),
+        });
+        let links = links.collect();
+        let mut cluster = Self { hosts: Vec::new(), links, nats, place, dir };
+        for number in 0..HOSTS {
+            let host = cluster.host(number);
+            cluster.hosts.push(host);
+        }
+        cluster.settle();
+        Some(cluster)
+    }
+
+    fn host(&self, number: usize) -> Host {
+        let (name, links) = (format!("h{number}"), &self.links[number]);
+        let nats: Vec<String> =
+            links.nats.iter().map(|proxy| format!("nats://{}", proxy.address)).collect();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
+        command.args(["-o", "json", "serve", "--addr", "127.0.0.1:0", "--nats", &nats.join(",")]);
+        command.args(["--nats-replicas", &self.nats.len().to_string()]);
+        let s3 = links.s3.as_ref().map(|proxy| proxy.address);
+        let config = template(self.dir.path(), &name);
+        Host::start(self.dir.path(), &name, &config, &mut command, &self.place, s3)
+    }
+
+    /// Waits until every host knows the others.
+    pub(crate) fn settle(&self) {
+        until("every host knows the others", || {
+            self.hosts.iter().all(|host| host.known().is_some_and(|known| known >= HOSTS as u64))
+        });
+    }
+
+    pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
+        self.hosts.iter().map(|host| host.addr).collect()
+    }
+
+    /// The logs of all hosts.
+    pub(crate) fn logs(&self) -> Vec<PathBuf> {
+        self.hosts.iter().map(|host| host.log().to_owned()).collect()
+    }
+
+    /// Has a fault happen to this host, or to the NATS server of this number, until it is over. `changed` gets the addresses that
+    /// clients can use.
+    pub(crate) fn suffer(
+        &mut self,
+        fault: Fault,
+        number: usize,
+        changed: impl Fn(Vec<SocketAddr>),
+    ) {
+        let links = &self.links[number];
+        match fault {
+            Fault::AnswersLost => {
+                links.nats.iter().for_each(|proxy| proxy.swallow_answers(true));
+                std::thread::sleep(SHORT_FAULT);
+                links.nats.iter().for_each(|proxy| proxy.swallow_answers(false));
+            }
+            Fault::ObjectsLost => {
+                links.s3.iter().for_each(|proxy| proxy.swallow_answers(true));
+                std::thread::sleep(SHORT_FAULT);
+                links.s3.iter().for_each(|proxy| proxy.swallow_answers(false));
+            }
+            Fault::RequestsLost => {
+                links.nats.iter().for_each(|proxy| proxy.swallow_requests(true));
+                std::thread::sleep(LONG_FAULT);
+                links.nats.iter().for_each(|proxy| proxy.swallow_requests(false));
+            }
+            Fault::Partition => {
+                links.nats.iter().for_each(|proxy| proxy.swallow(true));
+                std::thread::sleep(LONG_FAULT);
+                links.nats.iter().for_each(|proxy| proxy.swallow(false));
+            }
+            Fault::Pause => {
+                // A client that asks a host which stands still waits with it; most ask the others.
+                let others = self.hosts.iter().enumerate().filter(|(other, _)| *other != number);
+                changed(others.map(|(_, host)| host.addr).collect());
+                self.hosts[number].stop();
+                std::thread::sleep(LONG_FAULT);
+                // The first requests after the pause are for sandboxes that the host has lost.
+                changed(self.addresses());
+                std::thread::sleep(Duration::from_millis(100));
+                self.hosts[number].go_on();
+            }
+            Fault::Kill => {
+                self.hosts[number].kill();
+                self.restart(number, changed);
+            }
+            Fault::Drain => {
+                let name = self.hosts[number].name.clone();
+                let server = format!("nats://{}", self.nats[0].address);
+                let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
+                let output = command.args(["drain", &name, "--nats", &server]).output().unwrap();
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                self.hosts[number].wait();
+                self.restart(number, changed);
+            }
+            Fault::ServerKill => {
+                self.nats[number].kill();
+                std::thread::sleep(ELECTION);
+                self.nats[number].start_again();
+            }
+        }
+    }
+
+    fn restart(&mut self, number: usize, changed: impl Fn(Vec<SocketAddr>)) {
+        self.hosts[number] = self.host(number);
+        changed(self.addresses());
+    }
+
+    /// Waits until a fault has no more effect on leases.
+    pub(crate) fn recover(&self) {
+        let begun = Instant::now();
+        self.settle();
+        std::thread::sleep(Duration::from_secs(1).saturating_sub(begun.elapsed()));
+    }
+}

@@ -1,0 +1,151 @@
+//! Trees that are saved and restored: deep ones, moved ones, and descriptions that no writer makes.
+
+use afresh_files::{Access, Budget, Layer, New, Refused, Rename, SavedTree, Time, Tree, TreeError};
+
+const NOW: Time = Time { seconds: 0, nanos: 0 };
+
+fn empty() -> Tree {
+    Tree::new(Budget::default())
+}
+
+#[test]
+fn deep_directories_are_restored() {
+    let mut tree = empty();
+    let mut at = Tree::ROOT;
+    for _ in 0..5000 {
+        at = tree.create(at, b"d", New::Directory, 0o755, NOW).unwrap();
+    }
+    tree.create(at, b"leaf", New::File, 0o644, NOW).unwrap();
+    let mut again = empty().restored(&tree.saved().unwrap()).unwrap();
+    for _ in 0..5000 {
+        at = again.parent(at).unwrap();
+    }
+    assert_eq!(at, Tree::ROOT);
+    assert_eq!(again.used(), tree.used());
+    again.remove_path("d", NOW).unwrap();
+    tree.remove_path("d", NOW).unwrap();
+    assert_eq!(again.used(), tree.used());
+}
+
+#[test]
+fn a_directory_is_read_from_any_position() {
+    let mut tree = empty();
+    tree.write_path("/a", b"", NOW).unwrap();
+    let mut open = tree.open(Tree::ROOT, Access::reading()).unwrap();
+    for position in [u64::MAX, 0, u64::MAX, u64::MAX - 1, 1 << 63, 3, u64::MAX] {
+        let _ = open.entries(&tree, position).unwrap().count();
+    }
+}
+
+/// What `SavedTree::description` holds of a tree, field by field, for descriptions that no writer makes.
+mod description {
+    use serde::Serialize;
+
+    pub(super) type Times = [(i64, u32); 3];
+    pub(super) type Entry = (Vec<u8>, Option<(u64, u32, bool)>);
+
+    #[derive(Serialize)]
+    pub(super) struct Saved {
+        pub(super) form: u32,
+        pub(super) budget: (u64, u64),
+        pub(super) next: u64,
+        pub(super) layers: Vec<String>,
+        pub(super) hosts: Vec<(u64, Vec<u8>)>,
+        pub(super) nodes: Vec<(u64, Node)>,
+        pub(super) gone: Vec<u64>,
+        pub(super) held: Vec<(u64, u32)>,
+        pub(super) pages: u64,
+    }
+
+    #[derive(Serialize)]
+    pub(super) struct Node {
+        pub(super) mode: u32,
+        pub(super) times: Times,
+        pub(super) paid: bool,
+        pub(super) body: Body,
+    }
+
+    #[derive(Serialize)]
+    pub(super) enum Body {
+        #[allow(dead_code, reason = "it keeps the number of the next variant")]
+        File,
+        Directory {
+            parent: u64,
+            entries: Vec<Entry>,
+        },
+    }
+}
+
+#[test]
+fn directories_within_themselves_are_refused() {
+    use description::{Body, Node, Saved};
+    let directory = |parent, entries| Node {
+        mode: 0o755,
+        times: [(0, 0); 3],
+        paid: true,
+        body: Body::Directory { parent, entries },
+    };
+    let restored = |nodes: Vec<(u64, Node)>, held| {
+        let saved = Saved {
+            form: 1,
+            budget: (1 << 20, 1 << 10),
+            next: 10,
+            layers: Vec::new(),
+            hosts: Vec::new(),
+            nodes,
+            gone: Vec::new(),
+            held,
+            pages: 0,
+        };
+        let description = postcard::to_allocvec(&saved).unwrap();
+        empty().restored(&SavedTree::new(description, Vec::new()))
+    };
+    let root = Tree::ROOT.0;
+    // A directory that was removed while it was open has the parent that it had.
+    assert!(restored(vec![(5, directory(root, vec![]))], vec![(5, 1)]).is_ok());
+    let within = |result: Result<Tree, TreeError>| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("within itself"), "{error}");
+    };
+    within(restored(vec![(5, directory(5, vec![]))], vec![(5, 1)]));
+    let two = vec![(5, directory(6, vec![])), (6, directory(5, vec![]))];
+    within(restored(two, vec![(5, 1), (6, 1)]));
+}
+
+#[test]
+fn moved_host_directories_are_restored() {
+    let host = tempfile::tempdir().unwrap();
+    for path in ["a/b/c/file", "a/b/d/file", "e/f/file", "g/file"] {
+        let path = host.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, b"host").unwrap();
+    }
+    let fresh = || {
+        let below = Layer::directory(host.path()).unwrap();
+        empty().over("/", &below).unwrap().over("/mnt", &below).unwrap()
+    };
+    let mut tree = fresh();
+    let rename = |tree: &mut Tree, from: &str, to: &str, how| {
+        let (from, to) = (from.rsplit_once('/').unwrap(), to.rsplit_once('/').unwrap());
+        let (above, below) = (tree.find(from.0).unwrap(), tree.find(to.0).unwrap());
+        tree.rename(above, from.1.as_bytes(), below, to.1.as_bytes(), how, NOW).unwrap();
+    };
+    rename(&mut tree, "/a/b/c", "/e/f/c", Rename::Replace);
+    rename(&mut tree, "/e", "/a/b/e", Rename::Replace);
+    rename(&mut tree, "/a/b/d", "/g", Rename::Exchange);
+    rename(&mut tree, "/mnt/a/b", "/b", Rename::Replace);
+    tree.write_path("/b/c/file", b"own", NOW).unwrap();
+    tree.remove_path("/mnt/a", NOW).unwrap();
+    let again = fresh().restored(&tree.saved().unwrap()).unwrap();
+    assert_eq!(again.used(), tree.used());
+    for path in ["/a/b/e/f/c/file", "/a/b/d/file", "/g/file", "/b/d/file", "/mnt/e/f/file"] {
+        assert_eq!(again.read_path(path, 10).unwrap(), b"host", "{path}");
+    }
+    assert_eq!(again.read_path("/b/c/file", 10).unwrap(), b"own");
+    assert_eq!(again.find("/mnt/a"), Err(Refused::Missing));
+    // A directory that has only moved shows the untouched ones below it.
+    let mut more = again.clone();
+    rename(&mut more, "/mnt/e", "/moved", Rename::Replace);
+    let again = fresh().restored(&more.saved().unwrap()).unwrap();
+    assert_eq!(again.read_path("/moved/f/file", 10).unwrap(), b"host");
+}

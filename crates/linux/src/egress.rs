@@ -1,0 +1,331 @@
+//! Where a guest may connect to outside of itself: destinations by name, which its opener grants.
+//!
+//! Promises: what is not granted is not connected to. A name that is granted without an address leads neither to this host
+//! nor to what is only next to it on the wire, nor to the metadata of its cloud, whatever its owner says that it means. May break it: whoever may say what a
+//! granted name means decides which server is behind it, as anywhere.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::str::FromStr;
+
+use serde::Deserialize;
+
+/// Forms of a destination; the end of an error message.
+const FORMS: &str = "use NAME:PORT, as in api.example.org:443, *.example.org:443, 192.0.2.7:5432 or db:*, or \
+                     NAME:PORT=HOST:PORT for a server that is elsewhere";
+/// Longest name.
+const NAME: usize = 253;
+
+/// Text that is no [`Destination`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is no destination: {why}; {FORMS}")]
+pub struct ParseDestinationError {
+    text: String,
+    why: &'static str,
+}
+
+/// A place that a guest may connect to by TCP: `NAME:PORT` or `NAME:PORT=HOST:PORT`.
+///
+/// NAME is the name of a host, `*.` and the end of one, or an address; PORT is a number, or `*` for any. The guest finds
+/// names by asking for them as programs do. Where HOST:PORT is given, that is the server that is connected to, also one of
+/// this host; without it, it is whatever the name means here and now, but not this host itself.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Destination {
+    name: HostPattern,
+    port: Option<u16>,
+    server: Option<(String, u16)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum HostPattern {
+    /// In lower case.
+    Exactly(String),
+    /// A dot and a suffix.
+    Ending(String),
+    Address(IpAddr),
+}
+
+/// The destination of a guest's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DestinationQuery<'a> {
+    /// In lower case.
+    Name(&'a str),
+    Address(IpAddr),
+}
+
+/// Where a connection that is granted goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Server {
+    host: String,
+    port: u16,
+    /// Whether its opener has said which it is.
+    known: bool,
+}
+
+fn split_port(text: &str) -> Option<(&str, &str)> {
+    let (name, port) = text.rsplit_once(':')?;
+    let name = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    (!name.is_empty()).then_some((name, port))
+}
+
+fn is_name(text: &str) -> bool {
+    let label = |label: &str| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        (1..=63).contains(&label.len()) && label.bytes().all(plain)
+    };
+    text.len() <= NAME && text.split('.').all(label)
+}
+
+impl FromStr for Destination {
+    type Err = ParseDestinationError;
+
+    fn from_str(text: &str) -> Result<Self, ParseDestinationError> {
+        let bad = |why| ParseDestinationError { text: text.chars().take(300).collect(), why };
+        let (wanted, server) = match text.split_once('=') {
+            Some((wanted, server)) => (wanted, Some(server)),
+            None => (text, None),
+        };
+        let (name, port) = split_port(wanted).ok_or_else(|| bad("it names no port"))?;
+        let number = |port: &str| port.parse::<u16>().ok().filter(|port| *port > 0);
+        let port = match port {
+            "*" => None,
+            port => Some(number(port).ok_or_else(|| bad("its port is none"))?),
+        };
+        let lower = name.to_ascii_lowercase();
+        let name = match (name.parse(), lower.strip_prefix("*.")) {
+            (Ok(address), _) => HostPattern::Address(address),
+            (Err(_), Some(ending)) if is_name(ending) => HostPattern::Ending(format!(".{ending}")),
+            (Err(_), None) if is_name(&lower) => HostPattern::Exactly(lower),
+            _ => return Err(bad("its name is none")),
+        };
+        let server = server.map(|server| {
+            let (host, port) = split_port(server).ok_or_else(|| bad("its server has no port"))?;
+            let port = number(port).ok_or_else(|| bad("its server's port is none"))?;
+            if host.parse::<IpAddr>().is_err() && !is_name(host) {
+                return Err(bad("its server's name is none"));
+            }
+            Ok((host.to_owned(), port))
+        });
+        Ok(Self { name, port, server: server.transpose()? })
+    }
+}
+
+impl TryFrom<String> for Destination {
+    type Error = ParseDestinationError;
+
+    fn try_from(text: String) -> Result<Self, ParseDestinationError> {
+        text.parse()
+    }
+}
+
+impl Destination {
+    fn is_meant(&self, asked: DestinationQuery<'_>) -> bool {
+        match (&self.name, asked) {
+            (HostPattern::Exactly(own), DestinationQuery::Name(name)) => own == name,
+            (HostPattern::Ending(end), DestinationQuery::Name(name)) => {
+                name.ends_with(end) && name.len() > end.len()
+            }
+            (HostPattern::Address(own), DestinationQuery::Address(address)) => *own == address,
+            _ => false,
+        }
+    }
+}
+
+/// Whether a name is granted, at whatever port.
+pub(crate) fn knows(granted: &[Destination], name: &str) -> bool {
+    granted.iter().any(|one| one.is_meant(DestinationQuery::Name(name)))
+}
+
+/// Where a connection goes that is granted.
+pub(crate) fn server(
+    granted: &[Destination],
+    asked: DestinationQuery<'_>,
+    port: u16,
+) -> Option<Server> {
+    let meant =
+        |one: &&Destination| one.is_meant(asked) && one.port.is_none_or(|granted| granted == port);
+    let found = granted.iter().find(meant)?;
+    Some(match (&found.server, asked) {
+        (Some((host, port)), _) => Server { host: host.clone(), port: *port, known: true },
+        (None, DestinationQuery::Name(name)) => {
+            Server { host: name.to_owned(), port, known: false }
+        }
+        (None, DestinationQuery::Address(address)) => {
+            Server { host: address.to_string(), port, known: true }
+        }
+    })
+}
+
+/// Addresses at which clouds give a host its credentials, or serve it alone, outside of the link-local ranges.
+const CLOUD_V4: [Ipv4Addr; 3] = [
+    // Azure's WireServer.
+    Ipv4Addr::new(168, 63, 129, 16),
+    // Alibaba's metadata.
+    Ipv4Addr::new(100, 100, 100, 200),
+    // Oracle's metadata of older images.
+    Ipv4Addr::new(192, 0, 0, 192),
+];
+/// The first two segments of such ranges of IPv6: of AWS (metadata, DNS and time), Google, Oracle and Scaleway.
+const CLOUD_V6: [[u16; 2]; 4] =
+    [[0xfd00, 0x0ec2], [0xfd20, 0x00ce], [0xfd00, 0x00c1], [0xfd00, 0x0042]];
+
+/// Whether an address belongs to this host, to its link, to its cloud's metadata, or to no single host.
+fn is_near(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(ip) => is_near_v4(ip),
+        IpAddr::V6(ip) => is_near_v6(ip) || translated(ip).into_iter().flatten().any(is_near_v4),
+    }
+}
+
+fn is_near_v4(ip: Ipv4Addr) -> bool {
+    ip.is_loopback()
+        || ip.octets()[0] == 0
+        || ip.is_link_local()
+        || ip.is_multicast()
+        || ip.is_broadcast()
+        || CLOUD_V4.contains(&ip)
+}
+
+fn is_near_v6(ip: Ipv6Addr) -> bool {
+    let [first, second, ..] = ip.segments();
+    ip.is_loopback()
+        || ip.is_unspecified()
+        || ip.is_multicast()
+        // Link-local, and the site-local addresses of before.
+        || matches!(first & 0xffc0, 0xfe80 | 0xfec0)
+        || CLOUD_V6.contains(&[first, second])
+}
+
+/// The addresses of IPv4 that one of IPv6 may reach: written in it, by NAT64 (RFC 6052, RFC 8215) or by 6to4.
+fn translated(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
+    let bits = ip.to_bits();
+    let last = Ipv4Addr::from_bits((bits & u128::from(u32::MAX)) as u32);
+    let [first, second, third, ..] = ip.segments();
+    let nat64 = matches!([first, second, third], [0x64, 0xff9b, 0 | 1]).then_some(last);
+    let own = (first == 0x2002).then(|| Ipv4Addr::from_bits((bits >> 80) as u32));
+    [ip.to_ipv4().or(nat64), own]
+}
+
+impl Server {
+    /// Whether a connection that was made may be had: one that leads back to this host only where its opener said so, whichever
+    /// of the host's addresses it took.
+    pub(crate) fn may_have(&self, made: &TcpStream) -> bool {
+        let same = |own: SocketAddr, other: SocketAddr| own.ip() == other.ip();
+        self.known
+            || made.local_addr().is_ok_and(|own| made.peer_addr().is_ok_and(|p| !same(own, p)))
+    }
+
+    /// Its addresses, as far as a guest may have them. May take as long as a resolver does.
+    pub(crate) fn addresses(&self) -> std::io::Result<Vec<SocketAddr>> {
+        let all = (self.host.as_str(), self.port).to_socket_addrs()?;
+        Ok(all.filter(|address| self.known || !is_near(address.ip())).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn granted(texts: &[&str]) -> Vec<Destination> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn what_is_granted_is_told_from_what_is_not() {
+        let all = granted(&[
+            "Api.Example.org:443",
+            "*.example.net:*",
+            "192.0.2.7:5432",
+            "[2001:db8::1]:80",
+            "db:5432=127.0.0.1:15432",
+        ]);
+        let name = |name, port| server(&all, DestinationQuery::Name(name), port);
+        assert_eq!(
+            name("api.example.org", 443).map(|s| (s.host, s.known)),
+            Some(("api.example.org".into(), false))
+        );
+        assert_eq!(name("api.example.org", 80), None);
+        assert!(name("a.b.example.net", 1).is_some() && name("example.net", 1).is_none());
+        assert!(name("badexample.net", 1).is_none() && name(".example.net", 1).is_none());
+        assert_eq!(
+            name("db", 5432).map(|s| (s.host, s.port, s.known)),
+            Some(("127.0.0.1".into(), 15432, true))
+        );
+        let address =
+            |text: &str, port| server(&all, DestinationQuery::Address(text.parse().unwrap()), port);
+        assert!(address("192.0.2.7", 5432).is_some() && address("192.0.2.8", 5432).is_none());
+        assert!(address("2001:db8::1", 80).is_some());
+        assert!(knows(&all, "db") && !knows(&all, "192.0.2.7") && !knows(&all, "dbx"));
+    }
+
+    #[test]
+    fn text_that_is_no_destination_is_refused_with_the_way_out() {
+        let long = format!("{}:1", "a.".repeat(200));
+        for text in [
+            "",
+            "host",
+            ":443",
+            "host:0",
+            "host:70000",
+            "a..b:1",
+            "*:1",
+            "h*st:1",
+            "a b:1",
+            "x:1=y",
+            "x:1=:2",
+            "x:1=y:0",
+            &long,
+        ] {
+            let error = text.parse::<Destination>().unwrap_err().to_string();
+            assert!(error.contains("NAME:PORT"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_name_leads_not_to_this_host_unless_its_opener_says_so() {
+        for near in [
+            "127.0.0.1",
+            "0.0.0.0",
+            "169.254.169.254",
+            "::1",
+            "fe80::1",
+            "::ffff:127.0.0.1",
+            "224.0.0.1",
+            "::",
+            "0.1.2.3",
+            "168.63.129.16",
+            "100.100.100.200",
+            "192.0.0.192",
+            "fd00:ec2::254",
+            "fd00:ec2::253",
+            "fd20:ce::254",
+            "fd00:c1::a9fe:a9fe",
+            "fd00:42::42",
+            "fec0::1",
+            "::169.254.169.254",
+            "::ffff:168.63.129.16",
+            "64:ff9b::169.254.169.254",
+            "64:ff9b:1::7f00:1",
+            "2002:a9fe:a9fe::1",
+        ] {
+            assert!(is_near(near.parse().unwrap()), "{near}");
+        }
+        for far in [
+            "192.0.2.1",
+            "10.0.0.1",
+            "2001:db8::1",
+            "fd00::1",
+            "64:ff9b::192.0.2.1",
+            "2002:c000:201::1",
+        ] {
+            assert!(!is_near(far.parse().unwrap()), "{far}");
+        }
+        let server = |known| Server { host: "localhost".into(), port: 1, known };
+        assert!(server(false).addresses().unwrap().is_empty());
+        assert!(!server(true).addresses().unwrap().is_empty());
+        // It may have used any of its addresses: only the connection shows it.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let made = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert!(!server(false).may_have(&made) && server(true).may_have(&made));
+    }
+}

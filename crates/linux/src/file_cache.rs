@@ -1,0 +1,410 @@
+//! A cache of mapped files, in a memory file that guest processes map copy-on-write.
+//!
+//! A page that a program does not touch costs it nothing then, and one that it only reads is shared by all its processes. Written into
+//! private memory, each page cost a fault before anybody asked for it: two thirds of what a large library took to load.
+//!
+//! Promises: a process shows what the file held when its bytes were first mapped, whatever becomes of the file; memory that no
+//! process and no image shows any more is given back, but for what a fork of this process may have; and what lies here beside a guest's own memory keeps to a budget. May break it: whoever
+//! lets go of [`MappedRange`] before the mapping is gone, for its pages become zero.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use afresh_files::{FileVersion, Node, Refused, Tree};
+use afresh_memory::{BorrowedFile, FileOwner, Image, ImageError, PageRange};
+use afresh_sys::fork::Mark;
+use afresh_sys::{Memfd, PAGE_SIZE};
+use rustix::io::Errno;
+
+use crate::host_file_cache;
+use crate::ranges::Ranges;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Bytes that are copied at a time.
+const AT_ONCE: u64 = 256 << 10;
+/// Files that are remembered.
+const KNOWN: usize = 4096;
+
+/// What the files hold that a guest has mapped: those of the host's that are as they were among what all guests share, all others in a
+/// memory file of its own.
+#[derive(Debug, Default)]
+pub(crate) struct FileCache {
+    place: Option<Arc<CacheFile>>,
+    known: BTreeMap<Node, CacheEntry>,
+}
+
+#[derive(Debug)]
+struct CacheEntry {
+    /// The file as it is here.
+    version: FileVersion,
+    lies: Weak<CachedFile>,
+}
+
+/// A memory file.
+#[derive(Debug)]
+pub(crate) struct CacheFile {
+    file: Memfd,
+    /// Where the next of the files in it begins.
+    end: Mutex<u64>,
+    /// Bytes in it.
+    holds: AtomicU64,
+}
+
+impl CacheFile {
+    /// An empty one; `None` where the host has none to give.
+    pub(crate) fn new() -> Option<Arc<Self>> {
+        let file = Memfd::new(c"afresh-contents").ok()?;
+        let (end, holds) = (Mutex::new(0), AtomicU64::new(0));
+        Some(Arc::new(Self { file, end, holds }))
+    }
+
+    /// Bytes in it.
+    pub(crate) fn holds(&self) -> u64 {
+        self.holds.load(Ordering::Relaxed)
+    }
+
+    /// Room for a file of `size` bytes, whole pages.
+    pub(crate) fn room(self: &Arc<Self>, size: u64) -> Option<Arc<CachedFile>> {
+        let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        let range = *end..end.checked_add(size).filter(|end| *end < i64::MAX as u64)?;
+        self.file.set_len(range.end as usize).ok()?;
+        *end = range.end;
+        let (place, filled, lent) = (self.clone(), Mutex::default(), BorrowedFile::default());
+        Some(Arc::new(CachedFile { place, range, filled, lent, made: Mark::now() }))
+    }
+}
+
+/// The cached bytes of a file.
+#[derive(Debug)]
+pub(crate) struct CachedFile {
+    place: Arc<CacheFile>,
+    range: Range<u64>,
+    /// The parts that are filled.
+    filled: Mutex<Ranges>,
+    /// The parts that images show.
+    lent: BorrowedFile,
+    /// A process that was forked since has them, too, and neither takes them from the other.
+    made: Mark,
+}
+
+impl FileOwner for CachedFile {
+    fn file(&self) -> &Memfd {
+        &self.place.file
+    }
+
+    fn part(&self) -> PageRange {
+        let Range { start, end } = self.range;
+        PageRange::new((start / PAGE) as usize, ((end - start) / PAGE) as usize)
+    }
+}
+
+impl CachedFile {
+    /// The bytes from `offset` on, as [`FileCache::show`] returns them. Pages that it loads count in `holds`.
+    pub(crate) fn show(
+        self: &Arc<Self>,
+        (tree, node): (&Tree, Node),
+        wanted: Range<u64>,
+        most: u64,
+        holds: &dyn Fn() -> bool,
+    ) -> Result<Option<(MappedRange, u64)>, Refused> {
+        let mut filled = self.filled.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut missing = Ranges::default();
+        missing.insert(wanted.clone());
+        filled.within(wanted.clone()).into_iter().for_each(|there| missing.remove(there));
+        for part in missing.iter() {
+            if !self.fill(tree, node, &part, most, holds)? {
+                return Ok(None);
+            }
+            filled.insert(part);
+        }
+        let shown = MappedRange { lies: self.clone(), offset: wanted.start };
+        Ok(Some((shown, wanted.end - wanted.start)))
+    }
+
+    /// Brings a part of the file; whether there was room, and `holds`.
+    fn fill(
+        &self,
+        tree: &Tree,
+        node: Node,
+        part: &Range<u64>,
+        most: u64,
+        holds: &dyn Fn() -> bool,
+    ) -> Result<bool, Refused> {
+        let bytes = part.end - part.start;
+        let before = self.place.holds.fetch_add(bytes, Ordering::Relaxed);
+        let fits = before.saturating_add(bytes) <= most;
+        let filled = if fits { self.copy(tree, node, part) } else { Ok(false) };
+        if matches!(filled, Ok(true)) && holds() {
+            return filled;
+        }
+        self.give_back(part, bytes);
+        filled.map(|_| false)
+    }
+
+    fn copy(&self, tree: &Tree, node: Node, part: &Range<u64>) -> Result<bool, Refused> {
+        let mut buffer = Vec::new();
+        for at in part.clone().step_by(AT_ONCE as usize) {
+            buffer.resize((part.end - at).min(AT_ONCE) as usize, 0);
+            let read = tree.read(node, at, &mut buffer)?;
+            let to = (self.range.start + at) as usize;
+            if self.place.file.write_at(&buffer[..read], to).is_err() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Gives the memory of a part of the file back, in which so many bytes were counted.
+    fn give_back(&self, part: &Range<u64>, bytes: u64) {
+        if part.is_empty() || !self.made.is_alone() {
+            return;
+        }
+        let first = (self.range.start + part.start) / PAGE;
+        let pages = PageRange::new(first as usize, ((part.end - part.start) / PAGE) as usize);
+        // Refused, it keeps its memory, which counts until the place goes.
+        if self.place.file.punch_hole(pages).is_ok() {
+            self.place.holds.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for CachedFile {
+    fn drop(&mut self) {
+        let filled = self.filled.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let bytes = filled.iter().map(|range| range.end - range.start).sum();
+        self.give_back(&(0..self.range.end - self.range.start), bytes);
+    }
+}
+
+/// Bytes of a file that a mapping shows.
+#[derive(Clone, Debug)]
+pub(crate) struct MappedRange {
+    lies: Arc<CachedFile>,
+    /// Where they begin in the file.
+    offset: u64,
+}
+
+/// Two are equal when they are the same bytes of the same file.
+impl PartialEq for MappedRange {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.lies, &other.lies) && self.offset == other.offset
+    }
+}
+
+impl Eq for MappedRange {}
+
+impl MappedRange {
+    /// The same, so many bytes further on.
+    pub(crate) fn from(&self, bytes: u64) -> Self {
+        Self { lies: self.lies.clone(), offset: self.offset + bytes }
+    }
+
+    /// The first `len` bytes, whole pages that a process shows, as an image that shares their memory.
+    pub(crate) fn image(&self, len: u64) -> Result<Image, ImageError> {
+        let lender: Arc<dyn FileOwner> = self.lies.clone();
+        let pages = PageRange::new((self.offset / PAGE) as usize, (len / PAGE) as usize);
+        let wanted = self.offset..self.offset + len;
+        let there = self.lies.filled.lock().unwrap_or_else(PoisonError::into_inner);
+        if there.within(wanted.clone()).as_slice() != std::slice::from_ref(&wanted) {
+            return Err(ImageError::Filler("a file's bytes are shown before they came".to_owned()));
+        }
+        // SAFETY: a filled range is written once before its use, and released after its last reference.
+        unsafe { self.lies.lent.image(&lender, pages) }
+    }
+
+    /// The memory file.
+    pub(crate) fn file(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.lies.place.file.as_fd()
+    }
+
+    /// Whether both are in one memory file.
+    pub(crate) fn shares_file(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.lies.place, &other.lies.place)
+    }
+
+    /// The call that maps `len` bytes of it at `start`; `descriptor` is the memory file's in the process.
+    pub(crate) fn order(&self, start: u64, len: u64, protection: u64, descriptor: u64) -> [u64; 7] {
+        let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
+        let at = self.lies.range.start + self.offset;
+        [libc::SYS_mmap as u64, start, len, protection, flags as u64, descriptor, at]
+    }
+}
+
+impl FileCache {
+    /// The part of a guest's memory limit that the cache may take in addition: one divided by this.
+    pub(crate) const SHARE: u64 = 4;
+
+    /// The bytes of a file from `offset` on, which begins a page, as a mapping shows them: so many, whole pages, at most `len` and as
+    /// many as the file has. `None` where there is no room beside `most` bytes, or no memory file to be had.
+    ///
+    /// # Errors
+    /// Why the file cannot be read.
+    pub(crate) fn show(
+        &mut self,
+        tree: &Tree,
+        node: Node,
+        offset: u64,
+        len: u64,
+        most: u64,
+    ) -> Result<Option<(MappedRange, u64)>, Errno> {
+        let size = tree.stat(node)?.size;
+        let end = offset.saturating_add(len).min(size);
+        if offset >= end {
+            return Ok(None);
+        }
+        let wanted = offset..end.next_multiple_of(PAGE);
+        if let Some(shared) = host_file_cache::show((tree, node), wanted.clone())? {
+            return Ok(Some(shared));
+        }
+        match self.lies(tree, node, size.next_multiple_of(PAGE)) {
+            Some(lies) => Ok(lies.show((tree, node), wanted, most, &|| true)?),
+            None => Ok(None),
+        }
+    }
+
+    /// The cached file of `size` bytes, in its present version.
+    fn lies(&mut self, tree: &Tree, node: Node, size: u64) -> Option<Arc<CachedFile>> {
+        if let Some(known) = self.known.get(&node)
+            && tree.is_version(node, &known.version)
+            && let Some(lies) = known.lies.upgrade()
+        {
+            return Some(lies);
+        }
+        let place = match &self.place {
+            Some(place) => place.clone(),
+            None => self.place.insert(CacheFile::new()?).clone(),
+        };
+        let lies = place.room(size)?;
+        if self.known.len() >= KNOWN {
+            self.known.retain(|_, known| known.lies.strong_count() > 0);
+        }
+        if self.known.len() < KNOWN {
+            let version = tree.version(node).ok()?;
+            self.known.insert(node, CacheEntry { version, lies: Arc::downgrade(&lies) });
+        }
+        Some(lies)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use super::*;
+    use afresh_files::{Budget, Time};
+    use afresh_sys::alone;
+
+    fn tree(pages: u64) -> (Tree, Node) {
+        let mut tree = Tree::new(Budget::default());
+        let bytes = vec![1; (pages * PAGE) as usize];
+        tree.write_path("/a", &bytes, Time::default()).unwrap();
+        let node = tree.find("/a").unwrap();
+        (tree, node)
+    }
+
+    fn holds(contents: &FileCache) -> u64 {
+        contents.place.as_ref().unwrap().holds()
+    }
+
+    #[test]
+    fn bytes_of_a_file_lie_there_once_as_long_as_somebody_shows_them() {
+        let ((tree, node), mut contents) = (tree(8), FileCache::default());
+        let mut show = |tree: &Tree, from: u64, len: u64| {
+            contents.show(tree, node, from * PAGE, len * PAGE, u64::MAX).unwrap().unwrap()
+        };
+        let (whole, len) = show(&tree, 0, 20);
+        assert_eq!(len, 8 * PAGE, "as many pages as the file has");
+        let (part, _) = show(&tree, 2, 3);
+        assert!(Arc::ptr_eq(&whole.lies, &part.lies));
+        // A file that was changed is another.
+        let mut later = tree.clone();
+        later.write(node, 0, b"new", Time::default()).unwrap();
+        let (other, _) = show(&later, 0, 1);
+        assert!(!Arc::ptr_eq(&whole.lies, &other.lies));
+        assert_eq!(holds(&contents), 9 * PAGE);
+        drop((whole, other));
+        assert_eq!(holds(&contents), 8 * PAGE);
+        drop(part);
+        assert_eq!(holds(&contents), 0);
+    }
+
+    #[test]
+    fn what_is_over_the_budget_is_not_there_and_costs_nothing() {
+        let ((tree, node), mut contents) = (tree(8), FileCache::default());
+        let kept = contents.show(&tree, node, 0, PAGE, 4 * PAGE).unwrap();
+        assert!(kept.is_some());
+        assert!(contents.show(&tree, node, 0, 8 * PAGE, 4 * PAGE).unwrap().is_none());
+        assert!(contents.show(&tree, node, 8 * PAGE, PAGE, 4 * PAGE).unwrap().is_none());
+        assert_eq!(holds(&contents), PAGE);
+        // A refused range does not count as filled.
+        let (whole, _) = contents.show(&tree, node, 0, 8 * PAGE, 8 * PAGE).unwrap().unwrap();
+        let mut bytes = vec![0; 8 * PAGE_SIZE];
+        rustix::io::pread(whole.file(), &mut bytes, whole.lies.range.start).unwrap();
+        assert_eq!(bytes, [1; 8 * PAGE_SIZE]);
+        drop((kept, whole));
+        assert_eq!(holds(&contents), 0);
+    }
+
+    #[test]
+    fn an_image_shares_what_is_shown_and_keeps_it() {
+        let ((tree, node), mut contents) = (tree(8), FileCache::default());
+        let (shown, _) = contents.show(&tree, node, 2 * PAGE, 3 * PAGE, u64::MAX).unwrap().unwrap();
+        let image = shown.image(3 * PAGE).unwrap();
+        let part = shown.from(PAGE).image(PAGE).unwrap();
+        assert_eq!(image.page(1).unwrap().as_ptr(), part.page(0).unwrap().as_ptr());
+        assert_eq!((image.pages(), image.page(2)), (3, Some(&[1; PAGE_SIZE])));
+        assert!(shown.image(4 * PAGE).is_err(), "nobody has brought its last page");
+        drop((shown, part));
+        assert_eq!(holds(&contents), 3 * PAGE);
+        drop(image);
+        assert_eq!(holds(&contents), 0);
+    }
+
+    #[test]
+    fn neither_a_fork_of_the_process_nor_the_process_takes_from_the_other() {
+        const NAME: &str =
+            "file_cache::tests::neither_a_fork_of_the_process_nor_the_process_takes_from_the_other";
+        alone(NAME, || {
+            let ((tree, node), mut contents) = (tree(8), FileCache::default());
+            let (shown, _) = contents.show(&tree, node, 0, 8 * PAGE, u64::MAX).unwrap().unwrap();
+            let mut image = Some(shown.image(8 * PAGE).unwrap());
+            drop((shown, contents));
+            let whole = |image: &Option<Image>| {
+                let page = |page| image.as_ref().and_then(|image| image.page(page));
+                (0..8).all(|number| page(number) == Some(&[1; PAGE_SIZE]))
+            };
+            let child = forked(|| {
+                image = None;
+                true
+            });
+            assert!(ended_well(child) && whole(&image));
+
+            let (mut told, mut tells) = std::io::pipe().unwrap();
+            let child = forked(|| told.read_exact(&mut [0]).is_ok() && whole(&image));
+            image = None;
+            tells.write_all(&[1]).unwrap();
+            assert!(ended_well(child) && image.is_none());
+        });
+    }
+
+    /// A child that runs this, and exits with its result.
+    fn forked(work: impl FnOnce() -> bool) -> libc::pid_t {
+        // SAFETY: there is one thread, and the child uses nothing but the allocator, which the C library's fork keeps whole.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let good = work();
+            // SAFETY: ends the child and nothing else.
+            unsafe { libc::_exit(i32::from(!good)) };
+        }
+        child
+    }
+
+    fn ended_well(child: libc::pid_t) -> bool {
+        let mut status = 0;
+        // SAFETY: waits for a child of this process.
+        unsafe { libc::waitpid(child, &mut status, 0) == child && status == 0 }
+    }
+}

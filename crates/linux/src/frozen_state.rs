@@ -1,0 +1,149 @@
+//! The frozen state of a guest, which its resets return to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use afresh_memory::Image;
+use serde::{Deserialize, Serialize};
+
+use crate::guest::Guest;
+use crate::platform::{Call, Origin, PlatformError, Process, Registers, Segments};
+use crate::sentry::{Absorbed, InputSource, Kernel, now_moment};
+
+/// How a frozen guest waits for the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum IdleWait {
+    /// In a read of its only thread: where to, and how much at most.
+    Read { to: u64, wanted: u64 },
+    /// All threads wait, as the state says.
+    Parked(InputSource),
+    /// A thread waits for the caller, and others could run.
+    Resting(InputSource),
+}
+
+/// The memory of a guest process without its content, and the registers of a process with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MemoryPart {
+    /// PID of the owner of the memory.
+    pub(crate) memory: u32,
+    /// PID of the process with these registers, which uses this memory.
+    pub(crate) holds: u32,
+    pub(crate) segments: Segments,
+    pub(crate) registers: Registers,
+    /// Contents of shared files as that memory last absorbed them.
+    pub(crate) absorbed: Absorbed,
+}
+
+/// Frozen memory with its content.
+#[derive(Clone, Debug)]
+pub(crate) struct FrozenMemory {
+    pub(crate) image: Image,
+    pub(crate) part: Arc<MemoryPart>,
+}
+
+impl FrozenMemory {
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        self.image.same(&other.image) && Arc::ptr_eq(&self.part, &other.part)
+    }
+}
+
+/// All of a frozen guest.
+#[derive(Clone, Debug)]
+pub(crate) struct FrozenState {
+    /// The content of each part, in the same order.
+    pub(crate) images: Arc<[Image]>,
+    pub(crate) rest: Arc<FrozenKernel>,
+}
+
+/// All of it but the content of its memory.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct FrozenKernel {
+    /// Memories by their owners; the first is the first process's.
+    pub(crate) parts: Vec<Arc<MemoryPart>>,
+    pub(crate) state: Arc<Kernel>,
+    pub(crate) wait: IdleWait,
+    /// Whether the program has to be shown each new generation.
+    pub(crate) watches_generation: bool,
+    /// The template for processes with the first memory.
+    pub(crate) origin: Origin,
+}
+
+impl IdleWait {
+    /// The read that `call` is.
+    pub(crate) fn of(guest: &Guest, call: &Call) -> Result<Self, PlatformError> {
+        let (to, wanted) = guest.person.input_place(&guest.body.process, call)?;
+        Ok(Self::Read { to, wanted })
+    }
+
+    /// How long until something happens by itself in a guest that waits so.
+    pub(crate) fn due(self, state: &Kernel) -> Option<Duration> {
+        match self {
+            Self::Read { .. } => None,
+            Self::Parked(_) => state.due(now_moment()).map(Duration::from_nanos),
+            Self::Resting(_) => Some(Duration::ZERO),
+        }
+    }
+}
+
+impl Kernel {
+    /// Whether these are its memories, and hold the registers of processes that use them; those of all other processes and threads are
+    /// here.
+    pub(crate) fn is_played_by(&self, parts: &[&MemoryPart]) -> bool {
+        let of = |memory: u32| parts.iter().find(|part| part.memory == memory);
+        let known = |part: &&MemoryPart| {
+            self.family.kin(part.holds).is_some_and(|kin| kin.memory == part.memory)
+        };
+        let placed = self.family.kins().all(|kin| {
+            let (Some(part), Some(threads)) = (of(kin.memory), self.threads_of(kin.id)) else {
+                return false;
+            };
+            let held = part.holds == kin.id;
+            let mut contexts = threads.iter().filter_map(|(_, thread)| thread.context.as_ref());
+            threads.current().context.is_none() == held
+                && contexts.all(|context| context.check(&part.registers).is_ok())
+        });
+        let ids = parts.iter().map(|part| part.memory);
+        ids.eq(self.memories().into_keys()) && parts.iter().all(known) && placed
+    }
+}
+
+impl FrozenState {
+    pub(crate) fn new(grounds: Vec<FrozenMemory>, state: Arc<Kernel>, wait: IdleWait) -> Self {
+        let (images, parts): (Vec<_>, _) =
+            grounds.into_iter().map(|ground| (ground.image, ground.part)).unzip();
+        let (watches_generation, origin) = (state.watches_generation(), Origin::default());
+        let rest = FrozenKernel { parts, state, wait, watches_generation, origin };
+        Self { images: images.into(), rest: Arc::new(rest) }
+    }
+
+    /// The memory of process `memory`.
+    pub(crate) fn ground(&self, memory: u32) -> Option<FrozenMemory> {
+        let index = self.rest.parts.binary_search_by_key(&memory, |part| part.memory).ok()?;
+        let (image, part) = (self.images.get(index)?.clone(), Arc::clone(&self.rest.parts[index]));
+        Some(FrozenMemory { image, part })
+    }
+
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        let images = self.images.iter().zip(other.images.iter()).all(|(one, two)| one.same(two));
+        images && Arc::ptr_eq(&self.rest, &other.rest)
+    }
+
+    /// Pages that it has mapped, and those of them that take memory.
+    pub(crate) fn pages(&self) -> (usize, usize) {
+        let mapped = self.rest.parts.iter().map(|part| part.segments.pages()).sum();
+        (mapped, self.images.iter().map(Image::stored_pages).sum())
+    }
+}
+
+/// Reads memory that is mapped: ranges (start, length), one after the other.
+pub(crate) fn read_all(
+    process: &Process,
+    ranges: &[(u64, usize)],
+    out: &mut [u8],
+) -> Result<(), PlatformError> {
+    if process.read_ranges(ranges, out)? {
+        return Ok(());
+    }
+    let error = std::io::Error::from_raw_os_error(libc::EFAULT);
+    Err(PlatformError::kernel("reading the guest's memory", error))
+}

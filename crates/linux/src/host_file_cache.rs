@@ -1,0 +1,132 @@
+//! A cache of host files for all guests of this process: mapped libraries and programs are shared.
+//!
+//! Promises: a file is taken for the one that lies here while its device, number, length and times are the same, and were not set just
+//! now; what lies here takes no more than 128 MiB, shown or not. May break it: a program that changes a file of the host's without
+//! changing its times, which a guest would be shown as it was.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use afresh_files::{HostFile, Node, Refused, Tree};
+use afresh_sys::{PAGE_SIZE, PerProcess};
+
+use crate::file_cache::{CacheFile, CachedFile, MappedRange};
+
+/// Maximum bytes of the cache.
+const MOST: u64 = 128 << 20;
+
+static SHELF: PerProcess<Mutex<HostFileCache>> = PerProcess::new(Mutex::default);
+
+#[derive(Default)]
+struct HostFileCache {
+    place: Option<Arc<CacheFile>>,
+    files: HashMap<HostFile, HostFileEntry>,
+    /// Counts requests.
+    asked: u64,
+}
+
+struct HostFileEntry {
+    lies: Arc<CachedFile>,
+    /// When it was asked for last.
+    asked: u64,
+}
+
+impl HostFileCache {
+    /// The cached file, with room for `more` bytes of it.
+    fn lies(&mut self, file: HostFile, more: u64) -> Option<Arc<CachedFile>> {
+        self.asked += 1;
+        let asked = self.asked;
+        if let Some(kept) = self.files.get_mut(&file) {
+            kept.asked = asked;
+        }
+        let place = match &self.place {
+            Some(place) => place.clone(),
+            None => self.place.insert(CacheFile::new()?).clone(),
+        };
+        while place.holds().saturating_add(more) > MOST {
+            // Unused files, the longest unused one first.
+            let idle = self
+                .files
+                .iter()
+                .filter(|(other, kept)| **other != file && Arc::strong_count(&kept.lies) == 1);
+            let oldest = idle.min_by_key(|(_, kept)| kept.asked).map(|(file, _)| *file);
+            self.files.remove(&oldest?);
+        }
+        if let Some(kept) = self.files.get(&file) {
+            return Some(kept.lies.clone());
+        }
+        let lies = place.room(file.size().next_multiple_of(PAGE_SIZE as u64))?;
+        self.files.insert(file, HostFileEntry { lies: lies.clone(), asked });
+        Some(lies)
+    }
+}
+
+/// The bytes of a file that a mapping shows, as [`FileCache::show`](crate::file_cache::FileCache::show) gives them; `None` where it is no
+/// file of the host's as that has it, or there is no room.
+pub(crate) fn show(
+    (tree, node): (&Tree, Node),
+    wanted: Range<u64>,
+) -> Result<Option<(MappedRange, u64)>, Refused> {
+    let Some(file) = tree.host_file(node).filter(HostFile::is_settled) else { return Ok(None) };
+    let lies = {
+        let mut shelf = SHELF.get().lock().unwrap_or_else(PoisonError::into_inner);
+        shelf.lies(file, wanted.end - wanted.start)
+    };
+    let Some(lies) = lies else { return Ok(None) };
+    // A change during the read has changed the times by its end.
+    lies.show((tree, node), wanted, MOST, &|| tree.host_file(node) == Some(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use afresh_files::{Budget, Layer, Time};
+
+    const PAGE: u64 = PAGE_SIZE as u64;
+
+    fn over(directory: &std::path::Path) -> Tree {
+        Tree::new(Budget::default()).over("/", &Layer::directory(directory).unwrap()).unwrap()
+    }
+
+    fn shown(tree: &Tree, path: &str) -> Option<MappedRange> {
+        let node = tree.find(path).unwrap();
+        show((tree, node), 0..PAGE).unwrap().map(|(shown, _)| shown)
+    }
+
+    #[test]
+    fn a_file_of_the_hosts_lies_there_once_for_all() {
+        let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let (one, mut two) = (over(here), over(here));
+        let (first, second) = (shown(&one, "Cargo.toml").unwrap(), shown(&two, "Cargo.toml"));
+        assert_eq!(Some(first), second);
+        // A file that a guest has changed is its own.
+        let node = two.find("Cargo.toml").unwrap();
+        two.write(node, 0, b"x", Time::default()).unwrap();
+        assert!(shown(&two, "Cargo.toml").is_none());
+    }
+
+    #[test]
+    fn a_file_that_was_just_changed_is_not_taken_for_what_it_may_be_by_now() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("new"), b"new").unwrap();
+        assert!(shown(&over(directory.path()), "new").is_none());
+    }
+
+    #[test]
+    fn what_nobody_shows_makes_room() {
+        let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let tree = over(here);
+        let file = |path: &str| tree.host_file(tree.find(path).unwrap()).unwrap();
+        let mut shelf = HostFileCache::default();
+        let kept = shelf.lies(file("Cargo.toml"), PAGE).unwrap();
+        drop(shelf.lies(file("src/lib.rs"), PAGE).unwrap());
+        assert!(
+            shelf.lies(file("src/subprocess.rs"), MOST + 1).is_none(),
+            "there is never so much room"
+        );
+        assert!(shelf.files.contains_key(&file("Cargo.toml")), "it is shown");
+        assert!(!shelf.files.contains_key(&file("src/lib.rs")));
+        drop(kept);
+    }
+}

@@ -1,0 +1,353 @@
+//! Connections of guests to the outside, at the sentry: host sockets between their channels.
+//!
+//! Promises: nothing is connected to but what was granted; a guest waits for nobody but its own servers, and within its time;
+//! none of these connections outlives the state that it was made in: a reset, a rollback or a fork finds them closed. May
+//! break it: servers, which see what a call has sent though the call is undone.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::egress::{Destination, Server};
+use crate::sentry::Kernel;
+
+/// Connections of a guest at a time.
+const LINES: usize = 256;
+/// Maximum connections of all guests of this process: each takes descriptors.
+const ALL_LINES: usize = 8192;
+/// Connections that are made at a time, each by a thread: of a guest, and of all. Others wait for their turn.
+const MAKERS: usize = 16;
+const ALL_MAKERS: usize = 128;
+/// How soon one that waits for others' threads looks again.
+const SOON: Duration = Duration::from_millis(10);
+/// How long it may take to make one.
+const MAKING: Duration = Duration::from_secs(30);
+/// Bytes that are moved at a time.
+const PIECE: usize = 16 << 10;
+
+/// One of so many that there may be in this process; given back when it is dropped.
+#[derive(Debug)]
+struct ProcessQuota(&'static AtomicUsize);
+
+impl ProcessQuota {
+    fn of(count: &'static AtomicUsize, most: usize) -> Option<Self> {
+        let share = Self(count);
+        (count.fetch_add(1, Ordering::Relaxed) < most).then_some(share)
+    }
+}
+
+impl Drop for ProcessQuota {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static MAKING_NOW: AtomicUsize = AtomicUsize::new(0);
+
+/// A connection, with the channels of the guest's socket.
+#[derive(Debug)]
+struct OutboundConnection {
+    /// The channel that the guest reads.
+    from: u64,
+    /// The channel that it writes.
+    to: u64,
+    link: Link,
+    /// Whether it is the server's turn: nothing has come since something was sent, or ever.
+    owed: bool,
+    _share: ProcessQuota,
+}
+
+#[derive(Debug)]
+enum Link {
+    /// It is not begun yet.
+    Waiting(Server),
+    /// It is being made. The other end of the stream is let go when that is done.
+    Making(Receiver<Result<TcpStream, i32>>, UnixStream),
+    Made(TcpStream),
+}
+
+/// All connections of a guest, and its granted destinations.
+#[derive(Debug)]
+pub(crate) struct OutboundConnections {
+    pub(crate) granted: Arc<[Destination]>,
+    list: Vec<OutboundConnection>,
+}
+
+/// The number of an error that the kernel or a resolver gave.
+fn number(error: &std::io::Error) -> i32 {
+    match error.kind() {
+        ErrorKind::TimedOut => libc::ETIMEDOUT,
+        _ => error.raw_os_error().unwrap_or(libc::EHOSTUNREACH),
+    }
+}
+
+fn make(server: &Server) -> Result<TcpStream, i32> {
+    let addresses = server.addresses().map_err(|error| number(&error))?;
+    let mut last = libc::EHOSTUNREACH;
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, MAKING) {
+            Ok(stream) if !server.may_have(&stream) => {}
+            Ok(stream) => {
+                // The guest's writes are gathered already.
+                let set = stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true));
+                return set.map(|()| stream).map_err(|error| number(&error));
+            }
+            Err(error) => last = number(&error),
+        }
+    }
+    Err(last)
+}
+
+impl OutboundConnections {
+    pub(crate) fn new(granted: Arc<[Destination]>) -> Self {
+        Self { granted, list: Vec::new() }
+    }
+
+    /// Begins to connect to a server, for a socket with these channels; false where there are too many already.
+    pub(crate) fn begin(&mut self, server: Server, from: u64, to: u64) -> bool {
+        let Some(share) = ProcessQuota::of(&LIVE, ALL_LINES).filter(|_| self.list.len() < LINES)
+        else {
+            return false;
+        };
+        self.list.push(OutboundConnection {
+            from,
+            to,
+            link: Link::Waiting(server),
+            owed: true,
+            _share: share,
+        });
+        self.start();
+        true
+    }
+
+    /// Starts to make those that wait for it, as many as there may be.
+    fn start(&mut self) {
+        let making = self.list.iter().filter(|line| matches!(line.link, Link::Making(..))).count();
+        let waiting = self.list.iter_mut().filter(|line| matches!(line.link, Link::Waiting(_)));
+        for line in waiting.take(MAKERS.saturating_sub(making)) {
+            let Some(share) = ProcessQuota::of(&MAKING_NOW, ALL_MAKERS) else { return };
+            let Link::Waiting(server) = &line.link else { continue };
+            let (server, Ok((ours, theirs))) = (server.clone(), UnixStream::pair()) else { return };
+            let (done, made) = sync_channel(1);
+            let work = move || {
+                // It may not be needed any more.
+                let _ = done.send(make(&server));
+                drop((theirs, share));
+            };
+            let thread = std::thread::Builder::new().name("afresh-connect".to_owned()).spawn(work);
+            if thread.is_err() {
+                return;
+            }
+            line.link = Link::Making(made, ours);
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Whether a server's answer is due that a guest still waits for.
+    pub(crate) fn is_owed(&self, state: &Kernel) -> bool {
+        self.list.iter().any(|line| line.owed && !state.line_is_deaf(line.from))
+    }
+
+    /// All of them; none are left here.
+    pub(crate) fn take(&mut self) -> Self {
+        Self { granted: Arc::clone(&self.granted), list: std::mem::take(&mut self.list) }
+    }
+
+    /// Closes all of them. Bytes in their channels belong to another state.
+    pub(crate) fn clear(&mut self) {
+        self.list.clear();
+    }
+
+    /// Moves bytes in both directions. Returns whether the guest sees a change.
+    pub(crate) fn pump(&mut self, state: &mut Arc<Kernel>) -> bool {
+        // Asked for all at once: this is done before each call of a guest that has any.
+        let ready = self.poll(state, Duration::ZERO);
+        let (mut news, mut ready) = (false, ready.into_iter());
+        self.list.retain_mut(|line| {
+            if !ready.next().unwrap_or(false) && !line.is_left(state) {
+                return true;
+            }
+            let (moved, lasts) = line.pump(state);
+            news |= moved;
+            lasts
+        });
+        self.start();
+        news
+    }
+
+    /// Waits until something can be moved, for `length` at most.
+    pub(crate) fn wait(&self, state: &Kernel, length: Duration) {
+        let waits = self.list.iter().any(|line| matches!(line.link, Link::Waiting(_)));
+        // However it ends, all is looked at again.
+        self.poll(state, if waits { length.min(SOON) } else { length });
+    }
+
+    /// Which of them can move something, once any can or `length` is over.
+    fn poll(&self, state: &Kernel, length: Duration) -> Vec<bool> {
+        let wanted: Vec<_> = self.list.iter().map(|line| line.wanted(state)).collect();
+        // A socket without interest would report its end all the time.
+        let asked = self.list.iter().zip(&wanted).filter(|(_, wanted)| !wanted.is_empty());
+        let mut fds: Vec<_> = asked
+            .filter_map(|(line, wanted)| Some(PollFd::from_borrowed_fd(line.fd()?, *wanted)))
+            .collect();
+        let timeout = Timespec::try_from(length).ok();
+        // A failure shows at the next read or write.
+        let failed = poll(&mut fds, timeout.as_ref()).is_err();
+        let mut told = fds.iter().map(|fd| failed || !fd.revents().is_empty());
+        wanted.iter().map(|wanted| !wanted.is_empty() && told.next().unwrap_or(false)).collect()
+    }
+}
+
+impl OutboundConnection {
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.link {
+            Link::Waiting(_) => None,
+            Link::Making(_, wake) => Some(wake.as_fd()),
+            Link::Made(stream) => Some(stream.as_fd()),
+        }
+    }
+
+    /// The events to wait for.
+    fn wanted(&self, state: &Kernel) -> PollFlags {
+        let when = |holds: bool, flags| if holds { flags } else { PollFlags::empty() };
+        match &self.link {
+            Link::Waiting(_) => PollFlags::empty(),
+            Link::Making(..) => PollFlags::IN,
+            Link::Made(_) => {
+                when(state.line_room(self.from) > 0, PollFlags::IN)
+                    | when(state.line_bytes(self.to), PollFlags::OUT)
+            }
+        }
+    }
+
+    /// Whether the guest has let go of an end that we still have.
+    fn is_left(&self, state: &Kernel) -> bool {
+        state.line_is_deaf(self.from) || state.line_is_shut(self.to)
+    }
+
+    /// Whether something was moved, and whether the connection lasts.
+    fn pump(&mut self, state: &mut Arc<Kernel>) -> (bool, bool) {
+        if let Link::Waiting(_) = &self.link {
+            let left = state.line_is_deaf(self.from);
+            if left {
+                Arc::make_mut(state).line_ends(self.from, self.to);
+            }
+            return (false, !left);
+        }
+        if let Link::Making(made, _) = &self.link {
+            let made = match made.try_recv() {
+                Ok(made) => made,
+                Err(TryRecvError::Empty) => return (false, true),
+                Err(TryRecvError::Disconnected) => Err(libc::EIO),
+            };
+            match made {
+                Ok(stream) => {
+                    self.link = Link::Made(stream);
+                    Arc::make_mut(state).line_is_made(self.from);
+                }
+                Err(error) => {
+                    Arc::make_mut(state).line_failed(self.from, self.to, error);
+                    return (true, false);
+                }
+            }
+            let (_, lasts) = self.pump(state);
+            return (true, lasts);
+        }
+        let sent = self.send(state);
+        let heard = self.hear(state);
+        let lasts = state.has_line(self.from) || state.has_line(self.to);
+        (sent | heard, lasts)
+    }
+
+    fn stream(&mut self) -> Option<&mut TcpStream> {
+        match &mut self.link {
+            Link::Made(stream) => Some(stream),
+            Link::Waiting(_) | Link::Making(..) => None,
+        }
+    }
+
+    /// Sends the bytes that the guest has written.
+    fn send(&mut self, state: &mut Arc<Kernel>) -> bool {
+        let (from, to) = (self.from, self.to);
+        let Some(stream) = self.stream() else { return false };
+        let mut moved = false;
+        loop {
+            let piece = state.line_peek(to, PIECE);
+            if piece.is_empty() {
+                break;
+            }
+            match stream.write(&piece) {
+                Ok(len) => {
+                    Arc::make_mut(state).line_sent(to, len);
+                    moved = true;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => {
+                    Arc::make_mut(state).line_ends(from, to);
+                    return true;
+                }
+            }
+        }
+        if state.line_is_shut(to) {
+            // It may be closed already, which the guest learns when it reads.
+            let _ = stream.shutdown(Shutdown::Write);
+            Arc::make_mut(state).let_line_go(to);
+            moved = true;
+        }
+        self.owed |= moved;
+        moved
+    }
+
+    /// Passes received bytes to the guest, as far as it has room.
+    fn hear(&mut self, state: &mut Arc<Kernel>) -> bool {
+        let (from, to) = (self.from, self.to);
+        let Some(stream) = self.stream() else { return false };
+        if state.line_is_deaf(from) {
+            // A guest that has closed the socket reads no more.
+            let _ = stream.shutdown(Shutdown::Read);
+            Arc::make_mut(state).let_line_go(from);
+            self.owed = false;
+            return true;
+        }
+        let (mut buffer, mut moved) = ([0; PIECE], false);
+        loop {
+            let room = state.line_room(from).min(PIECE);
+            if room == 0 {
+                break;
+            }
+            match stream.read(&mut buffer[..room]) {
+                Ok(0) => {
+                    Arc::make_mut(state).let_line_go(from);
+                    (self.owed, moved) = (false, true);
+                    break;
+                }
+                Ok(len) => {
+                    Arc::make_mut(state).line_came(from, &buffer[..len]);
+                    moved = true;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => {
+                    Arc::make_mut(state).line_ends(from, to);
+                    return true;
+                }
+            }
+        }
+        if moved {
+            self.owed = false;
+        }
+        moved
+    }
+}

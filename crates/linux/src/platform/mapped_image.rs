@@ -1,0 +1,242 @@
+//! Showing an image in the guest's process: mapped copy-on-write where the guest has its memory, and read-only in a window of
+//! the stub's, which copies are made from.
+//!
+//! The process is lent the image's files while it maps them, and keeps none: a file may hold other images, too.
+//!
+//! An image may still be on its way while a process is made that shows it ([`super::pending_content`]). Everything else waits for all of it.
+
+use std::ops::Range;
+
+use afresh_memory::{Image, ImageError, ImageFile, PAGE_SIZE, PageRange};
+
+use super::commands::{Continuation, StubCommands};
+use super::process::Process;
+use super::segments::{Segment, Segments};
+use super::{PlatformError, boot, stub};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Files that are lent at a time.
+const LENT: usize = 32;
+
+/// A mapping to be made: of a file, or of zeros.
+#[derive(Clone, Debug)]
+pub(super) struct FileMapping {
+    start: u64,
+    len: u64,
+    protection: u64,
+    pub(super) file: Option<ImageFile>,
+}
+
+impl FileMapping {
+    /// Where it is.
+    pub(super) fn range(&self) -> Range<u64> {
+        self.start..self.start + self.len
+    }
+
+    /// Whether it is of one of `files`, or of none at all.
+    pub(super) fn is_of(&self, files: &[&ImageFile]) -> bool {
+        let sent = |file: &ImageFile| files.iter().any(|sent| sent.shares_file(file));
+        self.file.as_ref().is_none_or(sent)
+    }
+
+    /// The call that makes it; `descriptor` is the file's in the process.
+    pub(super) fn order(&self, descriptor: u64) -> [u64; 7] {
+        let mut flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
+        let (descriptor, offset) = match &self.file {
+            Some(file) => (descriptor, file.first() as u64 * PAGE),
+            None => {
+                flags |= libc::MAP_ANONYMOUS;
+                (u64::MAX, 0)
+            }
+        };
+        let number = libc::SYS_mmap as u64;
+        [number, self.start, self.len, self.protection, flags as u64, descriptor, offset]
+    }
+}
+
+/// The error of an image whose content is unavailable.
+pub(super) fn unread(error: &ImageError) -> PlatformError {
+    PlatformError::kernel("reading the image", std::io::Error::other(error.to_string()))
+}
+
+/// An image to be shown: its files, looked up once.
+#[derive(Clone, Debug)]
+pub(crate) struct MappedImage {
+    files: Vec<ImageFile>,
+    /// The image, if content of it may be missing.
+    coming: Option<Image>,
+}
+
+impl MappedImage {
+    /// Waits for content that is still to come.
+    pub(crate) fn new(image: &Image) -> Result<Self, PlatformError> {
+        Ok(Self { files: image.files().map_err(|error| unread(&error))?, coming: None })
+    }
+
+    /// Content may still be to come where this host can put it in place under a guest that runs.
+    pub(crate) fn ahead(image: &Image) -> Result<Self, PlatformError> {
+        let files = image.files_ahead().map_err(|error| unread(&error))?;
+        // Checked afterwards: a complete image stays so.
+        Ok(Self { files, coming: (!image.is_complete()).then(|| image.clone()) })
+    }
+
+    /// Whether it is `image`, and came before all content of that.
+    pub(super) fn is_coming_of(&self, image: &Image) -> bool {
+        self.coming.as_ref().is_some_and(|coming| coming.same(image))
+    }
+
+    /// Whether content of it may be missing.
+    pub(super) fn is_coming(&self) -> bool {
+        self.coming.as_ref().is_some_and(|image| !image.is_complete())
+    }
+
+    /// The parts of files that show `run`.
+    pub(super) fn parts(&self, run: PageRange) -> impl Iterator<Item = ImageFile> + '_ {
+        let first = self.files.partition_point(|file| file.pages().end() <= run.start);
+        self.files[first..].iter().map_while(move |file| file.within(run))
+    }
+
+    /// The pieces that show `run` from `start` on.
+    fn pieces_at(&self, start: u64, run: PageRange, protection: u64, out: &mut Vec<FileMapping>) {
+        let mut at = run.start;
+        let zeros = |from: usize, to: usize| FileMapping {
+            start: start + (from - run.start) as u64 * PAGE,
+            len: (to - from) as u64 * PAGE,
+            protection,
+            file: None,
+        };
+        for file in self.parts(run) {
+            let pages = file.pages();
+            if at < pages.start {
+                out.push(zeros(at, pages.start));
+            }
+            at = pages.end();
+            out.push(FileMapping { file: Some(file), ..zeros(pages.start, pages.end()) });
+        }
+        if at < run.end() {
+            out.push(zeros(at, run.end()));
+        }
+    }
+
+    /// The pieces of the window that show `run`.
+    pub(super) fn window(&self, run: PageRange) -> Vec<FileMapping> {
+        let mut pieces = Vec::new();
+        let start = stub::IMAGE + run.start as u64 * PAGE;
+        self.pieces_at(start, run, libc::PROT_READ as u64, &mut pieces);
+        pieces
+    }
+
+    /// The pieces of a segment.
+    pub(super) fn segment(&self, segment: &Segment, out: &mut Vec<FileMapping>) {
+        self.pieces_at(segment.start, segment.pages(), segment.protection, out);
+    }
+
+    /// The files that hold most of it: as many as a process is sent when it begins.
+    pub(super) fn main(&self) -> Vec<&ImageFile> {
+        let mut found: Vec<(&ImageFile, usize)> = Vec::new();
+        for file in &self.files {
+            let len = file.pages().len;
+            match found.iter().position(|(other, _)| other.shares_file(file)) {
+                Some(place) => found[place].1 += len,
+                // A state that was saved turn by turn may be spread over many.
+                None if found.len() < 64 => found.push((file, len)),
+                None => {}
+            }
+        }
+        found.sort_by_key(|(_, pages)| std::cmp::Reverse(*pages));
+        found.into_iter().take(boot::FILES).map(|(file, _)| file).collect()
+    }
+
+    /// All pieces of a guest that starts, and the files that they are of; nothing if content may be missing, or there are more files than a
+    /// process is sent when it begins.
+    pub(super) fn pieces(
+        &self,
+        segments: &Segments,
+    ) -> Option<(Vec<&ImageFile>, Vec<FileMapping>)> {
+        if self.coming.is_some() {
+            return None;
+        }
+        let main = self.main();
+        let pieces = self.all(segments);
+        pieces.iter().all(|piece| piece.is_of(&main)).then_some((main, pieces))
+    }
+
+    /// All pieces of a guest that starts: the window's, then those of its segments.
+    pub(super) fn all(&self, segments: &Segments) -> Vec<FileMapping> {
+        let mut pieces = self.window(PageRange::new(0, segments.pages()));
+        segments.iter().for_each(|segment| self.segment(segment, &mut pieces));
+        pieces
+    }
+}
+
+impl Process {
+    /// Makes mappings of an image, while the stub waits for orders.
+    pub(super) fn map_pieces(&mut self, pieces: &[FileMapping]) -> Result<(), PlatformError> {
+        let mut calls = Vec::new();
+        let mut lent: Vec<(&ImageFile, u64)> = Vec::new();
+        let close = |&(_, descriptor): &(&ImageFile, u64)| {
+            [libc::SYS_close as u64, descriptor, 0, 0, 0, 0, 0]
+        };
+        for piece in pieces {
+            let descriptor = match &piece.file {
+                None => u64::MAX,
+                Some(file) => match lent.iter().find(|(other, _)| other.shares_file(file)) {
+                    Some((_, descriptor)) => *descriptor,
+                    None => {
+                        if lent.len() == LENT {
+                            calls.extend(lent.iter().map(close));
+                            lent.clear();
+                            let calls = std::mem::take(&mut calls);
+                            self.execute(
+                                &StubCommands { calls, ..StubCommands::default() },
+                                Continuation::Ask,
+                            )?;
+                        }
+                        // SAFETY: the stub maps it privately and closes it before the guest runs again.
+                        let descriptor = self.lend(unsafe { file.file() })?;
+                        lent.push((file, descriptor));
+                        descriptor
+                    }
+                },
+            };
+            calls.push(piece.order(descriptor));
+        }
+        calls.extend(lent.iter().map(close));
+        self.execute(&StubCommands { calls, ..StubCommands::default() }, Continuation::Ask)
+    }
+
+    /// Shows `segments`, which are parts of the image's, in place of whatever is there, and watches what the guest may
+    /// write.
+    pub(crate) fn show(
+        &mut self,
+        image: &MappedImage,
+        segments: &[Segment],
+    ) -> Result<(), PlatformError> {
+        let mut pieces = Vec::new();
+        segments.iter().for_each(|segment| image.segment(segment, &mut pieces));
+        self.map_pieces(&pieces)?;
+        if image.is_coming()
+            && let Some(track) = &mut self.track
+        {
+            let files = pieces.iter().filter(|piece| piece.file.is_some());
+            track.await_content(files.map(FileMapping::range))?;
+        }
+        let writable = segments.iter().filter(|segment| segment.allows(libc::PROT_WRITE));
+        writable.into_iter().try_for_each(|segment| self.watch(segment.range()))
+    }
+
+    /// Has the window show another image, of `pages` pages, which differs from the one it shows in `runs`.
+    pub(crate) fn show_window(
+        &mut self,
+        image: &MappedImage,
+        runs: &[PageRange],
+        pages: usize,
+    ) -> Result<(), PlatformError> {
+        // Pages beyond an image count as zero pages in it, and so are in none of the runs, but not in the window.
+        let longer = PageRange::new(self.window, pages.saturating_sub(self.window));
+        let runs = runs.iter().chain((longer.len > 0).then_some(&longer));
+        let pieces: Vec<_> = runs.flat_map(|run| image.window(*run)).collect();
+        self.window = self.window.max(pages);
+        self.map_pieces(&pieces)
+    }
+}

@@ -1,0 +1,135 @@
+//! The kernel's structures, written byte by byte.
+
+use afresh_files::{Kind, Stat, Time};
+
+use crate::sentry::fs::devices::type_of;
+
+/// Who owns every file.
+const OWNER: u32 = crate::sentry::kernel::identity::USER as u32;
+
+/// What is told of a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FileStatus {
+    pub(crate) inode: u64,
+    /// With the type of the file.
+    pub(crate) mode: u32,
+    pub(crate) links: u64,
+    pub(crate) size: u64,
+    /// Bytes that are stored.
+    pub(crate) stored: u64,
+    pub(crate) device: u64,
+    pub(crate) modified: Time,
+    pub(crate) accessed: Time,
+    pub(crate) changed: Time,
+}
+
+impl From<Stat> for FileStatus {
+    fn from(stat: Stat) -> Self {
+        let kind = type_of(stat.kind, stat.device);
+        let is_device = stat.kind == Kind::Device && kind == Kind::Device.mode();
+        Self {
+            inode: stat.node.0,
+            mode: kind | stat.mode,
+            links: stat.links.into(),
+            size: stat.size,
+            stored: stat.stored,
+            device: if is_device { stat.device } else { 0 },
+            modified: stat.times.modified,
+            accessed: stat.times.accessed,
+            changed: stat.times.changed,
+        }
+    }
+}
+
+/// Little-endian bytes, one field after the other.
+#[derive(Default)]
+pub(crate) struct StructBuilder(pub(crate) Vec<u8>);
+
+impl StructBuilder {
+    pub(crate) fn half(mut self, value: u16) -> Self {
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+
+    pub(crate) fn int(mut self, value: u32) -> Self {
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+
+    pub(crate) fn word(mut self, value: u64) -> Self {
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+
+    pub(crate) fn zeros(mut self, count: usize) -> Self {
+        self.0.resize(self.0.len() + count, 0);
+        self
+    }
+}
+
+/// `struct stat`.
+pub(crate) fn stat(a: &FileStatus) -> Vec<u8> {
+    let time = |bytes: StructBuilder, t: Time| bytes.word(t.seconds as u64).word(t.nanos.into());
+    let bytes = StructBuilder::default()
+        .word(1)
+        .word(a.inode)
+        .word(a.links)
+        .int(a.mode)
+        .int(OWNER)
+        .int(OWNER)
+        .int(0)
+        .word(a.device)
+        .word(a.size)
+        .word(4096)
+        .word(a.stored.div_ceil(512));
+    time(time(time(bytes, a.accessed), a.modified), a.changed).zeros(24).0
+}
+
+/// `struct statx`.
+pub(crate) fn statx(a: &FileStatus) -> Vec<u8> {
+    let time = |bytes: StructBuilder, t: Time| bytes.word(t.seconds as u64).int(t.nanos).int(0);
+    let bytes = StructBuilder::default()
+        .int(0x7ff)
+        .int(4096)
+        .word(0)
+        .int(a.links as u32)
+        .int(OWNER)
+        .int(OWNER)
+        .half(a.mode as u16)
+        .half(0)
+        .word(a.inode)
+        .word(a.size)
+        .word(a.stored.div_ceil(512))
+        .word(0);
+    let bytes = time(time(time(time(bytes, a.accessed), a.modified), a.changed), a.modified);
+    bytes.int((a.device >> 8) as u32).int(a.device as u32 & 0xff).int(0).int(1).zeros(112).0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_have_the_kernels_sizes() {
+        let attributes = FileStatus {
+            inode: 7,
+            mode: 0o100_644,
+            links: 1,
+            size: 513,
+            device: 0,
+            stored: 513,
+            modified: Time { seconds: 3, nanos: 4 },
+            accessed: Time { seconds: 5, nanos: 6 },
+            changed: Time { seconds: 7, nanos: 8 },
+        };
+        let bytes = stat(&attributes);
+        assert_eq!(bytes.len(), size_of::<libc::stat>());
+        assert_eq!(bytes[48..56], 513u64.to_le_bytes());
+        assert_eq!(bytes[72..80], 5u64.to_le_bytes());
+        assert_eq!(bytes[88..96], 3u64.to_le_bytes());
+        let bytes = statx(&attributes);
+        assert_eq!(bytes.len(), size_of::<libc::statx>());
+        assert_eq!(bytes[40..48], 513u64.to_le_bytes());
+        assert_eq!(bytes[112..120], 3u64.to_le_bytes());
+    }
+}

@@ -1,0 +1,9 @@
+//! Files that the file tree does not hold: devices, `/proc`, and the root that a guest starts with.
+
+pub(super) mod devices;
+pub(super) mod permissions;
+pub(super) mod proc_files;
+pub(super) mod proc_paths;
+pub(super) mod procfs;
+pub(super) mod root_files;
+pub(super) mod seals;

@@ -1,0 +1,82 @@
+//! Devices that every guest has. The file tree keeps their numbers; reads and writes decide by these.
+
+use std::sync::Arc;
+
+use afresh_files::{Access, Kind, Node};
+
+use crate::sentry::kernel::generation::GenerationWatch;
+use crate::sentry::tty::terminal::{MULTIPLEXER, OWN, is_terminal};
+use crate::sentry::{Sentry, SyscallResult};
+
+/// A character device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Device {
+    Null,
+    Zero,
+    Random,
+    /// Output for the host alone, apart from the program's standard output.
+    Host,
+    Generation(GenerationWatch),
+}
+
+/// Numbers of sockets and named pipes in the tree, which are no devices to a guest.
+pub(in crate::sentry) const SOCKET: u64 = 0x3c02;
+pub(in crate::sentry) const FIFO: u64 = 0x3c03;
+
+/// Names of terminal devices, and their numbers.
+pub(in crate::sentry) const TERMINALS: [(&str, u64); 3] =
+    [("/dev/ptmx", MULTIPLEXER), ("/dev/pts/ptmx", MULTIPLEXER), ("/dev/tty", OWN)];
+
+/// Names and numbers, as Linux has them.
+pub(crate) const DEVICES: [(&str, Device, u64); 6] = [
+    ("/dev/null", Device::Null, 0x103),
+    ("/dev/zero", Device::Zero, 0x105),
+    ("/dev/random", Device::Random, 0x108),
+    ("/dev/urandom", Device::Random, 0x109),
+    // Of our own; the number is one that Linux leaves to local use.
+    ("/dev/host", Device::Host, 0x3c01),
+    ("/dev/afresh/generation", Device::Generation(GenerationWatch::UNOPENED), 0x3c04),
+];
+
+/// The type bits of a file.
+pub(in crate::sentry) fn type_of(kind: Kind, device: u64) -> u32 {
+    match (kind, device) {
+        (Kind::Device, SOCKET) => libc::S_IFSOCK,
+        (Kind::Device, FIFO) => libc::S_IFIFO,
+        (kind, _) => kind.mode(),
+    }
+}
+
+/// Whether opening a device takes more than its number.
+pub(in crate::sentry) fn is_special(device: u64) -> bool {
+    device == FIFO || is_terminal(device)
+}
+
+impl Sentry {
+    /// Opens a device.
+    pub(in crate::sentry) fn open_special(
+        &mut self,
+        device: u64,
+        node: Node,
+        access: Access,
+        flags: i32,
+        found: Option<(Node, Arc<[u8]>)>,
+    ) -> SyscallResult {
+        match device {
+            FIFO => self.open_fifo(node, access, flags, found),
+            device => self.open_terminal(device, node, access, flags, found),
+        }
+    }
+}
+
+impl Device {
+    /// The access rights of its file.
+    pub(in crate::sentry) fn mode(self) -> u32 {
+        if matches!(self, Self::Generation(_)) { 0o444 } else { 0o666 }
+    }
+
+    /// The device of this number, if guests have it.
+    pub(crate) fn of(number: u64) -> Option<Self> {
+        DEVICES.iter().find(|(_, _, known)| *known == number).map(|(_, device, _)| *device)
+    }
+}

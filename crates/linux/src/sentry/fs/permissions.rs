@@ -1,0 +1,85 @@
+//! Permission bits, as they are for a user to whom every file belongs: those of its owner hold.
+//!
+//! Promises: what a guest forbids itself, or a layer forbids its files' owner, is refused as in Linux (`EACCES`). Directories on the way
+//! are checked by the walk itself (`Walk::searching`). What is open stays open.
+
+use afresh_files::{Access, Kind, Node, ResolvedName};
+use rustix::io::Errno;
+
+use crate::sentry::{Kernel, Sentry, SyscallResult};
+
+/// Bits of a class, as `access` names them.
+pub(in crate::sentry) const READ: u32 = 4;
+pub(in crate::sentry) const WRITE: u32 = 2;
+pub(in crate::sentry) const SEARCH: u32 = 1;
+
+/// Whether a mode lets its owner do all of this.
+pub(in crate::sentry) fn allows(mode: u32, wanted: u32) -> bool {
+    mode >> 6 & wanted & 7 == wanted & 7
+}
+
+/// The access that the flags of an open ask for; none with `O_PATH`.
+pub(in crate::sentry) fn access_of(flags: i32) -> Access {
+    let only_named = flags & libc::O_PATH != 0;
+    let mode = flags & libc::O_ACCMODE;
+    Access {
+        read: !only_named && mode != libc::O_WRONLY,
+        write: !only_named && mode != libc::O_RDONLY,
+        append: !only_named && flags & libc::O_APPEND != 0,
+    }
+}
+
+impl Kernel {
+    /// Refuses access that the owner's bits of a file forbid.
+    pub(in crate::sentry) fn may(&self, node: Node, wanted: u32) -> Result<(), Errno> {
+        let stat = self.tree.stat(node).map_err(|refused| refused.errno())?;
+        if allows(stat.mode, wanted) { Ok(()) } else { Err(Errno::ACCESS) }
+    }
+
+    /// Refuses changes to a directory's names.
+    pub(in crate::sentry) fn may_change(&self, directory: Node) -> Result<(), Errno> {
+        self.may(directory, WRITE | SEARCH)
+    }
+
+    /// Refuses to create a name in a directory that forbids it.
+    pub(in crate::sentry) fn may_make(&self, place: &ResolvedName) -> Result<(), Errno> {
+        if place.found.is_some() { Ok(()) } else { self.may_change(place.directory) }
+    }
+
+    /// Refuses to remove a name, if there is one.
+    pub(in crate::sentry) fn may_remove(&self, place: &ResolvedName) -> Result<(), Errno> {
+        if place.found.is_none() { Ok(()) } else { self.may_change(place.directory) }
+    }
+}
+
+impl Sentry {
+    /// Refuses a rename that the directories forbid.
+    pub(in crate::sentry) fn may_rename(
+        &self,
+        from: &ResolvedName,
+        to: &ResolvedName,
+    ) -> SyscallResult<()> {
+        let Some((node, kind)) = from.found else { return Ok(()) };
+        self.state.may_change(from.directory)?;
+        self.state.may_change(to.directory)?;
+        // Its `..` changes.
+        if kind == Kind::Directory && from.directory != to.directory {
+            self.state.may(node, WRITE)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses to open a file for more than its bits let its owner do.
+    pub(in crate::sentry) fn may_open(
+        &self,
+        mode: u32,
+        access: Access,
+        flags: i32,
+    ) -> SyscallResult<()> {
+        let bit = |holds: bool, bit: u32| if holds { bit } else { 0 };
+        let only_named = flags & libc::O_PATH != 0;
+        let cuts = flags & libc::O_TRUNC != 0 && !only_named;
+        let wanted = bit(access.read, READ) | bit(access.write || cuts, WRITE);
+        if allows(mode, wanted) { Ok(()) } else { Err(Errno::ACCESS.into()) }
+    }
+}

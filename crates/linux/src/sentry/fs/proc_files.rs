@@ -1,0 +1,351 @@
+//! Objects outside the tree: their paths, and opening, listing and `stat` of them.
+
+use afresh_files::{Kind, Node, ResolvedName, Tree, Walk};
+use rustix::io::Errno;
+
+use crate::platform::Process;
+use crate::sentry::abi::{FileStatus, StructBuilder};
+use crate::sentry::fs::permissions::access_of;
+use crate::sentry::fs::proc_paths::{ProcDir, ProcTarget};
+use crate::sentry::kernel::fd_table::{Description, FileObject};
+use crate::sentry::kernel::fifos::Fifo;
+use crate::sentry::tty::terminals::TerminalEnd;
+use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, copy_out};
+
+/// Bytes of entries that one call lists.
+const LISTED: usize = 1 << 16;
+/// Position of the first process in a list of `/proc`, after the entries of the tree.
+const BEHIND: u64 = 1 << 32;
+
+/// The target of a path.
+#[derive(Debug)]
+pub(in crate::sentry) enum ResolvedPath {
+    Place(ResolvedName),
+    /// An object outside the tree.
+    Own(ProcTarget),
+}
+
+/// An entry of a list: where the next begins, its number, type and name.
+type Entry = (u64, u64, u32, Vec<u8>);
+
+impl Sentry {
+    /// Resolves a path of the guest from the directory `at`, as `how` says.
+    pub(in crate::sentry) fn reach(
+        &self,
+        at: u64,
+        path: &[u8],
+        how: impl Fn(Walk) -> Walk,
+    ) -> SyscallResult<ResolvedPath> {
+        match self.state.meant(at, path) {
+            Some(ProcTarget::Beneath(node, rest)) => {
+                return Ok(ResolvedPath::Place(
+                    self.state.tree.walk(&rest, how(Walk::new(node).searching()))?,
+                ));
+            }
+            Some(meant) => return Ok(ResolvedPath::Own(meant)),
+            None => {}
+        }
+        let how = how(Walk::new(self.base(at, path)?).searching());
+        match self.state.tree.walk(path, how) {
+            Err(afresh_files::Refused::Missing) => {
+                let follow = how.follow && !how.name;
+                match self.state.meant_behind(how.from, path, follow) {
+                    Some(ProcTarget::Beneath(..)) | None => Err(Errno::NOENT.into()),
+                    Some(meant) => Ok(ResolvedPath::Own(meant)),
+                }
+            }
+            place => Ok(ResolvedPath::Place(place?)),
+        }
+    }
+
+    /// The file of the tree that something means, where it means one.
+    pub(in crate::sentry) fn node_of(&self, meant: &ProcTarget) -> SyscallResult<Node> {
+        let state = &self.state;
+        match meant {
+            ProcTarget::Descriptor(id, number) => match &state.open_of(*id, *number) {
+                Some(Description {
+                    open:
+                        FileObject::File(open)
+                        | FileObject::Device(_, open)
+                        | FileObject::Fifo(Fifo { open, .. })
+                        | FileObject::Terminal(TerminalEnd { open, .. }),
+                    ..
+                }) => Ok(open.node),
+                Some(_) => Err(Errno::ACCESS.into()),
+                None => Err(Errno::NOENT.into()),
+            },
+            ProcTarget::Program(id) => {
+                let kin = state.family.kin(*id).ok_or(Errno::NOENT)?;
+                Ok(state.tree.walk(&kin.program, Walk::new(Tree::ROOT))?.node()?)
+            }
+            ProcTarget::Current(id) => Ok(state.directory_of(*id).ok_or(Errno::NOENT)?),
+            ProcTarget::Root => Ok(Tree::ROOT),
+            ProcTarget::Folder(ProcDir::All) => {
+                Ok(state.tree.walk(b"/proc", Walk::new(Tree::ROOT))?.node()?)
+            }
+            // They cannot be changed or entered.
+            ProcTarget::Folder(_)
+            | ProcTarget::Name(..)
+            | ProcTarget::Text(_)
+            | ProcTarget::Beneath(..) => Err(Errno::ACCESS.into()),
+        }
+    }
+
+    /// The path of a program that is to be run, and where it starts.
+    pub(in crate::sentry) fn program_at(
+        &self,
+        at: u64,
+        path: Vec<u8>,
+    ) -> SyscallResult<(Vec<u8>, Node)> {
+        match self.state.meant(at, &path) {
+            Some(ProcTarget::Beneath(node, rest)) => Ok((rest, node)),
+            Some(meant) => {
+                let target = self.state.target(&meant).ok_or(Errno::ACCESS)?;
+                Ok((target, Tree::ROOT))
+            }
+            None => {
+                let from = self.base(at, &path)?;
+                Ok((path, from))
+            }
+        }
+    }
+
+    /// Opens an object outside the tree.
+    pub(in crate::sentry) fn open_meant(
+        &mut self,
+        meant: &ProcTarget,
+        flags: i32,
+    ) -> SyscallResult {
+        let has = |flag: i32| flags & flag == flag;
+        let is_link = self.state.target(meant).is_some();
+        if has(libc::O_CREAT | libc::O_EXCL) {
+            return Err(Errno::EXIST.into());
+        }
+        if is_link && has(libc::O_NOFOLLOW) {
+            return Err(Errno::LOOP.into());
+        }
+        match meant {
+            ProcTarget::Text(_) if has(libc::O_DIRECTORY) => Err(Errno::NOTDIR.into()),
+            ProcTarget::Text(text) => self.open_text(text, flags),
+            ProcTarget::Folder(folder) | ProcTarget::Name(_, folder) => {
+                if flags & libc::O_ACCMODE != libc::O_RDONLY || has(libc::O_CREAT) {
+                    return Err(Errno::ISDIR.into());
+                }
+                self.add(FileObject::Folder(*folder, 0), flags)
+            }
+            ProcTarget::Descriptor(id, number) => {
+                let found = self.state.open_of(*id, *number).ok_or(Errno::NOENT)?;
+                let (open, name) = (found.open.clone(), found.found.clone());
+                self.open_again(open, name, flags)
+            }
+            meant => {
+                let node = self.node_of(meant)?;
+                self.open_node(node, None, flags)
+            }
+        }
+    }
+
+    /// Reopens an open object: a file from its start, a new end of a pipe.
+    fn open_again(
+        &mut self,
+        open: FileObject,
+        name: Option<(Node, std::sync::Arc<[u8]>)>,
+        flags: i32,
+    ) -> SyscallResult {
+        let mode = flags & libc::O_ACCMODE;
+        if flags & libc::O_DIRECTORY != 0
+            && !matches!(open, FileObject::File(_) | FileObject::Folder(..))
+        {
+            return Err(Errno::NOTDIR.into());
+        }
+        match open {
+            FileObject::File(open)
+            | FileObject::Device(_, open)
+            | FileObject::Fifo(Fifo { open, .. })
+            | FileObject::Terminal(TerminalEnd { open, .. }) => {
+                self.open_node(open.node, name, flags)
+            }
+            FileObject::Folder(folder, _) if mode == libc::O_RDONLY => {
+                self.add(FileObject::Folder(folder, 0), flags)
+            }
+            FileObject::Input if mode == libc::O_RDONLY => self.add(FileObject::Input, flags),
+            open @ (FileObject::Output | FileObject::Messages) if mode == libc::O_WRONLY => {
+                self.add(open, flags)
+            }
+            FileObject::Folder(..)
+            | FileObject::Input
+            | FileObject::Output
+            | FileObject::Messages => Err(Errno::ACCESS.into()),
+            FileObject::Pipe { channel, .. } if mode != libc::O_RDWR => {
+                let writes = mode == libc::O_WRONLY;
+                self.state.table.check_room()?;
+                self.change().channels.join(channel, writes);
+                self.add(FileObject::Pipe { channel, writes }, flags)
+            }
+            // An object without a name cannot be opened by one.
+            _ => Err(Errno::NXIO.into()),
+        }
+    }
+
+    /// Opens a file of the tree that was found otherwise than by its path.
+    fn open_node(
+        &mut self,
+        node: Node,
+        name: Option<(Node, std::sync::Arc<[u8]>)>,
+        flags: i32,
+    ) -> SyscallResult {
+        let only_named = flags & libc::O_PATH != 0;
+        let access = access_of(flags);
+        let stat = self.state.tree.stat(node)?;
+        self.may_open(stat.mode, access, flags)?;
+        match stat.kind {
+            Kind::Directory if access.write || flags & libc::O_CREAT != 0 => {
+                return Err(Errno::ISDIR.into());
+            }
+            Kind::Directory => {}
+            _ if flags & libc::O_DIRECTORY != 0 => return Err(Errno::NOTDIR.into()),
+            Kind::File if flags & libc::O_TRUNC != 0 && !only_named => {
+                self.cut(node, crate::sentry::kernel::time::now())?;
+            }
+            _ => {}
+        }
+        self.state.table.check_room()?;
+        self.open_object(node, &stat, access, flags, name)
+    }
+
+    /// The attributes of an object outside the tree; of a link itself, unless it is followed.
+    pub(in crate::sentry) fn attributes_meant(
+        &self,
+        meant: &ProcTarget,
+        follow: bool,
+    ) -> SyscallResult<FileStatus> {
+        let none = FileStatus::default();
+        let link = |inode: u64, mode: u32| FileStatus {
+            inode,
+            mode: libc::S_IFLNK | mode,
+            links: 1,
+            size: 64,
+            ..none
+        };
+        match meant {
+            ProcTarget::Folder(folder) => Ok(folder_attributes(*folder)),
+            ProcTarget::Name(_, folder) if follow => Ok(folder_attributes(*folder)),
+            ProcTarget::Name(_, folder) => Ok(link(folder.inode() + (8 << 32), 0o777)),
+            ProcTarget::Text(_) => {
+                Ok(FileStatus { inode: 1, mode: libc::S_IFREG | 0o444, links: 1, ..none })
+            }
+            ProcTarget::Descriptor(id, number) => {
+                let mut list = self.state.descriptors_of(*id);
+                let found = list.find(|(n, _, _)| n == number);
+                let (_, open, description) = found.ok_or(Errno::NOENT)?;
+                if follow {
+                    return self.attributes_of(open, description);
+                }
+                let may = |may: bool, bits: u32| if may { bits } else { 0 };
+                let bits = may(description.reads(), 0o500) | may(description.writes(), 0o300);
+                Ok(link(ProcDir::Descriptors(*id).inode() + ((u64::from(*number) + 8) << 32), bits))
+            }
+            ProcTarget::Program(id) | ProcTarget::Current(id) if !follow => {
+                Ok(link(ProcDir::Process(*id).inode() + (9 << 32), 0o777))
+            }
+            ProcTarget::Root if !follow => Ok(link(ProcDir::All.inode() + (9 << 32), 0o777)),
+            meant => Ok(FileStatus::from(self.state.tree.stat(self.node_of(meant)?)?)),
+        }
+    }
+
+    /// Lists a directory that is in no tree.
+    pub(in crate::sentry) fn list_folder(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        to: u64,
+        len: u64,
+    ) -> SyscallResult {
+        let FileObject::Folder(folder, from) = self.state.table.get(descriptor)?.open else {
+            return Err(Errno::NOTDIR.into());
+        };
+        let mut bytes = StructBuilder::default();
+        let mut next = from;
+        let entries = self.state.entries(folder);
+        for (after, inode, kind, name) in entries.iter().filter(|(after, ..)| *after > from) {
+            let length = (19 + name.len() + 1).next_multiple_of(8);
+            if bytes.0.len() + length > (len as usize).min(LISTED) {
+                if bytes.0.is_empty() {
+                    return Err(Errno::INVAL.into());
+                }
+                break;
+            }
+            next = *after;
+            let before = bytes.0.len();
+            bytes = bytes.word(*inode).word(next).half(length as u16);
+            bytes.0.push((kind >> 12) as u8);
+            bytes.0.extend(&name[..]);
+            bytes.0.resize(before + length, 0);
+        }
+        copy_out(process, to, &bytes.0)?;
+        self.change().table.get_mut(descriptor)?.open = FileObject::Folder(folder, next);
+        Ok(SyscallControl::Value(bytes.0.len() as u64))
+    }
+}
+
+fn folder_attributes(folder: ProcDir) -> FileStatus {
+    let mode = libc::S_IFDIR | 0o555;
+    FileStatus { inode: folder.inode(), mode, links: 2, ..FileStatus::default() }
+}
+
+impl Kernel {
+    /// The entries of a directory, in order. Positions of entries do not depend on others, so entries may come and go between two calls.
+    fn entries(&self, folder: ProcDir) -> Vec<Entry> {
+        let (directory, link, file) = (libc::S_IFDIR, libc::S_IFLNK, libc::S_IFREG);
+        let named = |at: u64, inode: u64, kind: u32, name: &str| {
+            (at, inode, kind, name.as_bytes().to_vec())
+        };
+        let mut entries =
+            vec![named(1, folder.inode(), directory, "."), named(2, 1, directory, "..")];
+        let numbered = |number: u32, behind: u64, kind: u32| {
+            let at = behind + u64::from(number) + 3;
+            named(at, folder.inode() + u64::from(number), kind, &number.to_string())
+        };
+        match folder {
+            ProcDir::All => {
+                let walk = self.tree.walk(b"/proc", Walk::new(Tree::ROOT));
+                let listed = walk.and_then(|place| self.tree.list(place.node()?));
+                let listed = listed.unwrap_or_default().into_iter().enumerate();
+                entries.extend(listed.map(|(at, entry)| {
+                    (at as u64 + 3, entry.node.0, entry.kind.mode(), entry.name.to_vec())
+                }));
+                entries.push(named(BEHIND, folder.inode(), link, "self"));
+                let own = crate::sentry::fs::procfs::OWN_FILES.iter().zip(BEHIND + 1..);
+                entries.extend(own.map(|(name, at)| named(at, folder.inode(), file, name)));
+                let mut ids = self.family.numbers();
+                ids.sort_unstable();
+                entries.extend(ids.into_iter().map(|id| numbered(id, BEHIND, directory)));
+            }
+            ProcDir::Process(id) | ProcDir::Thread(id, _) => {
+                let lives = self.family.lives(id);
+                let all = crate::sentry::fs::procfs::FILES.iter().filter(|name| lives || name.1);
+                let files = all.map(|(name, _)| (*name, file));
+                let links = [("cwd", link), ("exe", link), ("root", link)];
+                let folders = [("fd", directory), ("fdinfo", directory), ("task", directory)];
+                let rest = links.into_iter().chain(folders).filter(|_| lives);
+                entries.extend(
+                    files
+                        .chain(rest)
+                        .enumerate()
+                        .map(|(at, (name, kind))| named(at as u64 + 3, folder.inode(), kind, name)),
+                );
+            }
+            ProcDir::Descriptors(id) | ProcDir::Infos(id) => {
+                let kind = if matches!(folder, ProcDir::Infos(_)) { file } else { link };
+                let list = self.descriptors_of(id);
+                entries.extend(list.map(|(number, ..)| numbered(number, 0, kind)));
+            }
+            ProcDir::Threads(id) => {
+                let threads =
+                    self.threads_of(id).into_iter().flat_map(crate::sentry::Threads::iter);
+                entries.extend(threads.map(|(thread, _)| numbered(thread, 0, directory)));
+            }
+        }
+        entries
+    }
+}

@@ -1,0 +1,334 @@
+//! Paths below `/proc` outside the tree: processes of the guest, and their files.
+//!
+//! Promises: what they lead to is the guest's own, whatever is granted of the host. Paths are taken apart here once, so that opening,
+//! listing and telling agree about what there is.
+
+use afresh_files::{Kind, Node, Tree};
+use serde::{Deserialize, Serialize};
+
+use crate::sentry::kernel::fd_table::{Description, FileObject};
+use crate::sentry::kernel::fifos::Fifo;
+use crate::sentry::tty::terminals::TerminalEnd;
+use crate::sentry::{Kernel, path_of};
+
+/// Names of a process's own descriptors, which are links in the tree.
+pub(in crate::sentry) const OWN_DESCRIPTORS: [(&str, &str); 4] = [
+    ("/dev/fd", "/proc/self/fd"),
+    ("/dev/stdin", "/proc/self/fd/0"),
+    ("/dev/stdout", "/proc/self/fd/1"),
+    ("/dev/stderr", "/proc/self/fd/2"),
+];
+/// Links that a path may lead through before it comes here.
+const LINKS: usize = 8;
+/// Numbers of files of the tree are below this.
+const INODES: u64 = 1 << 40;
+
+/// A directory that is in no tree, or has more in it than the tree knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ProcDir {
+    /// `/proc`.
+    All,
+    /// `/proc/<process>`.
+    Process(u32),
+    /// `/proc/<process>/fd`.
+    Descriptors(u32),
+    /// `/proc/<process>/fdinfo`.
+    Infos(u32),
+    /// `/proc/<process>/task`.
+    Threads(u32),
+    /// `/proc/<process>/task/<thread>`.
+    Thread(u32, u32),
+}
+
+/// The meaning of a path outside the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::sentry) enum ProcTarget {
+    Folder(ProcDir),
+    /// A descriptor of a process.
+    Descriptor(u32, u32),
+    /// The program, directory and root of a process.
+    Program(u32),
+    Current(u32),
+    Root,
+    /// `/proc/self` and `/proc/thread-self`: another name of a directory.
+    Name(Vec<u8>, ProcDir),
+    Text(Vec<u8>),
+    /// A path below a directory that one of these links leads to.
+    Beneath(Node, Vec<u8>),
+}
+
+/// An absolute path without `.`, `..` and empty names.
+fn plain(path: &[u8]) -> Vec<u8> {
+    let mut names: Vec<&[u8]> = Vec::new();
+    for name in path.split(|&byte| byte == b'/') {
+        match name {
+            b"" | b"." => {}
+            b".." => drop(names.pop()),
+            name => names.push(name),
+        }
+    }
+    names.iter().flat_map(|name| [b"/", *name].concat()).collect()
+}
+
+fn number(name: &[u8]) -> Option<u32> {
+    // As they are written, without signs and zeros in front.
+    let text = std::str::from_utf8(name).ok()?;
+    text.parse().ok().filter(|number: &u32| number.to_string() == text)
+}
+
+impl ProcDir {
+    pub(in crate::sentry) fn path(self) -> String {
+        match self {
+            Self::All => "/proc".to_owned(),
+            Self::Process(id) => format!("/proc/{id}"),
+            Self::Descriptors(id) => format!("/proc/{id}/fd"),
+            Self::Infos(id) => format!("/proc/{id}/fdinfo"),
+            Self::Threads(id) => format!("/proc/{id}/task"),
+            Self::Thread(id, thread) => format!("/proc/{id}/task/{thread}"),
+        }
+    }
+
+    /// Its inode number.
+    pub(in crate::sentry) fn inode(self) -> u64 {
+        let (kind, id) = match self {
+            Self::All => (0, 0),
+            Self::Process(id) => (1, id),
+            Self::Descriptors(id) => (2, id),
+            Self::Infos(id) => (3, id),
+            Self::Threads(id) => (4, id),
+            Self::Thread(_, thread) => (5, thread),
+        };
+        INODES + (kind << 32) + u64::from(id)
+    }
+}
+
+impl Kernel {
+    /// The meaning of `path` from `at`, if it is outside the tree.
+    pub(in crate::sentry) fn meant(&self, at: u64, path: &[u8]) -> Option<ProcTarget> {
+        if path.starts_with(b"/proc") || path.starts_with(b"/dev/") {
+            return self.meant_by(path);
+        }
+        if path.starts_with(b"/") || path.is_empty() || at as i32 == libc::AT_FDCWD {
+            return None;
+        }
+        match self.table.get(at).map(|description| &description.open) {
+            Ok(FileObject::Folder(folder, _)) => {
+                let path = [folder.path().as_bytes(), path].join(&b'/');
+                // Entries of the tree are below `/proc` as well.
+                Some(self.meant_by(&path).unwrap_or(ProcTarget::Beneath(Tree::ROOT, path)))
+            }
+            _ => None,
+        }
+    }
+
+    /// The meaning of a path that the tree does not have, perhaps through a link.
+    pub(in crate::sentry) fn meant_behind(
+        &self,
+        from: Node,
+        path: &[u8],
+        follow: bool,
+    ) -> Option<ProcTarget> {
+        let mut path = self.absolute(from, path)?;
+        for _ in 0..LINKS {
+            if let Some(meant) = self.meant_by(&path) {
+                return Some(meant);
+            }
+            let how = afresh_files::Walk::new(Tree::ROOT).follow(false);
+            let place = self.tree.walk(&path, how).ok()?;
+            let (link, _) = place.found.filter(|(_, kind)| *kind == Kind::Link && follow)?;
+            let target = self.tree.read_link(link).ok()?;
+            path = self.absolute(place.directory, &target)?;
+        }
+        None
+    }
+
+    fn absolute(&self, from: Node, path: &[u8]) -> Option<Vec<u8>> {
+        if path.starts_with(b"/") {
+            return Some(path.to_vec());
+        }
+        Some([path_of(&self.tree, from).ok()?, path.to_vec()].join(&b'/'))
+    }
+
+    fn meant_by(&self, path: &[u8]) -> Option<ProcTarget> {
+        let mut path = plain(path);
+        for (name, target) in OWN_DESCRIPTORS {
+            if let Some(rest) = path.strip_prefix(name.as_bytes())
+                && (rest.is_empty() || rest.starts_with(b"/"))
+            {
+                path = [target.as_bytes(), rest].concat();
+                break;
+            }
+        }
+        let rest = path.strip_prefix(b"/proc")?;
+        let names: Vec<&[u8]> = rest.split(|&byte| byte == b'/').skip(1).collect();
+        let own = self.family.own.id;
+        let (id, names) = match names.split_first() {
+            None => return Some(ProcTarget::Folder(ProcDir::All)),
+            Some((&b"self", [])) => {
+                return Some(ProcTarget::Name(own.to_string().into_bytes(), ProcDir::Process(own)));
+            }
+            Some((&b"thread-self", names)) => {
+                let thread = self.threads.current_id();
+                let name = format!("{own}/task/{thread}").into_bytes();
+                return match names {
+                    [] => Some(ProcTarget::Name(name, ProcDir::Thread(own, thread))),
+                    names => self.meant_of(own, thread, names),
+                };
+            }
+            Some((&b"self", names)) => (own, names),
+            Some((id, names)) => match number(id) {
+                Some(id) => (id, names),
+                None if names.is_empty() => return Some(ProcTarget::Text(self.told(id)?)),
+                None => return None,
+            },
+        };
+        if !self.family.lives(id) && !self.family.is_ended(id) {
+            return None;
+        }
+        match names {
+            [] => Some(ProcTarget::Folder(ProcDir::Process(id))),
+            [b"task"] => Some(ProcTarget::Folder(ProcDir::Threads(id))),
+            [b"task", thread, names @ ..] => {
+                let thread = number(thread)?;
+                self.threads_of(id)?.get(thread)?;
+                match names {
+                    [] => Some(ProcTarget::Folder(ProcDir::Thread(id, thread))),
+                    names => self.meant_of(id, thread, names),
+                }
+            }
+            names => self.meant_of(id, id, names),
+        }
+    }
+
+    /// The meaning of names below the directory of a process or thread.
+    fn meant_of(&self, id: u32, thread: u32, names: &[&[u8]]) -> Option<ProcTarget> {
+        let beneath = |node: Node, names: &[&[u8]]| match names {
+            [] => None,
+            names => Some(ProcTarget::Beneath(node, names.join(&b'/'))),
+        };
+        match names {
+            [b"fd"] => Some(ProcTarget::Folder(ProcDir::Descriptors(id))),
+            [b"fdinfo"] => Some(ProcTarget::Folder(ProcDir::Infos(id))),
+            [b"fd", name, names @ ..] => {
+                let descriptor = number(name)?;
+                let description = self.open_of(id, descriptor)?;
+                match (&description.open, names) {
+                    (_, []) => Some(ProcTarget::Descriptor(id, descriptor)),
+                    (FileObject::File(open), names) => beneath(open.node, names),
+                    _ => None,
+                }
+            }
+            [b"fdinfo", name] => Some(ProcTarget::Text(self.info(id, number(name)?)?)),
+            [b"exe"] => self.family.kin(id).map(|_| ProcTarget::Program(id)),
+            [b"cwd"] => self.family.kin(id).map(|_| ProcTarget::Current(id)),
+            [b"cwd", names @ ..] => beneath(self.directory_of(id)?, names),
+            [b"root"] => Some(ProcTarget::Root),
+            [b"root", names @ ..] => beneath(Tree::ROOT, names),
+            [name] => Some(ProcTarget::Text(self.told_of(id, thread, name)?)),
+            _ => None,
+        }
+    }
+
+    /// The object of a descriptor of a process.
+    pub(in crate::sentry) fn open_of(&self, id: u32, descriptor: u32) -> Option<&Description> {
+        let found = |(number, _, _): &(u32, u64, &Description)| *number == descriptor;
+        self.descriptors_of(id).find(found).map(|(_, _, description)| description)
+    }
+
+    pub(in crate::sentry) fn descriptors_of(
+        &self,
+        id: u32,
+    ) -> impl Iterator<Item = (u32, u64, &Description)> + '_ {
+        self.table.listed((id != self.family.own.id).then_some(id))
+    }
+
+    /// The target of a link, as it is read; `None` for other objects.
+    pub(in crate::sentry) fn target(&self, meant: &ProcTarget) -> Option<Vec<u8>> {
+        match meant {
+            ProcTarget::Descriptor(id, number) => {
+                let found = self.descriptors_of(*id).find(|(n, _, _)| n == number)?;
+                Some(self.name_of(found.1, found.2))
+            }
+            ProcTarget::Program(id) => Some(self.family.kin(*id)?.program.clone()),
+            ProcTarget::Current(id) => path_of(&self.tree, self.directory_of(*id)?).ok(),
+            ProcTarget::Root => Some(b"/".to_vec()),
+            ProcTarget::Name(name, _) => Some(name.clone()),
+            ProcTarget::Folder(_) | ProcTarget::Text(_) | ProcTarget::Beneath(..) => None,
+        }
+    }
+
+    /// The name of a description: a path if it was found by one, or its kind and number.
+    fn name_of(&self, id: u64, description: &Description) -> Vec<u8> {
+        let inode = self.inode_of(id, &description.open);
+        let kind = match &description.open {
+            FileObject::Input
+            | FileObject::Output
+            | FileObject::Messages
+            | FileObject::Pipe { .. } => {
+                return format!("pipe:[{inode}]").into_bytes();
+            }
+            FileObject::Socket(_) => return format!("socket:[{inode}]").into_bytes(),
+            FileObject::File(open)
+            | FileObject::Device(_, open)
+            | FileObject::Fifo(Fifo { open, .. })
+            | FileObject::Terminal(TerminalEnd { open, .. }) => {
+                return self.path_of_open(open.node, description);
+            }
+            FileObject::Folder(folder, _) => return folder.path().into_bytes(),
+            FileObject::Event { .. } => "[eventfd]",
+            FileObject::Timer(_) => "[timerfd]",
+            FileObject::Epoll(_) => "[eventpoll]",
+            FileObject::Process(_) => "[pidfd]",
+            FileObject::Signals(_) => "[signalfd]",
+            FileObject::Watches(_) => "inotify",
+        };
+        format!("anon_inode:{kind}").into_bytes()
+    }
+
+    fn path_of_open(&self, node: Node, description: &Description) -> Vec<u8> {
+        if let Ok(path) = path_of(&self.tree, node) {
+            return path;
+        }
+        let Some((above, name)) = &description.found else {
+            return format!("/memfd:{} (deleted)", node.0).into_bytes();
+        };
+        let mut path = path_of(&self.tree, *above).unwrap_or_default();
+        if !path.ends_with(b"/") {
+            path.push(b'/');
+        }
+        path.extend(&name[..]);
+        if self.tree.lookup(*above, name) != Ok(node) {
+            path.extend(b" (deleted)");
+        }
+        path
+    }
+
+    /// The inode number of an object that is no file; both ends of a pipe have the same.
+    pub(in crate::sentry) fn inode_of(&self, id: u64, open: &FileObject) -> u64 {
+        match open {
+            FileObject::Pipe { channel, .. } => INODES + (16 << 32) + channel,
+            FileObject::File(open)
+            | FileObject::Device(_, open)
+            | FileObject::Fifo(Fifo { open, .. })
+            | FileObject::Terminal(TerminalEnd { open, .. }) => open.node.0,
+            FileObject::Folder(folder, _) => folder.inode(),
+            _ => INODES + (17 << 32) + id,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_plain_before_they_mean_anything() {
+        assert_eq!(plain(b"/proc/./self//fd/../fd/3/"), b"/proc/self/fd/3");
+        assert_eq!(plain(b"/../proc"), b"/proc");
+        assert_eq!(plain(b"/"), b"");
+        for (name, expected) in [(&b"12"[..], Some(12)), (b"012", None), (b"+1", None), (b"", None)]
+        {
+            assert_eq!(number(name), expected);
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Files of `/proc` about the guest's processes, as of the moment when they are opened.
+//!
+//! Promises: all of it is the guest's own. What a program was started with is told as it was then; it cannot be changed by writing
+//! to its own memory.
+
+use std::fmt::Write;
+
+use afresh_files::Node;
+
+use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::identity::{RELEASE, VERSION};
+use crate::sentry::kernel::time::{now, now_moment};
+use crate::sentry::tty::terminals::FIRST_DEVICE;
+use crate::sentry::{Kernel, USER};
+
+/// Files of `/proc` itself that are made when they are opened.
+pub(in crate::sentry) const OWN_FILES: [&str; 4] = ["loadavg", "stat", "uptime", "version"];
+/// Files of a process, and whether there is one of a process that has ended.
+pub(in crate::sentry) const FILES: [(&str, bool); 9] = [
+    ("cmdline", true),
+    ("comm", true),
+    ("environ", false),
+    ("limits", false),
+    ("maps", false),
+    ("mounts", false),
+    ("stat", true),
+    ("statm", false),
+    ("status", true),
+];
+/// The limits of a process in `/proc`: name, number and unit.
+const LIMITS: [(&str, u32, &str); 16] = [
+    ("cpu time", libc::RLIMIT_CPU, "seconds"),
+    ("file size", libc::RLIMIT_FSIZE, "bytes"),
+    ("data size", libc::RLIMIT_DATA, "bytes"),
+    ("stack size", libc::RLIMIT_STACK, "bytes"),
+    ("core file size", libc::RLIMIT_CORE, "bytes"),
+    ("resident set", libc::RLIMIT_RSS, "bytes"),
+    ("processes", libc::RLIMIT_NPROC, "processes"),
+    ("open files", libc::RLIMIT_NOFILE, "files"),
+    ("locked memory", libc::RLIMIT_MEMLOCK, "bytes"),
+    ("address space", libc::RLIMIT_AS, "bytes"),
+    ("file locks", libc::RLIMIT_LOCKS, "locks"),
+    ("pending signals", libc::RLIMIT_SIGPENDING, "signals"),
+    ("msgqueue size", libc::RLIMIT_MSGQUEUE, "bytes"),
+    ("nice priority", libc::RLIMIT_NICE, ""),
+    ("realtime priority", libc::RLIMIT_RTPRIO, ""),
+    ("realtime timeout", libc::RLIMIT_RTTIME, "us"),
+];
+/// Nanoseconds of a tick, the unit of CPU time.
+const TICK: u64 = 10_000_000;
+/// The only file system.
+const MOUNTS: &str = "afresh / tmpfs rw 0 0\n";
+
+impl Kernel {
+    /// The content of a file of `/proc` itself.
+    pub(in crate::sentry) fn told(&self, name: &[u8]) -> Option<Vec<u8>> {
+        let text = match name {
+            b"uptime" => {
+                let seconds = now_moment() as f64 / 1e9;
+                format!("{seconds:.2} {seconds:.2}\n")
+            }
+            b"loadavg" => {
+                let threads = self.family.kins().filter_map(|kin| self.threads_of(kin.id));
+                let all: usize = threads.map(|threads| threads.iter().count()).sum();
+                let last = self.family.numbers().into_iter().max().unwrap_or_default();
+                format!("0.00 0.00 0.00 1/{all} {last}\n")
+            }
+            b"stat" => self.processor_lines(),
+            b"version" => format!("Linux version {RELEASE} (afresh) {VERSION}\n"),
+            b"mounts" => MOUNTS.to_owned(),
+            _ => return None,
+        };
+        Some(text.into_bytes())
+    }
+
+    /// The work of the only processor since the start. The guest's time is part of its idle time.
+    fn processor_lines(&self) -> String {
+        let since = now_moment();
+        let (rest, begun) = (since / TICK, now().seconds - (since / 1_000_000_000) as i64);
+        let times = format!("0 0 0 {rest} 0 0 0 0 0 0");
+        let runs = self.family.kins().count();
+        format!(
+            "cpu  {times}\ncpu0 {times}\nintr 0\nctxt 0\nbtime {begun}\nprocesses {runs}\n\
+             procs_running 1\nprocs_blocked 0\n"
+        )
+    }
+
+    /// The content of a file of a process, or of one of its threads.
+    pub(in crate::sentry) fn told_of(&self, id: u32, thread: u32, name: &[u8]) -> Option<Vec<u8>> {
+        let kin = self.family.kin(id);
+        match name {
+            b"stat" => self.stat_line(id, thread),
+            b"status" => self.status(id, thread),
+            b"comm" => Some(self.thread_name(id, thread)? + "\n"),
+            b"maps" => self.maps(kin?.memory),
+            b"limits" => kin.map(|_| self.limits(id)),
+            b"statm" => {
+                let pages = self.memory_of(id)? / crate::sentry::PAGE;
+                Some(format!("{pages} {pages} 0 0 0 {pages} 0\n"))
+            }
+            b"mounts" => kin.map(|_| MOUNTS.to_owned()),
+            b"cmdline" => {
+                return Some(kin.map_or_else(Vec::new, |kin| kin.strings.args().to_vec()));
+            }
+            b"environ" => return Some(kin?.strings.env().to_vec()),
+            _ => None,
+        }
+        .map(String::into_bytes)
+    }
+
+    /// The `fdinfo` of a descriptor.
+    pub(in crate::sentry) fn info(&self, id: u32, number: u32) -> Option<Vec<u8>> {
+        let description = self.open_of(id, number)?;
+        let (at, flags) = (description.offset(), description.flags);
+        let inode = match &description.open {
+            FileObject::File(open) | FileObject::Device(_, open) => open.node,
+            _ => Node(1),
+        };
+        let mut text = format!("pos:\t{at}\nflags:\t0{flags:o}\nmnt_id:\t1\nino:\t{}\n", inode.0);
+        // Writing to a string does not fail, here and below.
+        if let FileObject::Process(meant) = description.open {
+            let known = self.family.lives(meant) || self.family.is_ended(meant);
+            let number = if known { i64::from(meant) } else { -1 };
+            let _ = writeln!(text, "Pid:\t{number}\nNSpid:\t{number}");
+        }
+        Some(text.into_bytes())
+    }
+
+    fn limits(&self, id: u32) -> String {
+        let mut text =
+            format!("{:<26}{:<21}{:<21}{:<10}\n", "Limit", "Soft Limit", "Hard Limit", "Units");
+        let word = |limit: u64| match limit {
+            u64::MAX => "unlimited".to_owned(),
+            limit => limit.to_string(),
+        };
+        for (name, number, unit) in LIMITS {
+            let (soft, hard) = self.limit_of(id, number).unwrap_or((u64::MAX, u64::MAX));
+            let (soft, hard) = (word(soft), word(hard));
+            let _ = writeln!(text, "Max {name:<22}{soft:<21}{hard:<21}{unit:<10}");
+        }
+        text
+    }
+
+    /// Bytes that a process has mapped.
+    fn memory_of(&self, id: u32) -> Option<u64> {
+        Some(self.layout_of(self.family.kin(id)?.memory)?.bytes())
+    }
+
+    fn thread_name(&self, id: u32, thread: u32) -> Option<String> {
+        let name = self.threads_of(id)?.get(thread)?.name;
+        let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+        Some(String::from_utf8_lossy(name).into_owned())
+    }
+
+    /// Whether a thread runs (or could), sleeps, or has ended, as a letter.
+    fn letter(&self, id: u32, thread: u32) -> Option<char> {
+        match self.threads_of(id) {
+            Some(_) if self.family.kin(id).is_some_and(|kin| kin.stopped.is_some()) => Some('T'),
+            Some(threads) => Some(if threads.get(thread)?.wait.is_some() { 'S' } else { 'R' }),
+            None => self.family.is_ended(id).then_some('Z'),
+        }
+    }
+
+    /// Parent, group and session.
+    fn relations(&self, id: u32) -> (u32, u32, u32) {
+        let kin = self.family.kin(id);
+        kin.map_or((self.family.own.id, id, id), |kin| (kin.parent, kin.group, kin.session))
+    }
+
+    fn stat_line(&self, id: u32, thread: u32) -> Option<String> {
+        let letter = self.letter(id, thread)?;
+        let name = self.thread_name(id, thread).unwrap_or_default();
+        let (parent, group, session) = self.relations(id);
+        let threads = self.threads_of(id).map_or(1, crate::sentry::Threads::len);
+        let memory = self.memory_of(id).unwrap_or_default();
+        let terminal = self.family.kin(id).and_then(|kin| self.terminals.of_session(kin.session));
+        let foreground = terminal.and_then(|id| self.terminals.get(id)).map(|t| i64::from(t.group));
+        let device = terminal.map_or(0, |id| FIRST_DEVICE + u64::from(id));
+        let foreground = foreground.unwrap_or(-1);
+        let zeros = " 0".repeat(29);
+        Some(format!(
+            "{thread} ({name}) {letter} {parent} {group} {session} {device} {foreground} 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 0 {memory}{zeros}\n"
+        ))
+    }
+
+    fn status(&self, id: u32, thread: u32) -> Option<String> {
+        let letter = self.letter(id, thread)?;
+        let name = self.thread_name(id, thread).unwrap_or_default();
+        let word = match letter {
+            'S' => "sleeping",
+            'Z' => "zombie",
+            'T' => "stopped",
+            _ => "running",
+        };
+        let (parent, ..) = self.relations(id);
+        let threads = self.threads_of(id).map_or(1, crate::sentry::Threads::len);
+        let (umask, kib) = (self.umask, self.memory_of(id).unwrap_or_default() >> 10);
+        Some(format!(
+            "Name:\t{name}\nUmask:\t{umask:04o}\nState:\t{letter} ({word})\nTgid:\t{id}\nPid:\t{thread}\nPPid:\t{parent}\n\
+             TracerPid:\t0\nUid:\t{USER}\t{USER}\t{USER}\t{USER}\nGid:\t{USER}\t{USER}\t{USER}\t{USER}\n\
+             VmSize:\t{kib:>8} kB\nThreads:\t{threads}\n"
+        ))
+    }
+
+    fn maps(&self, memory: u32) -> Option<String> {
+        let mut text = String::new();
+        for (start, len, protection) in self.layout_of(memory)?.mappings() {
+            let letter = |bit: i32, letter| if protection & bit as u64 == 0 { '-' } else { letter };
+            let (r, w) = (letter(libc::PROT_READ, 'r'), letter(libc::PROT_WRITE, 'w'));
+            let x = letter(libc::PROT_EXEC, 'x');
+            let end = start + len;
+            let _ = writeln!(text, "{start:08x}-{end:08x} {r}{w}{x}p 00000000 00:00 0");
+        }
+        Some(text)
+    }
+}

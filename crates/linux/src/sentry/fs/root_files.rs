@@ -1,0 +1,296 @@
+//! The files that a guest begins with: what was granted of the host's, as layers below its own, and what every guest has.
+//!
+//! Promises: nothing of `/proc`, `/sys` and `/dev` is the host's, whatever is granted; links of the host's mean what they mean in
+//! the guest's tree. May break it: whoever changes granted files while a guest runs.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use afresh_files::{Budget, Kind, Layer, New, Refused, Time, Tree, Walk};
+
+use crate::error::Incompatible;
+use crate::sentry::fs::devices::{DEVICES, TERMINALS};
+use crate::sentry::fs::proc_paths::OWN_DESCRIPTORS;
+use crate::sentry::kernel::identity::{RELEASE, USER, VERSION};
+use crate::sentry::kernel::prctl_state::CAPABILITIES;
+
+/// Directories of the host that no grant can include.
+const OWN: [&str; 3] = ["/proc", "/sys", "/dev"];
+/// The name of the machine.
+pub(in crate::sentry) const HOST: &str = "afresh";
+/// The guest's user on the host's system.
+const NAME: &str = "user";
+const HOME: &str = "/home/user";
+/// The user of files without an owner.
+const NOBODY: u32 = 65534;
+/// Files that a guest may make.
+const FILES: u64 = 1 << 16;
+
+/// A path as the tree takes it.
+pub(crate) fn bytes(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
+}
+
+/// What is to be seen of the host's: directories, which are looked at when the guest looks, and single files and links, which
+/// the guest gets copies of.
+#[derive(Debug, Default)]
+struct TreePlan {
+    directories: Vec<PathBuf>,
+    links: Vec<(PathBuf, PathBuf)>,
+    files: Vec<PathBuf>,
+}
+
+impl TreePlan {
+    /// Adds the entry at `path`, unless a grant above has it.
+    fn add(&mut self, path: &Path) {
+        if OWN.iter().any(|own| path.starts_with(own))
+            || self.directories.iter().any(|above| path.starts_with(above))
+        {
+            return;
+        }
+        let Ok(meta) = path.symlink_metadata() else { return };
+        if meta.is_symlink() {
+            if let Ok(target) = path.read_link() {
+                self.links.push((path.to_path_buf(), target));
+            }
+        } else if meta.is_file() {
+            self.files.push(path.to_path_buf());
+        } else if path.parent().is_none() {
+            let names = path.read_dir().into_iter().flatten().flatten();
+            let mut below: Vec<_> = names.map(|entry| entry.path()).collect();
+            below.sort();
+            below.iter().for_each(|path| self.add(path));
+        } else if meta.is_dir() {
+            self.directories.push(path.to_path_buf());
+        }
+    }
+}
+
+/// The tree over directories of the host, and those that could be opened.
+fn over(mut tree: Tree, directories: &[PathBuf]) -> (Tree, Vec<PathBuf>) {
+    let mut mounted = Vec::new();
+    for path in directories {
+        let joined =
+            Layer::directory(path).and_then(|layer| tree.clone().over(bytes(path), &layer));
+        if let Ok(joined) = joined {
+            tree = joined;
+            mounted.push(path.clone());
+        }
+    }
+    (tree, mounted)
+}
+
+/// Maximum directories of the host in a snapshot, unless the opener grants more.
+const MAX_LAYERS: usize = 128;
+
+/// The tree over the directories that a snapshot names. Each must be in the plan that is computed here for `granted`, or
+/// below one of its directories without a link in between. None may be listed twice or contain another.
+pub(crate) fn over_named(
+    mut tree: Tree,
+    named: &[PathBuf],
+    granted: &[PathBuf],
+) -> Result<Tree, Incompatible> {
+    let mut plan = TreePlan::default();
+    granted.iter().for_each(|path| plan.add(path));
+    if named.len() > MAX_LAYERS.max(plan.directories.len()) {
+        return Err(Incompatible::Layers(named.len()));
+    }
+    for (index, path) in named.iter().enumerate() {
+        let plain =
+            path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        let own = OWN.iter().any(|own| path.starts_with(own));
+        let above = plan.directories.iter().find(|directory| path.starts_with(directory));
+        let Some(above) = above.filter(|_| plain && !own) else {
+            return Err(Incompatible::NotGranted(path.clone()));
+        };
+        if named[..index].iter().any(|other| path.starts_with(other) || other.starts_with(path)) {
+            return Err(Incompatible::Layers(named.len()));
+        }
+        let below = path.strip_prefix(above).unwrap_or(Path::new(""));
+        let layer = match below.as_os_str().is_empty() {
+            true => Layer::directory(above),
+            false => Layer::subdirectory(above, below),
+        };
+        let joined = layer.and_then(|layer| tree.over(bytes(path), &layer));
+        tree = joined.map_err(|_| Incompatible::File {
+            path: path.clone(),
+            why: "it cannot be opened as a directory here",
+        })?;
+    }
+    Ok(tree)
+}
+
+/// Bytes for the files that every guest has. They do not count as its own storage.
+const EQUIPMENT: u64 = 1 << 20;
+
+/// The budget of a tree out of a snapshot: the opener's, whatever the snapshot's guest had. `granted` are its grants.
+pub(crate) fn thawed_budget(storage: u64, granted: &[PathBuf]) -> Budget {
+    let mut plan = TreePlan::default();
+    granted.iter().for_each(|path| plan.add(path));
+    // Single files that are granted the guest has copies of.
+    let copies = plan.files.iter().filter_map(|path| path.metadata().ok()).map(|meta| meta.len());
+    let bytes = copies.fold(storage.saturating_add(EQUIPMENT), u64::saturating_add);
+    let files = FILES + 1024 + (plan.files.len() + plan.links.len()) as u64;
+    Budget { bytes, files }
+}
+
+/// The tree with what is granted (sorted) below it, too, and room for `storage` bytes of the guest's own; and the directories of the
+/// host's that it lies over.
+pub(crate) fn prepare(
+    below: Tree,
+    granted: &[PathBuf],
+    storage: u64,
+) -> Result<(Tree, Vec<PathBuf>), Refused> {
+    let mut plan = TreePlan::default();
+    granted.iter().for_each(|path| plan.add(path));
+    let (mut tree, mounted) = over(below, &plan.directories);
+    for path in ["/dev/pts", "/dev/shm", "/proc", "/tmp"] {
+        tree.make_directories(path, Time::default())?;
+    }
+    for (path, target) in OWN_DESCRIPTORS {
+        plant(&mut tree, Path::new(path), New::Link(target.as_bytes()), 0o777)?;
+    }
+    for (path, device, number) in DEVICES {
+        plant(&mut tree, Path::new(path), New::Device(number), device.mode())?;
+    }
+    for (path, number) in TERMINALS {
+        plant(&mut tree, Path::new(path), New::Device(number), 0o666)?;
+    }
+    for (path, target) in &plan.links {
+        plant(&mut tree, path, New::Link(bytes(target)), 0o777)?;
+    }
+    for path in &plan.files {
+        // Unreadable entries are left out.
+        if let (Ok(content), Ok(meta)) = (std::fs::read(path), path.metadata()) {
+            let node = tree.write_path(bytes(path), &content, Time::default())?;
+            use std::os::unix::fs::MetadataExt;
+            tree.set_mode(node, meta.mode(), Time::default())?;
+        }
+    }
+    let used = tree.used();
+    let budget = Budget { bytes: used.bytes.saturating_add(storage), files: used.files + FILES };
+    Ok((tree.with_budget(budget), mounted))
+}
+
+/// Files of `/proc` about the machine, as the calls return it: its memory is the guest's limit.
+pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
+    let kib = memory >> 10;
+    let total =
+        format!("MemTotal: {kib:>14} kB\nMemFree: {kib:>15} kB\nMemAvailable: {kib:>10} kB\n");
+    let none = ["Buffers", "Cached", "SwapCached", "SwapTotal", "SwapFree"];
+    let none: String = none.iter().map(|name| format!("{name}: {:>14} kB\n", 0)).collect();
+    // What every processor of this kind has; what this one has besides programs ask it itself.
+    let processor = "processor\t: 0\nvendor_id\t: afresh\ncpu family\t: 0\nmodel\t\t: 0\nmodel name\t: afresh\n\
+                     physical id\t: 0\nsiblings\t: 1\ncore id\t\t: 0\ncpu cores\t: 1\n\
+                     flags\t\t: fpu tsc cx8 cmov mmx fxsr sse sse2 syscall nx lm\n\n";
+    let ports = crate::sentry::net::sockets::EPHEMERAL;
+    let files = [
+        ("/proc/meminfo", total + &none),
+        ("/proc/cpuinfo", processor.to_owned()),
+        ("/proc/sys/kernel/tainted", "0\n".to_owned()),
+        ("/proc/sys/kernel/hostname", format!("{HOST}\n")),
+        ("/proc/sys/kernel/core_pattern", "core\n".to_owned()),
+        ("/proc/sys/kernel/pid_max", "32768\n".to_owned()),
+        ("/proc/sys/kernel/ostype", "Linux\n".to_owned()),
+        ("/proc/sys/kernel/osrelease", format!("{RELEASE}\n")),
+        ("/proc/sys/kernel/version", format!("{VERSION}\n")),
+        ("/proc/sys/kernel/threads-max", format!("{}\n", crate::sentry::kernel::threads::THREADS)),
+        ("/proc/sys/kernel/cap_last_cap", format!("{CAPABILITIES}\n")),
+        ("/proc/sys/kernel/overflowuid", format!("{NOBODY}\n")),
+        ("/proc/sys/kernel/overflowgid", format!("{NOBODY}\n")),
+        // Reserved memory costs nothing until it is touched.
+        ("/proc/sys/vm/overcommit_memory", "1\n".to_owned()),
+        ("/proc/sys/vm/max_map_count", format!("{}\n", crate::sentry::mm::layout::MAPPINGS)),
+        ("/proc/sys/net/core/somaxconn", format!("{}\n", crate::sentry::net::sockets::BACKLOG)),
+        ("/proc/sys/net/ipv4/ip_local_port_range", format!("{}\t{}\n", ports.start, ports.end - 1)),
+        (
+            "/proc/sys/fs/inotify/max_user_watches",
+            format!("{}\n", crate::sentry::kernel::inotify::WATCHES),
+        ),
+        (
+            "/proc/sys/fs/inotify/max_user_instances",
+            format!("{}\n", crate::sentry::kernel::inotify::MAX_INSTANCES),
+        ),
+        (
+            "/proc/sys/fs/inotify/max_queued_events",
+            format!("{}\n", crate::sentry::kernel::inotify::QUEUED),
+        ),
+        ("/proc/sys/fs/file-max", format!("{}\n", crate::sentry::kernel::fd_table::DESCRIPTORS)),
+        ("/proc/sys/fs/pipe-max-size", format!("{}\n", crate::sentry::kernel::channels::LARGEST)),
+        ("/proc/sys/fs/nr_open", format!("{}\n", crate::sentry::kernel::fd_table::DESCRIPTORS)),
+    ];
+    for (path, text) in files {
+        let node = tree.write_path(path.as_bytes(), text.as_bytes(), Time::default())?;
+        tree.set_mode(node, 0o444, Time::default())?;
+    }
+    Ok(())
+}
+
+/// Says who the guest is and what its names mean where nobody else does: neither an image nor what was granted. `users` for a guest that
+/// stands on the host's system, of which it does not see who its users are.
+pub(crate) fn settle(tree: &mut Tree, users: bool) -> Result<(), Refused> {
+    let passwd = format!(
+        "root:x:0:0:root:/root:/bin/sh\n\
+         {NAME}:x:{USER}:{USER}:{NAME}:{HOME}:/bin/sh\n\
+         nobody:x:{NOBODY}:{NOBODY}:nobody:/nonexistent:/usr/sbin/nologin\n"
+    );
+    let group = format!("root:x:0:\n{NAME}:x:{USER}:\nnogroup:x:{NOBODY}:\n");
+    let hosts = format!("127.0.0.1\tlocalhost {HOST}\n");
+    let told = [("/etc/hosts", hosts), ("/etc/passwd", passwd), ("/etc/group", group)];
+    for (path, text) in &told[..if users { told.len() } else { 1 }] {
+        // Images have empty files where a container's are put.
+        if tree.stat_path(path).is_ok_and(|stat| stat.kind != Kind::File || stat.size > 0) {
+            continue;
+        }
+        let node = tree.write_path(path.as_bytes(), text.as_bytes(), Time::default())?;
+        tree.set_mode(node, 0o644, Time::default())?;
+    }
+    if users {
+        tree.make_directories(HOME, Time::default())?;
+    }
+    Ok(())
+}
+
+/// Makes something at a path, with the directories above it, unless there is something already.
+fn plant(tree: &mut Tree, path: &Path, new: New<'_>, mode: u32) -> Result<(), Refused> {
+    if let Some(above) = path.parent() {
+        tree.make_directories(bytes(above), Time::default())?;
+    }
+    let place = tree.walk(bytes(path), Walk::new(Tree::ROOT).name())?;
+    if place.found.is_none() {
+        tree.create_at(&place, new, mode, Time::default())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_lies_over_nothing_but_the_openers_directories() {
+        let folder = tempfile::tempdir().unwrap();
+        let top = folder.path().canonicalize().unwrap();
+        let granted = [top.join("granted")];
+        for path in ["granted/in/deep", "secret", "granted-not"] {
+            std::fs::create_dir_all(top.join(path)).unwrap();
+        }
+        std::os::unix::fs::symlink(top.join("secret"), top.join("granted/link")).unwrap();
+        let open = |named: &[&str]| {
+            let named: Vec<_> = named.iter().map(|path| top.join(path)).collect();
+            over_named(Tree::new(Budget::default()), &named, &granted).map(drop)
+        };
+        open(&["granted"]).unwrap();
+        open(&["granted/in"]).unwrap();
+        for named in [&["granted/in", "granted/in"][..], &["granted", "granted/in"]] {
+            assert!(matches!(open(named), Err(Incompatible::Layers(2))), "{named:?}");
+        }
+        assert!(matches!(open(&["granted/link"]), Err(Incompatible::File { .. })));
+        for named in ["secret", "granted-not", "granted/../secret", "/proc", "/dev", "/sys", "/"] {
+            assert!(matches!(open(&[named]), Err(Incompatible::NotGranted(_))), "{named}");
+        }
+        let many: Vec<_> = (0..=MAX_LAYERS).map(|n| top.join(format!("granted/{n}"))).collect();
+        let error = over_named(Tree::new(Budget::default()), &many, &granted).unwrap_err();
+        assert!(matches!(error, Incompatible::Layers(_)), "{error}");
+    }
+}

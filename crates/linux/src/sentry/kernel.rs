@@ -1,0 +1,24 @@
+//! Kernel objects: plain data that is cloned with a frozen guest and compared when a reset is verified.
+
+pub(super) mod channels;
+pub(super) mod cpu_time;
+pub(super) mod epoll;
+pub(super) mod fd_table;
+pub(super) mod fifos;
+pub(super) mod file_locks;
+pub(super) mod generation;
+pub(super) mod identity;
+pub(super) mod in_flight_fds;
+pub(super) mod inotify;
+pub(super) mod packed_kernel;
+pub(super) mod prctl_state;
+pub(super) mod process_info;
+pub(super) mod process_table;
+pub(super) mod readiness;
+pub(super) mod resource_limits;
+pub(super) mod signals;
+pub(super) mod streams;
+pub(super) mod threads;
+pub(super) mod time;
+pub(super) mod timer_fd;
+pub(super) mod timers;

@@ -1,0 +1,450 @@
+//! Streams of bytes within a guest, which pipes and connected sockets are made of.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::sentry::net::sockets::Address;
+
+/// Bytes that a channel holds.
+pub(crate) const CAPACITY: usize = 64 << 10;
+/// Bytes that one holds at most, and least, if a program says so (`pipe-max-size`).
+pub(in crate::sentry) const LARGEST: usize = 1 << 20;
+const PAGE: usize = 4096;
+/// Bytes beyond the usual that all may hold together.
+const TOGETHER: usize = 64 << 20;
+/// Room that makes one writable again (`PIPE_BUF`).
+const ROOM: usize = 4096;
+/// Channels a guest may have.
+const CHANNELS: usize = 4096;
+
+/// Counters of a channel stay below this, however long it lasts.
+const COUNTED: u64 = 1 << 62;
+/// Most bytes of a datagram between local sockets.
+pub(in crate::sentry) const LONGEST: usize = CAPACITY / 2;
+/// Datagrams that a channel holds.
+const LETTERS: usize = 256;
+
+/// Descriptors on their way, with the bytes that they were sent with: from and until, counted from the channel's first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct InFlightMessage {
+    id: u64,
+    from: u64,
+    until: u64,
+}
+
+/// A datagram, whose bytes are in its channel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Datagram {
+    pub(crate) len: usize,
+    pub(crate) from: Address,
+    pub(crate) parcel: Option<u64>,
+}
+
+/// The other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ChannelEnd {
+    /// The guest itself.
+    Own,
+    /// The caller, who wrote a request.
+    Asks,
+    /// The caller: bytes written there are an answer.
+    Listens,
+    /// The host, which writes.
+    Feeds,
+    /// The host, which reads.
+    Drains,
+    /// An outside server, whose bytes the sentry writes.
+    Comes,
+    /// A server outside, for which the sentry reads.
+    Goes,
+}
+
+impl ChannelEnd {
+    /// Whether the other end is outside and writes.
+    fn writes(self) -> bool {
+        matches!(self, Self::Asks | Self::Feeds | Self::Comes)
+    }
+
+    /// Whether the other end is outside and reads.
+    fn reads(self) -> bool {
+        matches!(self, Self::Listens | Self::Drains | Self::Goes)
+    }
+}
+
+/// Bytes on their way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Channel {
+    data: VecDeque<u8>,
+    /// Descriptions that read it and write it.
+    pub(crate) readers: u32,
+    pub(crate) writers: u32,
+    pub(crate) end: ChannelEnd,
+    /// Goes up whenever there is more to read or more room, or an end closes.
+    pub(crate) edges: u64,
+    /// Bytes that were read.
+    taken: u64,
+    parcels: VecDeque<InFlightMessage>,
+    /// The datagrams among its bytes.
+    letters: VecDeque<Datagram>,
+    /// Bytes that it holds at most.
+    capacity: usize,
+}
+
+impl Channel {
+    pub(crate) fn len(&self) -> usize {
+        self.data.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.data.is_empty()
+    }
+
+    pub(crate) fn room(&self) -> usize {
+        self.capacity.saturating_sub(self.data.len())
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn larger(&self) -> usize {
+        self.capacity.saturating_sub(CAPACITY)
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        self.end == ChannelEnd::Listens || self.room() >= ROOM
+    }
+
+    /// The first bytes, `len` at most; they stay.
+    pub(crate) fn peek(&self, len: usize) -> Vec<u8> {
+        self.data.iter().take(len).copied().collect()
+    }
+
+    /// How many bytes may be read together: those of a message with descriptors end there.
+    pub(crate) fn together(&self) -> usize {
+        let first = self.parcels.front();
+        let end = first.map(|parcel| parcel.until.saturating_sub(self.taken) as usize);
+        end.map_or(self.len(), |end| end.min(self.len()))
+    }
+
+    /// Forgets the first bytes, no more than may be read together. Hands back the descriptors that came with them.
+    #[must_use]
+    pub(crate) fn skip(&mut self, len: usize) -> Option<u64> {
+        let len = len.min(self.data.len());
+        self.data.drain(..len);
+        self.taken += len as u64;
+        self.edges += 1;
+        self.parcels.pop_front_if(|parcel| parcel.from < self.taken).map(|parcel| parcel.id)
+    }
+
+    /// The last bytes, so many, come with descriptors.
+    pub(crate) fn attach(&mut self, id: u64, len: usize) {
+        let until = self.taken + self.data.len() as u64;
+        self.parcels.push_back(InFlightMessage { id, from: until - len as u64, until });
+    }
+
+    /// Whether there is room for a datagram.
+    pub(crate) fn takes(&self, len: usize) -> bool {
+        self.room() >= len && self.letters.len() < LETTERS
+    }
+
+    /// Whether there is room for any datagram between local sockets.
+    pub(crate) fn takes_any(&self) -> bool {
+        self.takes(LONGEST)
+    }
+
+    /// Adds a datagram, for which there is room.
+    pub(crate) fn post(&mut self, bytes: &[u8], from: Address, parcel: Option<u64>) {
+        let len = self.push(bytes);
+        self.letters.push_back(Datagram { len, from, parcel });
+    }
+
+    /// The first datagram.
+    pub(crate) fn letter(&self) -> Option<&Datagram> {
+        self.letters.front()
+    }
+
+    /// Takes the first datagram away.
+    pub(crate) fn open_letter(&mut self) -> Option<Datagram> {
+        let letter = self.letters.pop_front()?;
+        self.data.drain(..letter.len.min(self.data.len()));
+        self.taken += letter.len as u64;
+        self.edges += 1;
+        Some(letter)
+    }
+
+    /// All descriptors that are on their way in it.
+    fn parcels(&self) -> impl Iterator<Item = u64> + '_ {
+        let letters = self.letters.iter().filter_map(|letter| letter.parcel);
+        self.parcels.iter().map(|parcel| parcel.id).chain(letters)
+    }
+
+    /// Whether a guest could have sent its contents.
+    fn is_sound(&self) -> bool {
+        let (len, mut at) = (self.data.len() as u64, self.taken);
+        let end = self.taken.checked_add(len);
+        let parcels = self.parcels.iter().all(|parcel| {
+            let fits = at <= parcel.from && parcel.from < parcel.until && Some(parcel.until) <= end;
+            at = parcel.until;
+            fits
+        });
+        let sum = self.letters.iter().try_fold(0usize, |sum, letter| sum.checked_add(letter.len));
+        let letters =
+            self.letters.is_empty() || sum == Some(self.data.len()) && self.parcels.is_empty();
+        let short = self.letters.iter().all(|letter| letter.from.is_short());
+        let counts = self.taken < COUNTED && self.edges < COUNTED;
+        let sized = (PAGE..=LARGEST).contains(&self.capacity);
+        sized && parcels && letters && short && counts && self.letters.len() <= LETTERS
+    }
+
+    /// Adds as many bytes as there is room for, and returns their number.
+    pub(crate) fn push(&mut self, bytes: &[u8]) -> usize {
+        let len = bytes.len().min(self.room());
+        self.data.extend(&bytes[..len]);
+        self.edges += 1;
+        len
+    }
+}
+
+/// All channels of a guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Channels {
+    list: BTreeMap<u64, Channel>,
+    next: u64,
+}
+
+impl Channels {
+    /// A channel with one reader and one writer; nothing when there are too many.
+    pub(crate) fn add(&mut self) -> Option<u64> {
+        if self.list.len() >= CHANNELS {
+            return None;
+        }
+        let id = self.next;
+        self.next += 1;
+        let channel = Channel {
+            data: VecDeque::new(),
+            readers: 1,
+            writers: 1,
+            end: ChannelEnd::Own,
+            edges: 0,
+            taken: 0,
+            parcels: VecDeque::new(),
+            letters: VecDeque::new(),
+            capacity: CAPACITY,
+        };
+        self.list.insert(id, channel);
+        Some(id)
+    }
+
+    /// Sets the capacity of a channel, rounded up.
+    pub(in crate::sentry) fn resize(&mut self, id: u64, bytes: u64) -> Result<usize, Errno> {
+        if bytes > i32::MAX as u64 {
+            return Err(Errno::INVAL);
+        }
+        let capacity = (bytes as usize).max(PAGE).next_power_of_two();
+        let channel = self.list.get(&id).ok_or(Errno::BADF)?;
+        let larger = self.larger() - channel.larger() + capacity.saturating_sub(CAPACITY);
+        if capacity > LARGEST || capacity > channel.capacity && larger > TOGETHER {
+            return Err(Errno::PERM);
+        }
+        if channel.len() > capacity {
+            return Err(Errno::BUSY);
+        }
+        if let Some(channel) = self.list.get_mut(&id) {
+            channel.capacity = capacity;
+            channel.edges += 1;
+        }
+        Ok(capacity)
+    }
+
+    /// Bytes that channels may hold beyond the usual, together.
+    fn larger(&self) -> usize {
+        self.list.values().map(Channel::larger).sum()
+    }
+
+    /// A channel for datagrams, which any socket writes.
+    pub(crate) fn add_inbox(&mut self) -> Option<u64> {
+        let id = self.add()?;
+        self.list.get_mut(&id)?.writers = 0;
+        Some(id)
+    }
+
+    /// A channel with one end at the caller. A request may have any length.
+    pub(crate) fn add_caller(&mut self, end: ChannelEnd, bytes: &[u8]) -> Option<u64> {
+        let id = self.add()?;
+        let channel = self.list.get_mut(&id)?;
+        channel.data.extend(bytes);
+        channel.end = end;
+        Some(id)
+    }
+
+    pub(crate) fn get(&self, id: u64) -> Option<&Channel> {
+        self.list.get(&id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: u64) -> Option<&mut Channel> {
+        self.list.get_mut(&id)
+    }
+
+    /// Channels with an end at the caller.
+    pub(crate) fn callers(&self) -> impl Iterator<Item = u64> + '_ {
+        let calls =
+            |channel: &Channel| matches!(channel.end, ChannelEnd::Asks | ChannelEnd::Listens);
+        self.iter().filter(move |(_, channel)| calls(channel)).map(|(id, _)| id)
+    }
+
+    /// Closes the outside ends.
+    pub(crate) fn let_go(&mut self, id: u64) {
+        let Some(channel) = self.list.get_mut(&id) else { return };
+        let end = std::mem::replace(&mut channel.end, ChannelEnd::Own);
+        if end != ChannelEnd::Own {
+            // The host is sent no descriptors.
+            let _ = self.leave(id, end.writes());
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &Channel)> + '_ {
+        self.list.iter().map(|(&id, channel)| (id, channel))
+    }
+
+    /// A further reader or writer.
+    pub(crate) fn join(&mut self, id: u64, writes: bool) {
+        let Some(channel) = self.list.get_mut(&id) else { return };
+        let count = if writes { &mut channel.writers } else { &mut channel.readers };
+        *count += 1;
+        channel.edges += 1;
+    }
+
+    /// Removes a reader or a writer, and the channel with its last one.
+    /// Returns descriptors that cannot be received any more.
+    #[must_use]
+    pub(crate) fn leave(&mut self, id: u64, writes: bool) -> Vec<u64> {
+        let Some(channel) = self.list.get_mut(&id) else { return Vec::new() };
+        let count = if writes { &mut channel.writers } else { &mut channel.readers };
+        *count = count.saturating_sub(1);
+        channel.edges += 1;
+        let mut lost = Vec::new();
+        if channel.readers == 0 {
+            lost.extend(channel.parcels());
+            channel.parcels.clear();
+            channel.letters.iter_mut().for_each(|letter| letter.parcel = None);
+        }
+        if channel.readers == 0 && channel.writers == 0 {
+            self.list.remove(&id);
+        }
+        lost
+    }
+
+    /// All descriptors that are on their way.
+    pub(crate) fn parcels(&self) -> impl Iterator<Item = u64> + '_ {
+        self.list.values().flat_map(Channel::parcels)
+    }
+
+    /// The first error of channels from a snapshot, if any: `ends` are all ends that descriptions have.
+    pub(crate) fn check(&self, ends: &[(u64, bool)]) -> Result<(), &'static str> {
+        let mut counts: BTreeMap<u64, (u32, u32)> = BTreeMap::new();
+        for &(id, writes) in ends {
+            let count = counts.entry(id).or_default();
+            if writes { count.1 += 1 } else { count.0 += 1 }
+        }
+        let known = counts.keys().all(|id| self.list.contains_key(id));
+        let sound = self.list.iter().all(|(id, channel)| {
+            let (readers, writers) = counts.get(id).copied().unwrap_or_default();
+            // One of its ends may be the caller's, or the host's.
+            let fits = channel.writers == writers + u32::from(channel.end.writes())
+                && channel.readers == readers + u32::from(channel.end.reads());
+            *id < self.next && fits && channel.is_sound()
+        });
+        if known && sound && self.list.len() <= CHANNELS && self.larger() <= TOGETHER {
+            Ok(())
+        } else {
+            Err("its pipes and connections do not fit together")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_channel_lasts_as_long_as_its_ends_and_holds_so_much() {
+        let mut channels = Channels::default();
+        let id = channels.add().unwrap();
+        let channel = channels.get_mut(id).unwrap();
+        assert_eq!(channel.push(&vec![7; CAPACITY + 9]), CAPACITY);
+        assert!(!channel.is_writable());
+        assert_eq!(channel.skip(ROOM), None);
+        assert!(channel.is_writable());
+        assert_eq!(channel.peek(3), [7; 3]);
+        assert!(channels.leave(id, true).is_empty());
+        assert_eq!(channels.get(id).map(|channel| channel.writers), Some(0));
+        assert!(channels.leave(id, false).is_empty());
+        assert!(channels.get(id).is_none());
+    }
+
+    #[test]
+    fn descriptors_come_with_the_bytes_that_they_were_sent_with() {
+        let mut channels = Channels::default();
+        let id = channels.add().unwrap();
+        let channel = channels.get_mut(id).unwrap();
+        assert_eq!((channel.push(b"plain"), channel.push(b"gift")), (5, 4));
+        channel.attach(7, 4);
+        assert_eq!(channel.push(b"more"), 4);
+        // Earlier bytes may be read with a message, later ones may not.
+        assert_eq!((channel.together(), channel.skip(3), channel.together()), (9, None, 6));
+        assert_eq!((channel.skip(4), channel.together()), (Some(7), 6));
+        assert_eq!(channel.peek(99), b"ftmore");
+        channel.attach(8, 1);
+        assert!(channel.is_sound());
+        channel.attach(9, 2);
+        assert!(!channel.is_sound(), "two for the same bytes");
+        assert_eq!(channels.leave(id, false), [8, 9]);
+        assert_eq!(channels.parcels().count(), 0);
+    }
+
+    #[test]
+    fn datagrams_stay_apart() {
+        let mut channels = Channels::default();
+        let id = channels.add_inbox().unwrap();
+        let channel = channels.get_mut(id).unwrap();
+        for bytes in [&b"one"[..], b"", b"three"] {
+            assert!(channel.takes(bytes.len()));
+            channel.post(bytes, Address::default(), None);
+        }
+        assert!(channel.is_sound());
+        for len in [3, 0, 5] {
+            assert_eq!(channel.letter().map(|letter| letter.len), Some(len));
+            assert_eq!(channel.open_letter().map(|letter| letter.len), Some(len));
+        }
+        assert!(channel.open_letter().is_none() && channel.is_empty());
+        (0..LETTERS).for_each(|_| channel.post(b"x", Address::default(), None));
+        assert!(!channel.takes(0) && channel.is_sound());
+        channel.data.pop_front();
+        assert!(!channel.is_sound());
+        let mut channel = Channel { letters: VecDeque::new(), ..channel.clone() };
+        assert!(channel.is_sound());
+        channel.taken = u64::MAX;
+        assert!(!channel.is_sound());
+    }
+
+    #[test]
+    fn ends_that_do_not_fit_are_refused() {
+        let mut channels = Channels::default();
+        let own = channels.add().unwrap();
+        let asked = channels.add_caller(ChannelEnd::Asks, b"hello").unwrap();
+        let all = [(own, true), (own, false), (asked, false)];
+        assert_eq!(channels.check(&all), Ok(()));
+        for left_out in 0..all.len() {
+            let mut ends = all.to_vec();
+            let out = ends.remove(left_out);
+            assert!(channels.check(&ends).is_err(), "{out:?}");
+        }
+        assert!(channels.check(&[&all[..], &[(99, true)]].concat()).is_err());
+        assert!(channels.check(&[&all[..], &[(asked, true)]].concat()).is_err());
+        channels.next = 0;
+        assert!(channels.check(&all).is_err());
+    }
+}

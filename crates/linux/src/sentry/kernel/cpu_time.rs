@@ -1,0 +1,139 @@
+//! CPU time of the guest's processes and threads, and timers that count it.
+//!
+//! It is the CPU time of the host processes that run them; the time of the sentry does not count. All of it counts as user
+//! time (`utime`). It is measured from the first call that needs it, at each switch of processes or threads, so other guests
+//! pay nothing. Time before that counts for the thread that runs then, and time before a reset is dropped.
+
+use rustix::io::Errno;
+
+use crate::sentry::Kernel;
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::kernel::resource_limits::ResourceLimits;
+use crate::sentry::kernel::signals::SignalInfo;
+
+const SECOND: u64 = 1_000_000_000;
+/// Nanoseconds in a tick, as `times` counts.
+pub(in crate::sentry) const TICK: u64 = SECOND / 100;
+/// The signal of a timer is the kernel's.
+const FROM_KERNEL: i32 = 0x80;
+
+/// The owner of a CPU-time clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CpuTimeOwner {
+    Process(u32),
+    Thread(u32),
+}
+
+/// Whether a clock counts CPU time.
+pub(in crate::sentry) fn is_processor_clock(clock: u64) -> bool {
+    let clock = clock as i32;
+    clock < 0 || [libc::CLOCK_PROCESS_CPUTIME_ID, libc::CLOCK_THREAD_CPUTIME_ID].contains(&clock)
+}
+
+/// `struct rusage`.
+pub(in crate::sentry) fn usage(spent: u64, most: u64) -> Vec<u8> {
+    let (seconds, micros) = (spent / SECOND, spent % SECOND / 1000);
+    StructBuilder::default().word(seconds).word(micros).zeros(16).word(most >> 10).zeros(104).0
+}
+
+impl Kernel {
+    /// The owner of a clock of the guest.
+    fn whose(&self, clock: u64) -> Result<CpuTimeOwner, Errno> {
+        let (own, thread) = (self.family.own.id, self.threads.current_id());
+        match clock as i32 {
+            libc::CLOCK_PROCESS_CPUTIME_ID => Ok(CpuTimeOwner::Process(own)),
+            libc::CLOCK_THREAD_CPUTIME_ID => Ok(CpuTimeOwner::Thread(thread)),
+            clock => {
+                // The owner, and in the low bits the kind of clock (`CPUCLOCK_…`).
+                let (id, kind) = (!(clock >> 3) as u32, clock & 7);
+                match kind {
+                    0..=2 if id == 0 => Ok(CpuTimeOwner::Process(own)),
+                    0..=2 if self.family.lives(id) => Ok(CpuTimeOwner::Process(id)),
+                    4..=6 if id == 0 => Ok(CpuTimeOwner::Thread(thread)),
+                    4..=6 if self.threads.get(id).is_some() => Ok(CpuTimeOwner::Thread(id)),
+                    _ => Err(Errno::INVAL),
+                }
+            }
+        }
+    }
+
+    /// The global number of a CPU-time clock of the current process or of one of its threads.
+    pub(in crate::sentry) fn lasting_clock(&self, clock: u64) -> Result<u64, Errno> {
+        match self.whose(clock)? {
+            CpuTimeOwner::Process(id) if id == self.family.own.id => {
+                Ok(libc::CLOCK_PROCESS_CPUTIME_ID as u64)
+            }
+            CpuTimeOwner::Process(_) => Err(Errno::INVAL),
+            CpuTimeOwner::Thread(id) => Ok(i64::from(!(id as i32) << 3 | 6) as u64),
+        }
+    }
+
+    /// The time of a clock at its last measurement.
+    pub(in crate::sentry) fn processor_time(&self, clock: u64) -> Result<u64, Errno> {
+        match self.whose(clock)? {
+            CpuTimeOwner::Process(id) => {
+                self.family.kin(id).map(|kin| kin.spent).ok_or(Errno::INVAL)
+            }
+            CpuTimeOwner::Thread(id) => self.threads.get(id).map(|t| t.spent).ok_or(Errno::INVAL),
+        }
+    }
+
+    /// The current process, and its current thread, have spent so much more.
+    pub(crate) fn spend(&mut self, spent: u64) {
+        let own = &mut self.family.own;
+        own.spent = own.spent.saturating_add(spent);
+        let current = self.threads.current_id();
+        if let Some(thread) = self.threads.get_mut(current) {
+            thread.spent = thread.spent.saturating_add(spent);
+        }
+    }
+
+    /// Whether something rings by the processor time of the current process.
+    pub(crate) fn is_measured(&self) -> bool {
+        self.alarms.count_processor() || self.family.own.limits.seconds().is_some()
+    }
+
+    /// Nanoseconds of its processor time until something rings, at least.
+    pub(crate) fn processor_left(&self) -> Option<u64> {
+        let spent = self.family.own.spent;
+        let limit = self.family.own.limits.seconds().map(|(soft, _)| soft.saturating_mul(SECOND));
+        let whole = self.alarms.processor_next().chain(limit).map(|at| at.saturating_sub(spent));
+        let bells = self.alarms.processor_bells();
+        let bells = bells
+            .filter_map(|(clock, at)| Some(at.saturating_sub(self.processor_time(clock).ok()?)));
+        whole.chain(bells).min()
+    }
+
+    /// Sends the signals of expired timers.
+    pub(in crate::sentry) fn ring_processor(&mut self) {
+        let spent = self.family.own.spent;
+        for signal in self.alarms.run_processor(spent) {
+            self.send(None, SignalInfo::new(signal, FROM_KERNEL, 0, 0));
+        }
+        let clocks: Vec<u64> = self.alarms.processor_bells().map(|(clock, _)| clock).collect();
+        for clock in clocks {
+            if let Ok(now) = self.processor_time(clock) {
+                self.ring_bells(now, Some(clock));
+            }
+        }
+        let Some((soft, hard)) = self.family.own.limits.seconds() else { return };
+        if spent >= hard.saturating_mul(SECOND) {
+            self.send(None, SignalInfo::new(libc::SIGKILL as u8, FROM_KERNEL, 0, 0));
+        } else if spent >= soft.saturating_mul(SECOND) {
+            // Once more with every second, as in Linux.
+            self.family.own.limits.set_seconds(spent / SECOND + 1, hard);
+            self.send(None, SignalInfo::new(libc::SIGXCPU as u8, FROM_KERNEL, 0, 0));
+        }
+    }
+}
+
+impl ResourceLimits {
+    /// Seconds of processor time that a process may spend, and at most, if either is bounded.
+    pub(in crate::sentry) fn seconds(&self) -> Option<(u64, u64)> {
+        self.get(libc::RLIMIT_CPU).filter(|(soft, hard)| soft.min(hard) != &u64::MAX)
+    }
+
+    fn set_seconds(&mut self, soft: u64, hard: u64) {
+        self.set(libc::RLIMIT_CPU, (soft.min(hard), hard));
+    }
+}

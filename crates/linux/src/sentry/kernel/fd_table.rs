@@ -1,0 +1,443 @@
+//! Descriptors: small numbers for open files, which several of them may share.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use afresh_files::{Node, OpenFile};
+use rustix::io::Errno;
+
+use crate::sentry::fs::devices::Device;
+use crate::sentry::fs::proc_paths::ProcDir;
+use crate::sentry::kernel::epoll::EpollSet;
+use crate::sentry::kernel::fifos::Fifo;
+use crate::sentry::kernel::in_flight_fds::InFlightFds;
+use crate::sentry::kernel::inotify::Inotify;
+use crate::sentry::kernel::timer_fd::TimerFd;
+use crate::sentry::net::sockets::Socket;
+use crate::sentry::tty::terminals::TerminalEnd;
+
+/// Descriptors a guest may have.
+pub(crate) const DESCRIPTORS: u32 = 1024;
+
+/// The object of an open description.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum FileObject {
+    /// The requests.
+    Input,
+    /// The answers.
+    Output,
+    /// Messages.
+    Messages,
+    /// A file or directory of the tree; of one that was only named (`O_PATH`), neither read nor written.
+    File(OpenFile),
+    Device(Device, OpenFile),
+    /// One end of a pipe.
+    Pipe {
+        channel: u64,
+        writes: bool,
+    },
+    /// A named pipe.
+    Fifo(Fifo),
+    Terminal(TerminalEnd),
+    /// Files that are watched (`inotify`).
+    Watches(Inotify),
+    /// A counter (`eventfd`).
+    Event {
+        count: u64,
+        semaphore: bool,
+        edges: u64,
+    },
+    Timer(TimerFd),
+    /// A set of descriptors to wait for (`epoll`).
+    Epoll(EpollSet),
+    Socket(Socket),
+    /// A directory of `/proc` that is in no tree, and how far it was listed.
+    Folder(ProcDir, u64),
+    /// A process (`pidfd`).
+    Process(u32),
+    /// Signals of this set, to be read (`signalfd`).
+    Signals(u64),
+}
+
+impl FileObject {
+    /// The channels that it has an end of, and whether it writes them.
+    pub(crate) fn ends(&self) -> Vec<(u64, bool)> {
+        match self {
+            Self::Pipe { channel, writes } => vec![(*channel, *writes)],
+            Self::Fifo(fifo) => fifo.ends(),
+            Self::Socket(socket) => socket.ends(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The file of the tree that it is open on.
+    pub(crate) fn file(&self) -> Option<&OpenFile> {
+        match self {
+            Self::File(open) | Self::Device(_, open) => Some(open),
+            Self::Fifo(Fifo { open, .. }) | Self::Terminal(TerminalEnd { open, .. }) => Some(open),
+            _ => None,
+        }
+    }
+
+    /// Whether bytes come and go by themselves.
+    pub(crate) fn is_stream(&self) -> bool {
+        use FileObject::{
+            Epoll, Event, Fifo, Pipe, Process, Signals, Socket, Terminal, Timer, Watches,
+        };
+        let numbered = matches!(self, Event { .. } | Timer(_) | Epoll(_) | Fifo(_));
+        numbered
+            || matches!(
+                self,
+                Terminal(_) | Watches(_) | Pipe { .. } | Socket(_) | Process(_) | Signals(_)
+            )
+    }
+}
+
+/// An open file: shared by descriptors that were duplicated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Description {
+    pub(crate) open: FileObject,
+    /// As `fcntl(F_GETFL)` returns them.
+    pub(crate) flags: u32,
+    /// Where a file was found that was opened by a name: a directory, and the name there.
+    pub(crate) found: Option<(Node, Arc<[u8]>)>,
+}
+
+impl Description {
+    /// One that has no name.
+    pub(crate) fn new(open: FileObject, flags: i32) -> Self {
+        Self { open, flags: flags as u32, found: None }
+    }
+
+    /// Where the next read or write of a file begins.
+    pub(crate) fn offset(&self) -> u64 {
+        match &self.open {
+            FileObject::File(open) => open.offset,
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn reads(&self) -> bool {
+        self.flags & libc::O_ACCMODE as u32 != libc::O_WRONLY as u32
+    }
+
+    pub(crate) fn writes(&self) -> bool {
+        self.flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Descriptor {
+    description: u64,
+    close_on_exec: bool,
+}
+
+/// All descriptors of a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FdTable {
+    /// The current process's.
+    descriptors: BTreeMap<u32, Descriptor>,
+    /// Those of the other processes.
+    others: BTreeMap<u32, BTreeMap<u32, Descriptor>>,
+    descriptions: BTreeMap<u64, Description>,
+    next: u64,
+    /// Numbers that the current process may have descriptors of.
+    room: u32,
+    carried: InFlightFds,
+}
+
+/// A table taken apart.
+pub(in crate::sentry) struct FdTableParts<D> {
+    /// Process, number, description, and whether it is closed on `exec`.
+    pub(in crate::sentry) descriptors: Vec<(u32, u32, u64, bool)>,
+    pub(in crate::sentry) descriptions: BTreeMap<u64, D>,
+    pub(in crate::sentry) next: u64,
+    pub(in crate::sentry) carried: InFlightFds,
+}
+
+impl FdTable {
+    /// Input, output and messages.
+    pub(crate) fn new() -> Self {
+        let (descriptors, others) = (BTreeMap::new(), BTreeMap::new());
+        let mut table = Self {
+            descriptors,
+            others,
+            descriptions: BTreeMap::new(),
+            next: 0,
+            room: DESCRIPTORS,
+            carried: InFlightFds::default(),
+        };
+        for (number, (open, flags)) in [
+            (FileObject::Input, libc::O_RDONLY),
+            (FileObject::Output, libc::O_WRONLY),
+            (FileObject::Messages, libc::O_WRONLY),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let description = Description::new(open, flags);
+            table.descriptions.insert(number as u64, description);
+            let descriptor = Descriptor { description: number as u64, close_on_exec: false };
+            table.descriptors.insert(number as u32, descriptor);
+            table.next = number as u64 + 1;
+        }
+        table
+    }
+
+    /// Its parts. The current process is `own`.
+    pub(in crate::sentry) fn parts(&self, own: u32) -> FdTableParts<&Description> {
+        let all =
+            self.others.iter().map(|(&id, list)| (id, list)).chain([(own, &self.descriptors)]);
+        let descriptors = all.flat_map(|(id, list)| {
+            list.iter().map(move |(&number, d)| (id, number, d.description, d.close_on_exec))
+        });
+        let descriptions = self.descriptions.iter().map(|(&id, description)| (id, description));
+        FdTableParts {
+            descriptors: descriptors.collect(),
+            descriptions: descriptions.collect(),
+            next: self.next,
+            carried: self.carried.clone(),
+        }
+    }
+
+    /// The table of these parts, if they fit together and belong to processes that are known.
+    pub(in crate::sentry) fn from_parts(
+        parts: FdTableParts<Description>,
+        own: u32,
+        lives: impl Fn(u32) -> bool,
+    ) -> Option<Self> {
+        let FdTableParts { descriptors, descriptions, next, carried } = parts;
+        let fits = descriptors.iter().all(|(process, number, description, _)| {
+            lives(*process) && *number < DESCRIPTORS && descriptions.contains_key(description)
+        });
+        let mut others: BTreeMap<u32, BTreeMap<u32, Descriptor>> = BTreeMap::new();
+        for (process, number, description, close_on_exec) in descriptors {
+            let descriptor = Descriptor { description, close_on_exec };
+            others.entry(process).or_default().insert(number, descriptor);
+        }
+        let descriptors = others.remove(&own).unwrap_or_default();
+        let last = descriptions.keys().next_back().copied().unwrap_or_default();
+        (fits && last < next).then_some(Self {
+            descriptors,
+            others,
+            descriptions,
+            next,
+            room: DESCRIPTORS,
+            carried,
+        })
+    }
+
+    pub(crate) fn get(&self, descriptor: u64) -> Result<&Description, Errno> {
+        let descriptor = self.descriptors.get(&(descriptor as u32)).ok_or(Errno::BADF)?;
+        self.descriptions.get(&descriptor.description).ok_or(Errno::BADF)
+    }
+
+    pub(crate) fn get_mut(&mut self, descriptor: u64) -> Result<&mut Description, Errno> {
+        let descriptor = self.descriptors.get(&(descriptor as u32)).ok_or(Errno::BADF)?;
+        self.descriptions.get_mut(&descriptor.description).ok_or(Errno::BADF)
+    }
+
+    /// The description of `descriptor`.
+    pub(crate) fn id(&self, descriptor: u64) -> Result<u64, Errno> {
+        Ok(self.descriptors.get(&(descriptor as u32)).ok_or(Errno::BADF)?.description)
+    }
+
+    /// The objects of the descriptors of a process, by number: of `other`, or the current one.
+    pub(in crate::sentry) fn listed(
+        &self,
+        other: Option<u32>,
+    ) -> impl Iterator<Item = (u32, u64, &Description)> + '_ {
+        let list = match other {
+            Some(id) => self.others.get(&id),
+            None => Some(&self.descriptors),
+        };
+        list.into_iter().flatten().filter_map(|(&number, descriptor)| {
+            let id = descriptor.description;
+            Some((number, id, self.descriptions.get(&id)?))
+        })
+    }
+
+    pub(crate) fn description(&self, id: u64) -> Option<&Description> {
+        self.descriptions.get(&id)
+    }
+
+    pub(crate) fn description_mut(&mut self, id: u64) -> Option<&mut Description> {
+        self.descriptions.get_mut(&id)
+    }
+
+    pub(crate) fn descriptions(&self) -> impl DoubleEndedIterator<Item = (u64, &Description)> + '_ {
+        self.descriptions.iter().map(|(&id, description)| (id, description))
+    }
+
+    pub(crate) fn descriptions_mut(&mut self) -> impl Iterator<Item = &mut Description> + '_ {
+        self.descriptions.values_mut()
+    }
+
+    fn free(&self, from: u32) -> Result<u32, Errno> {
+        (from..self.room).find(|number| !self.descriptors.contains_key(number)).ok_or(Errno::MFILE)
+    }
+
+    /// Whether there is room for a further descriptor.
+    pub(crate) fn check_room(&self) -> Result<(), Errno> {
+        self.free(0).map(drop)
+    }
+
+    /// A new descriptor for a new description, which is handed back where there is no room.
+    pub(crate) fn add(
+        &mut self,
+        description: Description,
+        close_on_exec: bool,
+    ) -> Result<u32, (Errno, Box<Description>)> {
+        let number = match self.free(0) {
+            Ok(number) => number,
+            Err(errno) => return Err((errno, Box::new(description))),
+        };
+        let id = self.next;
+        self.next += 1;
+        self.descriptions.insert(id, description);
+        self.descriptors.insert(number, Descriptor { description: id, close_on_exec });
+        Ok(number)
+    }
+
+    /// A new descriptor of the description of `old`: the first free one at or above `from`.
+    pub(crate) fn duplicate(
+        &mut self,
+        old: u64,
+        from: u64,
+        close_on_exec: bool,
+    ) -> Result<u32, Errno> {
+        self.get(old)?;
+        let from = u32::try_from(from).ok().filter(|from| *from < self.room).ok_or(Errno::INVAL)?;
+        let number = self.free(from)?;
+        self.alias(old, number, close_on_exec)
+    }
+
+    /// Makes `new` a descriptor of the description of `old`. Returns the object that was closed by it.
+    pub(crate) fn replace(
+        &mut self,
+        old: u64,
+        new: u64,
+        close_on_exec: bool,
+    ) -> Result<(u32, Option<Description>), Errno> {
+        self.get(old)?;
+        let new = u32::try_from(new).ok().filter(|new| *new < self.room).ok_or(Errno::BADF)?;
+        let gone = match u64::from(new) != old {
+            true => self.close(u64::from(new)).unwrap_or_default(),
+            false => None,
+        };
+        Ok((self.alias(old, new, close_on_exec)?, gone))
+    }
+
+    fn alias(&mut self, old: u64, new: u32, close_on_exec: bool) -> Result<u32, Errno> {
+        let description = self.descriptors.get(&(old as u32)).ok_or(Errno::BADF)?.description;
+        self.descriptors.insert(new, Descriptor { description, close_on_exec });
+        Ok(new)
+    }
+
+    /// Closes a descriptor. Returns the object whose last descriptor it was.
+    pub(crate) fn close(&mut self, descriptor: u64) -> Result<Option<Description>, Errno> {
+        let gone = self.descriptors.remove(&(descriptor as u32)).ok_or(Errno::BADF)?;
+        let mut all =
+            self.descriptors.values().chain(self.others.values().flat_map(|o| o.values()));
+        if all.any(|d| d.description == gone.description) || self.carried.has(gone.description) {
+            return Ok(None);
+        }
+        Ok(self.descriptions.remove(&gone.description))
+    }
+
+    /// Descriptors in flight between processes.
+    pub(in crate::sentry) fn carried(&self) -> &InFlightFds {
+        &self.carried
+    }
+
+    /// Sends descriptors of the current process on their way.
+    pub(in crate::sentry) fn carry(&mut self, descriptors: &[u64]) -> Result<u64, Errno> {
+        let descriptions = descriptors.iter().map(|descriptor| self.id(*descriptor));
+        let descriptions = descriptions.collect::<Result<Vec<_>, _>>()?;
+        self.carried.add(descriptions)
+    }
+
+    /// Descriptors for received descriptions, at most `room`, the objects that were closed, and whether any was dropped.
+    pub(in crate::sentry) fn unpack(
+        &mut self,
+        parcel: u64,
+        most: usize,
+        close_on_exec: bool,
+    ) -> (Vec<u32>, Vec<Description>, bool) {
+        let list = self.carried.take(parcel);
+        let mut numbers = Vec::new();
+        for description in list.iter().take(most) {
+            let Ok(number) = self.free(0) else { break };
+            self.descriptors
+                .insert(number, Descriptor { description: *description, close_on_exec });
+            numbers.push(number);
+        }
+        let cut = numbers.len() < list.len();
+        (numbers, self.unused(list), cut)
+    }
+
+    /// Drops a message in flight, and returns the objects that it closed.
+    pub(in crate::sentry) fn drop_parcel(&mut self, parcel: u64) -> Vec<Description> {
+        let list = self.carried.take(parcel);
+        self.unused(list)
+    }
+
+    /// Takes out those of the descriptions that are open nowhere.
+    fn unused(&mut self, list: Vec<u64>) -> Vec<Description> {
+        let mut gone = Vec::new();
+        for id in list {
+            let mut all =
+                self.descriptors.values().chain(self.others.values().flat_map(|o| o.values()));
+            if !all.any(|d| d.description == id) && !self.carried.has(id) {
+                gone.extend(self.descriptions.remove(&id));
+            }
+        }
+        gone
+    }
+
+    pub(crate) fn closes_on_exec(&self, descriptor: u64) -> Result<bool, Errno> {
+        Ok(self.descriptors.get(&(descriptor as u32)).ok_or(Errno::BADF)?.close_on_exec)
+    }
+
+    pub(crate) fn set_close_on_exec(&mut self, descriptor: u64, on: bool) -> Result<(), Errno> {
+        self.descriptors.get_mut(&(descriptor as u32)).ok_or(Errno::BADF)?.close_on_exec = on;
+        Ok(())
+    }
+
+    /// How many descriptors the current process may have; those that it has stay.
+    pub(in crate::sentry) fn set_room(&mut self, room: u32) {
+        self.room = room;
+    }
+
+    /// Has the descriptors of process `to` be the current ones, and keeps those of `from`.
+    pub(in crate::sentry) fn seat(&mut self, from: u32, to: u32) {
+        let now = self.others.remove(&to).unwrap_or_default();
+        let left = std::mem::replace(&mut self.descriptors, now);
+        self.others.insert(from, left);
+    }
+
+    /// Gives process `id` descriptors like the current ones.
+    pub(in crate::sentry) fn fork(&mut self, id: u32) {
+        self.others.insert(id, self.descriptors.clone());
+    }
+
+    /// Removes process `id`, which has closed all its descriptors.
+    pub(in crate::sentry) fn drop_process(&mut self, id: u32) {
+        self.others.remove(&id);
+    }
+
+    /// Descriptors that are closed when another program runs.
+    pub(in crate::sentry) fn closing(&self) -> Vec<u64> {
+        let closing = self.descriptors.iter().filter(|(_, d)| d.close_on_exec);
+        closing.map(|(&number, _)| u64::from(number)).collect()
+    }
+
+    /// All descriptors in `range`.
+    pub(crate) fn numbers(&self, first: u64, last: u64) -> Vec<u64> {
+        self.descriptors
+            .keys()
+            .map(|&n| u64::from(n))
+            .filter(|n| (first..=last).contains(n))
+            .collect()
+    }
+}

@@ -1,0 +1,135 @@
+//! Named pipes. An open for reading waits for a writer and the other way round; then both share a channel, as for a pipe.
+//!
+//! Promises: all descriptors of one file share one channel, also after its names are removed. A waiting open counts as an end
+//! of the channel, so early writes are not lost; it stops counting when the wait or its process ends.
+
+use afresh_files::{Access, Kind, Node, OpenFile};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::sentry::Kernel;
+use crate::sentry::fs::devices::FIFO;
+use crate::sentry::kernel::channels::Channel;
+use crate::sentry::kernel::fd_table::{Description, FileObject};
+use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
+
+/// A named pipe that is open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Fifo {
+    pub(crate) channel: u64,
+    /// Its file, and which ends of the channel are meant.
+    pub(crate) open: OpenFile,
+    /// Whether no writer has opened it since. Reads then wait instead of returning the end.
+    pub(crate) unmet: bool,
+}
+
+impl Fifo {
+    /// The ends that it has of its channel, and whether it writes them.
+    pub(crate) fn ends(&self) -> Vec<(u64, bool)> {
+        let Access { read, write, .. } = self.open.access;
+        let end = |has: bool, writes: bool| has.then_some((self.channel, writes));
+        end(read, false).into_iter().chain(end(write, true)).collect()
+    }
+}
+
+/// An open that completes once the other end is open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PendingOpen {
+    pub(crate) fifo: Fifo,
+    /// The directory that it was found in, and its name there.
+    pub(crate) found: Option<(Node, Vec<u8>)>,
+}
+
+/// The named pipe that a thread waits to open.
+pub(in crate::sentry) fn opening(thread: &Thread) -> Option<&PendingOpen> {
+    match &thread.wait {
+        Some(Wait { on: WaitReason::Fifo(opening), .. }) => Some(opening),
+        _ => None,
+    }
+}
+
+impl Kernel {
+    /// The channel of a named pipe that a process has open or waits to open.
+    pub(in crate::sentry) fn fifo_channel(&self, node: Node) -> Option<u64> {
+        let open =
+            self.table.descriptions().filter_map(|(_, description)| match &description.open {
+                FileObject::Fifo(fifo) => Some(fifo),
+                _ => None,
+            });
+        let threads = self.threads.iter().chain(self.family.other_threads());
+        let waiting = threads.filter_map(|(_, thread)| opening(thread)).map(|o| &o.fifo);
+        open.chain(waiting).find(|fifo| fifo.open.node == node).map(|fifo| fifo.channel)
+    }
+
+    /// A further end of a named pipe's channel, or of a new one.
+    pub(in crate::sentry) fn join_fifo(
+        &mut self,
+        known: Option<u64>,
+        access: Access,
+    ) -> Result<u64, Errno> {
+        let id = match known {
+            Some(id) => id,
+            None => {
+                let id = self.channels.add().ok_or(Errno::NFILE)?;
+                if let Some(Channel { readers, writers, .. }) = self.channels.get_mut(id) {
+                    (*readers, *writers) = (0, 0);
+                }
+                id
+            }
+        };
+        for (has, writes) in [(access.read, false), (access.write, true)] {
+            if has {
+                self.channels.join(id, writes);
+            }
+        }
+        Ok(id)
+    }
+
+    /// Notifies the waiters of a channel that the other end is open.
+    pub(in crate::sentry) fn meet(&mut self, channel: u64, access: Access) {
+        for description in self.table.descriptions_mut() {
+            if let FileObject::Fifo(fifo) = &mut description.open
+                && fifo.channel == channel
+                && access.write
+            {
+                fifo.unmet = false;
+            }
+        }
+        let all = self.family.threads_mut().chain([&mut self.threads]);
+        for wait in all.flat_map(|threads| threads.values_mut()).filter_map(|t| t.wait.as_mut()) {
+            if let WaitReason::Fifo(PendingOpen { fifo, .. }) = &wait.on
+                && fifo.channel == channel
+                && (fifo.open.access.read && access.write || fifo.open.access.write && access.read)
+            {
+                wait.woken = true;
+            }
+        }
+    }
+
+    /// Cancels a wait to open a named pipe.
+    pub(in crate::sentry) fn give_up(&mut self, wait: Option<Wait>) {
+        if let Some(Wait { on: WaitReason::Fifo(PendingOpen { fifo, .. }), .. }) = wait {
+            self.forget(Some(Description::new(FileObject::Fifo(fifo), 0)));
+        }
+    }
+
+    /// Cancels the waits of all threads of the current process except one.
+    pub(in crate::sentry) fn give_up_all(&mut self, but: Option<u32>) {
+        let waits = self
+            .threads
+            .iter()
+            .filter(|(id, thread)| Some(*id) != but && opening(thread).is_some());
+        for id in waits.map(|(id, _)| id).collect::<Vec<_>>() {
+            let wait = self.threads.get_mut(id).and_then(|thread| thread.wait.take());
+            self.give_up(wait);
+        }
+    }
+}
+
+impl PendingOpen {
+    /// Whether a guest could wait for this open, in a tree with its file.
+    pub(in crate::sentry) fn is_sound(&self, kind: Kind, device: u64) -> bool {
+        let short = self.found.as_ref().is_none_or(|(_, name)| name.len() <= crate::sentry::NAME);
+        short && kind == Kind::Device && device == FIFO
+    }
+}

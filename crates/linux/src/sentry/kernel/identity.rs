@@ -1,0 +1,12 @@
+//! Names and numbers that are the same in every guest.
+
+/// The name of the kernel.
+pub(in crate::sentry) const RELEASE: &str = "6.1.0";
+
+pub(in crate::sentry) const VERSION: &str = "#1";
+
+/// The PID of a guest's first process and thread.
+pub(crate) const PID: u64 = 2;
+
+/// Its user and group.
+pub(crate) const USER: u64 = 1000;

@@ -1,0 +1,406 @@
+//! A guest's state as plain bytes, for snapshots, and back.
+//!
+//! What comes out of a snapshot may be a stranger's. It names no place of the host's that the caller did not grant, asks for
+//! no more than what every guest may have, and is refused where it does not fit together. No path of the host's is opened
+//! before that is known.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use afresh_files::{Budget, Kind, Node, OpenFile, SavedTree, Time, Tree};
+use serde::{Deserialize, Serialize};
+
+use crate::base::{self, Base};
+use crate::error::{FreezeError, Incompatible, ThawError};
+use crate::sentry::fs::devices::{Device, FIFO};
+use crate::sentry::fs::proc_paths::ProcDir;
+use crate::sentry::fs::root_files;
+use crate::sentry::fs::seals::Seals;
+use crate::sentry::kernel::channels::Channels;
+use crate::sentry::kernel::epoll::EpollSet;
+use crate::sentry::kernel::fd_table::{Description, FdTable, FdTableParts, FileObject};
+use crate::sentry::kernel::fifos::{Fifo, opening};
+use crate::sentry::kernel::file_locks::FileLocks;
+use crate::sentry::kernel::generation::GenerationWatch;
+use crate::sentry::kernel::in_flight_fds::InFlightFds;
+use crate::sentry::kernel::inotify::Inotify;
+use crate::sentry::kernel::process_table::{FIRST, ProcessTable};
+use crate::sentry::kernel::signals::PendingSignals;
+use crate::sentry::kernel::threads::{MonotonicTime, Threads};
+use crate::sentry::kernel::time::now_moment;
+use crate::sentry::kernel::timer_fd::TimerFd;
+use crate::sentry::kernel::timers::Timers;
+use crate::sentry::mm::layout::Layout;
+use crate::sentry::mm::shared_segments::SharedSegments;
+use crate::sentry::net::dns::ResolvedNames;
+use crate::sentry::net::sockets::Socket;
+use crate::sentry::tty::terminals::{FIRST_DEVICE, TerminalEnd, Terminals};
+use crate::sentry::{Kernel, NAME};
+
+/// [`Kernel`] but for its files, in a form that is written down.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct PackedKernel {
+    layout: Layout,
+    layers: Vec<Vec<u8>>,
+    /// Process, number, description, and whether it is closed on `exec`.
+    descriptors: Vec<(u32, u32, u64, bool)>,
+    descriptions: Vec<(u64, PackedDescription)>,
+    next: u64,
+    carried: InFlightFds,
+    directory: Node,
+    umask: u32,
+    handlers: Vec<(u64, [u8; 32])>,
+    pending: PendingSignals,
+    /// Moments here and in all that follows are lengths of time from when it was packed.
+    alarms: Timers,
+    threads: Threads,
+    channels: Channels,
+    terminals: Terminals,
+    locks: FileLocks,
+    seals: Seals,
+    moves: u32,
+    system_v: SharedSegments,
+    names: ResolvedNames,
+    family: ProcessTable,
+}
+
+/// Grants and limits of the opener of a snapshot.
+#[derive(Debug)]
+pub(crate) struct OpenerGrants {
+    /// Paths of the host, sorted.
+    pub(crate) granted: Vec<PathBuf>,
+    /// Maximum bytes of mappings.
+    pub(crate) memory: u64,
+    pub(crate) storage: Budget,
+}
+
+/// The open object, its flags, and the place where it was found.
+type PackedDescription = (PackedOpen, u32, Option<(Node, Vec<u8>)>);
+
+#[derive(Serialize, Deserialize)]
+enum PackedOpen {
+    Input,
+    Output,
+    Messages,
+    /// With the size that it had, and when it was changed.
+    File(OpenFile, u64, Time),
+    /// With its number.
+    Device(u64, OpenFile),
+    Pipe(u64, bool),
+    Fifo(Fifo),
+    Terminal(TerminalEnd),
+    Watches(Inotify),
+    Event(u64, bool, u64),
+    Timer(TimerFd),
+    Epoll(EpollSet),
+    Socket(Socket),
+    Folder(ProcDir, u64),
+    Process(u32),
+    Signals(u64),
+    Generation(GenerationWatch, OpenFile),
+}
+
+/// Has all moments of threads, alarms and timers at another place of the clock.
+fn shift(
+    threads: &mut Threads,
+    alarms: &mut Timers,
+    family: &mut ProcessTable,
+    timers: &mut dyn Iterator<Item = &mut TimerFd>,
+    by: impl Fn(MonotonicTime) -> MonotonicTime,
+) {
+    let moved = |threads: &mut Threads| {
+        let waits = threads.values_mut().filter_map(|thread| thread.wait.as_mut());
+        waits.filter_map(|wait| wait.until.as_mut()).for_each(|at| *at = by(*at));
+    };
+    family.threads_mut().chain([threads]).for_each(moved);
+    family.alarms_mut().chain([alarms]).for_each(|alarms| alarms.shift(&by));
+    timers.filter_map(|timer| timer.at.as_mut()).for_each(|at| *at = by(*at));
+}
+
+/// A state that does not fit together.
+pub(crate) fn damaged(what: &str) -> ThawError {
+    ThawError::State(what.to_owned())
+}
+
+impl Kernel {
+    /// The state, and the files that the guest has written.
+    pub(crate) fn pack(&self) -> Result<(PackedKernel, Vec<u8>), FreezeError> {
+        let lost = |error: &dyn std::fmt::Display| FreezeError::State(error.to_string());
+        let stat = |open: &OpenFile| self.tree.stat(open.node).map_err(|error| lost(&error));
+        let FdTableParts { descriptors, descriptions: open, next, carried } =
+            self.table.parts(self.family.own.id);
+        let mut descriptions = Vec::new();
+        for (id, description) in open {
+            let open = match &description.open {
+                FileObject::Input => PackedOpen::Input,
+                FileObject::Output => PackedOpen::Output,
+                FileObject::Messages => PackedOpen::Messages,
+                FileObject::File(open) => {
+                    let stat = stat(open)?;
+                    PackedOpen::File(open.clone(), stat.size, stat.times.modified)
+                }
+                FileObject::Device(Device::Generation(watch), open) => {
+                    PackedOpen::Generation(*watch, open.clone())
+                }
+                FileObject::Device(_, open) => PackedOpen::Device(stat(open)?.device, open.clone()),
+                FileObject::Pipe { channel, writes } => PackedOpen::Pipe(*channel, *writes),
+                FileObject::Fifo(fifo) => PackedOpen::Fifo(fifo.clone()),
+                FileObject::Terminal(end) => PackedOpen::Terminal(end.clone()),
+                FileObject::Watches(watches) => PackedOpen::Watches(watches.clone()),
+                FileObject::Event { count, semaphore, edges } => {
+                    PackedOpen::Event(*count, *semaphore, *edges)
+                }
+                FileObject::Timer(timer) => PackedOpen::Timer(timer.clone()),
+                FileObject::Epoll(set) => PackedOpen::Epoll(set.clone()),
+                FileObject::Socket(socket) => PackedOpen::Socket(socket.clone()),
+                FileObject::Folder(folder, at) => PackedOpen::Folder(*folder, *at),
+                FileObject::Process(id) => PackedOpen::Process(*id),
+                FileObject::Signals(set) => PackedOpen::Signals(*set),
+            };
+            let found = description.found.as_ref().map(|(above, name)| (*above, name.to_vec()));
+            descriptions.push((id, (open, description.flags, found)));
+        }
+        let (mut threads, mut alarms) = (self.threads.clone(), self.alarms.clone());
+        let mut family = self.family.clone();
+        let mut timers = descriptions.iter_mut().filter_map(|(_, (open, ..))| match open {
+            PackedOpen::Timer(timer) => Some(timer),
+            _ => None,
+        });
+        let now = now_moment();
+        shift(&mut threads, &mut alarms, &mut family, &mut timers, |at| at.saturating_sub(now));
+        let packed = PackedKernel {
+            layout: self.layout.clone(),
+            layers: self.layers.iter().map(|path| root_files::bytes(path).to_vec()).collect(),
+            descriptors,
+            descriptions,
+            next,
+            carried,
+            directory: self.directory,
+            umask: self.umask,
+            handlers: self.handlers.iter().map(|(&number, &handler)| (number, handler)).collect(),
+            pending: self.pending.clone(),
+            alarms,
+            threads,
+            channels: self.channels.clone(),
+            terminals: self.terminals.clone(),
+            locks: self.locks.clone(),
+            seals: self.seals.lasting(&self.tree),
+            moves: self.moves,
+            system_v: self.system_v.clone(),
+            names: self.names.clone(),
+            family,
+        };
+        let files = self.tree.saved().map_err(|error| lost(&error))?;
+        Ok((packed, files.to_bytes()))
+    }
+
+    /// The state that was packed, over `base` and the opener's grants, which must include all directories that it had. The
+    /// opener's limits replace its own.
+    pub(crate) fn unpack(
+        packed: PackedKernel,
+        files: &[u8],
+        base: Option<Arc<Base>>,
+        opener: &OpenerGrants,
+    ) -> Result<Self, ThawError> {
+        packed.family.check(&packed.threads, &packed.layout).map_err(damaged)?;
+        let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
+        let layers: Vec<PathBuf> = packed.layers.into_iter().map(path).collect();
+        let below = root_files::over_named(base::over(base.as_ref()), &layers, &opener.granted)?;
+        let saved = SavedTree::from_bytes(files).map_err(Incompatible::Files)?;
+        let tree = below.restored(&saved).map_err(Incompatible::Files)?.with_budget(opener.storage);
+        let limit =
+            |what, needed, limit, way_out| Incompatible::Limit { what, needed, limit, way_out };
+        let used = tree.used();
+        if used.bytes > opener.storage.bytes {
+            return Err(limit("storage", used.bytes, opener.storage.bytes, "storage_limit").into());
+        }
+        if used.files > opener.storage.files {
+            return Err(damaged("it has more files than a program may have"));
+        }
+        let mut descriptions = BTreeMap::new();
+        for (id, (open, flags, found)) in packed.descriptions {
+            let open = match open {
+                PackedOpen::Input => FileObject::Input,
+                PackedOpen::Output => FileObject::Output,
+                PackedOpen::Messages => FileObject::Messages,
+                PackedOpen::File(open, size, modified) => {
+                    let stat = held(&tree, &open)?;
+                    if stat.kind == Kind::File
+                        && (stat.size, stat.times.modified) != (size, modified)
+                    {
+                        let path = PathBuf::from(format!("descriptor {id}"));
+                        return Err(
+                            Incompatible::File { path, why: "its file has changed since" }.into()
+                        );
+                    }
+                    FileObject::File(open)
+                }
+                PackedOpen::Device(number, open) => {
+                    held(&tree, &open)?;
+                    let device = Device::of(number).ok_or_else(|| damaged("an unknown device"))?;
+                    FileObject::Device(device, open)
+                }
+                PackedOpen::Pipe(channel, writes) => FileObject::Pipe { channel, writes },
+                PackedOpen::Fifo(fifo) => {
+                    let stat = held(&tree, &fifo.open)?;
+                    if stat.kind != Kind::Device || stat.device != FIFO {
+                        return Err(damaged("a named pipe is none"));
+                    }
+                    FileObject::Fifo(fifo)
+                }
+                PackedOpen::Terminal(end) => {
+                    held(&tree, &end.open)?;
+                    FileObject::Terminal(end)
+                }
+                PackedOpen::Watches(watches) if watches.is_sound() => FileObject::Watches(watches),
+                PackedOpen::Watches(_) => return Err(damaged("what watches files is none")),
+                PackedOpen::Event(count, semaphore, edges) => {
+                    FileObject::Event { count, semaphore, edges }
+                }
+                PackedOpen::Timer(timer) => FileObject::Timer(timer),
+                PackedOpen::Epoll(set) if set.is_sound() => FileObject::Epoll(set),
+                PackedOpen::Epoll(_) => return Err(damaged("a set of descriptors is none")),
+                PackedOpen::Socket(socket) if socket.is_sound() => FileObject::Socket(socket),
+                PackedOpen::Socket(_) => return Err(damaged("a socket is none")),
+                // Its process may have ended: it is empty then.
+                PackedOpen::Folder(folder, at) => FileObject::Folder(folder, at),
+                // A number that is not given yet would be another's later.
+                PackedOpen::Process(id) if (FIRST..packed.threads.next()).contains(&id) => {
+                    FileObject::Process(id)
+                }
+                PackedOpen::Signals(set) => FileObject::Signals(set),
+                PackedOpen::Generation(watch, open) if watch.is_sound() => {
+                    held(&tree, &open)?;
+                    FileObject::Device(Device::Generation(watch), open)
+                }
+                PackedOpen::Generation(..) => {
+                    return Err(damaged("a descriptor of the generation sends no signal"));
+                }
+                PackedOpen::Process(_) => return Err(damaged("a descriptor of no process")),
+            };
+            if found.as_ref().is_some_and(|(_, name)| name.len() > NAME) {
+                return Err(damaged("the name of an open file is longer than names are"));
+            }
+            let found = found.map(|(above, name)| (above, name.into()));
+            descriptions.insert(id, Description { open, flags, found });
+        }
+        let mut family = packed.family;
+        let (descriptors, next) = (packed.descriptors, packed.next);
+        let parts = FdTableParts { descriptors, descriptions, next, carried: packed.carried };
+        let mut table = FdTable::from_parts(parts, FIRST, |id| family.lives(id))
+            .ok_or_else(|| damaged("its descriptors do not fit together"))?;
+        let mut ends: Vec<_> = table.descriptions().flat_map(|(_, d)| d.open.ends()).collect();
+        let threads = packed.threads.iter().chain(family.other_threads());
+        for opening in threads.filter_map(|(_, thread)| opening(thread)) {
+            let stat = held(&tree, &opening.fifo.open)?;
+            if !opening.is_sound(stat.kind, stat.device) {
+                return Err(damaged("a thread waits to open what is no named pipe"));
+            }
+            ends.extend(opening.fifo.ends());
+        }
+        packed.channels.check(&ends).map_err(damaged)?;
+        let terminals = table.descriptions().filter_map(|(_, d)| match &d.open {
+            FileObject::Terminal(end) => Some(end),
+            _ => None,
+        });
+        let is_terminal = |node: Node, id: u32| {
+            let device = tree.stat(node).map(|stat| (stat.kind, stat.device));
+            device == Ok((Kind::Device, FIRST_DEVICE + u64::from(id)))
+        };
+        packed.terminals.check(terminals, is_terminal).map_err(damaged)?;
+        let is_open = |id| table.description(id).is_some();
+        if !table.carried().is_sound(is_open, packed.channels.parcels()) {
+            return Err(damaged("descriptors are on their way that are none"));
+        }
+        if !packed.pending.is_sound() {
+            return Err(damaged("a signal that is none"));
+        }
+        if !packed.names.is_sound() {
+            return Err(damaged("a name of a host that is none"));
+        }
+        if !packed.alarms.is_sound() {
+            return Err(damaged("a timer that is none"));
+        }
+        let (mut threads, mut alarms) = (packed.threads, packed.alarms);
+        {
+            let mut timers = table.descriptions_mut().filter_map(|d| match &mut d.open {
+                FileObject::Timer(timer) => Some(timer),
+                _ => None,
+            });
+            let now = now_moment();
+            let later = |at| now.saturating_add(at);
+            shift(&mut threads, &mut alarms, &mut family, &mut timers, later);
+        }
+        let layouts = family.layouts().chain([&packed.layout]);
+        let shared: Vec<_> = layouts.flat_map(Layout::shared).collect();
+        let shares: BTreeSet<Node> = shared.iter().map(|shared| shared.share.node).collect();
+        if shared.iter().any(|s| s.share.offset(s.range.start) > i64::MAX as u64 / 2) {
+            return Err(damaged("memory is shared beyond the end of any file"));
+        }
+        let file = |node: &Node| tree.stat(*node).map(|stat| stat.kind) == Ok(Kind::File);
+        if !packed.seals.is_sound(|node| file(&node)) {
+            return Err(damaged("what is sealed is no file"));
+        }
+        if !packed.system_v.is_sound(|node| file(&node)) {
+            return Err(damaged("a segment of shared memory is none"));
+        }
+        if !shares.iter().all(file) {
+            return Err(damaged("memory is shared through what is no file"));
+        }
+        if packed.handlers.iter().any(|(number, _)| !(1..=64).contains(number)) {
+            return Err(damaged("a handler of no signal"));
+        }
+        let directory = |node| tree.stat(node).map(|stat| stat.kind) == Ok(Kind::Directory);
+        if !family.directories().chain([packed.directory]).all(directory) {
+            return Err(damaged("its directory is none"));
+        }
+        let mut state = Self {
+            layout: packed.layout,
+            tree,
+            base,
+            layers: layers.into(),
+            table,
+            directory: packed.directory,
+            umask: packed.umask & 0o777,
+            handlers: packed.handlers.into_iter().collect(),
+            pending: packed.pending,
+            alarms,
+            threads,
+            channels: packed.channels,
+            terminals: packed.terminals,
+            locks: packed.locks,
+            seals: packed.seals,
+            watchers: 0,
+            moves: packed.moves,
+            system_v: packed.system_v,
+            names: packed.names,
+            shares,
+            family,
+        };
+        state.cut_lines();
+        state.drop_unowned();
+        state.count_watchers();
+        state.heed_limits();
+        state.count_memory();
+        if state.check_nesting().is_err() {
+            return Err(damaged("its sets of descriptors contain too many others, or each other"));
+        }
+        let needed = state.limit_memory(opener.memory);
+        if needed > opener.memory {
+            return Err(limit("memory", needed, opener.memory, "memory_limit").into());
+        }
+        Ok(state)
+    }
+}
+
+/// The kind of an open file.
+fn held(tree: &Tree, open: &OpenFile) -> Result<afresh_files::Stat, ThawError> {
+    let stat = tree.stat(open.node).ok();
+    if open.offset > i64::MAX as u64 {
+        return Err(damaged("an offset is negative"));
+    }
+    stat.ok_or_else(|| damaged("a file that is open is not there"))
+}

@@ -1,0 +1,156 @@
+//! The identity of a guest process: its PID, relatives and program, with the program's arguments.
+//!
+//! Promises: nothing in here comes from the host except the program's parameters. A frozen one is checked before use.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::sentry::Kernel;
+use crate::sentry::kernel::prctl_state::PrctlState;
+use crate::sentry::kernel::process_table::FIRST;
+use crate::sentry::kernel::resource_limits::ResourceLimits;
+
+/// The PID that adopts orphans (`init`), and never reaps them.
+pub(in crate::sentry) const NOBODY: u32 = 1;
+/// Most bytes of arguments, and of variables, as of a path.
+const LONGEST: usize = 1 << 20;
+
+/// Arguments and variables that a program was started with, each with a zero behind it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "(Vec<u8>, Vec<u8>)", into = "(Vec<u8>, Vec<u8>)")]
+pub(crate) struct ArgumentStrings {
+    // Shared by forks and states: they never change.
+    args: Arc<[u8]>,
+    env: Arc<[u8]>,
+}
+
+impl From<(Vec<u8>, Vec<u8>)> for ArgumentStrings {
+    fn from((args, env): (Vec<u8>, Vec<u8>)) -> Self {
+        Self { args: args.into(), env: env.into() }
+    }
+}
+
+impl From<ArgumentStrings> for (Vec<u8>, Vec<u8>) {
+    fn from(strings: ArgumentStrings) -> Self {
+        (strings.args.to_vec(), strings.env.to_vec())
+    }
+}
+
+impl ArgumentStrings {
+    pub(crate) fn new(args: &[Vec<u8>], env: &[Vec<u8>]) -> Self {
+        let ended = |list: &[Vec<u8>]| -> Vec<u8> {
+            list.iter().flat_map(|string| string.iter().copied().chain([0])).collect()
+        };
+        (ended(args), ended(env)).into()
+    }
+
+    pub(in crate::sentry) fn args(&self) -> &[u8] {
+        &self.args
+    }
+
+    pub(in crate::sentry) fn env(&self) -> &[u8] {
+        &self.env
+    }
+}
+
+/// The program of a process, for `/proc`.
+#[derive(Debug)]
+pub(crate) struct Executable {
+    /// The path of its program, without links.
+    pub(crate) program: Vec<u8>,
+    /// Its name, of which 15 bytes are shown.
+    pub(crate) name: Vec<u8>,
+    pub(crate) strings: ArgumentStrings,
+}
+
+impl Kernel {
+    /// Sets the program of the current process.
+    pub(crate) fn be_known(&mut self, known: Executable) {
+        let thread = self.threads.current_mut();
+        let told = known.name.len().min(thread.name.len() - 1);
+        thread.name = Default::default();
+        thread.name[..told].copy_from_slice(&known.name[..told]);
+        self.family.own.program = known.program;
+        self.family.own.strings = known.strings;
+    }
+}
+
+/// The identity of a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ProcessInfo {
+    pub(crate) id: u32,
+    pub(crate) parent: u32,
+    pub(crate) group: u32,
+    pub(crate) session: u32,
+    /// The owner of the memory that it uses: itself, or a parent that waits for its `exec` (`vfork`).
+    pub(crate) memory: u32,
+    /// The signal that stopped it, if it is stopped.
+    pub(crate) stopped: Option<u8>,
+    /// A stop or continuation that its parent has not waited for.
+    pub(crate) news: Option<ChildEvent>,
+    /// The path of its program.
+    pub(crate) program: Vec<u8>,
+    pub(crate) strings: ArgumentStrings,
+    pub(crate) limits: ResourceLimits,
+    pub(crate) traits: PrctlState,
+    /// Nanoseconds of CPU time that it and its reaped children have used.
+    pub(crate) spent: u64,
+    pub(crate) children: u64,
+}
+
+/// A change of a child that lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ChildEvent {
+    Stopped(u8),
+    Continued,
+}
+
+impl ChildEvent {
+    /// As `wait4` returns it.
+    pub(in crate::sentry) fn status(self) -> i32 {
+        match self {
+            Self::Stopped(signal) => i32::from(signal) << 8 | 0x7f,
+            Self::Continued => 0xffff,
+        }
+    }
+}
+
+impl ProcessInfo {
+    /// The guest's first.
+    pub(in crate::sentry) fn first() -> Self {
+        let (id, parent) = (FIRST, NOBODY);
+        let (stopped, news) = (None, None);
+        let (program, strings, limits, traits) = Default::default();
+        let (group, session, memory) = (id, id, id);
+        let (spent, children) = (0, 0);
+        Self {
+            id,
+            parent,
+            group,
+            session,
+            memory,
+            stopped,
+            news,
+            program,
+            strings,
+            limits,
+            traits,
+            spent,
+            children,
+        }
+    }
+
+    /// Whether a guest could have these settings.
+    pub(in crate::sentry) fn is_sound(&self) -> bool {
+        let by = match self.news {
+            Some(ChildEvent::Stopped(by)) => Some(by),
+            _ => None,
+        };
+        let short = [&self.program[..], self.strings.args(), self.strings.env()];
+        self.stopped.into_iter().chain(by).all(|signal| (1..=64).contains(&signal))
+            && self.limits.is_sound()
+            && self.traits.is_sound()
+            && short.iter().all(|bytes| bytes.len() <= LONGEST)
+    }
+}

@@ -1,0 +1,326 @@
+//! Readiness of descriptors and threads: from the state alone, without the guest's memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::sentry::fs::devices::Device;
+use crate::sentry::kernel::epoll::MAX_NESTING;
+use crate::sentry::kernel::fd_table::{Description, FileObject};
+use crate::sentry::kernel::threads::{MonotonicTime, Thread, Threads, Wait, WaitReason};
+use crate::sentry::kernel::time::passed;
+use crate::sentry::net::sockets::SocketState;
+use crate::sentry::{Kernel, Streams};
+
+// Events, as `poll` and `epoll` name them.
+pub(crate) const IN: u16 = libc::POLLIN as u16;
+pub(crate) const OUT: u16 = libc::POLLOUT as u16;
+pub(crate) const ERR: u16 = libc::POLLERR as u16;
+pub(crate) const HUP: u16 = libc::POLLHUP as u16;
+pub(crate) const RDHUP: u16 = 0x2000;
+/// Room for a datagram, for waiting senders. It is no event of `poll`.
+pub(in crate::sentry) const ROOM: u16 = 0x800;
+/// Events that are always reported.
+pub(crate) const ALWAYS: u16 = ERR | HUP;
+
+/// The object that the caller talks to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum InputSource {
+    /// Descriptor 0.
+    Input,
+    /// The socket that listens.
+    Port,
+}
+
+/// A thread of the current process that asks for readiness, and the caller's pending input.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::sentry) struct PortCaller<'a> {
+    pub(in crate::sentry) streams: &'a Streams,
+    pub(in crate::sentry) thread: u32,
+}
+
+impl Kernel {
+    /// The readiness of a description, and a number that grows whenever it becomes ready for more.
+    pub(in crate::sentry) fn readiness(
+        &self,
+        asker: PortCaller<'_>,
+        open: &FileObject,
+        depth: usize,
+    ) -> (u16, u64) {
+        let streams = asker.streams;
+        let when = |holds: bool, events: u16| if holds { events } else { 0 };
+        match open {
+            FileObject::Input => {
+                let edges = streams.input.len() as u64 + u64::from(streams.ended);
+                (when(streams.has_input(), IN), edges)
+            }
+            FileObject::Output | FileObject::Messages => (OUT, 0),
+            FileObject::Device(Device::Generation(watch), _) => {
+                let generation = streams.generation.get();
+                (when(watch.differs(generation), IN), generation)
+            }
+            FileObject::File(_) | FileObject::Device(..) | FileObject::Folder(..) => (IN | OUT, 0),
+            FileObject::Pipe { channel, writes } => {
+                let Some(channel) = self.channels.get(*channel) else { return (ERR, 0) };
+                let events = match writes {
+                    true => {
+                        when(channel.is_writable(), OUT) | when(channel.readers == 0, ERR | OUT)
+                    }
+                    false => when(!channel.is_empty(), IN) | when(channel.writers == 0, HUP),
+                };
+                (events, channel.edges)
+            }
+            FileObject::Fifo(fifo) => {
+                let Some(channel) = self.channels.get(fifo.channel) else { return (ERR, 0) };
+                let access = fifo.open.access;
+                let ended = channel.writers == 0 && !fifo.unmet;
+                let reads = when(!channel.is_empty(), IN) | when(ended, HUP);
+                let writes =
+                    when(channel.is_writable(), OUT) | when(channel.readers == 0, ERR | OUT);
+                let events = when(access.read, reads) | when(access.write, writes);
+                (events, channel.edges)
+            }
+            FileObject::Watches(watches) => watches.readiness(),
+            FileObject::Terminal(end) => self.terminals.readiness(end),
+            FileObject::Signals(set) => {
+                let own = self.threads.get(asker.thread).map(|thread| &thread.pending);
+                let all = || own.into_iter().chain([&self.pending]);
+                let pending = all().fold(0, |all, pending| all | pending.set());
+                (when(pending & set != 0, IN), all().map(|pending| pending.came).sum())
+            }
+            FileObject::Process(id) => {
+                let ended = !self.family.lives(*id);
+                (when(ended, IN), u64::from(ended))
+            }
+            FileObject::Event { count, edges, .. } => {
+                (when(*count > 0, IN) | when(*count < u64::MAX - 1, OUT), *edges)
+            }
+            FileObject::Timer(timer) => (when(passed(timer.at), IN), timer.expired()),
+            FileObject::Epoll(set) => {
+                let ready = depth < MAX_NESTING
+                    && set
+                        .interests()
+                        .any(|interest| self.concern(asker, interest, depth + 1).is_some());
+                (when(ready, IN), 0)
+            }
+            FileObject::Socket(socket) => match &socket.stage {
+                SocketState::New => (OUT | HUP, 0),
+                SocketState::Reaching { .. } => (0, 0),
+                SocketState::Refused(_) => (IN | OUT | ERR | HUP, 1),
+                SocketState::Datagrams { .. } => self.mail_readiness(socket),
+                SocketState::Listening(queue) => (when(!queue.is_empty(), IN), socket.edges),
+                SocketState::Connected { incoming, outgoing } => {
+                    let read = incoming.and_then(|id| self.channels.get(id));
+                    let write = outgoing.and_then(|id| self.channels.get(id));
+                    let ended = read.is_none_or(|channel| channel.writers == 0);
+                    let deaf = write.is_none_or(|channel| channel.readers == 0);
+                    let held = |channel: &crate::sentry::kernel::channels::Channel| {
+                        !channel.is_empty() || channel.letter().is_some()
+                    };
+                    let takes =
+                        |channel: &crate::sentry::kernel::channels::Channel| match socket.packets {
+                            true => channel.takes_any(),
+                            false => channel.is_writable(),
+                        };
+                    let events = when(ended || read.is_some_and(held), IN)
+                        | when(ended, RDHUP)
+                        | when(ended && outgoing.is_none(), HUP)
+                        | when(deaf || write.is_some_and(takes), OUT);
+                    let edges = |channel: Option<&crate::sentry::kernel::channels::Channel>| {
+                        channel.map_or(1 << 32, |channel| channel.edges)
+                    };
+                    (events, edges(read) + edges(write))
+                }
+            },
+        }
+    }
+
+    /// The events that an interest would report now, and its state; `None` without events.
+    pub(in crate::sentry) fn concern(
+        &self,
+        asker: PortCaller<'_>,
+        interest: &crate::sentry::kernel::epoll::EpollInterest,
+        depth: usize,
+    ) -> Option<(u16, u64)> {
+        let description = self.table.description(interest.description)?;
+        let (events, edges) = self.readiness(asker, &description.open, depth);
+        let told = events & (interest.events() | ALWAYS);
+        let again = !interest.is_edge() || interest.told != Some(edges);
+        (told != 0 && again && !interest.is_off()).then_some((told, edges))
+    }
+
+    /// Whether a wait is over.
+    pub(crate) fn is_over(
+        &self,
+        streams: &Streams,
+        id: u32,
+        wait: &Wait,
+        now: MonotonicTime,
+    ) -> bool {
+        if wait.woken || wait.until.is_some_and(|until| until <= now) {
+            return true;
+        }
+        match &wait.on {
+            WaitReason::Futex { .. } | WaitReason::Fifo(_) | WaitReason::Nothing => false,
+            WaitReason::Stop => !self.is_about_to_stop(),
+            WaitReason::Lock(lock) => self.locks.against(lock).is_none(),
+            // Others of its threads may have asked before.
+            WaitReason::Children(asked) => self.family.answers(*asked),
+            WaitReason::Borrower(child) => self.family.is_grown(*child),
+            WaitReason::Signals(set) => {
+                let own = self.threads.get(id).map_or(0, |thread| thread.pending.set());
+                (own | self.pending.set()) & set != 0
+            }
+            WaitReason::Files(list) => list.iter().any(|(description, events)| {
+                self.table.description(*description).is_none_or(|description| {
+                    let (ready, _) =
+                        self.readiness(PortCaller { streams, thread: id }, &description.open, 0);
+                    ready & (events | ALWAYS) != 0
+                })
+            }),
+        }
+    }
+
+    /// Whether a thread waits for the caller's input on descriptor 0.
+    fn awaits_input(&self) -> bool {
+        let mut threads = self.threads.iter().chain(self.family.other_threads());
+        threads.any(|(_, thread)| self.reads_input(thread))
+    }
+
+    /// Whether a thread does.
+    fn reads_input(&self, thread: &Thread) -> bool {
+        let is_input = |id: u64| {
+            self.table.description(id).is_some_and(|description| match &description.open {
+                FileObject::Input => true,
+                FileObject::Epoll(set) => set.interests().any(|interest| {
+                    let found = self.table.description(interest.description);
+                    found.is_some_and(|d| d.open == FileObject::Input)
+                        && interest.events() & IN != 0
+                }),
+                _ => false,
+            })
+        };
+        match &thread.wait {
+            Some(Wait { on: WaitReason::Files(list), .. }) => {
+                list.iter().any(|(id, _)| is_input(*id))
+            }
+            _ => false,
+        }
+    }
+
+    /// What a guest whose threads all wait can be called through. Once it was called it is the same again: who answers
+    /// lines may open a port for its own use meanwhile, and is not done because that listens.
+    pub(crate) fn ear(&self, called: Option<InputSource>) -> Option<InputSource> {
+        match called {
+            None | Some(InputSource::Input) if self.awaits_input() => Some(InputSource::Input),
+            None | Some(InputSource::Port) => self.listener().map(|_| InputSource::Port),
+            Some(InputSource::Input) => None,
+        }
+    }
+
+    /// The description of the socket that listens on the lowest port.
+    pub(crate) fn listener(&self) -> Option<u64> {
+        let port = |(id, description): (u64, &Description)| match &description.open {
+            FileObject::Socket(socket) if socket.own.is_internet() => {
+                matches!(socket.stage, SocketState::Listening(_)).then(|| (socket.own.port(), id))
+            }
+            _ => None,
+        };
+        self.table.descriptions().filter_map(port).min().map(|(_, id)| id)
+    }
+
+    /// Whether somebody beside those who serve is at work though all wait: whoever starts a server and looks every now and then whether it
+    /// is there, or asks it for something. Who waits for a child is as far as the child is.
+    pub(crate) fn is_underway(&self) -> bool {
+        let works = |wait: &Wait| {
+            !matches!(wait.on, WaitReason::Children(_) | WaitReason::Borrower(_) | WaitReason::Stop)
+        };
+        let servers = self.servers();
+        self.family.kins().filter(|kin| !servers.contains(&kin.id)).any(|kin| {
+            let mut threads = self.threads_of(kin.id).into_iter().flat_map(Threads::iter);
+            threads.any(|(_, thread)| thread.wait.as_ref().is_none_or(works))
+        })
+    }
+
+    /// Whether something is due by itself after `now` in a process that may still answer what came in: any but those that only serve
+    /// others, which wake up for ever.
+    pub(crate) fn may_answer(&self, now: MonotonicTime) -> bool {
+        let servers = self.servers();
+        let reads = |id: u32| {
+            let threads = self.threads_of(id).into_iter().flat_map(Threads::iter);
+            threads.into_iter().any(|(_, thread)| self.reads_input(thread))
+        };
+        if servers.iter().any(|id| reads(*id)) {
+            return self.next_moment(now).is_some();
+        }
+        let others = self.family.kins().filter(|kin| !servers.contains(&kin.id));
+        let threads = others.filter_map(|kin| self.threads_of(kin.id)).flat_map(Threads::iter);
+        let waits = threads.filter_map(|(_, t)| t.wait.as_ref().and_then(|w| w.until));
+        let alarms = self.all_alarms().filter(|(id, _)| !servers.contains(id)).map(|(_, at)| at);
+        waits.chain(alarms).chain(self.timers()).any(|at| at > now)
+    }
+
+    /// The processes that listen on a socket, and all that come of them.
+    fn servers(&self) -> BTreeSet<u32> {
+        let own = self.family.own.id;
+        let listens = |id: u64| {
+            self.table.description(id).is_some_and(|description| match &description.open {
+                FileObject::Socket(socket) => matches!(socket.stage, SocketState::Listening(_)),
+                _ => false,
+            })
+        };
+        let mut servers: BTreeSet<u32> = (self.table.parts(own).descriptors.iter())
+            .filter(|(_, _, description, _)| listens(*description))
+            .map(|(process, ..)| *process)
+            .collect();
+        // Their children have higher PIDs.
+        let kins: BTreeMap<u32, u32> = self.family.kins().map(|kin| (kin.id, kin.parent)).collect();
+        for (id, parent) in &kins {
+            if servers.contains(parent) {
+                servers.insert(*id);
+            }
+        }
+        servers
+    }
+
+    /// The next moment at which something happens by itself, later than `now`.
+    pub(crate) fn next_moment(&self, now: MonotonicTime) -> Option<MonotonicTime> {
+        self.moments().filter(|at| *at > now).min()
+    }
+
+    /// How long until something happens by itself, while all wait.
+    pub(crate) fn due(&self, now: MonotonicTime) -> Option<MonotonicTime> {
+        self.moments().min().map(|at| at.saturating_sub(now))
+    }
+
+    fn moments(&self) -> impl Iterator<Item = MonotonicTime> + '_ {
+        let threads = self.threads.iter().chain(self.family.other_threads());
+        let waits = threads.filter_map(|(_, t)| t.wait.as_ref().and_then(|w| w.until));
+        waits.chain(self.timers()).chain(self.rings_at())
+    }
+
+    /// The moments of timers that descriptors stand for, which are no one process's.
+    fn timers(&self) -> impl Iterator<Item = MonotonicTime> + '_ {
+        self.table.descriptions().filter_map(|(_, d)| match &d.open {
+            FileObject::Timer(timer) => timer.at,
+            _ => None,
+        })
+    }
+
+    /// When the next alarm of each process rings.
+    fn all_alarms(&self) -> impl Iterator<Item = (u32, MonotonicTime)> + '_ {
+        let own = self.alarms.next().map(|at| (self.family.own.id, at));
+        own.into_iter().chain(self.family.other_alarms())
+    }
+
+    /// When the next alarm rings, if one does.
+    pub(crate) fn rings_at(&self) -> Option<MonotonicTime> {
+        self.all_alarms().map(|(_, at)| at).min()
+    }
+
+    /// Whether nothing but the current thread ever does anything.
+    pub(crate) fn is_alone(&self) -> bool {
+        let rings = self.alarms.next().is_some() || self.is_measured();
+        self.threads.len() == 1 && !rings && self.family.is_single()
+    }
+}

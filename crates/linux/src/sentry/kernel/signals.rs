@@ -1,0 +1,332 @@
+//! Signals of a guest: pending ones, their receivers, and dispositions.
+
+use serde::{Deserialize, Serialize};
+
+use crate::platform::{INFO, INFO_LEN};
+use crate::sentry::Kernel;
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::kernel::threads::{Wait, WaitReason};
+
+/// Signals that are kept for a thread or for all of them.
+const PENDING: usize = 128;
+/// From here on signals are queued each, not only noted.
+const REAL_TIME: u8 = 32;
+/// Signals that cannot be blocked, handled or ignored.
+pub(in crate::sentry) const UNTOUCHABLE: u64 = bit(libc::SIGKILL as u8) | bit(libc::SIGSTOP as u8);
+
+/// A signal's place in a set.
+pub(crate) const fn bit(signal: u8) -> u64 {
+    1 << (signal - 1)
+}
+
+/// A signal that was sent: `siginfo_t`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SignalInfo {
+    pub(crate) signal: u8,
+    /// The first bytes; the rest is zero.
+    bytes: [u8; 32],
+}
+
+impl SignalInfo {
+    pub(crate) fn new(signal: u8, code: i32, sender: u64, value: u64) -> Self {
+        let user = if sender == 0 { 0 } else { crate::sentry::USER as u32 };
+        let bytes = StructBuilder::default()
+            .int(u32::from(signal))
+            .int(0)
+            .int(code as u32)
+            .int(0)
+            .int(sender as u32)
+            .int(user)
+            .word(value);
+        Self { signal, bytes: bytes.0.try_into().expect("it is as long") }
+    }
+
+    /// A timer has run out, and `overrun` times more since.
+    pub(in crate::sentry) fn of_timer(signal: u8, timer: u32, overrun: u32, value: u64) -> Self {
+        let bytes = StructBuilder::default()
+            .int(u32::from(signal))
+            .int(0)
+            .int(libc::SI_TIMER as u32)
+            .int(0)
+            .int(timer)
+            .int(overrun)
+            .word(value);
+        Self { signal, bytes: bytes.0.try_into().expect("it is as long") }
+    }
+
+    /// A descriptor is ready for the events of `band`.
+    pub(in crate::sentry) fn of_descriptor(signal: u8, code: i32, band: u64, number: u32) -> Self {
+        let bytes = StructBuilder::default()
+            .int(u32::from(signal))
+            .int(0)
+            .int(code as u32)
+            .int(0)
+            .word(band)
+            .int(number)
+            .int(0);
+        Self { signal, bytes: bytes.0.try_into().expect("it is as long") }
+    }
+
+    fn int(&self, at: usize) -> u32 {
+        u32::from_le_bytes([0, 1, 2, 3].map(|n| self.bytes[at + n]))
+    }
+
+    /// The signal information in the frame of a fault.
+    pub(in crate::sentry) fn of_frame(signal: u8, frame: &[u8]) -> Self {
+        let bytes = frame[INFO..INFO + 32].try_into().expect("it is as long");
+        Self { signal, bytes }
+    }
+
+    /// As the guest hands it in.
+    pub(in crate::sentry) fn given(signal: u8, given: &[u8]) -> Self {
+        let mut bytes: [u8; 32] = given[..32].try_into().expect("it is as long");
+        bytes[..4].copy_from_slice(&u32::from(signal).to_le_bytes());
+        Self { signal, bytes }
+    }
+
+    /// All of it.
+    pub(in crate::sentry) fn all(&self) -> Vec<u8> {
+        let mut bytes = self.bytes.to_vec();
+        bytes.resize(INFO_LEN, 0);
+        bytes
+    }
+}
+
+/// Signals that wait to be taken, in the order they came.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PendingSignals {
+    list: Vec<SignalInfo>,
+    /// Number of signals so far, for edge-triggered readers.
+    pub(in crate::sentry) came: u64,
+}
+
+impl PendingSignals {
+    /// Whether a guest could have sent it.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.came < 1 << 62
+            && self.list.len() <= PENDING
+            && self.list.iter().all(|info| (1..=64).contains(&info.signal))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    pub(crate) fn set(&self) -> u64 {
+        self.list.iter().fold(0, |set, info| set | bit(info.signal))
+    }
+
+    /// Adds one; whether there was room.
+    pub(crate) fn add(&mut self, info: SignalInfo) -> bool {
+        if info.signal < REAL_TIME && self.set() & bit(info.signal) != 0 {
+            return true;
+        }
+        let room = self.list.len() < PENDING;
+        if room {
+            self.list.push(info);
+            self.came += 1;
+        }
+        room
+    }
+
+    /// Takes the lowest of `set`.
+    pub(crate) fn take(&mut self, set: u64) -> Option<SignalInfo> {
+        let wanted = |info: &&SignalInfo| set & bit(info.signal) != 0;
+        let lowest = self.list.iter().filter(wanted).map(|info| info.signal).min()?;
+        let at = self.list.iter().position(|info| info.signal == lowest)?;
+        Some(self.list.remove(at))
+    }
+
+    /// Adds `times` expirations of a timer to its pending signal, and returns the overrun if it is pending.
+    pub(in crate::sentry) fn overran(&mut self, timer: u32, times: u64) -> Option<u64> {
+        let is_its =
+            |info: &&mut SignalInfo| info.int(8) == libc::SI_TIMER as u32 && info.int(16) == timer;
+        let info = self.list.iter_mut().find(is_its)?;
+        let overrun = u64::from(info.int(20)).saturating_add(times).min(i32::MAX as u64);
+        info.bytes[20..24].copy_from_slice(&(overrun as u32).to_le_bytes());
+        Some(overrun)
+    }
+
+    pub(crate) fn drop_all(&mut self, signal: u8) {
+        self.list.retain(|info| info.signal != signal);
+    }
+}
+
+/// Signals that stop a process, unless it has a handler.
+const STOPS: [u8; 4] =
+    [libc::SIGSTOP as u8, libc::SIGTSTP as u8, libc::SIGTTIN as u8, libc::SIGTTOU as u8];
+/// The same as a set.
+const STOPPING: u64 = bit(STOPS[0]) | bit(STOPS[1]) | bit(STOPS[2]) | bit(STOPS[3]);
+
+/// The action for a signal that a program has set (`struct kernel_sigaction`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SignalAction {
+    pub(crate) handler: u64,
+    pub(crate) flags: u64,
+    pub(crate) restorer: u64,
+    pub(crate) mask: u64,
+}
+
+impl SignalAction {
+    pub(crate) fn of(bytes: &[u8; 32]) -> Self {
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        Self { handler: word(0), flags: word(8), restorer: word(16), mask: word(24) }
+    }
+
+    pub(in crate::sentry) fn has(&self, flag: i32) -> bool {
+        self.flags & flag as u32 as u64 != 0
+    }
+}
+
+/// The disposition of a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::sentry) enum DefaultAction {
+    Ignored,
+    Deadly,
+    /// The process stands still until `SIGCONT`.
+    Stops,
+    Handled(SignalAction),
+}
+
+impl Kernel {
+    fn action(&self, signal: u8) -> SignalAction {
+        self.handlers.get(&u64::from(signal)).map(SignalAction::of).unwrap_or_default()
+    }
+
+    pub(in crate::sentry) fn fate(&self, signal: u8) -> DefaultAction {
+        let action = self.action(signal);
+        match action.handler {
+            _ if i32::from(signal) == libc::SIGSTOP => DefaultAction::Stops,
+            _ if UNTOUCHABLE & bit(signal) != 0 => DefaultAction::Deadly,
+            0 => match i32::from(signal) {
+                libc::SIGCHLD | libc::SIGCONT | libc::SIGURG | libc::SIGWINCH => {
+                    DefaultAction::Ignored
+                }
+                libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU => DefaultAction::Stops,
+                _ => DefaultAction::Deadly,
+            },
+            1 => DefaultAction::Ignored,
+            _ => DefaultAction::Handled(action),
+        }
+    }
+
+    /// Whether the current thread neither hears nor heeds a signal.
+    pub(in crate::sentry) fn shuns(&self, signal: u8) -> bool {
+        self.fate(signal) == DefaultAction::Ignored
+            || self.threads.current().blocked & bit(signal) != 0
+    }
+
+    /// Whether a signal of its terminal's that is to stop the current process is still on its way.
+    pub(in crate::sentry) fn is_about_to_stop(&self) -> bool {
+        let own = self.threads.iter().map(|(_, thread)| &thread.pending).chain([&self.pending]);
+        let came = own.fold(0, |set, pending| set | pending.set());
+        came & (bit(libc::SIGTTIN as u8) | bit(libc::SIGTTOU as u8)) != 0
+    }
+
+    /// Signals that stop the current process.
+    pub(in crate::sentry) fn stopping(&self) -> u64 {
+        let stops = STOPS.iter().filter(|signal| self.fate(**signal) == DefaultAction::Stops);
+        stops.fold(0, |set, signal| set | bit(*signal))
+    }
+
+    /// Whether a signal that stops the current process has come to a thread that may take it.
+    pub(crate) fn is_to_stop(&self) -> bool {
+        let open = |(id, thread): (u32, &crate::sentry::kernel::threads::Thread)| {
+            let own = if id == self.threads.current_id() { self.pending.set() } else { 0 };
+            (thread.pending.set() | own) & !thread.blocked
+        };
+        let came = self.threads.iter().fold(0, |set, thread| set | open(thread));
+        // Stopped, it would not come to its end.
+        let ends = (came | self.pending.set()) & bit(libc::SIGKILL as u8) != 0;
+        came & STOPPING != 0 && !ends && came & self.stopping() != 0
+    }
+
+    /// Stops the current process if it is to. For when none of its threads runs.
+    pub(crate) fn heed_stops(&mut self) {
+        if !self.is_to_stop() {
+            return;
+        }
+        let stopping = self.stopping();
+        let mut by = self.pending.take(stopping);
+        for id in self.threads.iter().map(|(id, _)| id).collect::<Vec<_>>() {
+            let Some(thread) = self.threads.get_mut(id) else { continue };
+            let open = stopping & !thread.blocked;
+            by = by.or_else(|| thread.pending.take(open));
+        }
+        if let Some(info) = by {
+            self.halt(Some(info.signal));
+        }
+    }
+
+    /// Whether the current process gets no signal for children that stop.
+    pub(in crate::sentry) fn ignores_stops(&self) -> bool {
+        self.action(libc::SIGCHLD as u8).has(libc::SA_NOCLDSTOP)
+    }
+
+    /// Whether children of the current process are reaped without a wait.
+    pub(in crate::sentry) fn disowns(&self) -> bool {
+        let action = self.action(libc::SIGCHLD as u8);
+        action.handler == 1 || action.has(libc::SA_NOCLDWAIT)
+    }
+
+    /// The next signal that the thread would take, except ignored ones.
+    pub(crate) fn deliverable(&self, id: u32) -> bool {
+        let Some(thread) = self.threads.get(id) else { return false };
+        if matches!(&thread.wait, Some(Wait { on: WaitReason::Borrower(_), .. })) {
+            // Its stack is the child's.
+            return false;
+        }
+        if thread.pending.is_empty() && self.pending.is_empty() {
+            return false;
+        }
+        // Stop signals are for the process, when none of its threads runs.
+        let came = (thread.pending.set() | self.pending.set()) & !thread.blocked;
+        came != 0 && (came & STOPPING == 0 || came & !self.stopping() != 0)
+    }
+
+    /// Notes a signal: for one thread, or for whichever takes it. Whether there was room.
+    pub(crate) fn send(&mut self, to: Option<u32>, info: SignalInfo) -> bool {
+        let all = |state: &mut Self, gone: u64| {
+            let ids: Vec<_> = state.threads.iter().map(|(id, _)| id).collect();
+            for signal in (1..REAL_TIME).filter(|signal| gone & bit(*signal) != 0) {
+                state.pending.drop_all(signal);
+                let threads = &mut state.threads;
+                ids.iter().for_each(|id| {
+                    if let Some(thread) = threads.get_mut(*id) {
+                        thread.pending.drop_all(signal);
+                    }
+                });
+            }
+        };
+        match i32::from(info.signal) {
+            libc::SIGCONT => {
+                all(self, STOPPING);
+                if self.family.own.stopped.is_some() {
+                    self.halt(None);
+                }
+            }
+            // It ends, wherever it stands.
+            libc::SIGKILL => self.family.own.stopped = None,
+            _ if STOPPING & bit(info.signal) != 0 => all(self, bit(libc::SIGCONT as u8)),
+            _ => {}
+        }
+        // Ignored signals are dropped unless a thread may wait for them.
+        let blocked = match to.and_then(|id| self.threads.get(id)) {
+            Some(thread) => thread.blocked,
+            None => self.threads.iter().fold(u64::MAX, |all, (_, thread)| all & thread.blocked),
+        };
+        if self.fate(info.signal) == DefaultAction::Ignored && blocked & bit(info.signal) == 0 {
+            return true;
+        }
+        // As in Linux the first thread takes signals for the process, if it takes them at all.
+        let first = self.family.own.id;
+        let open = |thread: &crate::sentry::kernel::threads::Thread| {
+            thread.blocked & bit(info.signal) == 0
+        };
+        let to = to.or_else(|| self.threads.get(first).filter(|t| open(t)).map(|_| first));
+        match to.and_then(|id| self.threads.get_mut(id)) {
+            Some(thread) => thread.pending.add(info),
+            None => self.pending.add(info),
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Input and output of a call, the caller that hears it, and the end of a guest during a call.
+//!
+//! Promises: a call has at most the limit of output bytes, kept or heard.
+
+use crate::sentry::InputSource;
+use crate::sentry::kernel::generation::Generation;
+
+/// Input and output of a call.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    pub(crate) input: Vec<u8>,
+    /// Bytes of the input that were read.
+    pub(crate) taken: usize,
+    /// Whether the input has ended, and no read has returned that yet.
+    pub(crate) ended: bool,
+    /// Whether there is no caller: the program runs to its end.
+    pub(crate) uncalled: bool,
+    /// The object of the first call.
+    pub(crate) through: Option<InputSource>,
+    /// Whether an answer is expected.
+    pub(crate) expects: bool,
+    pub(crate) output: Vec<u8>,
+    /// The caller that hears output while the guest runs; output is not kept then.
+    pub(crate) hearer: Option<OutputSink>,
+    /// Bytes that were heard.
+    heard: usize,
+    /// The last bytes of the standard error.
+    pub(crate) messages: Vec<u8>,
+    /// The generation of the running state.
+    pub(crate) generation: Generation,
+}
+
+/// The stream that a program wrote to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Channel {
+    /// Its standard output, or the connection that it is called through.
+    Output,
+    /// Its standard error.
+    Messages,
+    /// The device `/dev/host`: output for the host alone.
+    Host,
+}
+
+/// The source and the process of output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Writer {
+    /// The stream.
+    pub channel: Channel,
+    /// The process that leads the session (`setsid`) of the one that has written it; nothing where that is the program's own.
+    pub leader: Option<u32>,
+}
+
+/// Hears output when the guest writes it; `false` ends the guest.
+pub(crate) struct OutputSink(pub(crate) Box<Hear>);
+
+type Hear = dyn FnMut(Writer, &[u8]) -> bool + Send;
+
+impl std::fmt::Debug for OutputSink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hearer")
+    }
+}
+
+impl Streams {
+    /// Takes output, up to the limit of a call.
+    pub(crate) fn put_out(&mut self, from: Writer, bytes: &[u8], limit: usize) -> Result<(), End> {
+        let so_far = self.heard + self.output.len();
+        if so_far.saturating_add(bytes.len()) > limit {
+            return Err(End::Output);
+        }
+        let Some(OutputSink(hear)) = &mut self.hearer else {
+            self.output.extend(bytes);
+            return Ok(());
+        };
+        self.heard += bytes.len();
+        if hear(from, bytes) { Ok(()) } else { Err(End::Unheard) }
+    }
+
+    /// Whether output is heard while the guest runs.
+    pub(crate) fn is_heard(&self) -> bool {
+        self.hearer.is_some()
+    }
+
+    /// Whether the caller lets the call run on: one that hears output is asked with none.
+    pub(crate) fn proceeds(&mut self) -> bool {
+        let from = Writer { channel: Channel::Host, leader: None };
+        self.hearer.as_mut().is_none_or(|OutputSink(hear)| hear(from, &[]))
+    }
+
+    /// Passes a message on to the caller that hears output.
+    pub(crate) fn hear_message(
+        &mut self,
+        from: Writer,
+        bytes: &[u8],
+        limit: usize,
+    ) -> Result<(), End> {
+        match self.hearer {
+            Some(_) => self.put_out(from, bytes, limit),
+            None => Ok(()),
+        }
+    }
+
+    /// Has `hearer` hear the output of the next call, or of none any more.
+    pub(crate) fn set_hearer(&mut self, hearer: Option<OutputSink>) {
+        (self.hearer, self.heard) = (hearer, 0);
+    }
+
+    /// Whether something of an answer was kept or heard.
+    pub(crate) fn has_answered(&self) -> bool {
+        self.heard > 0 || !self.output.is_empty()
+    }
+
+    /// Whether a read of the input need not wait.
+    pub(crate) fn has_input(&self) -> bool {
+        self.ended || self.taken < self.input.len()
+    }
+}
+
+/// How a guest ended, in the middle of a call or before it was warm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum End {
+    /// It exited with this status.
+    Exit(i32),
+    /// It sent itself this signal, or made a system call that ends in one.
+    Signal(i32),
+    /// It waits for an event that cannot happen.
+    Deadlock,
+    /// It wrote more than it may.
+    Output,
+    /// Its caller ended the call.
+    Unheard,
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            End::Exit(status) => write!(f, "exited with status {status}"),
+            End::Signal(number) => write!(f, "ended by signal {number}"),
+            End::Deadlock => f.write_str("waits for what can never happen"),
+            End::Output => f.write_str("wrote more output than it may"),
+            End::Unheard => f.write_str("was ended by whoever heard its output"),
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! Threads of a guest: plain data. One of them is in the process.
+//!
+//! The process has one thread of the kernel's. The *current* thread's registers are in the stub or running; every other's are kept
+//! here, with what it waits for. So all of them stand still whenever the sentry looks, and a snapshot is complete by itself.
+
+use std::collections::BTreeMap;
+
+use afresh_files::Node;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::platform::Context;
+use crate::sentry::kernel::fifos::PendingOpen;
+use crate::sentry::kernel::file_locks::FileLock;
+use crate::sentry::kernel::process_table::{FIRST, WaitOptions};
+use crate::sentry::kernel::signals::PendingSignals;
+
+/// Threads a guest may have.
+pub(crate) const THREADS: usize = 256;
+/// The signal stack of a thread that has none (`SS_DISABLE`).
+pub(crate) const NO_STACK: [u64; 3] = [0, 2, 0];
+
+/// A moment: nanoseconds of the host's `CLOCK_MONOTONIC`.
+pub(crate) type MonotonicTime = u64;
+
+/// The event that a thread waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum WaitReason {
+    /// To be woken at this address, or, by other processes, at this place of a file that they share; `order` says who has waited
+    /// longest.
+    Futex { address: u64, bits: u32, order: u64, place: Option<(Node, u64)> },
+    /// That nothing stands against this lock, or a signal that interrupts.
+    Lock(FileLock),
+    /// The other end of a named pipe, or a signal that interrupts.
+    Fifo(PendingOpen),
+    /// A stop of the process by its terminal, until it continues.
+    Stop,
+    /// Any of these events (as `poll` names them) of descriptions.
+    Files(Vec<(u64, u16)>),
+    /// A signal of this set, or one that interrupts.
+    Signals(u64),
+    /// News of a child, of these, or a signal that interrupts.
+    Children(WaitOptions),
+    /// A child that uses this process's memory, until it runs another program or ends.
+    Borrower(u32),
+    /// Time alone, or a signal that interrupts.
+    Nothing,
+}
+
+/// A wait, and the call that waits is made once more when it is over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Wait {
+    pub(crate) on: WaitReason,
+    pub(crate) until: Option<MonotonicTime>,
+    /// Bytes of the call that are done.
+    pub(crate) done: u64,
+    /// Whether it was woken.
+    pub(crate) woken: bool,
+}
+
+impl Wait {
+    pub(crate) fn new(on: WaitReason, until: Option<MonotonicTime>) -> Self {
+        Self { on, until, done: 0, woken: false }
+    }
+}
+
+/// A thread.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Thread {
+    /// Its registers; none of the current one.
+    pub(crate) context: Option<Context>,
+    pub(crate) wait: Option<Wait>,
+    pub(crate) blocked: u64,
+    /// The mask that is restored when the waiting call is over.
+    pub(crate) masked: Option<u64>,
+    pub(crate) pending: PendingSignals,
+    pub(crate) signal_stack: [u64; 3],
+    pub(crate) name: [u8; 16],
+    /// Where a zero goes when it ends.
+    pub(crate) cleared: u64,
+    /// Nanoseconds of processor time that it has spent.
+    pub(crate) spent: u64,
+}
+
+/// All threads of a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Threads {
+    list: BTreeMap<u32, Thread>,
+    current: u32,
+    next: u32,
+    order: u64,
+}
+
+impl Threads {
+    /// The first thread.
+    pub(crate) fn new() -> Self {
+        let first = Thread {
+            context: None,
+            wait: None,
+            blocked: 0,
+            masked: None,
+            pending: PendingSignals::default(),
+            signal_stack: NO_STACK,
+            name: *b"guest\0\0\0\0\0\0\0\0\0\0\0",
+            cleared: 0,
+            spent: 0,
+        };
+        let list = BTreeMap::from([(FIRST, first)]);
+        Self { list, current: FIRST, next: FIRST + 1, order: 0 }
+    }
+
+    /// The threads of a process that begins with one, numbered as the process; the row of numbers is that of `others`.
+    pub(in crate::sentry) fn single(id: u32, thread: Thread, others: &Self) -> Self {
+        let list = BTreeMap::from([(id, thread)]);
+        Self { list, current: id, next: others.next, order: others.order }
+    }
+
+    /// Continues the sequence of numbers of `other`.
+    pub(in crate::sentry) fn continue_from(&mut self, other: &Self) {
+        (self.next, self.order) = (other.next, other.order);
+    }
+
+    /// Only the current thread is left, numbered as the process.
+    pub(in crate::sentry) fn become_single(&mut self, id: u32) {
+        let thread = self.current().clone();
+        let (context, wait, masked, signal_stack) = (None, None, None, NO_STACK);
+        let thread = Thread { context, wait, masked, signal_stack, cleared: 0, ..thread };
+        self.list = BTreeMap::from([(id, thread)]);
+        self.current = id;
+    }
+
+    /// The next number, which is never used again.
+    pub(in crate::sentry) fn take_number(&mut self) -> Result<u32, Errno> {
+        self.check_room()?;
+        self.next += 1;
+        Ok(self.next - 1)
+    }
+
+    /// The number that comes next.
+    pub(in crate::sentry) fn next(&self) -> u32 {
+        self.next
+    }
+
+    /// The first error of threads from a snapshot, if any.
+    pub(crate) fn check(&self, next: u32) -> Result<(), &'static str> {
+        let numbered = self.list.keys().all(|id| (FIRST..next).contains(id));
+        let others = self.list.iter().filter(|(id, _)| **id != self.current);
+        let placed = others.into_iter().all(|(_, thread)| thread.context.is_some());
+        let known = self.list.contains_key(&self.current) && self.list.len() <= THREADS;
+        let pending = self.list.values().all(|thread| thread.pending.is_sound());
+        if numbered && placed && known && pending {
+            Ok(())
+        } else {
+            Err("its threads do not fit together")
+        }
+    }
+
+    pub(crate) fn current_id(&self) -> u32 {
+        self.current
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    pub(crate) fn current(&self) -> &Thread {
+        self.list.get(&self.current).expect("the current thread is one")
+    }
+
+    pub(crate) fn current_mut(&mut self) -> &mut Thread {
+        self.list.get_mut(&self.current).expect("the current thread is one")
+    }
+
+    pub(crate) fn get(&self, id: u32) -> Option<&Thread> {
+        self.list.get(&id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: u32) -> Option<&mut Thread> {
+        self.list.get_mut(&id)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Thread)> + '_ {
+        self.list.iter().map(|(&id, thread)| (id, thread))
+    }
+
+    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut Thread> + '_ {
+        self.list.values_mut()
+    }
+
+    /// The threads, from the one after the current on, which comes last.
+    pub(crate) fn in_turn(&self) -> impl Iterator<Item = (u32, &Thread)> + '_ {
+        let behind = self.list.range(self.current + 1..);
+        behind.chain(self.list.range(..=self.current)).map(|(&id, thread)| (id, thread))
+    }
+
+    /// Whether there is room for a further one.
+    pub(crate) fn check_room(&self) -> Result<(), Errno> {
+        let room = self.list.len() < THREADS && self.next < i32::MAX as u32;
+        if room { Ok(()) } else { Err(Errno::AGAIN) }
+    }
+
+    /// Adds a thread that is not the current one; its number.
+    pub(crate) fn add(&mut self, thread: Thread) -> u32 {
+        let id = self.next;
+        self.next += 1;
+        self.list.insert(id, thread);
+        id
+    }
+
+    /// Makes `id` the current thread, whose registers were those of `context`; hands back what its own are. The current one's are
+    /// given up when it is gone.
+    pub(crate) fn switch(&mut self, id: u32, context: Option<Context>) -> Option<Context> {
+        if let Some(thread) = self.list.get_mut(&self.current) {
+            thread.context = context;
+        }
+        self.current = id;
+        self.list.get_mut(&id).and_then(|thread| thread.context.take())
+    }
+
+    /// Removes the current thread. Another must be made current then.
+    pub(crate) fn remove_current(&mut self) {
+        self.list.remove(&self.current);
+    }
+
+    /// Numbers for the order of waiters.
+    pub(crate) fn next_order(&mut self) -> u64 {
+        self.order += 1;
+        self.order
+    }
+
+    /// Waiters at `place` of a file for any of `bits`, the longest first.
+    pub(crate) fn waiting_in(&self, place: (Node, u64), bits: u32) -> Vec<u32> {
+        let mut waiting: Vec<(u64, u32)> = self
+            .list
+            .iter()
+            .filter_map(|(&id, thread)| match &thread.wait {
+                Some(Wait {
+                    on: WaitReason::Futex { place: Some(at), bits: of, order, .. },
+                    woken: false,
+                    ..
+                }) if *at == place && of & bits != 0 => Some((*order, id)),
+                _ => None,
+            })
+            .collect();
+        waiting.sort_unstable();
+        waiting.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Waiters at `address` for any of `bits`, the longest first.
+    pub(crate) fn waiting(&self, address: u64, bits: u32) -> Vec<u32> {
+        let mut waiting: Vec<(u64, u32)> = self
+            .list
+            .iter()
+            .filter_map(|(&id, thread)| match &thread.wait {
+                Some(Wait {
+                    on: WaitReason::Futex { address: at, bits: of, order, .. },
+                    woken: false,
+                    ..
+                }) if *at == address && of & bits != 0 => Some((*order, id)),
+                _ => None,
+            })
+            .collect();
+        waiting.sort_unstable();
+        waiting.into_iter().map(|(_, id)| id).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_do_not_fit_together_are_refused() {
+        let threads = Threads::new();
+        let next = FIRST + 1;
+        assert_eq!(threads.check(next), Ok(()));
+        assert!(Threads { current: 9, ..threads.clone() }.check(next).is_err());
+        assert!(threads.check(FIRST).is_err());
+        let mut two = threads.clone();
+        // The second would be a current one, too.
+        let second = two.current().clone();
+        two.add(second);
+        assert!(two.check(next + 1).is_err());
+        let mut signalled = threads;
+        let info = crate::sentry::kernel::signals::SignalInfo::new(70, 0, 0, 0);
+        assert!(signalled.current_mut().pending.add(info) && signalled.check(next).is_err());
+    }
+
+    #[test]
+    fn who_waited_longest_is_woken_first() {
+        let mut threads = Threads::new();
+        let mut wait = |bits: u32| {
+            let order = threads.next_order();
+            let on = WaitReason::Futex { address: 64, bits, order, place: None };
+            let thread = Thread { wait: Some(Wait::new(on, None)), ..threads.current().clone() };
+            threads.add(thread)
+        };
+        let (first, second) = (wait(1), wait(3));
+        assert_eq!(threads.waiting(64, 1), [first, second]);
+        assert_eq!(threads.waiting(64, 2), [second]);
+        assert!(threads.waiting(60, u32::MAX).is_empty());
+        if let Some(wait) = threads.get_mut(first).and_then(|thread| thread.wait.as_mut()) {
+            wait.woken = true;
+        }
+        assert_eq!(threads.waiting(64, 1), [second]);
+    }
+}

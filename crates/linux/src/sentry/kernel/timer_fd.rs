@@ -1,0 +1,38 @@
+//! Timers behind descriptors (`timerfd_create`).
+
+use crate::sentry::kernel::threads::MonotonicTime;
+use crate::sentry::kernel::time::now_moment;
+use serde::{Deserialize, Serialize};
+
+/// A timer that is read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TimerFd {
+    pub(crate) at: Option<MonotonicTime>,
+    pub(crate) every: u64,
+    pub(crate) clock: u64,
+}
+
+impl TimerFd {
+    /// How often it has run out since it was read.
+    pub(crate) fn expired(&self) -> u64 {
+        let now = now_moment();
+        match self.at {
+            Some(at) if at <= now && self.every > 0 => (now - at) / self.every + 1,
+            Some(at) if at <= now => 1,
+            _ => 0,
+        }
+    }
+
+    pub(in crate::sentry) fn take(&mut self) -> u64 {
+        let expired = self.expired();
+        if expired > 0 {
+            let next = |at: MonotonicTime| at.saturating_add(expired.saturating_mul(self.every));
+            self.at = self.at.filter(|_| self.every > 0).map(next);
+        }
+        expired
+    }
+
+    pub(in crate::sentry) fn left(&self) -> u64 {
+        self.at.map_or(0, |at| at.saturating_sub(now_moment()).max(1))
+    }
+}

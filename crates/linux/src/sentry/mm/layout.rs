@@ -1,0 +1,556 @@
+//! The layout of guest memory: every mapping, the break, and the limit.
+//!
+//! The kernel chooses nothing: each address comes from here, and the orders that put it into effect say all
+//! arguments. So what is mapped is known without asking, and can be put back.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::file_cache::MappedRange;
+use crate::platform::{GUEST, IMAGE_LEN};
+use crate::sentry::mm::shared::{Share, Shared};
+
+pub(crate) const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
+/// Maximum mappings of a guest. Each takes one or more of the kernel's, which allows 65,530.
+pub(in crate::sentry) const MAPPINGS: usize = 4000;
+/// `mmap` places mappings below this.
+const CEILING: u64 = 0x6fff_0000_0000;
+/// The stack's highest address.
+const STACK_TOP: u64 = 0x6fff_ffff_0000;
+/// Bytes of stack, all reserved at the start.
+pub(crate) const STACK_LEN: u64 = 8 << 20;
+pub(crate) const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+
+/// A call for the stub to make: number and arguments.
+pub(crate) type Order = [u64; 7];
+
+/// A mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Mapping {
+    pub(crate) end: u64,
+    pub(crate) protection: u64,
+    /// Whether it began as bytes of a file.
+    pub(crate) file: bool,
+    /// The shared memory that it shows, if it is shared.
+    pub(crate) share: Option<Share>,
+}
+
+/// The initial content of a mapping, followed by zeros.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// Bytes, which are copied into it.
+    Bytes(Vec<u8>),
+    /// Bytes of a file, so many in whole pages, which it shows with this protection.
+    Shown(MappedRange, u64, u64),
+}
+
+/// Orders that put a change of the layout into effect.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Change {
+    /// Calls to make first.
+    pub(crate) before: Vec<Order>,
+    /// The initial content of a mapping from an address on.
+    pub(crate) content: Option<(u64, Content)>,
+    /// Copies to make then: to, from, length.
+    pub(crate) copies: Vec<[u64; 3]>,
+    /// Calls to make last.
+    pub(crate) after: Vec<Order>,
+}
+
+/// The mappings of a guest. None overlap; neighbours that are alike are one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Layout {
+    maps: BTreeMap<u64, Mapping>,
+    bytes: u64,
+    limit: u64,
+    /// Bytes that other processes of the guest have mapped.
+    elsewhere: u64,
+    heap: u64,
+    brk: u64,
+}
+
+/// `mmap` of private anonymous memory at exactly this place.
+pub(crate) fn map_order(start: u64, len: u64, protection: u64) -> Order {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    [libc::SYS_mmap as u64, start, len, protection, flags as u64, u64::MAX, 0]
+}
+
+pub(crate) fn unmap_order(start: u64, len: u64) -> Order {
+    [libc::SYS_munmap as u64, start, len, 0, 0, 0, 0]
+}
+
+pub(crate) fn protect_order(start: u64, len: u64, protection: u64) -> Order {
+    [libc::SYS_mprotect as u64, start, len, protection, 0, 0, 0]
+}
+
+/// The pages of a range that a guest named, if it may name them.
+fn pages(start: u64, len: u64) -> Result<Range<u64>, Errno> {
+    let len = len.checked_next_multiple_of(PAGE).ok_or(Errno::INVAL)?;
+    let end = start.checked_add(len).ok_or(Errno::INVAL)?;
+    if !start.is_multiple_of(PAGE) || len == 0 {
+        return Err(Errno::INVAL);
+    }
+    if start < GUEST.start || end > GUEST.end {
+        return Err(Errno::NOMEM);
+    }
+    Ok(start..end)
+}
+
+impl Layout {
+    /// An empty layout for at most `limit` bytes.
+    pub(crate) fn new(limit: u64) -> Self {
+        Self { maps: BTreeMap::new(), bytes: 0, limit, elsewhere: 0, heap: 0, brk: 0 }
+    }
+
+    /// The first error of a layout from a snapshot, if any.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        let (mut at, mut bytes) = (GUEST.start, 0u64);
+        for (&start, m) in &self.maps {
+            let whole = start.is_multiple_of(PAGE) && m.end.is_multiple_of(PAGE);
+            if start < at || m.end <= start || m.end > GUEST.end || !whole || m.protection & !7 != 0
+            {
+                return Err("its mappings overlap, or lie where none may");
+            }
+            (at, bytes) = (m.end, bytes + (m.end - start));
+        }
+        let fits = bytes == self.bytes && bytes <= self.limit && self.limit <= IMAGE_LEN;
+        if !fits || self.maps.len() > MAPPINGS || self.heap > self.brk || self.brk > CEILING {
+            return Err("its mappings are more than it may have");
+        }
+        Ok(())
+    }
+
+    /// Bytes that may be mapped.
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    pub(in crate::sentry) fn set_limit(&mut self, limit: u64) {
+        self.limit = limit;
+    }
+
+    /// Bytes that are mapped, here and in other processes.
+    pub(in crate::sentry) fn bytes_everywhere(&self) -> u64 {
+        self.bytes.saturating_add(self.elsewhere)
+    }
+
+    /// Bytes that are mapped.
+    pub(in crate::sentry) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Adds the mappings of other processes to the limit.
+    pub(in crate::sentry) fn set_elsewhere(&mut self, bytes: u64) {
+        self.elsewhere = bytes;
+    }
+
+    /// Whether as much as is mapped fits into the budget once more.
+    pub(in crate::sentry) fn afford_copy(&self) -> Result<(), Errno> {
+        self.afford(self.bytes)
+    }
+
+    /// Unmaps everything.
+    pub(crate) fn clear(&mut self) -> Change {
+        let orders = self.maps.iter().map(|(&start, m)| unmap_order(start, m.end - start));
+        let before = orders.collect();
+        *self = Self { elsewhere: self.elsewhere, ..Self::new(self.limit) };
+        Change { before, ..Change::default() }
+    }
+
+    /// Start, length and protection of every mapping, sorted.
+    pub(crate) fn mappings(&self) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
+        self.maps.iter().map(|(&start, m)| (start, m.end - start, m.protection))
+    }
+
+    /// Whether anything is mapped in `range`.
+    pub(crate) fn touches(&self, range: &Range<u64>) -> bool {
+        self.maps.range(..range.end).next_back().is_some_and(|(_, m)| m.end > range.start)
+    }
+
+    /// The parts of mappings in `range`.
+    fn parts(&self, range: &Range<u64>) -> Vec<(Range<u64>, Mapping)> {
+        let mut parts: Vec<_> = self
+            .maps
+            .range(..range.end)
+            .rev()
+            .take_while(|(_, m)| m.end > range.start)
+            .map(|(&start, &m)| (start.max(range.start)..m.end.min(range.end), m))
+            .collect();
+        parts.reverse();
+        parts
+    }
+
+    /// Whether all of `range` is mapped with at least `protection`.
+    pub(crate) fn allows(&self, range: &Range<u64>, protection: u64) -> bool {
+        let mut at = range.start;
+        for (part, m) in self.parts(range) {
+            if part.start != at || m.protection & protection != protection {
+                return false;
+            }
+            at = part.end;
+        }
+        at == range.end
+    }
+
+    fn remove(&mut self, range: &Range<u64>) {
+        for (part, m) in self.parts(range) {
+            // The mapping of the part, whose rest stays.
+            let (&start, _) =
+                self.maps.range(..=part.start).next_back().expect("it was found there");
+            self.maps.remove(&start);
+            if start < part.start {
+                self.maps.insert(start, Mapping { end: part.start, ..m });
+            }
+            if m.end > part.end {
+                self.maps.insert(part.end, m);
+            }
+            self.bytes -= part.end - part.start;
+        }
+    }
+
+    fn insert(&mut self, range: Range<u64>, protection: u64, file: bool) {
+        let end = range.end;
+        self.place(range, Mapping { end, protection, file, share: None });
+    }
+
+    /// Has a mapping like `new` at a place.
+    fn place(&mut self, mut range: Range<u64>, new: Mapping) {
+        let alike = |m: &Mapping| Mapping { end: new.end, ..*m } == new;
+        self.remove(&range);
+        self.bytes += range.end - range.start;
+        if let Some((&start, m)) = self.maps.range(..range.start).next_back()
+            && m.end == range.start
+            && alike(m)
+        {
+            self.maps.remove(&start);
+            range.start = start;
+        }
+        if let Some(m) = self.maps.get(&range.end).copied()
+            && alike(&m)
+        {
+            self.maps.remove(&range.end);
+            range.end = m.end;
+        }
+        self.maps.insert(range.start, Mapping { end: range.end, ..new });
+    }
+
+    /// Whether `more` bytes fit into the budget.
+    fn afford(&self, more: u64) -> Result<(), Errno> {
+        let taken = self.bytes.saturating_add(self.elsewhere);
+        let within = taken.checked_add(more).is_some_and(|bytes| bytes <= self.limit);
+        if within && self.maps.len() < MAPPINGS { Ok(()) } else { Err(Errno::NOMEM) }
+    }
+
+    /// The highest free range of `len` bytes below `ceiling`.
+    fn free(&self, len: u64, ceiling: u64) -> Result<u64, Errno> {
+        let mut end = ceiling;
+        for (&start, m) in self.maps.range(..ceiling).rev() {
+            if m.end <= end && end - m.end >= len {
+                break;
+            }
+            end = end.min(start);
+        }
+        match end.checked_sub(len) {
+            Some(start) if start >= GUEST.start => Ok(start),
+            _ => Err(Errno::NOMEM),
+        }
+    }
+
+    /// Maps anonymous memory, or `content` of a file; `at` is where, if that is fixed.
+    pub(crate) fn map(
+        &mut self,
+        at: Option<u64>,
+        low: bool,
+        len: u64,
+        protection: u64,
+        content: Option<Content>,
+    ) -> Result<(u64, Change), Errno> {
+        let len = len.checked_next_multiple_of(PAGE).filter(|&len| len > 0).ok_or(Errno::INVAL)?;
+        if protection & !7 != 0 {
+            return Err(Errno::INVAL);
+        }
+        let ceiling = if low { 1 << 31 } else { CEILING };
+        let start = match at {
+            Some(start) => start,
+            None => self.free(len, ceiling)?,
+        };
+        let range = pages(start, len)?;
+        let replaced: u64 = self.parts(&range).iter().map(|(part, _)| part.end - part.start).sum();
+        self.afford(len - replaced)?;
+        self.insert(range, protection, content.is_some());
+        let mut change = Change::default();
+        let copied = matches!(content, Some(Content::Bytes(_)));
+        let first = if copied { READ_WRITE } else { protection };
+        // The new mapping takes its place.
+        if !matches!(content, Some(Content::Shown(_, shown, _)) if shown == len) {
+            change.before.push(map_order(start, len, first));
+        }
+        if first != protection {
+            change.after.push(protect_order(start, len, protection));
+        }
+        change.content = content.map(|content| (start, content));
+        Ok((start, change))
+    }
+
+    /// Marks the mapping that was just made at `range` as shared.
+    pub(in crate::sentry) fn share(&mut self, range: Range<u64>, share: Share) {
+        for (part, m) in self.parts(&range) {
+            let end = part.end;
+            self.place(part, Mapping { end, share: Some(share), ..m });
+        }
+    }
+
+    /// All memory that is shared.
+    pub(crate) fn shared(&self) -> Vec<Shared> {
+        let shared = |(&start, m): (&u64, &Mapping)| {
+            let (range, protection) = (start..m.end, m.protection);
+            m.share.map(|share| Shared { range, share, protection })
+        };
+        self.maps.iter().filter_map(shared).collect()
+    }
+
+    pub(crate) fn unmap(&mut self, start: u64, len: u64) -> Result<Change, Errno> {
+        let range = pages(start, len).map_err(|_| Errno::INVAL)?;
+        let cuts_one = self.parts(&range).iter().any(|(_, m)| m.end > range.end)
+            && self.maps.range(..range.start).next_back().is_some_and(|(_, m)| m.end > range.end);
+        if cuts_one && self.maps.len() >= MAPPINGS {
+            return Err(Errno::NOMEM);
+        }
+        let mut change = Change::default();
+        if self.touches(&range) {
+            change.before.push(unmap_order(start, range.end - start));
+        }
+        self.remove(&range);
+        Ok(change)
+    }
+
+    pub(crate) fn protect(
+        &mut self,
+        start: u64,
+        len: u64,
+        protection: u64,
+    ) -> Result<Change, Errno> {
+        if len == 0 {
+            return Ok(Change::default());
+        }
+        let range = pages(start, len)?;
+        if protection & !7 != 0 {
+            return Err(Errno::INVAL);
+        }
+        if !self.allows(&range, 0) {
+            return Err(Errno::NOMEM);
+        }
+        self.afford(0)?;
+        for (part, m) in self.parts(&range) {
+            let end = part.end;
+            self.place(part, Mapping { end, protection, ..m });
+        }
+        let before = vec![protect_order(start, range.end - start, protection)];
+        Ok(Change { before, ..Change::default() })
+    }
+
+    /// `madvise`: only advice that discards bytes has an effect.
+    pub(crate) fn advise(&mut self, start: u64, len: u64, advice: u64) -> Result<Change, Errno> {
+        if len == 0 {
+            return Ok(Change::default());
+        }
+        let range = pages(start, len)?;
+        if !self.allows(&range, 0) {
+            return Err(Errno::NOMEM);
+        }
+        match advice as i32 {
+            libc::MADV_DONTNEED => {
+                let parts = self.parts(&range);
+                if parts.iter().any(|(_, m)| m.file && m.share.is_none()) {
+                    return Err(Errno::INVAL);
+                }
+                // Shared memory keeps its bytes.
+                let parts = parts.iter().filter(|(_, m)| m.share.is_none());
+                let map = |(part, m): &(Range<u64>, Mapping)| {
+                    map_order(part.start, part.end - part.start, m.protection)
+                };
+                Ok(Change { before: parts.map(map).collect(), ..Change::default() })
+            }
+            libc::MADV_NORMAL
+            | libc::MADV_RANDOM
+            | libc::MADV_SEQUENTIAL
+            | libc::MADV_WILLNEED
+            | libc::MADV_FREE
+            | libc::MADV_DONTFORK
+            | libc::MADV_DOFORK
+            | libc::MADV_HUGEPAGE
+            | libc::MADV_NOHUGEPAGE
+            | libc::MADV_DONTDUMP
+            | libc::MADV_DODUMP
+            | libc::MADV_COLD
+            | libc::MADV_PAGEOUT => Ok(Change::default()),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// `mremap`: in place where there is room, else by copying.
+    pub(crate) fn remap(
+        &mut self,
+        old: u64,
+        old_len: u64,
+        new_len: u64,
+        flags: u64,
+    ) -> Result<(u64, Change), Errno> {
+        if flags & !(libc::MREMAP_MAYMOVE as u64) != 0 {
+            return Err(Errno::INVAL);
+        }
+        let range = pages(old, old_len)?;
+        let new_len =
+            new_len.checked_next_multiple_of(PAGE).filter(|&len| len > 0).ok_or(Errno::INVAL)?;
+        let (_, m) = self
+            .parts(&range)
+            .into_iter()
+            .next()
+            .filter(|(part, _)| *part == range)
+            .ok_or(Errno::FAULT)?;
+        let len = range.end - range.start;
+        if new_len <= len {
+            let change = if new_len < len {
+                self.unmap(old + new_len, len - new_len)?
+            } else {
+                Change::default()
+            };
+            return Ok((old, change));
+        }
+        if m.file || m.share.is_some() {
+            return Err(Errno::NOMEM);
+        }
+        self.afford(new_len - len)?;
+        let tail = range.end..old.checked_add(new_len).ok_or(Errno::NOMEM)?;
+        if tail.end <= GUEST.end && !self.touches(&tail) {
+            let order = map_order(tail.start, tail.end - tail.start, m.protection);
+            self.insert(tail, m.protection, false);
+            return Ok((old, Change { before: vec![order], ..Change::default() }));
+        }
+        if flags == 0 || m.protection & libc::PROT_READ as u64 == 0 {
+            return Err(Errno::NOMEM);
+        }
+        self.afford(new_len)?;
+        let new = self.free(new_len, CEILING)?;
+        self.insert(new..new + new_len, m.protection, false);
+        self.remove(&range);
+        let mut change = Change::default();
+        change.before.push(map_order(new, new_len, READ_WRITE));
+        change.copies.push([new, old, len]);
+        if m.protection != READ_WRITE {
+            change.after.push(protect_order(new, new_len, m.protection));
+        }
+        change.after.push(unmap_order(old, len));
+        Ok((new, change))
+    }
+
+    /// Sets where the break begins.
+    pub(crate) fn start_heap(&mut self, at: u64) {
+        self.heap = at;
+        self.brk = at;
+    }
+
+    /// `brk`: the new break, or the old one if it is not possible.
+    pub(crate) fn set_brk(&mut self, brk: u64) -> (u64, Change) {
+        let old = self.brk.next_multiple_of(PAGE);
+        let mut change = Change::default();
+        if brk < self.heap || brk > CEILING {
+            return (self.brk, change);
+        }
+        let new = brk.next_multiple_of(PAGE);
+        if new > old {
+            if self.touches(&(old..new)) || self.afford(new - old).is_err() {
+                return (self.brk, change);
+            }
+            self.insert(old..new, READ_WRITE, false);
+            change.before.push(map_order(old, new - old, READ_WRITE));
+        } else if new < old {
+            self.remove(&(new..old));
+            change.before.push(unmap_order(new, old - new));
+        }
+        self.brk = brk;
+        (brk, change)
+    }
+
+    /// Maps the stack; its lowest and highest address.
+    pub(crate) fn map_stack(&mut self) -> Result<(Range<u64>, Change), Errno> {
+        let start = STACK_TOP - STACK_LEN;
+        let (start, change) = self.map(Some(start), false, STACK_LEN, READ_WRITE, None)?;
+        Ok((start..STACK_TOP, change))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Random changes against an array of pages; the budget and the bounds hold throughout.
+    #[test]
+    fn a_layout_is_what_was_mapped() {
+        let mut random = 7u64;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % below
+        };
+        let base = 0x10_0000;
+        let mut layout = Layout::new(48 * PAGE);
+        let mut pages = [None; 64];
+        for _ in 0..20_000 {
+            let start = next(64);
+            let len = 1 + next(64 - start);
+            let (at, bytes) = (base + start * PAGE, len * PAGE);
+            let range = start as usize..(start + len) as usize;
+            let protection = next(8);
+            match next(3) {
+                0 => {
+                    let before = layout.clone();
+                    if layout.map(Some(at), false, bytes, protection, None).is_ok() {
+                        pages[range].fill(Some(protection));
+                    } else {
+                        assert_eq!(layout, before);
+                    }
+                }
+                1 => {
+                    layout.unmap(at, bytes).unwrap();
+                    pages[range].fill(None);
+                }
+                _ => {
+                    let all = pages[range.clone()].iter().all(Option::is_some);
+                    assert_eq!(layout.protect(at, bytes, protection).is_ok(), all);
+                    if all {
+                        pages[range].fill(Some(protection));
+                    }
+                }
+            }
+            let mut seen = [None; 64];
+            let mut last = (0, 8);
+            for (start, len, protection) in layout.mappings() {
+                assert!(last != (start, protection), "neighbours that are alike are one");
+                last = (start + len, protection);
+                let page = ((start - base) / PAGE) as usize;
+                seen[page..page + (len / PAGE) as usize].fill(Some(protection));
+            }
+            assert_eq!(seen, pages);
+            assert_eq!(layout.bytes, pages.iter().flatten().count() as u64 * PAGE);
+            assert!(layout.bytes <= layout.limit);
+        }
+    }
+
+    #[test]
+    fn addresses_outside_the_guest_are_refused() {
+        let mut layout = Layout::new(1 << 40);
+        for at in [0, 0x1000, GUEST.end, GUEST.end - PAGE, 0x7100_0000_0000, u64::MAX - 0xfff] {
+            assert!(layout.map(Some(at), false, 2 * PAGE, 3, None).is_err(), "{at:#x}");
+            assert!(layout.unmap(at, 2 * PAGE).is_err(), "{at:#x}");
+            assert!(layout.protect(at, 2 * PAGE, 7).is_err(), "{at:#x}");
+        }
+        assert!(layout.map(None, false, u64::MAX, 3, None).is_err());
+        assert!(layout.map(None, false, 1 << 50, 3, None).is_err());
+        layout.start_heap(0x20_0000);
+        assert_eq!(layout.set_brk(u64::MAX).0, 0x20_0000);
+        assert_eq!(layout.set_brk(GUEST.end + PAGE).0, 0x20_0000);
+    }
+}

@@ -1,0 +1,312 @@
+//! Signal delivery: the default action, or the frame that a handler returns through.
+
+use crate::platform::{
+    CLEAR_FLAGS, FRAME_LEN, INFO, INFO_LEN, MASK, Process, Register, STACK, USER_SELECTORS,
+};
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::kernel::signals::{DefaultAction, SignalAction, SignalInfo, UNTOUCHABLE, bit};
+use crate::sentry::kernel::threads::{NO_STACK, Wait, WaitReason};
+use crate::sentry::{End, Sentry, SyscallControl, SyscallResult, copy_in, word_in};
+
+/// Flags that a program may change: arithmetic, direction, identification and alignment.
+pub(in crate::sentry) const USER_FLAGS: u64 = 0x24_0cd5;
+
+pub(in crate::sentry) const DIRECTION_AND_TRAP: u64 = 0x500;
+
+/// The processor state that every frame has (`FXSAVE`).
+pub(in crate::sentry) const LEGACY: usize = 512;
+
+/// Where it says in there how much follows (`struct _fpx_sw_bytes`), and what marks it.
+pub(in crate::sentry) const EXTENDED: usize = 464;
+
+pub(in crate::sentry) const MAGIC: u32 = 0x4650_5853;
+
+/// Length of `struct xstate_header`.
+pub(in crate::sentry) const HEADER_LEN: usize = 64;
+
+/// The red zone below the stack pointer, which leaf functions use.
+pub(in crate::sentry) const RED_ZONE: u64 = 128;
+
+/// The outcome of delivering a thread's signals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SignalDelivery {
+    Nothing,
+    /// It continues in a handler.
+    Handled,
+    Ends(End),
+}
+
+impl Sentry {
+    /// Whether the current thread has a signal to take, and ought to come to the stub for it.
+    pub(crate) fn has_signal(&self) -> bool {
+        self.state.deliverable(self.state.threads.current_id())
+    }
+
+    /// Has the current thread, which waits in the stub, take the signals that it may. `interrupted` says that it was in a call
+    /// that waited.
+    pub(crate) fn take_signals(
+        &mut self,
+        process: &mut Process,
+        mut interrupted: bool,
+    ) -> SyscallResult<SignalDelivery> {
+        let mut taken = SignalDelivery::Nothing;
+        while self.has_signal() {
+            let id = self.state.threads.current_id();
+            let stopping = self.state.stopping();
+            let state = self.change();
+            let Some(thread) = state.threads.get_mut(id) else { break };
+            let open = !thread.blocked & !stopping;
+            let Some(info) = thread.pending.take(open).or_else(|| state.pending.take(open)) else {
+                break;
+            };
+            match self.state.fate(info.signal) {
+                DefaultAction::Ignored | DefaultAction::Stops => {}
+                DefaultAction::Deadly => {
+                    return Ok(SignalDelivery::Ends(End::Signal(info.signal.into())));
+                }
+                DefaultAction::Handled(action) => {
+                    taken = SignalDelivery::Handled;
+                    if interrupted {
+                        self.break_off(process, &action)?;
+                        interrupted = false;
+                    }
+                    if let Some(end) = self.handle(process, &info, action)?
+                        && let Some(end) = self.unhandled(process, info.signal, end)?
+                    {
+                        return Ok(SignalDelivery::Ends(end));
+                    }
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    /// There is no stack for the handler of `signal`. As in Linux that is a fault, for which there may be another handler, on
+    /// another stack. How it ends, if so.
+    pub(in crate::sentry) fn unhandled(
+        &mut self,
+        process: &mut Process,
+        signal: u8,
+        end: End,
+    ) -> SyscallResult<Option<End>> {
+        const FAULT: u8 = libc::SIGSEGV as u8;
+        const FROM_KERNEL: i32 = 0x80;
+        match self.state.fate(FAULT) {
+            DefaultAction::Handled(action)
+                if signal != FAULT && self.state.threads.current().blocked & bit(FAULT) == 0 =>
+            {
+                self.handle(process, &SignalInfo::new(FAULT, FROM_KERNEL, 0, 0), action)
+            }
+            _ => Ok(Some(end)),
+        }
+    }
+
+    /// The return value of a call that a signal interrupted: an error, or the call restarts after the handler.
+    pub(in crate::sentry) fn break_off(
+        &mut self,
+        process: &mut Process,
+        action: &SignalAction,
+    ) -> SyscallResult<()> {
+        let call = process.call();
+        let until = self.resumed.as_ref().and_then(|wait| wait.until);
+        // A sleep returns the time that is left.
+        let left = match call.number {
+            libc::SYS_nanosleep => call.args[1],
+            libc::SYS_clock_nanosleep if call.args[1] & 1 == 0 => call.args[3],
+            _ => 0,
+        };
+        if let Some(until) = until.filter(|_| left != 0) {
+            let nanos = until.saturating_sub(crate::sentry::kernel::time::now_moment());
+            let time =
+                StructBuilder::default().word(nanos / 1_000_000_000).word(nanos % 1_000_000_000);
+            let _ = process.write(left, &time.0)?;
+        }
+        if matches!(self.resumed, Some(Wait { on: WaitReason::Fifo(_), .. })) {
+            let state = self.change();
+            let wait = state.threads.current_mut().wait.take();
+            state.give_up(wait);
+        }
+        let timed = until.is_some();
+        let again = match call.number {
+            libc::SYS_futex | libc::SYS_recvfrom | libc::SYS_accept | libc::SYS_accept4 => !timed,
+            libc::SYS_read | libc::SYS_readv | libc::SYS_write | libc::SYS_writev => true,
+            libc::SYS_recvmsg | libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_connect => true,
+            libc::SYS_recvmmsg | libc::SYS_sendmmsg | libc::SYS_sendfile => true,
+            libc::SYS_open | libc::SYS_openat | libc::SYS_creat => true,
+            libc::SYS_wait4 | libc::SYS_waitid | libc::SYS_fcntl | libc::SYS_flock => true,
+            _ => false,
+        };
+        let done = self.resumed.as_ref().map_or(0, |wait| wait.done);
+        if done > 0 {
+            process.set_result(done as i64);
+        } else if again && action.has(libc::SA_RESTART) {
+            process.rewind();
+        } else {
+            process.set_result(-i64::from(libc::EINTR));
+        }
+        Ok(())
+    }
+
+    /// An instruction of the current thread's failed.
+    pub(crate) fn fault(
+        &mut self,
+        process: &mut Process,
+        signal: i32,
+    ) -> SyscallResult<Option<End>> {
+        let signal = signal as u8;
+        let info = SignalInfo::of_frame(signal, &process.frame_bytes());
+        match self.state.fate(signal) {
+            DefaultAction::Handled(action)
+                if self.state.threads.current().blocked & bit(signal) == 0 =>
+            {
+                self.handle(process, &info, action)
+            }
+            _ => Ok(Some(End::Signal(signal.into()))),
+        }
+    }
+
+    /// Pushes a frame on the guest's stack, as Linux does, and continues the thread in the handler.
+    pub(in crate::sentry) fn handle(
+        &mut self,
+        process: &mut Process,
+        info: &SignalInfo,
+        action: SignalAction,
+    ) -> SyscallResult<Option<End>> {
+        let frame = process.frame_bytes();
+        let segfault = Ok(Some(End::Signal(libc::SIGSEGV)));
+        let Some(vectors) = vectors(&frame, process.frame_address()) else { return segfault };
+        let thread = self.state.threads.current();
+        let [stack, disabled, len] = thread.signal_stack;
+        let mut top = process.register(Register::Rsp).wrapping_sub(RED_ZONE);
+        let on_it = top.wrapping_sub(stack) < len;
+        if action.has(libc::SA_ONSTACK) && disabled & 2 == 0 && !on_it {
+            top = stack.wrapping_add(len);
+        }
+        let vectors_at = top.wrapping_sub(vectors.len() as u64) & !63;
+        // Aligned as after a call, with the return address on top of the stack.
+        let at = (vectors_at.wrapping_sub((INFO + INFO_LEN) as u64) & !15).wrapping_sub(8);
+        let mut bytes = frame[..INFO].to_vec();
+        let mut put = |offset: usize, word: u64| {
+            bytes[offset..offset + 8].copy_from_slice(&word.to_le_bytes());
+        };
+        put(0, action.restorer);
+        put(STACK, stack);
+        put(STACK + 8, disabled);
+        put(STACK + 16, len);
+        put(Register::Vectors.offset(), vectors_at);
+        put(MASK, thread.masked.unwrap_or(thread.blocked));
+        bytes.extend(info.all());
+        if !process.write(at, &bytes)? || !process.write(vectors_at, vectors)? {
+            return segfault;
+        }
+        let flags = process.register(Register::Flags) & !DIRECTION_AND_TRAP;
+        for (register, value) in [
+            (Register::Rip, action.handler),
+            (Register::Rsp, at),
+            (Register::Rdi, u64::from(info.signal)),
+            (Register::Rsi, at + INFO as u64),
+            (Register::Rdx, at + 8),
+            (Register::Rax, 0),
+            (Register::Flags, flags),
+        ] {
+            process.set_register(register, value);
+        }
+        let state = self.change();
+        let thread = state.threads.current_mut();
+        thread.masked = None;
+        let own = if action.has(libc::SA_NODEFER) { 0 } else { bit(info.signal) };
+        thread.blocked = (thread.blocked | action.mask | own) & !UNTOUCHABLE;
+        if action.has(libc::SA_RESETHAND) {
+            state.handlers.remove(&u64::from(info.signal));
+        }
+        Ok(None)
+    }
+
+    /// `rt_sigreturn`: registers, mask and signal stack come from the frame that the stack points behind.
+    pub(in crate::sentry) fn sys_rt_sigreturn(&mut self, process: &mut Process) -> SyscallResult {
+        let at = process.register(Register::Rsp).wrapping_sub(8);
+        let bytes = copy_in(process, at, FRAME_LEN)?;
+        let word = |offset: usize| {
+            u64::from_le_bytes(bytes[offset..offset + 8].try_into().expect("8 bytes"))
+        };
+        let frame = process.frame_bytes();
+        let ours = process.frame_address();
+        let kept = vectors(&frame, ours).map(<[u8]>::len).unwrap_or_default();
+        let place = vectors_offset(&frame, ours).unwrap_or_default();
+        let given = word(Register::Vectors.offset());
+        if kept > LEGACY {
+            let mut state = match given {
+                0 => vec![0; kept],
+                given => copy_in(process, given, kept)?,
+            };
+            if given == 0 {
+                state[..2].copy_from_slice(&0x37fu16.to_le_bytes());
+                state[24..28].copy_from_slice(&0x1f80u32.to_le_bytes());
+            }
+            // How much there is stays as the kernel has it; so do the words behind.
+            process.write_frame(place, &state[..EXTENDED]);
+            process.write_frame(place + LEGACY, &state[LEGACY..kept - 4]);
+        }
+        let first = Register::R8.offset();
+        process.write_frame(first, &bytes[first..first + 8 * Register::GENERAL]);
+        let flags = word(Register::Flags.offset()) & USER_FLAGS | CLEAR_FLAGS;
+        process.set_register(Register::Flags, flags);
+        process.set_register(Register::Selectors, USER_SELECTORS);
+        let stack = [word(STACK), word(STACK + 8), word(STACK + 16)];
+        let mask = word(MASK) & !UNTOUCHABLE;
+        let thread = self.change().threads.current_mut();
+        thread.blocked = mask;
+        thread.signal_stack = if stack[1] & 2 == 0 { stack } else { NO_STACK };
+        Ok(SyscallControl::Resumed)
+    }
+
+    /// Waits with other signals blocked until the call is over. Address 0 means no set.
+    pub(in crate::sentry) fn mask_in(
+        &mut self,
+        process: &Process,
+        set: u64,
+        size: u64,
+    ) -> SyscallResult<()> {
+        if set == 0 || self.resumed.is_some() {
+            return Ok(());
+        }
+        if size != 8 {
+            return Err(rustix::io::Errno::INVAL.into());
+        }
+        let mask = word_in(process, set)? & !UNTOUCHABLE;
+        let thread = self.change().threads.current_mut();
+        thread.masked = Some(thread.blocked);
+        thread.blocked = mask;
+        Ok(())
+    }
+
+    /// Ends what [`Sentry::mask_in`] has begun.
+    pub(crate) fn unmask(&mut self) {
+        if self.state.threads.current().masked.is_some() {
+            let thread = self.change().threads.current_mut();
+            if let Some(mask) = thread.masked.take() {
+                thread.blocked = mask;
+            }
+        }
+    }
+}
+
+/// The offset of the vector registers in a frame at `address`.
+pub(in crate::sentry) fn vectors_offset(frame: &[u8], address: u64) -> Option<usize> {
+    let at = Register::Vectors.offset();
+    let place = u64::from_le_bytes(frame.get(at..at + 8)?.try_into().ok()?);
+    let offset = usize::try_from(place.checked_sub(address)?).ok()?;
+    (offset >= INFO + INFO_LEN && offset + LEGACY <= frame.len()).then_some(offset)
+}
+
+/// The state of the vector registers in a frame, with all that follows the first part. The guest may have written it.
+pub(in crate::sentry) fn vectors(frame: &[u8], address: u64) -> Option<&[u8]> {
+    let all = &frame[vectors_offset(frame, address)?..];
+    let int = |at: usize| u32::from_le_bytes(all[at..at + 4].try_into().expect("4 bytes"));
+    let extended = int(EXTENDED + 4) as usize;
+    // A second part has a header, and a word behind it.
+    match int(EXTENDED) == MAGIC && extended >= LEGACY + HEADER_LEN + 4 {
+        true => all.get(..extended),
+        false => all.get(..LEGACY),
+    }
+}

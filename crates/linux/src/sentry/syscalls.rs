@@ -1,0 +1,30 @@
+//! System calls, one function a call, named after it.
+
+pub(super) mod attributes;
+pub(super) mod clock;
+pub(super) mod copy_range;
+pub(super) mod descriptor_control;
+pub(super) mod fifo;
+pub(super) mod file;
+pub(super) mod file_lock;
+pub(super) mod identity;
+pub(super) mod message;
+pub(super) mod message_batch;
+pub(super) mod mmap;
+pub(super) mod path;
+pub(super) mod pidfd;
+pub(super) mod pipe;
+pub(super) mod poll;
+pub(super) mod prctl;
+pub(super) mod process;
+pub(super) mod read_write;
+pub(super) mod ready;
+pub(super) mod rlimit;
+pub(super) mod signal;
+pub(super) mod signalfd;
+pub(super) mod socket;
+pub(super) mod thread;
+pub(super) mod timer;
+pub(super) mod usage;
+pub(super) mod variants;
+pub(super) mod watch;

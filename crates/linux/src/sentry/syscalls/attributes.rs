@@ -1,0 +1,220 @@
+//! System calls on attributes of files: times, owners, sizes and links, and `statfs`.
+
+use afresh_files::{Kind, Time};
+use rustix::io::Errno;
+
+use crate::platform::Process;
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::fs::permissions::WRITE;
+use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::fifos::Fifo;
+use crate::sentry::tty::terminals::TerminalEnd;
+use crate::sentry::{Sentry, SyscallResult, ZERO, copy_out, word_in};
+
+/// How the times of a call are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::sentry) enum TimeFormat {
+    /// Seconds (`utime`).
+    Seconds,
+    /// Seconds and microseconds (`utimes`).
+    Micro,
+    /// Seconds and nanoseconds, or a word for now or never (`utimensat`).
+    Nano,
+}
+
+impl Sentry {
+    /// The time that starts at `at`; nothing when it is to stay.
+    fn time_in(process: &Process, at: u64, times: TimeFormat) -> SyscallResult<Option<Time>> {
+        let word = |offset: u64| word_in(process, at.wrapping_add(offset)).map(|word| word as i64);
+        let (seconds, nanoseconds) = match times {
+            TimeFormat::Seconds => (word(0)?, 0),
+            TimeFormat::Micro => (word(0)?, word(8)?.checked_mul(1000).ok_or(Errno::INVAL)?),
+            TimeFormat::Nano => (word(0)?, word(8)?),
+        };
+        match nanoseconds {
+            libc::UTIME_NOW if times == TimeFormat::Nano => {
+                Ok(Some(crate::sentry::kernel::time::now()))
+            }
+            libc::UTIME_OMIT if times == TimeFormat::Nano => Ok(None),
+            0..1_000_000_000 => Ok(Some(Time { seconds, nanos: nanoseconds as u32 })),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+
+    pub(in crate::sentry) fn set_times(
+        &mut self,
+        process: &Process,
+        at: u64,
+        path: u64,
+        times: (u64, TimeFormat),
+        flags: u64,
+    ) -> SyscallResult {
+        let (list, kind) = times;
+        let size = if kind == TimeFormat::Seconds { 8 } else { 16 };
+        let (accessed, modified) = if list == 0 {
+            (Some(crate::sentry::kernel::time::now()), Some(crate::sentry::kernel::time::now()))
+        } else {
+            let second = list.wrapping_add(size);
+            (Self::time_in(process, list, kind)?, Self::time_in(process, second, kind)?)
+        };
+        let node = if path == 0 {
+            match &self.state.table.get(at)?.open {
+                FileObject::File(open)
+                | FileObject::Device(_, open)
+                | FileObject::Fifo(Fifo { open, .. })
+                | FileObject::Terminal(TerminalEnd { open, .. }) => open.node,
+                _ => return Err(Errno::INVAL.into()),
+            }
+        } else {
+            let follow = flags & libc::AT_SYMLINK_NOFOLLOW as u64 == 0;
+            self.follow(process, at, path, follow)?
+        };
+        if accessed.is_some() || modified.is_some() {
+            self.change().tree.set_times(
+                node,
+                accessed,
+                modified,
+                crate::sentry::kernel::time::now(),
+            )?;
+            self.change().tell_file(node, libc::IN_ATTRIB);
+        }
+        Ok(ZERO)
+    }
+
+    /// All files belong to the guest's only user, who cannot give them away.
+    fn give(user: u64, group: u64) -> SyscallResult {
+        let stays = |id: u64| {
+            id as u32 == u32::MAX || id as u32 == crate::sentry::kernel::identity::USER as u32
+        };
+        if stays(user) && stays(group) { Ok(ZERO) } else { Err(Errno::PERM.into()) }
+    }
+
+    pub(in crate::sentry) fn sys_fchownat(
+        &mut self,
+        process: &Process,
+        at: u64,
+        path: u64,
+        owner: (u64, u64),
+        flags: u64,
+    ) -> SyscallResult {
+        let follow = flags & libc::AT_SYMLINK_NOFOLLOW as u64 == 0;
+        let node = self.follow(process, at, path, follow)?;
+        let given = Self::give(owner.0, owner.1)?;
+        self.change().tell_file(node, libc::IN_ATTRIB);
+        Ok(given)
+    }
+
+    pub(in crate::sentry) fn sys_fchown(
+        &mut self,
+        descriptor: u64,
+        user: u64,
+        group: u64,
+    ) -> SyscallResult {
+        self.state.table.get(descriptor)?;
+        Self::give(user, group)
+    }
+
+    pub(in crate::sentry) fn sys_linkat(
+        &mut self,
+        process: &Process,
+        from: (u64, u64),
+        to: (u64, u64),
+        flags: u64,
+    ) -> SyscallResult {
+        let follow = flags & libc::AT_SYMLINK_FOLLOW as u64 != 0;
+        let node = self.follow(process, from.0, from.1, follow)?;
+        let place = self.place(process, to.0, to.1)?;
+        self.state.may_make(&place)?;
+        self.change().tree.link_at(node, &place, crate::sentry::kernel::time::now())?;
+        self.change().tell_made(&place);
+        self.change().tell_file(node, libc::IN_ATTRIB);
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_truncate(
+        &mut self,
+        process: &Process,
+        path: u64,
+        size: u64,
+    ) -> SyscallResult {
+        let node = self.follow(process, libc::AT_FDCWD as u64, path, true)?;
+        if self.state.tree.stat(node)?.kind == Kind::Directory {
+            return Err(Errno::ISDIR.into());
+        }
+        if size > i64::MAX as u64 {
+            return Err(Errno::INVAL.into());
+        }
+        self.state.may(node, WRITE)?;
+        self.state.seals.may_resize(node, self.state.tree.stat(node)?.size, size)?;
+        self.change().tree.set_size(node, size, crate::sentry::kernel::time::now())?;
+        self.change().tell_file(node, libc::IN_MODIFY);
+        Ok(ZERO)
+    }
+
+    /// `fallocate` in its plain form: the file is at least so long.
+    pub(in crate::sentry) fn sys_fallocate(
+        &mut self,
+        descriptor: u64,
+        mode: u64,
+        offset: u64,
+        len: u64,
+    ) -> SyscallResult {
+        let FileObject::File(open) = &self.state.table.get(descriptor)?.open else {
+            return Err(Errno::NODEV.into());
+        };
+        let node = open.node;
+        if !open.access.write {
+            return Err(Errno::BADF.into());
+        }
+        let end = offset.checked_add(len).filter(|&end| end <= i64::MAX as u64 && len > 0);
+        let end = end.ok_or(Errno::INVAL)?;
+        if mode != 0 {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        let size = self.state.tree.stat(node)?.size;
+        self.state.seals.may_resize(node, size, end.max(size))?;
+        if size < end {
+            self.change().tree.set_size(node, end, crate::sentry::kernel::time::now())?;
+        }
+        self.change().tell_file(node, libc::IN_MODIFY);
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_statfs(
+        &mut self,
+        process: &mut Process,
+        path: u64,
+        to: u64,
+    ) -> SyscallResult {
+        self.follow(process, libc::AT_FDCWD as u64, path, true)?;
+        self.tell_file_system(process, to)
+    }
+
+    pub(in crate::sentry) fn sys_fstatfs(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        to: u64,
+    ) -> SyscallResult {
+        self.state.table.get(descriptor)?;
+        self.tell_file_system(process, to)
+    }
+
+    /// `struct statfs`: one in memory, as large as the guest may store.
+    fn tell_file_system(&self, process: &mut Process, to: u64) -> SyscallResult {
+        let (all, used) = (self.state.tree.budget().bytes, self.state.tree.used().bytes);
+        let free = all.saturating_sub(used);
+        let bytes = StructBuilder::default()
+            .word(libc::TMPFS_MAGIC as u64)
+            .word(4096)
+            .word(all / 4096)
+            .word(free / 4096)
+            .word(free / 4096)
+            .zeros(24)
+            .word(255)
+            .word(4096)
+            .zeros(40);
+        copy_out(process, to, &bytes.0)?;
+        Ok(ZERO)
+    }
+}

@@ -1,0 +1,151 @@
+//! System calls on clocks and sleeps. The clocks are the host's: they run between calls and never go back.
+
+use crate::platform::Process;
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::kernel::cpu_time::is_processor_clock;
+use crate::sentry::kernel::threads::{MonotonicTime, Wait, WaitReason};
+use crate::sentry::kernel::time::{length, nanoseconds, now, now_moment, passed};
+use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out, word_in};
+
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+
+fn clock_of(number: u64) -> Result<ClockId, Errno> {
+    match number as i32 {
+        libc::CLOCK_REALTIME => Ok(ClockId::Realtime),
+        libc::CLOCK_MONOTONIC => Ok(ClockId::Monotonic),
+        // As the vDSO returns them, so that calls and the vDSO agree.
+        libc::CLOCK_REALTIME_COARSE => Ok(ClockId::RealtimeCoarse),
+        libc::CLOCK_MONOTONIC_COARSE => Ok(ClockId::MonotonicCoarse),
+        libc::CLOCK_MONOTONIC_RAW => Ok(ClockId::MonotonicRaw),
+        libc::CLOCK_BOOTTIME => Ok(ClockId::Boottime),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// Seconds and nanoseconds at `address`, as a length.
+pub(in crate::sentry) fn length_in(process: &Process, address: u64) -> SyscallResult<Duration> {
+    let seconds = word_in(process, address)? as i64;
+    let nanoseconds = word_in(process, address.wrapping_add(8))? as i64;
+    if seconds < 0 || !(0..1_000_000_000).contains(&nanoseconds) {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(Duration::new(seconds as u64, nanoseconds as u32))
+}
+
+/// The moment `length` from now, or, if it is `absolute`, when `clock` says so.
+pub(in crate::sentry) fn moment_after(
+    clock: u64,
+    mut wait: Duration,
+    absolute: bool,
+) -> SyscallResult<MonotonicTime> {
+    let clock = clock_of(clock)?;
+    if absolute {
+        wait = wait.saturating_sub(length(clock_gettime(clock)));
+    }
+    Ok(now_moment().saturating_add(nanoseconds(wait)))
+}
+
+/// Seconds and microseconds at `address`, as nanoseconds.
+pub(in crate::sentry) fn micro_in(process: &Process, address: u64) -> SyscallResult<u64> {
+    let seconds = word_in(process, address)?;
+    let micros = word_in(process, address.wrapping_add(8))?;
+    if seconds > i64::MAX as u64 || micros >= 1_000_000 {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(nanoseconds(Duration::new(seconds, micros as u32 * 1000)))
+}
+
+impl Sentry {
+    pub(in crate::sentry) fn sys_clock_gettime(
+        &mut self,
+        process: &mut Process,
+        clock: u64,
+        to: u64,
+    ) -> SyscallResult {
+        if is_processor_clock(clock) {
+            self.account(process);
+            let spent = self.state.processor_time(clock)?;
+            let bytes =
+                StructBuilder::default().word(spent / 1_000_000_000).word(spent % 1_000_000_000);
+            copy_out(process, to, &bytes.0)?;
+            return Ok(ZERO);
+        }
+        let now = clock_gettime(clock_of(clock)?);
+        let bytes = StructBuilder::default().word(now.tv_sec as u64).word(now.tv_nsec as u64);
+        copy_out(process, to, &bytes.0)?;
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_clock_getres(
+        &mut self,
+        process: &mut Process,
+        clock: u64,
+        to: u64,
+    ) -> SyscallResult {
+        if is_processor_clock(clock) {
+            self.state.processor_time(clock)?;
+        } else {
+            clock_of(clock)?;
+        }
+        if to != 0 {
+            copy_out(process, to, &StructBuilder::default().word(0).word(1).0)?;
+        }
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_gettimeofday(
+        &mut self,
+        process: &mut Process,
+        to: u64,
+        zone: u64,
+    ) -> SyscallResult {
+        if to != 0 {
+            let now = now();
+            let bytes =
+                StructBuilder::default().word(now.seconds as u64).word(u64::from(now.nanos) / 1000);
+            copy_out(process, to, &bytes.0)?;
+        }
+        if zone != 0 {
+            copy_out(process, zone, &[0; 8])?;
+        }
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_time(&mut self, process: &mut Process, to: u64) -> SyscallResult {
+        let seconds = now().seconds as u64;
+        if to != 0 {
+            copy_out(process, to, &seconds.to_le_bytes())?;
+        }
+        Ok(SyscallControl::Value(seconds))
+    }
+
+    /// Sleeps; a signal ends it before its time.
+    pub(in crate::sentry) fn sys_clock_nanosleep(
+        &mut self,
+        process: &Process,
+        clock: u64,
+        flags: u64,
+        address: u64,
+    ) -> SyscallResult {
+        if is_processor_clock(clock) {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        let absolute = flags & libc::TIMER_ABSTIME as u64 != 0;
+        let until = match &self.resumed {
+            Some(wait) => wait.until,
+            None => {
+                let length = length_in(process, address)?;
+                let until = moment_after(clock, length, absolute)?;
+                Some(until)
+            }
+        };
+        if passed(until) {
+            Ok(ZERO)
+        } else {
+            Ok(SyscallControl::Wait(Wait::new(WaitReason::Nothing, until)))
+        }
+    }
+}

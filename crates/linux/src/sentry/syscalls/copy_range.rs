@@ -1,0 +1,96 @@
+//! Copies from one descriptor to another without a way through memory: `sendfile` and `copy_file_range`.
+
+use rustix::io::Errno;
+
+use crate::platform::Process;
+use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::syscalls::read_write::check_offset;
+use crate::sentry::{Sentry, SyscallControl, SyscallResult, copy_out, word_in};
+
+/// Bytes that are copied by one call, at most: it may always do less than it was asked to.
+const MOST: u64 = 1 << 20;
+
+impl Sentry {
+    pub(in crate::sentry) fn sys_sendfile(
+        &mut self,
+        process: &mut Process,
+        to: u64,
+        from: u64,
+        offset: u64,
+        len: u64,
+    ) -> SyscallResult {
+        self.state.table.get(to)?;
+        let start = self.copied_from(process, from, offset)?;
+        let bytes = self.file_bytes(from, start, len)?;
+        let outcome = self.put(to, &bytes, None)?;
+        self.copied(process, outcome, &[(from, offset, start)])
+    }
+
+    pub(in crate::sentry) fn sys_copy_file_range(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let [from, from_offset, to, to_offset, len, flags] = *a;
+        if flags != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let start = self.copied_from(process, from, from_offset)?;
+        let target = self.copied_from(process, to, to_offset)?;
+        let description = self.state.table.get(to)?;
+        if description.flags & libc::O_APPEND as u32 != 0 {
+            return Err(Errno::BADF.into());
+        }
+        // A file may be copied within itself, but not onto itself.
+        let len = len.min(MOST);
+        let same = match (&self.state.table.get(from)?.open, &description.open) {
+            (FileObject::File(one), FileObject::File(other)) => one.node == other.node,
+            _ => false,
+        };
+        if same && start < target.saturating_add(len) && target < start.saturating_add(len) {
+            return Err(Errno::INVAL.into());
+        }
+        let bytes = self.file_bytes(from, start, len)?;
+        let outcome = self.put(to, &bytes, Some(target))?;
+        self.copied(process, outcome, &[(from, from_offset, start), (to, to_offset, target)])
+    }
+
+    /// The offset of a copy in a file: the value at `offset`, or the file's position.
+    fn copied_from(&self, process: &Process, descriptor: u64, offset: u64) -> SyscallResult<u64> {
+        let FileObject::File(open) = &self.state.table.get(descriptor)?.open else {
+            return Err(Errno::INVAL.into());
+        };
+        let start = if offset == 0 { open.offset } else { word_in(process, offset)? };
+        check_offset(start)?;
+        Ok(start)
+    }
+
+    fn file_bytes(&self, descriptor: u64, start: u64, len: u64) -> SyscallResult<Vec<u8>> {
+        let description = self.state.table.get(descriptor)?;
+        if !description.reads() {
+            return Err(Errno::BADF.into());
+        }
+        self.bytes_at(description, start, len.min(MOST))
+    }
+
+    /// Stores the end of a copy at `offset`, or as the file's position.
+    fn copied(
+        &mut self,
+        process: &mut Process,
+        outcome: SyscallControl,
+        files: &[(u64, u64, u64)],
+    ) -> SyscallResult {
+        if let SyscallControl::Value(len) = outcome {
+            for &(descriptor, offset, start) in files {
+                if offset != 0 {
+                    copy_out(process, offset, &(start + len).to_le_bytes())?;
+                } else if let FileObject::File(open) =
+                    &mut self.change().table.get_mut(descriptor)?.open
+                {
+                    open.offset = start + len;
+                }
+            }
+        }
+        Ok(outcome)
+    }
+}

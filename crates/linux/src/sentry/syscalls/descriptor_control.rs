@@ -1,0 +1,207 @@
+//! Calls that control a descriptor: `fcntl` and `ioctl`.
+
+use rustix::io::Errno;
+
+use crate::platform::Process;
+use crate::sentry::fs::devices::Device;
+use crate::sentry::fs::seals;
+use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::generation::GenerationWatch;
+use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
+
+const F_SETSIG: i32 = 10;
+const F_GETSIG: i32 = 11;
+const F_SETOWN_EX: i32 = 15;
+const F_GETOWN_EX: i32 = 16;
+/// `F_OWNER_PID` and `F_OWNER_PGRP`, of `struct f_owner_ex`.
+const OWNER_PROCESS: i32 = 1;
+const OWNER_GROUP: i32 = 2;
+const F_SETPIPE_SZ: i32 = 1031;
+const F_GETPIPE_SZ: i32 = 1032;
+
+impl Sentry {
+    pub(in crate::sentry) fn sys_fcntl(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        code: u64,
+        value: u64,
+    ) -> SyscallResult {
+        let description = self.state.table.get(descriptor)?;
+        match code as i32 {
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+                let close_on_exec = code as i32 == libc::F_DUPFD_CLOEXEC;
+                let number = self.change().table.duplicate(descriptor, value, close_on_exec)?;
+                Ok(SyscallControl::Value(u64::from(number)))
+            }
+            libc::F_GETFD => {
+                Ok(SyscallControl::Value(u64::from(self.state.table.closes_on_exec(descriptor)?)))
+            }
+            libc::F_SETFD => {
+                self.change().table.set_close_on_exec(descriptor, value & 1 != 0)?;
+                Ok(ZERO)
+            }
+            libc::F_GETFL => Ok(SyscallControl::Value(u64::from(description.flags))),
+            libc::F_SETFL => {
+                let signals =
+                    matches!(description.open, FileObject::Device(Device::Generation(_), _));
+                let signals = if signals { libc::O_ASYNC } else { 0 };
+                let may = (libc::O_APPEND | libc::O_NONBLOCK | signals) as u32;
+                let flags = description.flags & !may | value as u32 & may;
+                let description = self.change().table.get_mut(descriptor)?;
+                description.flags = flags;
+                if let FileObject::File(open) = &mut description.open {
+                    open.access.append = flags & libc::O_APPEND as u32 != 0;
+                }
+                Ok(ZERO)
+            }
+            command @ (libc::F_SETOWN
+            | libc::F_GETOWN
+            | F_SETSIG
+            | F_GETSIG
+            | F_SETOWN_EX
+            | F_GETOWN_EX)
+                if let FileObject::Device(Device::Generation(watch), _) = description.open =>
+            {
+                self.control_generation(process, descriptor, watch, command, value)
+            }
+            // No other descriptor sends `SIGIO`.
+            libc::F_SETOWN if description.open.is_stream() => Ok(ZERO),
+            F_GETPIPE_SZ | F_SETPIPE_SZ
+                if matches!(description.open, FileObject::Pipe { .. } | FileObject::Fifo(_)) =>
+            {
+                self.pipe_size(descriptor, (code as i32 == F_SETPIPE_SZ).then_some(value))
+            }
+            seals::GET => self.seals(descriptor, None),
+            seals::ADD => self.seals(descriptor, Some(value)),
+            command @ (libc::F_SETLK
+            | libc::F_SETLKW
+            | libc::F_GETLK
+            | libc::F_OFD_SETLK
+            | libc::F_OFD_SETLKW
+            | libc::F_OFD_GETLK) => self.lock_range(process, descriptor, command, value),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+
+    pub(in crate::sentry) fn sys_ioctl(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        request: u64,
+        value: u64,
+    ) -> SyscallResult {
+        let description = self.state.table.get(descriptor)?;
+        match request {
+            request
+                if matches!(description.open, FileObject::Terminal(_))
+                    && ![libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX].contains(&request) =>
+            {
+                self.control_terminal(process, descriptor, request, value)
+            }
+            libc::FIONBIO => {
+                let on = copy_in(process, value, 4)? != [0; 4];
+                let bit = libc::O_NONBLOCK as u32;
+                let flags = description.flags & !bit | if on { bit } else { 0 };
+                self.change().table.get_mut(descriptor)?.flags = flags;
+                Ok(ZERO)
+            }
+            libc::FIOASYNC
+                if matches!(description.open, FileObject::Device(Device::Generation(_), _)) =>
+            {
+                let on = copy_in(process, value, 4)? != [0; 4];
+                let bit = libc::O_ASYNC as u32;
+                let flags = description.flags & !bit | if on { bit } else { 0 };
+                self.change().table.get_mut(descriptor)?.flags = flags;
+                Ok(ZERO)
+            }
+            libc::FIOASYNC if description.open.is_stream() => {
+                copy_in(process, value, 4)?;
+                Ok(ZERO)
+            }
+            libc::FIONREAD if let FileObject::Watches(watches) = &description.open => {
+                let len = watches.readable() as u32;
+                copy_out(process, value, &len.to_le_bytes())?;
+                Ok(ZERO)
+            }
+            libc::FIONREAD if description.open.is_stream() => {
+                let ends = description.open.ends();
+                let read = ends.iter().find(|(_, writes)| !writes).or(ends.first());
+                let held = read.and_then(|(id, _)| self.state.channels.get(*id));
+                // Of datagrams the next one's alone.
+                let next =
+                    |channel: &crate::sentry::kernel::channels::Channel| match channel.letter() {
+                        Some(letter) => letter.len,
+                        None => channel.len(),
+                    };
+                let len = held.map_or(0, next) as u32;
+                copy_out(process, value, &len.to_le_bytes())?;
+                Ok(ZERO)
+            }
+            libc::FIOCLEX | libc::FIONCLEX => {
+                self.change().table.set_close_on_exec(descriptor, request == libc::FIOCLEX)?;
+                Ok(ZERO)
+            }
+            _ => Err(Errno::NOTTY.into()),
+        }
+    }
+
+    /// The owner and the signal of a descriptor of `/dev/afresh/generation`.
+    fn control_generation(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        watch: GenerationWatch,
+        command: i32,
+        value: u64,
+    ) -> SyscallResult {
+        match command {
+            libc::F_GETOWN => return Ok(SyscallControl::Value(i64::from(watch.owner) as u64)),
+            // As this the C library asks for the owner.
+            F_GETOWN_EX => {
+                let kind = if watch.owner < 0 { OWNER_GROUP } else { OWNER_PROCESS };
+                let owner = [kind.to_le_bytes(), watch.owner.wrapping_abs().to_le_bytes()];
+                copy_out(process, value, &owner.concat())?;
+                return Ok(ZERO);
+            }
+            F_GETSIG => return Ok(SyscallControl::Value(watch.signal.into())),
+            F_SETSIG => {
+                let signal = u8::try_from(value).ok().filter(|signal| *signal <= 64);
+                let signal = signal.ok_or(Errno::INVAL)?;
+                self.watch_generation(descriptor, |watch| watch.signal = signal)?;
+            }
+            _ => {
+                let owner = match command {
+                    F_SETOWN_EX => {
+                        let [kind, id] = int_pair(process, value)?;
+                        match kind {
+                            OWNER_PROCESS if id >= 0 => id,
+                            OWNER_GROUP if id > 0 => -id,
+                            // One thread of a process is never the owner.
+                            _ => return Err(Errno::INVAL.into()),
+                        }
+                    }
+                    _ => value as i32,
+                };
+                let family = &self.state.family;
+                let known = match owner {
+                    i32::MIN => return Err(Errno::INVAL.into()),
+                    0 => true,
+                    group @ ..0 => !family.group(group.unsigned_abs()).is_empty(),
+                    one => family.lives(one as u32),
+                };
+                if !known {
+                    return Err(Errno::SRCH.into());
+                }
+                self.watch_generation(descriptor, |watch| watch.owner = owner)?;
+            }
+        }
+        Ok(ZERO)
+    }
+}
+
+/// Two numbers of four bytes.
+fn int_pair(process: &Process, address: u64) -> SyscallResult<[i32; 2]> {
+    let bytes = copy_in(process, address, 8)?;
+    Ok([0, 4].map(|at| i32::from_le_bytes([0, 1, 2, 3].map(|n| bytes[at + n]))))
+}

@@ -1,0 +1,108 @@
+//! Calls about the process itself: its user and names. The same in every guest and after every reset.
+
+use crate::platform::{GUEST, Process};
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::fs::root_files::HOST;
+use crate::sentry::kernel::identity::{RELEASE, USER, VERSION};
+use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
+
+use rustix::io::Errno;
+
+const ARCH_SET_GS: u64 = 0x1001;
+const ARCH_SET_FS: u64 = 0x1002;
+const ARCH_GET_FS: u64 = 0x1003;
+const ARCH_GET_GS: u64 = 0x1004;
+
+impl Sentry {
+    pub(in crate::sentry) fn sys_arch_prctl(
+        &mut self,
+        process: &mut Process,
+        code: u64,
+        value: u64,
+    ) -> SyscallResult {
+        match code {
+            // An address outside the guest would fault when the stub loads it.
+            ARCH_SET_FS | ARCH_SET_GS if value >= GUEST.end => return Err(Errno::PERM.into()),
+            ARCH_SET_FS => process.bases.fs = value,
+            ARCH_SET_GS => process.bases.gs = value,
+            ARCH_GET_FS => copy_out(process, value, &process.bases.fs.to_le_bytes())?,
+            ARCH_GET_GS => copy_out(process, value, &process.bases.gs.to_le_bytes())?,
+            _ => return Err(Errno::INVAL.into()),
+        }
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_getresuid(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        for address in &a[..3] {
+            copy_out(process, *address, &(USER as u32).to_le_bytes())?;
+        }
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_uname(&mut self, process: &mut Process, to: u64) -> SyscallResult {
+        let mut bytes = vec![0; 6 * 65];
+        for (index, name) in
+            ["Linux", HOST, RELEASE, VERSION, "x86_64", "(none)"].iter().enumerate()
+        {
+            bytes[index * 65..index * 65 + name.len()].copy_from_slice(name.as_bytes());
+        }
+        copy_out(process, to, &bytes)?;
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_sysinfo(
+        &mut self,
+        process: &mut Process,
+        to: u64,
+    ) -> SyscallResult {
+        let memory = self.state.layout.limit();
+        let bytes = StructBuilder::default()
+            .word(1)
+            .zeros(24)
+            .word(memory)
+            .word(memory)
+            .zeros(32)
+            .half(1)
+            .zeros(6)
+            .zeros(16)
+            .int(1)
+            .zeros(4);
+        copy_out(process, to, &bytes.0)?;
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_sched_getaffinity(
+        &mut self,
+        process: &mut Process,
+        target: u64,
+        size: u64,
+        to: u64,
+    ) -> SyscallResult {
+        if target != 0 && self.state.threads.get(target as u32).is_none() {
+            return Err(Errno::SRCH.into());
+        }
+        if size < 8 {
+            return Err(Errno::INVAL.into());
+        }
+        copy_out(process, to, &1u64.to_le_bytes())?;
+        Ok(SyscallControl::Value(8))
+    }
+
+    pub(in crate::sentry) fn sys_getcpu(
+        &mut self,
+        process: &mut Process,
+        core: u64,
+        node: u64,
+    ) -> SyscallResult {
+        for address in [core, node] {
+            if address != 0 {
+                copy_out(process, address, &[0; 4])?;
+            }
+        }
+        Ok(ZERO)
+    }
+}

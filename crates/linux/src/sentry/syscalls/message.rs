@@ -1,0 +1,311 @@
+//! Messages over sockets, with addresses and descriptors.
+
+use crate::platform::Process;
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::threads::Wait;
+use crate::sentry::net::sockets::{Address, ReceivedMessage, SocketState};
+use crate::sentry::syscalls::read_write::{AT_ONCE, gather, pieces};
+use crate::sentry::{
+    Sentry, SyscallControl, SyscallError, SyscallResult, copy_in, copy_out, word_in,
+};
+
+use rustix::io::Errno;
+
+/// Maximum bytes of control data (`optmem_max`).
+const CONTROL: u64 = 1 << 16;
+const SCM_CREDENTIALS: i32 = 2;
+/// Bytes before the descriptors (`struct cmsghdr`).
+const HEADER: usize = 16;
+
+/// A message's header (`struct msghdr`).
+struct Message {
+    name: u64,
+    name_len: u64,
+    vector: u64,
+    count: u64,
+    control: u64,
+    control_len: u64,
+}
+
+fn message_in(process: &Process, at: u64) -> SyscallResult<Message> {
+    let word = |offset: u64| word_in(process, at.wrapping_add(offset));
+    Ok(Message {
+        name: word(0)?,
+        name_len: word(8)? & u64::from(u32::MAX),
+        vector: word(16)?,
+        count: word(24)?,
+        control: word(32)?,
+        control_len: word(40)?,
+    })
+}
+
+/// Descriptors that a message is sent with.
+fn rights_in(process: &Process, message: &Message) -> SyscallResult<Vec<u64>> {
+    if message.control == 0 || message.control_len == 0 {
+        return Ok(Vec::new());
+    }
+    if message.control_len > CONTROL {
+        return Err(Errno::NOBUFS.into());
+    }
+    let bytes = copy_in(process, message.control, message.control_len as usize)?;
+    let (mut rights, mut at) = (Vec::new(), 0);
+    while bytes.len() - at >= HEADER {
+        let int = |at: usize| i32::from_le_bytes([0, 1, 2, 3].map(|n| bytes[at + n]));
+        let len = u64::from(int(at) as u32) | u64::from(int(at + 4) as u32) << 32;
+        let len = usize::try_from(len).ok().filter(|len| (HEADER..=bytes.len() - at).contains(len));
+        let len = len.ok_or(Errno::INVAL)?;
+        match (int(at + 8), int(at + 12)) {
+            (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                let list = bytes[at + HEADER..at + len].chunks_exact(4);
+                rights
+                    .extend(list.map(|n| u64::from(u32::from_le_bytes([n[0], n[1], n[2], n[3]]))));
+            }
+            // All processes have the same user.
+            (libc::SOL_SOCKET, SCM_CREDENTIALS) => {}
+            _ => return Err(Errno::INVAL.into()),
+        }
+        at = (at + len.next_multiple_of(8)).min(bytes.len());
+    }
+    Ok(rights)
+}
+
+impl Sentry {
+    pub(in crate::sentry) fn sys_recvfrom(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        self.socket_of(a[0])?;
+        let len = a[2].min(AT_ONCE);
+        let (outcome, came) = self.receive_into(process, a[0], &[(a[1], len)], a[3])?;
+        if let Some(parcel) = came.parcel {
+            self.change().drop_parcel(parcel);
+        }
+        if let Some(from) = came.from.filter(|_| a[4] != 0) {
+            crate::sentry::syscalls::socket::address_out(process, &from, a[4], a[5])?;
+        }
+        Ok(outcome)
+    }
+
+    fn receive_into(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        pieces: &[(u64, u64)],
+        flags: u64,
+    ) -> SyscallResult<(SyscallControl, ReceivedMessage)> {
+        // There is nothing out of band.
+        if flags as i32 & libc::MSG_OOB != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        // Nor are errors queued.
+        if flags as i32 & libc::MSG_ERRQUEUE != 0 {
+            return Err(Errno::AGAIN.into());
+        }
+        let stays = flags as i32 & libc::MSG_PEEK != 0;
+        if flags as i32 & libc::MSG_WAITALL != 0 && !stays && self.is_stream(descriptor)? {
+            return self.receive_all(process, descriptor, pieces, flags);
+        }
+        let (outcome, came) = self.take_with(process, descriptor, pieces, stays)?;
+        match (outcome, came.whole) {
+            (SyscallControl::Wait(_), _) if flags as i32 & libc::MSG_DONTWAIT != 0 => {
+                Err(Errno::AGAIN.into())
+            }
+            (SyscallControl::Value(_), Some(whole)) if flags as i32 & libc::MSG_TRUNC != 0 => {
+                Ok((SyscallControl::Value(whole), came))
+            }
+            (outcome, _) => Ok((outcome, came)),
+        }
+    }
+
+    /// The peer's credentials as a control message, if the socket asks for them.
+    fn credentials(&self, descriptor: u64) -> SyscallResult<Vec<u8>> {
+        let socket = self.socket_of(descriptor)?;
+        let local = i32::from(socket.family) == libc::AF_UNIX;
+        if !local || !socket.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED) {
+            return Ok(Vec::new());
+        }
+        let (len, user) = (HEADER as u64 + 12, crate::sentry::USER as u32);
+        let header = StructBuilder::default().word(len).int(libc::SOL_SOCKET as u32);
+        Ok(header.int(SCM_CREDENTIALS as u32).int(socket.mate).int(user).int(user).zeros(4).0)
+    }
+
+    /// Whether a socket is a byte stream.
+    fn is_stream(&self, descriptor: u64) -> SyscallResult<bool> {
+        let socket = self.socket_of(descriptor)?;
+        Ok(matches!(socket.stage, SocketState::Connected { .. }) && !socket.packets)
+    }
+
+    /// Receives until all pieces are full or no more can come (`MSG_WAITALL`). A message with descriptors ends it.
+    fn receive_all(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        pieces: &[(u64, u64)],
+        flags: u64,
+    ) -> SyscallResult<(SyscallControl, ReceivedMessage)> {
+        let wanted: u64 = pieces.iter().map(|(_, len)| len).sum();
+        let mut done = self.resumed.as_ref().map_or(0, |wait| wait.done);
+        let told = |done| Ok((SyscallControl::Value(done), ReceivedMessage::default()));
+        while done < wanted {
+            let mut skipped = done;
+            let rest = pieces.iter().filter_map(|&(to, len)| {
+                let cut = skipped.min(len);
+                skipped -= cut;
+                (cut < len).then_some((to.wrapping_add(cut), len - cut))
+            });
+            let rest: Vec<_> = rest.collect();
+            match self.take_with(process, descriptor, &rest, false) {
+                Ok((SyscallControl::Value(0), _)) => break,
+                Ok((SyscallControl::Value(len), came)) if came.parcel.is_some() => {
+                    return Ok((SyscallControl::Value(done + len), came));
+                }
+                Ok((SyscallControl::Value(len), _)) => done += len,
+                Ok((SyscallControl::Wait(_), _)) if flags as i32 & libc::MSG_DONTWAIT != 0 => {
+                    return if done > 0 { told(done) } else { Err(Errno::AGAIN.into()) };
+                }
+                Ok((SyscallControl::Wait(wait), came)) => {
+                    return Ok((SyscallControl::Wait(Wait { done, ..wait }), came));
+                }
+                Err(SyscallError::Errno(_)) if done > 0 => break,
+                other => return other,
+            }
+        }
+        told(done)
+    }
+
+    pub(in crate::sentry) fn sys_recvmsg(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        at: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        self.socket_of(descriptor)?;
+        let message = message_in(process, at)?;
+        let pieces = pieces(process, message.vector, message.count)?;
+        let (outcome, came) = self.receive_into(process, descriptor, &pieces, flags)?;
+        if !matches!(outcome, SyscallControl::Value(_)) {
+            return Ok(outcome);
+        }
+        let mut told = if came.whole.is_some() { libc::MSG_TRUNC } else { 0 };
+        let room = if message.control == 0 { 0 } else { message.control_len.min(CONTROL) as usize };
+        let mut control = self.credentials(descriptor)?;
+        if control.len() > room {
+            told |= libc::MSG_CTRUNC;
+            control.clear();
+        }
+        if let Some(parcel) = came.parcel {
+            let close = flags as i32 & libc::MSG_CMSG_CLOEXEC;
+            told |= close;
+            let room = room - control.len();
+            let most = room.saturating_sub(HEADER) / 4;
+            let state = self.change();
+            let (numbers, gone, cut) = state.table.unpack(parcel, most, close != 0);
+            gone.into_iter().for_each(|gone| state.forget(Some(gone)));
+            if cut {
+                told |= libc::MSG_CTRUNC;
+            }
+            if !numbers.is_empty() {
+                let len = HEADER + 4 * numbers.len();
+                let header = StructBuilder::default().word(len as u64);
+                let header = header.int(libc::SOL_SOCKET as u32).int(libc::SCM_RIGHTS as u32);
+                let mut rights = numbers.iter().fold(header, |bytes, number| bytes.int(*number)).0;
+                rights.resize(len.next_multiple_of(8).min(room), 0);
+                control.extend(rights);
+            }
+        }
+        copy_out(process, message.control, &control)?;
+        copy_out(process, at.wrapping_add(40), &(control.len() as u64).to_le_bytes())?;
+        copy_out(process, at.wrapping_add(48), &told.to_le_bytes())?;
+        let from = came.from.unwrap_or_default().0;
+        if message.name != 0 {
+            let len = from.len().min(message.name_len as usize);
+            copy_out(process, message.name, &from[..len])?;
+        }
+        copy_out(process, at.wrapping_add(8), &(from.len() as u32).to_le_bytes())?;
+        Ok(outcome)
+    }
+
+    pub(in crate::sentry) fn sys_sendto(
+        &mut self,
+        process: &Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        self.socket_of(a[0])?;
+        let bytes = copy_in(process, a[1], a[2].min(AT_ONCE) as usize)?;
+        let to = self.address_to(process, a[0], a[4], a[5])?;
+        self.send_bytes(a[0], &bytes, a[3], to, &[])
+    }
+
+    /// Where a message goes, where that is said, and means something.
+    fn address_to(
+        &self,
+        process: &Process,
+        descriptor: u64,
+        at: u64,
+        len: u64,
+    ) -> SyscallResult<Option<Address>> {
+        // A connection goes where it goes.
+        let is_mail = matches!(self.socket_of(descriptor)?.stage, SocketState::Datagrams { .. });
+        if at == 0 || len == 0 || !is_mail {
+            return Ok(None);
+        }
+        Ok(Some(crate::sentry::syscalls::socket::address_in(process, at, len)?))
+    }
+
+    pub(in crate::sentry) fn sys_sendmsg(
+        &mut self,
+        process: &Process,
+        descriptor: u64,
+        at: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        let family = self.socket_of(descriptor)?.family;
+        let message = message_in(process, at)?;
+        let bytes = gather(process, message.vector, message.count)?;
+        let rights = rights_in(process, &message)?;
+        if !rights.is_empty() && i32::from(family) != libc::AF_UNIX {
+            return Err(Errno::INVAL.into());
+        }
+        for number in &rights {
+            self.state.table.get(*number)?;
+        }
+        let to = self.address_to(process, descriptor, message.name, message.name_len)?;
+        self.send_bytes(descriptor, &bytes, flags, to, &rights)
+    }
+
+    fn send_bytes(
+        &mut self,
+        descriptor: u64,
+        bytes: &[u8],
+        flags: u64,
+        to: Option<Address>,
+        rights: &[u64],
+    ) -> SyscallResult {
+        let quiet = flags as i32 & libc::MSG_NOSIGNAL != 0;
+        let outcome = match &self.state.table.get(descriptor)?.open {
+            FileObject::Socket(socket) if matches!(socket.stage, SocketState::Datagrams { .. }) => {
+                let more = flags as i32 & libc::MSG_MORE != 0;
+                match self.cork(descriptor, bytes, more)? {
+                    Some(_) if more => SyscallControl::Value(bytes.len() as u64),
+                    Some(whole) => match self.post_letter(descriptor, &whole, to, rights)? {
+                        SyscallControl::Value(_) => SyscallControl::Value(bytes.len() as u64),
+                        other => other,
+                    },
+                    None => self.post_letter(descriptor, bytes, to, rights)?,
+                }
+            }
+            _ => self.pour_with(descriptor, bytes, quiet, rights)?,
+        };
+        match outcome {
+            SyscallControl::Wait(wait) if flags as i32 & libc::MSG_DONTWAIT != 0 => match wait.done
+            {
+                0 => Err(Errno::AGAIN.into()),
+                done => Ok(SyscallControl::Value(done)),
+            },
+            outcome => Ok(outcome),
+        }
+    }
+}

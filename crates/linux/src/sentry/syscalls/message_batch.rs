@@ -1,0 +1,96 @@
+//! Several messages in one call: `sendmmsg` and `recvmmsg`, each as so many calls for one.
+
+use rustix::io::Errno;
+
+use crate::platform::Process;
+use crate::sentry::kernel::threads::Wait;
+use crate::sentry::kernel::time::now_moment;
+use crate::sentry::{
+    Sentry, SyscallControl, SyscallError, SyscallResult, copy_in, copy_out, word_in,
+};
+
+/// Messages in a call, at most (`UIO_MAXIOV`).
+const MOST: u64 = 1024;
+/// A message (`struct mmsghdr`), and the place of its length.
+const LEN: u64 = 64;
+const TOLD: u64 = 56;
+
+impl Sentry {
+    pub(in crate::sentry) fn sys_sendmmsg(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let done = self.resumed.as_ref().map_or(0, |wait| wait.done);
+        self.one_by_one(process, a, done, |person, process, at, _| {
+            person.sys_sendmsg(process, a[0], at, a[3])
+        })
+    }
+
+    pub(in crate::sentry) fn sys_recvmmsg(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let (done, mut until) = match &self.resumed {
+            Some(wait) => (wait.done, wait.until),
+            None => (0, None),
+        };
+        if a[4] != 0 && self.resumed.is_none() {
+            let seconds = word_in(process, a[4])?;
+            let nanos = u64::from_le_bytes(
+                copy_in(process, a[4].wrapping_add(8), 8)?.try_into().unwrap_or_default(),
+            );
+            if seconds > i64::MAX as u64 || nanos >= 1_000_000_000 {
+                return Err(Errno::INVAL.into());
+            }
+            let length = seconds.saturating_mul(1_000_000_000).saturating_add(nanos);
+            until = Some(now_moment().saturating_add(length));
+        }
+        let outcome = self.one_by_one(process, a, done, |person, process, at, first| {
+            // Only the first is waited for, where the caller says so.
+            let later = a[3] as i32 & libc::MSG_WAITFORONE != 0 && !first;
+            // A partly sent message cannot be reported after others.
+            let flags = a[3] & !((libc::MSG_WAITFORONE | libc::MSG_WAITALL) as u64);
+            let flags = if later { flags | libc::MSG_DONTWAIT as u64 } else { flags };
+            person.sys_recvmsg(process, a[0], at, flags)
+        })?;
+        // The time is looked at between two messages.
+        Ok(match (outcome, until) {
+            (SyscallControl::Wait(wait), Some(at)) if at <= now_moment() => {
+                SyscallControl::Value(wait.done)
+            }
+            (SyscallControl::Wait(wait), until) => SyscallControl::Wait(Wait { until, ..wait }),
+            (other, _) => other,
+        })
+    }
+
+    /// Serves the messages from number `done` on, until one has to wait or cannot be served.
+    fn one_by_one(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+        mut done: u64,
+        one: impl Fn(&mut Self, &mut Process, u64, bool) -> SyscallResult,
+    ) -> SyscallResult {
+        self.socket_of(a[0])?;
+        // The wait of one message does not count for the next.
+        self.resumed = None;
+        while done < a[2].min(MOST) {
+            let at = a[1].wrapping_add(done * LEN);
+            match one(self, process, at, done == 0) {
+                Ok(SyscallControl::Value(len)) => {
+                    copy_out(process, at.wrapping_add(TOLD), &(len as u32).to_le_bytes())?;
+                    done += 1;
+                }
+                Ok(SyscallControl::Wait(wait)) => {
+                    return Ok(SyscallControl::Wait(Wait { done, ..wait }));
+                }
+                // The next call reports it.
+                Err(SyscallError::Errno(_)) if done > 0 => break,
+                other => return other,
+            }
+        }
+        Ok(SyscallControl::Value(done))
+    }
+}

@@ -1,0 +1,300 @@
+//! System calls on the memory map. The layout decides; contents of files are read here.
+
+use afresh_files::{Access, Kind, Node};
+use rustix::io::Errno;
+
+use crate::file_cache::FileCache;
+use crate::platform::Process;
+use crate::sentry::fs::devices::Device;
+use crate::sentry::fs::seals;
+use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::mm::layout::Content;
+use crate::sentry::mm::shared::Share;
+use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult};
+
+/// Never a program, and sealed so.
+const MFD_NOEXEC_SEAL: u32 = 8;
+
+impl Sentry {
+    pub(in crate::sentry) fn sys_mmap(&mut self, _: &Process, a: &[u64; 6]) -> SyscallResult {
+        let [address, len, protection, flags, descriptor, offset] = *a;
+        let protection = readable(protection);
+        let flags = flags as i32;
+        let shared = match flags & libc::MAP_TYPE {
+            libc::MAP_PRIVATE => false,
+            libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE => true,
+            // `MAP_DROPPABLE`, for one: with it the vDSO would keep a generator of random numbers in memory that is brought back.
+            _ => return Err(Errno::INVAL.into()),
+        };
+        let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
+        if flags & libc::MAP_HUGETLB != 0 {
+            return Err(Errno::NOMEM.into());
+        }
+        let named = flags & libc::MAP_ANONYMOUS == 0;
+        let at = fixed.then_some(address);
+        let watched = named
+            && matches!(
+                self.state.table.get(descriptor)?.open,
+                FileObject::Device(Device::Generation(_), _)
+            );
+        // A private mapping follows the device, too, because it is never written.
+        let shared = shared || watched;
+        // The budget comes before the bytes of a file.
+        let content = if named {
+            self.state.layout.clone().map(at, false, len, protection, None)?;
+            self.file_content(descriptor, offset, len, protection)?
+        } else {
+            None
+        };
+        if flags & libc::MAP_FIXED_NOREPLACE != 0 && flags & libc::MAP_FIXED == 0 {
+            let end = address.checked_add(len).ok_or(Errno::INVAL)?;
+            if self.state.layout.touches(&(address..end)) {
+                return Err(Errno::EXIST.into());
+            }
+        }
+        // Devices share nothing: their mappings are private.
+        let node = match shared {
+            true => self.shared_file(named.then_some(descriptor), offset, len, protection)?,
+            false => None,
+        };
+        let low = flags & libc::MAP_32BIT != 0;
+        let mapped = self.change().layout.map(at, low, len, protection, content);
+        if let (Some(node), Ok((start, _))) = (node, &mapped) {
+            let share = Share::new(node, *start, if named { offset } else { 0 });
+            let end = start + len.next_multiple_of(crate::sentry::PAGE);
+            self.change().layout.share(*start..end, share);
+        }
+        if mapped.is_err() {
+            self.change().drop_unshared();
+        }
+        let (start, change) = mapped?;
+        Ok(SyscallControl::Memory(start, change))
+    }
+
+    /// The file that a shared mapping shows, which is kept: that of `descriptor`, or a new one without a name.
+    fn shared_file(
+        &mut self,
+        descriptor: Option<u64>,
+        offset: u64,
+        len: u64,
+        protection: u64,
+    ) -> SyscallResult<Option<Node>> {
+        let writes = protection & libc::PROT_WRITE as u64 != 0;
+        let Some(descriptor) = descriptor else {
+            let size = len.checked_next_multiple_of(crate::sentry::PAGE).ok_or(Errno::NOMEM)?;
+            let tree = &mut self.change().tree;
+            let node = tree.create_unnamed(0o600, crate::sentry::kernel::time::now())?;
+            let sized = tree.set_size(node, size, crate::sentry::kernel::time::now());
+            let kept = self.change().keep_shared(node);
+            self.change().tree.release(node);
+            sized?;
+            kept?;
+            return Ok(Some(node));
+        };
+        let open = match &self.state.table.get(descriptor)?.open {
+            FileObject::File(open) => open,
+            FileObject::Device(Device::Generation(_), _) => {
+                return self.map_generation(offset, len, protection).map(Some);
+            }
+            _ => return Ok(None),
+        };
+        let (node, access) = (open.node, open.access);
+        if writes && !access.write {
+            return Err(Errno::ACCESS.into());
+        }
+        if writes {
+            self.state.seals.may_map(node)?;
+        }
+        self.share_once(node, offset, len, protection)?;
+        Ok(Some(node))
+    }
+
+    /// Keeps a file for a shared mapping of it, which may be no second one.
+    pub(in crate::sentry) fn share_once(
+        &mut self,
+        node: Node,
+        offset: u64,
+        len: u64,
+        protection: u64,
+    ) -> SyscallResult<()> {
+        let writes = protection & libc::PROT_WRITE as u64 != 0;
+        // One process has one copy of each byte.
+        let end = offset.saturating_add(len);
+        let twice = self.state.layout.shared().into_iter().any(|other| {
+            let from = other.share.offset(other.range.start);
+            let to = from.saturating_add(other.range.end - other.range.start);
+            let both_read = !writes && other.protection & libc::PROT_WRITE as u64 == 0;
+            other.share.node == node && from < end && offset < to && !both_read
+        });
+        if twice {
+            return Err(Errno::NODEV.into());
+        }
+        Ok(self.change().keep_shared(node)?)
+    }
+
+    /// `msync`: writes are shared already.
+    pub(in crate::sentry) fn sys_msync(
+        &mut self,
+        start: u64,
+        len: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        let (flags, both) = (flags as i32, libc::MS_ASYNC | libc::MS_SYNC);
+        if flags & !(both | libc::MS_INVALIDATE) != 0
+            || flags & both == both
+            || !start.is_multiple_of(crate::sentry::PAGE)
+        {
+            return Err(Errno::INVAL.into());
+        }
+        let end = len
+            .checked_next_multiple_of(crate::sentry::PAGE)
+            .and_then(|len| start.checked_add(len));
+        let end = end.ok_or(Errno::NOMEM)?;
+        if end > start && !self.state.layout.allows(&(start..end), 0) {
+            return Err(Errno::NOMEM.into());
+        }
+        Ok(crate::sentry::ZERO)
+    }
+
+    /// `memfd_create`: a file without a name.
+    pub(in crate::sentry) fn sys_memfd_create(
+        &mut self,
+        process: &Process,
+        name: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        const LONGEST: usize = 249;
+        let flags = flags as u32;
+        let both = libc::MFD_EXEC | MFD_NOEXEC_SEAL;
+        let known = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | both;
+        if flags & !known != 0 || flags & both == both {
+            return Err(Errno::INVAL.into());
+        }
+        let plain = flags & MFD_NOEXEC_SEAL != 0;
+        if crate::sentry::path_in(process, name)?.len() > LONGEST {
+            return Err(Errno::INVAL.into());
+        }
+        self.state.table.check_room()?;
+        let access = Access { read: true, write: true, append: false };
+        let Kernel { tree, seals, .. } = self.change();
+        let mode = if plain { 0o666 } else { 0o777 };
+        let node = tree.create_unnamed(mode, crate::sentry::kernel::time::now())?;
+        let open = tree.open(node, access);
+        tree.release(node);
+        let begun = match flags & libc::MFD_ALLOW_SEALING != 0 || plain {
+            true => {
+                if plain {
+                    seals::EXEC
+                } else {
+                    0
+                }
+            }
+            false => seals::SEAL,
+        };
+        seals.begin(node, begun, tree);
+        let close = if flags & libc::MFD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
+        self.add(FileObject::File(open?), libc::O_RDWR | close)
+    }
+
+    /// The bytes that a mapping of a file begins with.
+    fn file_content(
+        &mut self,
+        descriptor: u64,
+        offset: u64,
+        len: u64,
+        protection: u64,
+    ) -> SyscallResult<Option<Content>> {
+        if !offset.is_multiple_of(crate::sentry::PAGE) {
+            return Err(Errno::INVAL.into());
+        }
+        let description = self.state.table.get(descriptor)?;
+        if !description.reads() {
+            return Err(Errno::ACCESS.into());
+        }
+        match &description.open {
+            FileObject::File(open) => {
+                let node = open.node;
+                self.content_of(node, offset, len, protection).map(Some)
+            }
+            FileObject::Device(Device::Zero, _) => Ok(None),
+            FileObject::Device(Device::Generation(_), _) => {
+                let node = self.map_generation(offset, len, protection)?;
+                self.content_of(node, offset, len, protection).map(Some)
+            }
+            _ => Err(Errno::NODEV.into()),
+        }
+    }
+
+    /// The bytes of a file that a mapping of it begins with.
+    pub(in crate::sentry) fn content_of(
+        &mut self,
+        node: Node,
+        offset: u64,
+        len: u64,
+        protection: u64,
+    ) -> SyscallResult<Content> {
+        let stat = self.state.tree.stat(node)?;
+        if stat.kind != Kind::File {
+            return Err(Errno::NODEV.into());
+        }
+        let most = self.state.layout.limit() / FileCache::SHARE;
+        let tree = &self.state.tree;
+        let shown = self.contents.show(tree, node, offset, len, most)?;
+        if let Some((shown, len)) = shown {
+            return Ok(Content::Shown(shown, len, protection));
+        }
+        let mut bytes = vec![0; len.min(stat.size.saturating_sub(offset)) as usize];
+        let read = tree.read(node, offset, &mut bytes)?;
+        bytes.truncate(read);
+        Ok(Content::Bytes(bytes))
+    }
+
+    pub(in crate::sentry) fn sys_munmap(&mut self, start: u64, len: u64) -> SyscallResult {
+        let change = self.change().layout.unmap(start, len)?;
+        Ok(SyscallControl::Memory(0, change))
+    }
+
+    pub(in crate::sentry) fn sys_mprotect(
+        &mut self,
+        start: u64,
+        len: u64,
+        protection: u64,
+    ) -> SyscallResult {
+        let protection = readable(protection);
+        self.state.may_open_memory(start, len, protection)?;
+        let change = self.change().layout.protect(start, len, protection)?;
+        Ok(SyscallControl::Memory(0, change))
+    }
+
+    pub(in crate::sentry) fn sys_madvise(
+        &mut self,
+        start: u64,
+        len: u64,
+        advice: u64,
+    ) -> SyscallResult {
+        let change = self.change().layout.advise(start, len, advice)?;
+        Ok(SyscallControl::Memory(0, change))
+    }
+
+    pub(in crate::sentry) fn sys_mremap(
+        &mut self,
+        old: u64,
+        old_len: u64,
+        new_len: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        let (start, change) = self.change().layout.remap(old, old_len, new_len, flags)?;
+        Ok(SyscallControl::Memory(start, change))
+    }
+
+    pub(in crate::sentry) fn sys_brk(&mut self, brk: u64) -> SyscallResult {
+        let (brk, change) = self.change().layout.set_brk(brk);
+        Ok(SyscallControl::Memory(brk, change))
+    }
+}
+
+/// The protection that x86-64 gives: writable memory is readable.
+fn readable(protection: u64) -> u64 {
+    let writes = protection & libc::PROT_WRITE as u64 != 0;
+    if writes { protection | libc::PROT_READ as u64 } else { protection }
+}

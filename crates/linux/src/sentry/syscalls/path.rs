@@ -1,0 +1,284 @@
+//! Calls about names: links, directories, where the program is.
+
+use afresh_files::{Kind, New, Node, Rename, ResolvedName, Tree};
+use rustix::io::Errno;
+
+use crate::platform::Process;
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::fs::devices::type_of;
+use crate::sentry::fs::permissions::SEARCH;
+use crate::sentry::fs::proc_files::ResolvedPath;
+use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::fifos::Fifo;
+use crate::sentry::tty::terminals::TerminalEnd;
+use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_out, path_in};
+
+/// Bytes of entries that one call lists.
+const LISTED: usize = 1 << 16;
+
+impl Sentry {
+    pub(in crate::sentry) fn sys_readlinkat(
+        &mut self,
+        process: &mut Process,
+        at: u64,
+        path: u64,
+        to: u64,
+        len: u64,
+    ) -> SyscallResult {
+        let path = path_in(process, path)?;
+        if len as i32 <= 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let named = match &self.state.table.get(at).map(|description| &description.open) {
+            Ok(FileObject::File(open)) if path.is_empty() => Some(open.node),
+            _ => None,
+        };
+        let target = match named {
+            Some(node) if self.state.tree.stat(node)?.kind == Kind::Link => {
+                self.state.tree.read_link(node)?.to_vec()
+            }
+            Some(_) => return Err(Errno::NOENT.into()),
+            None => match self.reach(at, &path, |walk| walk.follow(false))? {
+                ResolvedPath::Place(place) => self.state.tree.read_link(place.node()?)?.to_vec(),
+                ResolvedPath::Own(meant) => self.state.target(&meant).ok_or(Errno::INVAL)?,
+            },
+        };
+        let bytes = &target[..target.len().min(len as usize)];
+        copy_out(process, to, bytes)?;
+        Ok(SyscallControl::Value(bytes.len() as u64))
+    }
+
+    pub(in crate::sentry) fn sys_getdents64(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        to: u64,
+        len: u64,
+    ) -> SyscallResult {
+        match self.state.table.get(descriptor)?.open {
+            FileObject::File(_) => {}
+            FileObject::Folder(..) => return self.list_folder(process, descriptor, to, len),
+            _ => return Err(Errno::NOTDIR.into()),
+        }
+        let Kernel { table, tree, .. } = self.change();
+        let FileObject::File(open) = &mut table.get_mut(descriptor)?.open else {
+            return Err(Errno::NOTDIR.into());
+        };
+        let from = open.offset;
+        let mut entries = open.entries(tree, from)?.peekable();
+        let more = entries.peek().is_some();
+        let mut bytes = StructBuilder::default();
+        let mut next = from;
+        for (after, entry) in entries {
+            let length = (19 + entry.name.len() + 1).next_multiple_of(8);
+            if bytes.0.len() + length > (len as usize).min(LISTED) {
+                break;
+            }
+            next = after;
+            let before = bytes.0.len();
+            bytes = bytes.word(entry.node.0).word(next).half(length as u16);
+            let device = match entry.kind {
+                Kind::Device => tree.stat(entry.node).map_or(0, |stat| stat.device),
+                _ => 0,
+            };
+            let kind = type_of(entry.kind, device);
+            bytes.0.push((kind >> 12) as u8);
+            bytes.0.extend(&entry.name[..]);
+            bytes.0.resize(before + length, 0);
+        }
+        if next == from && more {
+            return Err(Errno::INVAL.into());
+        }
+        open.offset = next;
+        copy_out(process, to, &bytes.0)?;
+        Ok(SyscallControl::Value(bytes.0.len() as u64))
+    }
+
+    pub(in crate::sentry) fn sys_getcwd(
+        &mut self,
+        process: &mut Process,
+        to: u64,
+        len: u64,
+    ) -> SyscallResult {
+        let mut bytes = path_of(&self.state.tree, self.state.directory)?;
+        bytes.push(0);
+        if bytes.len() as u64 > len {
+            return Err(Errno::RANGE.into());
+        }
+        copy_out(process, to, &bytes)?;
+        Ok(SyscallControl::Value(bytes.len() as u64))
+    }
+
+    pub(in crate::sentry) fn sys_chdir(&mut self, process: &Process, path: u64) -> SyscallResult {
+        let node = self.follow(process, libc::AT_FDCWD as u64, path, true)?;
+        self.enter(node)
+    }
+
+    pub(in crate::sentry) fn sys_fchdir(&mut self, descriptor: u64) -> SyscallResult {
+        match &self.state.table.get(descriptor)?.open {
+            FileObject::File(open) => {
+                let node = open.node;
+                self.enter(node)
+            }
+            _ => Err(Errno::NOTDIR.into()),
+        }
+    }
+
+    fn enter(&mut self, node: Node) -> SyscallResult {
+        if self.state.tree.stat(node)?.kind != Kind::Directory {
+            return Err(Errno::NOTDIR.into());
+        }
+        self.state.may(node, SEARCH)?;
+        self.change().enter(node)?;
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_mkdirat(
+        &mut self,
+        process: &Process,
+        at: u64,
+        path: u64,
+        mode: u64,
+    ) -> SyscallResult {
+        let place = self.place(process, at, path)?;
+        self.create_name(&place, New::Directory, mode as u32 & 0o7777 & !self.state.umask)?;
+        Ok(ZERO)
+    }
+
+    /// Creates an object at a path, if its directory allows that, and reports the new name to watches.
+    pub(in crate::sentry) fn create_name(
+        &mut self,
+        place: &ResolvedName,
+        new: New<'_>,
+        mode: u32,
+    ) -> SyscallResult<()> {
+        self.state.may_make(place)?;
+        let state = self.change();
+        state.tree.create_at(place, new, mode, crate::sentry::kernel::time::now())?;
+        state.tell_made(place);
+        Ok(())
+    }
+
+    pub(in crate::sentry) fn sys_unlinkat(
+        &mut self,
+        process: &Process,
+        at: u64,
+        path: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        let place = self.place(process, at, path)?;
+        self.state.may_remove(&place)?;
+        let (tree, now) = (&mut self.change().tree, crate::sentry::kernel::time::now());
+        if flags & libc::AT_REMOVEDIR as u64 != 0 {
+            tree.remove_directory_at(&place, now)?;
+        } else {
+            tree.remove_file_at(&place, now)?;
+        }
+        self.change().tell_removed(&place);
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_renameat2(
+        &mut self,
+        process: &Process,
+        at: u64,
+        from: u64,
+        to_at: u64,
+        to: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        let from = self.place(process, at, from)?;
+        let to = self.place(process, to_at, to)?;
+        self.may_rename(&from, &to)?;
+        let how = match flags as u32 {
+            0 => Rename::Replace,
+            libc::RENAME_NOREPLACE => Rename::Keep,
+            libc::RENAME_EXCHANGE => Rename::Exchange,
+            _ => return Err(Errno::INVAL.into()),
+        };
+        self.change().tree.rename_at(&from, &to, how, crate::sentry::kernel::time::now())?;
+        self.change().tell_moved(&from, &to, how == Rename::Exchange);
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_symlinkat(
+        &mut self,
+        process: &Process,
+        target: u64,
+        at: u64,
+        path: u64,
+    ) -> SyscallResult {
+        let target = path_in(process, target)?;
+        let place = self.place(process, at, path)?;
+        self.create_name(&place, New::Link(&target), 0o777)?;
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_fchmodat(
+        &mut self,
+        process: &Process,
+        at: u64,
+        path: u64,
+        mode: u64,
+    ) -> SyscallResult {
+        let node = self.follow(process, at, path, true)?;
+        let old = self.state.tree.stat(node)?.mode;
+        self.state.seals.may_turn(node, old, mode as u32)?;
+        self.change().tree.set_mode(node, mode as u32, crate::sentry::kernel::time::now())?;
+        self.change().tell_file(node, libc::IN_ATTRIB);
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_fchmod(&mut self, descriptor: u64, mode: u64) -> SyscallResult {
+        let description = self.state.table.get(descriptor)?;
+        if description.flags & libc::O_PATH as u32 != 0 {
+            return Err(Errno::BADF.into());
+        }
+        let node = match &description.open {
+            FileObject::File(open)
+            | FileObject::Device(_, open)
+            | FileObject::Fifo(Fifo { open, .. })
+            | FileObject::Terminal(TerminalEnd { open, .. }) => open.node,
+            _ => return Err(Errno::PERM.into()),
+        };
+        let old = self.state.tree.stat(node)?.mode;
+        self.state.seals.may_turn(node, old, mode as u32)?;
+        self.change().tree.set_mode(node, mode as u32, crate::sentry::kernel::time::now())?;
+        self.change().tell_file(node, libc::IN_ATTRIB);
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_umask(&mut self, mask: u64) -> SyscallResult {
+        let old = self.state.umask;
+        self.change().umask = mask as u32 & 0o777;
+        Ok(SyscallControl::Value(u64::from(old)))
+    }
+}
+
+impl Kernel {
+    /// Makes `node` the directory that relative paths start from.
+    pub(crate) fn enter(&mut self, node: Node) -> Result<(), afresh_files::Refused> {
+        self.tree.hold(node)?;
+        self.tree.release(self.directory);
+        self.directory = node;
+        Ok(())
+    }
+}
+
+/// The path of a directory.
+pub(crate) fn path_of(tree: &Tree, directory: Node) -> Result<Vec<u8>, Errno> {
+    let (mut names, mut at) = (Vec::new(), directory);
+    while at != Tree::ROOT {
+        let above = tree.parent(at)?;
+        let inside = tree.list(above)?;
+        let entry = inside.into_iter().find(|entry| entry.node == at).ok_or(Errno::NOENT)?;
+        names.push(entry.name);
+        at = above;
+    }
+    let mut path = Vec::new();
+    for name in names.iter().rev() {
+        path.push(b'/');
+        path.extend(&name[..]);
+    }
+    Ok(if path.is_empty() { b"/".to_vec() } else { path })
+}

@@ -1,0 +1,73 @@
+//! Descriptors of processes (`pidfd`). Each means one process for good, since PIDs are never reused.
+//!
+//! Promises: they mean processes of the guest only, and signals reach those alone.
+
+use rustix::io::Errno;
+
+use crate::platform::Process;
+use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::signals::SignalInfo;
+use crate::sentry::{Sentry, SyscallResult, copy_in};
+
+impl Sentry {
+    /// A descriptor of a process, which may have ended but was not waited for yet.
+    pub(in crate::sentry) fn sys_pidfd_open(&mut self, id: u64, flags: u64) -> SyscallResult {
+        if flags as i32 & !libc::O_NONBLOCK != 0 || id as i32 <= 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let (id, family) = (id as u32, &self.state.family);
+        if !family.lives(id) && !family.is_ended(id) {
+            let threads = self.state.threads.iter().chain(family.other_threads());
+            let is_thread = threads.into_iter().any(|(thread, _)| thread == id);
+            // A thread is no process.
+            return Err(if is_thread { Errno::INVAL } else { Errno::SRCH }.into());
+        }
+        self.add(FileObject::Process(id), flags as i32 | libc::O_RDWR | libc::O_CLOEXEC)
+    }
+
+    /// The process that a descriptor means.
+    pub(in crate::sentry) fn process_meant(&self, descriptor: u64) -> Result<u32, Errno> {
+        match self.state.table.get(descriptor)?.open {
+            FileObject::Process(id) => Ok(id),
+            _ => Err(Errno::BADF),
+        }
+    }
+
+    /// Sends a signal to the process of a descriptor, with the sender's information.
+    pub(in crate::sentry) fn sys_pidfd_send_signal(
+        &mut self,
+        process: &Process,
+        descriptor: u64,
+        number: u64,
+        info: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        if flags != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let id = self.process_meant(descriptor)?;
+        let own = self.state.family.own.id;
+        let given = match info {
+            0 => None,
+            at => Some(copy_in(process, at, 32)?),
+        };
+        if let Some(given) = &given {
+            let word = |at: usize| i32::from_le_bytes([0, 1, 2, 3].map(|n| given[at + n]));
+            if word(0) as u32 as u64 != number & u64::from(u32::MAX) {
+                return Err(Errno::INVAL.into());
+            }
+            // Only to itself may a process claim another sender.
+            if word(8) >= 0 && id != own {
+                return Err(Errno::PERM.into());
+            }
+        }
+        // A zombie takes no signal, and a reaped process does not exist.
+        if !self.state.family.lives(id) && !self.state.family.is_ended(id) {
+            return Err(Errno::SRCH.into());
+        }
+        self.post(id, None, number, |signal| match given {
+            Some(given) => SignalInfo::given(signal, &given),
+            None => SignalInfo::new(signal, 0, own.into(), 0),
+        })
+    }
+}

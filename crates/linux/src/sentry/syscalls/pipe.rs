@@ -1,0 +1,375 @@
+//! Pipes, event counters and timers: calls that make them, and how bytes move through them.
+
+use crate::platform::Process;
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::kernel::channels::ChannelEnd;
+use crate::sentry::kernel::fd_table::{Description, FileObject};
+use crate::sentry::kernel::readiness::{IN, OUT};
+use crate::sentry::kernel::signals::SignalInfo;
+use crate::sentry::kernel::threads::{Wait, WaitReason};
+use crate::sentry::kernel::time::{nanoseconds, passed};
+use crate::sentry::kernel::timer_fd::TimerFd;
+use crate::sentry::net::sockets::{ReceivedMessage, SocketState};
+use crate::sentry::syscalls::clock::{length_in, moment_after};
+use crate::sentry::{Channel, Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
+
+use rustix::io::Errno;
+
+impl Sentry {
+    pub(in crate::sentry) fn sys_pipe2(
+        &mut self,
+        process: &mut Process,
+        to: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        let flags = flags as i32;
+        if flags & !(libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_DIRECT) != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let close = flags & libc::O_CLOEXEC != 0;
+        let kept = flags & libc::O_NONBLOCK;
+        let state = self.change();
+        let channel = state.channels.add().ok_or(Errno::MFILE)?;
+        let end = |writes: bool| {
+            Description::new(FileObject::Pipe { channel, writes }, kept | i32::from(writes))
+        };
+        let numbers = state.add_pair(end(false), end(true), close)?;
+        copy_out(process, to, &numbers)?;
+        Ok(ZERO)
+    }
+
+    /// How much a pipe holds, which may be changed.
+    pub(in crate::sentry) fn pipe_size(
+        &mut self,
+        descriptor: u64,
+        new: Option<u64>,
+    ) -> SyscallResult {
+        let ends = self.state.table.get(descriptor)?.open.ends();
+        let &(channel, _) = ends.first().ok_or(Errno::BADF)?;
+        let size = match new {
+            Some(bytes) => self.change().channels.resize(channel, bytes)?,
+            None => self.state.channels.get(channel).ok_or(Errno::BADF)?.capacity(),
+        };
+        Ok(SyscallControl::Value(size as u64))
+    }
+
+    pub(in crate::sentry) fn sys_eventfd2(&mut self, count: u64, flags: u64) -> SyscallResult {
+        let flags = flags as i32;
+        let known = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK | libc::EFD_SEMAPHORE;
+        if flags & !known != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let semaphore = flags & libc::EFD_SEMAPHORE != 0;
+        let count = count & u64::from(u32::MAX);
+        self.add(
+            FileObject::Event { count, semaphore, edges: 0 },
+            flags & !libc::EFD_SEMAPHORE | libc::O_RDWR,
+        )
+    }
+
+    pub(in crate::sentry) fn sys_timerfd_create(
+        &mut self,
+        clock: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        if flags as i32 & !(libc::TFD_CLOEXEC | libc::TFD_NONBLOCK) != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        moment_after(clock, std::time::Duration::ZERO, false)?;
+        self.add(
+            FileObject::Timer(TimerFd { clock, ..TimerFd::default() }),
+            flags as i32 | libc::O_RDWR,
+        )
+    }
+
+    pub(in crate::sentry) fn sys_timerfd_settime(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        flags: u64,
+        new: u64,
+        old: u64,
+    ) -> SyscallResult {
+        let FileObject::Timer(timer) = &self.state.table.get(descriptor)?.open else {
+            return Err(Errno::INVAL.into());
+        };
+        let timer = timer.clone();
+        let every = nanoseconds(length_in(process, new)?);
+        let first = length_in(process, new.wrapping_add(16))?;
+        let at = match first.is_zero() {
+            true => None,
+            false => Some(moment_after(timer.clock, first, flags & 1 != 0)?),
+        };
+        self.tell_timer(process, &timer, old)?;
+        self.change().table.get_mut(descriptor)?.open =
+            FileObject::Timer(TimerFd { at, every, clock: timer.clock });
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_timerfd_gettime(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        to: u64,
+    ) -> SyscallResult {
+        let FileObject::Timer(timer) = &self.state.table.get(descriptor)?.open else {
+            return Err(Errno::INVAL.into());
+        };
+        self.tell_timer(process, timer, to)?;
+        Ok(ZERO)
+    }
+
+    fn tell_timer(&self, process: &mut Process, timer: &TimerFd, to: u64) -> SyscallResult<()> {
+        if to == 0 {
+            return Ok(());
+        }
+        let time = |bytes: StructBuilder, nanos: u64| {
+            bytes.word(nanos / 1_000_000_000).word(nanos % 1_000_000_000)
+        };
+        copy_out(process, to, &time(time(StructBuilder::default(), timer.every), timer.left()).0)
+    }
+
+    /// A wait for `events` of an open description; an error if it is non-blocking.
+    pub(in crate::sentry) fn wait_for(
+        &self,
+        descriptor: u64,
+        events: u16,
+        done: u64,
+    ) -> SyscallResult {
+        let description = self.state.table.get(descriptor)?;
+        if description.flags & libc::O_NONBLOCK as u32 != 0 {
+            return if done > 0 {
+                Ok(SyscallControl::Value(done))
+            } else {
+                Err(Errno::AGAIN.into())
+            };
+        }
+        let until = self.limited(&description.open, events);
+        if passed(until) {
+            return if done > 0 {
+                Ok(SyscallControl::Value(done))
+            } else {
+                Err(Errno::AGAIN.into())
+            };
+        }
+        let on = WaitReason::Files(vec![(self.state.table.id(descriptor)?, events)]);
+        Ok(SyscallControl::Wait(Wait { done, ..Wait::new(on, until) }))
+    }
+
+    /// Reads a pipe, a socket, a counter or a timer into pieces of memory; `stays` leaves the bytes there.
+    pub(in crate::sentry) fn take(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        pieces: &[(u64, u64)],
+        stays: bool,
+    ) -> SyscallResult {
+        let (outcome, came) = self.take_with(process, descriptor, pieces, stays)?;
+        if let Some(parcel) = came.parcel {
+            // A reader without room for descriptors gets none.
+            self.change().drop_parcel(parcel);
+        }
+        Ok(outcome)
+    }
+
+    /// As [`Sentry::take`], with the data that came with the bytes.
+    pub(in crate::sentry) fn take_with(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        pieces: &[(u64, u64)],
+        stays: bool,
+    ) -> SyscallResult<(SyscallControl, ReceivedMessage)> {
+        let alone = |outcome: SyscallResult| Ok((outcome?, ReceivedMessage::default()));
+        let wanted: u64 = pieces.iter().map(|(_, len)| len).sum();
+        let channel = match &self.state.table.get(descriptor)?.open {
+            FileObject::Pipe { channel, writes: false } => *channel,
+            FileObject::Fifo(fifo) if fifo.open.access.read => fifo.channel,
+            FileObject::Pipe { .. } | FileObject::Fifo(_) => return Err(Errno::BADF.into()),
+            FileObject::Socket(socket) => match &socket.stage {
+                SocketState::Connected { incoming: Some(incoming), .. } if socket.packets => {
+                    let incoming = *incoming;
+                    return self.take_packet(process, descriptor, incoming, pieces, stays);
+                }
+                SocketState::Connected { incoming: Some(incoming), .. } => *incoming,
+                SocketState::Connected { incoming: None, .. } => return alone(Ok(ZERO)),
+                SocketState::Datagrams { inbox, .. } => {
+                    let inbox = *inbox;
+                    return self.take_letter(process, descriptor, inbox, pieces, stays);
+                }
+                _ => return Err(Errno::NOTCONN.into()),
+            },
+            FileObject::Watches(_) => {
+                return alone(self.read_events(process, descriptor, pieces, wanted));
+            }
+            FileObject::Terminal(_) => {
+                return alone(self.take_typed(process, descriptor, pieces, wanted));
+            }
+            FileObject::Event { .. } | FileObject::Timer(_) => {
+                return alone(self.take_count(process, descriptor, pieces, wanted));
+            }
+            FileObject::Signals(set) => {
+                let set = *set;
+                return alone(self.read_signals(process, descriptor, set, pieces));
+            }
+            _ => return Err(Errno::INVAL.into()),
+        };
+        if wanted == 0 {
+            return alone(Ok(ZERO));
+        }
+        let held = self.state.channels.get(channel).ok_or(Errno::IO)?;
+        if held.is_empty() {
+            return match held.writers {
+                0 => alone(Ok(ZERO)),
+                _ => alone(self.wait_for(descriptor, IN, 0)),
+            };
+        }
+        let bytes = held.peek(wanted.min(held.together() as u64) as usize);
+        let mut rest = &bytes[..];
+        for &(to, len) in pieces {
+            let (now, later) = rest.split_at(rest.len().min(len as usize));
+            copy_out(process, to, now)?;
+            rest = later;
+        }
+        let mut came = ReceivedMessage::default();
+        if !stays && let Some(channel) = self.change().channels.get_mut(channel) {
+            came.parcel = channel.skip(bytes.len());
+        }
+        Ok((SyscallControl::Value(bytes.len() as u64), came))
+    }
+
+    fn take_count(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        pieces: &[(u64, u64)],
+        wanted: u64,
+    ) -> SyscallResult {
+        let &[(to, 8..), ..] = pieces else { return Err(Errno::INVAL.into()) };
+        if wanted < 8 {
+            return Err(Errno::INVAL.into());
+        }
+        let count = match &self.state.table.get(descriptor)?.open {
+            FileObject::Event { count: 1.., semaphore: true, .. } => 1,
+            FileObject::Event { count, .. } => *count,
+            FileObject::Timer(timer) => timer.expired(),
+            _ => 0,
+        };
+        if count == 0 {
+            return self.wait_for(descriptor, IN, 0);
+        }
+        copy_out(process, to, &count.to_le_bytes())?;
+        match &mut self.change().table.get_mut(descriptor)?.open {
+            FileObject::Event { count: held, edges, .. } => {
+                *held -= count;
+                *edges += 1;
+            }
+            FileObject::Timer(timer) => drop(timer.take()),
+            _ => {}
+        }
+        Ok(SyscallControl::Value(8))
+    }
+
+    /// Writes to a pipe, a socket or a counter.
+    pub(in crate::sentry) fn pour(
+        &mut self,
+        descriptor: u64,
+        bytes: &[u8],
+        quiet: bool,
+    ) -> SyscallResult {
+        match &self.state.table.get(descriptor)?.open {
+            FileObject::Socket(socket) if socket.is_for_datagrams() => {
+                self.post_letter(descriptor, bytes, None, &[])
+            }
+            _ => self.pour_with(descriptor, bytes, quiet, &[]),
+        }
+    }
+
+    /// As [`Sentry::pour`], but for datagrams; the first of the bytes that find room go with descriptors.
+    pub(in crate::sentry) fn pour_with(
+        &mut self,
+        descriptor: u64,
+        bytes: &[u8],
+        quiet: bool,
+        rights: &[u64],
+    ) -> SyscallResult {
+        let channel = match &self.state.table.get(descriptor)?.open {
+            FileObject::Pipe { channel, writes: true } => *channel,
+            FileObject::Fifo(fifo) if fifo.open.access.write => fifo.channel,
+            FileObject::Socket(socket) => match &socket.stage {
+                SocketState::Connected { outgoing: Some(outgoing), .. } if socket.packets => {
+                    let outgoing = *outgoing;
+                    return self.put_packet(descriptor, outgoing, bytes, quiet, rights);
+                }
+                SocketState::Connected { outgoing: Some(outgoing), .. } => *outgoing,
+                SocketState::Connected { outgoing: None, .. } => return self.broken_pipe(quiet),
+                _ => return Err(Errno::NOTCONN.into()),
+            },
+            FileObject::Terminal(_) => return self.put_shown(descriptor, bytes),
+            FileObject::Event { count, .. } => {
+                let added: [u8; 8] =
+                    bytes.get(..8).and_then(|b| b.try_into().ok()).ok_or(Errno::INVAL)?;
+                let new = match u64::from_le_bytes(added) {
+                    u64::MAX => return Err(Errno::INVAL.into()),
+                    added => count.checked_add(added).filter(|new| *new < u64::MAX),
+                };
+                let Some(new) = new else { return self.wait_for(descriptor, OUT, 0) };
+                if let FileObject::Event { count, edges, .. } =
+                    &mut self.change().table.get_mut(descriptor)?.open
+                {
+                    *count = new;
+                    *edges += 1;
+                }
+                return Ok(SyscallControl::Value(8));
+            }
+            FileObject::Process(_) | FileObject::Signals(_) => return Err(Errno::INVAL.into()),
+            _ => return Err(Errno::BADF.into()),
+        };
+        let held = self.state.channels.get(channel).ok_or(Errno::IO)?;
+        if held.readers == 0 {
+            return self.broken_pipe(quiet);
+        }
+        if held.end == ChannelEnd::Listens {
+            let from = self.writer(Channel::Output);
+            return Ok(match self.streams.put_out(from, bytes, self.output_limit) {
+                Ok(()) => SyscallControl::Value(bytes.len() as u64),
+                Err(end) => SyscallControl::End(end),
+            });
+        }
+        // A resumed write continues after the bytes that it has written.
+        let done = self.resumed.as_ref().map_or(0, |wait| wait.done) as usize;
+        let rest = &bytes[done.min(bytes.len())..];
+        // A write of at most `PIPE_BUF` bytes is atomic.
+        let whole = bytes.len() <= 4096 && held.room() < rest.len();
+        let put = if whole || held.room() == 0 || rest.is_empty() {
+            0
+        } else {
+            let state = self.change();
+            let parcel = match rights {
+                [_, ..] if done == 0 => Some(state.table.carry(rights)?),
+                _ => None,
+            };
+            state.channels.get_mut(channel).map_or(0, |channel| {
+                let put = channel.push(rest);
+                if let Some(parcel) = parcel {
+                    channel.attach(parcel, put);
+                }
+                put
+            })
+        };
+        let done = (done + put) as u64;
+        if done == bytes.len() as u64 {
+            return Ok(SyscallControl::Value(done));
+        }
+        self.wait_for(descriptor, OUT, done)
+    }
+
+    pub(in crate::sentry) fn broken_pipe(&mut self, quiet: bool) -> SyscallResult {
+        if !quiet {
+            let id = self.state.threads.current_id();
+            let own = u64::from(self.state.family.own.id);
+            self.change().send(Some(id), SignalInfo::new(libc::SIGPIPE as u8, 0, own, 0));
+        }
+        Err(Errno::PIPE.into())
+    }
+}

@@ -1,0 +1,334 @@
+//! System calls that wait for descriptors: `poll`, `select`, `epoll`.
+
+use crate::platform::Process;
+use crate::sentry::fs::devices::Device;
+use crate::sentry::kernel::epoll::{
+    EDGE, EpollInterest, EpollSet, MAX_INTERESTS, MAX_SETS, ONCE, READ_TOO, WRITE_TOO, plain,
+};
+use crate::sentry::kernel::fd_table::{DESCRIPTORS, FileObject};
+use crate::sentry::kernel::readiness::{ALWAYS, ERR, HUP, IN, OUT};
+use crate::sentry::kernel::threads::{MonotonicTime, Wait, WaitReason};
+use crate::sentry::kernel::time::passed;
+use crate::sentry::syscalls::clock::{length_in, micro_in, moment_after};
+use crate::sentry::{
+    Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, word_in,
+};
+
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+/// Descriptors that one `poll` may ask about.
+const POLLED: u64 = 1024;
+/// Maximum events of one `epoll_wait`.
+const TOLD: u64 = 1024;
+
+/// The ready events among the wanted ones, by the names that were wanted.
+fn named(told: u16, wanted: u16) -> u16 {
+    let also =
+        |name: u16, event: u16| if wanted & name != 0 && told & event != 0 { name } else { 0 };
+    told & (wanted | ALWAYS) | also(READ_TOO, IN) | also(WRITE_TOO, OUT)
+}
+
+impl Sentry {
+    /// When a call gives up: as it was when it began to wait, or as `new` says.
+    fn until(
+        &self,
+        new: impl FnOnce() -> SyscallResult<Option<MonotonicTime>>,
+    ) -> SyscallResult<Option<MonotonicTime>> {
+        match &self.resumed {
+            Some(wait) => Ok(wait.until),
+            None => new(),
+        }
+    }
+
+    fn in_millis(&self, timeout: u64) -> SyscallResult<Option<MonotonicTime>> {
+        self.until(|| match timeout as i32 {
+            ..0 => Ok(None),
+            millis => {
+                let length = Duration::from_millis(millis as u64);
+                moment_after(libc::CLOCK_MONOTONIC as u64, length, false).map(Some)
+            }
+        })
+    }
+
+    fn in_length(&self, process: &Process, at: u64) -> SyscallResult<Option<MonotonicTime>> {
+        self.until(|| match at {
+            0 => Ok(None),
+            at => {
+                let length = length_in(process, at)?;
+                moment_after(libc::CLOCK_MONOTONIC as u64, length, false).map(Some)
+            }
+        })
+    }
+
+    pub(in crate::sentry) fn sys_poll(
+        &mut self,
+        process: &mut Process,
+        list: u64,
+        count: u64,
+        timeout: u64,
+    ) -> SyscallResult {
+        let until = self.in_millis(timeout)?;
+        self.poll_until(process, list, count, until)
+    }
+
+    pub(in crate::sentry) fn sys_ppoll(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let until = self.in_length(process, a[2])?;
+        self.mask_in(process, a[3], a[4])?;
+        self.poll_until(process, a[0], a[1], until)
+    }
+
+    fn poll_until(
+        &mut self,
+        process: &mut Process,
+        list: u64,
+        count: u64,
+        until: Option<MonotonicTime>,
+    ) -> SyscallResult {
+        if count > POLLED {
+            return Err(Errno::INVAL.into());
+        }
+        let bytes = copy_in(process, list, count as usize * 8)?;
+        let (mut ready, mut told, mut on) = (0, bytes.clone(), Vec::new());
+        for (entry, out) in bytes.chunks_exact(8).zip(told.chunks_exact_mut(8)) {
+            let number = i32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
+            let wanted = u16::from_le_bytes([entry[4], entry[5]]);
+            let events = match self.state.table.id(number as u32 as u64) {
+                _ if number < 0 => 0,
+                Ok(id) => {
+                    on.push((id, plain(wanted)));
+                    let open = &self.state.table.get(number as u64)?.open;
+                    named(self.state.readiness(self.asker(), open, 0).0, wanted)
+                }
+                Err(_) => libc::POLLNVAL as u16,
+            };
+            out[6..].copy_from_slice(&events.to_le_bytes());
+            ready += u64::from(events != 0);
+        }
+        if ready == 0 && !passed(until) {
+            return Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(on), until)));
+        }
+        copy_out(process, list, &told)?;
+        Ok(SyscallControl::Value(ready))
+    }
+
+    pub(in crate::sentry) fn sys_select(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let until = match a[4] {
+            0 => None,
+            at => self.until(|| {
+                let length = Duration::from_nanos(micro_in(process, at)?);
+                moment_after(libc::CLOCK_MONOTONIC as u64, length, false).map(Some)
+            })?,
+        };
+        self.select_until(process, a[0], [a[1], a[2], a[3]], until)
+    }
+
+    pub(in crate::sentry) fn sys_pselect6(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let until = self.in_length(process, a[4])?;
+        if a[5] != 0 {
+            let (set, size) = (word_in(process, a[5])?, word_in(process, a[5].wrapping_add(8))?);
+            self.mask_in(process, set, size)?;
+        }
+        self.select_until(process, a[0], [a[1], a[2], a[3]], until)
+    }
+
+    fn select_until(
+        &mut self,
+        process: &mut Process,
+        count: u64,
+        sets: [u64; 3],
+        until: Option<MonotonicTime>,
+    ) -> SyscallResult {
+        if count > i32::MAX as u64 {
+            return Err(Errno::INVAL.into());
+        }
+        let count = count.min(DESCRIPTORS.into());
+        let len = count.div_ceil(64) as usize * 8;
+        let (mut ready, mut on) = (0, Vec::new());
+        let mut told = Vec::new();
+        // An end counts as something to read, an error as both.
+        for (set, events) in sets.into_iter().zip([IN | HUP | ERR, OUT | ERR, 0]) {
+            if set == 0 {
+                continue;
+            }
+            let bytes = copy_in(process, set, len)?;
+            let mut out = vec![0; len];
+            for number in 0..count {
+                let (at, bit) = (number as usize / 8, 1u8 << (number % 8));
+                if bytes[at] & bit == 0 {
+                    continue;
+                }
+                let id = self.state.table.id(number)?;
+                let open = &self.state.table.get(number)?.open;
+                if self.state.readiness(self.asker(), open, 0).0 & events != 0 {
+                    out[at] |= bit;
+                    ready += 1;
+                } else if events != 0 {
+                    on.push((id, events & !ALWAYS));
+                }
+            }
+            told.push((set, out));
+        }
+        if ready == 0 && !passed(until) {
+            return Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(on), until)));
+        }
+        for (set, out) in told {
+            copy_out(process, set, &out)?;
+        }
+        Ok(SyscallControl::Value(ready))
+    }
+
+    pub(in crate::sentry) fn sys_epoll_create1(&mut self, flags: u64) -> SyscallResult {
+        if flags as i32 & !libc::EPOLL_CLOEXEC != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        if self.state.sets().count() >= MAX_SETS {
+            return Err(Errno::MFILE.into());
+        }
+        self.add(FileObject::Epoll(EpollSet::default()), flags as i32 | libc::O_RDWR)
+    }
+
+    pub(in crate::sentry) fn sys_epoll_ctl(
+        &mut self,
+        process: &Process,
+        set: u64,
+        operation: u64,
+        number: u64,
+        event: u64,
+    ) -> SyscallResult {
+        let FileObject::Epoll(known) = &self.state.table.get(set)?.open else {
+            return Err(Errno::INVAL.into());
+        };
+        let description = self.state.table.id(number)?;
+        if description == self.state.table.id(set)? {
+            return Err(Errno::INVAL.into());
+        }
+        let open = &self.state.table.get(number)?.open;
+        let watched = matches!(open, FileObject::Device(Device::Generation(_), _));
+        let plain =
+            matches!(open, FileObject::File(_) | FileObject::Device(..) | FileObject::Folder(..));
+        if plain && !watched {
+            return Err(Errno::PERM.into());
+        }
+        let number = number as u32;
+        let is_there = known.0.get(&number).is_some_and(|i| i.description == description);
+        let interest = match operation as i32 {
+            libc::EPOLL_CTL_DEL => None,
+            libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD => {
+                let bytes = copy_in(process, event, 12)?;
+                let wanted = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+                let data = bytes[4..].iter().rev().fold(0, |word, &b| word << 8 | u64::from(b));
+                Some(EpollInterest { description, wanted, data, told: None, off: false })
+            }
+            _ => return Err(Errno::INVAL.into()),
+        };
+        match operation as i32 {
+            libc::EPOLL_CTL_ADD if is_there => return Err(Errno::EXIST.into()),
+            libc::EPOLL_CTL_ADD => {
+                // A sum over all sets is not for every call.
+                let is_rounded = known.0.len().is_multiple_of(64);
+                if is_rounded && self.state.all_interests() >= MAX_INTERESTS {
+                    return Err(Errno::NOSPC.into());
+                }
+            }
+            _ if !is_there => return Err(Errno::NOENT.into()),
+            _ => {}
+        }
+        let nests = operation as i32 == libc::EPOLL_CTL_ADD && matches!(open, FileObject::Epoll(_));
+        let put = |state: &mut Kernel, interest: Option<EpollInterest>| {
+            if let FileObject::Epoll(known) = &mut state.table.get_mut(set)?.open {
+                match interest {
+                    Some(interest) => drop(known.0.insert(number, interest)),
+                    None => drop(known.0.remove(&number)),
+                }
+            }
+            Ok::<_, Errno>(())
+        };
+        put(self.change(), interest)?;
+        if nests && let Err(error) = self.state.check_nesting() {
+            put(self.change(), None)?;
+            return Err(error.into());
+        }
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_epoll_wait(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let until = self.in_millis(a[3])?;
+        self.wait_set_until(process, a[0], a[1], a[2], until)
+    }
+
+    /// As [`Sentry::sys_epoll_wait`], with signals blocked; `fine` says that the timeout is a length in memory.
+    pub(in crate::sentry) fn epoll_pwait(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+        fine: bool,
+    ) -> SyscallResult {
+        let until = if fine { self.in_length(process, a[3])? } else { self.in_millis(a[3])? };
+        self.mask_in(process, a[4], a[5])?;
+        self.wait_set_until(process, a[0], a[1], a[2], until)
+    }
+
+    fn wait_set_until(
+        &mut self,
+        process: &mut Process,
+        set: u64,
+        to: u64,
+        most: u64,
+        until: Option<MonotonicTime>,
+    ) -> SyscallResult {
+        let FileObject::Epoll(known) = &self.state.table.get(set)?.open else {
+            return Err(Errno::INVAL.into());
+        };
+        if !(1..=i32::MAX as u64).contains(&most) {
+            return Err(Errno::INVAL.into());
+        }
+        let concerns = known.0.iter().filter_map(|(&number, interest)| {
+            let (events, edges) = self.state.concern(self.asker(), interest, 0)?;
+            Some((number, interest.clone(), events, edges))
+        });
+        let told: Vec<_> = concerns.take(most.min(TOLD) as usize).collect();
+        if told.is_empty() {
+            if passed(until) {
+                return Ok(ZERO);
+            }
+            let on = WaitReason::Files(vec![(self.state.table.id(set)?, IN)]);
+            return Ok(SyscallControl::Wait(Wait::new(on, until)));
+        }
+        let mut bytes = Vec::with_capacity(12 * told.len());
+        for (_, interest, events, _) in &told {
+            bytes.extend(u32::from(named(*events, interest.wanted as u16)).to_le_bytes());
+            bytes.extend(interest.data.to_le_bytes());
+        }
+        copy_out(process, to, &bytes)?;
+        // A level-triggered interest needs no state.
+        if told.iter().any(|(_, interest, ..)| interest.wanted & (EDGE | ONCE) != 0)
+            && let FileObject::Epoll(known) = &mut self.change().table.get_mut(set)?.open
+        {
+            for (number, _, _, edges) in &told {
+                if let Some(interest) = known.0.get_mut(number) {
+                    interest.told = Some(*edges);
+                    interest.off = interest.wanted & ONCE != 0;
+                }
+            }
+        }
+        Ok(SyscallControl::Value(told.len() as u64))
+    }
+}

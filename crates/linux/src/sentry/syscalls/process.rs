@@ -1,0 +1,361 @@
+//! Calls that make processes, run other programs in them, wait for them, and put them into groups.
+
+use rustix::io::Errno;
+
+use crate::load::Command;
+use crate::platform::{GUEST, Process};
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::kernel::cpu_time;
+use crate::sentry::kernel::process_info::ChildEvent;
+use crate::sentry::kernel::process_table::{FIRST, WaitOptions, WaitTarget};
+use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
+use crate::sentry::{
+    Channel, Sentry, SyscallControl, SyscallResult, Writer, ZERO, copy_out, path_in, word_in,
+};
+
+/// Arguments and variables that a program may be given, and bytes of each and of all.
+const STRINGS: usize = 1 << 16;
+const BYTES: usize = 1 << 19;
+
+/// The request for a new process, which the guest's owner carries out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ForkRequest {
+    pub(crate) id: u32,
+    /// Whether its memory is a copy; otherwise it is its parent's.
+    pub(crate) copies: bool,
+    /// Whether its parent waits until it runs another program.
+    pub(crate) waits: bool,
+    /// Where its number goes in its memory.
+    pub(crate) told_at: Option<u64>,
+    /// Its parent's descriptor of it, if it has asked for one.
+    pub(crate) descriptor: Option<u64>,
+}
+
+/// Flags of `clone` for processes that are served.
+const SERVED: i32 = libc::CLONE_VM
+    | libc::CLONE_VFORK
+    | libc::CLONE_PIDFD
+    | libc::CLONE_PARENT_SETTID
+    | libc::CLONE_CHILD_SETTID
+    | libc::CLONE_CHILD_CLEARTID
+    | libc::CLONE_SETTLS;
+
+/// Options of `wait4`: `WNOHANG`, `WUNTRACED`, `WCONTINUED`, and the kinds of children.
+const WAIT_FLAGS: u32 = 0xe000_000b;
+
+impl Sentry {
+    /// A new process: `clone` without the flags of a thread.
+    pub(in crate::sentry) fn clone_process(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        if let Some(Wait { on: WaitReason::Borrower(child), .. }) = self.resumed {
+            return Ok(SyscallControl::Value(child.into()));
+        }
+        let [flags, stack, parent, child, base, _] = *a;
+        let flags = flags as i32;
+        let waits = flags & libc::CLONE_VFORK != 0;
+        let copies = flags & libc::CLONE_VM == 0;
+        // Memory is shared only while the parent waits. The lowest byte is the signal at the child's end.
+        if flags & !SERVED & !0xff != 0 || !(copies || waits) {
+            return self.unknown(libc::SYS_clone);
+        }
+        let described = flags & libc::CLONE_PIDFD != 0;
+        if described {
+            // Both are stored at one address.
+            if flags & libc::CLONE_PARENT_SETTID != 0 {
+                return Err(Errno::INVAL.into());
+            }
+            self.state.table.check_room()?;
+        }
+        let base = (flags & libc::CLONE_SETTLS != 0).then_some(base);
+        if base.is_some_and(|base| base >= GUEST.end) {
+            return Err(Errno::PERM.into());
+        }
+        let context = process.context().child((stack != 0).then_some(stack), base);
+        let current = self.state.threads.current();
+        let thread = Thread {
+            context: Some(context),
+            wait: None,
+            masked: None,
+            pending: Default::default(),
+            cleared: 0,
+            spent: 0,
+            ..current.clone()
+        };
+        let id = self.change().add_child(thread, copies)?;
+        if flags & libc::CLONE_PARENT_SETTID != 0 {
+            // As in Linux, a place that cannot be written is the guest's loss.
+            let _ = process.write(parent, &id.to_le_bytes())?;
+        }
+        let mut descriptor = None;
+        if described && let SyscallControl::Value(number) = self.sys_pidfd_open(id.into(), 0)? {
+            let _ = process.write(parent, &(number as u32).to_le_bytes())?;
+            descriptor = Some(number);
+        }
+        let told_at = (flags & libc::CLONE_CHILD_SETTID != 0).then_some(child);
+        Ok(SyscallControl::Fork(ForkRequest {
+            id,
+            copies,
+            waits: waits && !copies,
+            told_at,
+            descriptor,
+        }))
+    }
+
+    /// Another program in the place of this one.
+    pub(in crate::sentry) fn sys_execveat(
+        &mut self,
+        process: &Process,
+        at: u64,
+        path: u64,
+        strings: (u64, u64),
+        flags: u64,
+    ) -> SyscallResult {
+        if flags != 0 {
+            return self.unknown(libc::SYS_execveat);
+        }
+        let (path, from) = self.program_at(at, path_in(process, path)?)?;
+        let mut left = BYTES;
+        let args = strings_in(process, strings.0, &mut left)?;
+        let env = strings_in(process, strings.1, &mut left)?;
+        Ok(SyscallControl::Exec(Box::new(Command { path, from, args, env })))
+    }
+
+    /// `wait4`.
+    pub(in crate::sentry) fn sys_wait4(
+        &mut self,
+        process: &mut Process,
+        target: u64,
+        status: u64,
+        options: u64,
+        usage: u64,
+    ) -> SyscallResult {
+        if options as u32 & !WAIT_FLAGS != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let which = match target as i32 {
+            -1 => WaitTarget::Any,
+            0 => WaitTarget::Group(self.state.family.own.group),
+            group @ ..0 => WaitTarget::Group(group.unsigned_abs()),
+            one => WaitTarget::One(one as u32),
+        };
+        let flag = |flag: i32| options as i32 & flag != 0;
+        let asked = WaitOptions {
+            which,
+            ended: true,
+            stopped: flag(libc::WUNTRACED),
+            continued: flag(libc::WCONTINUED),
+        };
+        let Some((id, ended)) = self.state.family.child_ended(which) else {
+            let Some((id, news)) = self.state.family.child_changed(asked) else {
+                return self.wait_longer(asked, options);
+            };
+            if status != 0 {
+                copy_out(process, status, &news.status().to_le_bytes())?;
+            }
+            if usage != 0 {
+                let spent = self.state.family.spent_by(id);
+                copy_out(process, usage, &cpu_time::usage(spent, 0))?;
+            }
+            self.forget_news(id);
+            return Ok(SyscallControl::Value(id.into()));
+        };
+        if status != 0 {
+            copy_out(process, status, &ended.status.to_le_bytes())?;
+        }
+        if usage != 0 {
+            copy_out(process, usage, &cpu_time::usage(ended.spent, 0))?;
+        }
+        self.change().family.ask_for(id);
+        Ok(SyscallControl::Value(id.into()))
+    }
+
+    /// `waitid`.
+    pub(in crate::sentry) fn sys_waitid(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let [kind, id, info, options, usage, _] = *a;
+        let which = match kind as u32 {
+            libc::P_ALL => WaitTarget::Any,
+            libc::P_PID => WaitTarget::One(id as u32),
+            libc::P_PIDFD => WaitTarget::One(self.process_meant(id)?),
+            libc::P_PGID if id == 0 => WaitTarget::Group(self.state.family.own.group),
+            libc::P_PGID => WaitTarget::Group(id as u32),
+            _ => return Err(Errno::INVAL.into()),
+        };
+        if options & (libc::WEXITED | libc::WSTOPPED | libc::WCONTINUED) as u64 == 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let flag = |flag: i32| options as i32 & flag != 0;
+        let asked = WaitOptions {
+            which,
+            ended: flag(libc::WEXITED),
+            stopped: flag(libc::WSTOPPED),
+            continued: flag(libc::WCONTINUED),
+        };
+        let gone = self.state.family.child_ended(which).filter(|_| asked.ended);
+        let found = match gone {
+            Some((id, ended)) => Some(match ended.status & 0x7f {
+                0 => (id, libc::CLD_EXITED, ended.status >> 8),
+                signal => (id, libc::CLD_KILLED, signal),
+            }),
+            None => self.state.family.child_changed(asked).map(|(id, news)| match news {
+                ChildEvent::Stopped(signal) => (id, libc::CLD_STOPPED, signal.into()),
+                ChildEvent::Continued => (id, libc::CLD_CONTINUED, libc::SIGCONT),
+            }),
+        };
+        let Some((id, code, status)) = found else {
+            let own = self.state.family.has_child(which);
+            if own && kind as u32 == libc::P_PIDFD && options & libc::WNOHANG as u64 == 0 {
+                // One that does not wait has no wait done through it.
+                let flags = self.state.table.get(id)?.flags;
+                if flags & libc::O_NONBLOCK as u32 != 0 {
+                    return Err(Errno::AGAIN.into());
+                }
+            }
+            let outcome = self.wait_longer(asked, options)?;
+            if info != 0 && matches!(outcome, SyscallControl::Value(0)) {
+                copy_out(process, info, &[0; 128])?;
+            }
+            return Ok(outcome);
+        };
+        let has_gone = gone.is_some();
+        if info != 0 {
+            let bytes = StructBuilder::default()
+                .int(libc::SIGCHLD as u32)
+                .int(0)
+                .int(code as u32)
+                .int(0)
+                .int(id)
+                .int(crate::sentry::USER as u32)
+                .int(status as u32)
+                .zeros(100);
+            copy_out(process, info, &bytes.0)?;
+        }
+        if usage != 0 {
+            let spent = self.state.family.spent_by(id);
+            copy_out(process, usage, &cpu_time::usage(spent, 0))?;
+        }
+        if options & libc::WNOWAIT as u64 == 0 {
+            match has_gone {
+                true => self.change().family.ask_for(id),
+                false => self.forget_news(id),
+            }
+        }
+        Ok(ZERO)
+    }
+
+    /// The parent of `id` was notified.
+    fn forget_news(&mut self, id: u32) {
+        if let Some(kin) = self.change().family.kin_mut(id) {
+            kin.news = None;
+        }
+    }
+
+    fn wait_longer(&self, asked: WaitOptions, options: u64) -> SyscallResult {
+        if !self.state.family.has_child(asked.which) {
+            return Err(Errno::CHILD.into());
+        }
+        if options & libc::WNOHANG as u64 != 0 {
+            return Ok(ZERO);
+        }
+        Ok(SyscallControl::Wait(Wait::new(WaitReason::Children(asked), None)))
+    }
+
+    /// The writer to `channel`, for the caller that hears it.
+    pub(in crate::sentry) fn writer(&self, channel: Channel) -> Writer {
+        let session = self.state.family.own.session;
+        Writer { channel, leader: (session != FIRST).then_some(session) }
+    }
+
+    /// The group, or the session, of a process.
+    pub(in crate::sentry) fn process_group_or_session(
+        &self,
+        id: u64,
+        session: bool,
+    ) -> SyscallResult {
+        let family = &self.state.family;
+        let id = if id == 0 { family.own.id } else { id as u32 };
+        let kin = family.kin(id).ok_or(Errno::SRCH)?;
+        Ok(SyscallControl::Value(if session { kin.session } else { kin.group }.into()))
+    }
+
+    pub(in crate::sentry) fn sys_setpgid(&mut self, id: u64, group: u64) -> SyscallResult {
+        let own = self.state.family.own.clone();
+        let id = if id == 0 { own.id } else { id as u32 };
+        let group = if group == 0 { id } else { group as u32 };
+        if group > i32::MAX as u32 {
+            return Err(Errno::INVAL.into());
+        }
+        let kin = self.state.family.kin(id).ok_or(Errno::SRCH)?;
+        if kin.id != own.id && kin.parent != own.id {
+            return Err(Errno::SRCH.into());
+        }
+        // A child that runs another program than its parent is its own.
+        if kin.id != own.id && kin.program != own.program {
+            return Err(Errno::ACCESS.into());
+        }
+        let known = group == id || !self.state.family.group(group).is_empty();
+        if kin.session != own.session || kin.session == kin.id || !known {
+            return Err(Errno::PERM.into());
+        }
+        if let Some(kin) = self.change().family.kin_mut(id) {
+            kin.group = group;
+        }
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_setsid(&mut self) -> SyscallResult {
+        let id = self.state.family.own.id;
+        if self.state.family.own.group == id {
+            return Err(Errno::PERM.into());
+        }
+        let own = &mut self.change().family.own;
+        (own.group, own.session) = (id, id);
+        Ok(SyscallControl::Value(id.into()))
+    }
+}
+
+/// Copies in a list of strings.
+fn strings_in(process: &Process, at: u64, left: &mut usize) -> SyscallResult<Vec<Vec<u8>>> {
+    let mut strings = Vec::new();
+    if at == 0 {
+        return Ok(strings);
+    }
+    loop {
+        let address = word_in(process, at.wrapping_add(8 * strings.len() as u64))?;
+        if address == 0 {
+            return Ok(strings);
+        }
+        let string = string_in(process, address, *left)?;
+        *left = left.checked_sub(string.len() + 9).ok_or(Errno::TOOBIG)?;
+        strings.push(string);
+        if strings.len() > STRINGS {
+            return Err(Errno::TOOBIG.into());
+        }
+    }
+}
+
+/// Bytes up to a zero, at most so many.
+fn string_in(process: &Process, address: u64, most: usize) -> SyscallResult<Vec<u8>> {
+    let mut string = Vec::new();
+    while string.len() < most {
+        let at = address.wrapping_add(string.len() as u64);
+        // Up to the end of a page: the next page may not be mapped.
+        let piece = crate::sentry::copy_in(
+            process,
+            at,
+            (crate::sentry::PAGE - at % crate::sentry::PAGE).min(512) as usize,
+        )?;
+        if let Some(end) = piece.iter().position(|&byte| byte == 0) {
+            string.extend(&piece[..end]);
+            return Ok(string);
+        }
+        string.extend(piece);
+    }
+    Err(Errno::TOOBIG.into())
+}

@@ -1,0 +1,434 @@
+//! Calls that move bytes. A length is a wish: at most [`AT_ONCE`] bytes go at a time, which callers must expect; of files more, for
+//! many callers do not expect it there.
+
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::platform::{Call, PlatformError, Process};
+use crate::sentry::fs::devices::Device;
+use crate::sentry::kernel::fd_table::{Description, FileObject};
+use crate::sentry::kernel::generation;
+use crate::sentry::{
+    Channel, Kernel, Sentry, SyscallControl, SyscallError, SyscallResult, ZERO, copy_in, copy_out,
+};
+
+/// Most bytes that one call moves.
+pub(in crate::sentry) const AT_ONCE: u64 = 1 << 20;
+/// Most bytes of a file that one call moves, in one piece.
+const OF_FILES: u64 = 32 << 20;
+/// Pieces that a vector may have, as in Linux.
+const PIECES: u64 = 1024;
+/// Bytes of messages that are kept.
+const MESSAGES: usize = 64 << 10;
+
+/// Pieces of guest memory: address and length, at most [`AT_ONCE`] bytes together.
+pub(in crate::sentry) fn pieces(
+    process: &Process,
+    vector: u64,
+    count: u64,
+) -> SyscallResult<Vec<(u64, u64)>> {
+    if count > PIECES {
+        return Err(Errno::INVAL.into());
+    }
+    let bytes = copy_in(process, vector, count as usize * 16)?;
+    let mut room = AT_ONCE;
+    let mut pieces = Vec::new();
+    let word = |piece: &[u8], at: usize| {
+        piece[at..at + 8].iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
+    };
+    // Whatever else is wrong.
+    if bytes.chunks_exact(16).any(|piece| word(piece, 8) > i64::MAX as u64) {
+        return Err(Errno::INVAL.into());
+    }
+    for piece in bytes.chunks_exact(16) {
+        let word = |at: usize| word(piece, at);
+        let len = word(8).min(room);
+        room -= len;
+        if len > 0 {
+            pieces.push((word(0), len));
+        }
+    }
+    Ok(pieces)
+}
+
+/// Most bytes that one call moves in one piece.
+fn most(description: &Description) -> u64 {
+    if matches!(description.open, FileObject::File(_)) { OF_FILES } else { AT_ONCE }
+}
+
+/// Refuses offsets that are negative for the guest.
+pub(in crate::sentry) fn check_offset(offset: u64) -> SyscallResult<()> {
+    if offset > i64::MAX as u64 { Err(Errno::INVAL.into()) } else { Ok(()) }
+}
+
+/// The bytes of all pieces.
+pub(in crate::sentry) fn gather(
+    process: &Process,
+    vector: u64,
+    count: u64,
+) -> SyscallResult<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for (from, len) in pieces(process, vector, count)? {
+        bytes.extend(copy_in(process, from, len as usize)?);
+    }
+    Ok(bytes)
+}
+
+impl Sentry {
+    pub(in crate::sentry) fn sys_read(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        to: u64,
+        len: u64,
+    ) -> SyscallResult {
+        let description = self.state.table.get(descriptor)?;
+        let len = len.min(most(description));
+        if !description.reads() {
+            return Err(Errno::BADF.into());
+        }
+        if description.open == FileObject::Input {
+            return self.take_input(process, descriptor, to, len);
+        }
+        if description.open.is_stream() {
+            return self.take(process, descriptor, &[(to, len)], false);
+        }
+        let bytes = self.bytes_at(description, description.offset(), len)?;
+        copy_out(process, to, &bytes)?;
+        self.advance(descriptor, bytes.len() as u64)?;
+        Ok(SyscallControl::Value(bytes.len() as u64))
+    }
+
+    /// So many bytes of a file were read.
+    fn accessed(&mut self, descriptor: u64, len: u64) -> SyscallResult<()> {
+        if matches!(
+            self.state.table.get(descriptor)?.open,
+            FileObject::Device(Device::Generation(_), _)
+        ) {
+            return self.see_generation(descriptor);
+        }
+        if self.state.watchers > 0
+            && len > 0
+            && let FileObject::File(open) = &self.state.table.get(descriptor)?.open
+        {
+            let (node, found) = (open.node, self.state.table.get(descriptor)?.found.clone());
+            self.change().tell_found(node, found.as_ref(), libc::IN_ACCESS);
+        }
+        Ok(())
+    }
+
+    /// Moves the position of an open file on.
+    fn advance(&mut self, descriptor: u64, by: u64) -> SyscallResult<()> {
+        let open = &self.state.table.get(descriptor)?.open;
+        if matches!(open, FileObject::Device(Device::Generation(_), _)) {
+            return self.see_generation(descriptor);
+        }
+        if by > 0
+            && matches!(open, FileObject::File(_))
+            && let FileObject::File(open) = &mut self.change().table.get_mut(descriptor)?.open
+        {
+            open.offset += by;
+            self.accessed(descriptor, by)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of the request; when none are left the guest is idle, unless there are others that may do something.
+    fn take_input(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        to: u64,
+        len: u64,
+    ) -> SyscallResult {
+        if len == 0 {
+            return Ok(ZERO);
+        }
+        let rest = &self.streams.input[self.streams.taken..];
+        if rest.is_empty() {
+            if std::mem::take(&mut self.streams.ended) {
+                return Ok(ZERO);
+            }
+            let waits = self.state.table.get(descriptor)?.flags & libc::O_NONBLOCK as u32 == 0;
+            return match waits && self.state.is_alone() {
+                true => Ok(SyscallControl::Idle),
+                false => self.wait_for(descriptor, crate::sentry::kernel::readiness::IN, 0),
+            };
+        }
+        let now = rest.len().min(len as usize);
+        copy_out(process, to, &rest[..now])?;
+        self.streams.taken += now;
+        Ok(SyscallControl::Value(now as u64))
+    }
+
+    pub(in crate::sentry) fn sys_readv(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        vector: u64,
+        count: u64,
+    ) -> SyscallResult {
+        let pieces = pieces(process, vector, count)?;
+        if self.state.table.get(descriptor)?.open.is_stream() {
+            return self.take(process, descriptor, &pieces, false);
+        }
+        if self.state.table.get(descriptor)?.open == FileObject::Input {
+            // One piece at a time is a short read, which is allowed.
+            let &(to, len) = pieces.first().unwrap_or(&(0, 0));
+            return self.sys_read(process, descriptor, to, len);
+        }
+        let offset = self.state.table.get(descriptor)?.offset();
+        let done = self.scatter(process, descriptor, &pieces, offset)?;
+        self.advance(descriptor, done)?;
+        Ok(SyscallControl::Value(done))
+    }
+
+    pub(in crate::sentry) fn sys_preadv(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        vector: u64,
+        count: u64,
+        offset: u64,
+    ) -> SyscallResult {
+        check_offset(offset)?;
+        let pieces = pieces(process, vector, count)?;
+        let done = self.scatter(process, descriptor, &pieces, offset)?;
+        self.accessed(descriptor, done)?;
+        Ok(SyscallControl::Value(done))
+    }
+
+    /// Reads at `offset` into pieces until one is not filled.
+    fn scatter(
+        &self,
+        process: &mut Process,
+        descriptor: u64,
+        pieces: &[(u64, u64)],
+        offset: u64,
+    ) -> SyscallResult<u64> {
+        let description = self.state.table.get(descriptor)?;
+        if !description.reads() {
+            return Err(Errno::BADF.into());
+        }
+        let mut done = 0;
+        for &(to, len) in pieces {
+            let bytes = self.bytes_at(description, offset.saturating_add(done), len)?;
+            copy_out(process, to, &bytes)?;
+            done += bytes.len() as u64;
+            if (bytes.len() as u64) < len {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Where the bytes go that `call` waits for, and how many.
+    pub(crate) fn input_place(
+        &self,
+        process: &Process,
+        call: &Call,
+    ) -> Result<(u64, u64), PlatformError> {
+        if call.number == libc::SYS_read {
+            return Ok((call.args[1], call.args[2]));
+        }
+        match pieces(process, call.args[1], call.args[2]) {
+            Ok(pieces) => Ok(pieces.first().copied().unwrap_or((0, 0))),
+            Err(SyscallError::Errno(_)) => Ok((0, 0)),
+            Err(SyscallError::Broken(error)) => Err(error),
+        }
+    }
+
+    pub(in crate::sentry) fn sys_pread64(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        to: u64,
+        len: u64,
+        offset: u64,
+    ) -> SyscallResult {
+        let description = self.state.table.get(descriptor)?;
+        if !description.reads() {
+            return Err(Errno::BADF.into());
+        }
+        if description.open == FileObject::Input || description.open.is_stream() {
+            return Err(Errno::SPIPE.into());
+        }
+        check_offset(offset)?;
+        let bytes = self.bytes_at(description, offset, len.min(most(description)))?;
+        copy_out(process, to, &bytes)?;
+        self.accessed(descriptor, bytes.len() as u64)?;
+        Ok(SyscallControl::Value(bytes.len() as u64))
+    }
+
+    pub(in crate::sentry) fn bytes_at(
+        &self,
+        description: &Description,
+        offset: u64,
+        len: u64,
+    ) -> SyscallResult<Vec<u8>> {
+        match &description.open {
+            FileObject::File(open) => {
+                // Buffers are often larger than the rest of a file.
+                let size = self.state.tree.stat(open.node)?.size;
+                let mut bytes = vec![0; len.min(size.saturating_sub(offset)) as usize];
+                let read = open.read_at(&self.state.tree, offset, &mut bytes)?;
+                bytes.truncate(read);
+                Ok(bytes)
+            }
+            FileObject::Device(Device::Null | Device::Host, _) => Ok(Vec::new()),
+            FileObject::Device(Device::Zero, _) => Ok(vec![0; len as usize]),
+            FileObject::Device(Device::Random, _) => fresh(len),
+            FileObject::Device(Device::Generation(_), _) if len < generation::LEN => {
+                Err(Errno::INVAL.into())
+            }
+            FileObject::Device(Device::Generation(_), _) => {
+                Ok(self.streams.generation.get().to_le_bytes().to_vec())
+            }
+            FileObject::Folder(..) => Err(Errno::ISDIR.into()),
+            _ => Err(Errno::SPIPE.into()),
+        }
+    }
+
+    pub(in crate::sentry) fn sys_write(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        from: u64,
+        len: u64,
+    ) -> SyscallResult {
+        let most = most(self.state.table.get(descriptor)?);
+        let bytes = copy_in(process, from, len.min(most) as usize)?;
+        self.put(descriptor, &bytes, None)
+    }
+
+    pub(in crate::sentry) fn sys_writev(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        vector: u64,
+        count: u64,
+    ) -> SyscallResult {
+        self.state.table.get(descriptor)?;
+        let bytes = gather(process, vector, count)?;
+        self.put(descriptor, &bytes, None)
+    }
+
+    pub(in crate::sentry) fn sys_pwritev(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        vector: u64,
+        count: u64,
+        offset: u64,
+    ) -> SyscallResult {
+        self.state.table.get(descriptor)?;
+        check_offset(offset)?;
+        let bytes = gather(process, vector, count)?;
+        self.put(descriptor, &bytes, Some(offset))
+    }
+
+    pub(in crate::sentry) fn sys_pwrite64(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        from: u64,
+        len: u64,
+        offset: u64,
+    ) -> SyscallResult {
+        let most = most(self.state.table.get(descriptor)?);
+        check_offset(offset)?;
+        let bytes = copy_in(process, from, len.min(most) as usize)?;
+        self.put(descriptor, &bytes, Some(offset))
+    }
+
+    pub(in crate::sentry) fn put(
+        &mut self,
+        descriptor: u64,
+        bytes: &[u8],
+        at: Option<u64>,
+    ) -> SyscallResult {
+        let description = self.state.table.get(descriptor)?;
+        if !description.writes() {
+            return Err(Errno::BADF.into());
+        }
+        match &description.open {
+            FileObject::Output | FileObject::Messages if at.is_some() => {
+                return Err(Errno::SPIPE.into());
+            }
+            open if open.is_stream() => {
+                return match at {
+                    Some(_) => Err(Errno::SPIPE.into()),
+                    None => self.pour(descriptor, bytes, false),
+                };
+            }
+            open @ (FileObject::Output | FileObject::Device(Device::Host, _)) => {
+                let channel = match open {
+                    FileObject::Output => Channel::Output,
+                    _ => Channel::Host,
+                };
+                let from = self.writer(channel);
+                if let Err(end) = self.streams.put_out(from, bytes, self.output_limit) {
+                    return Ok(SyscallControl::End(end));
+                }
+            }
+            FileObject::Messages => {
+                let from = self.writer(Channel::Messages);
+                if let Err(end) = self.streams.hear_message(from, bytes, self.output_limit) {
+                    return Ok(SyscallControl::End(end));
+                }
+                let messages = &mut self.streams.messages;
+                messages.extend(bytes);
+                let surplus = messages.len().saturating_sub(MESSAGES);
+                messages.drain(..surplus);
+            }
+            FileObject::Device(..) => {}
+            FileObject::File(open) => {
+                let (node, size) = (open.node, self.state.tree.stat(open.node)?.size);
+                let from = if open.access.append { size } else { at.unwrap_or(open.offset) };
+                let end = from.saturating_add(bytes.len() as u64);
+                self.state.seals.may_write(node, end, size)?;
+                let Kernel { table, tree, .. } = self.change();
+                let FileObject::File(open) = &mut table.get_mut(descriptor)?.open else {
+                    return Err(Errno::BADF.into());
+                };
+                let now = crate::sentry::kernel::time::now();
+                let written = match at {
+                    Some(at) => open.write_at(tree, at, bytes, now)?,
+                    None => open.write(tree, bytes, now)?,
+                };
+                if self.state.watchers > 0 {
+                    let found = self.state.table.get(descriptor)?.found.clone();
+                    self.change().tell_found(node, found.as_ref(), libc::IN_MODIFY);
+                }
+                return Ok(SyscallControl::Value(written as u64));
+            }
+            _ => return Err(Errno::BADF.into()),
+        }
+        Ok(SyscallControl::Value(bytes.len() as u64))
+    }
+
+    /// Random bytes: fresh ones of the host at every call.
+    pub(in crate::sentry) fn sys_getrandom(
+        &mut self,
+        process: &mut Process,
+        to: u64,
+        len: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        if flags & !7 != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let bytes = fresh(len.min(AT_ONCE))?;
+        copy_out(process, to, &bytes)?;
+        Ok(SyscallControl::Value(bytes.len() as u64))
+    }
+}
+
+fn fresh(len: u64) -> SyscallResult<Vec<u8>> {
+    let mut bytes = vec![0; len as usize];
+    let mut done = 0;
+    while done < bytes.len() {
+        done += getrandom(&mut bytes[done..], GetRandomFlags::empty())?;
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,48 @@
+//! `prlimit64`: limits that a process has set itself.
+
+use crate::platform::Process;
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::{Sentry, SyscallResult, ZERO, copy_out, word_in};
+use rustix::io::Errno;
+
+impl Sentry {
+    /// `prlimit64`: of the current process where `id` is 0.
+    pub(in crate::sentry) fn sys_prlimit64(
+        &mut self,
+        process: &mut Process,
+        id: u64,
+        resource: u64,
+        new: u64,
+        old: u64,
+    ) -> SyscallResult {
+        let id = if id == 0 { self.state.family.own.id } else { id as u32 };
+        let resource = resource as u32;
+        let known = self.state.limit_of(id, resource).ok_or(Errno::INVAL)?;
+        if !self.state.family.lives(id) {
+            return Err(Errno::SRCH.into());
+        }
+        let new = match new {
+            0 => None,
+            at => Some((word_in(process, at)?, word_in(process, at.wrapping_add(8))?)),
+        };
+        if let Some((soft, hard)) = new {
+            if soft > hard {
+                return Err(Errno::INVAL.into());
+            }
+            if hard > known.1 {
+                return Err(Errno::PERM.into());
+            }
+        }
+        if old != 0 {
+            copy_out(process, old, &StructBuilder::default().word(known.0).word(known.1).0)?;
+        }
+        if let Some(new) = new.filter(|new| *new != known) {
+            let state = self.change();
+            if let Some(kin) = state.family.kin_mut(id) {
+                kin.limits.set(resource, new);
+            }
+            state.heed_limits();
+        }
+        Ok(ZERO)
+    }
+}

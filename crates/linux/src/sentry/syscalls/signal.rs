@@ -1,0 +1,228 @@
+//! Calls about signals: handlers, masks, stacks, and sending.
+
+use rustix::io::Errno;
+
+use crate::platform::{Process, Register};
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::kernel::signals::{SignalInfo, UNTOUCHABLE};
+use crate::sentry::kernel::threads::NO_STACK;
+use crate::sentry::{Sentry, SyscallResult, ZERO, copy_in, copy_out, word_in};
+
+/// Least bytes of a signal stack.
+const SMALLEST_STACK: u64 = 2048;
+/// `SI_TKILL`.
+const TO_THREAD: i32 = -6;
+
+impl Sentry {
+    /// Sends to processes: which of them `target` means is as for `kill`.
+    pub(in crate::sentry) fn sys_kill(&mut self, target: u64, number: u64) -> SyscallResult {
+        let family = &self.state.family;
+        let own = family.own.id;
+        let targets = match target as i32 {
+            -1 => family.all_but(own),
+            0 => family.group(family.own.group),
+            group @ ..0 => family.group(group.unsigned_abs()),
+            one => vec![one as u32],
+        };
+        // A zombie exists until it is reaped, and takes no signal.
+        let known = targets.iter().any(|id| family.lives(*id) || family.is_ended(*id));
+        if !known {
+            return Err(Errno::SRCH.into());
+        }
+        if number > 64 {
+            return Err(Errno::INVAL.into());
+        }
+        let info = |signal| SignalInfo::new(signal, 0, own.into(), 0);
+        for target in targets.into_iter().filter(|_| number != 0) {
+            if self.state.family.lives(target) {
+                self.change().with(target, |state| state.send(None, info(number as u8)));
+            }
+        }
+        Ok(ZERO)
+    }
+
+    /// `tgkill`, or `tkill` when the first is no process: to one thread.
+    pub(in crate::sentry) fn signal_thread(
+        &mut self,
+        process: Option<u64>,
+        id: u64,
+        number: u64,
+    ) -> SyscallResult {
+        if id as i32 <= 0 || process.is_some_and(|process| process as i32 <= 0) {
+            return Err(Errno::INVAL.into());
+        }
+        let own = u64::from(self.state.family.own.id);
+        let thread = id as u32;
+        let home = self.home_of(process.map(|process| process as u32), thread)?;
+        self.post(home, Some(thread), number, |signal| SignalInfo::new(signal, TO_THREAD, own, 0))
+    }
+
+    /// The process of a thread, if that is the one which is meant.
+    fn home_of(&self, process: Option<u32>, thread: u32) -> Result<u32, Errno> {
+        let has = |id: &u32| {
+            let threads = self.state.threads_of(*id);
+            threads.is_some_and(|threads| threads.get(thread).is_some())
+        };
+        let home = match process {
+            Some(process) => Some(process).filter(has),
+            None => self.state.family.kins().map(|kin| kin.id).find(has),
+        };
+        home.ok_or(Errno::SRCH)
+    }
+
+    /// With information of the sender: to a process, or to one of its threads.
+    pub(in crate::sentry) fn queue_signal(
+        &mut self,
+        process: &Process,
+        to: (u64, Option<u64>),
+        number: u64,
+        info: u64,
+    ) -> SyscallResult {
+        let id = to.0 as u32;
+        let given = copy_in(process, info, 32)?;
+        let code = i32::from_le_bytes([given[8], given[9], given[10], given[11]]);
+        if let Some(thread) = to.1 {
+            self.home_of(Some(id), thread as u32)?;
+        } else if !self.state.family.lives(id) && !self.state.family.is_ended(id) {
+            return Err(Errno::SRCH.into());
+        }
+        // Only to itself may a process claim another sender.
+        if (code >= 0 || code == TO_THREAD) && id != self.state.family.own.id {
+            return Err(Errno::PERM.into());
+        }
+        let thread = to.1.map(|thread| thread as u32);
+        self.post(id, thread, number, |signal| SignalInfo::given(signal, &given))
+    }
+
+    /// Sends to a process, which may be a zombie.
+    pub(in crate::sentry) fn post(
+        &mut self,
+        id: u32,
+        to: Option<u32>,
+        number: u64,
+        info: impl FnOnce(u8) -> SignalInfo,
+    ) -> SyscallResult {
+        let lives = self.state.family.lives(id);
+        match number {
+            1..=64 if lives => {
+                let info = info(number as u8);
+                let sent = self.change().with(id, |state| state.send(to, info));
+                if sent { Ok(ZERO) } else { Err(Errno::AGAIN.into()) }
+            }
+            0..=64 => Ok(ZERO),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+
+    pub(in crate::sentry) fn sys_rt_sigaction(
+        &mut self,
+        process: &mut Process,
+        signal: u64,
+        new: u64,
+        old: u64,
+        size: u64,
+    ) -> SyscallResult {
+        if !(1..=64).contains(&signal) || size != 8 {
+            return Err(Errno::INVAL.into());
+        }
+        let known = self.state.handlers.get(&signal).copied().unwrap_or_default();
+        if new != 0 {
+            if UNTOUCHABLE & 1 << (signal - 1) != 0 {
+                return Err(Errno::INVAL.into());
+            }
+            let bytes = copy_in(process, new, 32)?;
+            let bytes: [u8; 32] = bytes.try_into().map_err(|_| Errno::FAULT)?;
+            let state = self.change();
+            state.handlers.insert(signal, bytes);
+            if bytes[..8] == [1, 0, 0, 0, 0, 0, 0, 0] {
+                state.pending.drop_all(signal as u8);
+                state.threads.values_mut().for_each(|t| t.pending.drop_all(signal as u8));
+            }
+        }
+        if old != 0 {
+            copy_out(process, old, &known)?;
+        }
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_rt_sigprocmask(
+        &mut self,
+        process: &mut Process,
+        how: u64,
+        set: u64,
+        old: u64,
+        size: u64,
+    ) -> SyscallResult {
+        if size != 8 {
+            return Err(Errno::INVAL.into());
+        }
+        let blocked = self.state.threads.current().blocked;
+        if set != 0 {
+            let set = word_in(process, set)?;
+            let new = match how as i32 {
+                libc::SIG_BLOCK => blocked | set,
+                libc::SIG_UNBLOCK => blocked & !set,
+                libc::SIG_SETMASK => set,
+                _ => return Err(Errno::INVAL.into()),
+            };
+            let new = new & !UNTOUCHABLE;
+            if new != blocked {
+                self.change().threads.current_mut().blocked = new;
+            }
+        }
+        if old != 0 {
+            copy_out(process, old, &blocked.to_le_bytes())?;
+        }
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_rt_sigpending(
+        &mut self,
+        process: &mut Process,
+        to: u64,
+        size: u64,
+    ) -> SyscallResult {
+        if size > 8 {
+            return Err(Errno::INVAL.into());
+        }
+        let thread = self.state.threads.current();
+        let set = (thread.pending.set() | self.state.pending.set()) & thread.blocked;
+        copy_out(process, to, &set.to_le_bytes()[..size as usize])?;
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_sigaltstack(
+        &mut self,
+        process: &mut Process,
+        new: u64,
+        old: u64,
+    ) -> SyscallResult {
+        let known = self.state.threads.current().signal_stack;
+        let on_it = process.register(Register::Rsp).wrapping_sub(known[0]) < known[2];
+        if new != 0 {
+            let mut stack = [0; 3];
+            for (index, word) in stack.iter_mut().enumerate() {
+                *word = word_in(process, new.wrapping_add(8 * index as u64))?;
+            }
+            stack[1] &= u64::from(u32::MAX);
+            if on_it {
+                return Err(Errno::PERM.into());
+            }
+            let stack = match stack[1] {
+                2 => NO_STACK,
+                0 | 1 if stack[2] < SMALLEST_STACK => return Err(Errno::NOMEM.into()),
+                0 | 1 => [stack[0], 0, stack[2]],
+                _ => return Err(Errno::INVAL.into()),
+            };
+            if stack != known {
+                self.change().threads.current_mut().signal_stack = stack;
+            }
+        }
+        if old != 0 {
+            let flags = if on_it { 1 } else { known[1] };
+            let bytes = StructBuilder::default().word(known[0]).word(flags).word(known[2]);
+            copy_out(process, old, &bytes.0)?;
+        }
+        Ok(ZERO)
+    }
+}

@@ -1,0 +1,519 @@
+//! Calls about sockets. Connections are within the guest, or the caller's, or lead to where its opener lets them (`reach_calls`).
+
+use crate::platform::Process;
+use crate::sentry::fs::devices::SOCKET;
+use crate::sentry::fs::permissions::WRITE;
+use crate::sentry::fs::proc_files::ResolvedPath;
+use crate::sentry::kernel::channels::ChannelEnd;
+use crate::sentry::kernel::fd_table::{Description, FileObject};
+use crate::sentry::kernel::readiness::IN;
+use crate::sentry::net::sockets::{
+    Address, BACKLOG, EPHEMERAL, IncomingConnection, LONGEST, Socket, SocketState,
+};
+use crate::sentry::syscalls::file::Pair;
+use crate::sentry::{Kernel, Sentry, SyscallResult, ZERO, copy_in, copy_out};
+
+use afresh_files::{Kind, New, Walk};
+use rustix::io::Errno;
+
+const FLAGS: i32 = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+
+pub(in crate::sentry) fn address_in(
+    process: &Process,
+    at: u64,
+    len: u64,
+) -> SyscallResult<Address> {
+    if !(2..=LONGEST as u64 + 18).contains(&len) {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(Address(copy_in(process, at, len as usize)?))
+}
+
+/// Stores an address, truncated to the room, and its full length.
+pub(in crate::sentry) fn address_out(
+    process: &mut Process,
+    address: &Address,
+    to: u64,
+    len: u64,
+) -> SyscallResult<()> {
+    if to == 0 || len == 0 {
+        return Ok(());
+    }
+    let room = copy_in(process, len, 4)?;
+    let room = u32::from_le_bytes([room[0], room[1], room[2], room[3]]) as usize;
+    let bytes = &address.0[..address.0.len().min(room)];
+    copy_out(process, to, bytes)?;
+    copy_out(process, len, &(address.0.len() as u32).to_le_bytes())
+}
+
+impl Kernel {
+    /// A connection to the listener at `to`: channels as the connecting side has them.
+    pub(in crate::sentry) fn arrive(
+        &mut self,
+        to: u64,
+        peer: Address,
+        process: u32,
+    ) -> Result<(u64, u64), Errno> {
+        let full = |socket: &Socket| match &socket.stage {
+            SocketState::Listening(queue) => queue.len() >= BACKLOG,
+            _ => true,
+        };
+        match self.table.description(to).map(|d| &d.open) {
+            Some(FileObject::Socket(socket)) if !full(socket) => {}
+            _ => return Err(Errno::CONNREFUSED),
+        }
+        let there = self.channels.add().ok_or(Errno::NFILE)?;
+        let Some(back) = self.channels.add() else {
+            self.leave(there, false);
+            self.leave(there, true);
+            return Err(Errno::NFILE);
+        };
+        self.queue(to, IncomingConnection { incoming: there, outgoing: back, peer, process });
+        Ok((back, there))
+    }
+
+    fn queue(&mut self, to: u64, arrival: IncomingConnection) {
+        if let Some(FileObject::Socket(socket)) =
+            self.table.description_mut(to).map(|d| &mut d.open)
+            && let SocketState::Listening(queue) = &mut socket.stage
+        {
+            queue.push(arrival);
+            socket.edges += 1;
+        }
+    }
+
+    /// The listener at `address`.
+    pub(in crate::sentry) fn listener_at(&self, address: &Address) -> Option<u64> {
+        let listens = |(_, description): &(u64, &Description), own: bool| match &description.open {
+            FileObject::Socket(socket) => {
+                let family = !own || socket.own.family() == address.family();
+                matches!(socket.stage, SocketState::Listening(_))
+                    && socket.own.takes(address)
+                    && family
+            }
+            _ => false,
+        };
+        // A path may have been another's before: the last who took it has it. A port may be two sockets', one of each family;
+        // where it is only one's, that has both.
+        let found = |own| self.table.descriptions().rfind(|one| listens(one, own));
+        found(true).or_else(|| found(false)).map(|(id, _)| id)
+    }
+
+    /// Whether another socket of the same kind has an address. A path decides for local sockets.
+    fn is_taken(&self, address: &Address, datagrams: bool) -> bool {
+        if address.path().is_some() {
+            return false;
+        }
+        self.table.descriptions().any(|(_, description)| match &description.open {
+            FileObject::Socket(socket @ Socket { own, stage, .. }) => {
+                !matches!(stage, SocketState::Connected { .. })
+                    && socket.is_for_datagrams() == datagrams
+                    && if address.is_internet() {
+                        // Whether one of the newer protocol is for that alone is its own affair.
+                        own.port() == address.port() && own.family() == address.family()
+                    } else {
+                        own == address
+                    }
+            }
+            _ => false,
+        })
+    }
+
+    /// A name that is no file's, and that no socket has (as Linux makes them, five digits behind a zero).
+    fn free_name(&self) -> Result<Address, Errno> {
+        let name = |number: u32| {
+            let family = (libc::AF_UNIX as u16).to_le_bytes();
+            Address([&family[..], &[0], format!("{number:05x}").as_bytes()].concat())
+        };
+        let taken =
+            |address: &Address| self.is_taken(address, false) || self.is_taken(address, true);
+        (0..1 << 20).map(name).find(|address| !taken(address)).ok_or(Errno::NOSPC)
+    }
+
+    pub(in crate::sentry) fn free_port(&self, datagrams: bool) -> Result<u16, Errno> {
+        let families = [libc::AF_INET, libc::AF_INET6].map(|family| family as u16);
+        let free = |port: &u16| {
+            let address = |family| Address::loopback(family, *port);
+            !families.iter().any(|family| self.is_taken(&address(*family), datagrams))
+        };
+        EPHEMERAL.into_iter().find(free).ok_or(Errno::ADDRINUSE)
+    }
+
+    /// A connection of the caller to the listening socket, with a request. Its output is the call's answer.
+    pub(crate) fn call_in(&mut self, request: &[u8]) -> bool {
+        let Some(to) = self.listener() else { return false };
+        let Some(incoming) = self.channels.add_caller(ChannelEnd::Asks, request) else {
+            return false;
+        };
+        let Some(outgoing) = self.channels.add_caller(ChannelEnd::Listens, &[]) else {
+            return false;
+        };
+        let family = match self.table.description(to).map(|d| &d.open) {
+            Some(FileObject::Socket(socket)) => socket.family,
+            _ => return false,
+        };
+        let peer = Address::loopback(family, EPHEMERAL.end);
+        self.queue(to, IncomingConnection { incoming, outgoing, peer, process: 0 });
+        true
+    }
+
+    /// Whether the guest may still answer the caller.
+    pub(crate) fn is_called(&self) -> bool {
+        self.channels.iter().any(|(_, c)| c.end == ChannelEnd::Listens && c.writers > 0)
+    }
+
+    /// Whether the caller has connections.
+    pub(crate) fn has_callers(&self) -> bool {
+        self.channels.callers().next().is_some()
+    }
+
+    /// The caller hangs up: its connections have no other side any more.
+    pub(crate) fn hang_up(&mut self) {
+        let callers: Vec<_> = self.channels.callers().collect();
+        callers.into_iter().for_each(|id| self.channels.let_go(id));
+    }
+}
+
+impl Sentry {
+    pub(in crate::sentry) fn socket_of(&self, descriptor: u64) -> Result<&Socket, Errno> {
+        match &self.state.table.get(descriptor)?.open {
+            FileObject::Socket(socket) => Ok(socket),
+            _ => Err(Errno::NOTSOCK),
+        }
+    }
+
+    pub(in crate::sentry) fn socket_mut(&mut self, descriptor: u64) -> Result<&mut Socket, Errno> {
+        match &mut self.change().table.get_mut(descriptor)?.open {
+            FileObject::Socket(socket) => Ok(socket),
+            _ => Err(Errno::NOTSOCK),
+        }
+    }
+
+    pub(in crate::sentry) fn sys_socket(&mut self, family: u64, kind: u64) -> SyscallResult {
+        let known = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6].contains(&(family as i32));
+        if !known {
+            return Err(Errno::AFNOSUPPORT.into());
+        }
+        if kind as i32 & !FLAGS == libc::SOCK_DGRAM {
+            self.state.table.check_room()?;
+            let inbox = self.change().channels.add_inbox().ok_or(Errno::NFILE)?;
+            let socket = Socket::for_datagrams(family as u16, inbox);
+            return self.add(FileObject::Socket(socket), kind as i32 & FLAGS | libc::O_RDWR);
+        }
+        let local = family as i32 == libc::AF_UNIX;
+        let packets = kind as i32 & !FLAGS == libc::SOCK_SEQPACKET && local;
+        match kind as i32 & !FLAGS {
+            libc::SOCK_STREAM => {}
+            _ if packets => {}
+            libc::SOCK_RAW => return Err(Errno::PROTONOSUPPORT.into()),
+            kind if (1..=10).contains(&kind) => return Err(Errno::SOCKTNOSUPPORT.into()),
+            _ => return Err(Errno::INVAL.into()),
+        }
+        let socket = Socket { packets, ..Socket::new(family as u16) };
+        self.add(FileObject::Socket(socket), kind as i32 & FLAGS | libc::O_RDWR)
+    }
+
+    pub(in crate::sentry) fn sys_socketpair(
+        &mut self,
+        process: &mut Process,
+        family: u64,
+        kind: u64,
+        to: u64,
+    ) -> SyscallResult {
+        let datagrams = kind as i32 & !FLAGS == libc::SOCK_DGRAM;
+        let packets = kind as i32 & !FLAGS == libc::SOCK_SEQPACKET;
+        let known = datagrams || packets || kind as i32 & !FLAGS == libc::SOCK_STREAM;
+        if family as i32 != libc::AF_UNIX || !known {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        let flags = kind as i32 & libc::O_NONBLOCK | libc::O_RDWR;
+        let mate = self.state.family.own.id;
+        let state = self.change();
+        let mut channel = || match datagrams {
+            true => state.channels.add_inbox().ok_or(Errno::NFILE),
+            false => state.channels.add().ok_or(Errno::NFILE),
+        };
+        let (one, other) = (channel()?, channel()?);
+        let side = |incoming, outgoing| {
+            let address = Address::loopback(libc::AF_UNIX as u16, 0);
+            let socket = match datagrams {
+                true => Socket {
+                    peer: address,
+                    mate,
+                    ..Socket::for_datagrams(libc::AF_UNIX as u16, incoming)
+                },
+                false => Socket {
+                    mate,
+                    packets,
+                    ..Socket::connected(address.clone(), address, incoming, outgoing)
+                },
+            };
+            Description::new(FileObject::Socket(socket), flags)
+        };
+        let close = kind as i32 & libc::SOCK_CLOEXEC != 0;
+        let numbers: Pair = state.add_pair(side(one, other), side(other, one), close)?;
+        if datagrams {
+            let number = |at: usize| u64::from(numbers[at]) | u64::from(numbers[at + 1]) << 8;
+            for (own, other) in [(number(0), number(4)), (number(4), number(0))] {
+                let other = state.table.id(other)?;
+                if let FileObject::Socket(socket) = &mut state.table.get_mut(own)?.open
+                    && let SocketState::Datagrams { mate, .. } = &mut socket.stage
+                {
+                    *mate = Some(other);
+                }
+            }
+        }
+        copy_out(process, to, &numbers)?;
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_bind(
+        &mut self,
+        process: &Process,
+        descriptor: u64,
+        at: u64,
+        len: u64,
+    ) -> SyscallResult {
+        let socket = self.socket_of(descriptor)?;
+        let mut address = address_in(process, at, len)?;
+        if socket.own != Address::loopback(socket.family, 0) {
+            return Err(Errno::INVAL.into());
+        }
+        if address.is_unnamed() && i32::from(socket.family) == libc::AF_UNIX {
+            address = self.state.free_name()?;
+        }
+        if !address.is_of(socket.family) {
+            return Err(Errno::AFNOSUPPORT.into());
+        }
+        if !address.is_local() {
+            return Err(Errno::ADDRNOTAVAIL.into());
+        }
+        let datagrams = socket.is_for_datagrams();
+        if address.is_internet() && address.port() == 0 {
+            address.set_port(self.state.free_port(datagrams)?);
+        } else if self.state.is_taken(&address, datagrams) {
+            return Err(Errno::ADDRINUSE.into());
+        }
+        if let Some(path) = address.path() {
+            self.name_socket(path)?;
+        }
+        self.socket_mut(descriptor)?.own = address;
+        Ok(ZERO)
+    }
+
+    /// Gives a local socket a name in the tree, as bind does.
+    fn name_socket(&mut self, path: &[u8]) -> SyscallResult<()> {
+        let from = libc::AT_FDCWD as u64;
+        let ResolvedPath::Place(place) = self.reach(from, path, Walk::name)? else {
+            return Err(Errno::PERM.into());
+        };
+        if place.found.is_some() {
+            return Err(Errno::ADDRINUSE.into());
+        }
+        self.create_name(&place, New::Device(SOCKET), 0o777 & !self.state.umask)
+    }
+
+    /// Refuses a path that names no local socket any more.
+    pub(in crate::sentry) fn check_name(&self, address: &Address) -> SyscallResult<()> {
+        let Some(path) = address.path() else { return Ok(()) };
+        let ResolvedPath::Place(place) = self.reach(libc::AT_FDCWD as u64, path, |walk| walk)?
+        else {
+            return Err(Errno::CONNREFUSED.into());
+        };
+        let node = place.node()?;
+        let stat = self.state.tree.stat(node)?;
+        if stat.kind == Kind::Device && stat.device == SOCKET {
+            self.state.may(node, WRITE)?;
+            return Ok(());
+        }
+        Err(Errno::CONNREFUSED.into())
+    }
+
+    pub(in crate::sentry) fn sys_listen(&mut self, descriptor: u64) -> SyscallResult {
+        let socket = self.socket_of(descriptor)?;
+        match socket.stage {
+            SocketState::New => {}
+            SocketState::Listening(_) => return Ok(ZERO),
+            SocketState::Connected { .. }
+            | SocketState::Reaching { .. }
+            | SocketState::Refused(_) => {
+                return Err(Errno::INVAL.into());
+            }
+            SocketState::Datagrams { .. } => return Err(Errno::OPNOTSUPP.into()),
+        }
+        let port = match socket.own.is_internet() && socket.own.port() == 0 {
+            true => Some(self.state.free_port(false)?),
+            false => None,
+        };
+        let own = self.state.family.own.id;
+        let socket = self.socket_mut(descriptor)?;
+        if let Some(port) = port {
+            socket.own.set_port(port);
+        }
+        socket.stage = SocketState::Listening(Vec::new());
+        socket.mate = own;
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_accept4(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        to: u64,
+        len: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        if flags as i32 & !FLAGS != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let socket = self.socket_of(descriptor)?;
+        let SocketState::Listening(queue) = &socket.stage else { return Err(Errno::INVAL.into()) };
+        let Some(arrival) = queue.first().cloned() else {
+            return self.wait_for(descriptor, IN, 0);
+        };
+        self.state.table.check_room()?;
+        address_out(process, &arrival.peer, to, len)?;
+        let (own, packets, options) = (socket.own.clone(), socket.packets, socket.options.clone());
+        if let SocketState::Listening(queue) = &mut self.socket_mut(descriptor)?.stage {
+            queue.remove(0);
+        }
+        let IncomingConnection { incoming, outgoing, peer, process: mate } = arrival;
+        let socket = Socket::connected(own, peer, incoming, outgoing);
+        let socket = Socket { packets, options, mate, ..socket };
+        self.add(FileObject::Socket(socket), flags as i32 | libc::O_RDWR)
+    }
+
+    pub(in crate::sentry) fn sys_connect(
+        &mut self,
+        process: &Process,
+        descriptor: u64,
+        at: u64,
+        len: u64,
+    ) -> SyscallResult {
+        let socket = self.socket_of(descriptor)?;
+        match socket.stage {
+            SocketState::New => {}
+            SocketState::Reaching { .. } if self.resumed.is_none() => {
+                return Err(Errno::ALREADY.into());
+            }
+            SocketState::Connected { .. }
+            | SocketState::Reaching { .. }
+            | SocketState::Refused(_) => {
+                return self.go_on_connecting(descriptor);
+            }
+            SocketState::Listening(_) => return Err(Errno::INVAL.into()),
+            SocketState::Datagrams { .. } => {
+                return self.connect_datagrams(descriptor, address_in(process, at, len)?);
+            }
+        }
+        let address = address_in(process, at, len)?;
+        if !address.is_of(socket.family) {
+            return Err(Errno::AFNOSUPPORT.into());
+        }
+        if !address.is_local() {
+            return self.connect_outside(descriptor, address);
+        }
+        self.check_name(&address)?;
+        let to = self.state.listener_at(&address).ok_or(Errno::CONNREFUSED)?;
+        let (family, port) = (socket.family, socket.own.port());
+        let mut own = socket.own.clone();
+        if own.is_internet() {
+            let port = if port == 0 { self.state.free_port(false)? } else { port };
+            own = Address::loopback(family, port);
+        }
+        let Some(FileObject::Socket(listener)) = self.state.table.description(to).map(|d| &d.open)
+        else {
+            return Err(Errno::CONNREFUSED.into());
+        };
+        if listener.packets != socket.packets {
+            // By another name it is not found.
+            let named = address.path().is_some();
+            return Err(if named { Errno::PROTOTYPE } else { Errno::CONNREFUSED }.into());
+        }
+        let mate = listener.mate;
+        let theirs = match own.is_internet() {
+            true => Address::loopback(listener.family, own.port()),
+            false => own.clone(),
+        };
+        let process = self.state.family.own.id;
+        let (incoming, outgoing) = self.change().arrive(to, theirs, process)?;
+        let socket = self.socket_mut(descriptor)?;
+        let stage = SocketState::Connected { incoming: Some(incoming), outgoing: Some(outgoing) };
+        (socket.own, socket.peer, socket.stage, socket.mate) = (own, address, stage, mate);
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_shutdown(&mut self, descriptor: u64, how: u64) -> SyscallResult {
+        let stage = self.socket_of(descriptor)?.stage.clone();
+        let (read, write) = match how as i32 {
+            libc::SHUT_RD => (true, false),
+            libc::SHUT_WR => (false, true),
+            libc::SHUT_RDWR => (true, true),
+            _ => return Err(Errno::INVAL.into()),
+        };
+        let (incoming, outgoing) = match stage {
+            SocketState::Connected { incoming, outgoing } => (incoming, outgoing),
+            // A sender is not notified that the receiver was shut down.
+            SocketState::Datagrams { .. } if !self.socket_of(descriptor)?.peer.0.is_empty() => {
+                return Ok(ZERO);
+            }
+            _ => return Err(Errno::NOTCONN.into()),
+        };
+        let stage = SocketState::Connected {
+            incoming: incoming.filter(|_| !read),
+            outgoing: outgoing.filter(|_| !write),
+        };
+        self.socket_mut(descriptor)?.stage = stage;
+        let state = self.change();
+        if let Some(id) = incoming.filter(|_| read) {
+            state.leave(id, false);
+        }
+        if let Some(id) = outgoing.filter(|_| write) {
+            state.leave(id, true);
+        }
+        Ok(ZERO)
+    }
+
+    /// Stores the address of a socket.
+    fn tell_address(
+        &self,
+        process: &mut Process,
+        address: &Address,
+        to: u64,
+        len: u64,
+    ) -> SyscallResult {
+        let room = copy_in(process, len, 4)?;
+        let room = i32::from_le_bytes([room[0], room[1], room[2], room[3]]);
+        if room < 0 {
+            return Err(Errno::INVAL.into());
+        }
+        if to == 0 && room > 0 {
+            return Err(Errno::FAULT.into());
+        }
+        address_out(process, address, to, len)?;
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_getsockname(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let address = self.socket_of(a[0])?.own.clone();
+        self.tell_address(process, &address, a[1], a[2])
+    }
+
+    pub(in crate::sentry) fn sys_getpeername(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let socket = self.socket_of(a[0])?;
+        let mail = socket.is_for_datagrams() && !socket.peer.0.is_empty();
+        if !matches!(socket.stage, SocketState::Connected { .. }) && !mail {
+            return Err(Errno::NOTCONN.into());
+        }
+        let address = socket.peer.clone();
+        self.tell_address(process, &address, a[1], a[2])
+    }
+}

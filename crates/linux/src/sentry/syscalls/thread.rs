@@ -1,0 +1,296 @@
+//! System calls that create and end threads, and futexes.
+
+use afresh_files::Node;
+use rustix::io::Errno;
+
+use crate::platform::{GUEST, Process};
+use crate::sentry::kernel::threads::{NO_STACK, Thread, Wait, WaitReason};
+use crate::sentry::syscalls::clock::{length_in, moment_after};
+use crate::sentry::{End, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, word_in};
+
+/// Flags that a clone needs to be a thread.
+const SHARED: i32 =
+    libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
+
+// Operations of `futex`, without the bits for private memory and the clock.
+const WAIT: i32 = 0;
+const WAKE: i32 = 1;
+const REQUEUE: i32 = 3;
+const CMP_REQUEUE: i32 = 4;
+const WAKE_OP: i32 = 5;
+const WAIT_BITSET: i32 = 9;
+const WAKE_BITSET: i32 = 10;
+const PRIVATE: i32 = 128;
+const REALTIME: i32 = 256;
+
+fn int_in(process: &Process, address: u64) -> SyscallResult<u32> {
+    let bytes = copy_in(process, address, 4)?;
+    Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+}
+
+impl Sentry {
+    /// A new thread of the guest: a value in the table of threads.
+    pub(in crate::sentry) fn clone_thread(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let [flags, stack, parent, child, base, _] = *a;
+        let flags = flags as i32;
+        if flags & SHARED != SHARED {
+            return self.unknown(libc::SYS_clone);
+        }
+        self.state.threads.check_room()?;
+        let base = (flags & libc::CLONE_SETTLS != 0).then_some(base);
+        if base.is_some_and(|base| base >= GUEST.end) {
+            return Err(Errno::PERM.into());
+        }
+        let context = process.context().child((stack != 0).then_some(stack), base);
+        let threads = &mut self.change().threads;
+        let (blocked, name) = (threads.current().blocked, threads.current().name);
+        let id = threads.add(Thread {
+            context: Some(context),
+            wait: None,
+            blocked,
+            masked: None,
+            pending: Default::default(),
+            signal_stack: NO_STACK,
+            name,
+            spent: 0,
+            cleared: if flags & libc::CLONE_CHILD_CLEARTID != 0 { child } else { 0 },
+        });
+        for (flag, at) in [(libc::CLONE_PARENT_SETTID, parent), (libc::CLONE_CHILD_SETTID, child)] {
+            if flags & flag != 0 {
+                // As in Linux, a place that cannot be written is the guest's loss.
+                let _ = process.write(at, &id.to_le_bytes())?;
+            }
+        }
+        Ok(SyscallControl::Value(id.into()))
+    }
+
+    /// The current thread ends; with the last one the program does.
+    pub(in crate::sentry) fn sys_exit(
+        &mut self,
+        process: &mut Process,
+        status: u64,
+    ) -> SyscallResult {
+        if self.state.threads.len() == 1 {
+            return Ok(SyscallControl::End(End::Exit(status as i32 & 0xff)));
+        }
+        let cleared = self.state.threads.current().cleared;
+        self.change().threads.remove_current();
+        if cleared != 0 {
+            let _ = process.write(cleared, &[0; 4])?;
+            self.wake(cleared, 1, u32::MAX);
+        }
+        Ok(SyscallControl::Gone)
+    }
+
+    pub(in crate::sentry) fn sys_set_tid_address(&mut self, address: u64) -> SyscallResult {
+        if self.state.threads.current().cleared != address {
+            self.change().threads.current_mut().cleared = address;
+        }
+        Ok(SyscallControl::Value(self.state.threads.current_id().into()))
+    }
+
+    /// Wakes up to `count` waiters at `address`, and returns their number.
+    fn wake(&mut self, address: u64, count: u32, bits: u32) -> u64 {
+        let waiting = self.state.threads.waiting(address, bits);
+        let woken = waiting.len().min(count as usize);
+        if woken > 0 {
+            let threads = &mut self.change().threads;
+            for id in &waiting[..woken] {
+                if let Some(wait) = threads.get_mut(*id).and_then(|thread| thread.wait.as_mut()) {
+                    wait.woken = true;
+                }
+            }
+        }
+        woken as u64 + self.wake_others(address, count - woken as u32, bits)
+    }
+
+    /// The place of the word at `address` in a shared file.
+    fn shared_place(&self, address: u64) -> Option<(Node, u64)> {
+        if self.state.family.is_single() {
+            return None;
+        }
+        let shared = self.state.layout.shared().into_iter();
+        let shared = shared.filter(|shared| shared.range.contains(&address));
+        shared.map(|shared| (shared.share.node, shared.share.offset(address))).next()
+    }
+
+    /// Wakes up to `count` threads of other processes that wait at the same place of shared memory; how many.
+    fn wake_others(&mut self, address: u64, count: u32, bits: u32) -> u64 {
+        let Some(place) = self.shared_place(address).filter(|_| count > 0) else { return 0 };
+        let mut left = count as usize;
+        for threads in self.change().family.threads_mut() {
+            for id in threads.waiting_in(place, bits).into_iter().take(left) {
+                if let Some(wait) = threads.get_mut(id).and_then(|thread| thread.wait.as_mut()) {
+                    wait.woken = true;
+                    left -= 1;
+                }
+            }
+        }
+        (count as usize - left) as u64
+    }
+
+    pub(in crate::sentry) fn sys_futex(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let [word, operation, value, timeout, other, third] = *a;
+        if !word.is_multiple_of(4) {
+            return Err(Errno::INVAL.into());
+        }
+        let operation = operation as i32;
+        match operation & 0x7f {
+            kind @ (WAIT | WAIT_BITSET) => {
+                let bits = if kind == WAIT { u32::MAX } else { third as u32 };
+                if bits == 0 {
+                    return Err(Errno::INVAL.into());
+                }
+                if let Some(wait) = &self.resumed {
+                    // A thread that continues was woken, or its time is over.
+                    return if wait.woken { Ok(ZERO) } else { Err(Errno::TIMEDOUT.into()) };
+                }
+                if int_in(process, word)? != value as u32 {
+                    return Err(Errno::AGAIN.into());
+                }
+                let until = match timeout {
+                    0 => None,
+                    at => {
+                        let clock = match operation & REALTIME {
+                            0 => libc::CLOCK_MONOTONIC,
+                            _ => libc::CLOCK_REALTIME,
+                        };
+                        let length = length_in(process, at)?;
+                        Some(moment_after(clock as u64, length, kind == WAIT_BITSET)?)
+                    }
+                };
+                let order = self.change().threads.next_order();
+                let place = match operation & PRIVATE {
+                    0 => self.shared_place(word),
+                    _ => None,
+                };
+                let on = WaitReason::Futex { address: word, bits, order, place };
+                Ok(SyscallControl::Wait(Wait::new(on, until)))
+            }
+            WAKE => Ok(SyscallControl::Value(self.wake(word, value as u32, u32::MAX))),
+            WAKE_BITSET if third as u32 == 0 => Err(Errno::INVAL.into()),
+            WAKE_BITSET => Ok(SyscallControl::Value(self.wake(word, value as u32, third as u32))),
+            kind @ (REQUEUE | CMP_REQUEUE) => {
+                if kind == CMP_REQUEUE && int_in(process, word)? != third as u32 {
+                    return Err(Errno::AGAIN.into());
+                }
+                let woken = self.wake(word, value as u32, u32::MAX);
+                let waiting = self.state.threads.waiting(word, u32::MAX);
+                let moved = waiting.len().min(timeout as u32 as usize);
+                let threads = &mut self.change().threads;
+                for id in &waiting[..moved] {
+                    let wait = threads.get_mut(*id).and_then(|thread| thread.wait.as_mut());
+                    if let Some(Wait { on: WaitReason::Futex { address, .. }, .. }) = wait {
+                        *address = other;
+                    }
+                }
+                Ok(SyscallControl::Value(woken + moved as u64))
+            }
+            WAKE_OP => {
+                let holds = operate(process, other, third as u32)?;
+                let mut woken = self.wake(word, value as u32, u32::MAX);
+                if holds {
+                    woken += self.wake(other, timeout as u32, u32::MAX);
+                }
+                Ok(SyscallControl::Value(woken))
+            }
+            _ => Err(Errno::NOSYS.into()),
+        }
+    }
+
+    /// Lets another thread run, if one can.
+    pub(in crate::sentry) fn sys_sched_yield(&mut self) -> SyscallResult {
+        Ok(SyscallControl::Yield)
+    }
+
+    /// `set_robust_list`: checked, and not used.
+    pub(in crate::sentry) fn sys_set_robust_list(&mut self, size: u64) -> SyscallResult {
+        if size == 24 { Ok(ZERO) } else { Err(Errno::INVAL.into()) }
+    }
+
+    /// Suspends the thread until a signal comes, with `set` blocked until then.
+    pub(in crate::sentry) fn sys_rt_sigsuspend(
+        &mut self,
+        process: &Process,
+        set: u64,
+        size: u64,
+    ) -> SyscallResult {
+        self.mask_in(process, set, size)?;
+        Ok(SyscallControl::Wait(Wait::new(WaitReason::Nothing, None)))
+    }
+
+    /// Waits for one of a set of signals, and takes it without a handler.
+    pub(in crate::sentry) fn sys_rt_sigtimedwait(
+        &mut self,
+        process: &mut Process,
+        set: u64,
+        info: u64,
+        timeout: u64,
+        size: u64,
+    ) -> SyscallResult {
+        if size != 8 {
+            return Err(Errno::INVAL.into());
+        }
+        let set = word_in(process, set)? & !crate::sentry::kernel::signals::UNTOUCHABLE;
+        let pending = self.state.threads.current().pending.set() | self.state.pending.set();
+        if pending & set != 0 {
+            let state = self.change();
+            let own = state.threads.current_mut().pending.take(set);
+            if let Some(taken) = own.or_else(|| state.pending.take(set)) {
+                if info != 0 {
+                    copy_out(process, info, &taken.all())?;
+                }
+                return Ok(SyscallControl::Value(taken.signal.into()));
+            }
+        }
+        let until = match (&self.resumed, timeout) {
+            (Some(wait), _) => wait.until,
+            (None, 0) => None,
+            (None, at) => {
+                let length = length_in(process, at)?;
+                Some(moment_after(libc::CLOCK_MONOTONIC as u64, length, false)?)
+            }
+        };
+        if crate::sentry::kernel::time::passed(until) {
+            return Err(Errno::AGAIN.into());
+        }
+        Ok(SyscallControl::Wait(Wait::new(WaitReason::Signals(set), until)))
+    }
+}
+
+/// Performs the operation of `FUTEX_WAKE_OP` on the word at `address`, and returns whether its comparison holds.
+fn operate(process: &mut Process, address: u64, code: u32) -> SyscallResult<bool> {
+    let old = int_in(process, address)?;
+    let part = |value: u32| ((value << 20) as i32 >> 20) as u32;
+    let (mut argument, compared) = (part(code >> 12), part(code));
+    if code >> 28 & 8 != 0 {
+        argument = 1 << (argument & 31);
+    }
+    let new = match code >> 28 & 7 {
+        0 => argument,
+        1 => old.wrapping_add(argument),
+        2 => old | argument,
+        3 => old & !argument,
+        4 => old ^ argument,
+        _ => return Err(Errno::NOSYS.into()),
+    };
+    copy_out(process, address, &new.to_le_bytes())?;
+    let (old, compared) = (old as i32, compared as i32);
+    match code >> 24 & 15 {
+        0 => Ok(old == compared),
+        1 => Ok(old != compared),
+        2 => Ok(old < compared),
+        3 => Ok(old <= compared),
+        4 => Ok(old > compared),
+        5 => Ok(old >= compared),
+        _ => Err(Errno::NOSYS.into()),
+    }
+}

@@ -1,0 +1,53 @@
+//! CPU time in system calls: `getrusage`, `times`.
+
+use crate::platform::Process;
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::kernel::cpu_time::{TICK, usage};
+use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
+use rustix::io::Errno;
+
+impl Sentry {
+    /// Measures the CPU time of the current process, for limits and timers.
+    pub(crate) fn account(&mut self, process: &mut Process) {
+        let spent = process.take_spent();
+        let state = self.change();
+        state.family.timed = true;
+        state.spend(spent);
+    }
+
+    /// As [`Sentry::account`], and sends the signals of expired timers.
+    pub(crate) fn measure(&mut self, process: &mut Process) {
+        if self.state.is_measured() {
+            self.account(process);
+            self.change().ring_processor();
+        }
+    }
+
+    pub(in crate::sentry) fn sys_getrusage(
+        &mut self,
+        process: &mut Process,
+        who: u64,
+        to: u64,
+    ) -> SyscallResult {
+        self.account(process);
+        let spent = match who as i32 {
+            libc::RUSAGE_SELF => self.state.family.own.spent,
+            libc::RUSAGE_CHILDREN => self.state.family.own.children,
+            libc::RUSAGE_THREAD => self.state.threads.current().spent,
+            _ => return Err(Errno::INVAL.into()),
+        };
+        copy_out(process, to, &usage(spent, self.state.layout.bytes()))?;
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_times(&mut self, process: &mut Process, to: u64) -> SyscallResult {
+        self.account(process);
+        let own = &self.state.family.own;
+        let (spent, children) = (own.spent / TICK, own.children / TICK);
+        if to != 0 {
+            let bytes = StructBuilder::default().word(spent).word(0).word(children).word(0);
+            copy_out(process, to, &bytes.0)?;
+        }
+        Ok(SyscallControl::Value(crate::sentry::now_moment() / TICK))
+    }
+}

@@ -1,0 +1,5 @@
+//! Terminals and their line discipline.
+
+pub(super) mod line_discipline;
+pub(super) mod terminal;
+pub(super) mod terminals;

@@ -1,0 +1,549 @@
+//! A process of the host's that plays processes of the guest's: what it shows, what was done to it, and how it goes back to what
+//! was frozen.
+//!
+//! One that was made from something frozen is watched from then on, and is brought back. One that the guest has made by a fork or for
+//! another program is not: it can be frozen, for its page map tells what it wrote, and is made anew when a reset needs it.
+//!
+//! Promises: what is frozen is every byte; what is brought back equals what was frozen, or its process is told to be unusable.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use afresh_memory::{Differing, Image, PAGE_SIZE, PageRange, RemoteError, RemoteSlot, Strategy};
+use afresh_sys::planted::{self, Bug};
+
+use crate::file_cache::MappedRange as Contents;
+use crate::file_mappings::FileMappings;
+use crate::frozen_state::{FrozenMemory, MemoryPart};
+use crate::platform::{
+    Continuation, IMAGE, MappedImage, Origin, PlatformError, Process, Segment, Segments,
+    StubCommands,
+};
+use crate::ranges::Ranges;
+use crate::sentry::{Absorbed, Change, Content, Layout, protect_order, unmap_order};
+use crate::subprocess_memory::SubprocessMemory;
+use crate::warm::Limits;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+const READ: u64 = libc::PROT_READ as u64;
+/// Minimum bytes of file contents that are frozen in place: shorter ones are copied, since each is a mapping of every instance.
+const LENT: u64 = 128 << 10;
+/// Maximum images that the mappings of one process may show. Beyond that a new process is made.
+const SHOWN: usize = 64;
+
+/// A host process, and the changes to its memory map.
+#[derive(Debug)]
+pub(crate) struct Subprocess {
+    pub(crate) process: Process,
+    /// Where the memory map was changed since it was last brought back.
+    pub(crate) disturbed: Ranges,
+    /// Where other memory is mapped than was then.
+    pub(crate) replaced: Ranges,
+    /// The image that it shows, except where that was replaced, if it was made from a frozen state.
+    pub(crate) base: Option<FrozenMemory>,
+    /// Contents of files that it shows where its memory was replaced, and may show elsewhere.
+    pub(crate) showing: FileMappings,
+    /// Contents of shared files when it last ran.
+    pub(crate) absorbed: Absorbed,
+    /// PID of the process whose registers are in it.
+    pub(crate) holds: u32,
+    /// Whether anything may have run in it since it was last frozen or brought back.
+    pub(crate) ran: bool,
+    /// The state that it was last frozen as, or reset to.
+    last: Option<FrozenMemory>,
+    /// The slot that resets it to its base.
+    held: Option<PreparedMemory>,
+}
+
+/// Data of watched memory.
+#[derive(Debug)]
+struct PreparedMemory {
+    slot: RemoteSlot,
+    /// Images that the mappings may show, which must outlive them.
+    shown: Vec<Image>,
+    plain: bool,
+}
+
+/// The contents of a part of memory: populated pages, and file contents that can be shown in place.
+struct WrittenPages {
+    all: Ranges,
+    lent: Vec<(Range<u64>, Contents)>,
+}
+
+impl WrittenPages {
+    /// From populated pages `held`, private pages `own`, and file contents.
+    fn new(
+        contents: Vec<(Range<u64>, Contents)>,
+        held: Vec<Range<u64>>,
+        own: &[Range<u64>],
+    ) -> Self {
+        let mut all = Ranges::default();
+        // Whether or not a page of contents is there it has them.
+        let shown = contents.iter().map(|(part, _)| part.clone());
+        held.into_iter().chain(shown).for_each(|part| all.insert(part));
+        let lent = contents.into_iter().flat_map(|(part, contents)| {
+            let mut left = Ranges::default();
+            left.insert(part.clone());
+            if !planted::is(Bug::Lent) {
+                own.iter().for_each(|own| left.remove(own.clone()));
+            }
+            let cut: Vec<_> = left.iter().filter(|cut| cut.end - cut.start >= LENT).collect();
+            cut.into_iter().map(move |cut| (cut.clone(), contents.from(cut.start - part.start)))
+        });
+        Self { all, lent: lent.collect() }
+    }
+}
+
+/// Differences of a frozen state from the image before, by pages.
+#[derive(Default)]
+struct CapturedPages {
+    placed: Vec<PageRange>,
+    lent: Vec<(usize, Image)>,
+    gone: Vec<PageRange>,
+}
+
+impl CapturedPages {
+    /// Takes what was found in `range`; of what lies between `blank` is gone.
+    fn take(
+        &mut self,
+        segments: &Segments,
+        range: Range<u64>,
+        found: WrittenPages,
+        blank: impl Fn(Range<u64>) -> Vec<Range<u64>>,
+    ) -> Result<(), PlatformError> {
+        let mut at = range.start;
+        let mut copied = found.all.clone();
+        for held in found.all.iter().chain(std::iter::once(range.end..range.end)) {
+            self.gone.extend(segments.pages_of(blank(at..held.start).into_iter()));
+            at = held.end;
+        }
+        for (range, contents) in found.lent {
+            let image = contents.image(range.end - range.start).map_err(|e| failed(e.into()))?;
+            let pages = segments.pages_of(std::iter::once(range.clone()));
+            self.lent.extend(pages.first().map(|run| (run.start, image)));
+            copied.remove(range);
+        }
+        self.placed.extend(segments.pages_of(copied.iter()));
+        Ok(())
+    }
+
+    fn sort(&mut self) {
+        self.placed.sort_unstable_by_key(|run| run.start);
+        self.gone.sort_unstable_by_key(|run| run.start);
+        self.lent.sort_unstable_by_key(|(first, _)| *first);
+    }
+
+    fn differing(&self) -> Differing<'_> {
+        Differing { placed: &self.placed, lent: &self.lent, gone: &self.gone }
+    }
+}
+
+/// Converts an error of a slot or its owner.
+fn failed(error: RemoteError<PlatformError>) -> PlatformError {
+    match error {
+        RemoteError::Owner(error) => error,
+        other => {
+            PlatformError::kernel("resetting memory", std::io::Error::other(other.to_string()))
+        }
+    }
+}
+
+/// The orders that copy `pages` back.
+fn copies(pages: &[PageRange], segments: &Segments) -> StubCommands {
+    let copy = |part: Segment| [part.start, IMAGE + part.page * PAGE, part.len];
+    let copies = pages.iter().flat_map(|run| segments.showing(*run)).map(copy).collect();
+    StubCommands { copies, wipe: true, ..StubCommands::default() }
+}
+
+impl Subprocess {
+    /// A process that shows nothing, or a copy of another: `base` but where that is `replaced`.
+    pub(crate) fn new(
+        process: Process,
+        holds: u32,
+        base: Option<FrozenMemory>,
+        replaced: Ranges,
+        showing: FileMappings,
+    ) -> Self {
+        Self {
+            process,
+            disturbed: Ranges::default(),
+            replaced,
+            base,
+            showing,
+            absorbed: Absorbed::default(),
+            holds,
+            ran: true,
+            last: None,
+            held: None,
+        }
+    }
+
+    /// A new process that is as `ground` was; from `origin`, where that has a template of it.
+    pub(crate) fn made(
+        ground: &FrozenMemory,
+        limits: &Limits,
+        origin: Option<&Origin>,
+    ) -> Result<Self, PlatformError> {
+        let part = &ground.part;
+        let shown = MappedImage::ahead(&ground.image)?;
+        let template =
+            origin.and_then(|origin| origin.template(&ground.image, &shown, &part.segments));
+        let mut process = Process::new(Some((&shown, &part.segments)), template.as_deref())?;
+        process.set_registers(&part.registers);
+        let slot =
+            RemoteSlot::new(&ground.image, limits.strategy, limits.write_set).map_err(failed)?;
+        let held = Some(PreparedMemory { slot, shown: vec![ground.image.clone()], plain: true });
+        let base = Some(ground.clone());
+        let (replaced, showing) = (Ranges::default(), FileMappings::default());
+        let new = Self::new(process, part.holds, base.clone(), replaced, showing);
+        Ok(Self { ran: false, absorbed: part.absorbed.clone(), last: base, held, ..new })
+    }
+
+    /// Whether it can be brought back.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.held.as_ref().is_some_and(|held| held.shown.len() < SHOWN)
+    }
+
+    /// Pages that a reset copies back.
+    pub(crate) fn write_set_len(&self) -> usize {
+        self.held.as_ref().map_or(0, |held| held.slot.write_set_len())
+    }
+
+    /// Puts a change of the layout into effect, while the stub waits for orders.
+    pub(crate) fn enact(
+        &mut self,
+        change: Change,
+        then: Continuation,
+    ) -> Result<(), PlatformError> {
+        let (mut gone, mut new) = (Vec::new(), None);
+        for order in change.before.iter().chain(&change.after) {
+            let range = order[1]..order[1] + order[2];
+            let kind = order[0] as i64;
+            if kind == libc::SYS_mmap || kind == libc::SYS_munmap {
+                self.process.forget(range.clone());
+                self.replaced.insert(range.clone());
+                // The shown image must outlive the mapping.
+                gone.push(range.clone());
+            }
+            self.disturbed.insert(range);
+        }
+        if let Some((start, Content::Shown(_, len, _))) = &change.content {
+            let range = *start..start + len;
+            self.process.forget(range.clone());
+            self.replaced.insert(range.clone());
+            self.disturbed.insert(range);
+        }
+        let mut first =
+            StubCommands { calls: change.before, copies: change.copies, ..StubCommands::default() };
+        let mut bytes = None;
+        match change.content {
+            Some((start, Content::Shown(shown, len, protection))) => {
+                let descriptor = self.process.lend(shown.file())?;
+                first.calls.push(shown.order(start, len, protection, descriptor));
+                first.calls.push([libc::SYS_close as u64, descriptor, 0, 0, 0, 0, 0]);
+                new = Some((start..start + len, shown));
+            }
+            Some((start, Content::Bytes(content))) => bytes = Some((start, content)),
+            None => {}
+        }
+        let whole = bytes.is_none() && change.after.is_empty();
+        self.process.execute(&first, if whole { then } else { Continuation::Ask })?;
+        gone.into_iter().for_each(|range| self.showing.remove(range));
+        if let Some((range, shown)) = new {
+            self.showing.insert(range, shown);
+        }
+        if whole {
+            return Ok(());
+        }
+        if let Some((address, bytes)) = bytes
+            && !self.process.write(address, &bytes)?
+        {
+            return Err(PlatformError::kernel(
+                "filling a mapping of a file",
+                std::io::Error::from_raw_os_error(libc::ENOMEM),
+            ));
+        }
+        self.process.execute(&StubCommands { calls: change.after, ..StubCommands::default() }, then)
+    }
+
+    /// Runs `read` while unreadable memory is readable.
+    fn opened<T>(
+        &mut self,
+        closed: &[Segment],
+        work: impl FnOnce(&mut Self) -> Result<T, PlatformError>,
+    ) -> Result<T, PlatformError> {
+        if closed.is_empty() {
+            return work(self);
+        }
+        let change = |open: bool| {
+            let order = |part: &Segment| {
+                protect_order(part.start, part.len, if open { READ } else { part.protection })
+            };
+            Change { before: closed.iter().map(order).collect(), ..Change::default() }
+        };
+        self.enact(change(true), Continuation::Ask)?;
+        let done = work(self)?;
+        self.enact(change(false), Continuation::Ask)?;
+        Ok(done)
+    }
+
+    fn hands<'a>(
+        &'a mut self,
+        segments: &'a Segments,
+    ) -> Option<(&'a mut RemoteSlot, SubprocessMemory<'a>)> {
+        let held = self.held.as_mut()?;
+        let hands = SubprocessMemory { process: &mut self.process, segments, plain: held.plain };
+        Some((&mut held.slot, hands))
+    }
+
+    /// Maps the image of `ground` where `ranges` say, and nothing where it has nothing. The pages of it that are there. `layout` is
+    /// what is mapped, if that is known.
+    fn map_back(
+        &mut self,
+        ground: &FrozenMemory,
+        ranges: &Ranges,
+        layout: Option<&Layout>,
+    ) -> Result<Vec<PageRange>, PlatformError> {
+        let unmap = |r: Range<u64>| {
+            let mapped = layout.is_none_or(|layout| layout.touches(&r));
+            mapped.then(|| unmap_order(r.start, r.end - r.start))
+        };
+        let calls = ranges.iter().filter_map(unmap).collect();
+        ranges.iter().for_each(|range| self.process.forget(range));
+        let orders = StubCommands { calls, ..StubCommands::default() };
+        self.process.execute(&orders, Continuation::Ask)?;
+        let segments = &ground.part.segments;
+        let parts: Vec<Segment> = ranges.iter().flat_map(|range| segments.within(range)).collect();
+        let shown = self.process.shown(&ground.image)?;
+        self.process.show(&shown, &parts)?;
+        ranges.iter().for_each(|range| self.showing.remove(range));
+        if let Some(held) = &mut self.held
+            && !held.shown.last().is_some_and(|last| last.same(&ground.image))
+        {
+            held.shown.push(ground.image.clone());
+        }
+        Ok(segments.pages_of(ranges.iter()))
+    }
+
+    /// It is as `ground`, once its orders are carried out.
+    fn stands_on(&mut self, ground: FrozenMemory) {
+        if !planted::is(Bug::Register) {
+            self.process.set_registers(&ground.part.registers);
+        }
+        self.holds = ground.part.holds;
+        self.absorbed = ground.part.absorbed.clone();
+        self.last = Some(ground.clone());
+        self.base = Some(ground);
+        self.ran = false;
+    }
+
+    /// Brings everything but the write set back, and returns the orders that copy that.
+    pub(crate) fn restore(
+        &mut self,
+        layout: Option<&Layout>,
+    ) -> Result<StubCommands, PlatformError> {
+        let Some(ground) = self.base.clone() else { return Err(PlatformError::Lost) };
+        let segments = &ground.part.segments;
+        self.process.look_for_content();
+        let mut disturbed = std::mem::take(&mut self.disturbed);
+        if planted::is(Bug::Mapping) {
+            disturbed = Ranges::default();
+        }
+        self.replaced = Ranges::default();
+        let fresh = match disturbed.is_empty() {
+            true => Vec::new(),
+            false => self.map_back(&ground, &disturbed, layout)?,
+        };
+        let Some((slot, mut hands)) = self.hands(segments) else { return Err(PlatformError::Lost) };
+        slot.forget(&fresh);
+        let pages = slot.reset(&mut hands).map_err(failed)?;
+        let orders = copies(pages, segments);
+        self.stands_on(ground);
+        Ok(orders)
+    }
+
+    /// Goes to `to`, and stands on that from then on.
+    pub(crate) fn move_to(
+        &mut self,
+        to: &FrozenMemory,
+        layout: Option<&Layout>,
+    ) -> Result<(), PlatformError> {
+        let Some(from) = self.base.take() else { return Err(PlatformError::Lost) };
+        let (old, new) = (&from.part.segments, &to.part.segments);
+        let differing = from.image.differing(&to.image);
+        // Changed mappings, and read-only pages that differ.
+        let mut moved = std::mem::take(&mut self.disturbed);
+        self.replaced = Ranges::default();
+        old.missing_in(new).chain(new.missing_in(old)).for_each(|s| moved.insert(s.range()));
+        for part in differing.iter().flat_map(|run| new.showing(*run)) {
+            if !part.allows(libc::PROT_WRITE) {
+                moved.insert(part.range());
+            }
+        }
+        let mut fresh = self.map_back(to, &moved, layout)?;
+        // Writes there are not noticed any more.
+        fresh.extend(old.pages_of(moved.iter()));
+        self.process.show_window(&MappedImage::new(&to.image)?, &differing, new.pages())?;
+        if let Some(held) = &mut self.held {
+            held.plain = false;
+        }
+        let Some((slot, mut hands)) = self.hands(new) else { return Err(PlatformError::Lost) };
+        let pages = slot.switch(&mut hands, &to.image, &fresh).map_err(failed)?;
+        let orders = copies(pages, new);
+        self.stands_on(to.clone());
+        self.process.execute(&orders, Continuation::Ask)
+    }
+
+    /// What is in it now, of process `memory` with this layout. With `moves` it stands on that from then on, if it is watched.
+    pub(crate) fn freeze(
+        &mut self,
+        memory: u32,
+        layout: &Layout,
+        moves: bool,
+    ) -> Result<FrozenMemory, PlatformError> {
+        if let Some(last) = self.last.as_ref().filter(|_| !self.ran) {
+            return Ok(last.clone());
+        }
+        let (registers, holds) = (self.process.registers(), self.holds);
+        let absorbed = self.absorbed.clone();
+        let part = |segments| Arc::new(MemoryPart { memory, holds, segments, registers, absorbed });
+        if self.held.is_some() {
+            return self.freeze_watched(layout, moves, part);
+        }
+        let before = self.last.clone().or_else(|| self.base.clone());
+        let empty = || (Image::zero(0), Segments::default());
+        let (image, old) = before
+            .map_or_else(empty, |ground| (ground.image.clone(), ground.part.segments.clone()));
+        let segments = old.place(layout.mappings());
+        // Private pages, and unpopulated ones without an image.
+        let mut taken = CapturedPages { gone: segments.without(&old), ..CapturedPages::default() };
+        for part in segments.iter() {
+            let own = self.process.private(part.range())?;
+            let found = WrittenPages::new(self.contents(part.range()), own.clone(), &own);
+            taken.take(&segments, part.range(), found, |range| self.blank(range))?;
+        }
+        // Pages that the image before does not have are zero.
+        let had = PageRange::new(0, image.pages());
+        taken.gone = taken.gone.iter().filter_map(|run| run.intersect(had)).collect();
+        taken.sort();
+        let closed = segments.iter().filter(|part| !part.allows(libc::PROT_READ));
+        let closed: Vec<_> = closed.copied().collect();
+        let image = self.opened(&closed, |body| {
+            let mut slot = RemoteSlot::new(&image, Strategy::Auto, usize::MAX).map_err(failed)?;
+            let process = &mut body.process;
+            let mut hands = SubprocessMemory { process, segments: &segments, plain: false };
+            slot.freeze(&mut hands, segments.pages(), &taken.differing()).map_err(failed)
+        })?;
+        let ground = FrozenMemory { image, part: part(segments) };
+        self.last = Some(ground.clone());
+        self.ran = false;
+        Ok(ground)
+    }
+
+    /// The parts of `range` that show contents of files.
+    pub(crate) fn contents(&self, range: Range<u64>) -> Vec<(Range<u64>, Contents)> {
+        let parts = match &self.base {
+            Some(_) => self.replaced.within(range),
+            // All that it shows was mapped since it began.
+            None => vec![range],
+        };
+        parts.into_iter().flat_map(|part| self.showing.within(part)).collect()
+    }
+
+    /// The parts of `range` that show no image.
+    fn blank(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut blank = Ranges::default();
+        blank.insert(range.clone());
+        if let Some(base) = &self.base {
+            base.part.segments.within(range.clone()).for_each(|part| blank.remove(part.range()));
+            self.replaced.within(range).into_iter().for_each(|gone| blank.insert(gone));
+        }
+        blank.iter().collect()
+    }
+
+    fn freeze_watched(
+        &mut self,
+        layout: &Layout,
+        moves: bool,
+        part: impl FnOnce(Segments) -> Arc<MemoryPart>,
+    ) -> Result<FrozenMemory, PlatformError> {
+        let Some(base) = self.base.clone() else { return Err(PlatformError::Lost) };
+        let old = &base.part.segments;
+        let segments = old.place(layout.mappings());
+        let (disturbed, replaced) = (self.disturbed.clone(), self.replaced.clone());
+        // Later mappings and changes: populated pages, and the unpopulated ones of new memory.
+        let mut taken = CapturedPages { gone: segments.without(old), ..CapturedPages::default() };
+        for part in disturbed.iter().flat_map(|range| segments.within(range)) {
+            let held = self.process.populated(part.range())?;
+            let contents = self.contents(part.range());
+            let own = match contents.is_empty() {
+                true => Vec::new(),
+                false => self.process.private(part.range())?,
+            };
+            let found = WrittenPages::new(contents, held, &own);
+            taken.take(&segments, part.range(), found, |range| replaced.within(range))?;
+        }
+        taken.sort();
+        let closed: Vec<_> = disturbed
+            .iter()
+            .flat_map(|range| segments.within(range))
+            .filter(|part| !part.allows(libc::PROT_READ))
+            .collect();
+        // Their writes were not noticed, or will be noticed anew, or they may not be written any more. And of pages that nobody has now
+        // others become something else's.
+        let mut renewed = old.pages_of(disturbed.iter());
+        renewed.extend(segments.pages_of(disturbed.iter()));
+        let image = self.opened(&closed, |body| {
+            let pages = segments.pages();
+            let Some((slot, mut hands)) = body.hands(&segments) else {
+                return Err(PlatformError::Lost);
+            };
+            if !moves {
+                return slot.freeze(&mut hands, pages, &taken.differing()).map_err(failed);
+            }
+            slot.forget(&renewed);
+            let image = slot.checkpoint(&mut hands, pages, &taken.differing()).map_err(failed)?;
+            // Writes just before they changed are reported only now.
+            slot.forget(&renewed);
+            Ok(image)
+        })?;
+        let ground = FrozenMemory { image, part: part(segments) };
+        if moves {
+            // Later mappings belong to the state now: writes to them must be noticed from here on.
+            self.disturbed = Ranges::default();
+            self.replaced = Ranges::default();
+            let parts = disturbed.iter().flat_map(|range| ground.part.segments.within(range));
+            for part in parts.filter(|part| part.allows(libc::PROT_WRITE)) {
+                self.process.watch(part.range())?;
+            }
+            let differing = base.image.differing(&ground.image);
+            let pages = ground.part.segments.pages();
+            self.process.show_window(&MappedImage::new(&ground.image)?, &differing, pages)?;
+            if let Some(held) = &mut self.held {
+                held.plain = false;
+            }
+            self.base = Some(ground.clone());
+            self.last = Some(ground.clone());
+            self.ran = false;
+        }
+        Ok(ground)
+    }
+
+    /// Compares all readable memory with its base: returns the compared bytes, or the first difference.
+    pub(crate) fn compare(&mut self) -> Result<Result<u64, u64>, PlatformError> {
+        let Some(ground) = self.base.clone() else { return Err(PlatformError::Lost) };
+        let segments = &ground.part.segments;
+        // Unreadable memory is unchanged, or its protection would have changed.
+        let readable = segments.iter().filter(|segment| segment.allows(libc::PROT_READ));
+        let mut pages: Vec<_> = readable.map(Segment::pages).collect();
+        pages.sort_unstable_by_key(|run| run.start);
+        let Some((slot, mut hands)) = self.hands(segments) else { return Err(PlatformError::Lost) };
+        Ok(match slot.verify(&mut hands, &pages).map_err(failed)? {
+            None => Ok(pages.iter().map(|run| run.byte_len() as u64).sum()),
+            Some(page) => {
+                let mut at = segments.showing(PageRange::new(page, 1));
+                Err(at.next().map_or(0, |part| part.start))
+            }
+        })
+    }
+}

@@ -1,0 +1,518 @@
+//! The processes that play a guest's processes: made by forks, given other programs, changed over to, and ended.
+//!
+//! One of them runs at a time; all others wait in the stub. The sentry holds the rest of their state. A process that
+//! was made by `vfork` runs in its parent's until it has a program of its own.
+//!
+//! One that was frozen has no process of the host's before it runs. So a copy of a guest of many costs what a copy of one does.
+//!
+//! Promises: when a process of the guest's is no more, so is the one that played it; after a reset all that were frozen are as they
+//! were then, and no other is left.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use afresh_sys::planted::{self, Bug};
+
+use crate::file_cache::MappedRange as Contents;
+use crate::file_mappings::FileMappings;
+use crate::frozen_state::{FrozenMemory, FrozenState, IdleWait as Idle};
+use crate::guest::{Guest, StopReason};
+use crate::load::{self, Command};
+use crate::platform::{
+    Continuation, MappedImage, PlatformError, Process, Segment, StubCommands, Trap,
+};
+use crate::ranges::Ranges;
+use crate::sentry::{
+    Change, End, FIRST, ForkRequest, PAGE, Wait, WaitReason, map_order, protect_order,
+};
+use crate::subprocess::Subprocess;
+use crate::warm::Limits;
+
+/// Bytes that are copied at a time.
+const AT_ONCE: u64 = 1 << 20;
+const READ: u64 = libc::PROT_READ as u64;
+const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+
+/// The processes that play others than the current one.
+#[derive(Debug)]
+pub(crate) struct ParkedSubprocesses {
+    /// Owner of the memory in the current subprocess.
+    memory: u32,
+    /// Parked subprocesses, by the owners of their memory.
+    bodies: BTreeMap<u32, Subprocess>,
+    /// The frozen state of processes without a subprocess: they have not run since.
+    origin: Option<(FrozenState, Limits)>,
+}
+
+impl ParkedSubprocesses {
+    /// None; those that were frozen are made when they run.
+    pub(crate) fn new(origin: Option<(FrozenState, Limits)>) -> Self {
+        Self { memory: FIRST, bodies: BTreeMap::new(), origin }
+    }
+
+    /// Those that have no body are like this from now on.
+    pub(crate) fn set_origin(&mut self, standing: &FrozenState) {
+        if let Some((origin, _)) = &mut self.origin {
+            *origin = standing.clone();
+        }
+    }
+
+    /// Pages that a reset copies back.
+    pub(crate) fn write_set_len(&self) -> usize {
+        self.bodies.values().map(Subprocess::write_set_len).sum()
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Subprocess> + '_ {
+        self.bodies.values_mut()
+    }
+
+    /// Whether CPU times were in use in the state that resets return to.
+    fn is_timed(&self) -> bool {
+        self.origin.as_ref().is_some_and(|(origin, _)| origin.rest.state.family.timed)
+    }
+
+    fn frozen(&self, memory: u32) -> Result<FrozenMemory, PlatformError> {
+        let origin = self.origin.as_ref();
+        origin.and_then(|(standing, _)| standing.ground(memory)).ok_or(PlatformError::Lost)
+    }
+
+    fn make(&self, memory: u32) -> Result<Subprocess, PlatformError> {
+        let limits = self.origin.as_ref().map(|(_, limits)| limits.clone()).unwrap_or_default();
+        Subprocess::made(&self.frozen(memory)?, &limits, None)
+    }
+
+    /// Resets or ends every subprocess. One that fails is made anew when it runs.
+    fn bring_back(
+        &mut self,
+        mut back: impl FnMut(&mut Subprocess, &FrozenMemory) -> Result<(), PlatformError>,
+    ) {
+        let Some((standing, _)) = &self.origin else { return self.bodies.clear() };
+        self.bodies.retain(|memory, body| {
+            let ground = standing.ground(*memory).filter(|_| body.is_watched());
+            ground.is_some_and(|ground| back(body, &ground).is_ok())
+        });
+    }
+}
+
+impl Guest {
+    /// Makes the subprocess with `memory` the current one.
+    fn swap_body(&mut self, memory: u32) -> Result<(), PlatformError> {
+        if self.others.memory == memory {
+            return Ok(());
+        }
+        let body = match self.others.bodies.remove(&memory) {
+            Some(body) => body,
+            None => self.others.make(memory)?,
+        };
+        let left = std::mem::replace(&mut self.body, body);
+        let whose = std::mem::replace(&mut self.others.memory, memory);
+        self.others.bodies.insert(whose, left);
+        self.body.ran = true;
+        self.body.process.follow();
+        Ok(())
+    }
+
+    /// Freezes all of it, while it waits for the caller as `wait` says. With `moves` it stands on that from then on.
+    pub(crate) fn freeze(&mut self, wait: Idle, moves: bool) -> Result<FrozenState, PlatformError> {
+        self.publish()?;
+        let mut state = Arc::clone(&self.person.state);
+        if state.has_lines() {
+            // The restored state has none of these connections.
+            Arc::make_mut(&mut state).cut_lines();
+        }
+        let mut grounds = Vec::new();
+        for (memory, layout) in state.memories() {
+            let body = match memory == self.others.memory {
+                true => Some(&mut self.body),
+                false => self.others.bodies.get_mut(&memory),
+            };
+            grounds.push(match body {
+                Some(body) => body.freeze(memory, layout, moves)?,
+                None => self.others.frozen(memory)?,
+            });
+        }
+        let standing = FrozenState::new(grounds, state, wait);
+        if moves {
+            self.others.set_origin(&standing);
+            // Made anew from the frozen state, they are watched.
+            self.others.bodies.retain(|_, body| body.is_watched());
+        }
+        Ok(standing)
+    }
+
+    /// Makes the first process the current one, and brings all others back to what is frozen; what else there is ends. The orders that
+    /// are left bring back the first.
+    pub(crate) fn restore(&mut self) -> Result<StubCommands, PlatformError> {
+        self.go_home()?;
+        let timed = self.others.is_timed();
+        self.others.bring_back(|body, ground| match body.base.as_ref() {
+            Some(base) if base.same(ground) && !body.ran => Ok(()),
+            Some(_) if planted::is(Bug::Family) => Ok(()),
+            Some(base) if base.same(ground) => {
+                let orders = body.restore(None)?;
+                body.process.execute(&orders, Continuation::Ask)?;
+                body.process.forget_spent(timed);
+                Ok(())
+            }
+            _ => Err(PlatformError::Lost),
+        });
+        self.body.process.forget_spent(timed);
+        self.body.restore(Some(&self.person.state.layout))
+    }
+
+    /// Goes to `to`, with all that it consists of.
+    pub(crate) fn move_to(&mut self, to: &FrozenState) -> Result<(), PlatformError> {
+        let first = to.ground(FIRST).filter(|_| self.body.is_watched());
+        let Some(first) = first else { return Err(PlatformError::Lost) };
+        self.go_home()?;
+        self.others.set_origin(to);
+        self.others.bring_back(|body, ground| match body.base.as_ref() {
+            Some(base) if base.same(ground) && !body.ran => Ok(()),
+            _ => {
+                body.move_to(ground, None)?;
+                body.process.forget_spent(to.rest.state.family.timed);
+                Ok(())
+            }
+        });
+        self.body.process.forget_spent(to.rest.state.family.timed);
+        self.body.move_to(&first, Some(&self.person.state.layout))
+    }
+
+    /// Makes the first process the current one. Its state is about to be brought back.
+    fn go_home(&mut self) -> Result<(), PlatformError> {
+        if self.person.state.family.own.id != FIRST {
+            self.person.change().seat(FIRST);
+        }
+        self.swap_body(FIRST)
+    }
+
+    /// Publishes writes of the last process to shared memory.
+    pub(crate) fn publish(&mut self) -> Result<(), PlatformError> {
+        if !self.person.state.shares() {
+            return Ok(());
+        }
+        let memory = self.others.memory;
+        self.person.change().publish(&self.body.process, memory)?;
+        // The running process has everything that others published, and its own writes.
+        self.body.absorbed = self.person.state.shared_bytes();
+        Ok(())
+    }
+
+    /// Applies published writes to the current process, which waits for commands.
+    pub(crate) fn absorb(&mut self) -> Result<(), PlatformError> {
+        if !self.person.state.shares() {
+            return Ok(());
+        }
+        for (at, bytes, writes) in
+            self.person.state.news(&self.body.process, &self.body.absorbed)?
+        {
+            let order = |protection| {
+                let before = vec![protect_order(at, PAGE, protection)];
+                Change { before, ..Change::default() }
+            };
+            if !writes {
+                self.enact(order(READ_WRITE), Continuation::Ask)?;
+            }
+            self.body.process.write(at, &bytes)?;
+            if !writes {
+                self.enact(order(READ), Continuation::Ask)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes `id` the current process of the guest, with its subprocess and registers.
+    pub(crate) fn seat(&mut self, id: u32) -> Result<(), PlatformError> {
+        let family = &self.person.state.family;
+        if family.own.id == id && self.body.holds == id && self.others.memory == family.own.memory {
+            return Ok(());
+        }
+        self.note_spent();
+        self.person.change().seat(id);
+        let memory = self.person.state.family.own.memory;
+        if self.others.memory != memory {
+            self.publish()?;
+            self.swap_body(memory)?;
+            self.absorb()?;
+        }
+        let held = std::mem::replace(&mut self.body.holds, id);
+        if held == id {
+            return Ok(());
+        }
+        let state = self.person.change();
+        // The former user may have its own memory now, or have ended.
+        if state.family.kin(held).is_some_and(|kin| kin.memory == memory) {
+            let context = self.body.process.context();
+            state.with(held, |state| {
+                let current = state.threads.current_id();
+                if let Some(thread) = state.threads.get_mut(current) {
+                    thread.context = Some(context);
+                }
+            });
+        }
+        let current = state.threads.current_id();
+        let context = state.threads.get_mut(current).and_then(|thread| thread.context.take());
+        if let Some(context) = context {
+            self.body.process.set_context(&context);
+        }
+        Ok(())
+    }
+
+    /// Counts CPU time for the process that ran until now, where such times are in use.
+    fn note_spent(&mut self) {
+        let held = self.body.holds;
+        if self.person.state.family.timed && self.person.state.family.lives(held) {
+            let spent = self.body.process.take_spent();
+            self.person.change().with(held, |state| state.spend(spent));
+        }
+    }
+
+    /// Makes the first process the current one again, before the caller looks.
+    pub(crate) fn come_home(&mut self) -> Result<(), PlatformError> {
+        self.seat(FIRST)
+    }
+
+    /// Ends the current process, which is not the first, and the users of its memory.
+    pub(crate) fn bury(&mut self, end: End) -> Result<(), PlatformError> {
+        let id = self.person.state.family.own.id;
+        self.end_borrowers();
+        self.publish()?;
+        let state = self.person.change();
+        let memory = state.family.own.memory;
+        // Its parent may ask for the times, even if no process has so far.
+        if memory == id {
+            state.spend(self.body.process.take_spent());
+        }
+        state.bury(end);
+        self.person.resumed = None;
+        if memory == id {
+            // Another process first, then this one can end.
+            let heir = self.person.state.family.own.memory;
+            self.swap_body(heir)?;
+            self.others.bodies.remove(&id);
+            self.absorb()?;
+        }
+        Ok(())
+    }
+
+    /// Ends the users of the memory of the current process, which is about to end.
+    fn end_borrowers(&mut self) {
+        let own = self.person.state.family.own.id;
+        for id in self.person.state.family.borrowers() {
+            let state = self.person.change();
+            state.seat(id);
+            state.bury(End::Signal(libc::SIGKILL));
+            state.seat(own);
+        }
+    }
+
+    /// Makes the process that the sentry has noted. Its parent continues or waits.
+    pub(crate) fn fork(&mut self, fork: ForkRequest) -> Result<(), PlatformError> {
+        if fork.copies {
+            match self.copy() {
+                Ok(process) => self.adopt(fork, process)?,
+                // No room for a further process on this host.
+                Err(PlatformError::Missing { .. } | PlatformError::Kernel { .. }) => {
+                    let own = self.person.state.family.own.id;
+                    let state = self.person.change();
+                    state.seat(fork.id);
+                    state.bury(End::Signal(libc::SIGKILL));
+                    state.seat(own);
+                    state.family.reap(fork.id);
+                    if let Some(number) = fork.descriptor {
+                        let gone = state.table.close(number).unwrap_or_default();
+                        state.forget(gone);
+                    }
+                    self.body.process.set_result(-i64::from(libc::EAGAIN));
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if fork.waits {
+            // The call is made once more then.
+            let wait = Wait::new(WaitReason::Borrower(fork.id), None);
+            self.person.change().threads.current_mut().wait = Some(wait);
+        } else {
+            self.body.process.set_result(fork.id.into());
+        }
+        Ok(())
+    }
+
+    /// Has a copy of the current process play the child.
+    fn adopt(&mut self, fork: ForkRequest, mut process: Process) -> Result<(), PlatformError> {
+        if let Some(at) = fork.told_at {
+            let _ = process.write(at, &fork.id.to_le_bytes())?;
+        }
+        let context = self.person.change().with(fork.id, |state| {
+            let current = state.threads.current_id();
+            state.threads.get_mut(current).and_then(|thread| thread.context.take())
+        });
+        if let Some(context) = context {
+            process.set_context(&context);
+        }
+        let Subprocess { base, replaced, showing, .. } = &self.body;
+        let (base, replaced, showing) = (base.clone(), replaced.clone(), showing.clone());
+        let mut body = Subprocess::new(process, fork.id, base, replaced, showing);
+        body.absorbed = self.person.state.shared_bytes();
+        self.others.bodies.insert(fork.id, body);
+        Ok(())
+    }
+
+    /// A process with the same memory: images are mapped there as well, and the rest is copied.
+    fn copy(&mut self) -> Result<Process, PlatformError> {
+        let mut process = Process::new(None, None)?;
+        let layout = &self.person.state.layout;
+        let (mut shown, mut zeros) = (Vec::new(), Ranges::default());
+        layout.mappings().for_each(|(start, len, _)| zeros.insert(start..start + len));
+        if let Some(base) = &self.body.base {
+            for (start, len, protection) in layout.mappings() {
+                let mut at = start;
+                let end = start + len;
+                let replaced = self.body.replaced.within(start..end);
+                for gone in replaced.into_iter().chain(std::iter::once(end..end)) {
+                    let same = base.part.segments.within(at..gone.start);
+                    shown.extend(same.map(|part| Segment { protection, ..part }));
+                    at = gone.end;
+                }
+            }
+            shown.iter().for_each(|part| zeros.remove(part.range()));
+        }
+        let mut contents = Vec::new();
+        for (start, len, protection) in layout.mappings() {
+            for (part, shown) in self.body.contents(start..start + len) {
+                zeros.remove(part.clone());
+                contents.push((part, shown, protection));
+            }
+        }
+        let order =
+            |range: std::ops::Range<u64>| map_order(range.start, range.end - range.start, 0);
+        let mut calls: Vec<_> = zeros.iter().map(order).collect();
+        // They are in two files at most: the guest's own, and the one for all guests.
+        let mut lent: Vec<(&Contents, u64)> = Vec::new();
+        for (part, shown, protection) in &contents {
+            let descriptor = match lent.iter().find(|(other, _)| other.shares_file(shown)) {
+                Some((_, descriptor)) => *descriptor,
+                None => {
+                    let descriptor = process.lend(shown.file())?;
+                    lent.push((shown, descriptor));
+                    descriptor
+                }
+            };
+            calls.push(shown.order(part.start, part.end - part.start, *protection, descriptor));
+        }
+        let close = |(_, descriptor): &(&Contents, u64)| {
+            [libc::SYS_close as u64, *descriptor, 0, 0, 0, 0, 0]
+        };
+        calls.extend(lent.iter().map(close));
+        process.execute(&StubCommands { calls, ..StubCommands::default() }, Continuation::Ask)?;
+        if let Some(base) = &self.body.base {
+            process.show(&MappedImage::new(&base.image)?, &shown)?;
+        }
+        let mappings: Vec<_> = layout.mappings().collect();
+        for &(start, len, protection) in &mappings {
+            let written = self.body.process.private(start..start + len)?;
+            if written.is_empty() {
+                continue;
+            }
+            protect(&mut process, &[(start, len, READ_WRITE)])?;
+            let closed = protection & READ == 0;
+            if closed {
+                let open = protect_order(start, len, READ);
+                self.enact(Change { before: vec![open], ..Change::default() }, Continuation::Ask)?;
+            }
+            let mut buffer = Vec::new();
+            for range in written {
+                for at in range.clone().step_by(AT_ONCE as usize) {
+                    buffer.resize((range.end - at).min(AT_ONCE) as usize, 0);
+                    let moved =
+                        self.body.process.read(at, &mut buffer)? && process.write(at, &buffer)?;
+                    if !moved {
+                        let error = std::io::Error::from_raw_os_error(libc::EFAULT);
+                        return Err(PlatformError::kernel("copying the guest's memory", error));
+                    }
+                }
+            }
+            if closed {
+                let close = protect_order(start, len, protection);
+                self.enact(Change { before: vec![close], ..Change::default() }, Continuation::Ask)?;
+            }
+        }
+        protect(&mut process, &mappings)?;
+        Ok(process)
+    }
+
+    /// Runs another program in the current process. Says how that ended, if it could not be carried through; the call
+    /// returns an error where nothing has happened yet.
+    pub(crate) fn exec(&mut self, command: Command) -> Result<Option<StopReason>, PlatformError> {
+        let found = command.find(&self.person.state.tree);
+        let loadable = match found {
+            Ok(loadable) => loadable,
+            Err(errno) => {
+                self.body.process.set_result(-i64::from(errno.raw_os_error()));
+                return self.go_on();
+            }
+        };
+        self.end_borrowers();
+        self.publish()?;
+        let own = self.person.state.family.own.id;
+        let borrows = self.person.state.family.own.memory != own;
+        if borrows {
+            let process = match Process::new(None, None) {
+                Ok(process) => process,
+                Err(PlatformError::Missing { .. } | PlatformError::Kernel { .. }) => {
+                    self.body.process.set_result(-i64::from(libc::EAGAIN));
+                    return self.go_on();
+                }
+                Err(error) => return Err(error),
+            };
+            let body =
+                Subprocess::new(process, own, None, Ranges::default(), FileMappings::default());
+            self.others.bodies.insert(own, body);
+            self.person.change().shed(loadable.known());
+            self.swap_body(own)?;
+        } else {
+            let state = self.person.change();
+            state.shed(loadable.known());
+            let change = state.layout.clear();
+            state.drop_unshared();
+            self.enact(change, Continuation::Ask)?;
+            // Nothing of the last program's is in the new one's registers.
+            self.body.process.forget_frame();
+            self.body.process.bases = Default::default();
+        }
+        match load::place(self, &loadable) {
+            Ok(()) => Ok(None),
+            Err(crate::error::WarmError::Platform(error)) => Err(error),
+            // The old program is unmapped, and the new one does not fit.
+            Err(_) => Ok(Some(StopReason::End(End::Signal(libc::SIGKILL), Trap::Stub))),
+        }
+    }
+
+    /// The end of a process ends the guest only if it is the first: others run then.
+    pub(crate) fn outlive(
+        &mut self,
+        halt: Option<StopReason>,
+        deadline: Instant,
+    ) -> Result<Option<StopReason>, PlatformError> {
+        match halt {
+            Some(StopReason::End(end @ (End::Exit(_) | End::Signal(_)), _))
+                if self.person.state.family.own.id != FIRST =>
+            {
+                self.bury(end)?;
+                self.take_turns(deadline)
+            }
+            halt => Ok(halt),
+        }
+    }
+}
+
+/// Sets the protection of mappings (start, length, protection) of a process that waits for orders.
+fn protect(process: &mut Process, list: &[(u64, u64, u64)]) -> Result<(), PlatformError> {
+    let calls = list.iter().map(|&(start, len, protection)| protect_order(start, len, protection));
+    process.execute(
+        &StubCommands { calls: calls.collect(), ..StubCommands::default() },
+        Continuation::Ask,
+    )
+}

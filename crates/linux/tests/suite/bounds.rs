@@ -1,0 +1,122 @@
+//! What the sentry keeps and does for a guest is bounded, however the guest asks for it.
+
+use std::time::Duration;
+
+use crate::common;
+
+const SCRIPT: &str = r#"
+import ctypes, errno, os, select, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def error(work):
+    try: work()
+    except OSError as e: return errno.errorcode[e.errno]
+def nested():
+    # Each set contains all sets of the level below: the ways to the last level are the product of all levels.
+    levels = [[select.epoll() for _ in range(30)] for _ in range(4)]
+    told = set()
+    for above, below in zip(levels, levels[1:]):
+        for one in above:
+            for two in below: told.add(error(lambda: one.register(two, select.EPOLLIN)))
+    levels[0][0].poll(0)
+    return sorted(str(one) for one in told)
+def looped():
+    a, b = select.epoll(), select.epoll()
+    a.register(b, select.EPOLLIN)
+    back = error(lambda: b.register(a, select.EPOLLIN))
+    levels = [select.epoll()]
+    for _ in range(8):
+        levels.append(select.epoll())
+        deep = error(lambda: levels[-1].register(levels[-2], select.EPOLLIN))
+        if deep: break
+    return [back, deep]
+def watched():
+    made = []
+    while (one := libc.inotify_init()) >= 0: made.append(one)
+    why = errno.errorcode[ctypes.get_errno()]
+    libc.inotify_add_watch(made[0], b"/tmp", 0xfff)
+    for n in range(5000): open(f"/tmp/{n:0200}", "w").close(); os.unlink(f"/tmp/{n:0200}")
+    read = 0
+    os.set_blocking(made[0], False)
+    while True:
+        try: read += len(os.read(made[0], 1 << 16))
+        except BlockingIOError: break
+    for one in made: os.close(one)
+    return [len(made), why, read < 1 << 20]
+def unserved():
+    for n in range(100000): libc.syscall(ctypes.c_long(5000 + n))
+def sparse():
+    head = b"\x7fELF\2\1\1" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, 0x400000, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+    part = struct.pack("<IIQQQQQQ", 1, 7, 0, 0x400000, 0, 1 << 30, (1 << 30) + 4096, 4096)
+    with open("/tmp/sparse", "wb") as file: file.write(head + part); file.truncate(1 << 30)
+    os.chmod("/tmp/sparse", 0o700)
+    child = os.fork()
+    if child == 0:
+        try: os.execv("/tmp/sparse", ["sparse"])
+        finally: os._exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+for line in sys.stdin:
+    print(globals()[line.strip()](), flush=True)
+"#;
+
+#[test]
+fn the_sentry_bounds_what_it_keeps_for_a_guest() {
+    let Some(program) = common::python() else { return };
+    let limit = Duration::from_secs(60);
+    let program =
+        program.arg("/app.py").file("/app.py", SCRIPT).time_limit(limit).memory_limit(256 << 20);
+    let Some(warm) = common::here(program.warm()) else { return };
+    let mut instance = warm.instance();
+    for (request, answer) in [
+        ("nested", "['EINVAL', 'None']"),
+        ("looped", "['ELOOP', 'ELOOP']"),
+        ("watched", "[64, 'EMFILE', True]"),
+        ("unserved", "None"),
+        ("sparse", "True"),
+    ] {
+        let said = instance.call_pristine(format!("{request}\n").as_bytes()).unwrap();
+        assert_eq!(String::from_utf8_lossy(&said).trim_end(), answer, "{request}");
+    }
+    assert!(instance.stats().unserved.len() <= 1024 + 1);
+}
+
+const WAITS: &str = r#"
+import os, sys, threading, time
+def spin():
+    while True: pass
+def threads():
+    for _ in range(3): threading.Thread(target=spin, daemon=True).start()
+    spin()
+def sleep(): time.sleep(600)
+def child():
+    if os.fork() == 0: spin()
+    os.wait()
+for line in sys.stdin:
+    word = line.strip()
+    if word == "echo": print("echo", flush=True)
+    else: globals()[word]()
+"#;
+
+#[test]
+fn a_caller_ends_a_call_that_writes_nothing() {
+    let Some(program) = common::python() else { return };
+    let program = program.arg("/app.py").file("/app.py", WAITS).request("echo\n");
+    let Some(warm) = common::here(program.warm()) else { return };
+    for wait in ["spin", "sleep", "threads", "child"] {
+        let mut instance = warm.instance();
+        let mut asked = 0;
+        // The caller lets the call run on twice.
+        let ended = instance.call_heard(format!("{wait}\n").as_bytes(), move |_, piece| {
+            asked += u32::from(piece.is_empty());
+            asked < 3
+        });
+        assert!(
+            matches!(
+                ended,
+                Err(afresh_linux::CallError::Ended { end: afresh_linux::End::Unheard, .. })
+            ),
+            "{wait}: {ended:?}"
+        );
+        instance.reset();
+        assert_eq!(instance.call(b"echo\n").unwrap(), b"echo\n", "{wait}");
+    }
+}

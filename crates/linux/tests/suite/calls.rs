@@ -1,0 +1,56 @@
+//! `docs/linux-calls.md` against the dispatch of system calls.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+const DISPATCH: &str = include_str!("../../src/sentry.rs");
+const DOCUMENT: &str = include_str!("../../../../docs/linux-calls.md");
+
+/// Calls of the dispatch, each with the function that serves it.
+fn arms() -> BTreeMap<&'static str, &'static str> {
+    let name = |text: &'static str| {
+        let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());
+        &text[..end]
+    };
+    let arms = DISPATCH.split("libc::SYS_").skip(1).filter_map(|arm| {
+        let (call, serve) = arm.split_once("=>")?;
+        let (_, function) = serve.split_once("self.").filter(|(before, _)| before.len() < 40)?;
+        call.ends_with(' ').then(|| (name(call), name(function)))
+    });
+    arms.collect()
+}
+
+/// Rows of the document: call and status.
+fn rows() -> Vec<(&'static str, &'static str)> {
+    let rows = DOCUMENT.lines().filter_map(|line| {
+        let mut cells = line.split('|').map(str::trim).skip(2);
+        let call = cells.next()?.strip_prefix('`')?.strip_suffix('`')?;
+        Some((call, cells.next()?))
+    });
+    rows.collect()
+}
+
+#[test]
+fn every_arm_of_the_dispatch_calls_a_function_named_after_its_call() {
+    let arms = arms();
+    assert!(arms.len() > 200, "{}", arms.len());
+    for (call, function) in arms {
+        assert_eq!(function, format!("sys_{call}"));
+    }
+}
+
+#[test]
+fn the_table_of_calls_matches_the_dispatch() {
+    let served: BTreeSet<&str> = arms().into_keys().collect();
+    let rows = rows();
+    let names: BTreeSet<&str> = rows.iter().map(|row| row.0).collect();
+    assert_eq!(names.len(), rows.len(), "a call has two rows");
+    assert!(served.is_subset(&names), "without a row: {:?}", served.difference(&names));
+    for (call, status) in &rows {
+        // `setgroups` has a function that refuses it.
+        let expected = served.contains(call) && *call != "setgroups";
+        assert_eq!(*status != "refused", expected, "{call} is {status}");
+        assert!(["served", "partly", "refused"].contains(status), "{call} is {status}");
+    }
+    let counts = format!("The sentry serves {} of {} calls.", served.len(), rows.len());
+    assert!(DOCUMENT.contains(&counts), "the table needs the line: {counts}");
+}

@@ -1,0 +1,146 @@
+//! The stub under attack: whatever a guest leaves it in, the next call starts from the pristine state, and succeeds.
+
+use std::time::Duration;
+
+use afresh_linux::{CallError, Instance, PlatformError};
+use afresh_sys::planted::{self, Bug};
+use proptest::prelude::Rng;
+use proptest::test_runner::{RngAlgorithm, TestRng};
+
+use crate::common;
+
+const PRISTINE: &[u8] = b"left:  0\n";
+
+fn warm() -> Option<Instance> {
+    common::warm("stub.c", |program| {
+        program.time_limit(Duration::from_millis(500)).start_limit(Duration::from_secs(20))
+    })
+}
+
+/// One attack, as the guest reads it.
+#[derive(Debug)]
+struct Attack {
+    /// Where in the stub it enters; 0 is the instruction that asks.
+    offset: u32,
+    flags: u64,
+    mask: u64,
+    stack: u32,
+    call: u32,
+    entry: u32,
+    keys: u32,
+}
+
+impl Attack {
+    /// The trap flag, set at the instruction that asks: the first order is followed by a trap.
+    const TRAP: Self =
+        Self { offset: 0, flags: 0x100, mask: 0, stack: 0, call: 0, entry: 0, keys: 0 };
+
+    fn random(random: &mut TestRng) -> Self {
+        let mut pick = |values: &[u64]| values[random.next_u64() as usize % values.len()];
+        // Trap, direction, nested task, resume, alignment check, identification.
+        let flags =
+            [0, 0x100, 0x100, 0x100, 0x400, 0x4000, 0x1_0000, 0x4_0000, 0x20_0000, 0x4_0100];
+        let flags = pick(&flags) | pick(&[0, 0, 0, 0x4_0000, 0x100]);
+        let mask = pick(&[0, 0, 0, u64::MAX, 1 << 4, 1 << 22, 1 << 10]);
+        let (stack, call, entry) =
+            (pick(&[0, 1, 2, 3, 4, 5, 6]), pick(&[0, 1, 2, 3, 4]), pick(&[0, 0, 1, 2]));
+        let keys = pick(&[0, 0, 0, 3, 0xc, 0x5555_5554]);
+        let anywhere = pick(&[0, 0, 0, 1]) * (random.next_u64() % 700);
+        Self {
+            offset: anywhere as u32,
+            flags,
+            mask,
+            stack: stack as u32,
+            call: call as u32,
+            entry: entry as u32,
+            keys: keys as u32,
+        }
+    }
+
+    fn request(&self) -> String {
+        let Self { offset, flags, mask, stack, call, entry, keys } = self;
+        format!("attack {offset} {flags:x} {mask:x} {stack} {call} {entry} {keys} SECRET")
+    }
+}
+
+/// Makes an attack, and calls as the next tenant does.
+fn survives(instance: &mut Instance, attack: &Attack) {
+    // Enough that the pages are in the write set, and a reset consists of copies.
+    for _ in 0..3 {
+        instance.call_pristine(b"plant innocent").unwrap();
+    }
+    let answer = instance.call_pristine(attack.request().as_bytes());
+    if let Err(CallError::Platform { source: PlatformError::Panicked(panic), .. }) = &answer {
+        panic!("{attack:?}: {panic}");
+    }
+    let next = instance.call_pristine(b"look");
+    let next = next.unwrap_or_else(|error| panic!("{attack:?} made the next call fail: {error}"));
+    assert_eq!(String::from_utf8_lossy(&next), String::from_utf8_lossy(PRISTINE), "{attack:?}");
+}
+
+#[test]
+fn a_trapped_reset_is_not_taken_for_done() {
+    let Some(mut instance) = warm() else { return };
+    for call in 0..5 {
+        for stack in 0..7 {
+            survives(&mut instance, &Attack { call, stack, ..Attack::TRAP });
+        }
+    }
+    instance.verify().unwrap();
+}
+
+#[test]
+fn flags_that_a_signal_frame_does_not_set_are_reset() {
+    let Some(mut instance) = warm() else { return };
+    for bits in ["200000", "4000", "204000"] {
+        let request = format!("flags {bits}");
+        for pristine in [true, false, true] {
+            if pristine {
+                instance.reset();
+            }
+            let expected = if pristine { "0" } else { bits };
+            let answer = instance.call(request.as_bytes()).unwrap();
+            assert_eq!(String::from_utf8_lossy(&answer), format!("flags: {expected}\n"));
+        }
+    }
+}
+
+#[test]
+fn an_interrupt_does_not_show_its_sender() {
+    let Some(mut instance) = warm() else { return };
+    let answer = instance.call_pristine(b"interrupt").unwrap();
+    let expected = format!("code {} sender 0\n", libc::SI_QUEUE);
+    assert_eq!(String::from_utf8_lossy(&answer), expected);
+}
+
+/// Attacks that are tried, unless `AFRESH_STUB_ATTACKS` says how many.
+const ATTACKS: usize = 300;
+
+#[test]
+fn no_attack_on_the_stub_reaches_the_next_call() {
+    let Some(mut instance) = warm() else { return };
+    let attacks = std::env::var("AFRESH_STUB_ATTACKS").ok().and_then(|count| count.parse().ok());
+    let mut seed = [5; 32];
+    if attacks.is_some() {
+        let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos();
+        seed[..16].copy_from_slice(&now.to_le_bytes());
+        println!("seed {seed:?}");
+    }
+    let mut random = TestRng::from_seed(RngAlgorithm::ChaCha, &seed);
+    for round in 0..attacks.unwrap_or(ATTACKS) {
+        survives(&mut instance, &Attack::random(&mut random));
+        if round % 16 == 0 {
+            instance.verify().unwrap();
+        }
+    }
+}
+
+#[test]
+fn planted_bugs_are_caught() {
+    if warm().is_some() {
+        planted::must_be_caught(
+            &[Bug::StubReceipt],
+            &["stub::a_trapped_reset_is_not_taken_for_done"],
+        );
+    }
+}

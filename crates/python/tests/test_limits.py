@@ -1,0 +1,323 @@
+"""Limits, closing and exit: every wait of a guest ends, and strangers' values cost no more than their budget."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import datetime
+import gc
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import afresh
+import pytest
+from afresh._sandbox import _LoopSink
+
+Alone = Callable[[str], str]
+
+# Longer than any test may take, so that a wait that does not end fails.
+LONG = 200
+
+
+def test_a_time_limit_ends_a_tool_that_does_not_return(js: afresh.Warm) -> None:
+    released = threading.Event()
+    ended: list[str] = []
+
+    async def never() -> None:
+        try:
+            await asyncio.sleep(LONG)
+        finally:
+            ended.append("async")
+
+    def blocked() -> None:
+        released.wait(LONG)
+
+    def busy() -> None:
+        try:
+            while True:
+                time.sleep(0.001)
+        finally:
+            ended.append("sync")
+
+    with js.sandbox(timeout=0.2, tools=[never, blocked, busy]) as sb:
+        clean = sb.checkpoint("clean")
+        for code in ["await never()", "blocked()", "busy(); for (;;);"]:
+            error = sb.run_code(code).error
+            assert isinstance(error, afresh.TimeLimitError), (code, error)
+            sb.rollback(clean)
+            assert sb.eval("1 + 1") == 2
+    released.set()
+    deadline = time.monotonic() + LONG
+    while "sync" not in ended and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert "sync" in ended
+
+
+def test_stop_ends_a_tool_of_a_sandbox_with_a_limit(js: afresh.Warm) -> None:
+    waits, released = threading.Event(), threading.Event()
+
+    def blocked() -> None:
+        waits.set()
+        released.wait(LONG)
+
+    def stop() -> None:
+        waits.wait(LONG)
+        sb.stop()
+
+    with js.sandbox(timeout=LONG, tools=[blocked]) as sb:
+        threading.Thread(target=stop).start()
+        assert isinstance(sb.run_code("blocked()").error, afresh.StoppedError)
+    released.set()
+
+
+async def test_cancelling_ends_a_call_in_a_tool(js: afresh.Warm) -> None:
+    waits, released = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def blocked() -> None:
+        loop.call_soon_threadsafe(waits.set)
+        released.wait(LONG)
+
+    async with js.async_sandbox(tools=[blocked]) as sb:
+        task = asyncio.create_task(sb.run_code("blocked()"))
+        await asyncio.wait_for(waits.wait(), LONG)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert sb.failed
+    released.set()
+
+
+def test_a_tool_may_close_its_own_sandbox(js: afresh.Warm) -> None:
+    open_sandboxes: list[afresh.Sandbox] = []
+
+    def close() -> None:
+        open_sandboxes[-1].close()
+
+    for timeout in [None, 60]:
+        sandbox = js.sandbox(timeout=timeout, tools=[close])
+        open_sandboxes.append(sandbox)
+        result = sandbox.run_code("close(); for (;;);")
+        assert isinstance(result.error, afresh.StoppedError)
+        with pytest.raises(afresh.SessionError, match="closed"):
+            sandbox.eval("1")
+
+
+async def test_an_asynchronous_tool_may_close_its_own_sandbox(js: afresh.Warm) -> None:
+    async def close() -> None:
+        await sandbox.close()
+
+    sandbox = js.async_sandbox(tools=[close])
+    result = await sandbox.run_code("close(); for (;;);")
+    assert isinstance(result.error, afresh.StoppedError)
+    with pytest.raises(afresh.SessionError, match="closed"):
+        await sandbox.eval("1")
+
+
+def test_closing_waits_for_the_call_and_ends_it(js: afresh.Warm) -> None:
+    begun = threading.Event()
+    sandbox = js.sandbox()
+    errors: list[BaseException | None] = []
+
+    def run() -> None:
+        errors.append(sandbox.run_code("console.log(1); for (;;);", on_output=lambda *_: begun.set()).error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert begun.wait(LONG)
+    sandbox.close()
+    thread.join(LONG)
+    assert len(errors) == 1
+    assert isinstance(errors[0], afresh.StoppedError)
+
+
+def test_tools_that_refer_to_their_sandbox_are_collected(js: afresh.Warm) -> None:
+    class Agent:
+        def __init__(self) -> None:
+            self.sandbox = js.sandbox(tools=[self.look])
+            self.fork = self.sandbox.fork()[0]
+
+        def look(self) -> int:
+            return 1
+
+    agent = Agent()
+    assert (agent.sandbox.eval("look()"), agent.fork.eval("look()")) == (1, 1)
+    gone = weakref.ref(agent)
+    del agent
+    gc.collect()
+    assert gone() is None
+
+
+def test_failures_of_tools_do_not_accumulate(js: afresh.Warm) -> None:
+    class ToolError(Exception):
+        pass
+
+    alive: list[weakref.ref[ToolError]] = []
+
+    def fail() -> None:
+        error = ToolError("no")
+        alive.append(weakref.ref(error))
+        raise error
+
+    def count() -> int:
+        gc.collect()
+        return sum(1 for one in alive if one() is not None)
+
+    with js.sandbox(tools=[fail, count]) as sb:
+        many = "for (let i = 0; i < 100; i++) { try { fail() } catch {} }"
+        assert sb.eval(f"{many} count()") <= 20
+        last = sb.run_code(f"{many} fail()").error
+        assert last is not None
+        assert isinstance(last.__cause__, ToolError)
+
+
+async def test_output_waits_for_the_loop(js: afresh.Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+    sinks: list[Any] = []
+    pending: list[int] = []
+
+    class WatchedSink(_LoopSink):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            sinks.append(self)
+
+    def slow(_stream: str, _text: str) -> None:
+        if not pending:
+            # The guest could print all of it in this time.
+            time.sleep(0.2)
+        pending.append(sinks[0]._pending)
+
+    monkeypatch.setattr("afresh._sandbox._LoopSink", WatchedSink)
+    async with js.async_sandbox() as sb:
+        code = "const line = 'x'.repeat(65536); for (let i = 0; i < 200; i++) console.log(line); 7"
+        assert (await sb.run_code(code, on_output=slow)).value == 7
+    assert len(pending) >= 200
+    assert max(pending) < 3 << 20
+
+
+async def test_a_full_executor_delays_no_cancellation(js: afresh.Warm) -> None:
+    released = threading.Event()
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(released.wait, LONG)
+        sb = js.async_sandbox(executor=executor)
+        clean = sb.at
+        task = asyncio.create_task(sb.run_code("globalThis.ran = 1"))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        queued = asyncio.create_task(sb.eval("globalThis.ran = 2"))
+        await asyncio.sleep(0.01)
+        await sb.close()
+        with pytest.raises(afresh.SessionError, match="closed"):
+            await queued
+        released.set()
+    assert clean is not None
+
+
+async def test_tools_see_the_callers_context(js: afresh.Warm) -> None:
+    user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="none")
+
+    def plain() -> str:
+        return user.get()
+
+    async def waits() -> str:
+        await asyncio.sleep(0)
+        return user.get()
+
+    user.set("caller")
+    async with js.async_sandbox(tools=[plain, waits]) as sb:
+        assert await sb.eval("[plain(), await waits()]") == ["caller", "caller"]
+    with js.sandbox(timeout=60, tools=[plain]) as plain_sb:
+        assert plain_sb.eval("plain()") == "caller"
+
+
+def test_a_daemon_thread_in_a_tool_does_not_end_the_process_badly(alone: Alone) -> None:
+    said = alone("""
+        import afresh, threading, time
+        js = afresh.warm("js")
+        begun = [threading.Event() for _ in range(3)]
+        def quick(): begun[0].set(); return 1
+        def slow(): begun[1].set(); time.sleep(100)
+        def run(code, tools, **more):
+            js.sandbox(tools=tools, **more).run_code(code)
+        for code, tools, more in [
+            ("for (;;) quick()", [quick], {}),
+            ("slow()", [slow], {}),
+            ("console.log(1); for (;;) console.log(2)", [], {}),
+        ]:
+            def go(code=code, tools=tools):
+                js.sandbox(tools=tools).run_code(code, on_output=lambda *_: begun[2].set())
+            threading.Thread(target=go, daemon=True).start()
+        for event in begun: assert event.wait(100)
+        print("ends", flush=True)
+    """)
+    assert said == "ends\n"
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS"])
+def test_a_replaced_handler_is_refused(alone: Alone, name: str) -> None:
+    alone(f"""
+        import afresh, signal
+        js = afresh.warm("js")
+        assert js.eval("1") == 1
+        before = signal.getsignal(signal.{name})
+        signal.signal(signal.{name}, lambda *_: None)
+        try:
+            js.eval("1")
+        except afresh.SessionError as error:
+            assert "{name}" in str(error), error
+        else:
+            raise SystemExit("it ran")
+    """)
+    assert signal.getsignal(signal.SIGSEGV) is not None
+
+
+UTC = datetime.timezone.utc
+EAST = datetime.timezone(datetime.timedelta(hours=5))
+
+
+def test_dates_keep_their_instant_and_their_day(sb: afresh.Sandbox) -> None:
+    show = "(x) => x.toISOString()"
+    for given, instant in [
+        (datetime.datetime(2020, 1, 1, 12, tzinfo=EAST), "2020-01-01T07:00:00.000Z"),
+        (datetime.datetime(2020, 1, 1, 12, 0, 0, 250000, tzinfo=UTC), "2020-01-01T12:00:00.250Z"),
+        # A time without a zone is the guest's local time, which is UTC; the host's zone does not matter.
+        (datetime.datetime(2020, 1, 1, 12), "2020-01-01T12:00:00.000Z"),
+        (datetime.date(2020, 1, 31), "2020-01-31T00:00:00.000Z"),
+        (datetime.datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=UTC), "9999-12-31T23:59:59.999Z"),
+    ]:
+        assert sb.apply(show, given) == instant
+
+
+@pytest.mark.parametrize("code", ["new Date(NaN)", "new Date(8.64e15)", "new Map([[{a: 1}, 1]])", "new Set([{a: 1}])"])
+def test_a_value_without_an_equal_is_an_error_of_the_result(sb: afresh.Sandbox, code: str) -> None:
+    result = sb.run_code(f"console.log('printed'); {code}")
+    assert isinstance(result.error, afresh.MarshalError), result
+    assert result.stdout == "printed\n"
+    assert sb.eval("1 + 1") == 2
+
+
+def test_members_that_are_lists_or_sets_become_hashable(sb: afresh.Sandbox) -> None:
+    assert sb.eval("new Set([[1, [2]], new Set([3])])") == {(1, (2,)), frozenset([3])}
+
+
+def test_a_result_keeps_to_its_limit(js: afresh.Warm) -> None:
+    with js.sandbox(result_limit="1MiB") as sb:
+        assert sb.eval("new Array(1000).fill(null)") == [None] * 1000
+        result = sb.run_code("console.log('printed'); new Array(100000).fill({})")
+        assert isinstance(result.error, afresh.MarshalError)
+        assert "result_limit" in str(result.error)
+        assert result.stdout == "printed\n"
+        assert isinstance(sb.run_code("'x'.repeat(2000000)").error, afresh.MarshalError)
+        assert sb.eval("1") == 1
+
+
+def test_a_character_split_over_writes_is_streamed_whole(sb: afresh.Sandbox) -> None:
+    pieces: list[str] = []
+    sb.run_code("console.log('a\\u20ac\\u{1F600}')", on_output=lambda _, text: pieces.append(text))
+    assert "".join(pieces) == "a\u20ac\U0001f600\n"

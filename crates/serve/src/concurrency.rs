@@ -1,0 +1,353 @@
+//! Admission: a bound on concurrent requests, shared fairly by guests or by tenants.
+//!
+//! Promises: no more permits are out than there are places, and no queue exceeds its own limit.
+//! A free place goes to the next line in turn that has a request waiting, so a guest with a thousand requests
+//! in its line delays another guest's request by one place, not by a thousand. A line is bounded: who does not
+//! fit is told at once. Somebody who stops waiting loses nothing for those behind. A call that waits for its client can park: its
+//! place is free for others, and it precedes its line when it resumes. At most as many park as there are places.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tracing::Instrument;
+
+/// Concurrent requests of one guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Share {
+    /// Requests that run.
+    pub(crate) running: usize,
+    /// Requests that wait.
+    pub(crate) waiting: usize,
+}
+
+/// The reason of a rejection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rejected {
+    /// The guest's own line is full.
+    LineFull,
+    /// No place became free in time.
+    TooLate,
+}
+
+/// The gate. Lines are numbered in the order of their shares.
+pub(crate) struct ConcurrencyLimiter {
+    places: usize,
+    state: Mutex<LimiterState>,
+}
+
+struct LimiterState {
+    free: usize,
+    parked: usize,
+    queues: Vec<Queue>,
+    /// The line that is asked first for the next free place.
+    next: usize,
+}
+
+struct Queue {
+    share: Share,
+    running: usize,
+    waiting: VecDeque<oneshot::Sender<Permit>>,
+}
+
+/// The right to run one request, given back when dropped.
+pub(crate) struct Permit {
+    gate: Arc<ConcurrencyLimiter>,
+    line: usize,
+    /// Whether it was handed to a request. One that was not gives nothing back.
+    used: bool,
+}
+
+/// A call that gave up its place for a while.
+pub(crate) struct ParkedPermit {
+    gate: Arc<ConcurrencyLimiter>,
+    line: usize,
+}
+
+impl Drop for ParkedPermit {
+    fn drop(&mut self) {
+        self.gate.state().parked -= 1;
+    }
+}
+
+impl ParkedPermit {
+    /// A place again, before all others of the line, waiting at most `patience` for one. The call counts as parked until then.
+    pub(crate) async fn enter(self, patience: Duration) -> Result<Permit, Rejected> {
+        self.gate.wait(self.line, patience, true).await
+    }
+}
+
+impl Permit {
+    /// Gives the place to others for a while. Where as many calls are parked as may be, it is kept.
+    pub(crate) fn park(self) -> Result<ParkedPermit, Self> {
+        let mut state = self.gate.state();
+        if state.parked >= self.gate.places {
+            drop(state);
+            return Err(self);
+        }
+        state.parked += 1;
+        drop(state);
+        Ok(ParkedPermit { gate: self.gate.clone(), line: self.line })
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if self.used {
+            self.gate.leave(self.line);
+        }
+    }
+}
+
+impl LimiterState {
+    /// Takes a place for the next queue in turn with a request that may run.
+    fn call_next(&mut self) -> Option<(usize, oneshot::Sender<Permit>)> {
+        if self.free == 0 {
+            return None;
+        }
+        let count = self.queues.len();
+        for step in 0..count {
+            let number = (self.next + step) % count;
+            let line = &mut self.queues[number];
+            if line.running >= line.share.running {
+                continue;
+            }
+            if let Some(sender) = line.waiting.pop_front() {
+                line.running += 1;
+                self.free -= 1;
+                self.next = (number + 1) % count;
+                return Some((number, sender));
+            }
+        }
+        None
+    }
+}
+
+impl ConcurrencyLimiter {
+    /// A gate with so many places.
+    pub(crate) fn new(places: usize, shares: impl IntoIterator<Item = Share>) -> Arc<Self> {
+        let lines = shares.into_iter();
+        let lines = lines.map(|share| Queue { share, running: 0, waiting: VecDeque::new() });
+        let state =
+            LimiterState { free: places.max(1), parked: 0, queues: lines.collect(), next: 0 };
+        Arc::new(Self { places: places.max(1), state: Mutex::new(state) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, LimiterState> {
+        // Nothing in here unwinds half-way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a line, and gives its number.
+    pub(crate) fn add_line(&self, share: Share) -> usize {
+        let mut state = self.state();
+        state.queues.push(Queue { share, running: 0, waiting: VecDeque::new() });
+        state.queues.len() - 1
+    }
+
+    /// A place for a request of `line`, waiting at most `patience` for one.
+    pub(crate) async fn enter(
+        self: &Arc<Self>,
+        line: usize,
+        patience: Duration,
+    ) -> Result<Permit, Rejected> {
+        self.wait(line, patience, false).await
+    }
+
+    async fn wait(
+        self: &Arc<Self>,
+        line: usize,
+        patience: Duration,
+        first: bool,
+    ) -> Result<Permit, Rejected> {
+        let receiver = {
+            let mut state = self.state();
+            let state = &mut *state;
+            let own = &mut state.queues[line];
+            let is_next = first || own.waiting.is_empty();
+            if state.free > 0 && own.running < own.share.running && is_next {
+                own.running += 1;
+                state.free -= 1;
+                return Ok(Permit { gate: self.clone(), line, used: true });
+            }
+            if own.waiting.len() >= own.share.waiting && !first {
+                // Some clients may have left.
+                own.waiting.retain(|sender| !sender.is_closed());
+                if own.waiting.len() >= own.share.waiting {
+                    return Err(Rejected::LineFull);
+                }
+            }
+            let (sender, receiver) = oneshot::channel();
+            match first {
+                true => own.waiting.push_front(sender),
+                false => own.waiting.push_back(sender),
+            }
+            receiver
+        };
+        let waiting = tokio::time::timeout(patience, receiver);
+        match waiting.instrument(tracing::debug_span!("wait for a place")).await {
+            Ok(Ok(pass)) => Ok(pass),
+            _ => Err(Rejected::TooLate),
+        }
+    }
+
+    /// Gives the place of `line` to the next request. One that stopped waiting is passed over in this loop: a pass that
+    /// called the next by its own drop would recurse once for each of them.
+    fn leave(self: &Arc<Self>, mut line: usize) {
+        loop {
+            let called = {
+                let mut state = self.state();
+                state.queues[line].running -= 1;
+                state.free += 1;
+                state.call_next()
+            };
+            let Some((number, sender)) = called else { return };
+            match sender.send(Permit { gate: self.clone(), line: number, used: true }) {
+                Ok(()) => return,
+                Err(mut pass) => pass.used = false,
+            }
+            line = number;
+        }
+    }
+
+    /// Requests that run or wait, of so many that may run.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn busy(&self) -> (usize, usize) {
+        let state = self.state();
+        let waiting: usize = state.queues.iter().map(|line| line.waiting.len()).sum();
+        (self.places - state.free.min(self.places) + waiting, self.places)
+    }
+
+    /// Requests of `line` that run, and that wait.
+    pub(crate) fn count(&self, line: usize) -> (usize, usize) {
+        let state = self.state();
+        let line = &state.queues[line];
+        (line.running, line.waiting.iter().filter(|sender| !sender.is_closed()).count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(600);
+
+    fn share(running: usize, waiting: usize) -> Share {
+        Share { running, waiting }
+    }
+
+    /// Lets every task that can run do so.
+    async fn settle() {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_one_guest_delays_another_by_one_place() {
+        let gate = ConcurrencyLimiter::new(1, [share(1, 1000), share(1, 10)]);
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let held = gate.enter(0, LONG).await.unwrap();
+        let mut tasks = Vec::new();
+        for (line, count) in [(0, 500), (1, 1)] {
+            for _ in 0..count {
+                let (gate, order) = (gate.clone(), order.clone());
+                tasks.push(tokio::spawn(async move {
+                    let pass = gate.enter(line, LONG).await.unwrap();
+                    order.lock().unwrap().push(line);
+                    drop(pass);
+                }));
+            }
+            settle().await;
+        }
+        drop(held);
+        for task in tasks {
+            task.await.unwrap();
+        }
+        let order = order.lock().unwrap();
+        assert_eq!(order.len(), 501);
+        assert!(order.iter().position(|line| *line == 1).unwrap() <= 1);
+    }
+
+    #[tokio::test]
+    async fn a_guest_keeps_to_its_own_share() {
+        let gate = ConcurrencyLimiter::new(8, [share(2, 0), share(8, 0)]);
+        let first = gate.enter(0, LONG).await.unwrap();
+        let _second = gate.enter(0, LONG).await.unwrap();
+        assert_eq!(gate.enter(0, LONG).await.err(), Some(Rejected::LineFull));
+        let _other = gate.enter(1, LONG).await.unwrap();
+        drop(first);
+        assert!(gate.enter(0, LONG).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn many_requests_that_stopped_waiting_are_passed_over() {
+        const MANY: usize = 200_000;
+        let gate = ConcurrencyLimiter::new(1, [share(1, MANY + 1)]);
+        let held = gate.enter(0, LONG).await.unwrap();
+        for _ in 0..MANY {
+            let mut waiting = Box::pin(gate.enter(0, LONG));
+            assert!(futures_util::poll!(&mut waiting).is_pending());
+        }
+        let waiting = tokio::spawn({
+            let gate = gate.clone();
+            async move { gate.enter(0, LONG).await.is_ok() }
+        });
+        settle().await;
+        drop(held);
+        assert!(waiting.await.unwrap());
+        assert_eq!(gate.count(0), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_parked_call_leaves_its_place_and_returns_before_its_line() {
+        let gate = ConcurrencyLimiter::new(1, [share(1, 10), share(1, 10)]);
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let parked = gate.enter(0, LONG).await.unwrap().park().ok().expect("there is room");
+        let other = gate.enter(1, LONG).await.unwrap();
+        let other = other.park().err().expect("as many are parked as there are places");
+        let mut tasks = Vec::new();
+        for name in ["second", "third"] {
+            let (gate, order) = (gate.clone(), order.clone());
+            tasks.push(tokio::spawn(async move {
+                let pass = gate.enter(0, LONG).await.unwrap();
+                order.lock().unwrap().push(name);
+                drop(pass);
+            }));
+            settle().await;
+        }
+        let own = order.clone();
+        tasks.push(tokio::spawn(async move {
+            let pass = parked.enter(LONG).await.unwrap();
+            own.lock().unwrap().push("parked");
+            drop(pass);
+        }));
+        settle().await;
+        drop(other);
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert_eq!(*order.lock().unwrap(), ["parked", "second", "third"]);
+        assert_eq!((gate.count(0), gate.count(1)), ((0, 0), (0, 0)));
+        assert!(gate.enter(0, LONG).await.unwrap().park().is_ok(), "nothing is parked any more");
+    }
+
+    #[tokio::test]
+    async fn who_stops_waiting_leaves_no_place_behind() {
+        let gate = ConcurrencyLimiter::new(1, [share(4, 4)]);
+        let held = gate.enter(0, LONG).await.unwrap();
+        for _ in 0..100 {
+            let turned = gate.enter(0, Duration::from_millis(1)).await;
+            assert_eq!(turned.err(), Some(Rejected::TooLate));
+        }
+        let waiting = tokio::spawn({
+            let gate = gate.clone();
+            async move { gate.enter(0, LONG).await.is_ok() }
+        });
+        settle().await;
+        drop(held);
+        assert!(waiting.await.unwrap());
+        assert_eq!(gate.count(0), (0, 0));
+    }
+}

@@ -1,0 +1,125 @@
+//! Every way in which a request is answered by the server instead of a guest: a status, and why, as JSON.
+//!
+//! Promises: the message to a client names the way out, and nothing of other clients or of
+//! this host. Internal errors are logged.
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use http_body_util::Full;
+use hyper::StatusCode;
+use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use serde_json::json;
+
+use crate::concurrency::Rejected;
+use crate::failure::describe;
+
+/// The reason why the server answers in place of the guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ErrorResponse {
+    pub(crate) status: StatusCode,
+    pub(crate) message: String,
+    /// Whether the same request may succeed later.
+    pub(crate) later: bool,
+}
+
+impl ErrorResponse {
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), later: false }
+    }
+
+    /// One that may be tried again.
+    pub(crate) fn busy(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), later: true }
+    }
+
+    /// A failure inside the server. Its text may name files of this host: the log has it, under the number that the client
+    /// gets.
+    pub(crate) fn logged(status: StatusCode, error: &(dyn std::error::Error + 'static)) -> Self {
+        let mut bytes = [0; 8];
+        // Without randomness the number is the same as another's, at worst.
+        let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
+        let number = format!("{:016x}", u64::from_ne_bytes(bytes));
+        tracing::error!(number, why = describe(error), "a request failed inside the server");
+        Self::new(status, format!("the server failed; its log has the cause under {number}"))
+    }
+
+    pub(crate) fn no_route() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "no guest answers for this path")
+    }
+
+    pub(crate) fn too_large(most: usize) -> Self {
+        let message = format!("the body is larger than the {most} bytes that this route takes");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+    }
+
+    pub(crate) fn too_slow() -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive")
+    }
+
+    pub(crate) fn no_memory() -> Self {
+        let message = "the server holds as much of other requests as it may; try again";
+        Self::busy(StatusCode::SERVICE_UNAVAILABLE, message)
+    }
+
+    pub(crate) fn timeout() -> Self {
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "the guest took longer than this route allows")
+    }
+
+    pub(crate) fn guest() -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "the guest failed")
+    }
+
+    pub(crate) fn host() -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "the server failed to run the guest")
+    }
+
+    pub(crate) fn unavailable() -> Self {
+        let message = "no instance of the guest can be had; try again";
+        Self::busy(StatusCode::SERVICE_UNAVAILABLE, message)
+    }
+}
+
+impl From<Rejected> for ErrorResponse {
+    fn from(turned: Rejected) -> Self {
+        match turned {
+            Rejected::LineFull => Self::busy(
+                StatusCode::TOO_MANY_REQUESTS,
+                "as many requests of this route wait as may; send fewer at a time",
+            ),
+            Rejected::TooLate => Self::busy(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "no place became free in the time that this route allows; try again",
+            ),
+        }
+    }
+}
+
+impl IntoResponse for ErrorResponse {
+    fn into_response(self) -> Response {
+        let text = json!({"code": self.status.as_u16(), "message": self.message}).to_string();
+        let mut response = Response::new(Body::new(Full::from(text)));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if self.later {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_inside_the_server_names_no_file_to_its_client() {
+        let error = std::io::Error::other("/secret/place/of/the/host: denied");
+        let refusals = [(); 2].map(|()| ErrorResponse::logged(StatusCode::BAD_GATEWAY, &error));
+        for refusal in &refusals {
+            assert_eq!(refusal.status, StatusCode::BAD_GATEWAY);
+            assert!(!refusal.message.contains("secret") && !refusal.message.contains("denied"));
+        }
+        assert_ne!(refusals[0].message, refusals[1].message, "each has a number of its own");
+    }
+}

@@ -1,0 +1,181 @@
+//! Heartbeats of hosts, and the requests of operators: to list hosts, and to drain one.
+//!
+//! Promises: heartbeats cost as [`super::policy::HeartbeatInterval`] says, and NATS does not store them. A list has
+//! every host that is up, within a moment.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+
+use super::clock::now;
+use super::config::FleetConfig;
+use super::nats::NatsConnection;
+use super::policy::NodeStatus;
+use super::{Fleet, lock};
+
+/// Time without a further answer after which the list is complete.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// A fleet could not be asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodesError {
+    /// There is no way to it.
+    #[error("cannot reach the fleet")]
+    Away(#[source] afresh::Cause),
+    /// No host of this name.
+    #[error("no host `{name}` answers; `afresh nodes` lists those that do")]
+    NoHost {
+        /// The name that was given.
+        name: String,
+    },
+    /// Several hosts of this name.
+    #[error("several hosts are called `{name}`; name one by its id, as `afresh nodes` lists it")]
+    Several {
+        /// The name that was given.
+        name: String,
+    },
+}
+
+fn text(advert: &NodeStatus) -> Bytes {
+    Bytes::from(serde_json::to_vec(advert).unwrap_or_default())
+}
+
+/// Sends and receives heartbeats, and answers requests for the list of hosts.
+pub(super) async fn begin(fleet: &Arc<Fleet>) -> Result<(), afresh::Cause> {
+    let client = fleet.links.client.clone();
+    let mut heard = client.subscribe(fleet.links.subject("advert")).await?;
+    let mut asked = client.subscribe(fleet.links.subject("who")).await?;
+    let mut ended =
+        client.subscribe(fleet.links.subject(&format!("host.{}.drain", fleet.node))).await?;
+    let this = Arc::downgrade(fleet);
+    fleet.spawn(async move {
+        while let Some(message) = heard.next().await {
+            let Some(fleet) = this.upgrade() else { return };
+            if let Ok(advert) = serde_json::from_slice::<NodeStatus>(&message.payload) {
+                fleet.hear(advert);
+            }
+        }
+    });
+    let this = Arc::downgrade(fleet);
+    fleet.spawn(async move {
+        while let Some(message) = asked.next().await {
+            let Some(fleet) = this.upgrade() else { return };
+            if let Some(reply) = message.reply {
+                // The caller may have left.
+                let _ = fleet.links.client.publish(reply, text(&fleet.advert())).await;
+            }
+        }
+    });
+    let this = Arc::downgrade(fleet);
+    fleet.spawn(async move {
+        while let Some(message) = ended.next().await {
+            let Some(fleet) = this.upgrade() else { return };
+            tracing::warn!(host = fleet.node, "told to end");
+            if let Some(reply) = message.reply {
+                let _ = fleet.links.client.publish(reply, text(&fleet.advert())).await;
+                let _ = fleet.links.client.flush().await;
+            }
+            if let Some(shared) = fleet.shared() {
+                shared.shutdown();
+            }
+        }
+    });
+    let this = Arc::downgrade(fleet);
+    fleet.spawn(async move {
+        loop {
+            let Some(fleet) = this.upgrade() else { return };
+            let advert = fleet.advert();
+            // It needs no message to know itself.
+            fleet.hear(advert.clone());
+            let subject = fleet.links.subject("advert");
+            let sent = fleet.links.client.publish(subject, text(&advert)).await;
+            if let Err(error) = sent {
+                tracing::warn!(%error, "an advert was not sent");
+            }
+            let hosts = lock(&fleet.members).len();
+            let pause = fleet.config.pace.next(hosts, &mut lock(&fleet.random));
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                // News that others should not wait for.
+                () = fleet.drain.notified() => {}
+            }
+        }
+    });
+    // The hosts that are up are known before the first request.
+    let inbox = client.new_inbox();
+    let mut answers = client.subscribe(inbox.clone()).await?;
+    client.publish_with_reply(fleet.links.subject("who"), inbox, Bytes::new()).await?;
+    client.flush().await?;
+    let this = Arc::downgrade(fleet);
+    fleet.spawn(async move {
+        while let Ok(Some(message)) = tokio::time::timeout(QUIET * 4, answers.next()).await {
+            let Some(fleet) = this.upgrade() else { return };
+            if let Ok(advert) = serde_json::from_slice::<NodeStatus>(&message.payload) {
+                fleet.hear(advert);
+            }
+        }
+    });
+    Ok(())
+}
+
+impl Fleet {
+    fn hear(&self, advert: NodeStatus) {
+        if self.is_over(&advert.host) {
+            return;
+        }
+        self.counts.adverts.inc();
+        let mut members = lock(&self.members);
+        let expires = now() + self.config.pace.expiry(members.len());
+        members.heard(advert, expires);
+    }
+}
+
+async fn ask(config: &FleetConfig) -> Result<(NatsConnection, Vec<NodeStatus>), NodesError> {
+    let links = NatsConnection::open(config, "afresh", false).await.map_err(NodesError::Away)?;
+    let away = |error: &dyn std::fmt::Display| NodesError::Away(error.to_string().into());
+    let inbox = links.client.new_inbox();
+    let mut answers = links.client.subscribe(inbox.clone()).await.map_err(|e| away(&e))?;
+    let asked = links.client.publish_with_reply(links.subject("who"), inbox, Bytes::new());
+    asked.await.map_err(|error| away(&error))?;
+    let mut all: Vec<NodeStatus> = Vec::new();
+    while let Ok(Some(message)) = tokio::time::timeout(QUIET, answers.next()).await {
+        match serde_json::from_slice(&message.payload) {
+            Ok(advert) => all.push(advert),
+            // No host is up.
+            Err(_) if message.payload.is_empty() => break,
+            Err(_) => {}
+        }
+    }
+    all.sort_by(|one, two| (&one.name, &one.host).cmp(&(&two.name, &two.host)));
+    Ok((links, all))
+}
+
+/// The hosts of a fleet, by their names.
+///
+/// # Errors
+/// [`NodesError::Away`].
+pub async fn nodes(config: &FleetConfig) -> Result<Vec<NodeStatus>, NodesError> {
+    Ok(ask(config).await?.1)
+}
+
+/// Asks a host to save its sandboxes and end, as SIGTERM does. The host is named by its name or its id.
+///
+/// # Errors
+/// [`NodesError`].
+pub async fn drain(config: &FleetConfig, name: &str) -> Result<NodeStatus, NodesError> {
+    let (links, all) = ask(config).await?;
+    let mut named = all.iter().filter(|advert| advert.name == name || advert.host == name);
+    let host = match (named.next(), named.next()) {
+        (Some(host), None) => host,
+        (None, _) => return Err(NodesError::NoHost { name: name.to_owned() }),
+        _ => return Err(NodesError::Several { name: name.to_owned() }),
+    };
+    let node = host.host.split_once('-').map_or(host.host.as_str(), |(node, _)| node);
+    let subject = links.subject(&format!("host.{node}.drain"));
+    let told = links.client.request(subject, Bytes::new()).await;
+    told.map_err(|error| NodesError::Away(Box::new(error)))?;
+    Ok(host.clone())
+}

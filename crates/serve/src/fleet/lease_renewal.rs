@@ -1,0 +1,302 @@
+//! Keeping this host's lease, and looking after those of others.
+//!
+//! Promises: a lease that was broken is never renewed. This host then begins a new life and keeps
+//! those of its sandboxes that no other host has taken, by compare-and-set in the ledger. Their state is unchanged.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::clock::now;
+use super::nats::{self, NatsConnection, NatsError};
+use super::policy::{Lease, Moment, Terms, Verdict};
+use super::{Fleet, lock};
+
+/// Neighbours that each host watches.
+const AFTER: usize = 2;
+/// How long a host that a request waited for is watched.
+const SUSPECT: Duration = Duration::from_secs(60);
+/// No entry has this number.
+const NONE: u64 = 0;
+/// Lives that are over and remembered.
+const OVER: usize = 10_000;
+
+/// A host's entry in the bucket of leases.
+#[derive(Debug, Serialize, Deserialize)]
+struct LeaseEntry {
+    name: String,
+    /// Renewals, so that every entry differs from the one before.
+    beat: u64,
+    /// Another host broke its lease.
+    broken: bool,
+    /// Its length, which is the same on all hosts.
+    #[serde(default)]
+    lease_ms: u64,
+}
+
+fn milliseconds(terms: Terms) -> u64 {
+    u64::try_from(terms.time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn bytes(life: &LeaseEntry) -> Bytes {
+    // Text and numbers.
+    Bytes::from(serde_json::to_vec(life).unwrap_or_default())
+}
+
+/// Makes the entry of a new life.
+pub(super) async fn enter(
+    links: &NatsConnection,
+    life: &str,
+    name: &str,
+    terms: Terms,
+) -> Result<u64, NatsError> {
+    let lease_ms = milliseconds(terms);
+    let entry = LeaseEntry { name: name.to_owned(), beat: 0, broken: false, lease_ms };
+    nats::create(&links.hosts, life, bytes(&entry)).await
+}
+
+/// Refuses a lease of another length than that of the hosts that renew theirs: one host would give up what another still
+/// relies on. The entry of `life` is removed then.
+pub(super) async fn check_terms(
+    links: &NatsConnection,
+    life: &str,
+    terms: Terms,
+) -> Result<(), afresh::Cause> {
+    let own = nats::find(&links.hosts, life).await?.ok_or("the lease is gone already")?;
+    let lease_ms = milliseconds(terms);
+    for found in nats::all(&links.client, &links.hosts, ">", OVER).await? {
+        let Ok(other) = serde_json::from_slice::<LeaseEntry>(&found.value) else { continue };
+        let renews = own.time < found.time.saturating_add(other.lease_ms.saturating_mul(2));
+        if !other.broken && renews && other.lease_ms != lease_ms && other.lease_ms != 0 {
+            let _ = nats::remove(&links.hosts, life, own.revision).await;
+            let (name, theirs) = (&other.name, other.lease_ms);
+            return Err(format!(
+                "the host `{name}` has a lease of {theirs} ms, and {lease_ms} ms are configured here; all hosts of a fleet need the same"
+            )
+            .into());
+        }
+    }
+    Ok(())
+}
+
+/// Renews the lease until the fleet is dropped.
+pub(super) async fn renewing(fleet: Weak<Fleet>) {
+    let mut beat = 0;
+    loop {
+        let Some(fleet) = fleet.upgrade() else { return };
+        let renewal = fleet.terms.renewal();
+        let begun = tokio::time::Instant::now();
+        beat += 1;
+        renew(&fleet, beat, renewal * 2).await;
+        drop(fleet);
+        tokio::time::sleep_until(begun + renewal).await;
+    }
+}
+
+async fn renew(fleet: &Arc<Fleet>, beat: u64, patience: Duration) {
+    let (life, revision) = {
+        let own = lock(&fleet.own);
+        (own.life.clone(), own.lease.revision())
+    };
+    let lease_ms = milliseconds(fleet.terms);
+    let entry = LeaseEntry { name: fleet.name.clone(), beat, broken: false, lease_ms };
+    let sent = now();
+    let renewing = nats::update(&fleet.links.hosts, &life, bytes(&entry), revision);
+    match tokio::time::timeout(patience, renewing).await {
+        Ok(Ok(revision)) => {
+            {
+                let mut own = lock(&fleet.own);
+                if !own.lease.safe(sent) {
+                    // Entries that could not change in that time prove nothing.
+                    lock(&fleet.suspicion).reset();
+                    tracing::warn!(life, "the lease is back");
+                }
+                own.lease.renewed(revision, sent);
+            }
+            settle(fleet);
+        }
+        Ok(Err(NatsError::Changed)) => match seen(fleet, &life).await {
+            Ok(Some((revision, false))) => lock(&fleet.own).lease.learnt(revision),
+            Ok(_) => begin_again(fleet).await,
+            Err(error) => tracing::warn!(%error, "the lease cannot be read"),
+        },
+        Ok(Err(error)) => tracing::warn!(%error, "the lease was not renewed"),
+        Err(_) => tracing::warn!("the lease was not renewed in time"),
+    }
+}
+
+/// Settles doubtful sandboxes in a task, so that renewals come first. The rest is tried after the next renewal.
+fn settle(fleet: &Arc<Fleet>) {
+    let fleet = fleet.clone();
+    tokio::spawn(async move {
+        let Ok(_turn) = fleet.settling.try_lock() else { return };
+        if let Some(shared) = fleet.shared()
+            && let Some(routes) = &shared.sandboxes
+        {
+            routes.sandboxes.settle(&fleet).await;
+        }
+    });
+}
+
+/// The revision of a life's entry, and whether it is broken; `None` without an entry.
+async fn seen(fleet: &Fleet, life: &str) -> Result<Option<(u64, bool)>, NatsError> {
+    let Some(found) = nats::find(&fleet.links.hosts, life).await? else { return Ok(None) };
+    let entry: Option<LeaseEntry> = serde_json::from_slice(&found.value).ok();
+    Ok(Some((found.revision, entry.is_none_or(|entry| entry.broken))))
+}
+
+/// Begins a new life after a lease that was broken.
+async fn begin_again(fleet: &Arc<Fleet>) {
+    let sandboxes =
+        fleet.shared().and_then(|shared| shared.sandboxes.as_ref().map(|r| r.sandboxes.clone()));
+    let (old, life, lives) = {
+        let mut own = lock(&fleet.own);
+        own.lease.broken();
+        (own.life.clone(), format!("{}-{}", fleet.node, own.lives + 1), own.lives + 1)
+    };
+    tracing::warn!(old, life, "the lease was broken; beginning anew");
+    // Before the new lease makes anything safe: none of them is this host's until the ledger says so.
+    if let Some(sandboxes) = &sandboxes {
+        sandboxes.doubt_all();
+    }
+    let sent = now();
+    match enter(&fleet.links, &life, &fleet.name, fleet.terms).await {
+        Ok(revision) => {
+            let lease = Lease::taken(fleet.terms, revision, sent);
+            *lock(&fleet.own) = super::OwnLease { life, lease, lives };
+            lock(&fleet.suspicion).reset();
+            lock(&fleet.ways).clear();
+            fleet.drain.notify_one();
+            settle(fleet);
+        }
+        Err(error) => {
+            // The number of a life that may have begun is never used again.
+            lock(&fleet.own).lives = lives;
+            tracing::warn!(%error, "no new lease yet");
+        }
+    }
+}
+
+/// Watches the leases of other hosts, and breaks those that are over.
+pub(super) async fn watching(fleet: Weak<Fleet>) {
+    loop {
+        let Some(this) = fleet.upgrade() else { return };
+        let now = now();
+        lock(&this.members).expire(now);
+        lock(&this.suspects).retain(|_, since| now < *since + SUSPECT);
+        let own = this.life();
+        let mut lives: Vec<String> = lock(&this.suspicion).hosts().map(str::to_owned).collect();
+        lives.extend(lock(&this.members).after(&own, AFTER));
+        lives.extend(lock(&this.suspects).keys().cloned());
+        lives.sort_unstable();
+        lives.dedup();
+        for life in lives.into_iter().filter(|life| *life != own) {
+            // A host without a safe lease breaks none.
+            if this.safe() {
+                look(&this, &life).await;
+            }
+        }
+        let unswept = lock(&this.unswept).first().cloned();
+        if let Some(life) = unswept.filter(|_| this.safe()) {
+            match this.sweep(&life).await {
+                Ok(()) => drop(lock(&this.unswept).remove(&life)),
+                Err(error) => {
+                    tracing::warn!(%error, life, "sandboxes of a lost host are not swept yet")
+                }
+            }
+        }
+        let pause = this.terms.renewal();
+        drop(this);
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Whether a life is over; breaks its lease if it may.
+pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
+    if fleet.is_over(life) {
+        return None;
+    }
+    let (revision, broken) = match seen(fleet, life).await {
+        Ok(Some(seen)) => seen,
+        // It left, unless a server that lags behind its neighbours says so: that is waited for, and then found out.
+        Ok(None) => (NONE, false),
+        Err(_) => return Some(fleet.terms.time),
+    };
+    let verdict = lock(&fleet.suspicion).saw(life, revision, now());
+    match verdict {
+        _ if broken => over(fleet, life),
+        Verdict::Holds(left) => {
+            // Only neighbours watch a host that renews in time.
+            let asked = lock(&fleet.suspects).contains_key(life);
+            let near =
+                lock(&fleet.members).after(&fleet.life(), AFTER).iter().any(|near| near == life);
+            if left == fleet.terms.time && !asked && !near {
+                lock(&fleet.suspicion).forget(life);
+            }
+            return Some(left);
+        }
+        Verdict::Over => {
+            let gone = LeaseEntry { name: String::new(), beat: 0, broken: true, lease_ms: 0 };
+            let entry = bytes(&gone);
+            if !fleet.safe() {
+                return Some(fleet.terms.time);
+            }
+            let hosts = &fleet.links.hosts;
+            let broken = match revision {
+                // Only a server with all entries can create one, so this life has none.
+                NONE => nats::mark(hosts, life, entry).await,
+                revision => nats::update(hosts, life, entry, revision).await,
+            };
+            match broken {
+                Ok(_) => {
+                    tracing::warn!(
+                        life,
+                        "a host gave no sign for the time of a lease, and is given up"
+                    );
+                    over(fleet, life);
+                    lock(&fleet.unswept).insert(life.to_owned());
+                }
+                // It lives, or another was faster.
+                Err(_) => return Some(fleet.terms.renewal()),
+            }
+        }
+    }
+    None
+}
+
+fn over(fleet: &Fleet, life: &str) {
+    let mut over = lock(&fleet.over);
+    if over.len() >= OVER {
+        over.pop_first();
+    }
+    over.insert(life.to_owned());
+    drop(over);
+    lock(&fleet.members).remove(life);
+    lock(&fleet.suspicion).forget(life);
+    lock(&fleet.suspects).remove(life);
+    lock(&fleet.ways).retain(|_, at| at != life);
+}
+
+/// Gives the lease back.
+pub(super) async fn leave(fleet: &Fleet) {
+    let (life, revision) = {
+        let mut own = lock(&fleet.own);
+        own.lease.broken();
+        (own.life.clone(), own.lease.revision())
+    };
+    if let Err(error) = nats::remove(&fleet.links.hosts, &life, revision).await {
+        tracing::warn!(%error, "the lease was not given back; it ends by itself");
+    }
+}
+
+impl Fleet {
+    /// Watches a life that a request waits for.
+    pub(super) fn suspect(&self, life: &str) {
+        let mut suspects = lock(&self.suspects);
+        if suspects.len() < OVER {
+            suspects.insert(life.to_owned(), now());
+        }
+    }
+}

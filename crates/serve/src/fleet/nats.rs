@@ -1,0 +1,364 @@
+//! The connection to NATS, and the buckets that a fleet's hosts share.
+//!
+//! Promises: every operation has a time limit, also while no server answers. A change that lost a race and a
+//! change without an answer are different errors.
+
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::push::OrderedConfig;
+use async_nats::jetstream::consumer::{Consumer, DeliverPolicy, ReplayPolicy};
+use async_nats::jetstream::kv::{Config, CreateError, CreateErrorKind, Store, UpdateErrorKind};
+use async_nats::jetstream::stream::LastRawMessageErrorKind;
+use async_nats::{Client, ConnectOptions};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use hyper::StatusCode;
+use tokio::sync::Semaphore;
+
+use super::config::FleetConfig;
+use crate::error_response::ErrorResponse;
+
+/// Longest wait for an answer about an entry.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Lifetime of a removal marker: longer than any message is under way.
+const MARKERS: Duration = Duration::from_secs(3600);
+/// Maximum bytes of an entry.
+const ENTRY: i32 = 64 << 10;
+/// The smallest message limit that works: a piece of a body, and its head.
+const MESSAGE: usize = 128 << 10;
+
+/// An operation on the ledger failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NatsError {
+    /// Another host changed the entry.
+    #[error("the entry was changed by another host")]
+    Changed,
+    /// No answer.
+    #[error("NATS does not answer: {0}")]
+    Away(String),
+}
+
+impl From<NatsError> for ErrorResponse {
+    fn from(error: NatsError) -> Self {
+        match error {
+            NatsError::Changed => Self::busy(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "another host has just taken the sandbox; try again",
+            ),
+            NatsError::Away(why) => {
+                tracing::warn!(why, "the fleet's ledger does not answer");
+                Self::busy(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "the servers that hosts agree over do not answer; try again",
+                )
+            }
+        }
+    }
+}
+
+/// The connection and the buckets.
+pub(crate) struct NatsConnection {
+    pub(crate) client: Client,
+    pub(crate) hosts: Store,
+    pub(crate) sandboxes: Store,
+    /// Snapshots and templates.
+    pub(crate) kept: Store,
+    prefix: String,
+}
+
+/// An entry of a bucket.
+pub(crate) struct BucketEntry {
+    pub(crate) revision: u64,
+    pub(crate) value: Bytes,
+    /// When it was changed by the clock of the NATS servers, in milliseconds since 1970.
+    pub(crate) time: u64,
+}
+
+/// The error of an operation that had no answer.
+fn away(error: impl std::fmt::Display) -> NatsError {
+    NatsError::Away(error.to_string())
+}
+
+/// Whether a name can be part of a subject.
+fn is_word(name: &str) -> bool {
+    let sane = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    (1..=64).contains(&name.len()) && name.bytes().all(sane)
+}
+
+impl NatsConnection {
+    /// Connects, and makes the buckets that are missing if this is to be a `host` of the fleet.
+    pub(crate) async fn open(
+        config: &FleetConfig,
+        name: &str,
+        host: bool,
+    ) -> Result<Self, afresh::Cause> {
+        if !is_word(&config.fleet) {
+            let fleet = &config.fleet;
+            return Err(format!("`{fleet}` is no name of a fleet: letters, digits, - and _").into());
+        }
+        let mut options = ConnectOptions::new()
+            .name(name)
+            .connection_timeout(ANSWER)
+            .request_timeout(Some(ANSWER))
+            // A dead server is noticed within a lease.
+            .ping_interval((config.lease / 4).max(Duration::from_millis(250)))
+            .reconnect_delay_callback(|attempts| {
+                Duration::from_millis(25 << attempts.min(5)).min(Duration::from_millis(500))
+            });
+        if let Some(file) = &config.credentials {
+            let text = std::fs::read_to_string(file)
+                .map_err(|error| format!("the credentials {}: {error}", file.display()))?;
+            let mut words = text.split_whitespace();
+            options = match (words.next(), words.next(), words.next()) {
+                (Some(token), None, None) => options.token(token.to_owned()),
+                (Some(user), Some(password), None) => {
+                    options.user_and_password(user.to_owned(), password.to_owned())
+                }
+                _ => {
+                    let file = file.display();
+                    return Err(format!(
+                        "{file} is no credentials: one word is a token, two are a user and a password; keys \
+                         that sign (`.creds`, nkeys) are not known to this build"
+                    )
+                    .into());
+                }
+            };
+        }
+        let servers: Vec<String> =
+            config.nats.split(',').map(|url| url.trim().to_owned()).collect();
+        let client = options
+            .connect(servers)
+            .await
+            .map_err(|error| format!("no NATS server answers at {}: {error}", config.nats))?;
+        let most = client.max_payload();
+        if most < MESSAGE {
+            return Err(format!(
+                "the NATS server takes messages of {most} bytes, and {MESSAGE} are needed: raise its max_payload"
+            )
+            .into());
+        }
+        let context = async_nats::jetstream::context::ContextBuilder::new()
+            .timeout(ANSWER)
+            .build(client.clone());
+        let bucket = |what: &str| Config {
+            bucket: format!("afresh-{}-{what}", config.fleet),
+            history: 1,
+            max_value_size: ENTRY,
+            num_replicas: config.replicas.max(1),
+            limit_markers: Some(MARKERS),
+            ..Config::default()
+        };
+        let made = async |what: &str| {
+            let bucket = bucket(what);
+            let name = bucket.bucket.clone();
+            let found = match context.get_key_value(&name).await {
+                Ok(store) => store,
+                Err(error) if !host => {
+                    let fleet = &config.fleet;
+                    return Err(afresh::Cause::from(format!(
+                        "no fleet `{fleet}` is known at {}: {error}; its first host makes it",
+                        config.nats
+                    )));
+                }
+                Err(_) => match context.create_key_value(bucket).await {
+                    Ok(store) => store,
+                    // Another host may have been faster.
+                    Err(error) => context.get_key_value(&name).await.map_err(|_| {
+                        afresh::Cause::from(format!(
+                            "cannot make the bucket {name}: {error}; NATS 2.11 or later with JetStream (`nats-server -js`) is needed"
+                        ))
+                    })?,
+                },
+            };
+            let kept = found.stream.cached_info().config.num_replicas;
+            if host && kept < config.replicas {
+                let wanted = config.replicas;
+                return Err(afresh::Cause::from(format!(
+                    "the bucket {name} has {kept} replicas, and {wanted} are configured; run `nats stream update KV_{name} --replicas {wanted}`, or configure {kept}"
+                )));
+            }
+            Ok(found)
+        };
+        Ok(Self {
+            hosts: made("hosts").await?,
+            sandboxes: made("sandboxes").await?,
+            kept: made("kept").await?,
+            prefix: format!("afresh.{}", config.fleet),
+            client,
+        })
+    }
+
+    /// A subject of this fleet.
+    pub(crate) fn subject(&self, rest: &str) -> String {
+        format!("{}.{rest}", self.prefix)
+    }
+}
+
+/// The entry of a key, as the leader of the bucket has it. The store's own `entry` is a direct get, which any replica
+/// answers, however far it lags behind.
+pub(crate) async fn find(store: &Store, key: &str) -> Result<Option<BucketEntry>, NatsError> {
+    let subject = format!("{}{key}", store.prefix);
+    let read = async {
+        match store.stream.get_last_raw_message_by_subject(&subject).await {
+            Ok(message) => Ok(Some(message)),
+            Err(error) => match error.kind() {
+                LastRawMessageErrorKind::NoMessageFound => Ok(None),
+                _ => Err(away(error)),
+            },
+        }
+    };
+    let found = within(ANSWER, read).await?;
+    // Removed entries have a marker, and so have expired ones.
+    let found = found.filter(|message| {
+        let has = |name: &str| message.headers.get(name).is_some();
+        !has("KV-Operation") && !has("Nats-Marker-Reason")
+    });
+    Ok(found.map(|message| {
+        let time = milliseconds(message.time.unix_timestamp_nanos());
+        BucketEntry { revision: message.sequence, value: message.payload, time }
+    }))
+}
+
+fn milliseconds(nanoseconds: i128) -> u64 {
+    u64::try_from(nanoseconds / 1_000_000).unwrap_or_default()
+}
+
+fn not_made(error: &CreateError) -> NatsError {
+    match error.kind() {
+        CreateErrorKind::AlreadyExists => NatsError::Changed,
+        _ => away(error),
+    }
+}
+
+/// Makes an entry that is not there.
+pub(crate) async fn create(store: &Store, key: &str, value: Bytes) -> Result<u64, NatsError> {
+    let made = async { store.create(key, value).await.map_err(|error| not_made(&error)) };
+    within(ANSWER, made).await
+}
+
+/// Makes an entry that is not there, with the lifetime of a removal marker.
+pub(crate) async fn mark(store: &Store, key: &str, value: Bytes) -> Result<u64, NatsError> {
+    let made = store.create_with_ttl(key, value, MARKERS);
+    within(ANSWER, async { made.await.map_err(|error| not_made(&error)) }).await
+}
+
+/// Changes an entry that is still at `revision`.
+pub(crate) async fn update(
+    store: &Store,
+    key: &str,
+    value: Bytes,
+    revision: u64,
+) -> Result<u64, NatsError> {
+    let updated = async {
+        store.update(key, value, revision).await.map_err(|error| match error.kind() {
+            UpdateErrorKind::WrongLastRevision => NatsError::Changed,
+            _ => away(error),
+        })
+    };
+    within(ANSWER, updated).await
+}
+
+/// Sets an entry, whatever it was.
+pub(crate) async fn put(store: &Store, key: &str, value: Bytes) -> Result<(), NatsError> {
+    within(ANSWER, async { store.put(key, value).await.map_err(away) }).await.map(drop)
+}
+
+/// Removes an entry that is still at `revision`.
+pub(crate) async fn remove(store: &Store, key: &str, revision: u64) -> Result<(), NatsError> {
+    let removed = async {
+        let purge = store.purge_expect_revision_with_ttl(key, revision, MARKERS);
+        purge.await.map_err(|error| match error.kind() {
+            UpdateErrorKind::WrongLastRevision => NatsError::Changed,
+            _ => away(error),
+        })
+    };
+    within(ANSWER, removed).await
+}
+
+async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, NatsError>>,
+) -> Result<T, NatsError> {
+    match tokio::time::timeout(limit, work).await {
+        Ok(done) => done,
+        Err(_) => Err(NatsError::Away(format!("nothing within {} s", limit.as_secs()))),
+    }
+}
+
+/// Longest wait for all entries of a bucket.
+const EVERYTHING: Duration = Duration::from_secs(600);
+
+/// Every entry of a bucket, however many.
+pub(crate) async fn every(client: &Client, store: &Store) -> Result<Vec<BucketEntry>, NatsError> {
+    within(EVERYTHING, read(client, store, ">", usize::MAX)).await
+}
+
+/// Lists that are read at the same time. Each takes a consumer, and NATS bounds their number.
+static LISTS: Semaphore = Semaphore::const_new(16);
+
+/// Every entry whose key matches, at most `most`.
+pub(crate) async fn all(
+    client: &Client,
+    store: &Store,
+    filter: &str,
+    most: usize,
+) -> Result<Vec<BucketEntry>, NatsError> {
+    let reading = async {
+        let _turn = LISTS.acquire().await.map_err(away)?;
+        read(client, store, filter, most).await
+    };
+    within(ANSWER, reading).await
+}
+
+async fn read(
+    client: &Client,
+    store: &Store,
+    filter: &str,
+    most: usize,
+) -> Result<Vec<BucketEntry>, NatsError> {
+    let consumer = store
+        .stream
+        .create_consumer(OrderedConfig {
+            deliver_subject: client.new_inbox(),
+            filter_subject: format!("{}{filter}", store.prefix),
+            replay_policy: ReplayPolicy::Instant,
+            deliver_policy: DeliverPolicy::LastPerSubject,
+            ..OrderedConfig::default()
+        })
+        .await
+        .map_err(away)?;
+    // NATS keeps a consumer for a while after its last message, and has only so many.
+    let name = consumer.cached_info().name.clone();
+    let found = read_from(consumer, most).await;
+    if let Err(error) = store.stream.delete_consumer(&name).await {
+        tracing::debug!(%error, "a consumer is left to expire");
+    }
+    found
+}
+
+async fn read_from(
+    consumer: Consumer<OrderedConfig>,
+    most: usize,
+) -> Result<Vec<BucketEntry>, NatsError> {
+    let mut found = Vec::new();
+    if consumer.cached_info().num_pending == 0 {
+        return Ok(found);
+    }
+    let mut messages = consumer.messages().await.map_err(away)?;
+    loop {
+        // A list that breaks off is no list.
+        let message = messages.next().await.ok_or_else(|| away("the list broke off"))?;
+        let message = message.map_err(away)?;
+        let info = message.info().map_err(away)?;
+        let (revision, left) = (info.stream_sequence, info.pending);
+        let time = milliseconds(info.published.unix_timestamp_nanos());
+        let removed = message.headers.as_ref().is_some_and(|all| all.get("KV-Operation").is_some());
+        if !removed && !message.payload.is_empty() {
+            found.push(BucketEntry { revision, value: message.payload.clone(), time });
+        }
+        if left == 0 || found.len() >= most {
+            break;
+        }
+    }
+    Ok(found)
+}

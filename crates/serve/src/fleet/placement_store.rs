@@ -1,0 +1,365 @@
+//! The ledger of sandboxes: making, changing, taking and removing their entries.
+//!
+//! Promises: every change names the revision that this host knows; a change whose answer was lost is found by
+//! reading, and adopted only where the entry still names this host. Pages are in the store before the entry names them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hyper::StatusCode;
+
+use super::nats::{self, BucketEntry, NatsError};
+use super::record::{self, Anchor, Entry, State};
+use super::{Fleet, lock};
+use crate::error_response::ErrorResponse;
+use crate::failure::describe;
+use crate::sandbox::SandboxRecord;
+
+/// Maximum sandboxes or snapshots of a tenant in a list.
+const LISTED: usize = 10_000;
+
+/// The outcome of taking a sandbox.
+pub(crate) enum Taken {
+    /// It is this host's now.
+    Ours(Box<Owned>),
+    /// Another host has it.
+    Theirs(String),
+    /// It does not exist.
+    Missing,
+}
+
+/// A sandbox of this host's.
+pub(crate) struct Owned {
+    pub(crate) record: SandboxRecord,
+    pub(crate) anchor: Anchor,
+    /// The life of this host that its entry names.
+    pub(crate) life: String,
+}
+
+fn bytes(value: &impl serde::Serialize) -> Bytes {
+    // Text and numbers.
+    Bytes::from(serde_json::to_vec(value).unwrap_or_default())
+}
+
+fn read<T: serde::de::DeserializeOwned>(found: &BucketEntry) -> Result<T, ErrorResponse> {
+    serde_json::from_slice(&found.value).map_err(|error| {
+        tracing::error!(%error, "an entry of the ledger is damaged");
+        ErrorResponse::host()
+    })
+}
+
+fn not_here() -> ErrorResponse {
+    ErrorResponse::busy(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "this host is not sure that the sandbox is still its own; try again",
+    )
+}
+
+impl Fleet {
+    /// Whether this host may answer for its sandboxes.
+    pub(crate) fn check(&self) -> Result<(), ErrorResponse> {
+        if self.safe() { Ok(()) } else { Err(not_here()) }
+    }
+
+    /// An id for something of a tenant.
+    pub(crate) fn id(tenant: &str) -> Result<String, ErrorResponse> {
+        let random = super::digits(8).map_err(|_| ErrorResponse::host())?;
+        Ok(record::whose(tenant) + &random)
+    }
+
+    /// Enters a new sandbox.
+    pub(crate) async fn enter(&self, record: SandboxRecord) -> Result<Anchor, ErrorResponse> {
+        self.check()?;
+        let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
+        let entry = Entry { owner: Some(self.life()), record, state: None };
+        let revision = nats::create(&self.links.sandboxes, &key, bytes(&entry)).await?;
+        Ok(Anchor::new(revision, None))
+    }
+
+    async fn entry(&self, key: &str) -> Result<Option<(u64, Entry)>, ErrorResponse> {
+        match nats::find(&self.links.sandboxes, key).await? {
+            Some(found) => Ok(Some((found.revision, read(&found)?))),
+            None => Ok(None),
+        }
+    }
+
+    /// The entry of a sandbox.
+    pub(crate) async fn look_up(&self, id: &str) -> Result<Option<Entry>, ErrorResponse> {
+        let Some(key) = record::key(id) else { return Ok(None) };
+        Ok(self.entry(&key).await?.map(|(_, entry)| entry))
+    }
+
+    /// Changes the entry of a sandbox of this host's. `release` leaves it without an owner.
+    pub(crate) async fn change(
+        &self,
+        anchor: &mut Anchor,
+        record: SandboxRecord,
+        state: Option<State>,
+        release: bool,
+    ) -> Result<(), ErrorResponse> {
+        let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
+        let entry = Entry { owner: (!release).then(|| self.life()), record, state };
+        let changed = bytes(&entry);
+        for _ in 0..2 {
+            match nats::update(&self.links.sandboxes, &key, changed.clone(), anchor.revision).await
+            {
+                Ok(revision) => {
+                    *anchor = Anchor::new(revision, entry.state);
+                    return Ok(());
+                }
+                Err(NatsError::Changed) => match self.entry(&key).await? {
+                    // An earlier change of this host without an answer.
+                    Some((revision, there))
+                        if there.owner.as_deref().is_some_and(|o| self.ours(o)) =>
+                    {
+                        anchor.revision = revision;
+                    }
+                    Some((revision, there))
+                        if release && there.owner.is_none() && there.state == entry.state =>
+                    {
+                        *anchor = Anchor::new(revision, there.state);
+                        return Ok(());
+                    }
+                    _ => return Err(NatsError::Changed.into()),
+                },
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(NatsError::Changed.into())
+    }
+
+    /// Removes the entry of a sandbox of this host's.
+    pub(crate) async fn erase(&self, id: &str, anchor: &Anchor) -> Result<(), ErrorResponse> {
+        let Some(key) = record::key(id) else { return Ok(()) };
+        let mut revision = anchor.revision;
+        for _ in 0..2 {
+            match nats::remove(&self.links.sandboxes, &key, revision).await {
+                Ok(()) => return Ok(()),
+                Err(NatsError::Changed) => match self.entry(&key).await? {
+                    None => return Ok(()),
+                    Some((now, there)) if there.owner.as_deref().is_some_and(|o| self.ours(o)) => {
+                        revision = now;
+                    }
+                    Some(_) => return Err(NatsError::Changed.into()),
+                },
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(NatsError::Changed.into())
+    }
+
+    /// Enters this host's new life as the owner of a sandbox of its last one, and returns that life; `None` if another
+    /// host was faster.
+    pub(crate) async fn keep(
+        &self,
+        anchor: &mut Anchor,
+        record: SandboxRecord,
+    ) -> Result<Option<String>, ErrorResponse> {
+        self.check()?;
+        let life = self.life();
+        let Some(key) = record::key(&record.id) else { return Ok(None) };
+        let Some((revision, there)) = self.entry(&key).await? else { return Ok(None) };
+        if !there.owner.as_deref().is_some_and(|owner| self.ours(owner)) {
+            return Ok(None);
+        }
+        let state = there.state;
+        let entry = Entry { owner: Some(life.clone()), record, state: state.clone() };
+        match nats::update(&self.links.sandboxes, &key, bytes(&entry), revision).await {
+            Ok(revision) => {
+                // A state that is pending stays so.
+                (anchor.revision, anchor.state) = (revision, state);
+                Ok(Some(life))
+            }
+            Err(NatsError::Changed) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether a life is one of this process.
+    fn ours(&self, life: &str) -> bool {
+        life.split_once('-').is_some_and(|(node, _)| node == self.node)
+    }
+
+    /// Whether this owner's lease is over, so that its sandboxes can be taken.
+    pub(super) async fn free(&self, owner: Option<&str>) -> bool {
+        let Some(owner) = owner else { return true };
+        if self.ours(owner) {
+            // An earlier life of this process has nothing that this one has not.
+            return owner != self.life();
+        }
+        if !self.is_over(owner) {
+            self.suspect(owner);
+            super::lease_renewal::look(self, owner).await;
+        }
+        self.is_over(owner)
+    }
+
+    /// Takes a sandbox without an owner. One that was never saved is lost with
+    /// its host.
+    /// `able` refuses one that this host cannot run.
+    pub(crate) async fn take(
+        &self,
+        id: &str,
+        able: impl FnOnce(&SandboxRecord) -> Result<(), ErrorResponse>,
+    ) -> Result<Taken, ErrorResponse> {
+        let Some(key) = record::key(id) else { return Ok(Taken::Missing) };
+        self.check()?;
+        if self.draining.load(std::sync::atomic::Ordering::Relaxed) {
+            let why = "this host is ending, and takes no sandbox; try again";
+            return Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why));
+        }
+        let life = self.life();
+        let Some((revision, entry)) = self.entry(&key).await? else { return Ok(Taken::Missing) };
+        let again = entry.owner.as_deref() == Some(&life);
+        if !again && !self.free(entry.owner.as_deref()).await {
+            return Ok(Taken::Theirs(entry.owner.unwrap_or_default()));
+        }
+        able(&entry.record)?;
+        // Also where this life is named already, by a change whose answer was lost: the entry may be an old one, which a
+        // replica had that lags behind. Only a change of the revision that was read proves that it is the present one.
+        let ours = entry.taken_by(&life, again);
+        let revision = nats::update(&self.links.sandboxes, &key, bytes(&ours), revision).await?;
+        if !again {
+            self.counts.taken.inc();
+        }
+        let anchor = Anchor::new(revision, ours.state);
+        self.taken(&key, Owned { record: ours.record, anchor, life }).await
+    }
+
+    /// Whether the NATS servers' clock agrees that `time` has passed, in milliseconds since 1970: that of the entry, which
+    /// was just changed.
+    async fn has_passed(&self, key: &str, time: u64) -> Result<bool, ErrorResponse> {
+        let changed = nats::find(&self.links.sandboxes, key).await?.map(|entry| entry.time);
+        let agrees = changed.is_none_or(|changed| changed >= time);
+        if !agrees {
+            tracing::warn!("the clocks of this host and of NATS differ; set this host's");
+        }
+        Ok(agrees)
+    }
+
+    /// Releases the sandboxes of a life whose lease this host broke, and removes those that were never saved. Otherwise they
+    /// would be listed as running until a client asks for each.
+    pub(super) async fn sweep(&self, life: &str) -> Result<(), NatsError> {
+        let mut released = 0;
+        for found in nats::every(&self.links.client, &self.links.sandboxes).await? {
+            let Ok(entry) = serde_json::from_slice::<Entry>(&found.value) else { continue };
+            let Some(key) = record::key(&entry.record.id) else { continue };
+            if entry.owner.as_deref() != Some(life) {
+                continue;
+            }
+            let done = match entry.state {
+                Some(_) => {
+                    let free = Entry { owner: None, ..entry.undone() };
+                    let sandboxes = &self.links.sandboxes;
+                    nats::update(sandboxes, &key, bytes(&free), found.revision).await.map(drop)
+                }
+                None => nats::remove(&self.links.sandboxes, &key, found.revision).await,
+            };
+            match done {
+                Ok(()) => released += 1,
+                // Another host took it first.
+                Err(NatsError::Changed) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        tracing::info!(life, released, "swept the sandboxes of a host that was given up");
+        Ok(())
+    }
+
+    async fn taken(&self, key: &str, owned: Owned) -> Result<Taken, ErrorResponse> {
+        let Owned { record, anchor, .. } = &owned;
+        // The clock of this host alone removes nothing.
+        let over = !record.paused
+            && record.ends <= crate::sandbox::milliseconds(std::time::SystemTime::now())
+            && self.has_passed(key, record.ends).await?;
+        if anchor.state.is_none() || over {
+            tracing::warn!(
+                id = record.id,
+                over,
+                "a sandbox is gone: its time is over, or it was lost before it was ever saved"
+            );
+            self.counts.lost.inc();
+            nats::remove(&self.links.sandboxes, key, anchor.revision).await?;
+            return Ok(Taken::Missing);
+        }
+        Ok(Taken::Ours(Box::new(owned)))
+    }
+
+    /// The sandboxes of a tenant.
+    pub(crate) async fn sandboxes_of(
+        &self,
+        tenant: &str,
+    ) -> Result<Vec<SandboxRecord>, ErrorResponse> {
+        let filter = format!("{}.*", record::whose(tenant));
+        let found = nats::all(&self.links.client, &self.links.sandboxes, &filter, LISTED).await?;
+        let mut records = Vec::with_capacity(found.len());
+        for found in found {
+            let entry: Entry = read(&found)?;
+            let lost = entry.state.is_none()
+                && entry.owner.as_ref().is_some_and(|life| self.is_over(life));
+            if entry.record.tenant == tenant && !lost {
+                records.push(entry.record);
+            }
+        }
+        Ok(records)
+    }
+
+    /// Sends a saved state to the store. Blocks.
+    pub(crate) fn send(
+        &self,
+        local: &afresh::store::Store,
+        snapshot: &afresh::Snapshot,
+        own: u64,
+    ) -> Result<State, ErrorResponse> {
+        let store = self.store.as_ref().ok_or_else(ErrorResponse::host)?;
+        let sent = store.keep(local, snapshot, afresh::Encoding::Raw, &mut |_| {});
+        let id = sent.map_err(|error| {
+            tracing::error!(
+                why = describe(&error),
+                "a sandbox cannot be saved in the fleet's store"
+            );
+            ErrorResponse::busy(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the fleet's store does not answer; try again",
+            )
+        })?;
+        Ok(State { digest: id.to_string(), bytes: own, by: self.life() })
+    }
+
+    /// The fleet's store.
+    pub(crate) fn store(&self) -> Option<&afresh::store::remote::Remote> {
+        self.store.as_ref()
+    }
+
+    /// The place that opens a saved state where it is.
+    pub(crate) fn place(&self, state: &State) -> Result<String, ErrorResponse> {
+        let place = self.config.store.as_deref().ok_or_else(ErrorResponse::host)?;
+        let place = match place.contains("://") {
+            true => place.to_owned(),
+            false => format!(
+                "file://{}",
+                std::fs::canonicalize(place).map_err(|_| ErrorResponse::host())?.display()
+            ),
+        };
+        Ok(format!("{place}@{}", state.digest))
+    }
+
+    /// Where a sandbox was found.
+    pub(super) fn found(&self, id: &str, life: &str) {
+        // A host whose lease is over has no sandbox.
+        if self.is_over(life) {
+            return;
+        }
+        let mut ways = lock(&self.ways);
+        if ways.len() >= 65_536 {
+            ways.clear();
+        }
+        ways.insert(id.to_owned(), life.to_owned());
+    }
+
+    /// One at a time takes a sandbox.
+    pub(crate) fn turn(self: &Arc<Self>, id: &str) -> &tokio::sync::Mutex<()> {
+        let sum: usize = id.bytes().map(usize::from).sum();
+        &self.taking[sum % self.taking.len()]
+    }
+}

@@ -1,0 +1,307 @@
+//! Routing of a request to this host or another one.
+//!
+//! Promises: a sandbox is only looked up and taken for a client with its key or token. A request goes to
+//! a host that holds the guest or the template, if there is one, and does not run in circles.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::{Request, StatusCode};
+
+use super::policy::Placement;
+use super::rpc_client::ForwardResult;
+use super::{Fleet, lock};
+use crate::config::GuestConfig;
+use crate::error_response::ErrorResponse;
+use crate::routing_table::{below, without_port};
+use crate::sandbox::Sandboxes;
+
+/// Prefix of a route in the list of things that a host holds.
+const ROUTE: &str = "route:";
+/// Prefix of a template name in the list of things that a host holds.
+const TEMPLATE: &str = "template:";
+/// Hosts that one request is sent to before it is given up.
+const HOPS: usize = 4;
+/// Thousandths of load from which a host forwards requests that other holders can answer.
+const BUSY: u32 = 900;
+/// Most bytes of a request to make a sandbox, which has to be read to know where it goes.
+const WANTED: usize = 1 << 20;
+
+/// The routing of a request.
+pub(crate) enum RouteDecision {
+    Here(Request<Body>),
+    Answered(Response),
+}
+
+/// The subject of a request about sandboxes.
+pub(crate) enum RouteSubject {
+    /// One sandbox; the headers have its key or token.
+    Sandbox { id: String, inside: bool },
+    /// A new one.
+    New,
+    /// None, or all.
+    Other,
+}
+
+/// A template as adverts have it.
+pub(crate) fn template_of(name: &str) -> String {
+    format!("{TEMPLATE}{name}")
+}
+
+/// A guest's route as adverts have it.
+pub(super) fn route_of(config: &GuestConfig) -> String {
+    format!("{ROUTE}{}{}", config.host.as_deref().unwrap_or("*"), config.route)
+}
+
+/// The answer where a sandbox needs a template that no host has.
+pub(crate) fn no_template(name: &str) -> ErrorResponse {
+    let why = format!(
+        "no host that answers has the template `{name}`, which the sandbox was made from; start one that has"
+    );
+    ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why)
+}
+
+impl Fleet {
+    /// A route that another host serves, for a request that no guest of this host answers; or the route `own` if others
+    /// serve it, too, and this host has enough to do.
+    pub(crate) async fn guest_way(
+        self: &Arc<Self>,
+        own: Option<&GuestConfig>,
+        request: Request<Body>,
+    ) -> RouteDecision {
+        let load = if own.is_some() { self.load() } else { 0 };
+        if own.is_some() && load < BUSY {
+            self.counts.held.inc();
+            return RouteDecision::Here(request);
+        }
+        let route = match own {
+            Some(own) => Some(route_of(own)),
+            None => self.route(&request),
+        };
+        let Some(route) = route else { return RouteDecision::Here(request) };
+        let chosen = {
+            let members = lock(&self.members);
+            let life = self.life();
+            let choice = Placement { members: &members, own: own.map(|_| life.as_str()) };
+            let chosen = choice.holder(&route, &mut lock(&self.random)).map(str::to_owned);
+            chosen.filter(|chosen| *chosen != life)
+        };
+        let Some(chosen) = chosen else {
+            self.counts.held.inc_by(u64::from(own.is_some()));
+            return RouteDecision::Here(request);
+        };
+        self.counts.held.inc();
+        self.counts.forwarded.inc();
+        match self.forward(&chosen, request, false).await {
+            ForwardResult::Answered(response) => RouteDecision::Answered(response),
+            ForwardResult::NotThere(request) if own.is_some() => RouteDecision::Here(request),
+            ForwardResult::NotThere(_) => {
+                let why = "the host that serves this path has just gone; try again";
+                RouteDecision::Answered(
+                    ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why).into_response(),
+                )
+            }
+        }
+    }
+
+    /// The longest route of any host for a request.
+    fn route(&self, request: &Request<Body>) -> Option<String> {
+        let host = request.headers().get(hyper::header::HOST).and_then(|host| host.to_str().ok());
+        let host = request.uri().host().or(host).map(without_port);
+        let members = lock(&self.members);
+        let mut best: Option<(bool, usize, &str)> = None;
+        for held in members.kinds().filter(|held| held.starts_with(ROUTE)) {
+            let Some((whose, _)) = held[ROUTE.len()..].split_once('/') else { continue };
+            let route = &held[ROUTE.len() + whose.len()..];
+            let ours = whose != "*";
+            let fits = !ours || host.is_some_and(|host| host.eq_ignore_ascii_case(whose));
+            if fits && below(request.uri().path(), route) {
+                let this = (ours, route.len(), held);
+                best = Some(best.map_or(this, |best| best.max(this)));
+            }
+        }
+        best.map(|(_, _, held)| held.to_owned())
+    }
+
+    /// Where a request about sandboxes is answered.
+    pub(crate) async fn sandbox_way(
+        self: &Arc<Self>,
+        sandboxes: &Arc<Sandboxes>,
+        about: RouteSubject,
+        request: Request<Body>,
+    ) -> RouteDecision {
+        let done = match about {
+            RouteSubject::Sandbox { id, inside } => {
+                self.to_sandbox(sandboxes, &id, inside, request).await
+            }
+            RouteSubject::New => self.to_template(sandboxes, request).await,
+            RouteSubject::Other => Ok(RouteDecision::Here(request)),
+        };
+        done.unwrap_or_else(|refusal| RouteDecision::Answered(refusal.into_response()))
+    }
+
+    async fn to_sandbox(
+        self: &Arc<Self>,
+        sandboxes: &Arc<Sandboxes>,
+        id: &str,
+        inside: bool,
+        mut request: Request<Body>,
+    ) -> Result<RouteDecision, ErrorResponse> {
+        if super::record::key(id).is_none() {
+            return Ok(RouteDecision::Here(request));
+        }
+        for _ in 0..HOPS {
+            if sandboxes.has(id) {
+                sandboxes.check(id)?;
+                self.counts.held.inc();
+                return Ok(RouteDecision::Here(request));
+            }
+            // A host that is over is not asked again, whatever it was last known for.
+            let known = lock(&self.ways).get(id).cloned().filter(|life| !self.is_over(life));
+            let (life, take) = match known {
+                Some(life) => (life, false),
+                None => {
+                    let Some(entry) = self.look_up(id).await? else {
+                        return Ok(RouteDecision::Here(request));
+                    };
+                    let record = &entry.record;
+                    if !sandboxes.may(request.headers(), record, inside) {
+                        // Only a client of a running sandbox learns that its token is wrong.
+                        if inside && !record.paused {
+                            let why = "the request does not show the sandbox's token";
+                            return Err(ErrorResponse::new(StatusCode::UNAUTHORIZED, why));
+                        }
+                        return Ok(RouteDecision::Here(request));
+                    }
+                    let owner =
+                        entry.owner.filter(|owner| !self.is_over(owner) && *owner != self.life());
+                    match owner {
+                        Some(owner) => (owner, false),
+                        None => {
+                            let state = entry.state.as_ref();
+                            (self.place_for(sandboxes, &entry.record, state)?, true)
+                        }
+                    }
+                }
+            };
+            if life == self.life() {
+                match sandboxes.take(self, id).await? {
+                    Some(other) => self.found(id, &other),
+                    None => {
+                        self.counts.held.inc();
+                        return Ok(RouteDecision::Here(request));
+                    }
+                }
+                continue;
+            }
+            self.counts.forwarded.inc();
+            match self.forward(&life, request, take).await {
+                ForwardResult::Answered(response) => {
+                    self.counts.held.inc();
+                    self.found(id, &life);
+                    return Ok(RouteDecision::Answered(response));
+                }
+                ForwardResult::NotThere(back) => {
+                    request = back;
+                    lock(&self.ways).remove(id);
+                    // Its lease may still hold, and then its sandboxes cannot be taken.
+                    if !take && !self.free(Some(&life)).await {
+                        let there = self.look_up(id).await?.and_then(|entry| entry.owner);
+                        if there.as_deref() == Some(&life) {
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        Err(ErrorResponse::busy(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the host that has the sandbox does not answer, and it is not given up yet; try again",
+        ))
+    }
+
+    /// The host that takes a sandbox without an owner: the one that saved it last, else one with little to do. Only hosts
+    /// with its template can run it.
+    fn place_for(
+        &self,
+        sandboxes: &Sandboxes,
+        record: &crate::sandbox::SandboxRecord,
+        state: Option<&super::State>,
+    ) -> Result<String, ErrorResponse> {
+        let own = self.life();
+        let held = template_of(&record.template);
+        let members = lock(&self.members);
+        let holders = members.holders(&held);
+        let near = state.and_then(|state| members.get(&state.by));
+        let near = near.filter(|near| !near.advert.draining && near.advert.load < BUSY);
+        if let Some(near) = near.filter(|near| holders.contains(&near.advert.host)) {
+            return Ok(near.advert.host.clone());
+        }
+        let choice = Placement { members: &members, own: Some(&own) };
+        if let Some(chosen) = choice.holder(&held, &mut lock(&self.random)) {
+            return Ok(chosen.to_owned());
+        }
+        if sandboxes.has_template(&record.template) {
+            return Ok(own);
+        }
+        // All of them are full or ending; one of them says so.
+        holders.first().cloned().ok_or_else(|| no_template(&record.template))
+    }
+
+    async fn to_template(
+        self: &Arc<Self>,
+        sandboxes: &Arc<Sandboxes>,
+        request: Request<Body>,
+    ) -> Result<RouteDecision, ErrorResponse> {
+        // An unknown client is refused here.
+        let Some(tenant) = sandboxes.config.keys.tenant(request.headers()) else {
+            return Ok(RouteDecision::Here(request));
+        };
+        let (parts, body) = request.into_parts();
+        let body = http_body_util::Limited::new(body, WANTED).collect().await;
+        let body: Bytes = match body {
+            Ok(body) => body.to_bytes(),
+            Err(error) => {
+                return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, error.to_string()));
+            }
+        };
+        let named: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
+        let name =
+            named.as_ref().and_then(|named| named["templateID"].as_str()).unwrap_or_default();
+        let held = sandboxes.held_for(self, &tenant, name).await?;
+        let request = Request::from_parts(parts, Body::from(body));
+        let own = self.life();
+        let (chosen, holds) = {
+            let members = lock(&self.members);
+            let choice = Placement { members: &members, own: Some(&own) };
+            let mut random = lock(&self.random);
+            let chosen = choice.host(&held, &mut random).map(str::to_owned);
+            let holds =
+                chosen.as_ref().is_some_and(|chosen| members.holders(&held).contains(chosen));
+            (chosen, holds)
+        };
+        if holds {
+            self.counts.held.inc()
+        } else {
+            self.counts.elsewhere.inc()
+        };
+        let draining = self.draining.load(std::sync::atomic::Ordering::Relaxed);
+        match chosen.filter(|chosen| *chosen != own) {
+            None if draining => {
+                let why = "this host is ending, and knows no other; try again";
+                Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why))
+            }
+            None => Ok(RouteDecision::Here(request)),
+            Some(chosen) => {
+                self.counts.forwarded.inc();
+                match self.forward(&chosen, request, false).await {
+                    ForwardResult::Answered(response) => Ok(RouteDecision::Answered(response)),
+                    ForwardResult::NotThere(request) => Ok(RouteDecision::Here(request)),
+                }
+            }
+        }
+    }
+}

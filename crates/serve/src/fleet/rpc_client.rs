@@ -1,0 +1,392 @@
+//! Asking another host: a request goes there in pieces, and its answer comes back in pieces.
+//!
+//! Promises: a client gets that host's answer, or an error that says that it is not known what became of the
+//! request; a request is sent again only where the other host said that it did nothing with it. A host that is lost
+//! while it is waited for is not waited for longer than its lease, and a lost answer not longer than a moment. A message
+//! that NATS delivers late begins nothing: it carries the callee's clock. While NATS is away nothing is sent.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use async_nats::client::Request as Message;
+use async_nats::connection::State;
+use async_nats::{RequestErrorKind, Subject};
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame};
+use hyper::http::request::Parts;
+use hyper::{Request, StatusCode};
+use tracing::Instrument;
+
+use super::clock::clock_milliseconds;
+use super::frame::{self, Call, RpcReply, RpcRequest};
+use super::nats::NatsError;
+use super::rpc_server::BodyReader;
+use super::{Fleet, lock};
+use crate::error_response::ErrorResponse;
+
+/// How often a waiting call checks the other host.
+const LOOK: Duration = Duration::from_millis(100);
+/// After so long without an answer the other host's lease is looked after, and it is asked whether the call still runs.
+const DOUBT: Duration = Duration::from_secs(1);
+/// How often in succession it says that the call does not run before its answer counts as lost.
+const LOST_AFTER: u32 = 2;
+
+/// How often a message that came too late is sent.
+const LATE_TRIES: usize = 3;
+/// Maximum hosts whose clocks are known.
+const MAX_CLOCKS: usize = 100_000;
+
+/// The outcome of forwarding.
+pub(super) enum ForwardResult {
+    Answered(Response),
+    /// It is not there: the request was not begun, and can be sent elsewhere.
+    NotThere(Request<Body>),
+}
+
+/// Why a piece was not answered.
+enum RpcError {
+    /// The host does not listen: nothing was begun.
+    Nobody,
+    /// The outcome is unknown.
+    Unknown(ErrorResponse),
+}
+
+fn lost() -> ErrorResponse {
+    ErrorResponse::busy(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "the host that worked on this request was lost, and whether it was done is not known; ask, then try again",
+    )
+}
+
+impl Fleet {
+    /// One message and its answer. It is sent again only where it came too late to begin anything.
+    async fn ask(
+        &self,
+        life: &str,
+        request: RpcRequest,
+        piece: &[u8],
+    ) -> Result<(RpcReply, Bytes), RpcError> {
+        let mut call = Call { key: lock(&self.random).number(), sent: 0, request };
+        for _ in 0..LATE_TRIES {
+            call.sent = self.clock_of(life);
+            let (reply, piece) = self.ask_once(life, &call, piece).await?;
+            match reply {
+                RpcReply::Late { now } => self.learn_clock(life, now),
+                reply => return Ok((reply, piece)),
+            }
+        }
+        Err(RpcError::Nobody)
+    }
+
+    async fn ask_once(
+        &self,
+        life: &str,
+        call: &Call,
+        piece: &[u8],
+    ) -> Result<(RpcReply, Bytes), RpcError> {
+        let host = || RpcError::Unknown(ErrorResponse::host());
+        let message = frame::pack(call, piece).map_err(|_| host())?;
+        if message.len() > self.links.client.max_payload() {
+            return Err(RpcError::Unknown(ErrorResponse::new(
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "the head of the request is larger than a message between hosts may be",
+            )));
+        }
+        // The client would keep the message, and send it when it is connected again.
+        if self.links.client.connection_state() != State::Connected {
+            return Err(RpcError::Unknown(NatsError::Away("not connected".to_owned()).into()));
+        }
+        let subject = self.call_subject(life);
+        let message = Message::new().payload(message).timeout(Some(self.config.patience));
+        let mut sending = std::pin::pin!(self.links.client.send_request(subject, message));
+        let begun = tokio::time::Instant::now();
+        let (mut asked, mut not_running) = (begun, 0);
+        let sent = loop {
+            match tokio::time::timeout(LOOK, &mut sending).await {
+                Ok(sent) => break sent,
+                // Without a safe lease, this host may be cut off.
+                Err(_) if self.is_over(life) || !self.safe() => {
+                    return Err(RpcError::Unknown(lost()));
+                }
+                Err(_) if asked.elapsed() > DOUBT => {
+                    self.suspect(life);
+                    let running = self.is_running(life, call.key);
+                    // The answer may come before.
+                    let running = tokio::select! {
+                        sent = &mut sending => break sent,
+                        running = running => running,
+                    };
+                    match running {
+                        Some(false) => not_running += 1,
+                        _ => not_running = 0,
+                    }
+                    if not_running >= LOST_AFTER {
+                        tracing::warn!(life, "the answer of another host was lost");
+                        return Err(RpcError::Unknown(lost()));
+                    }
+                    asked = tokio::time::Instant::now();
+                }
+                Err(_) => {}
+            }
+        };
+        match sent {
+            Ok(reply) => frame::unpack(&reply.payload).map_err(|_| host()),
+            Err(error) if error.kind() == RequestErrorKind::NoResponders => {
+                self.suspect(life);
+                Err(RpcError::Nobody)
+            }
+            Err(error) => {
+                tracing::warn!(%error, life, "no answer from another host");
+                self.suspect(life);
+                Err(RpcError::Unknown(lost()))
+            }
+        }
+    }
+
+    fn call_subject(&self, life: &str) -> Subject {
+        let node = life.split_once('-').map_or(life, |(node, _)| node);
+        Subject::from(self.links.subject(&format!("host.{node}.call")))
+    }
+
+    /// Whether another host still works on a call; nothing where it does not say.
+    async fn is_running(&self, life: &str, key: u64) -> Option<bool> {
+        let request = RpcRequest::Running { key };
+        let message = frame::pack(&Call { key: 0, sent: 0, request }, &[]).ok()?;
+        let asking = self.links.client.request(self.call_subject(life), message);
+        let reply = tokio::time::timeout(DOUBT, asking).await.ok()?.ok()?;
+        match frame::unpack(&reply.payload).ok()?.0 {
+            RpcReply::Runs { runs } => Some(runs),
+            _ => None,
+        }
+    }
+
+    /// The clock of another host now, as far as this host has learnt it.
+    fn clock_of(&self, life: &str) -> u64 {
+        let ahead = lock(&self.clocks).get(life).copied().unwrap_or_default();
+        clock_milliseconds().saturating_add_signed(ahead)
+    }
+
+    fn learn_clock(&self, life: &str, now: u64) {
+        let mut clocks = lock(&self.clocks);
+        if clocks.len() >= MAX_CLOCKS {
+            clocks.clear();
+        }
+        clocks.insert(life.to_owned(), now.wrapping_sub(clock_milliseconds()).cast_signed());
+    }
+
+    /// Has another host answer a request; `take` if it may take the sandbox that it is about.
+    pub(super) async fn forward(
+        self: &Arc<Self>,
+        life: &str,
+        #[cfg_attr(not(feature = "otel"), allow(unused_mut, reason = "traces are handed on"))]
+        mut request: Request<Body>,
+        take: bool,
+    ) -> ForwardResult {
+        let span = tracing::debug_span!("forward", otel.kind = "client", afresh.host = life);
+        #[cfg(feature = "otel")]
+        crate::otel::hand_on(&span, request.headers_mut());
+        self.send_on(life, request, take).instrument(span).await
+    }
+
+    async fn send_on(
+        self: &Arc<Self>,
+        life: &str,
+        request: Request<Body>,
+        take: bool,
+    ) -> ForwardResult {
+        let (parts, body) = request.into_parts();
+        lock(&self.members).sent(life);
+        let most = self.piece();
+        let mut body = BodyReader::new(body);
+        let (first, whole) = match body.next(most).await {
+            Ok(piece) => piece,
+            Err(error) => return ForwardResult::Answered(broken(&error).into_response()),
+        };
+        let open = RpcRequest::Open {
+            method: parts.method.to_string(),
+            uri: parts.uri.to_string(),
+            headers: frame::pairs(&parts.headers),
+            whole,
+            take,
+        };
+        let back = |parts: Parts, first: Bytes, body: BodyReader| {
+            let (over, rest) = body.left();
+            let body = match whole {
+                true => Body::from(first),
+                false => {
+                    let first = Some(Bytes::from([first, over].concat()));
+                    Body::new(PrefixedBody { first, rest: Box::pin(rest) })
+                }
+            };
+            ForwardResult::NotThere(Request::from_parts(parts, body))
+        };
+        let mut replied = self.ask(life, open, &first).await;
+        if let Err(RpcError::Nobody) | Ok((RpcReply::Elsewhere, _)) = &replied {
+            return back(parts, first, body);
+        }
+        let mut done = whole;
+        while let Ok((RpcReply::Go { id }, _)) = &replied {
+            let id = *id;
+            if done {
+                break;
+            }
+            let (piece, last) = match body.next(most).await {
+                Ok(piece) => piece,
+                Err(error) => {
+                    let _ = self.ask(life, RpcRequest::End { id }, &[]).await;
+                    return ForwardResult::Answered(broken(&error).into_response());
+                }
+            };
+            done = last;
+            replied = self.ask(life, RpcRequest::More { id, last }, &piece).await;
+        }
+        let answered = match replied {
+            Ok((RpcReply::Answer { id, status, headers, whole }, piece)) => {
+                self.response(life, (id, status, &headers, whole), piece)
+            }
+            // Its body was consumed, so it cannot be sent again from here.
+            Ok((RpcReply::Elsewhere, _)) | Err(RpcError::Nobody) => Err(ErrorResponse::busy(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the sandbox has just moved to another host; try again",
+            )),
+            Ok((RpcReply::Gone { why }, _)) => {
+                tracing::warn!(why, life, "another host did not answer");
+                Err(lost())
+            }
+            Ok(_) => Err(ErrorResponse::host()),
+            Err(RpcError::Unknown(refusal)) => Err(refusal),
+        };
+        ForwardResult::Answered(answered.unwrap_or_else(IntoResponse::into_response))
+    }
+
+    fn response(
+        self: &Arc<Self>,
+        life: &str,
+        (id, status, headers, whole): (u64, u16, &frame::Pairs, bool),
+        piece: Bytes,
+    ) -> Result<Response, ErrorResponse> {
+        let damaged = |_| ErrorResponse::host();
+        let body = match whole {
+            true => Body::from(piece),
+            false => {
+                let rest = RemoteBody {
+                    fleet: self.clone(),
+                    life: life.to_owned(),
+                    id,
+                    waits: None,
+                    over: false,
+                };
+                Body::new(PrefixedBody { first: Some(piece), rest: Box::pin(rest) })
+            }
+        };
+        let mut response = Response::new(body);
+        *response.status_mut() = frame::status(status).map_err(damaged)?;
+        *response.headers_mut() = frame::headers(headers).map_err(damaged)?;
+        Ok(response)
+    }
+}
+
+fn broken(error: &axum::Error) -> ErrorResponse {
+    use crate::body::BodyError;
+    let cut = std::error::Error::source(error).map(std::string::ToString::to_string);
+    let text = cut.unwrap_or_else(|| error.to_string());
+    let status = match text {
+        text if text == BodyError::<std::convert::Infallible>::TooSlow.to_string() => {
+            StatusCode::REQUEST_TIMEOUT
+        }
+        ref text if text.contains("larger than") => StatusCode::PAYLOAD_TOO_LARGE,
+        _ => StatusCode::BAD_REQUEST,
+    };
+    ErrorResponse::new(status, error.to_string())
+}
+
+/// A piece, and the rest of the body.
+struct PrefixedBody<B> {
+    first: Option<Bytes>,
+    rest: Pin<Box<B>>,
+}
+
+impl<B: HttpBody<Data = Bytes>> HttpBody for PrefixedBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        match self.first.take() {
+            Some(first) => Poll::Ready(Some(Ok(Frame::data(first)))),
+            None => self.rest.as_mut().poll_frame(context),
+        }
+    }
+}
+
+type Next = Pin<Box<dyn Future<Output = Option<(Bytes, bool)>> + Send>>;
+
+/// The rest of an answer, which the other host is asked for piece by piece, as the client takes it.
+struct RemoteBody {
+    fleet: Arc<Fleet>,
+    life: String,
+    id: u64,
+    waits: Option<Next>,
+    over: bool,
+}
+
+/// The other host gave no further piece.
+#[derive(Debug, thiserror::Error)]
+#[error("the host that answers was lost in the middle of its answer")]
+struct CutOff;
+
+impl HttpBody for RemoteBody {
+    type Data = Bytes;
+    type Error = CutOff;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+        let this = &mut *self;
+        if this.over {
+            return Poll::Ready(None);
+        }
+        let waits = this.waits.get_or_insert_with(|| {
+            let (fleet, life, id) = (this.fleet.clone(), this.life.clone(), this.id);
+            Box::pin(async move {
+                match fleet.ask(&life, RpcRequest::Next { id }, &[]).await {
+                    Ok((RpcReply::Piece { last }, piece)) => Some((piece, last)),
+                    _ => None,
+                }
+            })
+        });
+        let next = std::task::ready!(waits.as_mut().poll(context));
+        this.waits = None;
+        match next {
+            Some((piece, last)) => {
+                this.over = last;
+                if piece.is_empty() {
+                    return Poll::Ready(None);
+                }
+                Poll::Ready(Some(Ok(Frame::data(piece))))
+            }
+            None => {
+                this.over = true;
+                Poll::Ready(Some(Err(CutOff)))
+            }
+        }
+    }
+}
+
+impl Drop for RemoteBody {
+    fn drop(&mut self) {
+        if !self.over
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            let (fleet, life, id) = (self.fleet.clone(), std::mem::take(&mut self.life), self.id);
+            runtime.spawn(async move { drop(fleet.ask(&life, RpcRequest::End { id }, &[]).await) });
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! Answering other hosts: requests that come by NATS are answered as those that come by HTTP.
+//!
+//! Promises: transfers are bounded in number, and dropped when their caller is silent. The answer of a
+//! sandbox that was lost is not sent.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use async_nats::service::{Request as Asked, ServiceExt};
+use axum::body::Body;
+use axum::response::Response;
+use bytes::{Bytes, BytesMut};
+use futures_util::{FutureExt, StreamExt};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::BodyExt;
+use hyper::header::CONTENT_LENGTH;
+use hyper::{HeaderMap, Method, Request};
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::clock::clock_milliseconds;
+use super::frame::{self, Call, Damaged, RpcReply, RpcRequest};
+use super::{Fleet, lock};
+
+/// Requests of other hosts that are under way at the same time.
+const TRANSFERS: usize = 4096;
+/// How long a request is kept that its host does not ask about: a piece of a body comes at least so often.
+const FORGOTTEN: Duration = Duration::from_secs(60);
+
+/// A request that was on its way for longer begins nothing.
+const MAX_DELAY: u64 = 2000;
+
+/// Whether a message was too long on its way, by this host's clock in milliseconds. One from the future was sent by a host
+/// that has not learnt this clock.
+fn is_late(sent: u64, now: u64) -> bool {
+    sent > now.saturating_add(MAX_DELAY) || now.saturating_sub(sent) > MAX_DELAY
+}
+
+/// A call that is worked on.
+struct RunningCall {
+    fleet: Arc<Fleet>,
+    key: u64,
+}
+
+impl RunningCall {
+    fn begin(fleet: &Arc<Fleet>, key: u64) -> Self {
+        lock(&fleet.running).insert(key);
+        Self { fleet: fleet.clone(), key }
+    }
+}
+
+impl Drop for RunningCall {
+    fn drop(&mut self) {
+        lock(&self.fleet.running).remove(&self.key);
+    }
+}
+
+/// A request of another host that is under way.
+pub(crate) struct Transfer {
+    state: Mutex<State>,
+    touched: std::sync::Mutex<Instant>,
+}
+
+struct State {
+    /// Where further pieces of the request go.
+    body: Option<mpsc::Sender<Bytes>>,
+    /// The answer that is worked on.
+    answer: Option<Answer>,
+    /// The rest of the response body.
+    rest: Option<BodyReader>,
+}
+
+/// An answer on its way; dropping it gives the call up.
+struct Answer(JoinHandle<Option<Response>>);
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A body that is given in pieces.
+pub(super) struct BodyReader {
+    body: Body,
+    over: BytesMut,
+}
+
+impl BodyReader {
+    pub(super) fn new(body: Body) -> Self {
+        Self { body, over: BytesMut::new() }
+    }
+
+    /// Bytes that were read and not returned yet, and the unread body.
+    pub(super) fn left(self) -> (Bytes, Body) {
+        (self.over.freeze(), self.body)
+    }
+
+    /// The next piece: as much as there is now, at most `most`, and at least something unless it was the last.
+    pub(super) async fn next(&mut self, most: usize) -> Result<(Bytes, bool), axum::Error> {
+        loop {
+            if self.over.len() >= most {
+                return Ok((self.over.split_to(most).freeze(), false));
+            }
+            let frame = match self.body.frame().now_or_never() {
+                Some(frame) => frame,
+                None if !self.over.is_empty() => return Ok((self.over.split().freeze(), false)),
+                None => self.body.frame().await,
+            };
+            match frame {
+                None => return Ok((self.over.split().freeze(), true)),
+                Some(frame) => {
+                    if let Ok(data) = frame?.into_data() {
+                        self.over.extend_from_slice(&data);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A request body whose pieces arrive one by one.
+struct Pieces {
+    first: Option<Bytes>,
+    more: Option<mpsc::Receiver<Bytes>>,
+    left: Option<u64>,
+}
+
+impl HttpBody for Pieces {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let piece = match self.first.take().filter(|first| !first.is_empty()) {
+            Some(first) => Some(first),
+            None => match &mut self.more {
+                Some(more) => std::task::ready!(more.poll_recv(context)),
+                None => None,
+            },
+        };
+        if let (Some(left), Some(piece)) = (&mut self.left, &piece) {
+            *left = left.saturating_sub(piece.len() as u64);
+        }
+        Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.more.is_none() && self.first.as_ref().is_none_or(Bytes::is_empty)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match (self.left, &self.first) {
+            (Some(left), _) => SizeHint::with_exact(left),
+            (None, Some(first)) if self.more.is_none() => SizeHint::with_exact(first.len() as u64),
+            (None, None) if self.more.is_none() => SizeHint::with_exact(0),
+            _ => SizeHint::default(),
+        }
+    }
+}
+
+/// Answers messages to this host.
+pub(super) async fn listen(fleet: &Arc<Fleet>) -> Result<(), afresh::Cause> {
+    let service = fleet
+        .links
+        .client
+        .service_builder()
+        .description(
+            "warm guests and sandboxes, each request answered by the host that holds what it needs",
+        )
+        .start("afresh", env!("CARGO_PKG_VERSION"))
+        .await
+        .map_err(|error| error.to_string())?;
+    let subject = fleet.links.subject(&format!("host.{}", fleet.node));
+    let mut calls = service
+        .group(subject)
+        .endpoint_builder()
+        .name("call")
+        .queue_group(fleet.node.clone())
+        .add("call")
+        .await
+        .map_err(|error| error.to_string())?;
+    let this = Arc::downgrade(fleet);
+    fleet.spawn(async move {
+        // It ends with its service.
+        let _service = service;
+        while let Some(asked) = calls.next().await {
+            let Some(fleet) = this.upgrade() else { return };
+            tokio::spawn(async move { fleet.heard(asked).await });
+        }
+    });
+    let this = Arc::downgrade(fleet);
+    fleet.spawn(async move {
+        while let Some(fleet) = this.upgrade() {
+            let old = |transfer: &Arc<Transfer>| lock(&transfer.touched).elapsed() > FORGOTTEN;
+            // One that works on its answer is asked about when it has it.
+            lock(&fleet.transfers).retain(|_, one| !old(one) || one.state.try_lock().is_err());
+            drop(fleet);
+            tokio::time::sleep(FORGOTTEN / 4).await;
+        }
+    });
+    Ok(())
+}
+
+impl Fleet {
+    pub(super) fn piece(&self) -> usize {
+        frame::piece(self.links.client.max_payload())
+    }
+
+    async fn heard(self: Arc<Self>, asked: Asked) {
+        let call = frame::unpack::<Call>(&asked.message.payload);
+        let key = call.as_ref().map_or(0, |(call, _)| call.key);
+        let running = RunningCall::begin(&self, key);
+        let answered = match call {
+            Ok((call, piece)) => self.answer_in_time(call, piece).await,
+            Err(damaged) => Err(damaged),
+        };
+        let (reply, piece) =
+            answered.unwrap_or_else(|Damaged| (gone("the message is damaged"), Bytes::new()));
+        let Ok(mut message) = frame::pack(&reply, &piece) else { return };
+        if message.len() > self.links.client.max_payload() {
+            // A guest sent too many headers; the caller gets an error.
+            let why = gone("the head of the answer is larger than a message between hosts may be");
+            let Ok(short) = frame::pack(&why, &[]) else { return };
+            message = short;
+        }
+        if let Err(error) = asked.respond(Ok(message)).await {
+            tracing::warn!(%error, "an answer was not sent to another host");
+        }
+        // On its way before the caller learns that the call does not run any more.
+        drop(running);
+    }
+
+    /// Answers a message that came in time. A message that NATS has kept begins nothing, since its sender may have given up.
+    async fn answer_in_time(
+        self: &Arc<Self>,
+        call: Call,
+        piece: Bytes,
+    ) -> Result<(RpcReply, Bytes), Damaged> {
+        match call.request {
+            RpcRequest::Open { .. } if is_late(call.sent, clock_milliseconds()) => {
+                Ok((RpcReply::Late { now: clock_milliseconds() }, Bytes::new()))
+            }
+            request => self.answer(request, piece).await,
+        }
+    }
+
+    async fn answer(
+        self: &Arc<Self>,
+        ask: RpcRequest,
+        piece: Bytes,
+    ) -> Result<(RpcReply, Bytes), Damaged> {
+        match ask {
+            RpcRequest::Open { method, uri, headers, whole, take } => {
+                let headers = frame::headers(&headers)?;
+                let method = Method::from_bytes(method.as_bytes()).map_err(|_| Damaged)?;
+                self.open(method, &uri, headers, piece, (whole, take)).await
+            }
+            RpcRequest::More { id, last } => {
+                let Some(transfer) = self.transfer(id) else {
+                    return Ok((gone("forgotten"), Bytes::new()));
+                };
+                let mut state = transfer.state.lock().await;
+                self.more(id, &mut state, piece, last).await
+            }
+            RpcRequest::Next { id } => {
+                let Some(transfer) = self.transfer(id) else {
+                    return Ok((gone("forgotten"), Bytes::new()));
+                };
+                let mut state = transfer.state.lock().await;
+                let Some(rest) = &mut state.rest else {
+                    return Ok((gone("no answer yet"), Bytes::new()));
+                };
+                match rest.next(self.piece()).await {
+                    Ok((piece, last)) => {
+                        if last {
+                            lock(&self.transfers).remove(&id);
+                        }
+                        Ok((RpcReply::Piece { last }, piece))
+                    }
+                    Err(error) => {
+                        lock(&self.transfers).remove(&id);
+                        Ok((gone(&error.to_string()), Bytes::new()))
+                    }
+                }
+            }
+            RpcRequest::End { id } => {
+                lock(&self.transfers).remove(&id);
+                Ok((RpcReply::Piece { last: true }, Bytes::new()))
+            }
+            RpcRequest::Running { key } => {
+                let runs = lock(&self.running).contains(&key);
+                Ok((RpcReply::Runs { runs }, Bytes::new()))
+            }
+        }
+    }
+
+    fn transfer(&self, id: u64) -> Option<Arc<Transfer>> {
+        let transfer = lock(&self.transfers).get(&id).cloned()?;
+        *lock(&transfer.touched) = Instant::now();
+        Some(transfer)
+    }
+
+    async fn open(
+        self: &Arc<Self>,
+        method: Method,
+        uri: &str,
+        headers: HeaderMap,
+        piece: Bytes,
+        (whole, take): (bool, bool),
+    ) -> Result<(RpcReply, Bytes), Damaged> {
+        let length =
+            headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        let (body, more) = match whole {
+            true => (None, None),
+            false => {
+                let (sender, receiver) = mpsc::channel(1);
+                (Some(sender), Some(receiver))
+            }
+        };
+        let left = if whole { Some(piece.len() as u64) } else { length };
+        let pieces = Pieces { first: Some(piece), more, left };
+        let mut request = Request::new(Body::new(pieces));
+        *request.method_mut() = method;
+        *request.uri_mut() = uri.parse().map_err(|_| Damaged)?;
+        *request.headers_mut() = headers;
+        let Some(shared) = self.shared() else {
+            return Ok((gone("the host is ending"), Bytes::new()));
+        };
+        let id = self.next_transfer.fetch_add(1, Ordering::Relaxed);
+        let transfer = Arc::new(Transfer {
+            state: Mutex::new(State { body, answer: None, rest: None }),
+            touched: std::sync::Mutex::new(Instant::now()),
+        });
+        let mut state = transfer.state.lock().await;
+        {
+            let mut transfers = lock(&self.transfers);
+            if transfers.len() >= TRANSFERS {
+                // Nothing was begun, so it may be asked of another.
+                return Ok((RpcReply::Elsewhere, Bytes::new()));
+            }
+            transfers.insert(id, transfer.clone());
+        }
+        let answer = tokio::spawn(async move { shared.answer_other(request, take).await });
+        state.answer = Some(Answer(answer));
+        if whole {
+            self.finish(id, &mut state).await
+        } else {
+            Ok((RpcReply::Go { id }, Bytes::new()))
+        }
+    }
+
+    /// Passes a piece of the request body on; the answer may come before its end.
+    async fn more(
+        &self,
+        id: u64,
+        state: &mut State,
+        piece: Bytes,
+        last: bool,
+    ) -> Result<(RpcReply, Bytes), Damaged> {
+        let Some(body) = state.body.clone() else {
+            return Ok((gone("the body is over"), Bytes::new()));
+        };
+        let answered = match &mut state.answer {
+            Some(answer) => {
+                let mut sending = std::pin::pin!(body.send(piece));
+                loop {
+                    // A guest may answer before it has read all, and read no more.
+                    match tokio::time::timeout(Duration::from_millis(20), &mut sending).await {
+                        Ok(sent) => break sent.is_err(),
+                        Err(_) if answer.0.is_finished() => break true,
+                        Err(_) => {}
+                    }
+                }
+            }
+            None => true,
+        };
+        drop(body);
+        if last || answered {
+            state.body = None;
+            return self.finish(id, state).await;
+        }
+        Ok((RpcReply::Go { id }, Bytes::new()))
+    }
+
+    /// Waits for the answer, and gives its first piece.
+    async fn finish(&self, id: u64, state: &mut State) -> Result<(RpcReply, Bytes), Damaged> {
+        let forget = || lock(&self.transfers).remove(&id);
+        let Some(mut answer) = state.answer.take() else {
+            return Ok((gone("answered"), Bytes::new()));
+        };
+        let response = (&mut answer.0).await;
+        let response = match response {
+            Ok(Some(response)) => response,
+            Ok(None) => {
+                forget();
+                return Ok((RpcReply::Elsewhere, Bytes::new()));
+            }
+            Err(error) => {
+                tracing::error!(%error, "a request of another host was not answered");
+                forget();
+                return Ok((gone("the request failed"), Bytes::new()));
+            }
+        };
+        let (parts, body) = response.into_parts();
+        let mut rest = BodyReader::new(body);
+        let (piece, whole) = match rest.next(self.piece()).await {
+            Ok(piece) => piece,
+            Err(error) => {
+                forget();
+                return Ok((gone(&error.to_string()), Bytes::new()));
+            }
+        };
+        if whole {
+            forget();
+        } else {
+            state.rest = Some(rest);
+        }
+        let headers = frame::pairs(&parts.headers);
+        Ok((RpcReply::Answer { id, status: parts.status.as_u16(), headers, whole }, piece))
+    }
+}
+
+fn gone(why: &str) -> RpcReply {
+    RpcReply::Gone { why: why.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_that_was_kept_on_its_way_is_late() {
+        let now = 100_000;
+        assert!(!is_late(now, now) && !is_late(now - MAX_DELAY, now));
+        assert!(is_late(now - MAX_DELAY - 1, now));
+        // A host that does not know this clock learns it first, whichever is ahead.
+        assert!(is_late(0, now) && is_late(now + MAX_DELAY + 1, now) && is_late(u64::MAX, now));
+    }
+}

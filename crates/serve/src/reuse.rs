@@ -1,0 +1,100 @@
+//! Instances that may answer further requests, where a guest's owner asked for that.
+//!
+//! Promises: no instance answers more requests than it may, and an unused one is reset after a
+//! while. By default an instance answers one request, and never comes here.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Leases that have requests left.
+pub(crate) struct ReusePool<L> {
+    most: usize,
+    idle: Duration,
+    waiting: Mutex<Vec<Waiting<L>>>,
+}
+
+struct Waiting<L> {
+    lease: L,
+    used: usize,
+    since: Instant,
+}
+
+/// A lease in use, and how many requests it has answered before.
+pub(crate) struct Used<L> {
+    pub(crate) lease: L,
+    count: usize,
+}
+
+impl<L> ReusePool<L> {
+    pub(crate) fn new(most: usize, idle: Duration) -> Self {
+        Self { most: most.max(1), idle, waiting: Mutex::new(Vec::new()) }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Vec<Waiting<L>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lease that was put back last, if there is one.
+    pub(crate) fn take(&self) -> Option<Used<L>> {
+        if self.most == 1 {
+            return None;
+        }
+        let taken = self.waiting().pop()?;
+        (taken.since.elapsed() < self.idle)
+            .then_some(Used { lease: taken.lease, count: taken.used })
+    }
+
+    /// A lease that has answered nothing yet.
+    pub(crate) fn fresh(lease: L) -> Used<L> {
+        Used { lease, count: 0 }
+    }
+
+    /// Puts a lease back that has answered one request more. One that may answer no other is dropped.
+    pub(crate) fn put(&self, used: Used<L>) {
+        let count = used.count + 1;
+        if count < self.most {
+            let waiting = Waiting { lease: used.lease, used: count, since: Instant::now() };
+            self.waiting().push(waiting);
+        }
+    }
+
+    /// Drops those that have waited for too long.
+    pub(crate) fn sweep(&self) {
+        let mut waiting = self.waiting();
+        // The oldest come first.
+        let old = waiting.iter().take_while(|w| w.since.elapsed() >= self.idle).count();
+        let old: Vec<_> = waiting.drain(..old).collect();
+        drop(waiting);
+        // Outside of the lock: bringing an instance back takes time.
+        drop(old);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_answers_no_more_requests_than_it_may() {
+        let shelf = ReusePool::new(3, Duration::from_secs(600));
+        let mut used = ReusePool::fresh("lease");
+        for _ in 0..2 {
+            shelf.put(used);
+            used = shelf.take().expect("it may answer another");
+        }
+        shelf.put(used);
+        assert!(shelf.take().is_none());
+    }
+
+    #[test]
+    fn by_default_nothing_is_kept_and_what_is_idle_is_dropped() {
+        let one = ReusePool::new(1, Duration::from_secs(600));
+        one.put(ReusePool::fresh(()));
+        assert!(one.take().is_none() && one.waiting().is_empty());
+        let short = ReusePool::new(9, Duration::ZERO);
+        short.put(ReusePool::fresh(()));
+        assert_eq!(short.waiting().len(), 1);
+        short.sweep();
+        assert!(short.waiting().is_empty());
+    }
+}

@@ -1,0 +1,153 @@
+//! Extensions to E2B: named checkpoints, rollbacks, the tree of states, and differences.
+//!
+//! `openapi.json` describes it, and a test holds it against the routes.
+
+use std::sync::atomic::Ordering;
+
+use afresh::snapshot::SnapshotInfo;
+use afresh::{Checkpoint, Session};
+use axum::extract::{Path, Query};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use hyper::StatusCode;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::connect::went_back;
+use super::one::{MARK, refused};
+use super::routes::{Answer, TenantSandbox, answer, json, short};
+use crate::error_response::ErrorResponse;
+
+/// The OpenAPI description of the operations.
+const OPENAPI: &str = include_str!("openapi.json");
+
+/// Most states in a sandbox's tree: each holds pages, and a name.
+const STATES: usize = 1000;
+
+/// Most ranges of pages that a difference lists.
+const RANGES: usize = 1000;
+
+#[derive(Deserialize)]
+pub(super) struct CheckpointName {
+    name: String,
+}
+
+#[derive(Deserialize)]
+pub(super) struct RollbackTarget {
+    to: String,
+}
+
+#[derive(Deserialize)]
+pub(super) struct DiffRequest {
+    from: String,
+    to: String,
+}
+
+/// The state that a client means: a name, or an id as the tree lists it.
+fn find<'a>(session: &Session, text: &'a str) -> Checkpoint<'a> {
+    let by_id = session.tree().into_iter().find(|state| state.id.to_string() == text);
+    by_id.map_or(Checkpoint::Name(text), |state| Checkpoint::Id(state.id))
+}
+
+pub(super) async fn checkpoint(chosen: TenantSandbox, body: Bytes) -> Answer {
+    let CheckpointName { name } = json(&body)?;
+    if name == MARK {
+        return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, "a checkpoint has a name"));
+    }
+    short([&name])?;
+    let (all, sandbox) = chosen.sandbox()?;
+    let own = sandbox.clone();
+    let made = all
+        .with(&sandbox, move |session| {
+            if session.tree().len() >= STATES {
+                let message = format!("a sandbox has at most {STATES} states; drop a checkpoint");
+                return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
+            }
+            own.branched.store(true, Ordering::Relaxed);
+            let id = session.checkpoint(&name).map_err(|error| refused(&error))?;
+            Ok(json!({"checkpointID": id.to_string(), "name": name}))
+        })
+        .await?;
+    Ok(answer(StatusCode::CREATED, &made))
+}
+
+pub(super) async fn drop_checkpoint(
+    chosen: TenantSandbox,
+    Path((_, checkpoint)): Path<(String, String)>,
+) -> Answer {
+    let (all, sandbox) = chosen.sandbox()?;
+    all.with(&sandbox, move |session| {
+        let state = find(session, &checkpoint);
+        session.drop_checkpoint(state).map_err(|error| refused(&error))
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+pub(super) async fn rollback(chosen: TenantSandbox, body: Bytes) -> Answer {
+    let RollbackTarget { to } = json(&body)?;
+    let (all, sandbox) = chosen.sandbox()?;
+    let commands = sandbox.commands.clone();
+    let at = all
+        .with(&sandbox, move |session| {
+            let state = find(session, &to);
+            let at = session.rollback(state).map_err(|error| refused(&error))?;
+            commands.dismiss(&went_back());
+            Ok(at)
+        })
+        .await?;
+    Ok(answer(StatusCode::OK, &json!({"checkpointID": at.to_string()})))
+}
+
+/// A state of the tree. Those that pieces of code began in have no name.
+fn state(info: &SnapshotInfo) -> Value {
+    json!({
+        "checkpointID": info.id.to_string(),
+        "parentID": info.parent.map(|parent| parent.to_string()),
+        "name": info.name.as_deref().filter(|name| *name != MARK),
+        "storedPages": info.stored_pages,
+        "ownPages": info.own_pages,
+        "ownBytes": info.own_bytes,
+    })
+}
+
+pub(super) async fn tree(chosen: TenantSandbox) -> Answer {
+    let (all, sandbox) = chosen.sandbox()?;
+    let tree = all
+        .with(&sandbox, |session| {
+            let states: Vec<Value> = session.tree().iter().map(state).collect();
+            Ok(json!({"at": session.at().to_string(), "states": states}))
+        })
+        .await?;
+    Ok(answer(StatusCode::OK, &tree))
+}
+
+pub(super) async fn diff(
+    chosen: TenantSandbox,
+    Query(DiffRequest { from, to }): Query<DiffRequest>,
+) -> Answer {
+    let (all, sandbox) = chosen.sandbox()?;
+    let differs = all
+        .with(&sandbox, move |session| {
+            let (from, to) = (find(session, &from), find(session, &to));
+            let found = session.diff(from, to).map_err(|error| refused(&error))?;
+            let ranges = found.ranges.iter().take(RANGES).map(|(memory, range)| {
+                json!({"memory": memory, "start": range.start, "end": range.end()})
+            });
+            let ranges: Vec<Value> = ranges.collect();
+            Ok(json!({
+                "pages": found.pages,
+                "bytes": found.bytes,
+                "state": found.state,
+                "ranges": ranges,
+            }))
+        })
+        .await?;
+    Ok(answer(StatusCode::OK, &differs))
+}
+
+pub(super) async fn openapi() -> Response {
+    let kind = HeaderValue::from_static("application/json");
+    ([(CONTENT_TYPE, kind)], OPENAPI).into_response()
+}

@@ -1,0 +1,263 @@
+//! The end of sandboxes, and the care of idle ones: killing, sweeping, tidying, and saving all when the server ends.
+//!
+//! Promises: a killed sandbox is gone for all clients at once, also during a call; no saved state is
+//! removed while an entry names it.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use afresh::Reference;
+
+use super::connect::ConnectError;
+use super::ledger::internal;
+use super::one::{Residency, Sandbox};
+use super::registry::{Sandboxes, blocking, lock};
+use super::template::kept;
+use crate::error_response::ErrorResponse;
+
+/// How long a client waits for the end of a sandbox that is being called.
+const ENDING: Duration = Duration::from_secs(1);
+/// Longer than one slice of background work of a sandbox.
+const SLICE: Duration = Duration::from_millis(200);
+/// How often, and after how long each time, it is tried again to strike one out.
+const TRIES: u32 = 720;
+const LATER: Duration = Duration::from_secs(5);
+/// How often memory is measured.
+const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a server that ends tries to save its sandboxes where it is refused.
+const SAVE_ALL_TIMEOUT: Duration = Duration::from_secs(30);
+const SAVE_RETRY_INTERVAL: Duration = Duration::from_millis(250);
+
+/// A sandbox that is being killed, for as long as its end may take.
+struct KillGuard {
+    all: Arc<Mutex<HashMap<String, Arc<str>>>>,
+    id: String,
+}
+
+impl KillGuard {
+    /// `None` if it is being killed already.
+    fn begin(all: &Arc<Mutex<HashMap<String, Arc<str>>>>, sandbox: &Sandbox) -> Option<Self> {
+        let id = sandbox.id.clone();
+        match lock(all).entry(id.clone()) {
+            Entry::Occupied(_) => return None,
+            Entry::Vacant(place) => place.insert(sandbox.tenant.clone()),
+        };
+        Some(Self { all: all.clone(), id })
+    }
+}
+
+impl Drop for KillGuard {
+    fn drop(&mut self) {
+        lock(&self.all).remove(&self.id);
+    }
+}
+
+/// Whether a sandbox is idle. A running slice of background work is waited for.
+async fn is_free(sandbox: &Sandbox) -> bool {
+    match sandbox.commands.is_slicing() {
+        true => tokio::time::timeout(SLICE, sandbox.life.lock()).await.is_ok(),
+        false => sandbox.life.try_lock().is_ok(),
+    }
+}
+
+fn is_over(sandbox: &Sandbox) -> bool {
+    sandbox.times().ends <= SystemTime::now()
+}
+
+/// A sandbox in the sweep: it is being ended or saved.
+struct SweepGuard(Arc<Sandbox>);
+
+impl SweepGuard {
+    /// None while that is under way.
+    fn begin(sandbox: &Arc<Sandbox>) -> Option<Self> {
+        (!sandbox.sweeping.swap(true, Ordering::Relaxed)).then(|| Self(sandbox.clone()))
+    }
+}
+
+impl Drop for SweepGuard {
+    fn drop(&mut self) {
+        self.0.sweeping.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Sandboxes {
+    /// Ends a sandbox, and forgets it.
+    pub(super) async fn kill(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+    ) -> Result<(), ErrorResponse> {
+        // Before it is missed anywhere, and until the ledger has no entry of it.
+        let Some(killed) = KillGuard::begin(&self.killed, sandbox) else {
+            return Err(Sandbox::not_found(&sandbox.id));
+        };
+        if lock(&self.all).remove(&sandbox.id).is_none() {
+            return Err(Sandbox::not_found(&sandbox.id));
+        }
+        let (this, sandbox) = (self.clone(), sandbox.clone());
+        let ending = tokio::spawn(async move {
+            *sandbox.life.clone().lock_owned().await = Residency::Gone;
+            sandbox.commands.end(&ConnectError::new("aborted", "the sandbox was killed"));
+            let struck = this.strike(&sandbox).await;
+            if struck.is_err() {
+                tokio::spawn(this.strike_later(sandbox, killed));
+            }
+            struck
+        });
+        // No client finds it any more. A running call may last, and is not waited for.
+        match tokio::time::timeout(ENDING, ending).await {
+            Ok(Ok(ended)) => ended,
+            Ok(Err(error)) => Err(internal(&error)),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Removes a killed sandbox from the ledger, and then from the store.
+    async fn strike(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), ErrorResponse> {
+        self.ledger.gone(sandbox).await?;
+        let (this, name) = (self.clone(), format!("sandbox-{}", sandbox.id));
+        blocking(move || {
+            this.untag(&name);
+            Ok(())
+        })
+        .await
+    }
+
+    /// The same, once the ledger answers again. Until then this host does not take it from there.
+    async fn strike_later(self: Arc<Self>, sandbox: Arc<Sandbox>, _killed: KillGuard) {
+        for _ in 0..TRIES {
+            tokio::time::sleep(LATER).await;
+            if self.strike(&sandbox).await.is_ok() {
+                return;
+            }
+        }
+        tracing::error!(id = sandbox.id, "a sandbox that was killed is still in the books");
+    }
+
+    /// Takes a name out of the store, if it is there.
+    pub(super) fn untag(&self, name: &str) {
+        let place: Result<Reference, _> = kept(&self.config.dir, name).parse();
+        if let Ok(store) = place.map_err(drop).and_then(|r| r.place().store().map_err(drop)) {
+            // A sandbox that was never saved has none.
+            let _ = store.untag(name);
+            self.litter.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Starts to end expired sandboxes and to save idle ones.
+    pub(crate) fn sweep(self: &Arc<Self>) {
+        if !self.ledger.safe() {
+            return;
+        }
+        let all: Vec<_> = lock(&self.all).values().cloned().collect();
+        for sandbox in all {
+            if !sandbox.times().paused
+                && (is_over(&sandbox) || self.is_idle(&sandbox))
+                && let Some(swept) = SweepGuard::begin(&sandbox)
+            {
+                tokio::spawn(self.clone().sweep_one(swept));
+            }
+        }
+        self.measure_memory();
+        tokio::spawn(self.clone().tidy());
+    }
+
+    /// Measures memory once in a while, so that most admissions need not.
+    fn measure_memory(&self) {
+        let mut measured = lock(&self.measured);
+        if measured.elapsed() >= MEASURE_INTERVAL {
+            *measured = Instant::now();
+            let memory = self.memory.clone();
+            tokio::task::spawn_blocking(move || memory.measure());
+        }
+    }
+
+    /// Whether a sandbox is idle, so that it can be saved.
+    fn is_idle(&self, sandbox: &Sandbox) -> bool {
+        sandbox.times().used.elapsed() >= self.config.idle_timeout
+            && !sandbox.branched.load(Ordering::Relaxed)
+            && !sandbox.commands.is_driven()
+            && !sandbox.commands.in_use()
+    }
+
+    /// Ends or saves one sandbox. The end of its time waits for no save of another, but where it is to be saved itself.
+    async fn sweep_one(self: Arc<Self>, swept: SweepGuard) {
+        let sandbox = &swept.0;
+        // One that is being called gets its turn later.
+        if !is_free(sandbox).await {
+            return;
+        }
+        let pauses = sandbox.times().pause_at_end;
+        let result = if is_over(sandbox) && !pauses {
+            self.kill(sandbox).await
+        } else {
+            let saving = if is_over(sandbox) { &self.pausing } else { &self.saving };
+            // Never closed.
+            let _place = saving.acquire().await;
+            let is_live =
+                sandbox.life.try_lock().is_ok_and(|life| matches!(*life, Residency::Live(_)));
+            if is_over(sandbox) && pauses {
+                self.save(sandbox, true, false).await
+            } else if is_live && self.is_idle(sandbox) {
+                self.save(sandbox, false, false).await
+            } else {
+                Ok(())
+            }
+        };
+        if let Err(refusal) = result {
+            tracing::warn!(id = sandbox.id, why = refusal.message, "not saved or ended");
+        }
+    }
+
+    /// Removes unreferenced objects from the store at intervals. Open ones stay readable.
+    async fn tidy(self: Arc<Self>) {
+        if lock(&self.tidied).elapsed() < self.config.tidy_interval
+            || !self.litter.swap(false, Ordering::Relaxed)
+        {
+            return;
+        }
+        *lock(&self.tidied) = Instant::now();
+        let this = self.clone();
+        let tidied = blocking(move || {
+            let place: Reference =
+                kept(&this.config.dir, "any").parse().map_err(|error| internal(&error))?;
+            let store = place.place().store().map_err(|error| internal(&error))?;
+            store.gc().map_err(|error| internal(&error))
+        });
+        match tidied.await {
+            Ok(gone) => tracing::debug!(files = gone.files, bytes = gone.bytes, "tidied"),
+            Err(_) => self.litter.store(true, Ordering::Relaxed),
+        }
+    }
+
+    /// Saves every live sandbox, when the server ends; whether all of them are. A save that is refused for now is tried
+    /// again: servers that the fleet agrees over may be away for a moment.
+    pub(crate) async fn save_all(self: &Arc<Self>) -> bool {
+        let all: Vec<_> = {
+            let all = lock(&self.all);
+            self.ending.store(true, Ordering::Relaxed);
+            all.values().cloned().collect()
+        };
+        let until = Instant::now() + SAVE_ALL_TIMEOUT;
+        let mut complete = true;
+        for sandbox in all {
+            let paused = sandbox.times().paused;
+            loop {
+                let Err(refusal) = self.save(&sandbox, paused, true).await else { break };
+                if !refusal.later || Instant::now() >= until {
+                    tracing::error!(
+                        id = sandbox.id,
+                        why = refusal.message,
+                        "a sandbox is not saved: its calls since the last save are lost"
+                    );
+                    complete = false;
+                    break;
+                }
+                tokio::time::sleep(SAVE_RETRY_INTERVAL).await;
+            }
+        }
+        complete
+    }
+}

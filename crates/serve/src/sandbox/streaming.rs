@@ -1,0 +1,166 @@
+//! An answer that begins while its call still runs: the output, then the result.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
+
+use afresh_interpreter::{Answer, RUN, Thrown};
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame};
+
+use super::byte_channel::Receiver;
+use super::one::{Sandbox, run};
+use super::output_router::EncodeOutput;
+use super::registry::Sandboxes;
+use crate::body::Chunked;
+use crate::error_response::ErrorResponse;
+
+/// The form of a run's answer.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    /// The first bytes, with the number of the run.
+    pub(super) head: fn(u64) -> Vec<u8>,
+    /// The output.
+    pub(super) tell: EncodeOutput,
+    /// The result, and the end.
+    pub(super) last: fn(&Answer) -> Vec<u8>,
+}
+
+/// Runs code in a sandbox. The answer begins with the first thing that is printed; what prints nothing is answered whole, and a refusal
+/// before that is one.
+pub(super) async fn told(
+    all: Arc<Sandboxes>,
+    sandbox: Arc<Sandbox>,
+    source: String,
+    shape: Shape,
+) -> Result<Response, ErrorResponse> {
+    let language = all.template(&sandbox.template).language;
+    let (mut speaker, own) = (all.speaker(&sandbox), sandbox.clone());
+    let printed = speaker.tell_code(shape.tell);
+    let running: Running = Box::pin(async move {
+        let ran = all.with(&sandbox, move |session| {
+            let mut mark = own.mark.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let head = (shape.head)(own.runs.fetch_add(1, Ordering::Relaxed) + 1);
+            speaker.begin(head.clone());
+            let answer = run(session, language, (RUN, &source), &mut mark, &mut speaker)?;
+            Ok((head, answer))
+        });
+        ran.await
+    });
+    begun(printed, running, shape.last).await
+}
+
+/// The answer, once there is output.
+async fn begun(
+    mut printed: Receiver,
+    mut running: Running,
+    last: fn(&Answer) -> Vec<u8>,
+) -> Result<Response, ErrorResponse> {
+    tokio::select! {
+        biased;
+        Some(first) = printed.take() => {
+            let told = StreamingBody { first: Some(first), printed, running: Some(running), last };
+            let mut response = Response::new(Body::new(told));
+            response.extensions_mut().insert(Chunked);
+            Ok(response)
+        }
+        ran = &mut running => {
+            let (head, answer) = ran?;
+            // It may have printed something and ended since it was looked for; the head is with that then.
+            let mut whole = Vec::new();
+            while let Some(piece) = printed.try_take() {
+                whole.extend_from_slice(&piece);
+            }
+            if whole.is_empty() {
+                whole = head;
+            }
+            whole.extend(last(&answer));
+            Ok(Response::new(Body::from(whole)))
+        }
+    }
+}
+
+/// Returns the first bytes and the result.
+type Running = Pin<Box<dyn Future<Output = Result<(Vec<u8>, Answer), ErrorResponse>> + Send>>;
+
+struct StreamingBody {
+    first: Option<Bytes>,
+    printed: Receiver,
+    /// `None` at the end.
+    running: Option<Running>,
+    last: fn(&Answer) -> Vec<u8>,
+}
+
+impl HttpBody for StreamingBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
+        // It ends with the call, whose result comes after all output.
+        if let Some(piece) = ready!(self.printed.poll_take(context)) {
+            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        }
+        let Some(running) = &mut self.running else { return Poll::Ready(None) };
+        let ran = ready!(running.as_mut().poll(context));
+        self.running = None;
+        let answer = match ran {
+            Ok((_, answer)) => answer,
+            // An error that would have been a status before the first byte.
+            Err(refusal) => {
+                let name = "SandboxError".to_owned();
+                Answer::Threw(Thrown { name, message: refusal.message, trace: None })
+            }
+        };
+        Poll::Ready(Some(Ok(Frame::data((self.last)(&answer).into()))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::super::byte_channel::{Sender, byte_channel};
+    use super::*;
+
+    fn told(running: impl FnOnce(Sender) -> Running) -> String {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let (giver, printed) = byte_channel();
+            let begun = begun(printed, running(giver), |_| b" end".to_vec()).await.unwrap();
+            let body = begun.into_body().collect().await.unwrap().to_bytes();
+            String::from_utf8(body.to_vec()).unwrap()
+        })
+    }
+
+    #[test]
+    fn what_is_printed_is_told_however_soon_the_call_ends() {
+        let silent = told(|_| Box::pin(async { Ok((b"head".to_vec(), Answer::Done)) }));
+        assert_eq!(silent, "head end");
+        // Both within one look.
+        let quick = told(|giver| {
+            Box::pin(async move {
+                giver.give("head printed".into()).await;
+                Ok((b"head".to_vec(), Answer::Done))
+            })
+        });
+        assert_eq!(quick, "head printed end");
+        let slow = told(|giver| {
+            Box::pin(async move {
+                giver.give("head one".into()).await;
+                drop(giver);
+                tokio::task::yield_now().await;
+                Ok((b"head".to_vec(), Answer::Done))
+            })
+        });
+        assert_eq!(slow, "head one end");
+    }
+}

@@ -1,0 +1,216 @@
+//! Connections from outside to programs that listen in a sandbox, and their bytes.
+//!
+//! Promises: waiting bytes are bounded on either side, and a slow client delays only the program that writes to it. A rollback ends
+//! the connections.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use afresh::linux::InboundConnection;
+use afresh::{CallError, Lease};
+use bytes::{Buf, Bytes, BytesMut};
+use hyper::StatusCode;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::sync::{Notify, mpsc};
+
+use super::one::{Sandbox, refused};
+use super::registry::{Operation, Sandboxes, lock};
+use crate::error_response::ErrorResponse;
+
+/// Bytes that wait to be taken by a program.
+const INBOX: usize = 64 << 10;
+/// Maximum bytes of one piece of output, and pieces that wait for a client.
+const PIECE: usize = 64 << 10;
+const PIECES: usize = 4;
+/// Most connections into one sandbox.
+const LINES: usize = 256;
+
+/// The connections into one sandbox.
+#[derive(Default)]
+pub(super) struct Tunnels {
+    all: Mutex<Vec<Arc<Tunnel>>>,
+    /// Bytes have passed since the last question.
+    moved: AtomicBool,
+}
+
+/// One of them.
+struct Tunnel {
+    dialed: InboundConnection,
+    inbox: Mutex<BytesMut>,
+    /// The inbox has room again, or it is over.
+    room: Notify,
+    over: AtomicBool,
+    outbox: mpsc::Sender<Bytes>,
+}
+
+impl Tunnel {
+    async fn send(&self, bytes: &[u8]) {
+        while !self.over.load(Ordering::Acquire) {
+            {
+                let mut inbox = lock(&self.inbox);
+                if inbox.len() < INBOX {
+                    inbox.extend_from_slice(bytes);
+                    return;
+                }
+            }
+            self.room.notified().await;
+        }
+    }
+
+    /// Senders that wait for room stop waiting.
+    fn end(&self) {
+        self.over.store(true, Ordering::Release);
+        self.room.notify_one();
+    }
+
+    /// Passes on as much as it can. The tunnel ends when the client left or the program hung up.
+    fn exchange(&self, lease: &mut Lease<'_>) -> Result<Transferred, CallError> {
+        let mut inbox = lock(&self.inbox);
+        let permit = match self.outbox.try_reserve() {
+            Ok(permit) => Some(permit),
+            Err(mpsc::error::TrySendError::Full(())) => None,
+            Err(mpsc::error::TrySendError::Closed(())) => return Ok(Transferred::Over),
+        };
+        let room = if permit.is_some() { PIECE } else { 0 };
+        let through = lease.exchange(self.dialed, &inbox, room)?;
+        let moved = through.taken > 0 || !through.given.is_empty();
+        if through.taken > 0 {
+            inbox.advance(through.taken);
+            self.room.notify_one();
+        }
+        if let Some(permit) = permit.filter(|_| !through.given.is_empty()) {
+            permit.send(through.given.into());
+        }
+        Ok(match (through.ended, moved) {
+            (true, _) => Transferred::Over,
+            (_, true) => Transferred::Something,
+            _ => Transferred::Nothing,
+        })
+    }
+}
+
+/// The outcome of an exchange.
+#[derive(PartialEq, Eq)]
+enum Transferred {
+    Nothing,
+    Something,
+    Over,
+}
+
+impl Tunnels {
+    /// Passes waiting bytes in both directions, and closes connections that are over or belong to earlier states.
+    pub(super) fn exchange(&self, lease: &mut Lease<'_>) -> Result<(), CallError> {
+        let mut all = lock(&self.all);
+        let mut failed = None;
+        all.retain(|line| {
+            let passed = line.exchange(lease).unwrap_or_else(|error| {
+                failed.get_or_insert(error);
+                Transferred::Over
+            });
+            self.moved.fetch_or(passed != Transferred::Nothing, Ordering::Relaxed);
+            if passed == Transferred::Over {
+                line.end();
+            }
+            passed != Transferred::Over
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let known: Vec<_> = all.iter().map(|line| line.dialed).collect();
+        lease.hang_up_strangers(&known)
+    }
+
+    /// Whether bytes have passed since the last question, so that the sandbox may continue.
+    pub(super) fn moved(&self) -> bool {
+        self.moved.swap(false, Ordering::Relaxed)
+    }
+
+    /// Ends all of them.
+    pub(super) fn clear(&self) {
+        lock(&self.all).drain(..).for_each(|line| line.end());
+    }
+
+    /// Whether there are any.
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.all).is_empty()
+    }
+}
+
+/// A connection to a program that listens on a port of a sandbox.
+pub(super) async fn dial(
+    all: &Arc<Sandboxes>,
+    sandbox: &Arc<Sandbox>,
+    port: u16,
+) -> Result<DuplexStream, ErrorResponse> {
+    let (outbox, given) = mpsc::channel(PIECES);
+    let own = sandbox.clone();
+    let dialing = all.turn(sandbox, Operation::Connection, move |session| {
+        let lines = &own.commands.lines;
+        if lock(&lines.all).len() >= LINES {
+            let message = format!("the sandbox has {LINES} connections already; try again");
+            return Err(ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message));
+        }
+        let dialed = session.with(|lease| lease.dial(port)).map_err(|error| refused(&error))?;
+        let dialed = dialed.ok_or_else(|| {
+            let message = format!("nothing listens on port {port} of the sandbox");
+            ErrorResponse::new(StatusCode::BAD_GATEWAY, message)
+        })?;
+        let (inbox, room, over) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
+        let line = Arc::new(Tunnel { dialed, inbox, room, over, outbox });
+        lock(&lines.all).push(line.clone());
+        lines.moved.store(true, Ordering::Relaxed);
+        Ok(line)
+    });
+    let line = dialing.await?;
+    let (ours, theirs) = tokio::io::duplex(PIECE);
+    // The sandbox has the other; whatever clears that ends this one.
+    let weak = Arc::downgrade(&line);
+    tokio::spawn(pump(Arc::downgrade(all), sandbox.clone(), weak, given, theirs));
+    Ok(ours)
+}
+
+/// Carries the bytes of a connection to and from its client, until either side closes.
+async fn pump(
+    all: Weak<Sandboxes>,
+    sandbox: Arc<Sandbox>,
+    line: Weak<Tunnel>,
+    mut given: mpsc::Receiver<Bytes>,
+    client: DuplexStream,
+) {
+    let wake = || {
+        if let Some(all) = all.upgrade() {
+            all.goes_on(&sandbox, Some(Duration::ZERO));
+        }
+    };
+    let (mut reader, mut writer) = tokio::io::split(client);
+    let up = async {
+        let mut buffer = BytesMut::with_capacity(PIECE);
+        // An HTTP client that writes no more has left.
+        while let Ok(1..) = reader.read_buf(&mut buffer).await {
+            match line.upgrade() {
+                Some(line) => line.send(&buffer).await,
+                None => return,
+            }
+            buffer.clear();
+            wake();
+        }
+    };
+    let down = async {
+        while let Some(bytes) = given.recv().await {
+            if writer.write_all(&bytes).await.is_err() {
+                return;
+            }
+            // There is room for more.
+            wake();
+        }
+        let _ = writer.shutdown().await;
+    };
+    tokio::select! {
+        () = down => {}
+        () = up => {}
+    }
+    // A connection that is closed on this side is closed in the sandbox's next turn.
+    drop(given);
+    wake();
+}

@@ -1,0 +1,371 @@
+//! A matrix of crashes: each operation that changes a name dies at each of its steps, during a collection, a fold
+//! and saves of another writer. Every acknowledged state opens afterwards, and the store can be used.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Stdio;
+
+use crate::support::{memory, options, store};
+use crate::turns::{append, is_round, session};
+use afresh_store::{Access, CompactOptions, FoldOptions, Snapshot, Store, archive};
+use afresh_sys::{crash, power};
+
+const CHILD: &str = "AFRESH_TEST_CRASH";
+/// Holds the number of the other writer's last acknowledged save.
+const ACKNOWLEDGED: &str = "../acknowledged";
+const ROUNDS: usize = 3;
+
+/// An operation on the session `a`, and the number of turns that it has afterwards.
+type Operation = (&'static str, fn(&Store, &Snapshot), usize);
+
+const OPERATIONS: &[Operation] = &[
+    (
+        "append",
+        |_, open| append(&mut open.resume_turns().unwrap().unwrap(), ROUNDS + 1),
+        ROUNDS + 1,
+    ),
+    (
+        "fold",
+        |store, open| {
+            let journal = open.resume_turns().unwrap().unwrap();
+            drop(store.fold_turns("a", &journal, &Access::new(), &FoldOptions::default()).unwrap());
+        },
+        ROUNDS,
+    ),
+    ("begin", |store, open| drop(store.begin_turns("a", open).unwrap()), ROUNDS),
+    (
+        "compact",
+        |store, open| {
+            store.compact("a", open, &CompactOptions::default()).unwrap();
+        },
+        ROUNDS,
+    ),
+    (
+        "working set",
+        |store, open| {
+            store.set_working_set("a", open, &[afresh_sys::PageRange::new(1, 2)]).unwrap();
+        },
+        ROUNDS,
+    ),
+    (
+        "save",
+        |store, open| {
+            let mut save = options();
+            save.state = open.state().to_vec();
+            save.parent = Some(open.clone());
+            store.save("a", open, &save).unwrap();
+        },
+        ROUNDS,
+    ),
+    ("untag", |store, _| assert!(store.untag("second").is_ok()), ROUNDS),
+    ("tag", |store, open| store.tag("b", Some(open.id())).unwrap(), ROUNDS),
+    (
+        "import",
+        |store, open| {
+            let file = store.root().join("../a.afresh");
+            archive::export(open, &file, Some("a")).unwrap();
+            archive::import(&file, store, "a").unwrap();
+        },
+        ROUNDS,
+    ),
+    ("gc", |store, _| assert!(store.gc().unwrap().kept > 0), ROUNDS),
+    #[cfg(feature = "seal")]
+    (
+        "sign",
+        |store, _| {
+            store.sign("plain", &afresh_store::seal::SigningKey::generate().unwrap()).unwrap();
+        },
+        ROUNDS,
+    ),
+];
+
+/// Operations between the store and a remote.
+#[cfg(feature = "remote")]
+const TRANSFERS: &[Operation] = &[
+    (
+        "push",
+        |store, open| {
+            let encoding = afresh_store::Encoding::Zstd;
+            remote(store).push(store, open, "a", encoding, &mut |_| {}).unwrap();
+        },
+        ROUNDS,
+    ),
+    (
+        "push turns",
+        |store, open| {
+            let encoding = afresh_store::Encoding::Raw;
+            drop(
+                remote(store)
+                    .push_turns(
+                        store,
+                        open,
+                        "a",
+                        encoding,
+                        afresh_store::remote::Replaced::Any,
+                        &mut |_| {},
+                    )
+                    .unwrap(),
+            );
+        },
+        ROUNDS,
+    ),
+    (
+        "pull",
+        |store, _| {
+            let encoding = afresh_store::Encoding::Raw;
+            remote(store).pull(store, "first", "pulled", encoding, &mut |_| {}).unwrap();
+        },
+        ROUNDS,
+    ),
+];
+
+/// A remote in a directory.
+#[cfg(feature = "remote")]
+fn remote(store: &Store) -> afresh_store::remote::Remote {
+    let url = format!("file://{}", store.root().parent().unwrap().join("remote").display());
+    afresh_store::remote::Remote::open(&url, Default::default()).unwrap()
+}
+
+/// Pushes the session under two names.
+#[cfg(feature = "remote")]
+fn push_first(store: &Store) {
+    std::fs::create_dir(store.root().parent().unwrap().join("remote")).unwrap();
+    let open = store.load("a").unwrap();
+    for name in ["first", "a"] {
+        remote(store).push(store, &open, name, afresh_store::Encoding::Raw, &mut |_| {}).unwrap();
+    }
+}
+
+/// Names of another writer in the remote.
+#[cfg(feature = "remote")]
+fn push_others(store: &Store) {
+    for round in (0..=u8::MAX).cycle() {
+        store.save("sent", &memory(&[round, 7]), &options()).unwrap();
+        let open = store.load("sent").unwrap();
+        let name = format!("other{}", round % 3);
+        let encoding = afresh_store::Encoding::Raw;
+        remote(store).push(store, &open, &name, encoding, &mut |_| {}).unwrap();
+    }
+}
+
+/// Checks that every name in the remote opens.
+#[cfg(feature = "remote")]
+fn check_remote(store: &Store) {
+    let remote = remote(store);
+    let tags = remote.tags().unwrap();
+    for name in ["first", "a"] {
+        assert!(is_round(&remote.load(name).unwrap(), ROUNDS), "{name}");
+    }
+    for tag in tags {
+        remote.load(&tag.name).unwrap().verify().unwrap();
+    }
+}
+
+/// Runs the operation in this process, which dies at step `at` if there are so many.
+fn crash(dir: &Path, operation: Operation, at: usize) -> ! {
+    let store = Store::open(dir).unwrap();
+    let open = store.load("a").unwrap();
+    #[cfg(feature = "remote")]
+    if dir.with_file_name("remote").exists() {
+        let others = store.clone();
+        std::thread::spawn(move || push_others(&others));
+    }
+    start_others(&store);
+    crash::arm(at);
+    operation.1(&store, &open);
+    crash::disarm();
+    std::process::exit(77);
+}
+
+/// As [`crash`] without another writer. The syncs of the process are recorded.
+fn lose_power(dir: &Path, operation: Operation, at: usize) -> ! {
+    let store = Store::open(dir).unwrap();
+    let open = store.load("a").unwrap();
+    power::record(dir, &dir.join("../record")).unwrap();
+    crash::arm(at);
+    operation.1(&store, &open);
+    crash::disarm();
+    std::process::exit(77);
+}
+
+/// A collection, and another writer with a separate session and snapshot.
+fn start_others(store: &Store) {
+    let others = store.clone();
+    std::thread::spawn(move || {
+        loop {
+            others.gc().unwrap();
+        }
+    });
+    let others = store.clone();
+    std::thread::spawn(move || {
+        let acknowledged = File::create(others.root().join(ACKNOWLEDGED)).unwrap();
+        for round in 0_u32.. {
+            let mut save = options();
+            save.state = round.to_le_bytes().to_vec();
+            others.save("other", &memory(&[round as u8, 1]), &save).unwrap();
+            acknowledged.write_all_at(&save.state, 0).unwrap();
+            let plain = others.load("long").unwrap();
+            let journal = plain.resume_turns().unwrap().unwrap();
+            let fold = FoldOptions::default();
+            drop(others.fold_turns("long", &journal, &Access::new(), &fold).unwrap());
+        }
+    });
+}
+
+/// A run of the matrix: operations, this program's test that runs them in children, and the child's part.
+struct Matrix {
+    operations: &'static [Operation],
+    test: &'static str,
+    child: fn(&Path, Operation, usize) -> !,
+}
+
+impl Matrix {
+    /// In a child: runs its operation.
+    fn be_child(&self) {
+        if let Some(wanted) = std::env::var_os(CHILD) {
+            let wanted = wanted.into_string().unwrap();
+            let [dir, number, at] = wanted.split('|').collect::<Vec<_>>()[..] else { panic!() };
+            let operation = self.operations[number.parse::<usize>().unwrap()];
+            (self.child)(Path::new(dir), operation, at.parse().unwrap());
+        }
+    }
+
+    /// Runs the child for step `at`, and returns whether it passed all steps.
+    fn run_child(&self, place: &Path, number: usize, at: usize) -> bool {
+        let status = afresh_sys::again(self.test)
+            .env(CHILD, format!("{}|{number}|{at}", place.display()))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .unwrap();
+        let done = status.code() == Some(77);
+        let died = std::os::unix::process::ExitStatusExt::signal(&status) == Some(6);
+        assert!(done || died, "{}, step {at}: {status}", self.operations[number].0);
+        done
+    }
+
+    /// Kills each operation at each of its steps while other writers run, and checks the store with `also`.
+    fn run(&self, first: impl Fn(&Store), also: impl Fn(&Store)) {
+        self.be_child();
+        for (number, operation) in self.operations.iter().enumerate() {
+            let (name, (mut steps, mut saves)) = (operation.0, (0, 0));
+            loop {
+                let dir = scratch();
+                let place = dir.path().join("store");
+                let store = prepare(&place);
+                first(&store);
+                let done = self.run_child(&place, number, steps);
+                saves += usize::from(check_other(&store, &place));
+                check(&store, *operation, steps, done, &also);
+                assert!(
+                    !done || name != "pull" || is_round(&store.load("pulled").unwrap(), ROUNDS)
+                );
+                if done {
+                    break;
+                }
+                steps += 1;
+            }
+            println!("{name}: {steps} steps, beside acknowledged saves at {saves}");
+            assert!(steps > 2, "{name} passes no points");
+        }
+    }
+}
+
+/// A directory in memory where there is one, since a disk that syncs takes minutes for the matrix. The kernel keeps
+/// what a process has written in both.
+fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+/// The store that each operation begins with.
+fn prepare(place: &Path) -> Store {
+    let store = store(place);
+    drop(session(&store, "a", ROUNDS));
+    drop(session(&store, "long", 2));
+    drop(session(&store, "second", 1));
+    store.save("plain", &memory(&[5, 6]), &options()).unwrap();
+    store
+}
+
+/// Checks the other writer's last acknowledged save, if there is one.
+fn check_other(store: &Store, place: &Path) -> bool {
+    let acknowledged = fs::read(place.join(ACKNOWLEDGED)).unwrap_or_default();
+    let Ok(round) = acknowledged.try_into().map(u32::from_le_bytes) else { return false };
+    let other = store.load("other").unwrap();
+    let found = u32::from_le_bytes(other.state().try_into().unwrap());
+    assert!(found == round || found == round + 1, "{found}, not {round}");
+    assert_eq!(crate::support::bytes(&other), memory(&[found as u8, 1]).0);
+    true
+}
+
+/// Checks that everything acknowledged opens, and that the session accepts turns.
+fn check(
+    store: &Store,
+    (name, _, after): Operation,
+    steps: usize,
+    done: bool,
+    also: impl Fn(&Store),
+) {
+    for _ in 0..2 {
+        let found = store.load("a").unwrap();
+        found.verify().unwrap();
+        let new = is_round(&found, after);
+        assert!(new || (!done && is_round(&found, ROUNDS)), "{name}, step {steps}");
+        assert!(is_round(&store.load("long").unwrap(), 2), "{name}, step {steps}");
+        store.load("plain").unwrap().verify().unwrap();
+        for tag in store.tags().unwrap() {
+            store.load(&tag.name).unwrap().verify().unwrap();
+        }
+        also(store);
+        store.gc().unwrap();
+    }
+    let found = store.load("a").unwrap();
+    let rounds = if is_round(&found, after) { after } else { ROUNDS };
+    append(&mut store.begin_turns("a", &found).unwrap(), rounds + 1);
+    assert!(is_round(&store.load("a").unwrap(), rounds + 1), "{name}, step {steps}");
+}
+
+#[test]
+fn whatever_step_a_change_of_names_dies_at_all_that_was_acknowledged_opens() {
+    let matrix = Matrix {
+        operations: OPERATIONS,
+        test: "crashes::whatever_step_a_change_of_names_dies_at_all_that_was_acknowledged_opens",
+        child: crash,
+    };
+    matrix.run(|_| {}, |_| {});
+}
+
+#[cfg(feature = "remote")]
+#[test]
+fn whatever_step_a_transfer_dies_at_all_that_was_acknowledged_opens() {
+    let matrix = Matrix {
+        operations: TRANSFERS,
+        test: "crashes::whatever_step_a_transfer_dies_at_all_that_was_acknowledged_opens",
+        child: crash,
+    };
+    matrix.run(push_first, check_remote);
+}
+
+#[test]
+fn whatever_step_the_power_fails_at_all_that_was_acknowledged_opens() {
+    let matrix = Matrix {
+        operations: OPERATIONS,
+        test: "crashes::whatever_step_the_power_fails_at_all_that_was_acknowledged_opens",
+        child: lose_power,
+    };
+    matrix.be_child();
+    for (number, operation) in OPERATIONS.iter().enumerate() {
+        for steps in 0.. {
+            let dir = scratch();
+            let (place, left) = (dir.path().join("store"), dir.path().join("left"));
+            drop(prepare(&place));
+            let done = matrix.run_child(&place, number, steps);
+            power::survivors(&place, &dir.path().join("record"), &left).unwrap();
+            check(&Store::open(&left).unwrap(), *operation, steps, done, |_| {});
+            if done {
+                break;
+            }
+        }
+    }
+}

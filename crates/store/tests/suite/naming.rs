@@ -1,0 +1,263 @@
+//! Changes of names during `gc`, folds and other writers' saves: each acknowledged state opens.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::support::{memory, options, store};
+use crate::turns::{append, is_round, session};
+use afresh_store::{Access, CompactOptions, FoldOptions, SaveError};
+use afresh_sys::planted::Bug;
+
+#[test]
+fn turns_begin_on_a_snapshot_whose_blobs_were_collected() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    drop(session(&store, "first", 0));
+    let plain = store.save("warm", &memory(&[1, 2, 3]), &options()).unwrap();
+    let opened = store.load("warm").unwrap();
+    store.save("warm", &memory(&[4, 5]), &options()).unwrap();
+    store.gc().unwrap();
+    assert!(!store.blob_path(plain).exists());
+    drop(store.begin_turns("work", &opened).unwrap());
+    store.gc().unwrap();
+    let found = store.load("work").unwrap();
+    found.verify().unwrap();
+    assert!(crate::support::bytes(&found) == memory(&[1, 2, 3]).0);
+    // So does a session that was folded, whose layers were removed since.
+    drop(session(&store, "long", 3));
+    let long = store.load("long").unwrap();
+    store.untag("long").unwrap();
+    store.gc().unwrap();
+    drop(store.begin_turns("again", &long).unwrap());
+    store.gc().unwrap();
+    assert!(is_round(&store.load("again").unwrap(), 3));
+    // A name for missing blobs is refused.
+    assert!(matches!(store.tag("gone", Some(plain)), Err(SaveError::Io { .. })));
+}
+
+#[test]
+fn a_fold_from_an_outdated_journal_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    let outdated = session(&store, "a", 3);
+    let before = store.load("a").unwrap();
+    let mut other = before.resume_turns().unwrap().unwrap();
+    append(&mut other, 4);
+    let fold = FoldOptions::default();
+    let refused = store.fold_turns("a", &outdated, &Access::new(), &fold).unwrap_err();
+    assert!(matches!(refused, SaveError::Moved(_)), "{refused}");
+    assert!(is_round(&store.load("a").unwrap(), 4));
+    let refused = store.compact("a", &before, &CompactOptions::default()).unwrap_err();
+    assert!(matches!(refused, SaveError::Moved(_)), "{refused}");
+    let refused = store.set_working_set("a", &before, &[]).unwrap_err();
+    assert!(matches!(refused, SaveError::Moved(_)), "{refused}");
+    assert!(is_round(&store.load("a").unwrap(), 4));
+    let mut folded = store.fold_turns("a", &other, &Access::new(), &fold).unwrap();
+    append(&mut folded, 5);
+    assert!(is_round(&store.load("a").unwrap(), 5));
+}
+
+#[test]
+fn a_turn_behind_a_fold_is_refused_also_where_the_fold_left_the_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    let mut late = session(&store, "a", 3);
+    let path = late.path().unwrap().to_owned();
+    // As after a crash between the two: a second name of the file stands for the one that was not removed.
+    fs::hard_link(&path, dir.path().join("kept")).unwrap();
+    let journal = store.load("a").unwrap().resume_turns().unwrap().unwrap();
+    let mut folded =
+        store.fold_turns("a", &journal, &Access::new(), &FoldOptions::default()).unwrap();
+    fs::rename(dir.path().join("kept"), &path).unwrap();
+    let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| append(&mut late, 4)));
+    assert!(refused.is_err(), "a turn was acknowledged that no name leads to");
+    append(&mut folded, 4);
+    assert!(is_round(&store.load("a").unwrap(), 4));
+}
+
+#[test]
+fn a_session_survives_folds_beside_collections_and_a_second_writer() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    drop(session(&store, "a", 0));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                store.gc().unwrap();
+            }
+        });
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let open = store.load("a").unwrap();
+                let Ok(Some(journal)) = open.resume_turns() else { continue };
+                let folded =
+                    store.fold_turns("a", &journal, &Access::new(), &FoldOptions::default());
+                assert!(matches!(folded, Ok(_) | Err(SaveError::Moved(_))), "{folded:?}");
+            }
+        });
+        let appended = std::panic::catch_unwind(|| {
+            let mut rounds = 0;
+            while rounds < 40 {
+                let open = store.load("a").unwrap();
+                assert!(is_round(&open, rounds), "turn {rounds} was lost");
+                let Ok(Some(mut journal)) = open.resume_turns() else { continue };
+                let turn = crate::turns::next_turn(&journal, rounds + 1);
+                match journal.append(&turn, None) {
+                    Ok(_) => rounds += 1,
+                    Err(SaveError::Moved(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+        stop.store(true, Ordering::Relaxed);
+        appended.unwrap();
+    });
+    assert!(is_round(&store.load("a").unwrap(), 40));
+}
+
+#[test]
+fn all_names_of_a_session_follow_a_fold() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    let mut older = session(&store, "a", 2);
+    store.tag("b", Some(older.base())).unwrap();
+    let fold = FoldOptions::default();
+    let journal = store.load("b").unwrap().resume_turns().unwrap().unwrap();
+    let mut folded = store.fold_turns("b", &journal, &Access::new(), &fold).unwrap();
+    // A turn of the older handle would belong to neither name.
+    let turn = crate::turns::next_turn(&older, 3);
+    assert!(matches!(older.append(&turn, None), Err(SaveError::Moved(_))));
+    append(&mut folded, 3);
+    store.gc().unwrap();
+    for name in ["a", "b"] {
+        assert!(is_round(&store.load(name).unwrap(), 3), "{name}");
+    }
+}
+
+#[test]
+fn a_journal_belongs_to_the_name_that_it_was_opened_by() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    let mut created = session(&store, "a", 2);
+    store.tag("b", Some(created.base())).unwrap();
+    let mut opened = store.load("a").unwrap().resume_turns().unwrap().unwrap();
+    let mut other = store.load("b").unwrap().resume_turns().unwrap().unwrap();
+    store.save("a", &memory(&[9]), &options()).unwrap();
+    // The journal is still that of `b`, but `a` would not open with the turn.
+    for outdated in [&mut created, &mut opened] {
+        let turn = crate::turns::next_turn(outdated, 3);
+        assert!(matches!(outdated.append(&turn, None), Err(SaveError::Moved(_))));
+    }
+    append(&mut other, 3);
+    assert!(is_round(&store.load("b").unwrap(), 3));
+}
+
+#[test]
+fn a_compaction_keeps_what_was_saved_after_its_snapshot_was_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    store.save("a", &memory(&[1]), &options()).unwrap();
+    let opened = store.load("a").unwrap();
+    let newer = store.save("a", &memory(&[2]), &options()).unwrap();
+    let refused = store.compact("a", &opened, &CompactOptions::default()).unwrap_err();
+    assert!(matches!(refused, SaveError::Moved(_)), "{refused}");
+    let refused = store.set_working_set("a", &opened, &[]).unwrap_err();
+    assert!(matches!(refused, SaveError::Moved(_)), "{refused}");
+    assert_eq!(store.resolve("a").unwrap(), newer);
+    // The same snapshot can get another name.
+    store.compact("b", &opened, &CompactOptions::default()).unwrap();
+    assert!(crate::support::bytes(&store.load("b").unwrap()) == memory(&[1]).0);
+}
+
+#[cfg(feature = "seal")]
+#[test]
+fn a_signature_never_brings_an_older_snapshot_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    store.save("a", &memory(&[0]), &options()).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let key = afresh_store::seal::SigningKey::generate().unwrap();
+            while !stop.load(Ordering::Relaxed) {
+                store.sign("a", &key).unwrap();
+            }
+        });
+        let saved = std::panic::catch_unwind(|| {
+            for round in 1..60 {
+                let mut save = options();
+                save.state = vec![round];
+                store.save("a", &memory(&[round]), &save).unwrap();
+                std::thread::yield_now();
+                assert_eq!(store.load("a").unwrap().state(), [round], "the save was lost");
+            }
+        });
+        stop.store(true, Ordering::Relaxed);
+        saved.unwrap();
+    });
+}
+
+#[test]
+fn a_journal_refuses_turns_that_its_readers_would_refuse() {
+    const STATE: usize = 60 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    let mut save = options();
+    save.state = vec![7; STATE];
+    store.save("a", &memory(&[1]), &save).unwrap();
+    let mut journal = store.begin_turns("a", &store.load("a").unwrap()).unwrap();
+    let append = |journal: &mut afresh_store::Journal| {
+        let mut builder = afresh_store::TurnBuilder::new(1);
+        builder.copy(0, 1);
+        let turn = builder.finish(&save.state, &save.state, journal.last()).unwrap();
+        journal.append(&turn, None)
+    };
+    let refused = loop {
+        match append(&mut journal) {
+            Ok(_) => assert!(journal.turns() < 20, "no limit was met"),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, SaveError::TooLarge { .. }), "{refused}");
+    assert!(journal.is_nearly_full());
+    // The session opens, knows how full it is, and can be folded.
+    let open = store.load("a").unwrap();
+    assert_eq!(open.turns().unwrap().count, journal.turns());
+    let mut resumed = open.resume_turns().unwrap().unwrap();
+    assert_eq!(resumed.states(), journal.states());
+    assert!(matches!(append(&mut resumed), Err(SaveError::TooLarge { .. })));
+    let fold = FoldOptions::default();
+    let mut folded = store.fold_turns("a", &resumed, &Access::new(), &fold).unwrap();
+    append(&mut folded).unwrap();
+    assert_eq!(store.load("a").unwrap().state().len(), STATE);
+}
+
+#[test]
+fn the_programs_of_all_turns_together_are_limited() {
+    const PAGES: usize = 512;
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    store.save("a", &memory(&[0; PAGES]), &options()).unwrap();
+    let mut journal = store.begin_turns("a", &store.load("a").unwrap()).unwrap();
+    let state = options().state;
+    for round in 1..=3 {
+        let mut builder = afresh_store::TurnBuilder::new(PAGES);
+        (0..PAGES).for_each(|_| builder.page(None, &[round; 4096]));
+        journal.append(&builder.finish(&state, &state, journal.last()).unwrap(), None).unwrap();
+    }
+    assert!(journal.size() < 64 << 10, "a small file");
+    let limits = |content| afresh_store::Limits { content, ..afresh_store::Limits::default() };
+    let with = |content| store.load_with("a", &Access::new().with_limits(limits(content)));
+    with(8 << 20).unwrap();
+    let refused = with(4 << 20).unwrap_err();
+    assert!(matches!(refused, afresh_store::OpenError::Limit { name: "content", .. }), "{refused}");
+}
+
+#[test]
+fn a_planted_bug_of_names_is_caught() {
+    afresh_sys::planted::must_be_caught(
+        &[Bug::Expected],
+        &["naming::a_fold_from_an_outdated_journal_is_refused"],
+    );
+}

@@ -1,0 +1,195 @@
+//! How the code of a guest is entered: as a plain call, or on a fiber that may wait.
+//!
+//! wasmtime refuses plain calls into a store whose imports are asynchronous, whoever makes them. So what the
+//! engine itself runs in an instance, to bring it back, goes the guest's way, too; it calls no host function,
+//! and is over when it was polled once.
+//!
+//! Promises: a guest whose calls are synchronous has no fiber, unless its engine allows it more stack
+//! than threads have. May break it: a wasmtime whose `call_async` yields of itself; then restoring fails,
+//! and the instance is dropped.
+
+use std::panic::catch_unwind;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use wasmtime::component::{self, ComponentNamedList, Lift, Lower};
+use wasmtime::{
+    AsContextMut, Func, Instance, InstancePre, Store, TypedFunc, Val, WasmParams, WasmResults,
+};
+
+use crate::host::Host;
+
+/// How code is entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CallPath {
+    /// By a call on the thread's own stack.
+    Direct,
+    /// The same, on a larger stack than a thread need have; nothing waits.
+    Deep,
+    /// On a stack of its own, which is put aside while a host function waits.
+    Fiber,
+}
+
+/// A store that a fiber may be put aside with.
+pub(crate) trait AsyncStore: AsContextMut<Data = Host> + Send {}
+
+impl<S: AsContextMut<Data = Host> + Send> AsyncStore for S {}
+
+impl CallPath {
+    /// That of a guest which waits or not, on an engine that allows it a deep stack or not.
+    pub(crate) fn of(asynchronous: bool, deep: bool) -> Self {
+        match (asynchronous, deep) {
+            (true, _) => CallPath::Fiber,
+            (false, true) => CallPath::Deep,
+            (false, false) => CallPath::Direct,
+        }
+    }
+
+    /// Whether calls may wait.
+    pub(crate) fn waits(self) -> bool {
+        self == CallPath::Fiber
+    }
+
+    pub(crate) async fn instantiate(
+        self,
+        pre: &InstancePre<Host>,
+        store: &mut Store<Host>,
+    ) -> wasmtime::Result<Instance> {
+        match self {
+            CallPath::Direct => pre.instantiate(store).map_err(explained),
+            CallPath::Deep | CallPath::Fiber => pre.instantiate_async(store).await,
+        }
+    }
+
+    pub(crate) async fn instantiate_component(
+        self,
+        pre: &component::InstancePre<Host>,
+        store: &mut Store<Host>,
+    ) -> wasmtime::Result<component::Instance> {
+        match self {
+            CallPath::Direct => pre.instantiate(store).map_err(explained),
+            CallPath::Deep | CallPath::Fiber => pre.instantiate_async(store).await,
+        }
+    }
+
+    pub(crate) async fn call(
+        self,
+        func: Func,
+        store: &mut impl AsyncStore,
+        arguments: &[Val],
+        results: &mut [Val],
+    ) -> wasmtime::Result<()> {
+        match self {
+            CallPath::Direct => func.call(store, arguments, results),
+            CallPath::Deep | CallPath::Fiber => func.call_async(store, arguments, results).await,
+        }
+    }
+
+    pub(crate) async fn call_component(
+        self,
+        func: component::Func,
+        store: &mut Store<Host>,
+        arguments: &[component::Val],
+        results: &mut [component::Val],
+    ) -> wasmtime::Result<()> {
+        match self {
+            CallPath::Direct => func.call(store, arguments, results),
+            CallPath::Deep | CallPath::Fiber => func.call_async(store, arguments, results).await,
+        }
+    }
+
+    /// Calls a function of ours, which waits for nothing.
+    #[inline]
+    pub(crate) fn call_now<P, R>(
+        self,
+        func: &TypedFunc<P, R>,
+        store: &mut impl AsyncStore,
+        params: P,
+    ) -> wasmtime::Result<R>
+    where
+        P: WasmParams + Sync,
+        R: WasmResults + Sync,
+    {
+        match self {
+            CallPath::Direct => func.call(store, params),
+            CallPath::Deep | CallPath::Fiber => now(func.call_async(store, params)),
+        }
+    }
+
+    /// As [`CallPath::call_now`], in a component.
+    pub(crate) fn call_component_now<P, R>(
+        self,
+        func: &component::TypedFunc<P, R>,
+        store: &mut Store<Host>,
+        params: P,
+    ) -> wasmtime::Result<R>
+    where
+        P: ComponentNamedList + Lower + Send + Sync,
+        R: ComponentNamedList + Lift + Send + Sync + 'static,
+    {
+        match self {
+            CallPath::Direct => func.call(store, params),
+            CallPath::Deep | CallPath::Fiber => now(func.call_async(store, params)),
+        }
+    }
+}
+
+/// What wasmtime says of a plain call into a store with asynchronous imports.
+pub(crate) const ASYNCHRONOUS: &str = "`*_async` functions";
+
+/// What it means that a guest cannot be instantiated by a plain call.
+fn explained(error: wasmtime::Error) -> wasmtime::Error {
+    if error.to_string().contains(ASYNCHRONOUS) {
+        return wasmtime::Error::msg(
+            "one of its host functions is asynchronous, which `GuestOptions::asynchronous` has to allow",
+        );
+    }
+    error
+}
+
+/// What a future gives without waiting; none, and it is dropped, where it would wait.
+pub(crate) fn poll_once<F: Future>(future: F) -> Option<F::Output> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    }
+}
+
+/// As [`poll_once`], where waiting is a failure.
+pub(crate) fn now<T>(future: impl Future<Output = wasmtime::Result<T>>) -> wasmtime::Result<T> {
+    poll_once(future)
+        .unwrap_or_else(|| Err(wasmtime::Error::msg("it waits for a host function, and may not")))
+}
+
+/// Runs the future of a host function to its end, in a plain call.
+///
+/// A task of tokio may make such a call, and a thread that runs tasks must not block on a future. There, one that is
+/// ready at once gives its result, which output in memory and to the process is; one that waits is an error.
+pub(crate) fn block<T>(future: impl Future<Output = wasmtime::Result<T>>) -> wasmtime::Result<T> {
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+        return wasmtime_wasi::runtime::in_tokio(future);
+    };
+    let mut future = pin!(future);
+    match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => return result,
+        Poll::Pending => {}
+    }
+    // A thread for blocking work has a runtime, too, and may block. Nothing but an attempt shows the difference.
+    match catch_unwind(|| runtime.block_on(async {})) {
+        Ok(()) => runtime.block_on(future),
+        Err(_) => Err(wasmtime::Error::msg(
+            "a plain call inside a task of tokio would block its thread: make the guest asynchronous \
+             (`GuestOptions::asynchronous`), or call it in `spawn_blocking`",
+        )),
+    }
+}
+
+/// Runs a future to its end on this thread. Only one that goes [`CallPath::Fiber`] waits, and may need a runtime,
+/// which this thread must not be a task of.
+pub(crate) fn drive<F: Future>(way: CallPath, future: F) -> F::Output {
+    match way {
+        CallPath::Direct | CallPath::Deep => poll_once(future)
+            .unwrap_or_else(|| unreachable!("nothing waits that calls no asynchronous function")),
+        CallPath::Fiber => wasmtime_wasi::runtime::in_tokio(future),
+    }
+}

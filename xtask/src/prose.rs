@@ -1,0 +1,292 @@
+//! The prose gate: counts sentences of comments and documents that read as translated, and refuses more of them.
+//!
+//! `xtask/prose/markers.txt` has the words that mark such a sentence, and `xtask/prose/baseline.txt` the number that each
+//! file may have. A file without a line may mark 3 sentences in 100. The baseline only falls: `cargo xtask prose --lower`
+//! writes the present numbers where they are lower.
+//! May break it: code that looks like a comment in a string. It is counted as a comment.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+use crate::host::repository;
+
+/// Marked sentences in 100 that a file without a baseline may have.
+const SHARE: usize = 3;
+/// Marked sentences that any file may have: a marker is no proof.
+const SPARE: usize = 1;
+/// Extensions of files with prose.
+const KINDS: [&str; 4] = ["rs", "md", "py", "pyi"];
+/// Folders of built and fetched files.
+const OTHERS: [&str; 3] = ["target", "node_modules", "corpus"];
+/// Words of the shortest sentence that counts.
+const MIN_WORDS: usize = 4;
+
+/// `cargo xtask prose [--lower]`
+pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
+    match arguments {
+        [] => check()?,
+        [lower] if lower == "--lower" => lower_baseline()?,
+        _ => bail!("usage: cargo xtask prose [--lower]"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses files with more marked sentences than their baseline.
+pub(crate) fn check() -> Result<()> {
+    let (markers, baseline) = (markers()?, baseline()?);
+    let mut over = String::new();
+    let mut sum = (0, 0);
+    for (path, text) in files()? {
+        let found = marked(&path, &text, &markers);
+        sum = (sum.0 + found.marked.len(), sum.1 + found.sentences);
+        if found.marked.len() > limit(&baseline, &path, found.sentences) {
+            writeln!(over, "{path}: {} marked sentences", found.marked.len())?;
+            for (marker, sentence) in &found.marked {
+                let short: String = sentence.chars().take(120).collect();
+                writeln!(over, "    [{marker}] {short}")?;
+            }
+        }
+    }
+    println!("{} of {} sentences have a marker", sum.0, sum.1);
+    if !over.is_empty() {
+        bail!(
+            "these files have more marked sentences than before; STYLE.md says what to write:\n{over}"
+        );
+    }
+    Ok(())
+}
+
+fn limit(baseline: &BTreeMap<String, usize>, path: &str, sentences: usize) -> usize {
+    baseline.get(path).copied().unwrap_or_else(|| SPARE.max(sentences * SHARE / 100))
+}
+
+/// Writes the numbers of today where they are lower, and drops files that are within the share.
+fn lower_baseline() -> Result<()> {
+    let (markers, baseline) = (markers()?, baseline()?);
+    let mut text = String::new();
+    for (path, contents) in files()? {
+        let found = marked(&path, &contents, &markers);
+        let now = found.marked.len();
+        let allowed = limit(&baseline, &path, found.sentences);
+        if now > allowed && !baseline.is_empty() {
+            bail!(
+                "{path} has {now} marked sentences, and its baseline is {allowed}: it only falls"
+            );
+        }
+        if now > SPARE.max(found.sentences * SHARE / 100) {
+            writeln!(text, "{now} {path}")?;
+        }
+    }
+    std::fs::write(baseline_file(), text)?;
+    Ok(())
+}
+
+fn folder() -> PathBuf {
+    repository().join("xtask/prose")
+}
+
+fn baseline_file() -> PathBuf {
+    folder().join("baseline.txt")
+}
+
+fn baseline() -> Result<BTreeMap<String, usize>> {
+    let text = std::fs::read_to_string(baseline_file()).unwrap_or_default();
+    let line = |line: &str| {
+        let (number, path) = line.split_once(' ').context("a line is `NUMBER PATH`")?;
+        Ok((path.to_owned(), number.parse()?))
+    };
+    text.lines().map(line).collect()
+}
+
+/// Phrases by words. The first may be `^`, and one may be `'s`.
+fn markers() -> Result<Vec<Vec<String>>> {
+    let text = std::fs::read_to_string(folder().join("markers.txt"))?;
+    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
+    Ok(lines.map(|line| line.split_whitespace().map(str::to_owned).collect()).collect())
+}
+
+/// Sources and documents of the repository, with their texts, sorted by path.
+fn files() -> Result<Vec<(String, String)>> {
+    let root = repository();
+    let mut files = Vec::new();
+    let mut folders = vec![root.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder)? {
+            let entry = entry?;
+            let (path, kind) = (entry.path(), entry.file_type()?);
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if kind.is_dir() && !name.starts_with('.') && !OTHERS.contains(&name.as_str()) {
+                folders.push(path);
+                continue;
+            }
+            let is_prose = path.extension().is_some_and(|kind| KINDS.iter().any(|k| kind == *k));
+            // STYLE.md quotes bad sentences.
+            if kind.is_file() && is_prose && name != "STYLE.md" {
+                let text =
+                    std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+                files.push((path.strip_prefix(&root)?.display().to_string(), text));
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// The marked sentences of a file.
+struct Found {
+    sentences: usize,
+    /// Markers and sentences.
+    marked: Vec<(String, String)>,
+}
+
+fn marked(path: &str, text: &str, markers: &[Vec<String>]) -> Found {
+    let is_document = Path::new(path).extension().is_some_and(|kind| kind == "md");
+    let prose = if is_document { document(text) } else { comments(text) };
+    let mut found = Found { sentences: 0, marked: Vec::new() };
+    for sentence in prose.iter().flat_map(|block| sentences(block)) {
+        found.sentences += 1;
+        if let Some(marker) = marker_of(&sentence, markers) {
+            found.marked.push((marker, sentence));
+        }
+    }
+    found
+}
+
+/// Blocks of comment lines.
+fn comments(text: &str) -> Vec<String> {
+    let mut blocks = vec![String::new()];
+    let mut in_code = false;
+    for line in text.lines().chain([""]) {
+        let line = line.trim_start();
+        let comment = ["///", "//!", "//", "# "].iter().find_map(|mark| line.strip_prefix(mark));
+        match (comment, blocks.last_mut()) {
+            (Some(comment), Some(block)) => {
+                if comment.trim_start().starts_with("```") {
+                    in_code = !in_code;
+                } else if !in_code {
+                    block.push_str(comment);
+                    block.push('\n');
+                }
+            }
+            _ => {
+                in_code = false;
+                blocks.push(String::new());
+            }
+        }
+    }
+    blocks
+}
+
+/// The text of a document without code, tables and headings.
+fn document(text: &str) -> Vec<String> {
+    let mut in_code = false;
+    let mut block = String::new();
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            in_code = !in_code;
+        } else if !in_code && !line.starts_with(['|', '#']) {
+            block.push_str(line);
+            block.push('\n');
+        }
+    }
+    vec![block]
+}
+
+/// The sentences of a block that have at least [`MIN_WORDS`] words.
+fn sentences(block: &str) -> Vec<String> {
+    let text = block.split_whitespace().collect::<Vec<_>>();
+    let mut all = Vec::new();
+    let mut sentence: Vec<&str> = Vec::new();
+    for (at, word) in text.iter().enumerate() {
+        sentence.push(word);
+        let ends = word.trim_end_matches(['*', '`', ')', '"']).ends_with(['.', '!', '?', ':']);
+        let next = text.get(at + 1).and_then(|next| next.chars().next());
+        let begins = next.is_none_or(|c| c.is_uppercase() || "*`[(".contains(c));
+        if ends && begins || next.is_none() {
+            if sentence.len() >= MIN_WORDS {
+                all.push(sentence.join(" "));
+            }
+            sentence.clear();
+        }
+    }
+    all
+}
+
+/// The first marker of a sentence. Code between backticks counts for nothing.
+fn marker_of(sentence: &str, markers: &[Vec<String>]) -> Option<String> {
+    let plain: String = sentence.split('`').step_by(2).collect::<Vec<_>>().join(" _ ");
+    let clean =
+        |word: &str| word.trim_matches(|c: char| !c.is_alphanumeric() && c != '_').to_lowercase();
+    let words: Vec<String> =
+        plain.split_whitespace().map(clean).filter(|word| !word.is_empty()).collect();
+    let question = sentence.ends_with('?');
+    let fits = |part: &String, word: &String| match part.as_str() {
+        "'s" => word.ends_with("'s") || word.ends_with("’s"),
+        part => part == word,
+    };
+    markers.iter().find_map(|marker| {
+        let found = match marker.split_first() {
+            Some((first, rest)) if first == "^" => {
+                !question
+                    && words.len() >= rest.len()
+                    && rest.iter().zip(&words).all(|(part, word)| fits(part, word))
+            }
+            _ => words
+                .windows(marker.len())
+                .any(|window| marker.iter().zip(window).all(|(part, word)| fits(part, word))),
+        };
+        found.then(|| marker.join(" "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(path: &str, text: &str) -> Vec<String> {
+        let markers = markers().unwrap();
+        marked(path, text, &markers).marked.into_iter().map(|(marker, _)| marker).collect()
+    }
+
+    #[test]
+    fn planted_sentences_are_marked() {
+        for (text, marker) in [
+            ("/// What is printed goes to the log.", "^ what"),
+            ("// The reader is told of the end.", "told"),
+            ("    //! A process of the guest's that waits.", "of the 's"),
+            ("# Nobody waits for this one here.", "nobody"),
+            ("/// The page lies where\n/// it was written before.", "lies"),
+        ] {
+            assert_eq!(found("a.rs", text), [marker], "{text}");
+        }
+        assert_eq!(found("a.md", "Text first.\n\nWho stops is\nended by the kernel."), ["^ who"]);
+    }
+
+    #[test]
+    fn plain_sentences_code_and_questions_are_not() {
+        for text in [
+            "/// Output goes to the log.",
+            "/// What is the price of a page?",
+            "/// The flag `told` is set by the reader once.",
+            "/// ```\n/// // Nobody reads this line of code.\n/// ```",
+            "let lies = 1; let told = nobody();",
+        ] {
+            assert!(found("a.rs", text).is_empty(), "{text}");
+        }
+        assert!(
+            found("a.md", "| nobody | was told of what lies here |\n# What lies here").is_empty()
+        );
+    }
+
+    #[test]
+    fn a_file_without_a_baseline_has_a_small_share() {
+        let baseline = BTreeMap::from([("old.rs".to_owned(), 40)]);
+        assert_eq!(limit(&baseline, "old.rs", 100), 40);
+        assert_eq!(limit(&baseline, "new.rs", 100), 3);
+        assert_eq!(limit(&baseline, "short.rs", 5), 1);
+    }
+}
