@@ -172,12 +172,15 @@ struct Subject {
     file: History,
     /// The same for the file.
     file_since: Moment,
+    /// It may be paused: the run ended before a connect, or the connection of a pause broke, and its host may make the pause
+    /// at any later time.
+    may_be_paused: bool,
 }
 
 impl Subject {
     fn new(sandbox: Sandbox, since: Moment) -> Self {
         let (history, file) = (History::default(), History::default());
-        Self { sandbox, history, since, file, file_since: since }
+        Self { sandbox, history, since, file, file_since: since, may_be_paused: false }
     }
 
     /// Makes a call by way of this address.
@@ -200,7 +203,7 @@ impl Subject {
                 if status == 0 {
                     self.history.broken_off();
                 }
-                self.refused(run, status)
+                self.refused(run, address, status)
             }
         }
     }
@@ -210,7 +213,7 @@ impl Subject {
         let begun = run.moment();
         let (text, generation) = match self.sandbox.file_at(address, None) {
             Ok(read) => read,
-            Err(status) => return self.refused(run, status),
+            Err(status) => return self.refused(run, address, status),
         };
         let log = history::parse(&text)?;
         let lost = self.file_since.lost_by_fault(run)
@@ -226,7 +229,7 @@ impl Subject {
             Ok(_) if self.file_since.lost_by_fault(run) => {
                 // Acknowledged, but a loss between the read and the write may have undone calls that it has.
                 run.count("writes", 1);
-                self.refused(run, 503)
+                self.refused(run, address, 503)
             }
             Ok((_, generation)) => {
                 run.count("writes", 1);
@@ -238,14 +241,20 @@ impl Subject {
                 if status == 0 {
                     self.file.broken_off();
                 }
-                self.refused(run, status)
+                self.refused(run, address, status)
             }
         }
     }
 
     /// The outcome of a refusal, unless it is a violation.
-    fn refused(&self, run: &Run, status: u16) -> Result<Called, String> {
+    fn refused(&self, run: &Run, address: SocketAddr, status: u16) -> Result<Called, String> {
         match status {
+            502 if self.may_be_paused
+                && matches!(self.sandbox.ask_at(address, "POST", "/connect"), 0 | 200 | 201 | 503) =>
+            {
+                run.refused();
+                Ok(Called::Refused)
+            }
             404 | 502 if self.since.lost(run) && self.history.is_unsaved() => {
                 run.count("gone", 1);
                 Ok(Called::Gone)
@@ -270,7 +279,11 @@ impl Subject {
                     run.count("saves", 1);
                     break;
                 }
-                0 | 503 => run.refused(),
+                0 => {
+                    self.may_be_paused = true;
+                    run.refused();
+                }
+                503 => run.refused(),
                 // The next call finds the same.
                 404 if self.since.lost(run) && self.history.is_unsaved() => return Ok(()),
                 status => return Err(format!("a pause is answered with {status}")),
@@ -279,11 +292,12 @@ impl Subject {
         while run.runs() {
             let Some(address) = run.address(dice) else { continue };
             match self.sandbox.ask_at(address, "POST", "/connect") {
-                200 | 201 => break,
+                200 | 201 => return Ok(()),
                 0 | 503 => run.refused(),
                 status => return Err(format!("a connect is answered with {status}")),
             }
         }
+        self.may_be_paused = true;
         Ok(())
     }
 
