@@ -23,6 +23,7 @@ mod registry;
 mod release;
 mod soak;
 mod stamp;
+mod tally;
 mod test;
 mod tools;
 mod units;
@@ -66,10 +67,12 @@ Commands:
                          --lower writes lower numbers to xtask/prose/baseline.txt.
   release [TARGET]       Build the archive of the command that a release has, into
                          target/release-archives.
-  test                   Check format, lints and documentation, build the guests and the programs that
-                         tests talk to, run every test, the Python package's too, fuzz, run Miri, package
-                         every crate, check the dependencies; ends with a line
-                         `N passed, N failed, N skipped`.
+  test [--retry] [--within MINUTES]
+                         Check format, lints and documentation, build the guests and the test servers, run
+                         all tests, the Python package's too, fuzz, run Miri, package every crate, and check
+                         the dependencies; ends with a line `N passed, N failed, N skipped`.
+                         --retry runs failed tests once more and names those that pass as flaky;
+                         --within leaves out the last steps where they would not fit.
   cpython                Test the Python package's language `python` with the CPython that it is, and
                          its adapters: downloads 100 MB and more, and compiles for some minutes
   wasi-testsuite [FOLDER]

@@ -1,37 +1,69 @@
-//! `cargo xtask test`: everything that guards the project, in one run.
+//! `cargo xtask test`: all checks of the project, in one run.
 //!
-//! Every step runs, also after one failed, so that one run tells all there is to mend; the first
-//! failure is named and the exit status says so. The tests are built first: clippy and rustdoc work over what that
-//! has compiled.
+//! Every step runs, also after a failed one, so one run finds all failures; the first is named and the exit status is 1.
+//! The tests are built first: clippy and rustdoc work over the result.
 //!
-//! The last line is `N passed, N failed, N skipped`. Passed and failed are summed over the result lines
-//! of cargo test; a step that failed without a failed test counts as one. Skipped counts tests that are ignored,
-//! and every `SKIPPED:` line: a test that lacks something of the host prints one, and passes. So what a host could
-//! not test is never silent. Nothing else that passing tests print is shown, and what failing ones said is shown
-//! once more at the end.
+//! The last line is `N passed, N failed, N skipped`. Passed and failed are summed over the result lines of cargo test; a
+//! failed step without a failed test counts as one. Skipped counts ignored tests and every `SKIPPED:` line: a test that
+//! lacks something of the host prints one, and passes. The output of passed tests is left out otherwise; that of failed
+//! tests is repeated at the end.
+//!
+//! `--retry` runs failed tests once more, without the others beside them. If all pass, the run passes and names them as
+//! flaky. `--within MINUTES` leaves out a step at the end that would not fit, and counts it as skipped.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::command::{cargo, find, run, run_watched};
+use crate::tally::Tally;
 use crate::units::{self, Units};
 use crate::{e2b, fuzz, guests, host, miri, packages, prose, python, tools};
 
 /// What cargo is asked for the tests.
 const ALL: [&str; 4] = ["test", "--workspace", "--all-features", "--locked"];
 /// The step whose failures are counted by the tests themselves.
-const TESTS: &str = "tests";
+pub(crate) const TESTS: &str = "tests";
 const PYTHON: &str = "python";
-/// A test program that says nothing for so long hangs: the longest tests take two minutes on a busy host.
-const SILENCE: Duration = Duration::from_secs(8 * 60);
+/// A test program without output for this time hangs: the longest tests take two minutes on a busy host.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(8 * 60);
+/// The time of a step on a slow host, for `--within`.
+const SLOW_FUZZING: Duration = Duration::from_secs(12 * 60);
+const SLOW_MIRI: Duration = Duration::from_secs(6 * 60);
+const SLOW_PACKAGES: Duration = Duration::from_secs(4 * 60);
+
+const USAGE: &str = "usage: cargo xtask test [--retry] [--within MINUTES]";
+
+/// The options of `cargo xtask test`.
+#[derive(Debug, Default)]
+struct Options {
+    retry: bool,
+    within: Option<Duration>,
+}
+
+impl Options {
+    fn parse(arguments: &[String]) -> Result<Self> {
+        let mut options = Self::default();
+        let mut arguments = arguments.iter();
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--retry" => options.retry = true,
+                "--within" => {
+                    let minutes = arguments.next().context(USAGE)?;
+                    let minutes: u64 = minutes.parse().context(USAGE)?;
+                    options.within = Some(Duration::from_secs(60 * minutes));
+                }
+                other => bail!("unknown argument {other:?}; {USAGE}"),
+            }
+        }
+        Ok(options)
+    }
+}
 
 /// `cargo xtask test`
 pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
-    if let Some(argument) = arguments.first() {
-        bail!("unknown argument {argument:?}; usage: cargo xtask test");
-    }
+    let options = Options::parse(arguments)?;
     let start = Instant::now();
     let mut steps = Steps::default();
     let mut tally = Tally::default();
@@ -46,14 +78,25 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     steps.run("guests", guests::all);
     steps.run(TESTS, || {
         let mut test = cargo();
-        test.current_dir(host::repository())
-            .args(ALL)
-            .arg("--no-fail-fast")
-            // What passing tests print is asked for too: it may be that they skipped something.
-            .args(["--", "--show-output"]);
+        test.current_dir(host::repository()).args(ALL).arg("--no-fail-fast");
         tools.finish(&mut test, |line| tally.skip(line));
         client.finish(&mut test, |line| tally.skip(line));
-        run_watched(&mut test, SILENCE, |line| tally.hear(line))
+        let variables: Vec<_> =
+            test.get_envs().map(|(k, v)| (k.to_owned(), v.map(ToOwned::to_owned))).collect();
+        // The output of passed tests is read for `SKIPPED:` lines.
+        test.args(["--", "--show-output"]);
+        let result = run_watched(&mut test, OUTPUT_TIMEOUT, |line| tally.read(line));
+        if result.is_ok() || !options.retry || tally.failures.is_empty() {
+            return result;
+        }
+        println!("== tests: the failed ones run once more");
+        let mut again = cargo();
+        again.current_dir(host::repository()).args(ALL).args(["--no-fail-fast", "--", "--exact"]);
+        again.args(&tally.failures);
+        again.envs(variables.into_iter().filter_map(|(name, value)| Some((name, value?))));
+        let mut second = Tally::default();
+        let passed = run_watched(&mut again, OUTPUT_TIMEOUT, |line| second.read(line)).is_ok();
+        if passed && tally.add_second_run(&second) { Ok(()) } else { result }
     });
     steps.run(PYTHON, || {
         // What is skipped is shown where it happens.
@@ -61,10 +104,18 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
             if line.starts_with("SKIPPED:") {
                 println!("{line}");
             }
-            tally.note(line);
+            tally.count(line);
         })
     });
+    let left = |usual| options.within.is_none_or(|limit| start.elapsed() + usual <= limit);
+    let leave_out = |tally: &mut Tally, step: &str| {
+        tally.skip(&format!("SKIPPED: {step}: it would not fit in the time of --within"));
+    };
     steps.run("fuzzing", || {
+        if !left(SLOW_FUZZING) {
+            leave_out(&mut tally, "fuzzing");
+            return Ok(());
+        }
         if let Err(error) = host::cxx_compiler() {
             tally.skip(&format!("SKIPPED: fuzzing: {error:#}"));
             return Ok(());
@@ -72,13 +123,23 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         fuzz::all()
     });
     steps.run("miri", || {
+        if !left(SLOW_MIRI) {
+            leave_out(&mut tally, "Miri");
+            return Ok(());
+        }
         if let Err(error) = miri::install() {
             tally.skip(&format!("SKIPPED: Miri: {error:#}"));
             return Ok(());
         }
         miri::all()
     });
-    steps.run("packages", packages::all);
+    steps.run("packages", || {
+        if !left(SLOW_PACKAGES) {
+            leave_out(&mut tally, "packages");
+            return Ok(());
+        }
+        packages::all()
+    });
     steps.run("dependencies", || dependencies(&mut tally));
 
     tally.count_steps(&steps);
@@ -91,13 +152,16 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     for line in &tally.skips {
         println!("{line}");
     }
-    if !tally.said.is_empty() {
-        println!("\nwhat failed tests said:\n{}\n", tally.said.join("\n"));
+    if !tally.output.is_empty() {
+        println!("\nthe output of failed tests:\n{}\n", tally.output.join("\n"));
+    }
+    for name in &tally.flaky {
+        println!("FLAKY: {name} failed, and passed when it was run again");
     }
     for name in &tally.failures {
         println!("failed test: {name}");
     }
-    // Last, for of a long log the end is kept, and backtraces are long.
+    // Near the end: CI keeps the end of a long log, and backtraces are long.
     for line in &tally.panics {
         println!("{line}");
     }
@@ -191,8 +255,8 @@ fn dependencies(tally: &mut Tally) -> Result<()> {
 
 /// The steps that ran: name, seconds, and the error if it failed.
 #[derive(Debug, Default)]
-struct Steps {
-    done: Vec<(&'static str, f64, Option<String>)>,
+pub(crate) struct Steps {
+    pub(crate) done: Vec<(&'static str, f64, Option<String>)>,
 }
 
 impl Steps {
@@ -213,179 +277,9 @@ impl Steps {
     }
 }
 
-/// What the test harnesses said.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Tally {
-    passed: u64,
-    failed: u64,
-    ignored: u64,
-    /// The `SKIPPED:` lines, each kind once.
-    skips: Vec<String>,
-    /// How many there were.
-    skipped: u64,
-    /// Names of the tests that failed.
-    failures: Vec<String>,
-    /// What they said.
-    said: Vec<String>,
-    /// Of that, the words of each panic, without backtraces.
-    panics: Vec<String>,
-    /// The words of a panic are being said.
-    panicking: bool,
-    /// So many lines of them were kept.
-    told: usize,
-    /// Whose words a test program is repeating.
-    repeating: Repeating,
-}
-
-/// A test program repeats at its end what its tests printed: first the good ones, then the others.
-#[derive(Debug, Default, PartialEq, Eq)]
-enum Repeating {
-    #[default]
-    Nothing,
-    Good,
-    Failed,
-}
-
-/// Lines kept of what the tests of one run say that fail.
-const KEPT: usize = 400;
-
-/// Lines kept of the words of one panic.
-const WORDS: usize = 40;
-
-impl Tally {
-    /// Takes note of one line that cargo test printed.
-    fn note(&mut self, line: &str) {
-        if let Some(counts) = line.strip_prefix("test result: ") {
-            // "ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s"
-            let (_, counts) = counts.split_once(". ").unwrap_or(("", counts));
-            for part in counts.split(';') {
-                let Some((number, what)) = part.trim().split_once(' ') else { continue };
-                let Ok(number) = number.parse::<u64>() else { continue };
-                match what {
-                    "passed" => self.passed += number,
-                    "failed" => self.failed += number,
-                    "ignored" => self.ignored += number,
-                    _ => {}
-                }
-            }
-        } else if let Some(name) =
-            line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED"))
-        {
-            self.failures.push(name.to_owned());
-        } else if line.trim_start().starts_with("SKIPPED:") {
-            self.skipped += 1;
-            if !self.skips.iter().any(|known| known == line.trim()) {
-                self.skips.push(line.trim().to_owned());
-            }
-        }
-    }
-
-    /// Takes note of one line that cargo test printed, and says whether to show it.
-    fn hear(&mut self, line: &str) -> bool {
-        self.note(line);
-        match line {
-            "successes:" => self.repeating = Repeating::Good,
-            "failures:" => self.repeating = Repeating::Failed,
-            _ if line.starts_with("test result: ") => self.repeating = Repeating::Nothing,
-            _ => {}
-        }
-        if self.repeating == Repeating::Failed && self.said.len() < KEPT {
-            self.said.push(line.to_owned());
-            if line.starts_with("thread '") && line.contains(" panicked at ") {
-                self.panicking = true;
-                self.told = 0;
-            } else if ["stack backtrace:", "failures:"].contains(&line)
-                || line.starts_with("note: ")
-                || line.starts_with("---- ")
-            {
-                self.panicking = false;
-            }
-            // Words may have empty lines among them, which say nothing.
-            if self.panicking && !line.is_empty() && self.told < WORDS {
-                self.told += 1;
-                self.panics.push(line.to_owned());
-            }
-        }
-        self.repeating != Repeating::Good || line.trim_start().starts_with("SKIPPED:")
-    }
-
-    /// Adds the failures that no result line told of: of other steps, and of a test program that was
-    /// killed before it could say anything.
-    fn count_steps(&mut self, steps: &Steps) {
-        let told = self.failed > 0;
-        let untold = |(name, _, error): &&(&str, f64, Option<String>)| {
-            error.is_some() && !(*name == TESTS && told)
-        };
-        self.failed += steps.done.iter().filter(untold).count() as u64;
-    }
-
-    /// Says that something of this program's own was skipped.
-    fn skip(&mut self, line: &str) {
-        println!("{line}");
-        self.note(line);
-    }
-
-    fn line(&self) -> String {
-        let skipped = self.ignored + self.skipped;
-        format!("{} passed, {} failed, {skipped} skipped", self.passed, self.failed)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn result_lines_are_summed_and_skips_counted_and_failures_named() {
-        let mut tally = Tally::default();
-        for line in [
-            "running 2 tests",
-            "test slot::tests::a_reset_brings_back ... ok",
-            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.01s",
-            "test it_holds ... FAILED",
-            "---- it_needs_kvm stdout ----",
-            "SKIPPED: /dev/kvm is missing",
-            "SKIPPED: /dev/kvm is missing",
-            "SKIPPED: uffd: forbidden",
-            "this line only mentions SKIPPED: x",
-            "test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 2.00s",
-        ] {
-            tally.note(line);
-        }
-        assert_eq!(tally.line(), "15 passed, 1 failed, 4 skipped");
-        assert_eq!(tally.skips, ["SKIPPED: /dev/kvm is missing", "SKIPPED: uffd: forbidden"]);
-        assert_eq!(tally.failures, ["it_holds"]);
-    }
-
-    #[test]
-    fn what_passing_tests_print_is_not_shown_and_what_failing_ones_say_is_kept() {
-        let mut tally = Tally::default();
-        let lines = [
-            "running 3 tests",
-            "test one ... ok",
-            "test two ... FAILED",
-            "successes:",
-            "---- one stdout ----",
-            "SKIPPED: /dev/kvm is missing",
-            "seed 1",
-            "failures:",
-            "---- two stdout ----",
-            "it is 3",
-            "thread 'two' (7) panicked at tests/two.rs:3:5:",
-            "",
-            "called `Result::unwrap()` on an `Err` value: Closed",
-            "stack backtrace:",
-            "   0: rust_begin_unwind",
-            "test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0s",
-        ];
-        let shown: Vec<&str> = lines.into_iter().filter(|line| tally.hear(line)).collect();
-        let mut expected = lines.to_vec();
-        expected.retain(|line| !["successes:", "---- one stdout ----", "seed 1"].contains(line));
-        assert_eq!(shown, expected);
-        assert_eq!(tally.said, lines[7..15]);
-        assert_eq!(tally.panics, [lines[10], lines[12]]);
-        assert_eq!(tally.line(), "1 passed, 1 failed, 1 skipped");
-    }
 
     #[test]
     fn a_failed_step_is_kept_with_its_reason_and_the_next_one_still_runs() {
@@ -402,11 +296,13 @@ mod tests {
         let mut steps = Steps::default();
         steps.run("lints", || bail!("unused"));
         steps.run(TESTS, || bail!("killed by a signal"));
-        let mut silent = Tally { passed: 3, ..Tally::default() };
+        let mut silent = Tally::default();
+        silent.passed = 3;
         silent.count_steps(&steps);
         assert_eq!(silent.line(), "3 passed, 2 failed, 0 skipped");
-        let mut told = Tally { passed: 3, failed: 4, ..Tally::default() };
-        told.count_steps(&steps);
-        assert_eq!(told.line(), "3 passed, 5 failed, 0 skipped");
+        let mut counted = Tally::default();
+        (counted.passed, counted.failed) = (3, 4);
+        counted.count_steps(&steps);
+        assert_eq!(counted.line(), "3 passed, 5 failed, 0 skipped");
     }
 }
