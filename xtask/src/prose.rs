@@ -15,9 +15,9 @@ use anyhow::{Context, Result, bail};
 use crate::host::repository;
 
 /// Marked sentences in 100 that a file without a baseline may have.
-const SHARE: usize = 3;
+const MAX_PERCENT: usize = 3;
 /// Marked sentences that any file may have: a marker is no proof.
-const SPARE: usize = 1;
+const MIN_MARKED: usize = 1;
 /// Extensions of files with prose.
 const KINDS: [&str; 4] = ["rs", "md", "py", "pyi"];
 /// Folders of built and fetched files.
@@ -61,7 +61,7 @@ pub(crate) fn check() -> Result<()> {
 }
 
 fn limit(baseline: &BTreeMap<String, usize>, path: &str, sentences: usize) -> usize {
-    baseline.get(path).copied().unwrap_or_else(|| SPARE.max(sentences * SHARE / 100))
+    baseline.get(path).copied().unwrap_or_else(|| MIN_MARKED.max(sentences * MAX_PERCENT / 100))
 }
 
 /// Writes the numbers of today where they are lower, and drops files that are within the share.
@@ -77,7 +77,7 @@ fn lower_baseline() -> Result<()> {
                 "{path} has {now} marked sentences, and its baseline is {allowed}: it only falls"
             );
         }
-        if now > SPARE.max(found.sentences * SHARE / 100) {
+        if now > MIN_MARKED.max(found.sentences * MAX_PERCENT / 100) {
             writeln!(text, "{now} {path}")?;
         }
     }

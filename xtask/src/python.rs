@@ -17,7 +17,7 @@ use crate::{e2b, guests, host, registry};
 const CPYTHON: [&str; 3] = [registry::CPYTHON, "dspy==3.4.1", "langchain-quickjs==0.3.10"];
 
 /// As long as a test may say nothing.
-const SILENCE: Duration = Duration::from_secs(5 * 60);
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 fn package() -> PathBuf {
     host::repository().join("crates/python")
@@ -81,7 +81,7 @@ pub(crate) fn test(mut look: impl FnMut(&str)) -> Result<()> {
     let tests = ["pytest", "-rs", "tests", "--pyargs", "afresh"];
     let mut tests = tool(&tests);
     tests.env("AFRESH_TURNS", guests::path(guests::named("turns")?));
-    run_watched(&mut tests, SILENCE, |line| {
+    run_watched(&mut tests, OUTPUT_TIMEOUT, |line| {
         if let Some(told) = told(line) {
             look(&told);
         }

@@ -20,7 +20,7 @@ use crate::row::{Options, Row, Sink};
 /// Name of the table.
 const TABLE: &str = "fleet";
 /// Hosts that are asked for a place before a session is refused.
-const TRIES: usize = 4;
+const MAX_HOSTS_ASKED: usize = 4;
 /// Microseconds in a second.
 const SECOND: u64 = 1_000_000;
 
@@ -179,7 +179,7 @@ impl World {
         let asked = self.seed.below(self.scale.hosts);
         let choice = Placement { members: &self.members, own: Some(&self.hosts[asked].name) };
         let mut taken = None;
-        for attempt in 0..TRIES {
+        for attempt in 0..MAX_HOSTS_ASKED {
             let chosen = match attempt {
                 0 => choice.host(&self.templates[template], &mut self.seed)?,
                 _ => Placement { own: None, ..choice }.any(&mut self.seed)?,

@@ -17,7 +17,7 @@ const PAGE: u64 = 4096;
 /// Bytes of the instruction that calls.
 const CALL_LEN: u64 = 2;
 /// How long the process may take until it waits for input.
-const PATIENCE: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// More than any processor's state.
 const STATE_LEN: usize = 16 << 10;
 /// `NT_X86_XSTATE`.
@@ -209,7 +209,7 @@ impl Groundhog {
     pub(crate) fn new(pid: u32) -> anyhow::Result<Self> {
         let pid = libc::pid_t::try_from(pid)?;
         trace(libc::PTRACE_SEIZE, pid, 0, 0)?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + START_TIMEOUT;
         let registers = loop {
             stop(pid)?;
             let registers = registers(pid)?;

@@ -14,9 +14,9 @@ use crate::output::{self, Format, say};
 use crate::request::{self, Request};
 
 /// Most time for one request where none is given.
-const PATIENCE: Duration = Duration::from_secs(60);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Most bytes of one answer.
-const MOST: usize = 1 << 30;
+const MAX_ANSWER: usize = 1 << 30;
 
 /// A handler, and what it is asked.
 pub(crate) struct HandlerRequest {
@@ -46,8 +46,8 @@ impl HandlerRequest {
         let wasm = guest.wasm(Command { shown: true, ..Command::default() })?;
         let opened = guest.open(&options.wasm(Handler::options(wasm)))?;
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        let time = guest.timeout().unwrap_or(PATIENCE);
-        let handler = runtime.block_on(Handler::of(&opened, time, MOST))?;
+        let time = guest.timeout().unwrap_or(DEFAULT_TIMEOUT);
+        let handler = runtime.block_on(Handler::of(&opened, time, MAX_ANSWER))?;
         Ok(handler.map(|handler| Self { runtime, handler, path, body }))
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-const LONG: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A module that answers whatever comes in with these words.
 fn parrot(dir: &Path, name: &str, words: &str) {
@@ -68,7 +68,7 @@ impl Serving {
     /// Asks with further lines in the head.
     fn ask_with(&self, path: &str, lines: &str) -> String {
         let mut stream = TcpStream::connect(&self.addr).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         let head = format!("GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n{lines}\r\n");
         stream.write_all(head.as_bytes()).unwrap();
         let mut answer = String::new();
@@ -98,7 +98,7 @@ fn a_server_renews_its_guests_and_ends_when_it_is_told_to() {
     serving.signal(Signal::HUP);
     let begun = Instant::now();
     while !serving.ask("/").ends_with("\r\n\r\nthe second") {
-        assert!(begun.elapsed() < LONG, "the guests were never renewed");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "the guests were never renewed");
         std::thread::sleep(Duration::from_millis(20));
     }
     serving.signal(Signal::TERM);
@@ -144,7 +144,7 @@ fn a_linux_program_answers_each_request_from_the_state_in_which_it_first_waited(
     let serving = Serving::begin(&sed);
     for line in ["one", "two", "three"] {
         let mut stream = TcpStream::connect(&serving.addr).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         let length = line.len() + 1;
         let head = "POST / HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length";
         write!(stream, "{head}: {length}\r\n\r\n{line}\n").unwrap();
@@ -381,7 +381,7 @@ fn a_collector_that_is_away_is_said_once_and_a_wrong_setting_is_named() {
     };
     while !full(&serving.ask("/metrics")) {
         assert!(serving.ask("/").ends_with("one"));
-        assert!(begun.elapsed() < LONG, "nothing was ever dropped");
+        assert!(begun.elapsed() < TEST_TIMEOUT, "nothing was ever dropped");
     }
     serving.signal(Signal::TERM);
     assert!(serving.child.wait().unwrap().success());

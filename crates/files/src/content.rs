@@ -15,7 +15,7 @@ pub(crate) const PAGE: usize = 4096;
 /// Pages are paid for in steps of so many bytes, so that many small ones cannot take more than they pay.
 const STEP: u64 = 256;
 /// Files are no longer than this.
-const LONGEST: u64 = i64::MAX as u64;
+const MAX_FILE_SIZE: u64 = i64::MAX as u64;
 
 /// Where the bytes are that a layer below has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,7 +127,7 @@ impl Content {
         bytes: &[u8],
         mut room: u64,
     ) -> Result<usize, Refused> {
-        let end = offset.checked_add(bytes.len() as u64).filter(|end| *end <= LONGEST);
+        let end = offset.checked_add(bytes.len() as u64).filter(|end| *end <= MAX_FILE_SIZE);
         end.ok_or(Refused::TooLarge)?;
         let mut done = 0;
         while done < bytes.len() {
@@ -190,7 +190,7 @@ impl Content {
 
     /// Makes it shorter or, with zeros, longer.
     pub(crate) fn set_size(&mut self, size: u64) -> Result<(), Refused> {
-        if size > LONGEST {
+        if size > MAX_FILE_SIZE {
             return Err(Refused::TooLarge);
         }
         if size < self.size {

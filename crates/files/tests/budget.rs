@@ -87,18 +87,18 @@ fn tree_of<N: Serialize>(
 
 #[test]
 fn small_items_of_a_stranger_are_refused_before_they_are_decoded() {
-    const MANY: usize = 16 << 20;
+    const ITEMS: usize = 16 << 20;
     let none: Vec<u8> = Vec::new();
     // Names without letters, files without bytes, layers without names: one to three bytes each.
-    let names: Vec<(Vec<u8>, Option<u8>)> = vec![(Vec::new(), None); MANY];
+    let names: Vec<(Vec<u8>, Option<u8>)> = vec![(Vec::new(), None); ITEMS];
     let directory = (5_u64, (0o755_u32, [(0_i64, 0_u32); 3], true, (1_u8, 0_u64, names)));
-    let mut layers = postcard::to_allocvec(&(MANY as u64)).unwrap();
-    layers.resize(layers.len() + MANY, 0);
+    let mut layers = postcard::to_allocvec(&(ITEMS as u64)).unwrap();
+    layers.resize(layers.len() + ITEMS, 0);
     let descriptions = [
         tree_of(&[0], vec![directory], vec![], vec![]),
         tree_of(&layers, none.clone(), vec![], vec![]),
-        tree_of(&[0], none.clone(), vec![1; MANY], vec![]),
-        tree_of(&[0], none, vec![], vec![(1, 1); MANY]),
+        tree_of(&[0], none.clone(), vec![1; ITEMS], vec![]),
+        tree_of(&[0], none, vec![], vec![(1, 1); ITEMS]),
     ];
     let base = Tree::new(Budget::default());
     for description in descriptions {

@@ -7,7 +7,7 @@ use crate::Stage;
 /// Pages that the process's stage keeps ready: 32 MiB.
 const PAGES: usize = 8192;
 /// The host must have so many times as much memory to spare.
-const SPARE: u64 = 16;
+const SPARE_MEMORY_FACTOR: u64 = 16;
 
 /// The default [`ZeroPageSource`]: one stage of 32 MiB for the process, made at the first request, which gets nothing yet.
 /// A process without requests has neither its memory nor its thread. On a host with less than 512 MiB to spare it stays empty.
@@ -20,7 +20,7 @@ impl ProcessStage {
     pub fn get() -> Option<&'static Stage> {
         // A child of a fork has its parent's stage, but not the thread that keeps it filled.
         static STAGE: PerProcess<Option<Stage>> = PerProcess::new(|| {
-            let wanted = (PAGES * PAGE_SIZE) as u64 * SPARE;
+            let wanted = (PAGES * PAGE_SIZE) as u64 * SPARE_MEMORY_FACTOR;
             let spare = host::memory_headroom().is_some_and(|free| free >= wanted);
             if spare { Stage::new(PAGES).ok() } else { None }
         });

@@ -34,7 +34,7 @@ const NAP: Duration = Duration::from_millis(2);
 /// Looks without work before the thread sleeps until woken.
 const NAPS: u32 = 8;
 /// Time before the thread asks again after the host had no memory to spare.
-const SHORT: Duration = Duration::from_millis(500);
+const LOW_MEMORY_INTERVAL: Duration = Duration::from_millis(500);
 
 const EMPTY: u8 = 0;
 const FILLING: u8 = 1;
@@ -232,7 +232,7 @@ fn run(stage: &Shared) {
         while stage.has_empty() && stage.populate_some() {}
         stage.cpu_ns.store(host::thread_cpu_time().as_nanos() as u64, Ordering::Relaxed);
         if stage.has_empty() && !stopped() {
-            thread::park_timeout(SHORT);
+            thread::park_timeout(LOW_MEMORY_INTERVAL);
             continue;
         }
         for _ in 0..NAPS {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use afresh_sys::{PageRange, Reservation, SysError, ZeroPageSource};
 
 /// Most requests in a row that go unserved.
-const LONGEST: u32 = 1024;
+const MAX_REFUSALS: u32 = 1024;
 
 /// Stands between a stock and users of one kind, such as the slots of one guest. When more of what they got was
 /// wasted than used, requests go unserved for a while: one, and twice as many each time it happens again.
@@ -42,7 +42,7 @@ unsafe impl ZeroPageSource for ThrottledStock {
         } else {
             let pause = self.next.load(Ordering::Relaxed);
             self.pause.store(pause, Ordering::Relaxed);
-            self.next.store((pause * 2).min(LONGEST), Ordering::Relaxed);
+            self.next.store((pause * 2).min(MAX_REFUSALS), Ordering::Relaxed);
         }
         self.stock.report_use(used, wasted);
     }

@@ -24,7 +24,7 @@ use crate::ranges::Ranges;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Bytes that are copied at a time.
-const AT_ONCE: u64 = 256 << 10;
+const CHUNK_SIZE: u64 = 256 << 10;
 /// Files that are remembered.
 const KNOWN: usize = 4096;
 
@@ -146,8 +146,8 @@ impl CachedFile {
 
     fn copy(&self, tree: &Tree, node: Node, part: &Range<u64>) -> Result<bool, Refused> {
         let mut buffer = Vec::new();
-        for at in part.clone().step_by(AT_ONCE as usize) {
-            buffer.resize((part.end - at).min(AT_ONCE) as usize, 0);
+        for at in part.clone().step_by(CHUNK_SIZE as usize) {
+            buffer.resize((part.end - at).min(CHUNK_SIZE) as usize, 0);
             let read = tree.read(node, at, &mut buffer)?;
             let to = (self.range.start + at) as usize;
             if self.place.file.write_at(&buffer[..read], to).is_err() {

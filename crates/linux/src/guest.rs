@@ -62,13 +62,13 @@ pub(crate) struct Guest {
 const ASK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Time in which the starter of a server notices that it is up.
-const PATIENCE: Duration = Duration::from_secs(2);
+const START_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Guest {
     /// A guest whose first process runs in `body`. The other processes are as `others` has them.
     pub(crate) fn new(body: Subprocess, person: Sentry, others: ParkedSubprocesses) -> Self {
         let (now, rests) = (Instant::now(), None);
-        Self { body, person, others, turn: now, asked: now, rests, patience: PATIENCE }
+        Self { body, person, others, turn: now, asked: now, rests, patience: START_TIMEOUT }
     }
 
     /// Runs the guest until it waits for the caller, ends, or `deadline` is there, or its caller ends the call.

@@ -14,7 +14,7 @@ use afresh_sys::{PAGE_SIZE, PerProcess};
 use crate::file_cache::{CacheFile, CachedFile, MappedRange};
 
 /// Maximum bytes of the cache.
-const MOST: u64 = 128 << 20;
+const MAX_CACHE_BYTES: u64 = 128 << 20;
 
 static SHELF: PerProcess<Mutex<HostFileCache>> = PerProcess::new(Mutex::default);
 
@@ -44,7 +44,7 @@ impl HostFileCache {
             Some(place) => place.clone(),
             None => self.place.insert(CacheFile::new()?).clone(),
         };
-        while place.holds().saturating_add(more) > MOST {
+        while place.holds().saturating_add(more) > MAX_CACHE_BYTES {
             // Unused files, the longest unused one first.
             let idle = self
                 .files
@@ -75,7 +75,7 @@ pub(crate) fn show(
     };
     let Some(lies) = lies else { return Ok(None) };
     // A change during the read has changed the times by its end.
-    lies.show((tree, node), wanted, MOST, &|| tree.host_file(node) == Some(file))
+    lies.show((tree, node), wanted, MAX_CACHE_BYTES, &|| tree.host_file(node) == Some(file))
 }
 
 #[cfg(test)]
@@ -122,7 +122,7 @@ mod tests {
         let kept = shelf.lies(file("Cargo.toml"), PAGE).unwrap();
         drop(shelf.lies(file("src/lib.rs"), PAGE).unwrap());
         assert!(
-            shelf.lies(file("src/subprocess.rs"), MOST + 1).is_none(),
+            shelf.lies(file("src/subprocess.rs"), MAX_CACHE_BYTES + 1).is_none(),
             "there is never so much room"
         );
         assert!(shelf.files.contains_key(&file("Cargo.toml")), "it is shown");

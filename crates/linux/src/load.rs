@@ -19,7 +19,7 @@ const BASE: u64 = 0x5555_5555_4000;
 /// Where their loaders go.
 const LOADER_BASE: u64 = 0x6fff_f000_0000;
 /// Longest file that is loaded as a program.
-const LONGEST: u64 = 1 << 30;
+const MAX_PROGRAM_SIZE: u64 = 1 << 30;
 /// Bytes at the beginning of a file that say how it is loaded.
 const HEAD: u64 = 64 << 10;
 /// Program headers one file may have.
@@ -179,7 +179,7 @@ fn read_head(tree: &Tree, node: Node, path: &[u8]) -> Result<(Vec<u8>, u64), War
     let stat = tree.stat(node).map_err(|_| WarmError::NotFound(path()))?;
     let why = "it is not a file of at most 1 GiB";
     let unloadable = || WarmError::Unloadable { path: path(), why };
-    if stat.kind != Kind::File || stat.size > LONGEST {
+    if stat.kind != Kind::File || stat.size > MAX_PROGRAM_SIZE {
         return Err(unloadable());
     }
     let head = read_part(tree, node, 0..stat.size.min(HEAD)).ok_or_else(unloadable)?;

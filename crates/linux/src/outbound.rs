@@ -26,7 +26,7 @@ const ALL_LINES: usize = 8192;
 const MAKERS: usize = 16;
 const ALL_MAKERS: usize = 128;
 /// How soon one that waits for others' threads looks again.
-const SOON: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How long it may take to make one.
 const MAKING: Duration = Duration::from_secs(30);
 /// Bytes that are moved at a time.
@@ -190,7 +190,7 @@ impl OutboundConnections {
     pub(crate) fn wait(&self, state: &Kernel, length: Duration) {
         let waits = self.list.iter().any(|line| matches!(line.link, Link::Waiting(_)));
         // However it ends, all is looked at again.
-        self.poll(state, if waits { length.min(SOON) } else { length });
+        self.poll(state, if waits { length.min(POLL_INTERVAL) } else { length });
     }
 
     /// Which of them can move something, once any can or `length` is over.

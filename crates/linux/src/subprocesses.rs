@@ -30,7 +30,7 @@ use crate::subprocess::Subprocess;
 use crate::warm::Limits;
 
 /// Bytes that are copied at a time.
-const AT_ONCE: u64 = 1 << 20;
+const CHUNK_SIZE: u64 = 1 << 20;
 const READ: u64 = libc::PROT_READ as u64;
 const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
 
@@ -424,8 +424,8 @@ impl Guest {
             }
             let mut buffer = Vec::new();
             for range in written {
-                for at in range.clone().step_by(AT_ONCE as usize) {
-                    buffer.resize((range.end - at).min(AT_ONCE) as usize, 0);
+                for at in range.clone().step_by(CHUNK_SIZE as usize) {
+                    buffer.resize((range.end - at).min(CHUNK_SIZE) as usize, 0);
                     let moved =
                         self.body.process.read(at, &mut buffer)? && process.write(at, &buffer)?;
                     if !moved {

@@ -197,11 +197,11 @@ impl Budget {
     /// nothing is evicted, and each pool has its own limits still.
     fn list(&self) -> Option<MutexGuard<'_, Vec<Pooled>>> {
         /// Times that a child looks whether the list is free.
-        const TRIES: u32 = 1000;
+        const MAX_LOCK_ATTEMPTS: u32 = 1000;
         if fork::generation() == self.generation {
             return Some(self.pools.lock().unwrap_or_else(PoisonError::into_inner));
         }
-        for _ in 0..TRIES {
+        for _ in 0..MAX_LOCK_ATTEMPTS {
             match self.pools.try_lock() {
                 Ok(pools) => return Some(pools),
                 Err(TryLockError::Poisoned(pools)) => return Some(pools.into_inner()),

@@ -38,7 +38,7 @@ const EXPORT: u8 = 11;
 
 /// Modules with more bytes than this stay as they are: to write them anew takes longer than is gained, for their guests have
 /// more to do.
-const MOST: usize = 1 << 20;
+const MAX_MODULE_SIZE: usize = 1 << 20;
 
 /// The component, with calls through shims made by the modules themselves, where that is possible.
 #[must_use]
@@ -241,7 +241,7 @@ impl<'a> Level<'a> {
         for (module, contents) in modules.iter().enumerate() {
             let Some(Some((instance, args))) = once.get(&(module as u32)) else { continue };
             let args: BTreeMap<_, _> = args.iter().copied().collect();
-            if contents.len() > MOST || args.contains_key(SHIM) {
+            if contents.len() > MAX_MODULE_SIZE || args.contains_key(SHIM) {
                 continue;
             }
             if let Some((rewritten, shim)) = self.absorbed(contents, &args, &shims) {

@@ -4,9 +4,9 @@
 //! strangers, and errors go into logs and answers.
 
 /// Names that an error tells.
-const FEW: usize = 8;
+const MAX_NAMES: usize = 8;
 /// Characters of each.
-const LONGEST: usize = 200;
+const MAX_NAME_CHARS: usize = 200;
 
 /// The first few of `names`, for an error; the others are counted.
 ///
@@ -15,12 +15,12 @@ const LONGEST: usize = 200;
 /// ```
 #[must_use]
 pub fn told(names: &[String]) -> String {
-    let shortened = |name: &String| match name.char_indices().nth(LONGEST) {
+    let shortened = |name: &String| match name.char_indices().nth(MAX_NAME_CHARS) {
         Some((end, _)) => format!("{}...", printable(&name[..end])),
         None => printable(name),
     };
-    let few: Vec<String> = names.iter().take(FEW).map(shortened).collect();
-    match names.len().saturating_sub(FEW) {
+    let few: Vec<String> = names.iter().take(MAX_NAMES).map(shortened).collect();
+    match names.len().saturating_sub(MAX_NAMES) {
         0 => few.join(", "),
         more => format!("{}, and {more} more", few.join(", ")),
     }
@@ -48,7 +48,7 @@ mod tests {
         let names: Vec<String> = (0..100_000).map(|n| format!("f{n}")).collect();
         assert_eq!(told(&names[..8]), "f0, f1, f2, f3, f4, f5, f6, f7");
         assert_eq!(told(&names), "f0, f1, f2, f3, f4, f5, f6, f7, and 99992 more");
-        assert_eq!(told(&["é".repeat(1000)]), format!("{}...", "é".repeat(LONGEST)));
+        assert_eq!(told(&["é".repeat(1000)]), format!("{}...", "é".repeat(MAX_NAME_CHARS)));
         assert_eq!(told(&[]), "");
         let forged = "run\n2026-01-01 INFO \u{1b}[2Kpaid \u{202e}é".to_owned();
         assert_eq!(told(&[forged]), "run\\n2026-01-01 INFO \\u{1b}[2Kpaid \\u{202e}é");

@@ -231,7 +231,7 @@ impl ConcurrencyLimiter {
 mod tests {
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(600);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(600);
 
     fn share(running: usize, waiting: usize) -> Share {
         Share { running, waiting }
@@ -248,13 +248,13 @@ mod tests {
     async fn a_flood_of_one_guest_delays_another_by_one_place() {
         let gate = ConcurrencyLimiter::new(1, [share(1, 1000), share(1, 10)]);
         let order = Arc::new(Mutex::new(Vec::new()));
-        let held = gate.enter(0, LONG).await.unwrap();
+        let held = gate.enter(0, TEST_TIMEOUT).await.unwrap();
         let mut tasks = Vec::new();
         for (line, count) in [(0, 500), (1, 1)] {
             for _ in 0..count {
                 let (gate, order) = (gate.clone(), order.clone());
                 tasks.push(tokio::spawn(async move {
-                    let pass = gate.enter(line, LONG).await.unwrap();
+                    let pass = gate.enter(line, TEST_TIMEOUT).await.unwrap();
                     order.lock().unwrap().push(line);
                     drop(pass);
                 }));
@@ -273,26 +273,26 @@ mod tests {
     #[tokio::test]
     async fn a_guest_keeps_to_its_own_share() {
         let gate = ConcurrencyLimiter::new(8, [share(2, 0), share(8, 0)]);
-        let first = gate.enter(0, LONG).await.unwrap();
-        let _second = gate.enter(0, LONG).await.unwrap();
-        assert_eq!(gate.enter(0, LONG).await.err(), Some(Rejected::LineFull));
-        let _other = gate.enter(1, LONG).await.unwrap();
+        let first = gate.enter(0, TEST_TIMEOUT).await.unwrap();
+        let _second = gate.enter(0, TEST_TIMEOUT).await.unwrap();
+        assert_eq!(gate.enter(0, TEST_TIMEOUT).await.err(), Some(Rejected::LineFull));
+        let _other = gate.enter(1, TEST_TIMEOUT).await.unwrap();
         drop(first);
-        assert!(gate.enter(0, LONG).await.is_ok());
+        assert!(gate.enter(0, TEST_TIMEOUT).await.is_ok());
     }
 
     #[tokio::test]
     async fn many_requests_that_stopped_waiting_are_passed_over() {
-        const MANY: usize = 200_000;
-        let gate = ConcurrencyLimiter::new(1, [share(1, MANY + 1)]);
-        let held = gate.enter(0, LONG).await.unwrap();
-        for _ in 0..MANY {
-            let mut waiting = Box::pin(gate.enter(0, LONG));
+        const WAITERS: usize = 200_000;
+        let gate = ConcurrencyLimiter::new(1, [share(1, WAITERS + 1)]);
+        let held = gate.enter(0, TEST_TIMEOUT).await.unwrap();
+        for _ in 0..WAITERS {
+            let mut waiting = Box::pin(gate.enter(0, TEST_TIMEOUT));
             assert!(futures_util::poll!(&mut waiting).is_pending());
         }
         let waiting = tokio::spawn({
             let gate = gate.clone();
-            async move { gate.enter(0, LONG).await.is_ok() }
+            async move { gate.enter(0, TEST_TIMEOUT).await.is_ok() }
         });
         settle().await;
         drop(held);
@@ -304,14 +304,14 @@ mod tests {
     async fn a_parked_call_leaves_its_place_and_returns_before_its_line() {
         let gate = ConcurrencyLimiter::new(1, [share(1, 10), share(1, 10)]);
         let order = Arc::new(Mutex::new(Vec::new()));
-        let parked = gate.enter(0, LONG).await.unwrap().park().ok().expect("there is room");
-        let other = gate.enter(1, LONG).await.unwrap();
+        let parked = gate.enter(0, TEST_TIMEOUT).await.unwrap().park().ok().expect("there is room");
+        let other = gate.enter(1, TEST_TIMEOUT).await.unwrap();
         let other = other.park().err().expect("as many are parked as there are places");
         let mut tasks = Vec::new();
         for name in ["second", "third"] {
             let (gate, order) = (gate.clone(), order.clone());
             tasks.push(tokio::spawn(async move {
-                let pass = gate.enter(0, LONG).await.unwrap();
+                let pass = gate.enter(0, TEST_TIMEOUT).await.unwrap();
                 order.lock().unwrap().push(name);
                 drop(pass);
             }));
@@ -319,7 +319,7 @@ mod tests {
         }
         let own = order.clone();
         tasks.push(tokio::spawn(async move {
-            let pass = parked.enter(LONG).await.unwrap();
+            let pass = parked.enter(TEST_TIMEOUT).await.unwrap();
             own.lock().unwrap().push("parked");
             drop(pass);
         }));
@@ -330,20 +330,23 @@ mod tests {
         }
         assert_eq!(*order.lock().unwrap(), ["parked", "second", "third"]);
         assert_eq!((gate.count(0), gate.count(1)), ((0, 0), (0, 0)));
-        assert!(gate.enter(0, LONG).await.unwrap().park().is_ok(), "nothing is parked any more");
+        assert!(
+            gate.enter(0, TEST_TIMEOUT).await.unwrap().park().is_ok(),
+            "nothing is parked any more"
+        );
     }
 
     #[tokio::test]
     async fn who_stops_waiting_leaves_no_place_behind() {
         let gate = ConcurrencyLimiter::new(1, [share(4, 4)]);
-        let held = gate.enter(0, LONG).await.unwrap();
+        let held = gate.enter(0, TEST_TIMEOUT).await.unwrap();
         for _ in 0..100 {
             let turned = gate.enter(0, Duration::from_millis(1)).await;
             assert_eq!(turned.err(), Some(Rejected::TooLate));
         }
         let waiting = tokio::spawn({
             let gate = gate.clone();
-            async move { gate.enter(0, LONG).await.is_ok() }
+            async move { gate.enter(0, TEST_TIMEOUT).await.is_ok() }
         });
         settle().await;
         drop(held);

@@ -31,7 +31,7 @@ impl MetricConstructor<Histogram> for Bounds {
 }
 
 /// The statuses that requests usually end with.
-const USUAL: [u16; 9] = [200, 400, 404, 408, 413, 429, 500, 503, 504];
+const COMMON_STATUSES: [u16; 9] = [200, 400, 404, 408, 413, 429, 500, 503, 504];
 
 /// Everything that a server counts.
 #[derive(Debug)]
@@ -75,7 +75,7 @@ pub(crate) struct Recent {
 #[derive(Debug)]
 pub(crate) struct GuestMetrics {
     times: Mutex<Times>,
-    usual: [Counter; USUAL.len()],
+    usual: [Counter; COMMON_STATUSES.len()],
     other: Family<Labels, Counter>,
     pub(crate) seconds: Histogram,
     failures: Family<Labels, Counter>,
@@ -202,7 +202,7 @@ impl Metrics {
         let requests = |code| self.requests.get_or_create_owned(&two(name, "code", code));
         GuestMetrics {
             times: Mutex::new(Times { requests: 0, microseconds: Vec::with_capacity(RECENT) }),
-            usual: USUAL.map(requests),
+            usual: COMMON_STATUSES.map(requests),
             other: self.requests.clone(),
             seconds: self.seconds.get_or_create_owned(&labels(name)),
             failures: self.failures.clone(),
@@ -238,7 +238,7 @@ impl Metrics {
 impl GuestMetrics {
     /// A request ended.
     pub(crate) fn ended(&self, status: u16, seconds: f64) {
-        match USUAL.iter().position(|usual| *usual == status) {
+        match COMMON_STATUSES.iter().position(|usual| *usual == status) {
             Some(place) => self.usual[place].inc(),
             None => self.other.get_or_create(&two(&self.guest, "code", status)).inc(),
         };

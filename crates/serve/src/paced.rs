@@ -16,7 +16,7 @@ const WINDOW: Duration = Duration::from_millis(50);
 /// One that runs for less than this in that time waits.
 const BUSY: Duration = Duration::from_millis(5);
 /// One that runs for as long at once waits no more. Those that wait look every few milliseconds, for microseconds.
-const AT_ONCE: Duration = Duration::from_millis(1);
+const MAX_BURST: Duration = Duration::from_millis(1);
 
 /// Runs `guest`, which is polled only in a place.
 pub(crate) struct Paced<'a, F> {
@@ -52,7 +52,7 @@ impl<'a, F> Paced<'a, F> {
     /// Whether a guest that ran from `began` to `now` waits.
     fn waits(&mut self, began: Instant, now: Instant) -> bool {
         let took = now - began;
-        if self.looks && took < AT_ONCE {
+        if self.looks && took < MAX_BURST {
             return true;
         }
         self.looks = false;
@@ -122,14 +122,14 @@ mod tests {
     use super::*;
     use crate::concurrency::{ConcurrencyLimiter, Share};
 
-    const LONG: Duration = Duration::from_secs(600);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(600);
 
     #[tokio::test]
     async fn a_guest_that_waits_leaves_its_place_and_returns() {
         let share = Share { running: 1, waiting: 10 };
         let gate = ConcurrencyLimiter::new(1, [share, share]);
         let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
-        let pass = gate.enter(0, LONG).await.unwrap();
+        let pass = gate.enter(0, TEST_TIMEOUT).await.unwrap();
         let waits = tokio::spawn(async move {
             let mut guest = pin!(async {
                 // As hosts do that check limits in between.
@@ -138,9 +138,9 @@ mod tests {
                 }
                 7
             });
-            Paced::new(guest.as_mut(), pass, LONG).await
+            Paced::new(guest.as_mut(), pass, TEST_TIMEOUT).await
         });
-        let held = gate.enter(1, LONG).await.unwrap();
+        let held = gate.enter(1, TEST_TIMEOUT).await.unwrap();
         sender.send(()).unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
         assert!(!waits.is_finished(), "it runs only in a place");
@@ -153,7 +153,7 @@ mod tests {
     async fn a_guest_that_runs_keeps_its_place() {
         let share = Share { running: 1, waiting: 10 };
         let gate = ConcurrencyLimiter::new(1, [share, share]);
-        let pass = gate.enter(0, LONG).await.unwrap();
+        let pass = gate.enter(0, TEST_TIMEOUT).await.unwrap();
         let own = gate.clone();
         let runs = tokio::spawn(async move {
             let mut guest = pin!(async {
@@ -169,7 +169,7 @@ mod tests {
                 }
                 lost
             });
-            Paced::new(guest.as_mut(), pass, LONG).await
+            Paced::new(guest.as_mut(), pass, TEST_TIMEOUT).await
         });
         assert_eq!(runs.await.unwrap(), Ok(0));
     }

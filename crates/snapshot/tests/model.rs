@@ -287,16 +287,16 @@ fn a_guest_whose_state_was_dropped_is_forked_as_it_is() {
 
 #[test]
 fn a_checkpoint_costs_what_changed_also_after_much_was_written() {
-    const MANY: usize = 4000;
+    const MANY_PAGES: usize = 4000;
     let config = SlotConfig { strategy: Reset::WriteSet(None), ..SlotConfig::default() };
-    let Ok(slot) = Slot::new(&Image::zero(MANY), config) else {
+    let Ok(slot) = Slot::new(&Image::zero(MANY_PAGES), config) else {
         println!("SKIPPED: no tracker here");
         return;
     };
     let tree = Tree::new();
     let mut branch = Branch::from_guest(&tree, slot).unwrap();
     let root = branch.at();
-    branch.guest_mut().unwrap().write(0, &vec![1; MANY * PAGE_SIZE]).unwrap();
+    branch.guest_mut().unwrap().write(0, &vec![1; MANY_PAGES * PAGE_SIZE]).unwrap();
     let full = branch.checkpoint().unwrap();
     for turn in 0..20_usize {
         for page in 0..10 {

@@ -296,9 +296,13 @@ pub enum OpenError {
 
 /// Some of many names.
 fn few(names: &[String]) -> String {
-    const FEW: usize = 20;
-    let shown = format!("{:?}", &names[..names.len().min(FEW)]);
-    if names.len() > FEW { format!("{shown} and {} more", names.len() - FEW) } else { shown }
+    const MAX_NAMES: usize = 20;
+    let shown = format!("{:?}", &names[..names.len().min(MAX_NAMES)]);
+    if names.len() > MAX_NAMES {
+        format!("{shown} and {} more", names.len() - MAX_NAMES)
+    } else {
+        shown
+    }
 }
 
 impl OpenError {

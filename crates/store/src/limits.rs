@@ -12,7 +12,7 @@ use crate::OpenError;
 const GIB: u64 = 1 << 30;
 
 /// Content that any snapshot may have, whatever its size.
-const SMALL: u64 = GIB / 4;
+const MIN_CONTENT: u64 = GIB / 4;
 
 /// What a snapshot may ask for, in bytes. The defaults suit a host that opens snapshots of strangers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +101,7 @@ impl Limits {
 
     /// Refuses `bytes` bytes of pages out of blobs of `blobs` bytes.
     pub(crate) fn check_expansion(&self, bytes: u64, blobs: u64) -> Result<(), OpenError> {
-        let limit = blobs.saturating_mul(self.expansion).saturating_add(SMALL);
+        let limit = blobs.saturating_mul(self.expansion).saturating_add(MIN_CONTENT);
         within("expansion", "what the blobs of the snapshot expand to", bytes, limit)
     }
 
@@ -158,7 +158,7 @@ mod tests {
         let refused = [
             limits.check_memory(2),
             limits.check_content(2),
-            limits.check_expansion(SMALL + 3, 2),
+            limits.check_expansion(MIN_CONTENT + 3, 2),
             limits.check_index(2),
             limits.check_program(2),
             limits.check_turns("turns", 2),
@@ -167,7 +167,7 @@ mod tests {
             let said = refused.unwrap_err().to_string();
             assert!(said.contains(&format!("`{name}`")), "{name}: {said}");
         }
-        limits.check_expansion(SMALL + 2, 2).unwrap();
+        limits.check_expansion(MIN_CONTENT + 2, 2).unwrap();
         Limits::NONE.check_expansion(u64::MAX, u64::MAX).unwrap();
     }
 

@@ -22,7 +22,7 @@ use crate::{Engine, Guest, GuestOptions, LoadError};
 /// Where variables are, each a file named by the digest of its name.
 const VARIABLES: &str = "/extism-vars";
 /// What a plug-in may keep in variables, where its guest has no file tree of the embedder's: as much as with Extism.
-const ROOM: Budget = Budget { bytes: 1 << 20, files: 4096 };
+const VARIABLE_BUDGET: Budget = Budget { bytes: 1 << 20, files: 4096 };
 
 /// How grave a message of a plug-in's is, the least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,7 +88,7 @@ impl Extism {
     #[must_use]
     pub fn options(self, mut options: GuestOptions) -> GuestOptions {
         if options.wasi.files.is_none() && options.wasi.dirs.is_empty() {
-            options.wasi.files = Some(Tree::new(ROOM));
+            options.wasi.files = Some(Tree::new(VARIABLE_BUDGET));
         }
         let (extism, asynchronous) = (Arc::new(self), options.asynchronous);
         options.imports = std::mem::take(&mut options.imports)

@@ -30,7 +30,7 @@ const KIND: &str = "wasm";
 const ENGINE: &str = concat!("afresh-wasm ", env!("CARGO_PKG_VERSION"));
 
 /// Nanoseconds that a guest's clock may have come to, so that what it adds to a reading fits: a century.
-const LONGEST: u64 = 100 * 366 * 24 * 3600 * 1_000_000_000;
+const MAX_CLOCK: u64 = 100 * 366 * 24 * 3600 * 1_000_000_000;
 
 /// Comes before the files.
 const FILES: &str = "files";
@@ -274,7 +274,7 @@ impl Frozen {
                 _ => return Err(bad("there are bytes after its end")),
             }
         }
-        if read > LONGEST {
+        if read > MAX_CLOCK {
             return Err(bad("its clock has run for longer than any machine"));
         }
         memory.limits().check_program(header.module_bytes)?;

@@ -15,7 +15,7 @@ use afresh_sys::{Protection, Reservation, fork};
 use wasmtime::{StackCreator, StackMemory};
 
 /// Most stacks that a thread keeps.
-const KEPT: usize = 64;
+const MAX_STACKS: usize = 64;
 
 /// Inaccessible pages below a stack.
 const GUARD: usize = 1;
@@ -53,7 +53,7 @@ impl Drop for Stack {
         // A thread that ends keeps nothing.
         let _ = IDLE.try_with(|idle| {
             let mut idle = idle.borrow_mut();
-            if idle.len() < KEPT {
+            if idle.len() < MAX_STACKS {
                 idle.push((fork::generation(), reservation));
             }
         });

@@ -26,7 +26,7 @@ const SANDBOXES: usize = 3;
 /// A sandbox is replaced after so many calls: each answer is the whole log.
 const MAX_CALLS: u32 = 400;
 /// Between two faults.
-const CALM: Duration = Duration::from_millis(500);
+const FAULT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A guest that appends eight bytes of each piece of code to a log, and answers the log.
 const LOGGER: &str = r#"(module
@@ -250,7 +250,10 @@ impl Subject {
     fn refused(&self, run: &Run, address: SocketAddr, status: u16) -> Result<Called, String> {
         match status {
             502 if self.may_be_paused
-                && matches!(self.sandbox.ask_at(address, "POST", "/connect"), 0 | 200 | 201 | 503) =>
+                && matches!(
+                    self.sandbox.ask_at(address, "POST", "/connect"),
+                    0 | 200 | 201 | 503
+                ) =>
             {
                 run.refused();
                 Ok(Called::Refused)
@@ -351,7 +354,7 @@ fn a_fleet_under_faults_loses_no_acknowledged_call_and_has_no_two_lives() {
             if over || !run.runs() {
                 break;
             }
-            std::thread::sleep(CALM);
+            std::thread::sleep(FAULT_INTERVAL);
             let start = Instant::now();
             let fault = Fault::ALL[round % Fault::ALL.len()];
             run.losses.fetch_add(u64::from(fault.undoes()), Ordering::SeqCst);

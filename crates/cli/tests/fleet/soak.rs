@@ -14,9 +14,9 @@ use crate::hosts::{Fleet, Ran, Sandbox, exchange};
 
 /// Seconds that it lasts, if not the few that a test may take.
 const SECONDS: &str = "AFRESH_SOAK_SECONDS";
-const FEW: u64 = 12;
+const DEFAULT_SECONDS: u64 = 12;
 /// Time between two hosts that are ended.
-const CALM: Duration = Duration::from_secs(3);
+const FAULT_INTERVAL: Duration = Duration::from_secs(3);
 /// Of each client of sandboxes.
 const SANDBOXES: usize = 6;
 
@@ -273,7 +273,8 @@ fn watch(fleet: &Fleet, samples: &mut Vec<u64>) {
 
 #[test]
 fn a_soak_finds_no_wrong_answer_no_canary_no_lost_sandbox_and_level_memory() {
-    let seconds = std::env::var(SECONDS).map_or(FEW, |seconds| seconds.parse().unwrap());
+    let seconds =
+        std::env::var(SECONDS).map_or(DEFAULT_SECONDS, |seconds| seconds.parse().unwrap());
     let Some(mut fleet) = Fleet::with(GUESTS, &[("keeper", KEEPER)]) else { return };
     let soak = Soak {
         addresses: RwLock::new(fleet.hosts.iter().map(|host| host.addr).collect()),
@@ -297,7 +298,7 @@ fn a_soak_finds_no_wrong_answer_no_canary_no_lost_sandbox_and_level_memory() {
         let begun = Instant::now();
         for round in 0.. {
             let calm = Instant::now();
-            while calm.elapsed() < CALM && soak.goes_on() {
+            while calm.elapsed() < FAULT_INTERVAL && soak.goes_on() {
                 std::thread::sleep(Duration::from_millis(200));
                 watch(&fleet, &mut samples);
             }

@@ -13,7 +13,7 @@ use super::write_tracker::WriteTracker;
 use super::{PlatformError, stub};
 
 /// How often the process is looked for without a pause.
-const SOON: u32 = 100;
+const MAX_SPINS: u32 = 100;
 
 /// Descriptors that a process has made while it booted.
 pub(super) struct Attached {
@@ -62,7 +62,7 @@ impl Attached {
             // It is on this processor, and soon ready.
             looks += 1;
             match looks {
-                ..SOON => std::thread::yield_now(),
+                ..MAX_SPINS => std::thread::yield_now(),
                 _ => std::thread::sleep(Duration::from_micros(50)),
             }
         };

@@ -70,9 +70,9 @@ impl SpawnedProcess {
 }
 
 /// Descriptors that it can be sent at a time: a control area, an image's files, a socket.
-const MOST: usize = 2 + boot::FILES;
+const MAX_DESCRIPTORS: usize = 2 + boot::FILES;
 /// A control message has a head of 16 bytes.
-const _: () = assert!(16 + 4 * MOST <= stub::LENT_LEN);
+const _: () = assert!(16 + 4 * MAX_DESCRIPTORS <= stub::LENT_LEN);
 
 /// Why it did not fork.
 pub(super) enum ForkError {
@@ -139,7 +139,7 @@ impl Forker {
     }
 
     pub(super) fn say(&self, bytes: &[u8], lent: &[BorrowedFd<'_>]) -> Result<(), ForkError> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !lent.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(lent));

@@ -15,7 +15,7 @@ pub(crate) struct HostTraits {
 }
 
 /// Longest vDSO.
-const LONGEST: usize = 64 << 10;
+const MAX_VDSO_SIZE: usize = 64 << 10;
 
 impl HostTraits {
     /// The properties of this host.
@@ -56,7 +56,7 @@ fn clock(list: &str) -> Option<[u8; 32]> {
             found = Some((start, (end - start) as usize));
         }
     }
-    let (start, len) = found.filter(|(_, len)| *len <= LONGEST)?;
+    let (start, len) = found.filter(|(_, len)| *len <= MAX_VDSO_SIZE)?;
     let mut bytes = vec![0; len];
     let memory = std::fs::File::open("/proc/self/mem").ok()?;
     std::os::unix::fs::FileExt::read_exact_at(&memory, &mut bytes, start).ok()?;

@@ -15,7 +15,7 @@ const HELD: u64 = 3 << 62;
 /// A page of a file, or shared.
 const FILE: u64 = 1 << 61;
 /// Pages that are asked about at a time.
-const AT_ONCE: u64 = 1 << 15;
+const BATCH_PAGES: u64 = 1 << 15;
 
 fn failed(error: std::io::Error) -> PlatformError {
     PlatformError::kernel("reading the guest's page map", error)
@@ -53,8 +53,8 @@ impl Process {
         let map = self.page_map()?;
         let mut found: Vec<Range<u64>> = Vec::new();
         let mut entries = Vec::new();
-        for first in (range.start..range.end).step_by((AT_ONCE * PAGE) as usize) {
-            let count = ((range.end - first) / PAGE).min(AT_ONCE);
+        for first in (range.start..range.end).step_by((BATCH_PAGES * PAGE) as usize) {
+            let count = ((range.end - first) / PAGE).min(BATCH_PAGES);
             entries.resize(8 * count as usize, 0);
             map.read_exact_at(&mut entries, first / PAGE * 8).map_err(failed)?;
             for (page, entry) in (0..count).zip(entries.chunks_exact(8)) {

@@ -3,7 +3,7 @@
 //! To map an image takes some hundred calls in each process, of which a fork takes over all. What a process touches of it are faults of its
 //! own, as ever. A template is made for a state that processes are made from again and again.
 //!
-//! Promises: no guest runs in a template, so that nothing of one is in its children; there are at most [`MOST`]; each goes with the state
+//! Promises: no guest runs in a template, so that nothing of one is in its children; there are at most [`MAX_TEMPLATES`]; each goes with the state
 //! that it is of, and belongs to the process that made it: one that is forked from that makes its own. Where none can be had, or it was
 //! killed, a process is made without.
 
@@ -21,9 +21,9 @@ use super::segments::Segments;
 use super::{PlatformError, boot, zygote};
 
 /// Templates of this process, at most.
-const MOST: usize = 16;
+const MAX_TEMPLATES: usize = 16;
 /// Processes that are made of a state without a template.
-const FEW: u32 = 2;
+const FORKS_BEFORE_TEMPLATE: u32 = 2;
 
 /// Templates there are.
 static TEMPLATES: PerProcess<AtomicUsize> = PerProcess::new(AtomicUsize::default);
@@ -34,7 +34,7 @@ struct TemplateSlot(u32);
 impl TemplateSlot {
     fn take() -> Option<Self> {
         let seats = TEMPLATES.get();
-        let more = |taken: usize| (taken < MOST).then_some(taken + 1);
+        let more = |taken: usize| (taken < MAX_TEMPLATES).then_some(taken + 1);
         seats
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
             .ok()
@@ -175,7 +175,7 @@ impl Origin {
             return Some(template.clone()).filter(|template| template.image.same(image));
         }
         made.processes = made.processes.saturating_add(1);
-        if made.processes <= FEW || made.refused || shown.is_coming() {
+        if made.processes <= FORKS_BEFORE_TEMPLATE || made.refused || shown.is_coming() {
             return None;
         }
         let seat = TemplateSlot::take()?;
@@ -228,7 +228,7 @@ mod tests {
     fn a_template_is_made_for_many_processes_and_goes_with_their_state() {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(warm) = cat() else { return };
-        for _ in 0..FEW {
+        for _ in 0..FORKS_BEFORE_TEMPLATE {
             call(&warm);
         }
         assert_eq!(template(&warm), None, "few are made without");
@@ -250,8 +250,8 @@ mod tests {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(warm) = cat() else { return };
         let seats: Vec<_> = std::iter::from_fn(TemplateSlot::take).collect();
-        assert!(seats.len() <= MOST);
-        (0..=FEW).for_each(|_| call(&warm));
+        assert!(seats.len() <= MAX_TEMPLATES);
+        (0..=FORKS_BEFORE_TEMPLATE).for_each(|_| call(&warm));
         assert_eq!(template(&warm), None);
         drop(seats);
         call(&warm);
@@ -262,7 +262,7 @@ mod tests {
     fn a_template_that_was_killed_or_is_another_process_is_not_used() {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(warm) = cat() else { return };
-        let many = || (0..=FEW).for_each(|_| call(&warm));
+        let many = || (0..=FORKS_BEFORE_TEMPLATE).for_each(|_| call(&warm));
         many();
         let first = template(&warm).unwrap();
         kill_process(first, Signal::KILL).unwrap();

@@ -63,7 +63,7 @@ for line in sys.stdin:
 "#;
 
 /// How many states are tried, unless `AFRESH_FORGED` says so.
-const TRIES: usize = 250;
+const DEFAULT_STATES: usize = 250;
 
 #[test]
 fn a_forged_state_is_refused_or_runs_within_its_walls() {
@@ -92,7 +92,7 @@ fn a_forged_state_is_refused_or_runs_within_its_walls() {
     }
     let mut random = TestRng::from_seed(RngAlgorithm::ChaCha, &seed);
     let (mut refused, mut ran) = (0, 0);
-    for _ in 0..tries.unwrap_or(TRIES) {
+    for _ in 0..tries.unwrap_or(DEFAULT_STATES) {
         let mut bytes = frozen.bytes().to_vec();
         let changes: Vec<_> = (0..1 + random.next_u32() % 3)
             .map(|_| {

@@ -23,7 +23,7 @@ use crate::ImageError;
 const OWN_FILES: usize = 100;
 /// Pages of a backing that goes into a pack at once: making a file and sealing it would cost as much as writing
 /// so little.
-const SMALL: usize = 256;
+const MIN_FILE_PAGES: usize = 256;
 /// Backings alive that share one pack.
 const PACK_IMAGES: usize = 256;
 
@@ -144,7 +144,7 @@ impl Backing {
     ) -> Result<Arc<Self>, E> {
         let pages = stored.last().map_or(0, |run| run.end());
         let view = Reservation::new(pages)?;
-        let store = match pages > SMALL && claim_own() {
+        let store = match pages > MIN_FILE_PAGES && claim_own() {
             true => match Self::own(pages, write) {
                 Ok(file) => Store::Own(file),
                 Err(error) => {

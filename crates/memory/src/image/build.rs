@@ -290,7 +290,7 @@ fn store(
 }
 
 /// Pages that are read at a time.
-const AT_ONCE: usize = 256;
+const BATCH_PAGES: usize = 256;
 
 /// Has `read` put the pages of `runs` into bytes, so many at a time, one run after the other, and hands them to `each`, a run or a
 /// part of one at a time.
@@ -300,7 +300,7 @@ pub(crate) fn read_parts<E>(
     mut each: impl FnMut(PageRange, &[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
     let all: usize = runs.iter().map(|run| run.len).sum();
-    let mut buffer = vec![0; all.min(AT_ONCE) * PAGE_SIZE];
+    let mut buffer = vec![0; all.min(BATCH_PAGES) * PAGE_SIZE];
     let mut hand = |part: &[PageRange]| {
         let bytes = &mut buffer[..part.iter().map(|piece| piece.byte_len()).sum()];
         read(part, bytes)?;
@@ -312,7 +312,7 @@ pub(crate) fn read_parts<E>(
         })
     };
     let mut part: Vec<PageRange> = Vec::new();
-    let mut left = AT_ONCE;
+    let mut left = BATCH_PAGES;
     for run in runs {
         let mut at = run.start;
         while at < run.end() {
@@ -322,7 +322,7 @@ pub(crate) fn read_parts<E>(
             if left == 0 {
                 hand(&part)?;
                 part.clear();
-                left = AT_ONCE;
+                left = BATCH_PAGES;
             }
         }
     }

@@ -24,7 +24,7 @@ use crate::ImageError;
 use crate::tracker::descriptor::SIGBUS;
 
 /// How often a copy that the kernel put off is tried again.
-const TRIES: usize = 100_000;
+const MAX_ATTEMPTS: usize = 100_000;
 
 /// Which pages of a lazily filled image have arrived.
 #[derive(Debug)]
@@ -187,7 +187,7 @@ impl Inserter {
                 }
                 Err(error) if error.errno != EAGAIN => return Err(error),
                 // The address space is being changed by another thread.
-                _ if tries < TRIES => {
+                _ if tries < MAX_ATTEMPTS => {
                     tries += 1;
                     std::thread::yield_now();
                 }

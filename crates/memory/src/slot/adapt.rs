@@ -15,7 +15,7 @@
 use crate::CostModel;
 
 /// Losing resets in a row before a slot gives up learning.
-const PATIENCE: u32 = 8;
+const MAX_LOSING_RESETS: u32 = 8;
 /// Resets to discard for, at first and at most.
 const FIRST_PAUSE: u32 = 64;
 const MAX_PAUSE: u32 = 8192;
@@ -120,7 +120,7 @@ impl Adapt {
             return false;
         }
         self.losses += 1;
-        if self.losses < PATIENCE {
+        if self.losses < MAX_LOSING_RESETS {
             return false;
         }
         self.losses = 0;
@@ -264,7 +264,7 @@ mod tests {
         let mut adapt = Adapt::default();
         adapt.sampled(64, 32, 0, 0, 0);
         for learned in [1, 5, 1000] {
-            for _ in 0..2 * PATIENCE {
+            for _ in 0..2 * MAX_LOSING_RESETS {
                 adapt.learned(4, learned);
             }
         }

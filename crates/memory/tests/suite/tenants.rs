@@ -14,7 +14,7 @@ use afresh_memory::{
 
 const PAGES: usize = 64;
 /// Far more than the work takes on any machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Delivers nothing until the gate opens.
 struct Gated {
@@ -117,7 +117,7 @@ fn slow_tenants_keep_nobody_else_waiting() {
             (0..PAGES).for_each(|page| assert_eq!(usize::from(byte_at(base, page)), page + 1));
             send.send(()).unwrap();
         });
-        let answered = seen.recv_timeout(PATIENCE);
+        let answered = seen.recv_timeout(TEST_TIMEOUT);
         // Before anything is asserted, or the scope would wait for ever.
         open.store(true, Ordering::Release);
         assert!(answered.is_ok(), "a guest of a quick source waited for the slow ones");

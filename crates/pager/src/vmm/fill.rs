@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_micros(50);
 /// How often an idle thread looks around.
 const TICK: Duration = Duration::from_millis(50);
 /// Pages that are put in place without letting go of the lock: a fraction of a millisecond.
-const AT_ONCE: usize = 64;
+const FILL_BATCH: usize = 64;
 
 /// Sizes in pages, by how far away the source is.
 #[derive(Clone, Copy, Debug)]
@@ -283,7 +283,7 @@ impl Service<'_> {
             self.bell.notify_all();
             return Ok(Ok(run.len));
         }
-        let limit = run.len.min(AT_ONCE.max(of.unit));
+        let limit = run.len.min(FILL_BATCH.max(of.unit));
         let zero = |page: usize| content.is_none_or(|bytes| is_zero(page_of(bytes, page)));
         // The kernel has no zero page for huge ones.
         let zeros =

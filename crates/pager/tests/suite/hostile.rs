@@ -18,7 +18,7 @@ use afresh_store::Store;
 use afresh_sys::{PAGE_SIZE, PageRange, Protection, Reservation};
 use forge::{BASE, DELTA, Layer, Snapshot, WORKING_SET, ZERO};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Set in the process that may crash.
 const CHILD: &str = "AFRESH_HOSTILE_CHILD";
 /// Pages of the memory that every snapshot here claims.
@@ -84,7 +84,7 @@ fn a_layer_with_another_index_space_than_the_memory_harms_nobody_and_is_refused(
         if let Ok(opened) = &opened {
             restore_beside(opened, what);
             let memory = SnapshotMemory::load(opened.clone(), &Options::default());
-            drop(memory.map(|memory| memory.wait(PATIENCE)));
+            drop(memory.map(|memory| memory.wait(TEST_TIMEOUT)));
         }
         let error = opened.map(|_| ()).expect_err(what).to_string();
         assert!(error.contains("pages"), "{what}: {error}");
@@ -104,7 +104,7 @@ fn restore_beside(snapshot: &afresh_store::Snapshot, what: &str) {
             source.clone(),
             &Options::with(strategy),
         );
-        drop(restore.map(|restore| restore.wait(PATIENCE)));
+        drop(restore.map(|restore| restore.wait(TEST_TIMEOUT)));
         untouched(&memory, PageRange::new(own, all - own), &format!("{what}, {}", strategy.name()));
     }
 }
@@ -201,14 +201,14 @@ fn what_a_source_says_about_ranges_is_not_believed() {
             memory.map_anonymous(PageRange::new(0, beside.end()), Protection::ReadWrite).unwrap();
             let options = Options::with(strategy);
             let restore = Restore::start(memory.clone(), own, source.clone(), &options);
-            drop(restore.map(|restore| restore.wait(PATIENCE)));
+            drop(restore.map(|restore| restore.wait(TEST_TIMEOUT)));
             untouched(&memory, beside, &format!("lie {number}, {}", strategy.name()));
         }
         for options in [Options::default(), Options { window: Some(1), ..Options::default() }] {
             let image = LazyImage::start(source.clone(), &options);
-            drop(image.map(|image| image.wait(PATIENCE)));
+            drop(image.map(|image| image.wait(TEST_TIMEOUT)));
         }
-        drop(LazyImage::record(source).map(|image| image.wait(PATIENCE)));
+        drop(LazyImage::record(source).map(|image| image.wait(TEST_TIMEOUT)));
     }
 }
 

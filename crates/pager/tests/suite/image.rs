@@ -12,7 +12,7 @@ use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Snapshot, Sto
 use afresh_sys::{PAGE_SIZE, PageRange};
 
 const PAGES: usize = 3000;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Runs of noise, with zero pages in between.
 fn content() -> Vec<u8> {
@@ -78,12 +78,12 @@ fn guests_run_on_a_snapshot_that_is_still_being_read() {
                 two.reset().unwrap();
                 check(&two, page, &content);
             }
-            image.wait(PATIENCE).unwrap();
+            image.wait(TEST_TIMEOUT).unwrap();
             assert!(image.image().is_complete());
             one.reset().unwrap();
             assert_eq!((one.verify().unwrap(), two.verify().unwrap()), (vec![], vec![]));
             // The threads end a moment after they have declared the end.
-            let end = Instant::now() + PATIENCE;
+            let end = Instant::now() + TEST_TIMEOUT;
             while Arc::strong_count(&source) > 1 && Instant::now() < end {
                 std::thread::yield_now();
             }
@@ -146,7 +146,7 @@ fn damage_in_the_file_is_an_error_and_no_guest_sees_it() {
     let image =
         LazyImage::start(Arc::new(SnapshotSource::new(snapshot)), &Options::default()).unwrap();
     let Some(mut slot) = slot(&image) else { return };
-    let error = image.wait(PATIENCE).unwrap_err().to_string();
+    let error = image.wait(TEST_TIMEOUT).unwrap_err().to_string();
     assert!(error.contains("digest"), "{error}");
     let mut bytes = vec![0; PAGE_SIZE];
     let refused = slot.read(0, &mut bytes).unwrap_err().to_string();
@@ -181,7 +181,7 @@ fn a_source_that_hangs_ends_in_an_error_within_its_patience() {
     let started = Instant::now();
     let error = image.image().resolve(PageRange::new(5, 1)).unwrap_err().to_string();
     assert!(error.contains("stuck"), "{error}");
-    assert!(started.elapsed() < PATIENCE);
+    assert!(started.elapsed() < TEST_TIMEOUT);
     source.0.store(true, Ordering::Release);
 }
 
@@ -192,7 +192,7 @@ fn dropping_the_image_early_ends_the_filling() {
         Arc::new(SnapshotSource::new(save(dir.path(), Encoding::Raw, vec![])));
     let options = Options { background: false, ..Options::default() };
     drop(LazyImage::start(source.clone(), &options).unwrap());
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TEST_TIMEOUT;
     while Arc::strong_count(&source) > 1 && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(1));
     }

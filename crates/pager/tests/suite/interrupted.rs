@@ -20,7 +20,7 @@ use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Snapshot, Sto
 use afresh_sys::{PAGE_SIZE, PageRange, Reservation};
 
 const PAGES: usize = 3000;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Noise that follows from `seed`, with zero pages in between.
 fn content(seed: u64) -> Vec<u8> {
@@ -122,8 +122,8 @@ impl Running {
 
     fn wait(&self) -> Result<(), RestoreError> {
         match self {
-            Self::Slots(image, _) => image.wait(PATIENCE),
-            Self::Range(restore, _) => restore.wait(PATIENCE),
+            Self::Slots(image, _) => image.wait(TEST_TIMEOUT),
+            Self::Range(restore, _) => restore.wait(TEST_TIMEOUT),
         }
     }
 
@@ -305,7 +305,7 @@ fn a_source_cut_short_or_overwritten_under_a_restore_is_an_error_that_says_so() 
                 let image = LazyImage::start(source, &options).unwrap();
                 let slot = Slot::new(image.image(), SlotConfig::default()).unwrap();
                 harm.befall(&file);
-                let error = image.wait(PATIENCE).unwrap_err().to_string();
+                let error = image.wait(TEST_TIMEOUT).unwrap_err().to_string();
                 assert!(says(&error), "{harm:?}, {way:?}: {error}");
                 let error = slot.read(0, &mut [0; 8]).unwrap_err().to_string();
                 assert!(says(&error), "{harm:?}, {way:?}: {error}");
@@ -328,7 +328,7 @@ fn a_source_cut_short_or_overwritten_under_a_restore_is_an_error_that_says_so() 
                 harm.befall(&file);
                 restore
             };
-            let error = restore.wait(PATIENCE).unwrap_err().to_string();
+            let error = restore.wait(TEST_TIMEOUT).unwrap_err().to_string();
             assert!(says(&error), "{harm:?}, {way:?}: {error}");
         }
     }
@@ -381,7 +381,7 @@ fn a_guest_on_a_mapped_file_that_is_cut_short_is_ended_by_sigsegv_and_sees_no_wr
                 assert_eq!(byte, 0x77);
             }
         }
-        std::process::exit(if restore.wait(PATIENCE).is_ok() { 3 } else { 4 });
+        std::process::exit(if restore.wait(TEST_TIMEOUT).is_ok() { 3 } else { 4 });
     }
     let mut ended = 0;
     for number in 0..8 {

@@ -15,7 +15,7 @@ use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Store};
 use afresh_sys::{Feature, Features, Memfd, PAGE_SIZE, PageRange, Reservation};
 
 const PAGES: usize = 1500;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A small generator, so that every run touches pages in the same order.
 struct Random(u64);
@@ -113,7 +113,7 @@ fn check(source: Arc<dyn PageSource>, options: &Options) {
         }
     });
     restore.resolve(PageRange::new(100, 50)).unwrap();
-    restore.wait(PATIENCE).unwrap();
+    restore.wait(TEST_TIMEOUT).unwrap();
     assert!(restore.status().done);
     drop(restore);
     for (at, byte) in expected.iter().enumerate() {
@@ -235,7 +235,7 @@ fn nothing_of_the_source_is_mapped_or_open_when_a_restore_ends() {
         let restore =
             Restore::start(memory.clone(), range, source, &Options::with(strategy)).unwrap();
         assert_eq!(peek(&memory, 9000), bytes[9000]);
-        restore.wait(PATIENCE).unwrap();
+        restore.wait(TEST_TIMEOUT).unwrap();
         assert!(!in_use(), "{}", strategy.name());
         assert_eq!(peek(&memory, PAGES * PAGE_SIZE - 1), bytes[PAGES * PAGE_SIZE - 1]);
     }
@@ -258,7 +258,7 @@ fn a_restored_guest_can_be_saved_over_its_own_file_while_it_is_streamed() {
         assert!(saved == bytes);
         std::fs::write(dir.path().join("next"), &saved).unwrap();
         std::fs::rename(dir.path().join("next"), &path).unwrap();
-        restore.wait(PATIENCE).unwrap();
+        restore.wait(TEST_TIMEOUT).unwrap();
         assert!((0..bytes.len()).all(|at| peek(&memory, at) == bytes[at]));
     }
 }
@@ -347,7 +347,7 @@ fn a_failed_restore_names_its_cause() {
         let restore = Restore::start(memory, range, source, &options).unwrap();
         let error = restore
             .resolve(PageRange::new(900, 1))
-            .and_then(|()| restore.wait(PATIENCE))
+            .and_then(|()| restore.wait(TEST_TIMEOUT))
             .unwrap_err();
         assert!(error.to_string().contains("disk on fire"), "{options:?}: {error}");
     }
@@ -368,7 +368,7 @@ fn damaged_pages_of_a_snapshot_are_never_seen() {
     let (memory, range) = target();
     let restore =
         Restore::start(memory, range, source, &Options::with(FillStrategy::Stream)).unwrap();
-    let error = restore.wait(PATIENCE).unwrap_err().to_string();
+    let error = restore.wait(TEST_TIMEOUT).unwrap_err().to_string();
     assert!(error.contains("do not match their digest"), "{error}");
     assert!(SnapshotSource::checked(store.load("a").unwrap()).is_err());
 }
@@ -484,7 +484,7 @@ fn a_guest_that_never_stops_writing_loses_no_write() {
             let threads = [scope.spawn(count(0)), scope.spawn(count(1))];
             threads.map(|thread| thread.join().unwrap()).to_vec()
         });
-        restore.wait(PATIENCE).unwrap();
+        restore.wait(TEST_TIMEOUT).unwrap();
         for page in 0..LARGE {
             for (thread, rounds) in rounds.iter().enumerate() {
                 // SAFETY: as above.

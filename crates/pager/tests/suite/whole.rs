@@ -13,7 +13,7 @@ use afresh_memory::{Feature, Features, Image, Slot, SlotConfig, TrackError, Trac
 use afresh_pager::{LazyImage, Options, PageSource, SourceError};
 use afresh_sys::{PAGE_SIZE, PageRange};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// What the source leaves in the memory it is given before it puts the right bytes there.
 const UNCHECKED: u8 = 0xee;
 
@@ -169,7 +169,7 @@ fn no_thread_ever_sees_a_part_of_a_page() {
             let options = Options {
                 background: streams,
                 window: Some(16),
-                timeout: PATIENCE,
+                timeout: TEST_TIMEOUT,
                 ..Options::default()
             };
             let image = LazyImage::start(Arc::new(source), &options).unwrap();
@@ -186,7 +186,7 @@ fn no_thread_ever_sees_a_part_of_a_page() {
                     });
                 }
             });
-            image.wait(PATIENCE).unwrap();
+            image.wait(TEST_TIMEOUT).unwrap();
         }
     }
 }
@@ -352,7 +352,7 @@ fn a_forked_child_gets_the_content_or_dies_and_takes_nothing_from_its_parent() {
         slot.reset().unwrap();
         assert_eq!(slot.verify().unwrap(), []);
         // Once everything is there, nothing is kept from children any more.
-        image.wait(PATIENCE).unwrap();
+        image.wait(TEST_TIMEOUT).unwrap();
         slot.reset().unwrap();
         for page in [5, 41, 200] {
             assert_eq!(child_looks(base, page, false), Some(byte_of(page)), "{kind:?}");

@@ -21,7 +21,7 @@ const SUSPECT: Duration = Duration::from_secs(60);
 /// No entry has this number.
 const NONE: u64 = 0;
 /// Lives that are over and remembered.
-const OVER: usize = 10_000;
+const MAX_ENDED_LIVES: usize = 10_000;
 
 /// A host's entry in the bucket of leases.
 #[derive(Debug, Serialize, Deserialize)]
@@ -66,7 +66,7 @@ pub(super) async fn check_terms(
 ) -> Result<(), afresh::Cause> {
     let own = nats::find(&links.hosts, life).await?.ok_or("the lease is gone already")?;
     let lease_ms = milliseconds(terms);
-    for found in nats::all(&links.client, &links.hosts, ">", OVER).await? {
+    for found in nats::all(&links.client, &links.hosts, ">", MAX_ENDED_LIVES).await? {
         let Ok(other) = serde_json::from_slice::<LeaseEntry>(&found.value) else { continue };
         let renews = own.time < found.time.saturating_add(other.lease_ms.saturating_mul(2));
         if !other.broken && renews && other.lease_ms != lease_ms && other.lease_ms != 0 {
@@ -268,7 +268,7 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
 
 fn over(fleet: &Fleet, life: &str) {
     let mut over = lock(&fleet.over);
-    if over.len() >= OVER {
+    if over.len() >= MAX_ENDED_LIVES {
         over.pop_first();
     }
     over.insert(life.to_owned());
@@ -295,7 +295,7 @@ impl Fleet {
     /// Watches a life that a request waits for.
     pub(super) fn suspect(&self, life: &str) {
         let mut suspects = lock(&self.suspects);
-        if suspects.len() < OVER {
+        if suspects.len() < MAX_ENDED_LIVES {
             suspects.insert(life.to_owned(), now());
         }
     }

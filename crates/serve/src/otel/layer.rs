@@ -21,7 +21,7 @@ use super::encode::{FinishedSpan, Kind, SpanEvent, Status, Value};
 use super::sampler::Sampler;
 
 /// Most attributes of a span or event, and most events of a span: OpenTelemetry's usual limits.
-const MOST: usize = 128;
+const MAX_ATTRIBUTES: usize = 128;
 /// Most bytes of an attribute's text.
 const TEXT: usize = 4096;
 
@@ -97,7 +97,7 @@ impl Fields<'_> {
         let name = field.name();
         if let Some((_, old)) = self.attributes.iter_mut().find(|(other, _)| *other == name) {
             *old = value;
-        } else if self.attributes.len() < MOST {
+        } else if self.attributes.len() < MAX_ATTRIBUTES {
             self.attributes.push((name, value));
         } else {
             *self.dropped += 1;
@@ -253,7 +253,7 @@ where
             return;
         };
         let finished = &mut written.finished;
-        if finished.events.len() >= MOST {
+        if finished.events.len() >= MAX_ATTRIBUTES {
             finished.dropped_events += 1;
             return;
         }
@@ -289,7 +289,7 @@ mod tests {
 
     fn layer(queue: usize) -> (Layer, mpsc::Receiver<FinishedSpan>) {
         let (sender, receiver) = mpsc::channel(queue);
-        (Layer::new(sender, Counter::default(), Sampler::USUAL), receiver)
+        (Layer::new(sender, Counter::default(), Sampler::DEFAULT), receiver)
     }
 
     #[test]
@@ -357,12 +357,12 @@ mod tests {
             drop(span);
             assert!(finished.try_recv().is_err());
             let span = tracing::info_span!("three");
-            for _ in 0..MOST + 2 {
+            for _ in 0..MAX_ATTRIBUTES + 2 {
                 span.in_scope(|| tracing::info!("event"));
             }
             drop(span);
             let three = finished.try_recv().unwrap();
-            assert_eq!((three.events.len(), three.dropped_events), (MOST, 2));
+            assert_eq!((three.events.len(), three.dropped_events), (MAX_ATTRIBUTES, 2));
         });
     }
 }

@@ -13,7 +13,7 @@ pub(crate) struct Sampler {
 
 impl Sampler {
     /// `parentbased_always_on`.
-    pub(super) const USUAL: Self = Self { parent: true, below: 1 << 63 };
+    pub(super) const DEFAULT: Self = Self { parent: true, below: 1 << 63 };
 
     /// The sampler of this name, with its argument; `None` for an unknown name.
     pub(super) fn named(name: &str, argument: Option<&str>) -> Option<Self> {
@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(keeps("parentbased_always_on", None, parent(false)), 0);
         assert_eq!(keeps("parentbased_always_off", None, parent(true)), 64);
         assert_eq!(keeps("parentbased_traceidratio", Some("0.5"), None), 32);
-        assert!(Sampler::USUAL.keeps(u128::MAX, None));
+        assert!(Sampler::DEFAULT.keeps(u128::MAX, None));
         for (name, argument) in [("jaeger_remote", None), ("traceidratio", Some("half"))] {
             assert!(Sampler::named(name, argument).is_none());
         }

@@ -19,11 +19,11 @@ use super::settings::{Settings, SettingsError};
 use crate::failure::describe;
 
 /// How often a batch is sent before it is given up.
-const TRIES: u32 = 5;
+const MAX_ATTEMPTS: u32 = 5;
 /// Before the second try; twice that before each further one.
 const FIRST: Duration = Duration::from_secs(1);
 /// Most time that a collector may ask to be left alone for.
-const LONGEST: Duration = Duration::from_secs(60);
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 /// Most bytes of an answer that are read.
 const ANSWER: usize = 64 << 10;
 
@@ -114,7 +114,7 @@ impl Sender {
         let spans = batch.len() as u64;
         let body = Bytes::from(encode::request(&self.settings.resource, batch));
         let mut pause = FIRST;
-        for number in 1..=TRIES {
+        for number in 1..=MAX_ATTEMPTS {
             match self.one(body.clone()).await {
                 ExportResult::Taken(refused) => {
                     let refused = refused.min(spans);
@@ -132,10 +132,10 @@ impl Sender {
                 }
                 ExportResult::Later(why, after) => {
                     self.say(&why);
-                    if last || number == TRIES {
+                    if last || number == MAX_ATTEMPTS {
                         break;
                     }
-                    sleep(after.unwrap_or(pause).min(LONGEST)).await;
+                    sleep(after.unwrap_or(pause).min(MAX_RETRY_AFTER)).await;
                     pause *= 2;
                 }
             }
@@ -271,7 +271,7 @@ mod tests {
             [&counts.exported, &counts.refused, &counts.unreachable].map(|counter| counter.get())
         };
         let begun = Instant::now();
-        while counted().iter().sum::<u64>() < spans && begun.elapsed() < LONGEST {
+        while counted().iter().sum::<u64>() < spans && begun.elapsed() < MAX_RETRY_AFTER {
             sleep(Duration::from_millis(5)).await;
         }
         sending.end().await;
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(script.1.load(Ordering::Relaxed), 1);
         let (url, script) = collector(vec![(502, "")]).await;
         assert_eq!(became(settings(&url, &now), 3).await, [0, 0, 3]);
-        assert_eq!(script.1.load(Ordering::Relaxed), TRIES as usize);
+        assert_eq!(script.1.load(Ordering::Relaxed), MAX_ATTEMPTS as usize);
         let some = r#"{"partialSuccess":{"rejectedSpans":"2","errorMessage":"no"}}"#;
         let (url, _) = collector(vec![(200, some)]).await;
         assert_eq!(became(settings(&url, &now), 3).await, [1, 2, 0]);

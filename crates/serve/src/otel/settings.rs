@@ -11,7 +11,7 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use super::sampler::Sampler;
 
 /// Where collectors of this machine listen.
-const USUAL: &str = "http://localhost:4318";
+const DEFAULT_ENDPOINT: &str = "http://localhost:4318";
 
 /// A variable that says nothing that can be done.
 #[derive(Debug, thiserror::Error)]
@@ -150,7 +150,7 @@ impl Settings {
             url("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", &own)?
         } else {
             let name = "OTEL_EXPORTER_OTLP_ENDPOINT";
-            let mut base = url(name, base.as_deref().unwrap_or(USUAL))?;
+            let mut base = url(name, base.as_deref().unwrap_or(DEFAULT_ENDPOINT))?;
             let path = format!("{}/v1/traces", base.path().trim_end_matches('/'));
             base.set_path(&path);
             base
@@ -185,7 +185,7 @@ impl Settings {
                 let sampler = Sampler::named(&name, argument.as_deref());
                 sampler.ok_or_else(|| wrong("OTEL_TRACES_SAMPLER", expected))?
             }
-            None => Sampler::USUAL,
+            None => Sampler::DEFAULT,
         };
         Ok(Some(Self {
             endpoint,

@@ -9,12 +9,12 @@ use std::task::{Context, Poll, ready};
 use bytes::{Bytes, BytesMut};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, mpsc};
 
-/// Bytes that may wait, each piece's [`OVER`] among them.
+/// Bytes that may wait, each piece's [`PIECE_OVERHEAD`] among them.
 pub(super) const ROOM: u32 = 256 << 10;
 /// Overhead of a piece.
-const OVER: usize = 128;
+const PIECE_OVERHEAD: usize = 128;
 /// Bytes that are taken at once, as long as there is no larger piece.
-const AT_ONCE: usize = 32 << 10;
+const CHUNK_SIZE: usize = 32 << 10;
 
 /// A piece, and the room that it takes until it is taken.
 type Piece = (Bytes, OwnedSemaphorePermit);
@@ -49,7 +49,7 @@ pub(super) fn byte_channel() -> (Sender, Receiver) {
 
 /// The room that a piece takes. One that is larger than all of it takes all of it.
 fn weight(piece: &Bytes) -> u32 {
-    u32::try_from(piece.len() + OVER).map_or(ROOM, |weight| weight.min(ROOM))
+    u32::try_from(piece.len() + PIECE_OVERHEAD).map_or(ROOM, |weight| weight.min(ROOM))
 }
 
 impl Sender {
@@ -96,11 +96,11 @@ impl Receiver {
 
     /// A piece with those that wait behind it.
     fn gathered(&mut self, first: Bytes) -> Bytes {
-        if first.len() >= AT_ONCE || self.pieces.is_empty() {
+        if first.len() >= CHUNK_SIZE || self.pieces.is_empty() {
             return first;
         }
         let mut all = BytesMut::from(first);
-        while all.len() < AT_ONCE
+        while all.len() < CHUNK_SIZE
             && let Ok((piece, _)) = self.pieces.try_recv()
         {
             all.extend_from_slice(&piece);
@@ -131,7 +131,7 @@ mod tests {
             }
         };
         assert!(matches!(refused, SendError::Full(piece) if *piece == given.to_le_bytes()));
-        assert_eq!(given as usize, ROOM as usize / (OVER + 4));
+        assert_eq!(given as usize, ROOM as usize / (PIECE_OVERHEAD + 4));
         let mut came = Vec::new();
         let mut times = 0;
         while let Some(pieces) = taker.try_take() {

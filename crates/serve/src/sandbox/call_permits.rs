@@ -55,7 +55,7 @@ impl CallPermits {
 mod tests {
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(600);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(600);
 
     #[tokio::test]
     async fn a_tenant_with_many_calls_delays_another_by_none() {
@@ -65,11 +65,11 @@ mod tests {
         let (one, two): (Arc<str>, Arc<str>) = ("one".into(), "two".into());
         let mut running = Vec::new();
         for _ in 0..3 {
-            running.push(places.enter(&one, LONG).await.unwrap());
+            running.push(places.enter(&one, TEST_TIMEOUT).await.unwrap());
         }
         for _ in 0..100 {
             let (places, one) = (places.clone(), one.clone());
-            tokio::spawn(async move { drop(places.enter(&one, LONG).await) });
+            tokio::spawn(async move { drop(places.enter(&one, TEST_TIMEOUT).await) });
         }
         tokio::task::yield_now().await;
         let refused = places.enter(&one, Duration::from_millis(1)).await.err().expect("they wait");

@@ -313,14 +313,14 @@ mod tests {
         String::from_utf8_lossy(&body).into_owned()
     }
 
-    const LONG: Duration = Duration::from_secs(3600);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(3600);
 
     #[test]
     fn each_is_told_of_its_own_command_and_one_end() {
         run(async {
             let commands = Commands::default();
-            let (ear, mut heard) = Subscriber::new(LONG);
-            let (other, unheard) = Subscriber::new(LONG);
+            let (ear, mut heard) = Subscriber::new(TEST_TIMEOUT);
+            let (other, unheard) = Subscriber::new(TEST_TIMEOUT);
             commands.listen(7, ear, None);
             commands.listen(8, other, None);
             assert!(commands.in_use() && heard.begun().await);
@@ -337,11 +337,11 @@ mod tests {
             assert!(commands.in_use());
             drop(unheard);
             assert!(!commands.in_use());
-            let (ear, heard) = Subscriber::new(LONG);
+            let (ear, heard) = Subscriber::new(TEST_TIMEOUT);
             commands.listen(9, ear, None);
             commands.dismiss(&ConnectError::new("unavailable", "paused"));
             assert!(whole(heard).await.contains("paused"));
-            let (ear, mut heard) = Subscriber::new(LONG);
+            let (ear, mut heard) = Subscriber::new(TEST_TIMEOUT);
             drop(ear);
             assert!(!heard.begun().await && whole(heard).await.contains("gone"));
         });
@@ -367,7 +367,7 @@ mod tests {
         run(async {
             let commands = Commands::default();
             assert!(!commands.set_due(None) && !commands.is_driven());
-            let soon = Instant::now() + LONG;
+            let soon = Instant::now() + TEST_TIMEOUT;
             assert!(commands.set_due(Some(soon)) && !commands.set_due(Some(soon)));
             assert_eq!((commands.next(), commands.is_driven()), (Some(soon), true));
             assert!(!commands.set_due(None));
@@ -380,7 +380,7 @@ mod tests {
             commands.rest();
             assert_eq!(commands.next(), None);
             // A command that may run only so long.
-            let (ear, heard) = Subscriber::new(LONG);
+            let (ear, heard) = Subscriber::new(TEST_TIMEOUT);
             commands.listen(7, ear, Some(Duration::ZERO));
             assert!(commands.set_due(None) && commands.next().is_some());
             assert_eq!(commands.overdue(), [7]);

@@ -18,7 +18,7 @@ const LAST: u8 = 2;
 /// How long a client has a stream last, in Connect's own words.
 const LIMIT: &str = "connect-timeout-ms";
 /// Longest limit that is one.
-const LONGEST: f64 = 86_400_000.0 * 365.0;
+const MAX_TIMEOUT_MILLIS: f64 = 86_400_000.0 * 365.0;
 
 /// The error of an operation, as a client gets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,7 +125,7 @@ fn wrong(why: impl Into<String>) -> ConnectError {
 /// The time limit that a client sets.
 pub(super) fn limit(headers: &hyper::HeaderMap) -> Option<Duration> {
     let limit: f64 = headers.get(LIMIT)?.to_str().ok()?.parse().ok()?;
-    let limit = Some(limit).filter(|limit| *limit > 0.0 && *limit < LONGEST);
+    let limit = Some(limit).filter(|limit| *limit > 0.0 && *limit < MAX_TIMEOUT_MILLIS);
     limit.map(|limit| Duration::from_secs_f64(limit / 1000.0))
 }
 

@@ -20,7 +20,7 @@ type All = State<Arc<Sandboxes>>;
 /// The version of E2B's agent with this interface. Its clients choose their requests by it.
 const AGENT: &str = "0.6.5";
 /// Seconds that a sandbox lives if its client does not say.
-const USUAL: u64 = 300;
+const DEFAULT_TIMEOUT_SECONDS: u64 = 300;
 /// Most forks of one request.
 const FORKS: usize = 1000;
 /// Most sandboxes or snapshots of one page.
@@ -48,7 +48,7 @@ pub(super) struct TimeoutRequest {
 
 impl TimeoutRequest {
     fn or_usual(&self) -> Duration {
-        Duration::from_secs(self.timeout.unwrap_or(USUAL))
+        Duration::from_secs(self.timeout.unwrap_or(DEFAULT_TIMEOUT_SECONDS))
     }
 }
 
@@ -111,7 +111,7 @@ pub(super) async fn create(State(all): All, Tenant(tenant): Tenant, body: Bytes)
     short(labels.chain([&new.template]))?;
     let wanted = CreateOptions {
         template: new.template,
-        time: Duration::from_secs(new.timeout.unwrap_or(USUAL)),
+        time: Duration::from_secs(new.timeout.unwrap_or(DEFAULT_TIMEOUT_SECONDS)),
         pause_at_end: new.auto_pause,
         metadata: new.metadata.unwrap_or_default(),
     };
@@ -182,7 +182,9 @@ pub(super) async fn timeout(chosen: TenantSandbox, body: Bytes) -> Answer {
 pub(super) async fn refresh(chosen: TenantSandbox, body: Bytes) -> Answer {
     let time: TimeoutRequest = json(&body)?;
     let (all, sandbox) = chosen.sandbox()?;
-    let ends = all.times(Duration::from_secs(time.duration.unwrap_or(USUAL)), false).ends;
+    let ends = all
+        .times(Duration::from_secs(time.duration.unwrap_or(DEFAULT_TIMEOUT_SECONDS)), false)
+        .ends;
     let later = sandbox.times().ends.max(ends);
     sandbox.times().ends = later;
     all.note(&sandbox, |_| ()).await?;

@@ -19,12 +19,12 @@ use super::template::kept;
 use crate::error_response::ErrorResponse;
 
 /// How long a client waits for the end of a sandbox that is being called.
-const ENDING: Duration = Duration::from_secs(1);
+const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longer than one slice of background work of a sandbox.
 const SLICE: Duration = Duration::from_millis(200);
 /// How often, and after how long each time, it is tried again to strike one out.
-const TRIES: u32 = 720;
-const LATER: Duration = Duration::from_secs(5);
+const MAX_STRIKE_ATTEMPTS: u32 = 720;
+const STRIKE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// How often memory is measured.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a server that ends tries to save its sandboxes where it is refused.
@@ -107,7 +107,7 @@ impl Sandboxes {
             struck
         });
         // No client finds it any more. A running call may last, and is not waited for.
-        match tokio::time::timeout(ENDING, ending).await {
+        match tokio::time::timeout(KILL_TIMEOUT, ending).await {
             Ok(Ok(ended)) => ended,
             Ok(Err(error)) => Err(internal(&error)),
             Err(_) => Ok(()),
@@ -127,8 +127,8 @@ impl Sandboxes {
 
     /// The same, once the ledger answers again. Until then this host does not take it from there.
     async fn strike_later(self: Arc<Self>, sandbox: Arc<Sandbox>, _killed: KillGuard) {
-        for _ in 0..TRIES {
-            tokio::time::sleep(LATER).await;
+        for _ in 0..MAX_STRIKE_ATTEMPTS {
+            tokio::time::sleep(STRIKE_RETRY_INTERVAL).await;
             if self.strike(&sandbox).await.is_ok() {
                 return;
             }

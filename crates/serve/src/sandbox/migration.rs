@@ -19,7 +19,7 @@ use crate::error_response::ErrorResponse;
 use crate::fleet::{Fleet, Taken, no_template, template_of};
 
 /// Entries that are settled at the same time.
-const AT_ONCE: usize = 64;
+const MAX_CONCURRENT_ENTRIES: usize = 64;
 
 /// A fleet, seen from a thread that opens templates.
 pub(super) struct FleetHandle {
@@ -182,7 +182,9 @@ impl Sandboxes {
         let doubtful = all.into_iter().filter(|one| one.standing.doubt.load(Ordering::Acquire));
         // Many at a time: thousands, one after another, could take longer than the new lease lasts.
         let settling = futures_util::stream::iter(doubtful);
-        settling.for_each_concurrent(AT_ONCE, |one| self.settle_one(fleet, one)).await;
+        settling
+            .for_each_concurrent(MAX_CONCURRENT_ENTRIES, |one| self.settle_one(fleet, one))
+            .await;
     }
 
     async fn settle_one(&self, fleet: &Arc<Fleet>, sandbox: Arc<Sandbox>) {

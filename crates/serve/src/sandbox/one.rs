@@ -30,7 +30,7 @@ const ANSWER: usize = 16 << 20;
 
 /// How long ago data may have come through connections to be undone.
 #[cfg(feature = "linux")]
-const YOUNG: Duration = Duration::from_secs(1);
+const DELIVERY_TIME: Duration = Duration::from_secs(1);
 
 /// Most calls that wait for one sandbox.
 const WAITING: usize = 64;
@@ -231,7 +231,7 @@ impl UndoPoint {
         self.after &= match turn {
             Operation::Call => false,
             #[cfg(feature = "linux")]
-            Operation::Connection => self.put.is_some_and(|put| put.elapsed() < YOUNG),
+            Operation::Connection => self.put.is_some_and(|put| put.elapsed() < DELIVERY_TIME),
             Operation::Slice => true,
         };
     }

@@ -22,7 +22,7 @@ use crate::error_response::ErrorResponse;
 /// Maximum bytes of one piece of output.
 pub(super) const PIECE: usize = 32 << 10;
 /// Maximum bytes that are kept for a command whose number is not known yet.
-const EARLY: usize = 1 << 20;
+const MAX_EARLY_BYTES: usize = 1 << 20;
 
 /// The encoding of a piece of at most [`PIECE`] bytes.
 pub(super) type EncodeOutput = fn(Stream, &[u8]) -> Vec<u8>;
@@ -288,7 +288,7 @@ impl RoutedOutput {
             starting.early.push((number, stream, bytes.to_vec()));
             starting.kept += bytes.len();
             // A command that prints so much before it has a number is the one that is being started.
-            return if starting.kept > EARLY { self.started(number) } else { Ok(()) };
+            return if starting.kept > MAX_EARLY_BYTES { self.started(number) } else { Ok(()) };
         }
         for piece in pieces(bytes) {
             if ears.is_empty() {
@@ -335,7 +335,7 @@ mod tests {
     use super::super::byte_channel::ROOM;
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(60);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
     fn runtime() -> tokio::runtime::Runtime {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap()
@@ -354,7 +354,7 @@ mod tests {
             let taker = speaker.tell_code(told);
             (speaker, taker)
         };
-        let (mut speaker, mut taker) = made(LONG);
+        let (mut speaker, mut taker) = made(TEST_TIMEOUT);
         speaker.begin(b"head".to_vec());
         let text = "ä".repeat(PIECE * 3 / 4);
         speaker.print(Stream::Stderr, format!("x{text}").as_bytes()).unwrap();
@@ -389,7 +389,8 @@ mod tests {
         assert!(speaker.is_late());
         drop(taker);
         let _within = runtime.enter();
-        let mut speaker = OutputRouter::new(LONG, Arc::default(), || Err(ErrorResponse::host()));
+        let mut speaker =
+            OutputRouter::new(TEST_TIMEOUT, Arc::default(), || Err(ErrorResponse::host()));
         let _taker = speaker.tell_code(told);
         assert!(speaker.print(Stream::Stdout, b"x").is_err() && !speaker.is_late());
     }
@@ -403,10 +404,10 @@ mod tests {
     fn what_a_command_prints_before_its_number_is_known_comes_after_it() {
         let runtime = runtime();
         let _within = runtime.enter();
-        for flood in [1, EARLY / 2] {
+        for flood in [1, MAX_EARLY_BYTES / 2] {
             let commands = Arc::new(Commands::default());
-            let mut speaker = OutputRouter::new(LONG, commands.clone(), || Ok(()));
-            let (ear, heard) = Subscriber::new(LONG);
+            let mut speaker = OutputRouter::new(TEST_TIMEOUT, commands.clone(), || Ok(()));
+            let (ear, heard) = Subscriber::new(TEST_TIMEOUT);
             speaker.starts(ear, None);
             let whole = runtime.spawn(heard.collect());
             speaker.print_command(99, Stream::Stdout, b"of another").unwrap();
@@ -430,7 +431,7 @@ mod tests {
         let _within = runtime.enter();
         let commands = Arc::new(Commands::default());
         let mut speaker = OutputRouter::new(Duration::from_millis(50), commands.clone(), || Ok(()));
-        let (ear, heard) = Subscriber::new(LONG);
+        let (ear, heard) = Subscriber::new(TEST_TIMEOUT);
         commands.listen(7, ear, None);
         speaker.print_command(7, Stream::Stdout, &vec![b'x'; ROOM as usize]).unwrap();
         assert!(!speaker.is_late() && !commands.in_use());

@@ -32,7 +32,7 @@ use crate::body::Chunked;
 /// Interval of keepalives that a client asks for, in seconds.
 const ALIVE: &str = "keepalive-ping-interval";
 /// Default interval of keepalives.
-const SELDOM: Duration = Duration::from_secs(90);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(90);
 
 #[derive(Deserialize)]
 struct StartRequest {
@@ -350,7 +350,7 @@ impl Exchange<'_> {
 
 fn alive(headers: &HeaderMap) -> Duration {
     let asked = headers.get(ALIVE).and_then(|seconds| seconds.to_str().ok()?.parse::<u32>().ok());
-    asked.map_or(SELDOM, |seconds| Duration::from_secs(seconds.max(1).into()))
+    asked.map_or(KEEPALIVE_INTERVAL, |seconds| Duration::from_secs(seconds.max(1).into()))
 }
 
 /// A stream that begins with the first event, though its call lasts.

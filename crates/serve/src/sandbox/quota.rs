@@ -14,7 +14,7 @@ use super::registry::lock;
 use crate::error_response::ErrorResponse;
 
 /// How long a count is good for.
-const GOOD: Duration = Duration::from_secs(30);
+const COUNT_LIFETIME: Duration = Duration::from_secs(30);
 
 /// The snapshots of each tenant.
 pub(super) struct Quota {
@@ -82,7 +82,7 @@ impl Quota {
         let admitting = counter.admitting.lock().await;
         let before = {
             let counts = lock(&counter.counts);
-            let good = counts.counted.is_some_and(|at| at.elapsed() < GOOD);
+            let good = counts.counted.is_some_and(|at| at.elapsed() < COUNT_LIFETIME);
             (!good).then_some((counts.made, counts.coming))
         };
         if let Some((made, coming)) = before {

@@ -25,7 +25,7 @@ use crate::error_response::ErrorResponse;
 pub(super) const SANDBOX: &str = "e2b-sandbox-id";
 
 /// Words of paths that are not names.
-const WORDS: [&str; 23] = [
+const ROUTE_WORDS: [&str; 23] = [
     "v2",
     "sandboxes",
     "timeout",
@@ -51,7 +51,7 @@ const WORDS: [&str; 23] = [
     "process.Process",
 ];
 /// Words of the longest path.
-const DEEPEST: usize = 5;
+const MAX_PATH_WORDS: usize = 5;
 
 /// The header of answers from within a sandbox that counts how often a host was lost with it.
 const GENERATION: &str = "afresh-generation";
@@ -303,8 +303,8 @@ impl Routes {
 
     /// The operation of a path: the path without names, so that the set is bounded.
     pub(crate) fn pattern(path: &str) -> String {
-        let known = |word: &&str| WORDS.contains(word);
-        let words = path.split('/').skip(1).take(DEEPEST);
+        let known = |word: &&str| ROUTE_WORDS.contains(word);
+        let words = path.split('/').skip(1).take(MAX_PATH_WORDS);
         words.map(|word| format!("/{}", Some(word).filter(known).unwrap_or("{id}"))).collect()
     }
 

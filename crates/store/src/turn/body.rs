@@ -35,13 +35,13 @@ struct Reader<'a> {
     at: usize,
 }
 
-const SHORT: TurnError = TurnError::Program("it ends in the middle of a step");
+const TRUNCATED: TurnError = TurnError::Program("it ends in the middle of a step");
 
 impl Reader<'_> {
     fn number(&mut self) -> Result<u64, TurnError> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
-            let byte = *self.bytes.get(self.at).ok_or(SHORT)?;
+            let byte = *self.bytes.get(self.at).ok_or(TRUNCATED)?;
             self.at += 1;
             let part = u64::from(byte & 0x7f);
             if part << shift >> shift != part {
@@ -59,7 +59,7 @@ impl Reader<'_> {
     fn skip(&mut self, len: u64) -> Result<usize, TurnError> {
         let left = (self.bytes.len() - self.at) as u64;
         if len > left {
-            return Err(SHORT);
+            return Err(TRUNCATED);
         }
         let at = self.at;
         self.at += len as usize;
@@ -112,7 +112,7 @@ fn step(reader: &mut Reader<'_>, before: u64) -> Result<(Step, u64), TurnError> 
             (Step::Patch { from: from as usize, runs: at..reader.at }, 1)
         }
         _ => {
-            let bytes = count.checked_mul(PAGE_SIZE as u64).ok_or(SHORT)?;
+            let bytes = count.checked_mul(PAGE_SIZE as u64).ok_or(TRUNCATED)?;
             let at = reader.skip(bytes)?;
             (Step::Whole { at, len: count as usize }, count)
         }

@@ -13,7 +13,7 @@ use crate::{Limits, SaveError};
 /// Bytes between two changes that are written with them, for a further run would take as many.
 const BRIDGE: usize = 4;
 /// Programs that are shorter are not compressed.
-const SMALL: usize = 512;
+const MIN_COMPRESSED: usize = 512;
 /// Bytes of a state that are looked up together.
 const BLOCK: usize = 32;
 
@@ -160,7 +160,7 @@ impl TurnBuilder {
         };
         head.root = head.root_of(&body);
         let mut compressed = None;
-        if body.len() > SMALL {
+        if body.len() > MIN_COMPRESSED {
             let shorter = zstd::bulk::compress(&body, LEVEL).map_err(SaveError::Compress)?;
             // Where it gains little it costs whoever reads it more.
             if shorter.len() + body.len() / 8 < body.len() {

@@ -16,7 +16,7 @@ const PAGES: usize = 300;
 /// Bytes of the footer.
 const FOOTER: usize = 192;
 /// Bits flipped in each region.
-const TRIES: usize = 12;
+const FLIPS_PER_REGION: usize = 12;
 
 /// Where the first one is noticed.
 #[derive(Clone, Debug)]
@@ -146,7 +146,7 @@ fn flip(
 ) {
     let content = content();
     let original = fs::read(path).unwrap();
-    for _ in 0..TRIES.min(region.bytes.len()) {
+    for _ in 0..FLIPS_PER_REGION.min(region.bytes.len()) {
         let (at, bit) = (region.bytes.start + random(region.bytes.len()), random(8));
         let mut damaged = original.clone();
         damaged[at] ^= 1 << bit;

@@ -21,7 +21,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 /// Set in the server: address, directory, and how many requests it refuses first.
 const SERVE: &str = "AFRESH_OUTAGE_SERVE";
 const PAGES: usize = 600;
-const LONG: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What this program does as a server. Does nothing among the tests.
 #[test]
@@ -31,7 +31,7 @@ fn serve() {
     let (busy, dir) = rest.split_once(' ').unwrap();
     let busy = Arc::new(std::sync::atomic::AtomicI64::new(busy.parse().unwrap()));
     let address: SocketAddr = address.parse().unwrap();
-    let end = Instant::now() + LONG;
+    let end = Instant::now() + TEST_TIMEOUT;
     // Connections of the server before may be lingering.
     let listener = loop {
         match TcpListener::bind(address) {
@@ -127,7 +127,7 @@ impl Server {
     }
 
     fn answers(&self) {
-        let end = Instant::now() + LONG;
+        let end = Instant::now() + TEST_TIMEOUT;
         while TcpStream::connect(self.address).is_err() {
             assert!(Instant::now() < end, "the server does not start");
             std::thread::sleep(Duration::from_millis(10));
@@ -209,7 +209,7 @@ fn a_guest_lives_once_its_server_is_back() {
             server.start_again(2);
             waiting.join().unwrap();
         });
-        image.wait(LONG).unwrap();
+        image.wait(TEST_TIMEOUT).unwrap();
         assert!(image.image().is_complete());
     }
 }
@@ -227,6 +227,6 @@ fn a_server_that_stays_away_is_an_error_that_names_it() {
         let start = Instant::now();
         let error = snapshot.read(500, &mut vec![0; PAGE]).unwrap_err().to_string();
         assert!(error.contains("refused"), "{error}");
-        assert!(start.elapsed() < LONG);
+        assert!(start.elapsed() < TEST_TIMEOUT);
     }
 }

@@ -39,8 +39,8 @@ pub fn thread_id() -> i32 {
 /// a process, so that it may be asked in a signal handler later.
 #[must_use]
 pub fn max_mappings() -> usize {
-    static MOST: Inherited<usize> = Inherited::new();
-    *MOST.get_or_make(|| {
+    static MAX_MAPPINGS: Inherited<usize> = Inherited::new();
+    *MAX_MAPPINGS.get_or_make(|| {
         let read = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
         read.and_then(|text| text.trim().parse().ok()).unwrap_or(65_530)
     })

@@ -17,7 +17,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::Barrier;
 use tokio::time::{sleep, timeout};
 
-const LONG: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 const MODES: [Mode; 2] = [Mode::Reset, Mode::Fresh];
 
 fn runtime() -> Runtime {
@@ -27,7 +27,7 @@ fn runtime() -> Runtime {
 /// Runs a test, which must end by itself.
 fn run<T: Send + 'static>(test: impl Future<Output = T> + Send + 'static) -> T {
     let runtime = runtime();
-    let test = runtime.spawn(async { timeout(LONG, test).await });
+    let test = runtime.spawn(async { timeout(TEST_TIMEOUT, test).await });
     runtime.block_on(test).unwrap().expect("the test hangs")
 }
 

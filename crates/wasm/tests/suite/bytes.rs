@@ -58,12 +58,12 @@ fn warm(engine: &Engine, options: GuestOptions, warm_up: WarmUp) -> Warm {
     Guest::with_options(engine, &wasm, options).unwrap().warm(warm_up).unwrap()
 }
 
-const USUAL: usize = 512 << 10;
+const DEFAULT_LIMIT: usize = 512 << 10;
 const DEEP: usize = 8 << 20;
 
 #[test]
 fn a_handler_that_takes_an_address_finds_its_input_where_its_allocator_made_room() {
-    for stack in [USUAL, DEEP] {
+    for stack in [DEFAULT_LIMIT, DEEP] {
         for mode in [Mode::Reset, Mode::Fresh] {
             let options = GuestOptions { mode, ..options() };
             let warm_up = WarmUp::new().call_bytes("status", [0_u8, 7]).call_bytes("silent", *b"x");
@@ -91,7 +91,7 @@ fn a_handler_that_takes_an_address_finds_its_input_where_its_allocator_made_room
 #[test]
 fn a_warm_up_fails_with_the_status_of_its_handler() {
     let wasm = wat::parse_str(GUEST).unwrap();
-    let guest = Guest::with_options(&engine(USUAL), &wasm, options()).unwrap();
+    let guest = Guest::with_options(&engine(DEFAULT_LIMIT), &wasm, options()).unwrap();
     let failed = guest.warm(WarmUp::new().call_bytes("status", [4_u8])).unwrap_err();
     assert!(format!("{failed:?}").contains("Exit(4)"), "{failed:?}");
 }
@@ -99,7 +99,8 @@ fn a_warm_up_fails_with_the_status_of_its_handler() {
 #[test]
 fn a_guest_without_an_allocator_is_told_which_are_looked_for() {
     let wasm = wat::parse_str(r#"(module (memory 1) (func (export "turn") (param i32 i32)))"#);
-    let guest = Guest::new(&engine(USUAL), &wasm.unwrap()).unwrap().warm(WarmUp::new()).unwrap();
+    let guest =
+        Guest::new(&engine(DEFAULT_LIMIT), &wasm.unwrap()).unwrap().warm(WarmUp::new()).unwrap();
     let missing = guest.bytes_entry("turn").unwrap_err();
     assert!(missing.to_string().contains("afresh_alloc"), "{missing}");
 }
@@ -127,7 +128,7 @@ fn a_host_function_hands_bytes_to_a_guest_that_is_deep_in_its_stack() {
 
 #[test]
 fn an_allocator_without_end_traps_wherever_it_is_called_from() {
-    for stack in [USUAL, DEEP] {
+    for stack in [DEFAULT_LIMIT, DEEP] {
         let guest = warm(&engine(stack), options(), WarmUp::new());
         let echo = guest.bytes_entry("echo").unwrap();
         for steps in [0, 2000] {
@@ -168,7 +169,7 @@ async fn asynchronously() {
         ..GuestOptions::default()
     };
     let wasm = wat::parse_str(GUEST).unwrap();
-    let guest = Guest::with_options(&engine(USUAL), &wasm, options).unwrap();
+    let guest = Guest::with_options(&engine(DEFAULT_LIMIT), &wasm, options).unwrap();
     let guest = guest.warm_async(WarmUp::new()).await.unwrap();
     let echo = guest.bytes_entry("echo").unwrap();
     let status = guest.bytes_entry("status").unwrap();
@@ -205,6 +206,6 @@ fn a_frozen_guest_remembers_its_stack_and_opens_from_the_cache_of_whoever_warmed
         let count = again.lease().unwrap().call("count", &[]).unwrap();
         assert!(matches!(count[..], [Val::I32(1)]));
     }
-    let usual = warm(&engine(USUAL), options(), WarmUp::new()).freeze().unwrap();
+    let usual = warm(&engine(DEFAULT_LIMIT), options(), WarmUp::new()).freeze().unwrap();
     assert_eq!(usual.stack(), None);
 }

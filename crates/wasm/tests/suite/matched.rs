@@ -314,7 +314,7 @@ fn random_module(seed: u64) -> Option<Vec<u8>> {
 }
 
 /// Bytes that a memory, or the heap for GC objects, may grow to: random arrays are as large as they can be.
-const MOST: usize = 8 << 20;
+const MAX_MEMORY: usize = 8 << 20;
 
 /// The part of a call's result that is the same in every instance.
 fn show(result: Option<Vec<Val>>) -> String {
@@ -339,7 +339,7 @@ fn random_modules_warm_and_do_what_new_instances_do() {
         let plain = wasmtime::Engine::new(&config).unwrap();
         let Ok(module) = wasmtime::Module::new(&plain, &wasm) else { continue };
         let new = || {
-            let limits = wasmtime::StoreLimitsBuilder::new().memory_size(MOST).build();
+            let limits = wasmtime::StoreLimitsBuilder::new().memory_size(MAX_MEMORY).build();
             let mut store = wasmtime::Store::new(&plain, limits);
             store.limiter(|limits| limits);
             wasmtime::Instance::new(&mut store, &module, &[]).map(|instance| (store, instance))
@@ -348,7 +348,8 @@ fn random_modules_warm_and_do_what_new_instances_do() {
             continue;
         }
         for mode in [Mode::Auto, Mode::Fresh] {
-            let options = GuestOptions { mode, memory_limit: MOST, ..GuestOptions::default() };
+            let options =
+                GuestOptions { mode, memory_limit: MAX_MEMORY, ..GuestOptions::default() };
             let guest = Guest::with_options(&engine, &wasm, options).unwrap();
             let warm = guest
                 .warm(WarmUp::new())

@@ -50,8 +50,8 @@ const COMPONENT: &str = r#"(component
     (func (export "nap") (param "nanoseconds" u64) (canon lift (core func $i "nap"))))"#;
 
 /// Longer than a test may take.
-const LONG: i64 = 60_000_000_000;
-const SHORT: i64 = 7_000_000;
+const LONG_WAIT: i64 = 60_000_000_000;
+const SHORT_WAIT: i64 = 7_000_000;
 
 fn limited() -> [(GuestOptions, bool); 3] {
     let timeout = Some(Duration::from_millis(30));
@@ -89,7 +89,7 @@ fn a_sleeping_module_ends_with_its_limits() {
         let warm = guest.warm(WarmUp::new()).unwrap();
         for _ in 0..2 {
             let mut lease = warm.lease().unwrap();
-            let error = lease.call("nap", &[Val::I64(LONG)]).expect_err("a limit ends it");
+            let error = lease.call("nap", &[Val::I64(LONG_WAIT)]).expect_err("a limit ends it");
             assert_limited(&error, by_time);
         }
     }
@@ -103,9 +103,9 @@ fn a_poll_of_clocks_reports_the_first_that_expires() {
         let guest = Guest::with_options(&engine, &module, options).unwrap();
         let warm = guest.warm(WarmUp::new()).unwrap();
         let begun = std::time::Instant::now();
-        let answer = warm.lease().unwrap().call("nap", &[Val::I64(SHORT)]).unwrap();
+        let answer = warm.lease().unwrap().call("nap", &[Val::I64(SHORT_WAIT)]).unwrap();
         assert!(matches!(answer[..], [Val::I64(found)] if found == (1 << 32 | 42)), "{answer:?}");
-        assert!(begun.elapsed() >= Duration::from_nanos(SHORT as u64), "it slept too short");
+        assert!(begun.elapsed() >= Duration::from_nanos(SHORT_WAIT as u64), "it slept too short");
     }
 }
 
@@ -119,7 +119,8 @@ fn a_blocked_component_ends_with_its_limits() {
         let warm = guest.warm_component().unwrap();
         for _ in 0..2 {
             let mut lease = warm.lease().unwrap();
-            let error = lease.call("nap", &[Val::U64(LONG as u64)]).expect_err("a limit ends it");
+            let error =
+                lease.call("nap", &[Val::U64(LONG_WAIT as u64)]).expect_err("a limit ends it");
             assert_limited(&error, by_time);
         }
         let mut lease = warm.lease().unwrap();
@@ -150,7 +151,7 @@ async fn call_plainly() {
     let wasm = wat::parse_str(COMPONENT).unwrap();
     let guest = Guest::with_options(&engine, &wasm, GuestOptions::default()).unwrap();
     let warm = guest.warm_component().unwrap();
-    let nap = [component::Val::U64(SHORT as u64)];
+    let nap = [component::Val::U64(SHORT_WAIT as u64)];
     let error = warm.lease().unwrap().call("nap", &nap).unwrap_err();
     assert!(format!("{error:?}").contains("spawn_blocking"), "{error:?}");
     let napped =

@@ -14,8 +14,8 @@ pub(in crate::sentry) const LARGEST: usize = 1 << 20;
 const PAGE: usize = 4096;
 /// Bytes beyond the usual that all may hold together.
 const TOGETHER: usize = 64 << 20;
-/// Room that makes one writable again (`PIPE_BUF`).
-const ROOM: usize = 4096;
+/// Room that makes a pipe writable again.
+const PIPE_BUF: usize = 4096;
 /// Channels a guest may have.
 const CHANNELS: usize = 4096;
 
@@ -114,7 +114,7 @@ impl Channel {
     }
 
     pub(crate) fn is_writable(&self) -> bool {
-        self.end == ChannelEnd::Listens || self.room() >= ROOM
+        self.end == ChannelEnd::Listens || self.room() >= PIPE_BUF
     }
 
     /// The first bytes, `len` at most; they stay.
@@ -376,7 +376,7 @@ mod tests {
         let channel = channels.get_mut(id).unwrap();
         assert_eq!(channel.push(&vec![7; CAPACITY + 9]), CAPACITY);
         assert!(!channel.is_writable());
-        assert_eq!(channel.skip(ROOM), None);
+        assert_eq!(channel.skip(PIPE_BUF), None);
         assert!(channel.is_writable());
         assert_eq!(channel.peek(3), [7; 3]);
         assert!(channels.leave(id, true).is_empty());

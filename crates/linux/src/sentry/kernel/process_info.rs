@@ -14,7 +14,7 @@ use crate::sentry::kernel::resource_limits::ResourceLimits;
 /// The PID that adopts orphans (`init`), and never reaps them.
 pub(in crate::sentry) const NOBODY: u32 = 1;
 /// Most bytes of arguments, and of variables, as of a path.
-const LONGEST: usize = 1 << 20;
+const MAX_ARGUMENT_BYTES: usize = 1 << 20;
 
 /// Arguments and variables that a program was started with, each with a zero behind it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -151,6 +151,6 @@ impl ProcessInfo {
         self.stopped.into_iter().chain(by).all(|signal| (1..=64).contains(&signal))
             && self.limits.is_sound()
             && self.traits.is_sound()
-            && short.iter().all(|bytes| bytes.len() <= LONGEST)
+            && short.iter().all(|bytes| bytes.len() <= MAX_ARGUMENT_BYTES)
     }
 }

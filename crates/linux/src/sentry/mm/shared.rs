@@ -23,7 +23,7 @@ use crate::sentry::mm::layout::PAGE;
 use crate::sentry::{Kernel, Sentry, SyscallResult};
 
 /// Bytes that are compared at a time.
-const AT_ONCE: u64 = 1 << 18;
+const CHUNK_SIZE: u64 = 1 << 18;
 
 /// Which bytes a shared mapping shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -144,8 +144,8 @@ impl Kernel {
             let whole = part.start..part.end.next_multiple_of(PAGE);
             for held in process.private(whole)? {
                 let held = held.start..held.end.min(part.end);
-                for at in held.clone().step_by(AT_ONCE as usize) {
-                    let mut here = vec![0; (held.end - at).min(AT_ONCE) as usize];
+                for at in held.clone().step_by(CHUNK_SIZE as usize) {
+                    let mut here = vec![0; (held.end - at).min(CHUNK_SIZE) as usize];
                     if !process.read(at, &mut here)? {
                         continue;
                     }
@@ -196,7 +196,7 @@ impl Kernel {
             let parts = self.changed(&shared, absorbed);
             let at_once = |part: Range<u64>| {
                 let end = part.end;
-                part.step_by(AT_ONCE as usize).map(move |at| (at, (end - at).min(AT_ONCE)))
+                part.step_by(CHUNK_SIZE as usize).map(move |at| (at, (end - at).min(CHUNK_SIZE)))
             };
             for (at, len) in parts.into_iter().flat_map(at_once) {
                 let mut here = vec![0; len as usize];

@@ -21,7 +21,7 @@ use crate::sentry::mm::shared::Share;
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
 /// Segments that there may be.
-const MOST: usize = 4096;
+const MAX_SEGMENTS: usize = 4096;
 /// Mode bit of `shmctl` for a segment that is removed but attached.
 const REMOVED: u32 = 0o1000;
 /// Bytes of `struct shmid_ds`.
@@ -72,7 +72,7 @@ impl SharedSegments {
         let sound = |(id, segment): (&u32, &SharedSegment)| {
             *id < self.next && segment.mode & !0o777 == 0 && is_file(segment.node)
         };
-        self.list.len() <= MOST && self.list.iter().all(sound)
+        self.list.len() <= MAX_SEGMENTS && self.list.iter().all(sound)
     }
 
     /// Forgets those that are removed and not among the `mapped`; their files are let go of.
@@ -133,8 +133,8 @@ impl Sentry {
         if whole > self.state.layout.limit() {
             return Err(Errno::NOMEM.into());
         }
-        let full =
-            self.state.system_v.list.len() >= MOST || self.state.system_v.next > i32::MAX as u32;
+        let full = self.state.system_v.list.len() >= MAX_SEGMENTS
+            || self.state.system_v.next > i32::MAX as u32;
         if full {
             return Err(Errno::NOSPC.into());
         }

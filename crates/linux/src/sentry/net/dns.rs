@@ -19,9 +19,9 @@ const FIRST: u32 = u32::from_be_bytes([198, 18, 0, 1]);
 /// Names that a guest may have asked for.
 const NAMES: usize = 4096;
 /// Longest name.
-const LONGEST: usize = 253;
+const MAX_NAME: usize = 253;
 /// How long an answer may be kept, in seconds.
-const KEPT: u32 = 60;
+const MAX_TTL: u32 = 60;
 
 const HEAD: usize = 12;
 const INTERNET: u16 = 1;
@@ -63,7 +63,7 @@ impl ResolvedNames {
 
     /// Whether a guest could have asked for them.
     pub(crate) fn is_sound(&self) -> bool {
-        let short = |name: &String| name.len() <= LONGEST;
+        let short = |name: &String| name.len() <= MAX_NAME;
         self.0.len() <= NAMES && self.0.iter().all(short)
     }
 }
@@ -105,7 +105,7 @@ fn question(message: &[u8]) -> Option<DnsQuestion<'_>> {
     }
     let (kind, class) = (half(message, at)?, half(message, at + 2)?);
     let name = labels.join(".");
-    let known = class == INTERNET && name.len() <= LONGEST;
+    let known = class == INTERNET && name.len() <= MAX_NAME;
     known.then_some(DnsQuestion { name, kind, bytes: &message[HEAD..at + 4] })
 }
 
@@ -129,7 +129,7 @@ fn answer(
         out.extend([0xc0, HEAD as u8]);
         out.extend(ADDRESS.to_be_bytes());
         out.extend(INTERNET.to_be_bytes());
-        out.extend(KEPT.to_be_bytes());
+        out.extend(MAX_TTL.to_be_bytes());
         out.extend([0, 4]);
         out.extend(address.octets());
     }

@@ -17,7 +17,7 @@ use crate::sentry::{Sentry, SyscallResult, ZERO, copy_in, copy_out};
 
 /// Options that a socket may have set, and bytes of each.
 const OPTIONS: usize = 64;
-const LONGEST: usize = 64;
+const MAX_OPTION_SIZE: usize = 64;
 /// Minimum and maximum sizes of buffers, which Linux doubles.
 const BUFFERS: std::ops::RangeInclusive<u32> = 2304..=425_984;
 
@@ -27,7 +27,7 @@ pub(crate) struct SocketOptions(BTreeMap<(i32, i32), Vec<u8>>);
 
 impl SocketOptions {
     pub(in crate::sentry) fn is_sound(&self) -> bool {
-        self.0.len() <= OPTIONS && self.0.values().all(|value| value.len() <= LONGEST)
+        self.0.len() <= OPTIONS && self.0.values().all(|value| value.len() <= MAX_OPTION_SIZE)
     }
 
     fn get(&self, level: i32, name: i32) -> Option<&[u8]> {
@@ -107,7 +107,7 @@ fn kept(level: i32, name: i32, value: &[u8]) -> Result<Vec<u8>, Errno> {
         {
             Ok(u32::from(int.ok_or(Errno::INVAL)? != 0).to_le_bytes().to_vec())
         }
-        _ => Ok(value[..value.len().min(LONGEST)].to_vec()),
+        _ => Ok(value[..value.len().min(MAX_OPTION_SIZE)].to_vec()),
     }
 }
 
@@ -122,7 +122,7 @@ impl Sentry {
         if len <= 0 && level == libc::SOL_SOCKET {
             return Err(Errno::INVAL.into());
         }
-        let value = copy_in(process, a[3], (len.max(0) as usize).min(LONGEST))?;
+        let value = copy_in(process, a[3], (len.max(0) as usize).min(MAX_OPTION_SIZE))?;
         check_level(self.socket_of(a[0])?, a[1])?;
         if level == libc::SOL_SOCKET && READ_ONLY.contains(&name) {
             return Err(Errno::NOPROTOOPT.into());
@@ -223,9 +223,10 @@ mod tests {
         assert_eq!(kept(own, libc::SO_RCVBUF, &int(0)).unwrap(), int(2304));
         assert_eq!(kept(own, libc::SO_RCVTIMEO, &[0; 15]), Err(Errno::INVAL));
         assert_eq!(kept(own, libc::SO_RCVTIMEO, &[0xff; 16]), Err(Errno::DOM));
-        assert_eq!(kept(libc::IPPROTO_IP, 1, &[7; 99]).unwrap().len(), LONGEST);
+        assert_eq!(kept(libc::IPPROTO_IP, 1, &[7; 99]).unwrap().len(), MAX_OPTION_SIZE);
         let mut options = SocketOptions::default();
-        (0..OPTIONS as i32).for_each(|name| drop(options.0.insert((0, name), vec![0; LONGEST])));
+        (0..OPTIONS as i32)
+            .for_each(|name| drop(options.0.insert((0, name), vec![0; MAX_OPTION_SIZE])));
         assert!(options.is_sound());
         options.0.insert((1, 0), Vec::new());
         assert!(!options.is_sound());

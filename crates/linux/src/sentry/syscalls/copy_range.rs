@@ -8,7 +8,7 @@ use crate::sentry::syscalls::read_write::check_offset;
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, copy_out, word_in};
 
 /// Bytes that are copied by one call, at most: it may always do less than it was asked to.
-const MOST: u64 = 1 << 20;
+const MAX_COPY: u64 = 1 << 20;
 
 impl Sentry {
     pub(in crate::sentry) fn sys_sendfile(
@@ -42,7 +42,7 @@ impl Sentry {
             return Err(Errno::BADF.into());
         }
         // A file may be copied within itself, but not onto itself.
-        let len = len.min(MOST);
+        let len = len.min(MAX_COPY);
         let same = match (&self.state.table.get(from)?.open, &description.open) {
             (FileObject::File(one), FileObject::File(other)) => one.node == other.node,
             _ => false,
@@ -70,7 +70,7 @@ impl Sentry {
         if !description.reads() {
             return Err(Errno::BADF.into());
         }
-        self.bytes_at(description, start, len.min(MOST))
+        self.bytes_at(description, start, len.min(MAX_COPY))
     }
 
     /// Stores the end of a copy at `offset`, or as the file's position.

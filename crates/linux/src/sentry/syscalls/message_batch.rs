@@ -9,8 +9,8 @@ use crate::sentry::{
     Sentry, SyscallControl, SyscallError, SyscallResult, copy_in, copy_out, word_in,
 };
 
-/// Messages in a call, at most (`UIO_MAXIOV`).
-const MOST: u64 = 1024;
+/// Maximum messages of a call.
+const UIO_MAXIOV: u64 = 1024;
 /// A message (`struct mmsghdr`), and the place of its length.
 const LEN: u64 = 64;
 const TOLD: u64 = 56;
@@ -76,7 +76,7 @@ impl Sentry {
         self.socket_of(a[0])?;
         // The wait of one message does not count for the next.
         self.resumed = None;
-        while done < a[2].min(MOST) {
+        while done < a[2].min(UIO_MAXIOV) {
             let at = a[1].wrapping_add(done * LEN);
             match one(self, process, at, done == 0) {
                 Ok(SyscallControl::Value(len)) => {

@@ -163,7 +163,7 @@ impl Sentry {
         name: u64,
         flags: u64,
     ) -> SyscallResult {
-        const LONGEST: usize = 249;
+        const MAX_NAME: usize = 249;
         let flags = flags as u32;
         let both = libc::MFD_EXEC | MFD_NOEXEC_SEAL;
         let known = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | both;
@@ -171,7 +171,7 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let plain = flags & MFD_NOEXEC_SEAL != 0;
-        if crate::sentry::path_in(process, name)?.len() > LONGEST {
+        if crate::sentry::path_in(process, name)?.len() > MAX_NAME {
             return Err(Errno::INVAL.into());
         }
         self.state.table.check_room()?;

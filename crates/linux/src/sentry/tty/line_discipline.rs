@@ -5,7 +5,7 @@
 use crate::sentry::tty::terminals::{SHOWN, TYPED, Terminal, Termios};
 
 /// Most bytes that one byte of output becomes.
-const WIDEST: usize = 8;
+const MAX_EXPANSION: usize = 8;
 
 // Packet bytes for a master in packet mode (`TIOCPKT_…`).
 const FLUSH_READ: u8 = 1;
@@ -262,12 +262,12 @@ impl Terminal {
 
     /// Whether a byte of output finds room.
     pub(in crate::sentry) fn has_room(&self) -> bool {
-        !self.stopped && self.shown.len() + WIDEST <= SHOWN
+        !self.stopped && self.shown.len() + MAX_EXPANSION <= SHOWN
     }
 
     /// A byte of output, or an echo, which is lost without a reader.
     pub(in crate::sentry) fn show(&mut self, byte: u8) {
-        if self.shown.len() + WIDEST > SHOWN {
+        if self.shown.len() + MAX_EXPANSION > SHOWN {
             return;
         }
         self.edges += 1;

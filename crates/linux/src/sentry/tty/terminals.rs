@@ -23,7 +23,7 @@ pub(in crate::sentry) const TYPED: usize = 4096;
 /// Bytes that wait to be read by the master.
 pub(in crate::sentry) const SHOWN: usize = 16 << 10;
 /// Room that makes a terminal writable again.
-const ROOM: usize = 512;
+const MIN_WRITE_ROOM: usize = 512;
 /// Enough bytes for a read that waits for several, and any at all: no events of `poll`'s.
 pub(in crate::sentry) const ENOUGH: u16 = 0x400;
 pub(in crate::sentry) const SOME: u16 = 0x200;
@@ -170,7 +170,7 @@ impl Terminal {
                 | when(self.takes(), OUT)
                 | when(self.is_parted(), HUP);
         }
-        let writes = when(!self.stopped && SHOWN - self.shown.len() >= ROOM, OUT);
+        let writes = when(!self.stopped && SHOWN - self.shown.len() >= MIN_WRITE_ROOM, OUT);
         if self.termios.is_canonical() {
             return writes | when(!self.lines.is_empty(), IN | ENOUGH | SOME);
         }

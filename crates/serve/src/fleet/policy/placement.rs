@@ -41,7 +41,7 @@ const SPREAD: u32 = 800;
 /// Thousandths that each thing sent since the last advert counts.
 const SENT: u32 = 2;
 /// Pairs that are looked at before all are.
-const TRIES: usize = 4;
+const MAX_SAMPLED_PAIRS: usize = 4;
 
 /// A choice among the hosts that are known.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +65,7 @@ impl<'a> Placement<'a> {
             return None;
         }
         let mut least: Option<(u32, &'h str)> = None;
-        for _ in 0..TRIES {
+        for _ in 0..MAX_SAMPLED_PAIRS {
             for _ in 0..2 {
                 let host = hosts[random.below(hosts.len())].as_str();
                 if let Some(load) = self.load(host).filter(|load| *load < most)

@@ -28,7 +28,7 @@ const DEAD: Duration = Duration::from_secs(40);
 /// How often a writer looks whether a mark is gone.
 const LOOKING: Duration = Duration::from_millis(500);
 /// Requests of a collection under way at the same time.
-const AT_ONCE: usize = 16;
+const MAX_CONCURRENT_REQUESTS: usize = 16;
 
 /// How old an object is, by this host's clock; one from the future is new.
 fn age(meta: &ObjectMeta) -> Duration {
@@ -93,7 +93,9 @@ impl Objects {
         let mark = self.path(&format!("{MARKS}/{}", new_journal_id()?));
         self.put_object(&mark, Vec::new(), PutMode::Overwrite).await?;
         let removing = batch.iter().map(|object| self.remove_old(object, grace));
-        let removing = stream::iter(removing).buffer_unordered(AT_ONCE).try_collect::<Vec<_>>();
+        let removing = stream::iter(removing)
+            .buffer_unordered(MAX_CONCURRENT_REQUESTS)
+            .try_collect::<Vec<_>>();
         // Where this fails the mark stays, for some of the requests may be under way still. It is cleared away later.
         let removed = tokio::time::timeout(REMOVING, removing).await.map_err(|_| {
             RemoteError::Timeout { what: "removing objects".to_owned(), after: REMOVING }
