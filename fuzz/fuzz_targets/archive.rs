@@ -14,12 +14,12 @@ use libfuzzer_sys::fuzz_target;
 
 const BLOCK: usize = 512;
 /// Longest file tried.
-const LONGEST: usize = 256 << 10;
+const MAX_FILE: usize = 256 << 10;
 const BLOBS: &[u8] = b"blobs/sha256/";
 
 fn expand(mut data: &[u8]) -> Vec<u8> {
     let mut file = Vec::new();
-    while !data.is_empty() && file.len() < LONGEST {
+    while !data.is_empty() && file.len() < MAX_FILE {
         if let [0xfe, blocks, rest @ ..] = data {
             file.resize(file.len() + usize::from(*blocks) * BLOCK, 0);
             data = rest;

@@ -21,10 +21,10 @@ use libfuzzer_sys::arbitrary::{Arbitrary, Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 
 /// Longest memory that is looked at page by page.
-const LONGEST: usize = 2048;
+const MAX_PAGES: usize = 2048;
 /// Pages beside a restored memory that must stay as they are.
 const BESIDE: usize = 1024;
-const PATIENCE: Duration = Duration::from_secs(5);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 struct Input(Snapshot);
@@ -83,7 +83,7 @@ fuzz_target!(|input: Input| {
     let _ = snapshot.inspect();
     let _ = snapshot.picture(7);
     let pages = snapshot.pages();
-    if snapshot.verify().is_err() || pages > LONGEST {
+    if snapshot.verify().is_err() || pages > MAX_PAGES {
         return;
     }
     let mut whole = vec![0; pages * PAGE];
@@ -123,7 +123,7 @@ fn restore(source: &Arc<dyn PageSource>, strategy: FillStrategy, whole: &[u8]) {
     }
     let options = Options::with(strategy);
     let Ok(restore) = Restore::start(memory.clone(), own, source.clone(), &options) else { return };
-    if restore.wait(PATIENCE).is_err() {
+    if restore.wait(OPEN_TIMEOUT).is_err() {
         return;
     }
     let bytes = |range: PageRange| {

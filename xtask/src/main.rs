@@ -16,6 +16,7 @@ mod fuzz;
 mod guests;
 mod host;
 mod miri;
+mod names;
 mod packages;
 mod prose;
 mod python;

@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 
 use crate::host::repository;
+use crate::names;
 
 /// Marked sentences in 100 that a file without a baseline may have.
 const MAX_PERCENT: usize = 3;
@@ -28,7 +29,7 @@ const MIN_WORDS: usize = 4;
 /// `cargo xtask prose [--lower]`
 pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     match arguments {
-        [] => check()?,
+        [] => names::check().and_then(|()| check())?,
         [lower] if lower == "--lower" => lower_baseline()?,
         _ => bail!("usage: cargo xtask prose [--lower]"),
     }
@@ -85,7 +86,7 @@ fn lower_baseline() -> Result<()> {
     Ok(())
 }
 
-fn folder() -> PathBuf {
+pub(crate) fn folder() -> PathBuf {
     repository().join("xtask/prose")
 }
 
@@ -110,7 +111,7 @@ fn markers() -> Result<Vec<Vec<String>>> {
 }
 
 /// Sources and documents of the repository, with their texts, sorted by path.
-fn files() -> Result<Vec<(String, String)>> {
+pub(crate) fn files() -> Result<Vec<(String, String)>> {
     let root = repository();
     let mut files = Vec::new();
     let mut folders = vec![root.clone()];
@@ -137,16 +138,16 @@ fn files() -> Result<Vec<(String, String)>> {
 }
 
 /// The marked sentences of a file.
-struct Found {
+struct MarkedSentences {
     sentences: usize,
     /// Markers and sentences.
     marked: Vec<(String, String)>,
 }
 
-fn marked(path: &str, text: &str, markers: &[Vec<String>]) -> Found {
+fn marked(path: &str, text: &str, markers: &[Vec<String>]) -> MarkedSentences {
     let is_document = Path::new(path).extension().is_some_and(|kind| kind == "md");
     let prose = if is_document { document(text) } else { comments(text) };
-    let mut found = Found { sentences: 0, marked: Vec::new() };
+    let mut found = MarkedSentences { sentences: 0, marked: Vec::new() };
     for sentence in prose.iter().flat_map(|block| sentences(block)) {
         found.sentences += 1;
         if let Some(marker) = marker_of(&sentence, markers) {

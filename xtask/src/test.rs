@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 use crate::command::{cargo, find, run, run_watched};
 use crate::tally::Tally;
 use crate::units::{self, Units};
-use crate::{e2b, fuzz, guests, host, miri, packages, prose, python, tools};
+use crate::{e2b, fuzz, guests, host, miri, names, packages, prose, python, tools};
 
 /// What cargo is asked for the tests.
 const ALL: [&str; 4] = ["test", "--workspace", "--all-features", "--locked"];
@@ -199,6 +199,7 @@ fn compile_and_lint(steps: &mut Steps) {
         host::rust_component("clippy", "clippy")?;
         of(Units::clippy)
     });
+    steps.run("names", names::check);
     steps.run("prose", prose::check);
     steps.run("parts", || of(parts));
     steps.run("documentation", || of(Units::document));

@@ -102,7 +102,7 @@ impl Saving {
 }
 
 /// What to go on with: the journal, and the directory that it is in, if it is in one.
-type Begun = (Option<Store>, Journal);
+type JournalPlace = (Option<Store>, Journal);
 
 /// Whether a session can be saved turn by turn in a place.
 fn keeps_turns(place: &Place) -> Result<bool, SaveError> {
@@ -120,7 +120,7 @@ fn go_on_here(
     to: &Reference,
     options: &SaveOptions,
     same: impl Fn(Sha256) -> bool,
-) -> Result<Option<Begun>, Cause> {
+) -> Result<Option<JournalPlace>, Cause> {
     let store = to.place().store()?;
     let resumed = match store.resolve(to.name()).is_ok_and(same) && !options.seals() {
         true => snapshot.resume_turns()?,
@@ -143,7 +143,7 @@ fn go_on_there(
     options: &SaveOptions,
     same: impl Fn(Sha256) -> bool,
     replaced: Replaced<'_>,
-) -> Result<Option<Begun>, Cause> {
+) -> Result<Option<JournalPlace>, Cause> {
     if options.seals() {
         return Ok(None);
     }
@@ -169,7 +169,7 @@ impl Frozen {
         to: &Reference,
         options: &SaveOptions,
         opened: &Options,
-    ) -> Result<Begun, SaveError> {
+    ) -> Result<JournalPlace, SaveError> {
         let saved = self.write(to, None, options, opened)?;
         let store = to.place().create()?;
         let journal = store.begin_turns(to.name(), &saved.snapshot).map_err(|source| {
@@ -286,7 +286,7 @@ impl Session {
         to: &Reference,
         options: &SaveOptions,
         long: Option<&Saving>,
-    ) -> Result<Begun, SaveError> {
+    ) -> Result<JournalPlace, SaveError> {
         let opened = &self.guest.inner().options;
         #[cfg(feature = "remote")]
         if matches!(to.place(), Place::Remote(_)) {

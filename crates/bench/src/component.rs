@@ -44,7 +44,7 @@ struct RivalHost {
 /// Lets no request out, as ours.
 struct Hooks;
 
-type Sent = (hyper::Response<WasiBody>, Box<dyn Future<Output = Result<(), Error>> + Send>);
+type SentResponse = (hyper::Response<WasiBody>, Box<dyn Future<Output = Result<(), Error>> + Send>);
 
 impl WasiHttpHooks for Hooks {
     fn send_request(
@@ -52,7 +52,7 @@ impl WasiHttpHooks for Hooks {
         _: Request<WasiBody>,
         _: Option<RequestOptions>,
         _: Box<dyn Future<Output = Result<(), Error>> + Send>,
-    ) -> Box<dyn Future<Output = Result<Sent, Error>> + Send> {
+    ) -> Box<dyn Future<Output = Result<SentResponse, Error>> + Send> {
         Box::new(async { Err(Error::HttpRequestDenied) })
     }
 }

@@ -65,7 +65,7 @@ struct Region {
 }
 
 /// A mapping that the process may write, and what it held.
-struct Held {
+struct SavedMapping {
     range: Range<u64>,
     bytes: Vec<u8>,
 }
@@ -76,7 +76,7 @@ pub(crate) struct Groundhog {
     /// As long as it is open, writes are noticed.
     _noticing: OwnedFd,
     pages: File,
-    held: Vec<Held>,
+    held: Vec<SavedMapping>,
     /// Where the break was.
     heap: Option<u64>,
     /// Everything that was mapped.
@@ -227,7 +227,7 @@ impl Groundhog {
         let mut held = Vec::new();
         for line in lines.iter().filter(|line| line.written) {
             register(&noticing, &line.range)?;
-            held.push(Held { range: line.range.clone(), bytes: read(pid, &line.range)? });
+            held.push(SavedMapping { range: line.range.clone(), bytes: read(pid, &line.range)? });
         }
         let mut extended = vec![0u8; STATE_LEN];
         let mut state = libc::iovec { iov_base: extended.as_mut_ptr().cast(), iov_len: STATE_LEN };

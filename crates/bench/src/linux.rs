@@ -228,14 +228,14 @@ fn calls(
 }
 
 /// Snapshots of a warm program: of nothing but its pages, and with what one request touches beside them.
-struct Kept {
+struct WarmSnapshots {
     store: Store,
 }
 
 const WHOLE: &str = "warm";
 const KNOWN: &str = "known";
 
-impl Kept {
+impl WarmSnapshots {
     fn new(dir: &Path, warm: &Warm, program: &Program, request: &[u8]) -> anyhow::Result<Self> {
         let store = Store::create(dir)?;
         let frozen = warm.freeze()?;
@@ -281,7 +281,7 @@ fn beginnings(
     contest(TABLE, &format!("clone/{}", case.name), options, clone, sink)?;
 
     let program = python.program(case);
-    let kept = Kept::new(&dir.join(case.name), warm, &program, request)?;
+    let kept = WarmSnapshots::new(&dir.join(case.name), warm, &program, request)?;
     let thaw = |name: &'static str| {
         let (kept, program) = (&kept, &program);
         move || check(case, &kept.thaw(name, program, request)?)
@@ -383,7 +383,7 @@ fn node(dir: &Path, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()
     let native = || Contestant::new("new-process", || Listening::start().map(drop));
     let clone = || check_http(&warm.instance().call(GET.as_bytes())?, nth);
     contest(TABLE, "clone/node", options, vec![Contestant::new("afresh", clone), native()], sink)?;
-    let kept = Kept::new(&dir.join("node"), &warm, &program, GET.as_bytes())?;
+    let kept = WarmSnapshots::new(&dir.join("node"), &warm, &program, GET.as_bytes())?;
     let thaw = |name: &'static str| {
         let (kept, program) = (&kept, &program);
         move || check_http(&kept.thaw(name, program, GET.as_bytes())?, Some(NODE_WARMING + 1))

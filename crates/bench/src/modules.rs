@@ -31,10 +31,10 @@ pub struct Shape {
 }
 
 /// 64 KiB of data, 8 functions.
-pub const SMALL: Shape =
+pub const SMALL_MODULE: Shape =
     Shape { name: "small", functions: 8, table: 0, globals: 1, data: 64 << 10 };
 /// 3000 functions, 2000 table entries, 400 mutable globals, 1.5 MiB of data.
-pub const LARGE: Shape =
+pub const LARGE_MODULE: Shape =
     Shape { name: "large", functions: 3000, table: 2000, globals: 400, data: 3 << 19 };
 
 const WORD: MemArg = MemArg { offset: 0, align: 2, memory_index: 0 };
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn the_modules_are_valid_and_as_large_as_their_names_say() {
-        for shape in [SMALL, LARGE] {
+        for shape in [SMALL_MODULE, LARGE_MODULE] {
             let wasm = shape.module();
             wasmparser::Validator::new().validate_all(&wasm).unwrap();
             assert!(wasm.len() > shape.data);

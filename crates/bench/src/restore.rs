@@ -18,7 +18,7 @@ use anyhow::Result;
 
 use crate::Sink;
 
-pub use rivals::Way;
+pub use rivals::Rival;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ pub struct Options {
     /// Only rows whose case or strategy contains this; `mmap` runs in every case that is left.
     pub filter: Option<String>,
     /// Only these, beside `mmap`; all when empty.
-    pub ways: Vec<Way>,
+    pub ways: Vec<Rival>,
     /// Leave the less telling cases out.
     pub quick: bool,
 }
@@ -58,12 +58,12 @@ impl Options {
             rounds: 2,
             quick: true,
             ways: vec![
-                Way::UffdCopy,
-                Way::UffdContinue,
-                Way::Pager(FillStrategy::MapDetach),
-                Way::Pager(FillStrategy::Stream),
-                Way::Pager(FillStrategy::WorkingSet),
-                Way::Pager(FillStrategy::Held),
+                Rival::UffdCopy,
+                Rival::UffdContinue,
+                Rival::Pager(FillStrategy::MapDetach),
+                Rival::Pager(FillStrategy::Stream),
+                Rival::Pager(FillStrategy::WorkingSet),
+                Rival::Pager(FillStrategy::Held),
             ],
             ..Self::default()
         }

@@ -9,7 +9,7 @@ use afresh_memory::Strategy;
 use afresh_wasm::{Engine, EngineConfig, Guest, GuestOptions, Mode, WarmUp};
 use anyhow::Context;
 
-use crate::modules::SMALL;
+use crate::modules::SMALL_MODULE;
 
 /// The function whose steady state is counted: it dirties 64 pages.
 pub const DIRTYING: &str = "scatter64";
@@ -47,7 +47,7 @@ pub fn run(calls: u64, function: &str) -> anyhow::Result<i64> {
         strategy: Strategy::WriteSet(None),
         ..GuestOptions::default()
     };
-    let warm = Guest::with_options(&engine, &SMALL.module(), options)?.warm(WarmUp::new())?;
+    let warm = Guest::with_options(&engine, &SMALL_MODULE.module(), options)?.warm(WarmUp::new())?;
     let entry = warm.entry::<(), ()>(function)?;
     let call = || -> anyhow::Result<()> { Ok(warm.lease()?.invoke(&entry, ())?) };
     for _ in 0..2000 {

@@ -9,7 +9,7 @@ use afresh_memory::{Features, HostAccess, Strategy};
 use afresh_wasm::{Engine, EngineConfig, Entry, Guest, GuestOptions, Mode, Warm, WarmUp};
 
 use crate::live::Live;
-use crate::modules::{DIRTY, LARGE, SCATTER, SMALL, Shape};
+use crate::modules::{DIRTY, LARGE_MODULE, SCATTER, SMALL_MODULE, Shape};
 use crate::rivals::{Rival, RivalGuest};
 use crate::row::{Contestant, Options, Sink, contest, summarise};
 
@@ -145,7 +145,7 @@ fn floor(shape: &Shape, call: &str, options: &Options, sink: &mut Sink<'_>) -> a
 /// # Errors
 /// The first that any contestant meets.
 pub fn all(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
-    for shape in [SMALL, LARGE] {
+    for shape in [SMALL_MODULE, LARGE_MODULE] {
         let wasm = shape.module();
         for call in ["empty", "scatter64", "dirty1m", "grow"] {
             module(&wasm, call, &format!("{}/{call}", shape.name), options, sink)?;
@@ -199,9 +199,9 @@ fn scaled(
 pub fn threads(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     type Call = Box<dyn Fn() -> anyhow::Result<()> + Sync>;
     let engine = engine()?;
-    let wasm = SMALL.module();
+    let wasm = SMALL_MODULE.module();
     for call in ["empty", "scatter64"] {
-        let case = format!("{}/{call}", SMALL.name);
+        let case = format!("{}/{call}", SMALL_MODULE.name);
         let mut field: Vec<(&str, Call)> = Vec::new();
         for (name, mode) in [("reset", Mode::Reset), ("fresh", Mode::Fresh)] {
             let guest = Ours::new(&engine, &wasm, call, mode, Strategy::Auto)?;

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::error::{LayerError, Refused};
 use crate::host::HostDirectory;
 use crate::kept::LayerBytes;
-use crate::layer::{Item, LayerLimits, What};
+use crate::layer::{EntryKind, Item, LayerLimits};
 use crate::node::{Node, Time};
 use crate::zip::Packed;
 
@@ -108,7 +108,7 @@ impl Archive {
             Time::from_nanos(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
         });
         let len = about.len();
-        let item = Item { path: name.to_vec(), what: What::File(0, len), mode: 0o444, time };
+        let item = Item { path: name.to_vec(), what: EntryKind::File(0, len), mode: 0o444, time };
         Ok(Self::new(said, vec![item], vec![Stored::Plain(0, len)], data, None))
     }
 

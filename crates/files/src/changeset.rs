@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::error::Refused;
-use crate::layer::{Item, Source, What, names_of};
+use crate::layer::{EntryKind, Item, Source, names_of};
 use crate::node::{Body, Inode, Kind, Node, Times};
 use crate::path::Walk;
 use crate::tree::{New, Tree, check_name};
@@ -39,13 +39,13 @@ impl<'i> Changeset<'i> {
     pub(crate) fn apply(&mut self, tree: &mut Tree, item: &'i Item) -> Result<(), Refused> {
         let names: Vec<&[u8]> = names_of(&item.path).collect();
         match (&item.what, names.split_last()) {
-            (What::Empty, _) => match self.lower_directory(tree, &names)? {
+            (EntryKind::Empty, _) => match self.lower_directory(tree, &names)? {
                 Some(node) => self.clear_lower(tree, node),
                 None => Ok(()),
             },
-            (What::Gone, Some((name, above))) => self.remove(tree, above, name),
+            (EntryKind::Gone, Some((name, above))) => self.remove(tree, above, name),
             (_, Some((name, above))) => self.add(tree, above, name, item),
-            (What::Directory, None) => {
+            (EntryKind::Directory, None) => {
                 if let Some(inode) = tree.nodes.get_mut(&self.top) {
                     set_attributes(Arc::make_mut(inode), item);
                 }
@@ -139,9 +139,9 @@ impl<'i> Changeset<'i> {
             tree.clear_name(at, name)
         };
         let node = match &item.what {
-            What::Gone | What::Empty => return Ok(()),
-            What::Skipped => return skip(self, tree),
-            What::Same(path) => {
+            EntryKind::Gone | EntryKind::Empty => return Ok(()),
+            EntryKind::Skipped => return skip(self, tree),
+            EntryKind::Same(path) => {
                 // A hard link to a symbolic link is a further name of the link.
                 let walk = Walk::new(self.top).follow(false);
                 let place = tree.walk(&[b"./", &path[..]].concat(), walk)?;
@@ -157,18 +157,18 @@ impl<'i> Changeset<'i> {
                 tree.clear_name(at, name)?;
                 return tree.link(node, at, name, item.time);
             }
-            What::Directory => match there {
+            EntryKind::Directory => match there {
                 Some((node, Kind::Directory)) => node,
                 _ => {
                     tree.clear_name(at, name)?;
                     tree.create(at, name, New::Directory, item.mode, item.time)?
                 }
             },
-            What::Link(target) => {
+            EntryKind::Link(target) => {
                 tree.clear_name(at, name)?;
                 tree.create(at, name, New::Link(target), 0o777, item.time)?
             }
-            What::File(file, len) => {
+            EntryKind::File(file, len) => {
                 tree.clear_name(at, name)?;
                 let node = tree.create(at, name, New::File, item.mode, item.time)?;
                 let source = Source::Archive { layer: self.layer, file: *file };

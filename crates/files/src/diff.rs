@@ -67,13 +67,13 @@ struct Comparison<'a> {
     one: &'a Tree,
     two: &'a Tree,
     changed: HashSet<Node>,
-    ways: Option<Ways>,
+    ways: Option<ChangedNames>,
     found: FileDifference,
     listed: usize,
 }
 
 /// Names that lead to what changed, by the directories they are in.
-type Ways = HashMap<Node, BTreeSet<Name>>;
+type ChangedNames = HashMap<Node, BTreeSet<Name>>;
 
 /// What a name means in two directories.
 type Meanings = (Option<Entry>, Option<Entry>);
@@ -108,8 +108,8 @@ fn there(tree: &Tree, node: Node) -> Result<Option<Arc<Inode>>, Refused> {
 }
 
 /// The ways to what changed from either root. `None` where a file is not known to have but one name.
-fn ways(one: &Tree, two: &Tree, changed: &HashSet<Node>) -> Result<Option<Ways>, Refused> {
-    let mut ways = Ways::new();
+fn ways(one: &Tree, two: &Tree, changed: &HashSet<Node>) -> Result<Option<ChangedNames>, Refused> {
+    let mut ways = ChangedNames::new();
     for node in changed {
         let (Some(before), Some(after)) = (there(one, *node)?, there(two, *node)?) else {
             // What only one of them has: the directory that it is in has changed as well.

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::archive::Archive;
 use crate::error::LayerError;
-use crate::layer::{Layer, LayerLimits, Part, What};
+use crate::layer::{EntryKind, Layer, LayerLimits, Part};
 use crate::tar;
 
 /// Layers of an image, at most.
@@ -86,7 +86,7 @@ pub struct OciDocument {
 
 impl OciDocument {
     /// Bytes of a document, at most.
-    pub const LONGEST: u64 = 4 << 20;
+    pub const MAX_DOCUMENT: u64 = 4 << 20;
 
     /// Reads one; `what` is what errors call it.
     ///
@@ -95,7 +95,7 @@ impl OciDocument {
     pub fn parse(what: &str, bytes: &[u8]) -> Result<Self, LayerError> {
         let what = what.to_owned();
         let bad = |why: String| LayerError::Bad { path: what.clone(), why };
-        if bytes.len() as u64 > Self::LONGEST {
+        if bytes.len() as u64 > Self::MAX_DOCUMENT {
             return Err(bad("it is too long for an index or a manifest".to_owned()));
         }
         let fields: Fields = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
@@ -323,7 +323,7 @@ fn unpacked(path: &Path, limits: &LayerLimits) -> Result<TempDir, LayerError> {
             Some(digest) => blob(layout.path(), &digest).ok(),
             None => (name == "index.json").then(|| layout.path().join(name)),
         };
-        let (Some(target), What::File(file, len)) = (target, &item.what) else { continue };
+        let (Some(target), EntryKind::File(file, len)) = (target, &item.what) else { continue };
         let mut out = File::create(target).map_err(failed)?;
         let (mut at, mut buffer) = (0, vec![0; 1 << 16]);
         while at < *len {
@@ -366,8 +366,8 @@ fn read(path: &Path, digest: Option<&str>) -> Result<Vec<u8>, LayerError> {
     let failed = |source| LayerError::Read { path: path.display().to_string(), source };
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(failed)?;
-    file.take(OciDocument::LONGEST + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > OciDocument::LONGEST {
+    file.take(OciDocument::MAX_DOCUMENT + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > OciDocument::MAX_DOCUMENT {
         return Err(LayerError::Bad {
             path: path.display().to_string(),
             why: "it is too long for an index or a manifest".to_owned(),

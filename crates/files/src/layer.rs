@@ -252,7 +252,7 @@ impl Layers {
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
     pub(crate) path: Vec<u8>,
-    pub(crate) what: What,
+    pub(crate) what: EntryKind,
     pub(crate) mode: u32,
     pub(crate) time: Time,
 }
@@ -260,12 +260,12 @@ pub(crate) struct Item {
 impl Item {
     /// How long it is.
     pub(crate) fn bytes(&self) -> u64 {
-        if let What::File(_, bytes) = self.what { bytes } else { 0 }
+        if let EntryKind::File(_, bytes) = self.what { bytes } else { 0 }
     }
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum What {
+pub(crate) enum EntryKind {
     /// By number in the archive, and how long it is.
     File(u32, u64),
     Directory,

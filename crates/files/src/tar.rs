@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use crate::archive::{Archive, Counter, Stored};
 use crate::error::LayerError;
-use crate::layer::{Item, LayerLimits, What};
+use crate::layer::{EntryKind, Item, LayerLimits};
 use crate::node::Time;
 use crate::tree::PATH;
 
@@ -156,14 +156,14 @@ fn unpack(
 
 /// What the headers before a file say of it instead of its own.
 #[derive(Default)]
-struct Said {
+struct ExtendedHeader {
     path: Option<Vec<u8>>,
     target: Option<Vec<u8>>,
     size: Option<u64>,
     time: Option<Time>,
 }
 
-impl Said {
+impl ExtendedHeader {
     /// Takes the attributes of a PAX header.
     fn attributes(&mut self, bytes: &[u8]) -> Result<(), String> {
         for attribute in PaxExtensions::new(bytes) {
@@ -205,7 +205,7 @@ fn list(
     let mut archive = ::tar::Archive::new(reader);
     let mut counter = Counter::new(name, limits);
     let (mut items, mut files) = (Vec::new(), Vec::new());
-    let mut said = Said::default();
+    let mut said = ExtendedHeader::default();
     for entry in archive.entries_with_seek().map_err(broken)?.raw(true) {
         let mut entry = entry.map_err(broken)?;
         let kind = entry.header().entry_type();
@@ -252,18 +252,18 @@ fn list(
                 }
                 counter.add(size)?;
                 files.push(Stored::Plain(from, size));
-                What::File(files.len() as u32 - 1, size)
+                EntryKind::File(files.len() as u32 - 1, size)
             }
-            EntryType::Directory => What::Directory,
-            EntryType::Symlink => What::Link(target),
-            EntryType::Link => What::Same(target),
+            EntryType::Directory => EntryKind::Directory,
+            EntryType::Symlink => EntryKind::Link(target),
+            EntryType::Link => EntryKind::Same(target),
             EntryType::GNUSparse => {
                 return Err(bad("it has sparse files, which are not read here"));
             }
-            EntryType::Char | EntryType::Block | EntryType::Fifo => What::Skipped,
+            EntryType::Char | EntryType::Block | EntryType::Fifo => EntryKind::Skipped,
             _ => continue,
         };
-        if !matches!(what, What::File(..)) {
+        if !matches!(what, EntryKind::File(..)) {
             counter.add(0)?;
         }
         items.push(marked(path, what, mode, time, marks));
@@ -272,15 +272,15 @@ fn list(
 }
 
 /// What an entry means in a layer of an image.
-fn marked(path: Vec<u8>, what: What, mode: u32, time: Time, marks: bool) -> Item {
+fn marked(path: Vec<u8>, what: EntryKind, mode: u32, time: Time, marks: bool) -> Item {
     let split = path.iter().rposition(|b| *b == b'/').map_or(0, |at| at + 1);
     let (above, last) = path.split_at(split);
     if marks && last == EMPTY {
-        return Item { path: above.to_vec(), what: What::Empty, mode, time };
+        return Item { path: above.to_vec(), what: EntryKind::Empty, mode, time };
     }
     match last.strip_prefix(GONE) {
         Some(rest) if marks && !rest.is_empty() => {
-            Item { path: [above, rest].concat(), what: What::Gone, mode, time }
+            Item { path: [above, rest].concat(), what: EntryKind::Gone, mode, time }
         }
         _ => Item { path, what, mode, time },
     }

@@ -11,7 +11,7 @@ use ::zip::{CompressionMethod, ZipArchive};
 
 use crate::archive::{Archive, Counter, Stored};
 use crate::error::LayerError;
-use crate::layer::{Item, LayerLimits, What};
+use crate::layer::{EntryKind, Item, LayerLimits};
 use crate::node::Time;
 use crate::tree::PATH;
 
@@ -92,7 +92,7 @@ pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerEr
         }
         let is_link = mode.is_some_and(|mode| mode & 0o170_000 == 0o120_000);
         let what = if entry.is_dir() {
-            What::Directory
+            EntryKind::Directory
         } else {
             let (method, start) = (entry.compression(), entry.data_start());
             files.push(match (method, start) {
@@ -104,14 +104,14 @@ pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerEr
                     )));
                 }
             });
-            What::File(files.len() as u32 - 1, size)
+            EntryKind::File(files.len() as u32 - 1, size)
         };
         drop(entry);
-        let usual = if matches!(what, What::Directory) { 0o755 } else { 0o644 };
+        let usual = if matches!(what, EntryKind::Directory) { 0o755 } else { 0o644 };
         let mode = mode.map_or(usual, |mode| mode & 0o7777);
         let what = if is_link && size <= PATH as u64 {
             let target = Packed(zip.clone()).unpack(number, size).map_err(&bad)?;
-            What::Link(target)
+            EntryKind::Link(target)
         } else {
             what
         };

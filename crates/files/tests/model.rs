@@ -70,11 +70,11 @@ fn tree<T>(result: Result<T, Refused>) -> Result<T, i32> {
 struct Both {
     root: PathBuf,
     tree: Tree,
-    kept: Option<(Tree, BTreeMap<String, Seen>)>,
+    kept: Option<(Tree, BTreeMap<String, NodeState>)>,
 }
 
 /// A file as it is seen: kind, mode, names, and content or target.
-type Seen = (Kind, u32, u64, Vec<u8>);
+type NodeState = (Kind, u32, u64, Vec<u8>);
 
 impl Both {
     fn new(root: &Path) -> Self {
@@ -229,7 +229,7 @@ impl Both {
 }
 
 /// Every path of a tree.
-fn seen(tree: &Tree) -> BTreeMap<String, Seen> {
+fn seen(tree: &Tree) -> BTreeMap<String, NodeState> {
     let mut all = BTreeMap::new();
     let mut ahead = vec![(String::new(), Tree::ROOT)];
     while let Some((path, node)) = ahead.pop() {
@@ -254,8 +254,11 @@ fn seen(tree: &Tree) -> BTreeMap<String, Seen> {
 }
 
 /// The paths that are not the same in both, but for how many names a file has.
-fn differing(one: &BTreeMap<String, Seen>, two: &BTreeMap<String, Seen>) -> BTreeSet<String> {
-    let looks = |all: &BTreeMap<String, Seen>, path: &String| {
+fn differing(
+    one: &BTreeMap<String, NodeState>,
+    two: &BTreeMap<String, NodeState>,
+) -> BTreeSet<String> {
+    let looks = |all: &BTreeMap<String, NodeState>, path: &String| {
         all.get(path).map(|(kind, mode, _, content)| (*kind, *mode, content.clone()))
     };
     let paths = one.keys().chain(two.keys());
@@ -263,7 +266,7 @@ fn differing(one: &BTreeMap<String, Seen>, two: &BTreeMap<String, Seen>) -> BTre
 }
 
 /// Every path of a directory of the host's.
-fn seen_on_host(root: &Path) -> BTreeMap<String, Seen> {
+fn seen_on_host(root: &Path) -> BTreeMap<String, NodeState> {
     let mut all = BTreeMap::new();
     let mut ahead = vec![root.to_owned()];
     while let Some(path) = ahead.pop() {
@@ -302,7 +305,7 @@ proptest! {
             both.run(step)?;
         }
         let now = seen(&both.tree);
-        let modes = |all: BTreeMap<String, Seen>| -> BTreeMap<String, Seen> {
+        let modes = |all: BTreeMap<String, NodeState>| -> BTreeMap<String, NodeState> {
             // The directories above are made as the host likes.
             all.into_iter().filter(|(path, _)| path.starts_with(&format!("/{TOP}/"))).collect()
         };

@@ -165,9 +165,9 @@ mod tests {
     use afresh::wasm::wasmtime;
 
     #[derive(Default)]
-    struct Said(String);
+    struct Message(String);
 
-    impl HostCallbacks for Said {
+    impl HostCallbacks for Message {
         fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
             self.0 += &format!("{stream:?} {} ", String::from_utf8_lossy(bytes));
             Ok(())
@@ -192,7 +192,7 @@ mod tests {
         let guest = afresh::Guest::from_bytes("echo", &component, &afresh::Options::new()).unwrap();
         let plain = guest.lease().unwrap().call("echo", b"said").unwrap();
         let mut lease = guest.lease().unwrap();
-        let asked = evaluate(&mut lease, "echo", Request::plain(b"said"), Said::default());
+        let asked = evaluate(&mut lease, "echo", Request::plain(b"said"), Message::default());
         assert_eq!(asked.answer.unwrap(), plain);
         assert_eq!(asked.listener.0, "");
     }
@@ -201,16 +201,16 @@ mod tests {
     fn frames_are_put_together_however_they_come() {
         let all = [&b"\x01one"[..], b"\x02two", b"\x00answer"].map(after_length).concat();
         for size in 1..all.len() {
-            let mut frames = Frames { hearing: Hearing::of(Said::default()), rest: Vec::new() };
+            let mut frames = Frames { hearing: Hearing::of(Message::default()), rest: Vec::new() };
             assert!(frames.hear(Channel::Messages.into(), b"printed"));
             assert!(all.chunks(size).all(|piece| frames.hear(Channel::Host.into(), piece)));
             assert_eq!(frames.hearing.listener.0, "Stderr printed Stdout one Stderr two ");
             assert_eq!(frames.hearing.given.as_deref(), Some(&b"answer"[..]));
         }
-        let mut frames = Frames { hearing: Hearing::of(Said::default()), rest: Vec::new() };
+        let mut frames = Frames { hearing: Hearing::of(Message::default()), rest: Vec::new() };
         assert!(!frames.hear(Channel::Host.into(), &u32::MAX.to_le_bytes()));
         for wrong in [&b""[..], b"\x03\x80", b"\x09"] {
-            let mut frames = Frames { hearing: Hearing::of(Said::default()), rest: Vec::new() };
+            let mut frames = Frames { hearing: Hearing::of(Message::default()), rest: Vec::new() };
             assert!(!frames.hear(Channel::Host.into(), &after_length(wrong)), "{wrong:?}");
         }
     }

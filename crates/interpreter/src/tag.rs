@@ -3,7 +3,7 @@
 use minicbor::data::Tag;
 
 /// How deep a value may be nested.
-pub const DEEPEST: usize = 128;
+pub const MAX_DEPTH: usize = 128;
 /// A date and time as text.
 pub const TIMESTAMP: Tag = Tag::new(0);
 /// A day as text.

@@ -1,6 +1,6 @@
 //! Values of programs, as JSON where they can be, and as text where the guest shows none itself.
 //!
-//! Promises: nesting ends at [`DEEPEST`], and a value takes at most [`MAX_JSON`] bytes of memory.
+//! Promises: nesting ends at [`MAX_DEPTH`], and a value takes at most [`MAX_JSON`] bytes of memory.
 //! May break it: a value of `serde_json` that takes more than is charged for it; a test measures that.
 
 use afresh_budget::{Budget, Charge, Exceeded};
@@ -9,7 +9,7 @@ use minicbor::data::Type;
 use minicbor::decode::Error;
 use serde_json::{Map, Number, Value};
 
-use crate::tag::{DAY, DEEPEST, FLOATS, INTEGERS, SET, TIMESTAMP, TUPLE};
+use crate::tag::{DAY, FLOATS, INTEGERS, MAX_DEPTH, SET, TIMESTAMP, TUPLE};
 
 /// Maximum bytes of memory that one value may take as JSON.
 const MAX_JSON: usize = 64 << 20;
@@ -57,7 +57,7 @@ struct Values<'a, 'b> {
 
 impl Values<'_, '_> {
     fn read(&mut self, depth: usize) -> Result<Option<Value>, Failed> {
-        if depth > DEEPEST {
+        if depth > MAX_DEPTH {
             return Err(Error::message("it is nested too deep").into());
         }
         // A list that grows has room for twice its members, and for their copies.

@@ -39,12 +39,12 @@ fn touch(shared: &Shared, page: usize) {
     }
 }
 
-struct Told {
+struct Events {
     pages: Shared,
     survives: bool,
 }
 
-impl Told {
+impl Events {
     fn set(&self, ranges: &[PageRange], armed: bool) {
         let mut pages = self.pages.lock().unwrap();
         for page in ranges.iter().flat_map(|r| r.start..r.end()) {
@@ -54,7 +54,7 @@ impl Told {
 }
 
 // SAFETY: reports the pages that the test says were written, which it watches, and protects none.
-unsafe impl Tracker for Told {
+unsafe impl Tracker for Events {
     fn kind(&self) -> TrackerKind {
         TrackerKind::Other("told")
     }
@@ -244,7 +244,7 @@ fn play(strategy: Strategy, survives: Option<bool>, regions: &[PageRange], seed:
     let slot = match (survives, &told) {
         (Some(survives), Some(pages)) => Slot::with_tracker(&first, config, |_, capacity| {
             assert_eq!(capacity, CAPACITY);
-            Ok(Box::new(Told { pages: pages.clone(), survives }))
+            Ok(Box::new(Events { pages: pages.clone(), survives }))
         }),
         _ => Slot::new(&first, config),
     };

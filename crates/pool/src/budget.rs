@@ -181,10 +181,10 @@ impl Budget {
 
     /// Counts mappings that are no item's, and cannot be evicted, for as long as the value lives.
     #[must_use]
-    pub fn hold(&'static self, mappings: usize) -> Held {
+    pub fn hold(&'static self, mappings: usize) -> MappingCharge {
         self.mappings.fetch_add(mappings, Ordering::Relaxed);
         self.keep();
-        Held { budget: self, mappings }
+        MappingCharge { budget: self, mappings }
     }
 
     /// When it is, as items are stamped.
@@ -349,12 +349,12 @@ impl Budget {
 
 /// Mappings that the budget counts.
 #[derive(Debug)]
-pub struct Held {
+pub struct MappingCharge {
     budget: &'static Budget,
     mappings: usize,
 }
 
-impl Drop for Held {
+impl Drop for MappingCharge {
     fn drop(&mut self) {
         self.budget.mappings.fetch_sub(self.mappings, Ordering::Relaxed);
     }

@@ -32,7 +32,7 @@ mod returning;
 mod shard;
 mod stats;
 
-pub use budget::{Bounds, Budget, Held, Usage};
+pub use budget::{Bounds, Budget, MappingCharge, Usage};
 pub use limits::{Exhausted, Limits};
 pub use pool::{Lease, Pool, PoolError};
 pub use stats::{PoolStats, Recycled, Resets};

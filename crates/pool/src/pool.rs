@@ -290,7 +290,7 @@ impl<T: Recycle> Shared<T> {
         make: impl FnOnce(Option<T>) -> Result<T, E>,
     ) -> Result<Lease<'_, T>, PoolError<E>> {
         // The place that was claimed is given up again if `make` fails or panics.
-        let place = Place(self);
+        let place = Reservation(self);
         let item = make(other).map_err(PoolError::Create)?;
         std::mem::forget(place);
         self.created.fetch_add(1, Ordering::Relaxed);
@@ -390,7 +390,7 @@ impl<T: Recycle> Shared<T> {
     pub(crate) fn discard(&self, idle: Idle<T>) {
         let item = self.strike(idle);
         // Free once the item is gone, and also if dropping it panics.
-        let _place = Place(self);
+        let _place = Reservation(self);
         drop(item);
     }
 
@@ -501,9 +501,9 @@ impl<T: Recycle> Drop for Shared<T> {
 }
 
 /// The place of an item that is being made or dropped; given up with this value.
-struct Place<'a, T: Recycle>(&'a Shared<T>);
+struct Reservation<'a, T: Recycle>(&'a Shared<T>);
 
-impl<T: Recycle> Drop for Place<'_, T> {
+impl<T: Recycle> Drop for Reservation<'_, T> {
     fn drop(&mut self) {
         self.0.gone();
     }

@@ -20,7 +20,7 @@ use crate::stateful::{self, FUNCTIONS, Features};
 
 /// What was met, so that a run cannot pass on nothing.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Seen {
+pub struct Coverage {
     /// Modules that ran.
     pub modules: u64,
     /// Of them in reset mode.
@@ -55,9 +55,9 @@ pub struct Seen {
     pub thawed: u64,
 }
 
-impl Seen {
+impl Coverage {
     /// Adds what another thread saw.
-    pub fn add(&mut self, other: &Seen) {
+    pub fn add(&mut self, other: &Coverage) {
         self.modules += other.modules;
         self.reset += other.reset;
         self.fresh += other.fresh;
@@ -86,7 +86,7 @@ pub struct Bench {
     metered: Engine,
     strategies: Vec<Strategy>,
     /// What was met so far.
-    pub seen: Seen,
+    pub seen: Coverage,
 }
 
 type Call = (String, Vec<Val>);
@@ -138,7 +138,7 @@ impl Bench {
             engine: Engine::new(EngineConfig::default())?,
             metered: Engine::new(EngineConfig { fuel: true, ..EngineConfig::default() })?,
             strategies: strategies.filter(usable).collect(),
-            seen: Seen::default(),
+            seen: Coverage::default(),
         })
     }
 

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use afresh_proof::differential::{self, Bench, Seen};
+use afresh_proof::differential::{self, Bench, Coverage};
 use afresh_proof::spec;
 use anyhow::{Context, Result, bail};
 
@@ -76,7 +76,7 @@ fn soak(options: &Options) -> Result<()> {
     let first = options.first.unwrap_or_else(|| clock.map_or(0, |d| d.as_secs() << 24));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let (next, stop) = (AtomicU64::new(first), AtomicBool::new(false));
-    let (total, failures) = (Mutex::new(Seen::default()), Mutex::new(Vec::new()));
+    let (total, failures) = (Mutex::new(Coverage::default()), Mutex::new(Vec::new()));
     let end = Instant::now() + Duration::from_secs(options.seconds);
     println!("random modules for {} s from seed {first} on:", options.seconds);
     std::thread::scope(|scope| {
@@ -84,7 +84,7 @@ fn soak(options: &Options) -> Result<()> {
             let (next, stop, total, failures) = (&next, &stop, &total, &failures);
             let file = options.keep.join(format!("running-{thread}"));
             scope.spawn(move || {
-                let mut seen = Seen::default();
+                let mut seen = Coverage::default();
                 let failed = work(next, stop, end, &file, &mut seen);
                 total.lock().unwrap_or_else(|e| e.into_inner()).add(&seen);
                 if let Some((seed, error)) = failed {
@@ -111,7 +111,7 @@ fn work(
     stop: &AtomicBool,
     end: Instant,
     file: &Path,
-    seen: &mut Seen,
+    seen: &mut Coverage,
 ) -> Option<(u64, String)> {
     let mut bench = match Bench::new() {
         Ok(bench) => bench,

@@ -65,7 +65,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 /// The whole story, cause by cause.
-fn told(error: &dyn std::error::Error) -> String {
+fn message_of(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -82,7 +82,7 @@ fn told(error: &dyn std::error::Error) -> String {
 /// An exception that tells every cause, with each as its `__cause__`.
 pub(crate) fn raise<E: pyo3::PyTypeInfo>(error: &dyn std::error::Error) -> PyErr {
     Python::attach(|py| {
-        let raised = PyErr::from_type(py.get_type::<E>(), told(error));
+        let raised = PyErr::from_type(py.get_type::<E>(), message_of(error));
         if let Some(cause) = error.source() {
             raised.set_cause(py, Some(raise::<AfreshError>(cause)));
         }
@@ -104,7 +104,7 @@ pub(crate) fn time_limit(message: String) -> PyErr {
 /// What a failed call is to Python, unless the call itself knows better.
 pub(crate) fn of_call(error: &afresh::CallError) -> PyErr {
     match error {
-        afresh::CallError::Timeout { .. } => time_limit(told(error)),
+        afresh::CallError::Timeout { .. } => time_limit(message_of(error)),
         afresh::CallError::Stopped { .. } => raise::<StoppedError>(error),
         _ => raise::<GuestError>(error),
     }

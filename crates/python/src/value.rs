@@ -1,11 +1,11 @@
 //! Values between Python and an interpreter, as CBOR: the host's half of what the guests' `wire.rs` describes.
 //!
 //! Promises: the objects made of one value keep to a budget, which is charged before they are made, and nesting ends at
-//! [`DEEPEST`]. Values that only have a name (functions, promises) become `afresh.Opaque`.
+//! [`MAX_DEPTH`]. Values that only have a name (functions, promises) become `afresh.Opaque`.
 //! May break it: an interpreter whose objects are larger than [`cost`] estimates.
 
 use afresh_budget::{Budget, Charge};
-use afresh_interpreter::tag::{DAY, DEEPEST, FLOATS, INTEGERS, SET, TIMESTAMP, TUPLE};
+use afresh_interpreter::tag::{DAY, FLOATS, INTEGERS, MAX_DEPTH, SET, TIMESTAMP, TUPLE};
 use minicbor::data::{Tag, Type as Item};
 use minicbor::{Decoder, Encoder};
 use pyo3::exceptions::{PyException, PyTypeError};
@@ -125,9 +125,9 @@ impl<'b> Values<'b> {
     }
 
     fn read_nested<'py>(&mut self, py: Python<'py>, depth: usize) -> PyResult<Bound<'py, PyAny>> {
-        if depth > DEEPEST {
+        if depth > MAX_DEPTH {
             return Err(MarshalError::new_err(format!(
-                "what the guest sent is nested deeper than {DEEPEST} levels"
+                "what the guest sent is nested deeper than {MAX_DEPTH} levels"
             )));
         }
         self.items += 1;
@@ -307,9 +307,9 @@ pub(crate) fn write(
     out: &mut Encoder<&mut Vec<u8>>,
     depth: usize,
 ) -> PyResult<()> {
-    if depth > DEEPEST {
+    if depth > MAX_DEPTH {
         return Err(MarshalError::new_err(format!(
-            "the value is nested deeper than {DEEPEST} levels, or refers to itself"
+            "the value is nested deeper than {MAX_DEPTH} levels, or refers to itself"
         )));
     }
     if value.is_none() {

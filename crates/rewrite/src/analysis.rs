@@ -61,7 +61,7 @@ pub enum AnalyzeError {
 }
 
 fn list(names: &[String]) -> String {
-    if names.is_empty() { "no function at all".into() } else { crate::told(names) }
+    if names.is_empty() { "no function at all".into() } else { crate::name_list(names) }
 }
 
 /// An import's two names.

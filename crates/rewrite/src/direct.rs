@@ -287,7 +287,7 @@ impl<'a> Level<'a> {
                         let taken = found.filter(|(instance, of, _)| {
                             *instance == shim.get_or_insert((*instance, *of)).0
                         });
-                        functions.push(taken.map(|(_, _, slot)| Taken { ty, slot }));
+                        functions.push(taken.map(|(_, _, slot)| DirectImport { ty, slot }));
                     }
                 }
                 Payload::FunctionSection(section) => defined = section.count(),
@@ -403,7 +403,7 @@ impl<'a> Shim<'a> {
 
 /// An import that becomes a function.
 #[derive(Clone, Copy)]
-struct Taken {
+struct DirectImport {
     ty: u32,
     slot: Slot,
 }
@@ -411,7 +411,7 @@ struct Taken {
 /// What a module imports.
 struct Imports {
     /// By function.
-    functions: Vec<Option<Taken>>,
+    functions: Vec<Option<DirectImport>>,
     /// Where each of them has gone.
     places: Vec<u32>,
     /// How many are functions now.
@@ -420,7 +420,7 @@ struct Imports {
 }
 
 impl Imports {
-    fn new(functions: Vec<Option<Taken>>, tables: u32, defined: u32) -> Self {
+    fn new(functions: Vec<Option<DirectImport>>, tables: u32, defined: u32) -> Self {
         let taken = functions.iter().flatten().count() as u32;
         // Functions of the module's own come behind all others, in their order.
         let (mut import, mut own) = (0, functions.len() as u32 - taken + defined);

@@ -36,6 +36,7 @@ pub mod extism;
 mod guard;
 mod link;
 mod model;
+mod name_list;
 pub mod names;
 mod nesting;
 mod place;
@@ -44,7 +45,6 @@ mod refusal;
 mod reveal;
 mod seal;
 mod stack;
-mod told;
 
 /// Tells one build of this crate from another: what one prepared need not be what the other would.
 pub const BUILD: &str = env!("AFRESH_REWRITE_BUILD");
@@ -60,10 +60,10 @@ pub use component::{
 pub use convert::ConvertError;
 pub use direct::direct_calls;
 pub use link::{LinkError, link, link_over};
+pub use name_list::name_list;
 pub use nesting::InstancePath;
 pub use prepare::{
     DataSegment, PrepareError, PrepareOptions, Prepared, Restorable, Visible, prepare,
 };
 pub use refusal::{Refusal, Refusals};
 pub use stack::linear_stack;
-pub use told::told;

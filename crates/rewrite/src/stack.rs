@@ -11,7 +11,7 @@ use wasmparser::{DataKind, Operator, Parser, Payload, ValType};
 
 /// A module as far as it has been read.
 #[derive(Default)]
-struct Seen {
+struct ScannedModule {
     /// Whether the first global would be one that the module imports.
     imports: bool,
     pointer: Option<u64>,
@@ -19,7 +19,7 @@ struct Seen {
     data: Option<u64>,
 }
 
-impl Seen {
+impl ScannedModule {
     fn stack(&self) -> Option<u64> {
         let pointer = self.pointer.filter(|_| !self.imports)?;
         self.data.is_none_or(|data| data >= pointer).then_some(pointer)
@@ -30,10 +30,10 @@ impl Seen {
 /// none where it cannot be told.
 #[must_use]
 pub fn linear_stack(wasm: &[u8]) -> Option<u64> {
-    let (mut most, mut seen) = (None, Seen::default());
+    let (mut most, mut seen) = (None, ScannedModule::default());
     for payload in Parser::new(0).parse_all(wasm) {
         match payload.ok()? {
-            Payload::Version { .. } => seen = Seen::default(),
+            Payload::Version { .. } => seen = ScannedModule::default(),
             Payload::ImportSection(section) => {
                 seen.imports |= section.into_imports().any(|import| {
                     import.is_ok_and(|import| matches!(import.ty, wasmparser::TypeRef::Global(_)))

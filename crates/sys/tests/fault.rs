@@ -43,12 +43,12 @@ fn watch(
 
 /// A handler that does not end until it is told to, as one that waits for a page of a remote does not.
 #[derive(Clone, Default)]
-struct Held {
+struct FaultCounts {
     inside: Arc<AtomicUsize>,
     go: Arc<AtomicBool>,
 }
 
-impl Held {
+impl FaultCounts {
     fn wait(&self) {
         self.inside.fetch_add(1, Ordering::SeqCst);
         while !self.go.load(Ordering::SeqCst) {
@@ -65,7 +65,7 @@ impl Held {
 
 #[test]
 fn registering_and_dropping_waits_for_no_handler_of_another_range() {
-    let held = Held::default();
+    let held = FaultCounts::default();
     let slow = readable(16);
     let handler = held.clone();
     let _slow = watch(&slow, move |_| handler.wait());
@@ -89,7 +89,7 @@ fn registering_and_dropping_waits_for_no_handler_of_another_range() {
 
 #[test]
 fn dropping_a_range_waits_for_its_own_handler_and_ends_it_for_good() {
-    let held = Held::default();
+    let held = FaultCounts::default();
     let memory = readable(1);
     let handler = held.clone();
     let registration = watch(&memory, move |_| handler.wait());
@@ -213,7 +213,7 @@ fn a_handler_learns_that_the_content_of_a_page_is_lost() {
 
 #[test]
 fn a_child_of_a_fork_drops_ranges_whose_handlers_its_parent_is_in() {
-    let held = Held::default();
+    let held = FaultCounts::default();
     let slow = readable(1);
     let handler = held.clone();
     let mut registration = Some(watch(&slow, move |_| handler.wait()));

@@ -73,13 +73,13 @@ impl World {
         Self { table: Table::new(), changes: Mutex::new(Unpublished::new()) }
     }
 
-    fn add(&self, start: usize) -> table::Held<Probe> {
+    fn add(&self, start: usize) -> table::EntryGuard<Probe> {
         let mut changes = self.changes.lock().unwrap();
         let range = (start, start + 10);
         self.table.insert(&mut changes, GENERATION, range, Probe::new()).unwrap()
     }
 
-    fn take_out(&self, held: table::Held<Probe>) {
+    fn take_out(&self, held: table::EntryGuard<Probe>) {
         self.table.remove(&mut self.changes.lock().unwrap(), GENERATION, &held);
         drop(held.close(GENERATION).unwrap());
     }

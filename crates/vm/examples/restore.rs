@@ -57,8 +57,8 @@ fn measure(elf: &[u8], mib: u64) -> Outcome<()> {
     expected.freeze()?.save(&store, "a", &SnapshotOptions::default())?;
     drop((sandbox, expected));
 
-    type Way = fn(&Store) -> Outcome<Frozen>;
-    let ways: [(&str, Way); 3] = [
+    type Restore = fn(&Store) -> Outcome<Frozen>;
+    let ways: [(&str, Restore); 3] = [
         ("lazy", |store| Ok(Frozen::load(store.load("a")?, &Options::default())?)),
         ("streamed-first", |store| {
             let frozen = Frozen::load(store.load("a")?, &Options::default())?;

@@ -120,24 +120,24 @@ static FEATURES: &[Feature] = features! {
 const _: () = assert!(FEATURES.len() <= 128, "one bit of a set for each");
 
 /// A set of features: bit `n` is `FEATURES[n]`.
-type Set = u128;
+type FeatureSet = u128;
 
-fn all() -> impl Iterator<Item = (Set, &'static Feature)> {
+fn all() -> impl Iterator<Item = (FeatureSet, &'static Feature)> {
     FEATURES.iter().enumerate().map(|(index, feature)| (1 << index, feature))
 }
 
-fn find(name: &str) -> Option<(Set, &'static Feature)> {
+fn find(name: &str) -> Option<(FeatureSet, &'static Feature)> {
     all().find(|(_, feature)| feature.name == name)
 }
 
 /// The bits of features with these names, all of which exist.
-fn bits(names: &[&str]) -> Set {
+fn bits(names: &[&str]) -> FeatureSet {
     names.iter().filter_map(|name| find(name)).fold(0, |set, (bit, _)| set | bit)
 }
 
 /// Takes away what cannot work in a set, because what it needs is not there.
-fn close(mut set: Set) -> Set {
-    let has = |set: Set, name: &str| set & bits(&[name]) != 0;
+fn close(mut set: FeatureSet) -> FeatureSet {
+    let has = |set: FeatureSet, name: &str| set & bits(&[name]) != 0;
     if !has(set, "xsave") {
         set &= !bits(&["avx", "xsaveopt", "xsavec", "xgetbv1"]);
     }
@@ -172,7 +172,7 @@ pub struct UnknownFeature(pub String);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuTemplate {
     name: Cow<'static, str>,
-    set: Set,
+    set: FeatureSet,
 }
 
 impl CpuTemplate {

@@ -127,7 +127,7 @@ pub(crate) enum Exit {
 
 /// What KVM has to finish for the guest when it runs next; see the head of this file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Left {
+enum PendingExit {
     Nothing,
     /// An `out` at this address.
     Out(u64),
@@ -156,7 +156,7 @@ pub(crate) struct Machine {
     fresh: &'static [u32; 1024],
     tracking: DirtyTracking,
     ring: Option<DirtyRing>,
-    left: Left,
+    left: PendingExit,
     /// Which extended state the guest may use, where the processor asks.
     xcr0: Option<u64>,
     /// Which of the vCPU's events can be set, and are set to none.
@@ -205,7 +205,7 @@ impl Machine {
         };
         let debug = kvm::call("KVM_GET_DEBUGREGS", || vcpu.get_debug_regs())?;
         vcpu.get_kvm_run().kvm_valid_regs = u64::from(KVM_SYNC_X86_REGS);
-        let (vm, left) = (Arc::new(vm), Left::Nothing);
+        let (vm, left) = (Arc::new(vm), PendingExit::Nothing);
         let admitted = 0;
         Ok(Self { vcpu, vm, created, fresh, tracking, ring, left, xcr0, events, debug, admitted })
     }
@@ -347,13 +347,13 @@ impl Machine {
     #[inline]
     pub(crate) fn settle(&mut self, rip: u64) -> Result<(), KvmError> {
         match self.left {
-            Left::Nothing => Ok(()),
-            Left::Out(at) if at != rip => Ok(()),
-            Left::Out(_) => {
+            PendingExit::Nothing => Ok(()),
+            PendingExit::Out(at) if at != rip => Ok(()),
+            PendingExit::Out(_) => {
                 self.finish().and_then(|done| done.then_some(()).ok_or(KvmError::Unfinished))
             }
             // `revive` comes first.
-            Left::Unfinished | Left::Unknown => Err(KvmError::Unfinished),
+            PendingExit::Unfinished | PendingExit::Unknown => Err(KvmError::Unfinished),
         }
     }
 
@@ -361,7 +361,7 @@ impl Machine {
     /// away what is still to be delivered. Says whether it can be used again; if not, only a new machine
     /// will do. Comes before memory is reset, for what is half done may write there.
     pub(crate) fn revive(&mut self) -> Result<bool, KvmError> {
-        if self.left == Left::Unknown {
+        if self.left == PendingExit::Unknown {
             return Ok(false);
         }
         kvm::call("KVM_SET_MP_STATE", || self.vcpu.set_mp_state(kvm_mp_state::default()))?;
@@ -382,18 +382,18 @@ impl Machine {
     #[cold]
     fn finish(&mut self) -> Result<bool, KvmError> {
         if is(Bug::Exit) {
-            self.left = Left::Nothing;
+            self.left = PendingExit::Nothing;
             return Ok(true);
         }
         // Registers that were set for a call that did not begin.
         self.vcpu.get_kvm_run().kvm_dirty_regs = 0;
-        self.left = Left::Unknown;
+        self.left = PendingExit::Unknown;
         self.vcpu.set_kvm_immediate_exit(1);
         for _ in 0..FINISHING_RUNS {
             match kvm::run(&mut self.vcpu) {
                 // The flag is looked at after the rest was done, and not before.
                 Err(error) if error.errno == EINTR => {
-                    self.left = Left::Nothing;
+                    self.left = PendingExit::Nothing;
                     break;
                 }
                 Err(error) => {
@@ -410,7 +410,7 @@ impl Machine {
             }
         }
         self.vcpu.set_kvm_immediate_exit(0);
-        Ok(self.left == Left::Nothing)
+        Ok(self.left == PendingExit::Nothing)
     }
 
     /// Makes sure that the kick signal interrupts the vCPU on the calling thread, whose number is `thread`. Costs
@@ -440,38 +440,44 @@ impl Machine {
         let (exit, left) = match kvm::run(&mut self.vcpu) {
             Ok(VcpuExit::IoOut(PORT, data)) if data.len() == 4 => {
                 let number = u32::from_ne_bytes([data[0], data[1], data[2], data[3]]);
-                (Exit::Hypercall(number), Left::Out(self.regs().rip))
+                (Exit::Hypercall(number), PendingExit::Out(self.regs().rip))
             }
-            Ok(VcpuExit::Shutdown) => (Exit::Shutdown, Left::Nothing),
-            Ok(VcpuExit::Intr) => (Exit::Interrupted, Left::Nothing),
-            Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) => (Exit::RingFull, Left::Nothing),
+            Ok(VcpuExit::Shutdown) => (Exit::Shutdown, PendingExit::Nothing),
+            Ok(VcpuExit::Intr) => (Exit::Interrupted, PendingExit::Nothing),
+            Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) => {
+                (Exit::RingFull, PendingExit::Nothing)
+            }
             Ok(VcpuExit::IoIn(port, data)) => (
                 Exit::Other(format!("it read {} bytes from port {port:#x}", data.len())),
-                Left::Unfinished,
+                PendingExit::Unfinished,
             ),
             Ok(VcpuExit::IoOut(port, data)) => {
                 let what = format!("it wrote {} bytes to port {port:#x}", data.len());
-                (Exit::Other(what), Left::Unfinished)
+                (Exit::Other(what), PendingExit::Unfinished)
             }
             Ok(VcpuExit::MmioRead(address, _) | VcpuExit::MmioWrite(address, _)) => {
                 let what = format!("it used address {address:#x}, where there is no memory");
-                (Exit::Other(what), Left::Unfinished)
+                (Exit::Other(what), PendingExit::Unfinished)
             }
             Ok(VcpuExit::InternalError) => {
                 let what =
                     "an instruction that this host's KVM cannot emulate (KVM_EXIT_INTERNAL_ERROR)";
-                (Exit::Other(what.into()), Left::Unknown)
+                (Exit::Other(what.into()), PendingExit::Unknown)
             }
-            Ok(other) => (Exit::Other(format!("{other:?}")), Left::Unknown),
-            Err(error) if error.errno == EINTR => (Exit::Interrupted, Left::Nothing),
+            Ok(other) => (Exit::Other(format!("{other:?}")), PendingExit::Unknown),
+            Err(error) if error.errno == EINTR => (Exit::Interrupted, PendingExit::Nothing),
             Err(error) => {
                 // Memory that the host does not provide: the instruction did not happen.
-                self.left = if error.errno == EFAULT { Left::Unfinished } else { Left::Unknown };
+                self.left = if error.errno == EFAULT {
+                    PendingExit::Unfinished
+                } else {
+                    PendingExit::Unknown
+                };
                 return Err(error.into());
             }
         };
         if self.regs().rflags & TRAP != 0 {
-            self.left = Left::Unknown;
+            self.left = PendingExit::Unknown;
             return Ok(match exit {
                 Exit::Hypercall(_) => {
                     Exit::Other("it made a hypercall with its trap flag set".into())

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
-use afresh_pool::{Budget, Held, Pool, PoolStats};
+use afresh_pool::{Budget, MappingCharge, Pool, PoolStats};
 use afresh_rewrite::{
     AnalyzeError, DataSegment, MARK_BYTES, NestedModule, PreparedComponent, Roots, WarmState,
     direct_calls, names, prepare_component,
@@ -46,7 +46,7 @@ pub(crate) struct Inner {
     /// The export that takes fresh entropy for each clone.
     reseed: Option<ComponentExportIndex>,
     /// The share of the process budget that the code holds.
-    _code: Held,
+    _code: MappingCharge,
     program: Program,
     /// The clock's reading when the warm state was taken.
     read: u64,

@@ -311,5 +311,9 @@ pub(crate) fn functions(pre: &InstancePre<Host>) -> Vec<String> {
 /// Names, for an error.
 pub(crate) fn listed(mut names: Vec<String>) -> String {
     names.sort_unstable();
-    if names.is_empty() { "no function at all".to_owned() } else { afresh_rewrite::told(&names) }
+    if names.is_empty() {
+        "no function at all".to_owned()
+    } else {
+        afresh_rewrite::name_list(&names)
+    }
 }

@@ -90,7 +90,7 @@ struct Asker {
 }
 
 /// The known state of a descriptor: its status, and the name of a preopened directory.
-type Seen = Option<(Vec<u8>, Option<Vec<u8>>)>;
+type DescriptorState = Option<(Vec<u8>, Option<Vec<u8>>)>;
 
 impl Asker {
     fn new(mut store: Store<Host>) -> wasmtime::Result<Self> {
@@ -119,7 +119,7 @@ impl Asker {
         Ok(self.ask("fd_fdstat_get", (fd as i32, 0))? != BADF)
     }
 
-    fn see(&mut self, fd: u32) -> wasmtime::Result<Seen> {
+    fn see(&mut self, fd: u32) -> wasmtime::Result<DescriptorState> {
         let number = fd as i32;
         // The padding between the fields of an answer is not written.
         self.memory.write(&mut self.store, 0, &[0; NAME as usize])?;
@@ -211,14 +211,14 @@ fn find(store: Store<Host>, host: &mut Host) -> wasmtime::Result<Option<String>>
 }
 
 impl Asker {
-    fn see_all(&mut self, given: u32) -> wasmtime::Result<Vec<Seen>> {
+    fn see_all(&mut self, given: u32) -> wasmtime::Result<Vec<DescriptorState>> {
         (0..given).map(|fd| self.see(fd)).collect()
     }
 
     /// The differences between `then` and now.
     fn compare(
         &mut self,
-        then: &[Seen],
+        then: &[DescriptorState],
         given: u32,
         directories: u32,
     ) -> wasmtime::Result<Option<String>> {

@@ -93,7 +93,7 @@ impl Default for EngineConfig {
 }
 
 /// Bytes of memory to be had, below which the host is short of it.
-const SHORT: u64 = 1 << 30;
+const MIN_HEADROOM: u64 = 1 << 30;
 
 /// Granularity of timeouts, where the engine's own thread advances the epoch.
 const TICK: Duration = Duration::from_millis(5);
@@ -147,8 +147,8 @@ impl EngineConfig {
     /// can be told: the size of its stack in memory, up to 64 MiB.
     #[must_use]
     pub fn stack_for(mut self, guest: &[u8]) -> Self {
-        const USUAL: u64 = 1 << 20;
-        if let Some(asked) = linear_stack(guest).filter(|asked| *asked > USUAL) {
+        const DEFAULT_STACK: u64 = 1 << 20;
+        if let Some(asked) = linear_stack(guest).filter(|asked| *asked > DEFAULT_STACK) {
             self.stack = self.stack.max(asked.min(MOST_STACK) as usize);
         }
         self
@@ -391,7 +391,7 @@ impl Engine {
     ) -> Result<T, LoadError> {
         self.check_process()?;
         let compiled = compile(self.wasmtime()).map_err(LoadError::compile)?;
-        if host::memory_headroom().is_some_and(|free| free < SHORT) {
+        if host::memory_headroom().is_some_and(|free| free < MIN_HEADROOM) {
             host::trim_heap();
         }
         Ok(compiled)

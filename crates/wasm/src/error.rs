@@ -81,7 +81,7 @@ pub enum LoadError {
     #[error(
         "the guest imports what nobody provides: {}; provide it with `GuestOptions::imports`, let \
          calls of it fail with `GuestOptions::stub_imports`, or take it from another module with `Guest::linked`",
-        afresh_rewrite::told(missing)
+        afresh_rewrite::name_list(missing)
     )]
     Imports {
         /// All of them, with their types.

@@ -9,13 +9,13 @@ pub(crate) enum Ownership<'a> {
     /// Brought back to the warm state when the lease ends.
     Pooled(afresh_pool::Lease<'a, ResetInstance>),
     /// Stays as the lease leaves it.
-    Own(Own<'a>),
+    SessionInstance(SessionInstance<'a>),
 }
 
 /// A session's instance. Notes when its user panics, which may have been in the middle of a call.
-pub(crate) struct Own<'a>(pub(crate) &'a mut ResetInstance);
+pub(crate) struct SessionInstance<'a>(pub(crate) &'a mut ResetInstance);
 
-impl Drop for Own<'_> {
+impl Drop for SessionInstance<'_> {
     fn drop(&mut self) {
         self.0.unwound |= std::thread::panicking();
     }
@@ -26,7 +26,7 @@ impl Ownership<'_> {
     pub(crate) fn discard(self) {
         match self {
             Self::Pooled(lease) => lease.discard(),
-            Self::Own(_) => {}
+            Self::SessionInstance(_) => {}
         }
     }
 }
@@ -38,7 +38,7 @@ impl Deref for Ownership<'_> {
     fn deref(&self) -> &ResetInstance {
         match self {
             Self::Pooled(lease) => lease,
-            Self::Own(own) => own.0,
+            Self::SessionInstance(own) => own.0,
         }
     }
 }
@@ -48,7 +48,7 @@ impl DerefMut for Ownership<'_> {
     fn deref_mut(&mut self) -> &mut ResetInstance {
         match self {
             Self::Pooled(lease) => lease,
-            Self::Own(own) => own.0,
+            Self::SessionInstance(own) => own.0,
         }
     }
 }

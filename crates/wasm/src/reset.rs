@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use afresh_pool::{Budget, Held, Recycle, Recycled};
+use afresh_pool::{Budget, MappingCharge, Recycle, Recycled};
 use afresh_rewrite::{Visible, WarmState, names};
 use afresh_sys::planted::{Bug, is};
 use wasmtime::{
@@ -67,7 +67,7 @@ pub(crate) struct Blueprint {
     /// Resets after which a memory had to be shrunk.
     pub(crate) shrunk: AtomicU64,
     /// The share of the process budget that the code holds.
-    _code: Held,
+    _code: MappingCharge,
 }
 
 /// How the memories that a prepared or baked module defines are found in an instance, by index.

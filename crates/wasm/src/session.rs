@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use afresh_files::{FileDifference, Refused, Tree};
 use afresh_memory::{Features, ImageError, SlotError, Strategy};
-use afresh_pool::{Budget, Held};
+use afresh_pool::{Budget, MappingCharge};
 use afresh_rewrite::{Visible, WarmState, WarmValue, names};
 use afresh_snapshot::{Frozen, Guest};
 use wasmtime::{AsContext, AsContextMut, Global, Instance, RootScope, Table, Val, ValType};
@@ -26,7 +26,7 @@ use crate::lease::Lease;
 use crate::leasing::at_once;
 use crate::linear::{GuestMemory, MemoryPolicy};
 use crate::live::Live;
-use crate::ownership::{Own, Ownership};
+use crate::ownership::{Ownership, SessionInstance};
 use crate::reset::{INSTANCE_MAPPINGS, KEPT_HEAP, ResetInstance, ResetState};
 use crate::scope::forget_exception;
 use crate::state::{functions, missing, val, warm_value};
@@ -110,7 +110,7 @@ pub struct Session {
     instance: ResetInstance,
     places: InstanceLayout,
     /// The share of the process budget that it holds.
-    _mappings: Held,
+    _mappings: MappingCharge,
 }
 
 impl std::fmt::Debug for Session {
@@ -333,7 +333,7 @@ impl Session {
     /// Gives the instance a generation and entropy that no other has.
     fn begin(&mut self) -> Result<(), WarmError> {
         let inner = &*self.warm.inner;
-        let live = Live::Reset(Ownership::Own(Own(&mut self.instance)));
+        let live = Live::Reset(Ownership::SessionInstance(SessionInstance(&mut self.instance)));
         let mut lease = Lease::begin(inner, live, inner.limits);
         at_once(lease.prepare())
     }
@@ -350,7 +350,10 @@ impl Session {
             // No limit would hold any more.
             self.instance.unfinished = true;
         }
-        Lease::resume(&self.warm.inner, Live::Reset(Ownership::Own(Own(&mut self.instance))))
+        Lease::resume(
+            &self.warm.inner,
+            Live::Reset(Ownership::SessionInstance(SessionInstance(&mut self.instance))),
+        )
     }
 
     /// The file tree as it is now, if the guest has one.

@@ -105,7 +105,7 @@ fn load(ctx: &Ctx<'_>) -> rquickjs::Result<Persistent<Object<'static>>> {
 }
 
 /// How an evaluation ended that gave no value.
-enum Ended<'js> {
+enum Failure<'js> {
     /// The program threw something.
     Threw(CaughtError<'js>),
     /// The request, or a value, cannot be carried.
@@ -114,13 +114,13 @@ enum Ended<'js> {
     Waits,
 }
 
-impl From<Failed> for Ended<'_> {
+impl From<Failed> for Failure<'_> {
     fn from(failed: Failed) -> Self {
         Self::Failed(failed)
     }
 }
 
-impl From<minicbor::decode::Error> for Ended<'_> {
+impl From<minicbor::decode::Error> for Failure<'_> {
     fn from(error: minicbor::decode::Error) -> Self {
         Self::Failed(error.into())
     }
@@ -176,7 +176,7 @@ impl Engine {
             while ctx.execute_pending_job() {}
             let carried = value.and_then(|value| {
                 let mut out = Encoder::new(&mut *answer);
-                carry(&ctx, helpers, value, &mut out).map_err(Ended::Failed)
+                carry(&ctx, helpers, value, &mut out).map_err(Failure::Failed)
             });
             if let Err(ended) = carried {
                 if request.get(1) == Some(&4) {
@@ -223,8 +223,8 @@ fn run<'js>(
     helpers: &Rc<Helpers>,
     tools: &mut Vec<String>,
     request: &[u8],
-) -> Result<Value<'js>, Ended<'js>> {
-    let threw = |error: rquickjs::Error| Ended::Threw(CaughtError::from_error(ctx, error));
+) -> Result<Value<'js>, Failure<'js>> {
+    let threw = |error: rquickjs::Error| Failure::Threw(CaughtError::from_error(ctx, error));
     let mut from = Decoder::new(request);
     from.array()?;
     let what = from.u8()?;
@@ -281,11 +281,11 @@ fn place<'js>(ctx: &Ctx<'js>) -> rquickjs::Result<Value<'js>> {
 }
 
 /// What a promise becomes, once nothing is left to be done.
-fn settle<'js>(ctx: &Ctx<'js>, promise: &Promise<'js>) -> Result<Value<'js>, Ended<'js>> {
+fn settle<'js>(ctx: &Ctx<'js>, promise: &Promise<'js>) -> Result<Value<'js>, Failure<'js>> {
     match promise.finish::<Value<'_>>() {
         Ok(value) => Ok(value),
-        Err(rquickjs::Error::WouldBlock) => Err(Ended::Waits),
-        Err(error) => Err(Ended::Threw(CaughtError::from_error(ctx, error))),
+        Err(rquickjs::Error::WouldBlock) => Err(Failure::Waits),
+        Err(error) => Err(Failure::Threw(CaughtError::from_error(ctx, error))),
     }
 }
 
@@ -295,8 +295,8 @@ fn define<'js>(
     helpers: &Rc<Helpers>,
     tools: &mut Vec<String>,
     from: &mut Decoder<'_>,
-) -> Result<(), Ended<'js>> {
-    let threw = |error: rquickjs::Error| Ended::Threw(CaughtError::from_error(ctx, error));
+) -> Result<(), Failure<'js>> {
+    let threw = |error: rquickjs::Error| Failure::Threw(CaughtError::from_error(ctx, error));
     let count = from.array()?.unwrap_or_default() as usize;
     let mut same = count == tools.len();
     let mut names = Vec::new();
@@ -322,7 +322,7 @@ fn define<'js>(
 fn write_error<'js>(
     ctx: &Ctx<'js>,
     helpers: &Helpers,
-    ended: Ended<'js>,
+    ended: Failure<'js>,
     out: &mut Encoder<&mut Vec<u8>>,
 ) -> Result<(), Failed> {
     out.array(5)?.u8(1)?;
@@ -332,17 +332,17 @@ fn write_error<'js>(
             Ok(())
         };
     match ended {
-        Ended::Waits => {
+        Failure::Waits => {
             let why = "the program waits for a promise that nothing settles any more";
             plain("DeadlockError", why, out)
         }
-        Ended::Failed(Failed(why)) => plain("MarshalError", &why, out),
-        Ended::Threw(CaughtError::Error(error)) => plain("InternalError", &error.to_string(), out),
-        Ended::Threw(CaughtError::Value(value)) => {
+        Failure::Failed(Failed(why)) => plain("MarshalError", &why, out),
+        Failure::Threw(CaughtError::Error(error)) => plain("InternalError", &error.to_string(), out),
+        Failure::Threw(CaughtError::Value(value)) => {
             let shown = helpers.show(ctx, value)?;
             plain("Error", &shown, out)
         }
-        Ended::Threw(CaughtError::Exception(exception)) => {
+        Failure::Threw(CaughtError::Exception(exception)) => {
             let object = exception.as_object();
             // Whatever the program made of them.
             let text = |key: &str| {

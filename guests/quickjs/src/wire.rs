@@ -11,7 +11,7 @@
 //! | other objects | maps of their own properties |
 //! | functions, symbols, promises, errors | tag 39 and `[kind, text]`: only named, never carried |
 //!
-//! Nothing deeper than [`DEEPEST`] is carried, so that a cycle ends.
+//! Nothing deeper than [`MAX_DEPTH`] is carried, so that a cycle ends.
 
 use minicbor::data::{Tag, Type as Item};
 use minicbor::{Decoder, Encoder};
@@ -21,7 +21,7 @@ use rquickjs::{
 };
 
 /// How deep a value may be nested.
-const DEEPEST: usize = 128;
+const MAX_DEPTH: usize = 128;
 /// A date and time as text, in local time where it names no zone.
 const TIMESTAMP: Tag = Tag::new(0);
 const DATE: Tag = Tag::new(1);
@@ -105,9 +105,9 @@ impl Helpers {
         out: &mut Encoder<&mut Vec<u8>>,
         depth: usize,
     ) -> Result<()> {
-        if depth > DEEPEST {
+        if depth > MAX_DEPTH {
             return Err(Failed(format!(
-                "it is nested deeper than {DEEPEST} levels, or refers to itself"
+                "it is nested deeper than {MAX_DEPTH} levels, or refers to itself"
             )));
         }
         match value.type_of() {
@@ -237,8 +237,8 @@ impl Helpers {
         from: &mut Decoder<'_>,
         depth: usize,
     ) -> Result<Value<'js>> {
-        if depth > DEEPEST {
-            return Err(Failed(format!("it is nested deeper than {DEEPEST} levels")));
+        if depth > MAX_DEPTH {
+            return Err(Failed(format!("it is nested deeper than {MAX_DEPTH} levels")));
         }
         Ok(match from.datatype()? {
             Item::Undefined => {

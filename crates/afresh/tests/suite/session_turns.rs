@@ -74,7 +74,7 @@ fn open(reference: &Reference) -> Guest {
 
 /// All that can be seen of a session.
 #[derive(Clone, PartialEq, Debug)]
-struct Seen {
+struct SessionState {
     bytes: Vec<u8>,
     second: Vec<i64>,
     global: i64,
@@ -84,7 +84,7 @@ struct Seen {
 }
 
 /// Looks at a fork, since looking leaves traces.
-fn look(session: &mut Session) -> Seen {
+fn look(session: &mut Session) -> SessionState {
     let session = &mut session.fork(1).unwrap()[0];
     let size = val(session, "size", &[]).unwrap() as usize;
     let mut bytes = vec![0; size * WASM_PAGE];
@@ -113,7 +113,7 @@ fn look(session: &mut Session) -> Seen {
     });
     let files = files.collect();
     let dropped = val(session, "init", &ints([1000])).is_err();
-    Seen { bytes, second, global, table, dropped, files }
+    SessionState { bytes, second, global, table, dropped, files }
 }
 
 /// Changes something.
@@ -161,7 +161,7 @@ fn remote(dir: &Path, name: &str) -> Reference {
 const ELSEWHERE: &str = "AFRESH_TEST_OPEN_ELSEWHERE";
 
 /// What another process sees, in short.
-fn digest(seen: &Seen) -> String {
+fn digest(seen: &SessionState) -> String {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
     format!("{seen:?}").hash(&mut hasher);

@@ -15,7 +15,7 @@ pub(super) struct Case {
 }
 
 /// Pages in 16 MiB.
-const SMALL: usize = 4096;
+const SMALL_PAGES: usize = 4096;
 /// Pages in 256 MiB.
 const LARGE: usize = 65536;
 
@@ -25,10 +25,10 @@ impl Case {
         let all = |pages: usize| (0..pages as u32).collect::<Vec<_>>();
         let case = |name, pages, touches, write| Case { name, pages, touches, write };
         vec![
-            case("16MiB/seq", SMALL, all(SMALL), true),
-            case("16MiB/random", SMALL, shuffled(all(SMALL)), true),
-            case("16MiB/read", SMALL, all(SMALL), false),
-            case("16MiB/sparse64", SMALL, sparse(SMALL, 64), true),
+            case("16MiB/seq", SMALL_PAGES, all(SMALL_PAGES), true),
+            case("16MiB/random", SMALL_PAGES, shuffled(all(SMALL_PAGES)), true),
+            case("16MiB/read", SMALL_PAGES, all(SMALL_PAGES), false),
+            case("16MiB/sparse64", SMALL_PAGES, sparse(SMALL_PAGES, 64), true),
             case("256MiB/seq", LARGE, all(LARGE), true),
             case("256MiB/first1000", LARGE, all(1000), true),
         ]

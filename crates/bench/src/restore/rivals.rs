@@ -18,7 +18,7 @@ const WINDOW: usize = 64;
 
 /// A way to restore that takes part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Rival {
     /// A private mapping that stays. What all others are held against.
     Mmap,
     /// The same, with every page faulted in first.
@@ -33,7 +33,7 @@ pub enum Way {
     Pager(FillStrategy),
 }
 
-impl Way {
+impl Rival {
     /// All of them, the first for comparison.
     pub fn all() -> Vec<Self> {
         let rivals =
@@ -144,9 +144,9 @@ struct Filler {
 }
 
 impl OnDemand {
-    fn start(target: &Arc<Reservation>, source: &dyn PageSource, way: Way) -> Result<Self> {
+    fn start(target: &Arc<Reservation>, source: &dyn PageSource, way: Rival) -> Result<Self> {
         let all = PageRange::new(0, target.pages());
-        let (view, interest) = if way == Way::UffdContinue {
+        let (view, interest) = if way == Rival::UffdContinue {
             let file = source.held().context("the source is not in memory")?;
             target.map_file(all, Protection::ReadWrite, file.as_fd(), 0)?;
             (None, Interest::MINOR)

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::Options;
 use super::corpus::{Scratch, evict, held, shuffled, word, write_file, write_set};
 use super::report::{Delays, Line, Sample};
-use super::rivals::Way;
+use super::rivals::Rival;
 use crate::Sink;
 use crate::row::quantile;
 
@@ -52,10 +52,10 @@ const CASES: [Case; 7] = [
 
 /// Whether a way takes part in a case: those that read everything first say nothing about a
 /// working set from a cold cache, and what is held in memory has no cold cache and no folio size.
-fn takes_part(way: Way, case: &Case) -> bool {
+fn takes_part(way: Rival, case: &Case) -> bool {
     match way {
-        Way::Pager(FillStrategy::WorkingSet) => case.order == Order::Set,
-        Way::Pager(FillStrategy::Read) | Way::ReadSmall | Way::MmapPopulate => !case.cold,
+        Rival::Pager(FillStrategy::WorkingSet) => case.order == Order::Set,
+        Rival::Pager(FillStrategy::Read) | Rival::ReadSmall | Rival::MmapPopulate => !case.cold,
         _ => !(way.holds() && (case.cold || case.large)),
     }
 }
@@ -112,12 +112,12 @@ impl Corpus {
         Ok(File::open(self.scratch.path().join(if case.large { "large" } else { "small" }))?)
     }
 
-    fn source(&self, way: Way, case: &Case) -> Result<Arc<dyn PageSource>> {
+    fn source(&self, way: Rival, case: &Case) -> Result<Arc<dyn PageSource>> {
         if way.holds() {
             return Ok(Arc::new(MemfdSource::new(self.held.clone(), self.pages)));
         }
         let source = FileSource::new(self.file(case)?)?;
-        if way == Way::Pager(FillStrategy::WorkingSet) {
+        if way == Rival::Pager(FillStrategy::WorkingSet) {
             let file = File::open(self.scratch.path().join("set"))?;
             return Ok(Arc::new(source.with_working_set(self.set.clone(), file)));
         }
@@ -153,7 +153,7 @@ fn touch(memory: *mut u8, page: u32, write: bool) -> bool {
 fn once(
     corpus: &Corpus,
     case: &Case,
-    way: Way,
+    way: Rival,
     mut each: impl FnMut(usize, Instant),
 ) -> Result<Sample> {
     if case.cold {
@@ -192,7 +192,7 @@ fn once(
 }
 
 /// The delay of every touch, in a run of its own since the clock costs time.
-fn delays(corpus: &Corpus, case: &Case, way: Way) -> Result<Delays> {
+fn delays(corpus: &Corpus, case: &Case, way: Rival) -> Result<Delays> {
     let mut times = vec![0.0; corpus.order(case).len()];
     let mut last = 0.0;
     once(corpus, case, way, |n, start| {
@@ -208,19 +208,19 @@ fn delays(corpus: &Corpus, case: &Case, way: Way) -> Result<Delays> {
 
 pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
     let corpus = Corpus::new(options)?;
-    let wanted = |case: &Case, way: Way| {
+    let wanted = |case: &Case, way: Rival| {
         let met =
             |part: &String| case.name.contains(part.as_str()) || way.name().contains(part.as_str());
         options.filter.as_ref().is_none_or(met)
-            && way != Way::Mmap
+            && way != Rival::Mmap
             && (options.ways.is_empty() || options.ways.contains(&way))
     };
     for case in &CASES {
         if options.quick && case.order == Order::Sequential && case.write {
             continue;
         }
-        let mut ways = vec![Way::Mmap];
-        let all = Way::all().into_iter();
+        let mut ways = vec![Rival::Mmap];
+        let all = Rival::all().into_iter();
         ways.extend(all.filter(|way| wanted(case, *way) && takes_part(*way, case)));
         if ways.len() == 1 {
             continue;

@@ -14,7 +14,7 @@ use anyhow::{Context, ensure};
 use serde_json::json;
 
 use super::sandboxes::{KEY, Sandboxes};
-use super::server::{Connection, LONG, Server};
+use super::server::{Connection, REQUEST_TIMEOUT, Server};
 use super::{Files, TABLE};
 use crate::row::{Options, Sink, summarise};
 
@@ -46,7 +46,7 @@ fn start(command: &mut Command, addr: SocketAddr) -> anyhow::Result<Engine> {
     let begun = Instant::now();
     while TcpStream::connect(addr).is_err() {
         ensure!(engine.0.try_wait()?.is_none(), "{what} ended");
-        ensure!(begun.elapsed() < LONG, "{what} takes no connections");
+        ensure!(begun.elapsed() < REQUEST_TIMEOUT, "{what} takes no connections");
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(engine)

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Longest that anything may take.
-pub(super) const LONG: Duration = Duration::from_secs(60);
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server in a process of its own.
 pub(super) struct Server {
@@ -76,7 +76,7 @@ impl Server {
         let begun = Instant::now();
         while TcpStream::connect(addr).is_err() {
             ensure!(this.child.try_wait()?.is_none(), "wasmtime serve ended");
-            ensure!(begun.elapsed() < LONG, "wasmtime serve takes no connections");
+            ensure!(begun.elapsed() < REQUEST_TIMEOUT, "wasmtime serve takes no connections");
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(this)
@@ -101,7 +101,7 @@ impl Connection {
     pub(super) fn to(addr: SocketAddr) -> anyhow::Result<Self> {
         let stream = TcpStream::connect(addr)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(LONG))?;
+        stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
         Ok(Self { stream: BufReader::new(stream) })
     }
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::apart::Namespace;
-use crate::servers::{LONG, Nats, Place, Proxy, with_us};
+use crate::servers::{Nats, Place, Proxy, TEST_TIMEOUT, with_us};
 
 /// The lease of the tests: short, so that they need not wait for long.
 pub(crate) const LEASE: &str = "2s";
@@ -149,7 +149,7 @@ impl Host {
     }
 
     pub(crate) fn wait(&mut self) {
-        let deadline = Instant::now() + LONG;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         while self.child.try_wait().unwrap().is_none() {
             assert!(Instant::now() < deadline, "the host does not end");
             std::thread::sleep(Duration::from_millis(20));
@@ -294,7 +294,7 @@ impl Fleet {
 
 /// Waits, but not for ever.
 pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LONG;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while !done() {
         assert!(Instant::now() < deadline, "in vain: {what}");
         std::thread::sleep(Duration::from_millis(50));
@@ -320,8 +320,8 @@ fn exchange_with_head(
     headers: &str,
     body: &[u8],
 ) -> Option<(u16, String, String)> {
-    let mut stream = TcpStream::connect_timeout(&addr, LONG).ok()?;
-    stream.set_read_timeout(Some(LONG)).unwrap();
+    let mut stream = TcpStream::connect_timeout(&addr, TEST_TIMEOUT).ok()?;
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     let head = format!(
         "{method} {path} HTTP/1.1\r\nHost: test\r\n{headers}Content-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()

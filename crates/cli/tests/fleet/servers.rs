@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use super::listening::listens;
 
 /// Far longer than anything takes on a busy host.
-pub(crate) const LONG: Duration = Duration::from_secs(120);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Has a program end with this test, however that ends.
 pub(crate) fn with_us(command: &mut Command) -> &mut Command {
@@ -96,7 +96,7 @@ impl Nats {
     fn start_with(cluster: Vec<String>) -> Option<Self> {
         let (dir, address) = (tempfile::tempdir().unwrap(), free());
         let mut child = Self::spawn(address, dir.path(), &cluster);
-        let started = listens(&mut child, address, LONG);
+        let started = listens(&mut child, address, TEST_TIMEOUT);
         let server = Self { child, address, dir, cluster };
         started.then_some(server)
     }
@@ -122,7 +122,7 @@ impl Nats {
     /// Starts it again with what it had written.
     pub(crate) fn start_again(&mut self) {
         self.child = Self::spawn(self.address, self.dir.path(), &self.cluster);
-        assert!(listens(&mut self.child, self.address, LONG));
+        assert!(listens(&mut self.child, self.address, TEST_TIMEOUT));
     }
 }
 
@@ -162,7 +162,7 @@ impl Place {
                 .stdout(Stdio::null())
                 .stderr(fs::File::create(dir.path().join("stderr")).unwrap());
             let mut child = with_us(&mut command).spawn().unwrap();
-            if listens(&mut child, address, LONG) {
+            if listens(&mut child, address, TEST_TIMEOUT) {
                 return Self { child: Some(child), address: Some(address), dir };
             }
         }

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use super::listener::Listener;
-use super::process::PATIENCE;
+use super::process::STUB_TIMEOUT;
 use super::write_tracker::WriteTracker;
 use super::{PlatformError, stub};
 
@@ -23,7 +23,7 @@ pub(super) struct Attached {
 
 impl Attached {
     pub(super) fn fetch(pidfd: &OwnedFd, tracked: bool) -> Result<Self, PlatformError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + STUB_TIMEOUT;
         // The process opens the userfaultfd, if any, and then the listener.
         let (uffd, listener) = if tracked { (0, 1) } else { (-1, 0) };
         let mut looks = 0;

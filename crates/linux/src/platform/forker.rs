@@ -23,7 +23,7 @@ use rustix::process::{
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 use super::control::Control;
-use super::process::PATIENCE;
+use super::process::STUB_TIMEOUT;
 use super::{PlatformError, boot, stub};
 
 /// A process that was forked for us. It is our child, though another made it.
@@ -107,7 +107,7 @@ pub(super) fn ends() -> io::Result<(OwnedFd, OwnedFd)> {
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     // It may have been stopped from outside.
-    set_socket_timeout(&ours, Timeout::Recv, Some(PATIENCE))?;
+    set_socket_timeout(&ours, Timeout::Recv, Some(STUB_TIMEOUT))?;
     Ok((ours, theirs))
 }
 

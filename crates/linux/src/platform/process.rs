@@ -32,7 +32,7 @@ const MOURNING: Duration = Duration::from_millis(100);
 /// Bytes of the instruction that calls.
 const CALL_LEN: u64 = 2;
 /// How long the stub may take for its orders, and a new process to start.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const STUB_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The signal that takes the processor from a guest's thread.
 pub(super) const INTERRUPT: i32 = libc::SIGURG;
@@ -201,7 +201,7 @@ impl Process {
         // Its calls are answered here: across two processors each would cost ten times as much.
         process.follow();
         let first = Expected { receipt: boot::BOOT_RECEIPT, frame: stub::ORDERS_LEN };
-        process.question(first, Instant::now() + PATIENCE).map_err(|error| match error {
+        process.question(first, Instant::now() + STUB_TIMEOUT).map_err(|error| match error {
             PlatformError::Kernel { error, .. } => unprepared(error),
             error => error,
         })?;
@@ -370,7 +370,7 @@ impl Process {
         orders: &StubCommands,
         then: Continuation,
     ) -> Result<(), PlatformError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + STUB_TIMEOUT;
         let pieces = orders.pieces();
         for (index, piece) in pieces.iter().enumerate() {
             let then = if index + 1 == pieces.len() { then } else { Continuation::Ask };

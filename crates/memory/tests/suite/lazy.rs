@@ -242,10 +242,10 @@ fn touching_a_page_that_never_comes_raises_sigsegv() {
 
 /// A guest adapter's tracker that says of every page that it was written.
 #[derive(Default)]
-struct Own(Vec<PageRange>);
+struct PageRanges(Vec<PageRange>);
 
 // SAFETY: says of every watched page that it was written, and protects none.
-unsafe impl Tracker for Own {
+unsafe impl Tracker for PageRanges {
     fn kind(&self) -> TrackerKind {
         TrackerKind::Other("own")
     }
@@ -271,7 +271,7 @@ unsafe impl Tracker for Own {
 
 fn own_slot(image: &Image, features: Option<Features>) -> Slot {
     let config = SlotConfig { features, ..SlotConfig::default() };
-    Slot::with_tracker(image, config, |_, _| Ok(Box::<Own>::default())).unwrap()
+    Slot::with_tracker(image, config, |_, _| Ok(Box::<PageRanges>::default())).unwrap()
 }
 
 /// Has the kernel read a byte of the slot, as KVM would.

@@ -10,7 +10,7 @@ use afresh_memory::{ImageBuilder, PAGE_SIZE, Slot, SlotConfig, Strategy, Tracker
 use afresh_sys::alone;
 use afresh_sys::planted::{Bug, must_be_caught};
 
-use super::staged::{self, BLOCK, Gate, SMALL};
+use super::staged::{self, BLOCK, FIRST_PAGES, Gate};
 
 const KSM: &str = "/sys/kernel/mm/ksm";
 const PAGES: usize = 16;
@@ -131,16 +131,16 @@ fn a_huge_page_taken_from_a_stock_at_a_second_growth_is_not_merged() {
     merged("merging::a_huge_page_taken_from_a_stock_at_a_second_growth_is_not_merged", || {
         let gate = Gate::new(2);
         let Some(mut slot) = staged::slot(&gate, 2) else { return };
-        let end = SMALL + 2 * BLOCK;
+        let end = FIRST_PAGES + 2 * BLOCK;
         gate.open.store(false, Ordering::Relaxed);
         slot.grow(end).unwrap();
-        write_and_reset(&mut slot, SMALL..end);
+        write_and_reset(&mut slot, FIRST_PAGES..end);
         gate.open.store(true, Ordering::Relaxed);
         slot.grow(end).unwrap();
-        fill_and_shed(&mut slot, SMALL..end);
+        fill_and_shed(&mut slot, FIRST_PAGES..end);
         wait_for_merging();
         // One noticed write would open all of a huge page.
-        write_and_reset(&mut slot, SMALL + 7..SMALL + 8);
+        write_and_reset(&mut slot, FIRST_PAGES + 7..FIRST_PAGES + 8);
     });
 }
 
@@ -149,13 +149,13 @@ fn memory_mapped_again_after_a_sparse_growth_is_not_merged() {
     merged("merging::memory_mapped_again_after_a_sparse_growth_is_not_merged", || {
         let gate = Gate::new(2);
         let Some(mut slot) = staged::slot(&gate, 2) else { return };
-        let end = SMALL + 2 * BLOCK;
+        let end = FIRST_PAGES + 2 * BLOCK;
         slot.grow(end).unwrap();
-        write_and_reset(&mut slot, SMALL..SMALL + 1);
+        write_and_reset(&mut slot, FIRST_PAGES..FIRST_PAGES + 1);
         slot.grow(end).unwrap();
-        fill_and_shed(&mut slot, SMALL..end);
+        fill_and_shed(&mut slot, FIRST_PAGES..end);
         wait_for_merging();
-        write_and_reset(&mut slot, SMALL..end);
+        write_and_reset(&mut slot, FIRST_PAGES..end);
     });
 }
 

@@ -15,7 +15,7 @@ use afresh_sys::{inject, usage};
 /// Pages of a block.
 pub(super) const BLOCK: usize = 512;
 /// Pages that a slot has before it grows.
-pub(super) const SMALL: usize = 16;
+pub(super) const FIRST_PAGES: usize = 16;
 
 /// A stage that can be shut, and counts what became of its memory.
 #[derive(Debug)]
@@ -63,11 +63,11 @@ unsafe impl ZeroPageSource for Gate {
 /// A slot that can grow by `blocks`, or `None` where no tracker here watches blocks.
 pub(super) fn slot(gate: &Arc<Gate>, blocks: usize) -> Option<Slot> {
     let config = SlotConfig {
-        capacity: Some(SMALL + blocks * BLOCK),
+        capacity: Some(FIRST_PAGES + blocks * BLOCK),
         stock: Some(gate.clone()),
         ..SlotConfig::default()
     };
-    let slot = Slot::new(&Image::zero(SMALL), config).unwrap();
+    let slot = Slot::new(&Image::zero(FIRST_PAGES), config).unwrap();
     if slot.choice().strategy == Strategy::WriteSet(Some(TrackerKind::UffdSigbus)) {
         return Some(slot);
     }
@@ -114,14 +114,14 @@ fn faults(run: impl FnOnce()) -> u64 {
 fn growth_from_a_stock_costs_a_fault_a_block_and_none_from_then_on() {
     let gate = Gate::new(4);
     let Some(mut slot) = slot(&gate, 4) else { return };
-    let end = SMALL + 4 * BLOCK;
+    let end = FIRST_PAGES + 4 * BLOCK;
     for run in 0..40 {
         slot.grow(end).unwrap();
-        let taken = faults(|| write(&slot, SMALL..end));
+        let taken = faults(|| write(&slot, FIRST_PAGES..end));
         assert!(taken <= if run == 0 { 16 } else { 0 }, "{taken} faults in run {run}");
         slot.reset().unwrap();
         assert_eq!(slot.verify().unwrap(), []);
-        assert_eq!(slot.end(), SMALL);
+        assert_eq!(slot.end(), FIRST_PAGES);
     }
     assert_eq!(gate.report_use(), (4 * BLOCK, 0));
 }
@@ -130,10 +130,10 @@ fn growth_from_a_stock_costs_a_fault_a_block_and_none_from_then_on() {
 fn a_sparse_growth_gives_its_memory_back_at_the_first_reset() {
     let gate = Gate::new(4);
     let Some(mut slot) = slot(&gate, 4) else { return };
-    let end = SMALL + 4 * BLOCK;
+    let end = FIRST_PAGES + 4 * BLOCK;
     for _ in 0..3 {
         slot.grow(end).unwrap();
-        write(&slot, [SMALL, SMALL + 700, SMALL + 701].into_iter());
+        write(&slot, [FIRST_PAGES, FIRST_PAGES + 700, FIRST_PAGES + 701].into_iter());
         slot.reset().unwrap();
         // Three pages, and the one that was opened ahead of a run of two.
         assert!(held_kib(&slot) <= 4 * 4, "{} KiB", held_kib(&slot));
@@ -147,15 +147,15 @@ fn a_sparse_growth_gives_its_memory_back_at_the_first_reset() {
 fn dense_blocks_that_the_stock_could_not_serve_are_served_when_it_can() {
     let gate = Gate::new(2);
     let Some(mut slot) = slot(&gate, 2) else { return };
-    let end = SMALL + 2 * BLOCK;
+    let end = FIRST_PAGES + 2 * BLOCK;
     gate.open.store(false, Ordering::Relaxed);
     slot.grow(end).unwrap();
-    write(&slot, SMALL..end);
+    write(&slot, FIRST_PAGES..end);
     slot.reset().unwrap();
     gate.open.store(true, Ordering::Relaxed);
     for _ in 0..3 {
         slot.grow(end).unwrap();
-        write(&slot, SMALL..end);
+        write(&slot, FIRST_PAGES..end);
         slot.reset().unwrap();
         assert_eq!(slot.verify().unwrap(), []);
     }
@@ -190,14 +190,14 @@ fn whichever_system_call_fails_a_slot_with_a_stock_is_right_or_refuses() {
         let plan = inject::Plan { call: None, after, times: 1, errno: libc::ENOMEM };
         let (slot, fired) = inject::with(plan, || {
             let config = SlotConfig {
-                capacity: Some(SMALL + 2 * BLOCK),
+                capacity: Some(FIRST_PAGES + 2 * BLOCK),
                 stock: Some(gate.clone()),
                 ..SlotConfig::default()
             };
-            let mut slot = Slot::new(&Image::zero(SMALL), config).ok()?;
+            let mut slot = Slot::new(&Image::zero(FIRST_PAGES), config).ok()?;
             for dense in [BLOCK, 3] {
-                if slot.grow(SMALL + 2 * BLOCK).is_ok() {
-                    let _ = slot.write(SMALL * PAGE_SIZE, &vec![9; dense * PAGE_SIZE]);
+                if slot.grow(FIRST_PAGES + 2 * BLOCK).is_ok() {
+                    let _ = slot.write(FIRST_PAGES * PAGE_SIZE, &vec![9; dense * PAGE_SIZE]);
                 }
                 let _ = slot.reset();
             }

@@ -43,10 +43,10 @@ impl Filler for Gated {
     }
 }
 
-struct Own;
+struct TenantSource;
 
 // SAFETY: says of every watched page that it was written, and protects none.
-unsafe impl Tracker for Own {
+unsafe impl Tracker for TenantSource {
     fn kind(&self) -> TrackerKind {
         TrackerKind::Other("own")
     }
@@ -69,7 +69,7 @@ unsafe impl Tracker for Own {
 }
 
 fn slot(image: &Image) -> Slot {
-    Slot::with_tracker(image, SlotConfig::default(), |_, _| Ok(Box::new(Own))).unwrap()
+    Slot::with_tracker(image, SlotConfig::default(), |_, _| Ok(Box::new(TenantSource))).unwrap()
 }
 
 /// A byte of a page, as a guest would read it.

@@ -59,16 +59,17 @@ fn has_userfaultfd() -> bool {
 
 /// The ways to restore that read the source while the guest runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Interruption {
     Slots,
     Stream,
     MapDetach,
 }
 
-const WAYS: [Way; 3] = [Way::Slots, Way::Stream, Way::MapDetach];
+const WAYS: [Interruption; 3] =
+    [Interruption::Slots, Interruption::Stream, Interruption::MapDetach];
 
 /// Those that a snapshot allows: what is compressed cannot be mapped.
-fn ways(snapshot: &Snapshot) -> &'static [Way] {
+fn ways(snapshot: &Snapshot) -> &'static [Interruption] {
     if snapshot.layers()[0].encoding() == Encoding::Raw { &WAYS } else { &WAYS[..2] }
 }
 
@@ -80,23 +81,23 @@ enum Running {
 
 impl Running {
     /// Begins one; without a background, only what is touched is fetched.
-    fn start(way: Way, snapshot: Snapshot, background: bool) -> Self {
+    fn start(way: Interruption, snapshot: Snapshot, background: bool) -> Self {
         let mut options = Options::default();
         if !background {
             options.background = false;
         }
-        if way == Way::Slots {
+        if way == Interruption::Slots {
             let image = LazyImage::start(Arc::new(SnapshotSource::new(snapshot)), &options);
             let image = image.unwrap();
             let slot = Slot::new(image.image(), SlotConfig::default()).unwrap();
             return Self::Slots(image, Box::new(slot));
         }
         let source = match way {
-            Way::MapDetach => SnapshotSource::checked(snapshot).unwrap(),
+            Interruption::MapDetach => SnapshotSource::checked(snapshot).unwrap(),
             _ => SnapshotSource::new(snapshot),
         };
         options.strategy = Some(match way {
-            Way::MapDetach => FillStrategy::MapDetach,
+            Interruption::MapDetach => FillStrategy::MapDetach,
             _ => FillStrategy::Stream,
         });
         let memory = Arc::new(Reservation::aligned(PAGES, 2 << 20).unwrap());
@@ -300,7 +301,7 @@ fn a_source_cut_short_or_overwritten_under_a_restore_is_an_error_that_says_so() 
             save(&store, 1, Encoding::Raw);
             let (file, snapshot) = (layer(&store), store.load("a").unwrap());
             let mut options = Options { background: false, ..Options::default() };
-            if way == Way::Slots {
+            if way == Interruption::Slots {
                 let source = Arc::new(SnapshotSource::new(snapshot));
                 let image = LazyImage::start(source, &options).unwrap();
                 let slot = Slot::new(image.image(), SlotConfig::default()).unwrap();
@@ -316,7 +317,7 @@ fn a_source_cut_short_or_overwritten_under_a_restore_is_an_error_that_says_so() 
                 let range = PageRange::new(0, PAGES);
                 Restore::start(memory.clone(), range, Arc::new(source), options).unwrap()
             };
-            let restore = if way == Way::MapDetach {
+            let restore = if way == Interruption::MapDetach {
                 // Between the check and the restore, so that the pager meets it for certain.
                 let source = SnapshotSource::checked(snapshot).unwrap();
                 harm.befall(&file);

@@ -81,10 +81,10 @@ impl PageSource for Slow {
 
 /// A guest adapter's tracker that says of every page that it was written.
 #[derive(Default)]
-struct Own(Vec<PageRange>);
+struct PageRanges(Vec<PageRange>);
 
 // SAFETY: says of every watched page that it was written, and protects none.
-unsafe impl Tracker for Own {
+unsafe impl Tracker for PageRanges {
     fn kind(&self) -> TrackerKind {
         TrackerKind::Other("own")
     }
@@ -133,7 +133,7 @@ impl Kind {
         match self {
             Kind::Thread => Slot::new(image, SlotConfig::default()).unwrap(),
             Kind::Kernel => {
-                let own = |_, _| Ok(Box::<Own>::default() as Box<dyn Tracker>);
+                let own = |_, _| Ok(Box::<PageRanges>::default() as Box<dyn Tracker>);
                 Slot::with_tracker(image, SlotConfig::default(), own).unwrap()
             }
         }

@@ -12,11 +12,11 @@ use crate::common::random::Random;
 use crate::common::{engine, wat};
 
 /// What the host was told, and by what memory.
-type Told = Vec<(i32, Option<usize>)>;
+type Calls = Vec<(i32, Option<usize>)>;
 
-fn linker(engine: &Engine) -> Linker<Told> {
+fn linker(engine: &Engine) -> Linker<Calls> {
     let mut linker = Linker::new(engine);
-    let told = |mut caller: Caller<'_, Told>, number: i32| {
+    let told = |mut caller: Caller<'_, Calls>, number: i32| {
         let memory = caller.get_export("memory").and_then(Extern::into_memory);
         let byte = memory.map(|memory| usize::from(memory.data(&caller)[0]));
         caller.data_mut().push((number, byte));
@@ -26,16 +26,16 @@ fn linker(engine: &Engine) -> Linker<Told> {
     linker
 }
 
-struct Made {
-    store: Store<Told>,
+struct LinkedModule {
+    store: Store<Calls>,
     instance: Instance,
 }
 
-impl Made {
+impl LinkedModule {
     /// As wasmtime links them: each an instance of its own.
     fn apart(engine: &Engine, modules: &[(&str, Vec<u8>)]) -> wasmtime::Result<Self> {
         let mut linker = linker(engine);
-        let mut store = Store::new(engine, Told::default());
+        let mut store = Store::new(engine, Calls::default());
         let (last, others) = modules.split_last().unwrap();
         for (name, wasm) in others {
             linker.module(&mut store, name, &Module::new(engine, wasm)?)?;
@@ -45,7 +45,7 @@ impl Made {
     }
 
     fn together(engine: &Engine, modules: &[(&str, Vec<u8>)]) -> wasmtime::Result<Self> {
-        let mut store = Store::new(engine, Told::default());
+        let mut store = Store::new(engine, Calls::default());
         let module = Module::new(engine, linked(modules).map_err(wasmtime::Error::new)?)?;
         let instance = linker(engine).instantiate(&mut store, &module)?;
         Ok(Self { store, instance })
@@ -72,11 +72,11 @@ fn texts<'a>(modules: &[(&'a str, &str)]) -> Vec<(&'a str, Vec<u8>)> {
 }
 
 /// Makes both, and calls both alike.
-fn alike(modules: &[(&str, &str)], calls: &[(&str, &[i32])]) -> Made {
+fn alike(modules: &[(&str, &str)], calls: &[(&str, &[i32])]) -> LinkedModule {
     let engine = Engine::default();
     let modules = texts(modules);
-    let mut apart = Made::apart(&engine, &modules).unwrap();
-    let mut together = Made::together(&engine, &modules).unwrap();
+    let mut apart = LinkedModule::apart(&engine, &modules).unwrap();
+    let mut together = LinkedModule::together(&engine, &modules).unwrap();
     assert_eq!(apart.store.data(), together.store.data(), "what was told as they were made");
     for (name, arguments) in calls {
         assert_eq!(
@@ -176,7 +176,7 @@ fn a_linked_module_does_what_instances_that_import_from_one_another_do() {
     alike(&pair, &calls);
     // The library's host function finds the memory, though the program exports none.
     let engine = Engine::default();
-    let mut together = Made::together(&engine, &texts(&pair)).unwrap();
+    let mut together = LinkedModule::together(&engine, &texts(&pair)).unwrap();
     assert_eq!(together.call("tell", &[]).unwrap(), [20]);
     assert_eq!(*together.store.data(), [(5, Some(5)), (10, Some(5))]);
     let analysis = analyze(&linked(&texts(&pair)).unwrap(), &Roots::AllExports).unwrap();
@@ -380,7 +380,7 @@ fn random_module(random: &mut Random, available: Option<Vec<u8>>) -> Option<Vec<
 }
 
 /// What there is to see of an instance.
-fn seen(made: &mut Made) -> Vec<String> {
+fn seen(made: &mut LinkedModule) -> Vec<String> {
     let names: Vec<String> =
         made.instance.exports(&mut made.store).map(|export| export.name().to_owned()).collect();
     let mut all = Vec::new();
@@ -422,8 +422,8 @@ fn random_modules_do_linked_what_they_do_apart() {
         let Some(library) = random_module(&mut random, None) else { continue };
         let Some(program) = random_module(&mut random, Some(offered(&library))) else { continue };
         let modules = [("library", library), ("program", program)];
-        let apart = Made::apart(&engine, &modules);
-        let together = Made::together(&engine, &modules);
+        let apart = LinkedModule::apart(&engine, &modules);
+        let together = LinkedModule::together(&engine, &modules);
         let (mut apart, mut together) = match (apart, together) {
             (Ok(apart), Ok(together)) => (apart, together),
             (Err(_), Err(_)) => continue,
@@ -440,7 +440,9 @@ fn random_modules_do_linked_what_they_do_apart() {
             .collect();
         for round in 0..2 {
             for name in &functions {
-                let find = |made: &mut Made| made.instance.get_func(&mut made.store, name).unwrap();
+                let find = |made: &mut LinkedModule| {
+                    made.instance.get_func(&mut made.store, name).unwrap()
+                };
                 let (one, other) = (find(&mut apart), find(&mut together));
                 let ty = one.ty(&apart.store);
                 let Some(arguments) =
@@ -448,7 +450,7 @@ fn random_modules_do_linked_what_they_do_apart() {
                 else {
                     continue;
                 };
-                let call = |func: wasmtime::Func, made: &mut Made| {
+                let call = |func: wasmtime::Func, made: &mut LinkedModule| {
                     let mut results = vec![Val::I32(0); ty.results().len()];
                     let called = func.call(&mut made.store, &arguments, &mut results);
                     let numbers = ty.results().all(|ty| number(ty).is_some());
@@ -475,7 +477,7 @@ const HOSTED: &str = r#"(module
     (func (export "put") (i32.store8 (i32.const 3) (i32.const 33))))"#;
 
 /// Asks its host for what the library lacks, and has a memory and an allocator by the library's names.
-const OVER: &str = r#"(module
+const MAIN_MODULE: &str = r#"(module
     (import "library" "put" (func $put))
     (import "library" "tell" (func $tell (param i32) (result i32)))
     (memory (export "memory") 1)
@@ -488,7 +490,7 @@ const OVER: &str = r#"(module
 #[test]
 fn over_a_library_the_host_provides_what_it_lacks_and_finds_both_memories() {
     let engine = engine();
-    let (library, over) = (wat(HOSTED), wat(OVER));
+    let (library, over) = (wat(HOSTED), wat(MAIN_MODULE));
     let whole = link_over(("library", &library), &[("over", &over)]).unwrap();
     let mut linker = Linker::new(&engine);
     let of_library = names::of_library("library", "memory");

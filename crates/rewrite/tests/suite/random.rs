@@ -104,7 +104,7 @@ fn perform(run: &mut Running, calls: &[Call]) -> Vec<String> {
 
 /// What the tests really exercised, so that they cannot pass on nothing.
 #[derive(Debug, Default)]
-struct Seen {
+struct Coverage {
     modules: u32,
     failed_starts: u32,
     traps: u32,
@@ -119,7 +119,7 @@ struct Seen {
     opaque: u32,
 }
 
-impl Seen {
+impl Coverage {
     fn results(&mut self, results: &[String]) {
         let traps = results.iter().filter(|text| text.contains("trap")).count() as u32;
         self.traps += traps;
@@ -139,7 +139,7 @@ impl Seen {
 fn start_both(
     engine: &Engine,
     wasm: &[u8],
-    seen: &mut Seen,
+    seen: &mut Coverage,
 ) -> Option<(Prepared, Running, Running)> {
     let options = PrepareOptions { bakeable: true, ..PrepareOptions::default() };
     let prepared = prepare(wasm, &options).expect("no random module has a reason for refusal");
@@ -157,7 +157,7 @@ fn start_both(
     }
 }
 
-fn check(engine: &Engine, wasm: &[u8], random: &mut Random, seen: &mut Seen) {
+fn check(engine: &Engine, wasm: &[u8], random: &mut Random, seen: &mut Coverage) {
     let Some((prepared, mut original, mut run)) = start_both(engine, wasm, seen) else { return };
     seen.modules += 1;
     let count = prepared.analysis.memories.len();
@@ -227,9 +227,9 @@ impl Drop for Named {
 }
 
 /// Runs `make`'s modules, up to `count` or until the time is up.
-fn check_all(count: u64, mut make: impl FnMut(&mut Random) -> Option<Vec<u8>>) -> Seen {
+fn check_all(count: u64, mut make: impl FnMut(&mut Random) -> Option<Vec<u8>>) -> Coverage {
     let engine = engine();
-    let mut seen = Seen::default();
+    let mut seen = Coverage::default();
     let begin = std::time::Instant::now();
     for seed in 0..count {
         let _named = Named(seed);

@@ -31,7 +31,7 @@ use tokio::task::AbortHandle;
 pub use collect::{CollectError, collect};
 pub use config::FleetConfig;
 pub use heartbeat::{NodesError, drain, nodes};
-pub(crate) use placement_store::Taken;
+pub(crate) use placement_store::TakeOutcome;
 pub(crate) use record::{Anchor, State};
 pub(crate) use routing::{RouteDecision, RouteSubject, no_template, template_of};
 

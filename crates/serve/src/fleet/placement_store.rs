@@ -19,7 +19,7 @@ use crate::sandbox::SandboxRecord;
 const LISTED: usize = 10_000;
 
 /// The outcome of taking a sandbox.
-pub(crate) enum Taken {
+pub(crate) enum TakeOutcome {
     /// It is this host's now.
     Ours(Box<Owned>),
     /// Another host has it.
@@ -201,18 +201,20 @@ impl Fleet {
         &self,
         id: &str,
         able: impl FnOnce(&SandboxRecord) -> Result<(), ErrorResponse>,
-    ) -> Result<Taken, ErrorResponse> {
-        let Some(key) = record::key(id) else { return Ok(Taken::Missing) };
+    ) -> Result<TakeOutcome, ErrorResponse> {
+        let Some(key) = record::key(id) else { return Ok(TakeOutcome::Missing) };
         self.check()?;
         if self.draining.load(std::sync::atomic::Ordering::Relaxed) {
             let why = "this host is ending, and takes no sandbox; try again";
             return Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why));
         }
         let life = self.life();
-        let Some((revision, entry)) = self.entry(&key).await? else { return Ok(Taken::Missing) };
+        let Some((revision, entry)) = self.entry(&key).await? else {
+            return Ok(TakeOutcome::Missing);
+        };
         let again = entry.owner.as_deref() == Some(&life);
         if !again && !self.free(entry.owner.as_deref()).await {
-            return Ok(Taken::Theirs(entry.owner.unwrap_or_default()));
+            return Ok(TakeOutcome::Theirs(entry.owner.unwrap_or_default()));
         }
         able(&entry.record)?;
         // Also where this life is named already, by a change whose answer was lost: the entry may be an old one, which a
@@ -266,7 +268,7 @@ impl Fleet {
         Ok(())
     }
 
-    async fn taken(&self, key: &str, owned: Owned) -> Result<Taken, ErrorResponse> {
+    async fn taken(&self, key: &str, owned: Owned) -> Result<TakeOutcome, ErrorResponse> {
         let Owned { record, anchor, .. } = &owned;
         // The clock of this host alone removes nothing.
         let over = !record.paused
@@ -280,9 +282,9 @@ impl Fleet {
             );
             self.counts.lost.inc();
             nats::remove(&self.links.sandboxes, key, anchor.revision).await?;
-            return Ok(Taken::Missing);
+            return Ok(TakeOutcome::Missing);
         }
-        Ok(Taken::Ours(Box::new(owned)))
+        Ok(TakeOutcome::Ours(Box::new(owned)))
     }
 
     /// The sandboxes of a tenant.

@@ -77,12 +77,12 @@ fn cut(text: &str) -> String {
 struct Fields<'a> {
     attributes: &'a mut Vec<(&'static str, Value)>,
     dropped: &'a mut u32,
-    own: Own,
+    own: SpanFields,
 }
 
 /// OpenTelemetry's own fields of a span.
 #[derive(Default)]
-struct Own {
+struct SpanFields {
     name: Option<String>,
     message: Option<String>,
     kind: Option<Kind>,
@@ -143,7 +143,7 @@ impl Visit for Fields<'_> {
     }
 }
 
-impl Own {
+impl SpanFields {
     fn apply(self, finished: &mut FinishedSpan) {
         if let Some(name) = self.name {
             finished.name = name;
@@ -180,7 +180,7 @@ where
         let Some(span) = all.span(id) else { return };
         let (mut read, mut dropped) = (Vec::new(), 0);
         let mut fields =
-            Fields { attributes: &mut read, dropped: &mut dropped, own: Own::default() };
+            Fields { attributes: &mut read, dropped: &mut dropped, own: SpanFields::default() };
         attributes.record(&mut fields);
         let mut own = fields.own;
         let remote = own.parent.take();
@@ -235,7 +235,7 @@ where
         let mut fields = Fields {
             attributes: &mut finished.attributes,
             dropped: &mut finished.dropped_attributes,
-            own: Own::default(),
+            own: SpanFields::default(),
         };
         values.record(&mut fields);
         let own = fields.own;
@@ -260,8 +260,11 @@ where
         let about = event.metadata();
         let mut attributes = vec![("level", Value::Text(about.level().to_string()))];
         let mut dropped = 0;
-        let mut fields =
-            Fields { attributes: &mut attributes, dropped: &mut dropped, own: Own::default() };
+        let mut fields = Fields {
+            attributes: &mut attributes,
+            dropped: &mut dropped,
+            own: SpanFields::default(),
+        };
         event.record(&mut fields);
         let name = fields.own.message.unwrap_or_else(|| about.name().to_owned());
         finished.events.push(SpanEvent { time: nanoseconds(), name, attributes, dropped });

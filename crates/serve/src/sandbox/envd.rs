@@ -99,15 +99,15 @@ fn entry(tree: &Tree, path: &str) -> Result<Value, Refused> {
         _ => None,
     };
     let stat = tree.stat_path(path).unwrap_or(itself);
-    let mut told = told(path, &stat);
+    let mut entry = entry_info(path, &stat);
     if let Some(target) = target {
-        told["symlinkTarget"] = json!(String::from_utf8_lossy(&target));
-        told["isSymlink"] = json!(true);
+        entry["symlinkTarget"] = json!(String::from_utf8_lossy(&target));
+        entry["isSymlink"] = json!(true);
     }
-    Ok(told)
+    Ok(entry)
 }
 
-fn told(path: &str, stat: &Stat) -> Value {
+fn entry_info(path: &str, stat: &Stat) -> Value {
     let kind = match stat.kind {
         Kind::Directory => "FILE_TYPE_DIRECTORY",
         Kind::Link => "FILE_TYPE_SYMLINK",

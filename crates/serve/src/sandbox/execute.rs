@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use afresh_interpreter::{Answer as Came, Stream};
+use afresh_interpreter::{Answer as GuestAnswer, Stream};
 use axum::extract::{Path, State};
 use axum::response::IntoResponse;
 use bytes::Bytes;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::connect::went_back;
 use super::registry::Sandboxes;
 use super::routes::{Answer, AuthorizedSandbox, answer, json};
-use super::streaming::{Shape, told};
+use super::streaming::{Shape, run_streaming};
 use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;
@@ -55,7 +55,7 @@ pub(super) async fn execute(
         return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
     }
     let shape = Shape { head, tell, last };
-    let mut response = told(all, sandbox, wanted.code, shape).await?;
+    let mut response = run_streaming(all, sandbox, wanted.code, shape).await?;
     let kind = HeaderValue::from_static("application/x-ndjson");
     response.headers_mut().insert(CONTENT_TYPE, kind);
     Ok(response)
@@ -82,17 +82,17 @@ fn tell(stream: Stream, text: &[u8]) -> Vec<u8> {
 }
 
 /// The lines for the result of code.
-fn last(answer: &Came) -> Vec<u8> {
+fn last(answer: &GuestAnswer) -> Vec<u8> {
     let came = match answer {
-        Came::Done => None,
-        Came::Value(shown) => {
+        GuestAnswer::Done => None,
+        GuestAnswer::Value(shown) => {
             let mut said = json!({"type": "result", "text": shown.text, "is_main_result": true});
             if let Some(json @ (Value::Object(_) | Value::Array(_))) = &shown.json {
                 said["json"] = json.clone();
             }
             Some(said)
         }
-        Came::Threw(thrown) => Some(json!({
+        GuestAnswer::Threw(thrown) => Some(json!({
             "type": "error",
             "name": thrown.name,
             "value": thrown.message,

@@ -16,7 +16,7 @@ use super::record::SandboxRecord;
 use super::registry::{Sandboxes, lock};
 use super::routes::TOKENS;
 use crate::error_response::ErrorResponse;
-use crate::fleet::{Fleet, Taken, no_template, template_of};
+use crate::fleet::{Fleet, TakeOutcome, no_template, template_of};
 
 /// Entries that are settled at the same time.
 const MAX_CONCURRENT_ENTRIES: usize = 64;
@@ -154,9 +154,9 @@ impl Sandboxes {
             false => Err(no_template(&record.template)),
         };
         match fleet.take(id, able).await? {
-            Taken::Theirs(life) => Ok(Some(life)),
-            Taken::Missing => Ok(None),
-            Taken::Ours(owned) => {
+            TakeOutcome::Theirs(life) => Ok(Some(life)),
+            TakeOutcome::Missing => Ok(None),
+            TakeOutcome::Ours(owned) => {
                 let sandbox = Sandbox::recorded(owned.record);
                 *lock(&sandbox.standing.from) = owned.anchor.state.clone();
                 *sandbox.standing.anchor.lock().await = Some(owned.anchor);

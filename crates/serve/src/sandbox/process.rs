@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use afresh::Session;
-use afresh_interpreter::Answer as Came;
+use afresh_interpreter::Answer as GuestAnswer;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
@@ -178,7 +178,7 @@ struct CommandTarget {
     sandbox: Arc<Sandbox>,
 }
 
-type Done = Result<Response, ConnectError>;
+type ProcessResult = Result<Response, ConnectError>;
 
 /// An operation that is answered at once.
 fn asked<T: DeserializeOwned>(body: &[u8]) -> Result<T, ConnectError> {
@@ -222,7 +222,7 @@ impl CommandTarget {
         self.all.speaker(&self.sandbox)
     }
 
-    async fn start(&self, headers: &HeaderMap, body: &[u8]) -> Done {
+    async fn start(&self, headers: &HeaderMap, body: &[u8]) -> ProcessResult {
         let StartRequest { process, pty, tag, stdin } = connect::asked(body)?;
         let wanted = json!({
             "op": "start",
@@ -244,7 +244,7 @@ impl CommandTarget {
         heard_while(starting, heard).await
     }
 
-    async fn connect(&self, headers: &HeaderMap, body: &[u8]) -> Done {
+    async fn connect(&self, headers: &HeaderMap, body: &[u8]) -> ProcessResult {
         let Chosen { process, .. } = connect::asked(body)?;
         let (ear, heard) = Subscriber::new(alive(headers));
         let connecting = self.ask(self.speaker(), move |asking| {
@@ -255,12 +255,12 @@ impl CommandTarget {
         heard_while(connecting, heard).await
     }
 
-    async fn list(&self) -> Done {
+    async fn list(&self) -> ProcessResult {
         let listed = self.ask(self.speaker(), |asking| asking.of(&json!({"op": "list"}))).await?;
         Ok(axum::Json(json!({ "processes": listed })).into_response())
     }
 
-    async fn signal(&self, body: &[u8]) -> Done {
+    async fn signal(&self, body: &[u8]) -> ProcessResult {
         let Chosen { process, signal, .. } = asked(body)?;
         let Some(Signal(signal @ (9 | 15))) = signal else {
             let why = "a signal is SIGNAL_SIGTERM or SIGNAL_SIGKILL";
@@ -269,13 +269,13 @@ impl CommandTarget {
         self.chosen(process, vec![json!({"op": "signal", "signal": signal})]).await
     }
 
-    async fn input(&self, body: &[u8]) -> Done {
+    async fn input(&self, body: &[u8]) -> ProcessResult {
         let Chosen { process, input, .. } = asked(body)?;
         self.chosen(process, vec![input.wanted()?]).await
     }
 
     /// A terminal has another size now.
-    async fn resize(&self, body: &[u8]) -> Done {
+    async fn resize(&self, body: &[u8]) -> ProcessResult {
         let Chosen { process, pty, .. } = asked(body)?;
         let none =
             || ConnectError::new("invalid_argument", "it is not said how large the terminal is");
@@ -284,7 +284,7 @@ impl CommandTarget {
     }
 
     /// Input in parts is written once all of it is there.
-    async fn stream(&self, body: &[u8]) -> Done {
+    async fn stream(&self, body: &[u8]) -> ProcessResult {
         let mut parts = connect::messages(body)?.into_iter();
         let Some(Part::Start { process }) = parts.next() else {
             return Err(ConnectError::new(
@@ -303,13 +303,13 @@ impl CommandTarget {
         }
     }
 
-    async fn close(&self, body: &[u8]) -> Done {
+    async fn close(&self, body: &[u8]) -> ProcessResult {
         let Chosen { process, .. } = asked(body)?;
         self.chosen(process, vec![json!({"op": "close"})]).await
     }
 
     /// Does things with one command.
-    async fn chosen(&self, process: Selector, all: Vec<Value>) -> Done {
+    async fn chosen(&self, process: Selector, all: Vec<Value>) -> ProcessResult {
         let done = self.ask(self.speaker(), move |asking| {
             let number = match process.pid {
                 Some(number) => number,
@@ -341,9 +341,9 @@ impl Exchange<'_> {
     fn of(&mut self, wanted: &Value) -> Result<Value, ConnectError> {
         let mut mark = lock(&self.sandbox.mark);
         match command(self.session, self.language, wanted, &mut mark, self.speaker)? {
-            Came::Value(shown) => Ok(shown.json.unwrap_or_default()),
-            Came::Done => Ok(Value::Null),
-            Came::Threw(thrown) => Err(ConnectError::of(&thrown)),
+            GuestAnswer::Value(shown) => Ok(shown.json.unwrap_or_default()),
+            GuestAnswer::Done => Ok(Value::Null),
+            GuestAnswer::Threw(thrown) => Err(ConnectError::of(&thrown)),
         }
     }
 }
@@ -357,7 +357,7 @@ fn alive(headers: &HeaderMap) -> Duration {
 async fn heard_while<R>(
     call: impl Future<Output = Result<R, ConnectError>>,
     mut heard: EventStream,
-) -> Done {
+) -> ProcessResult {
     let body = tokio::select! {
         biased;
         true = heard.begun() => Body::new(heard),

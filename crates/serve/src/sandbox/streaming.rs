@@ -29,9 +29,9 @@ pub(super) struct Shape {
     pub(super) last: fn(&Answer) -> Vec<u8>,
 }
 
-/// Runs code in a sandbox. The answer begins with the first thing that is printed; what prints nothing is answered whole, and a refusal
-/// before that is one.
-pub(super) async fn told(
+/// Runs code in a sandbox. The answer begins with the first output. Code without output is answered whole, and an error before the
+/// first output is an error response.
+pub(super) async fn run_streaming(
     all: Arc<Sandboxes>,
     sandbox: Arc<Sandbox>,
     source: String,
@@ -50,11 +50,11 @@ pub(super) async fn told(
         });
         ran.await
     });
-    begun(printed, running, shape.last).await
+    answer_when_begun(printed, running, shape.last).await
 }
 
 /// The answer, once there is output.
-async fn begun(
+async fn answer_when_begun(
     mut printed: Receiver,
     mut running: Running,
     last: fn(&Answer) -> Vec<u8>,
@@ -62,8 +62,8 @@ async fn begun(
     tokio::select! {
         biased;
         Some(first) = printed.take() => {
-            let told = StreamingBody { first: Some(first), printed, running: Some(running), last };
-            let mut response = Response::new(Body::new(told));
+            let body = StreamingBody { first: Some(first), printed, running: Some(running), last };
+            let mut response = Response::new(Body::new(body));
             response.extensions_mut().insert(Chunked);
             Ok(response)
         }
@@ -131,11 +131,12 @@ mod tests {
     use super::super::byte_channel::{Sender, byte_channel};
     use super::*;
 
-    fn told(running: impl FnOnce(Sender) -> Running) -> String {
+    fn answer_text(running: impl FnOnce(Sender) -> Running) -> String {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let (giver, printed) = byte_channel();
-            let begun = begun(printed, running(giver), |_| b" end".to_vec()).await.unwrap();
+            let begun =
+                answer_when_begun(printed, running(giver), |_| b" end".to_vec()).await.unwrap();
             let body = begun.into_body().collect().await.unwrap().to_bytes();
             String::from_utf8(body.to_vec()).unwrap()
         })
@@ -143,17 +144,17 @@ mod tests {
 
     #[test]
     fn what_is_printed_is_told_however_soon_the_call_ends() {
-        let silent = told(|_| Box::pin(async { Ok((b"head".to_vec(), Answer::Done)) }));
+        let silent = answer_text(|_| Box::pin(async { Ok((b"head".to_vec(), Answer::Done)) }));
         assert_eq!(silent, "head end");
         // Both within one look.
-        let quick = told(|giver| {
+        let quick = answer_text(|giver| {
             Box::pin(async move {
                 giver.give("head printed".into()).await;
                 Ok((b"head".to_vec(), Answer::Done))
             })
         });
         assert_eq!(quick, "head printed end");
-        let slow = told(|giver| {
+        let slow = answer_text(|giver| {
             Box::pin(async move {
                 giver.give("head one".into()).await;
                 drop(giver);

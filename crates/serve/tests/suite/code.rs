@@ -7,7 +7,7 @@ use std::time::Duration;
 use afresh_serve::{SandboxConfig, Template};
 use serde_json::{Value, json};
 
-use crate::common::{LONG, built, run, scratch, serve};
+use crate::common::{TEST_TIMEOUT, built, run, scratch, serve};
 use crate::sandbox::{Client, KEY, sandboxes, with};
 
 #[test]
@@ -239,7 +239,7 @@ fn client_of_e2b(sandboxes: SandboxConfig, mut command: Command) {
             .unwrap();
         let id = rustix::process::Pid::from_child(&client);
         let mut asking = tokio::task::spawn_blocking(move || client.wait_with_output().unwrap());
-        let output = match tokio::time::timeout(LONG, &mut asking).await {
+        let output = match tokio::time::timeout(TEST_TIMEOUT, &mut asking).await {
             Ok(output) => output,
             Err(_) => {
                 rustix::process::kill_process(id, rustix::process::Signal::ABORT).unwrap();

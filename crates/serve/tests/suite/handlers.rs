@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use afresh_serve::{GuestConfig, Handler};
 
-use crate::common::{LONG, built, built_by, client, config, get, post, raw, run, serve};
+use crate::common::{TEST_TIMEOUT, built, built_by, client, config, get, post, raw, run, serve};
 
 /// What the tools of JavaScript and Python build is served as it is, asked without a server, and verified.
 #[test]
@@ -32,7 +32,7 @@ fn handlers_of_other_languages_start_from_what_their_tools_left() {
             let options = afresh::Options::new().cache(cache).wasm(wasm);
             let opened = tokio::task::spawn_blocking(move || afresh::open(file, &options));
             let guest = opened.await.unwrap().unwrap();
-            let handler = Handler::of(&guest, LONG, 1 << 20).await.unwrap().unwrap();
+            let handler = Handler::of(&guest, TEST_TIMEOUT, 1 << 20).await.unwrap().unwrap();
             let found = handler.verify("/", Some(b"canary"), 5, &mut |_| {}).await.unwrap();
             assert!(found.is_pristine() && found.proves_nothing().is_none(), "{found:?}");
             assert!(found.answers_differ == 0 && found.most_bytes_changed > 0, "{found:?}");

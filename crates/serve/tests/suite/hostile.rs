@@ -4,7 +4,7 @@ use afresh_serve::GuestConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::common::{LONG, client, config, get, run, scratch, serve, write};
+use crate::common::{TEST_TIMEOUT, client, config, get, run, scratch, serve, write};
 
 /// A module whose every answer is 32 MiB.
 const LARGE: &str = r#"(module
@@ -33,7 +33,7 @@ fn an_answer_that_its_client_does_not_take_is_counted_while_it_is_kept() {
         }
         drop(slow);
         let room = async { while get(&client, &url).await.0 != 200 {} };
-        tokio::time::timeout(LONG, room).await.expect("it is given up with its client");
+        tokio::time::timeout(TEST_TIMEOUT, room).await.expect("it is given up with its client");
         server.end().await;
     });
 }

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::common::{
-    KEEPER, LONG, built, client, config, get, keeper, parrot, post, raw, run, scratch, serve, write,
+    KEEPER, TEST_TIMEOUT, built, client, config, get, keeper, parrot, post, raw, run, scratch,
+    serve, write,
 };
 use afresh::memory::Strategy;
 use afresh::wasm::Mode;
@@ -47,7 +48,7 @@ fn an_instance_answers_several_requests_only_where_that_is_asked_for() {
     run(async {
         let mut guest = keeper(dir.path());
         guest.max_instance_reuse_count = 3;
-        guest.idle_instance_timeout = LONG;
+        guest.idle_instance_timeout = TEST_TIMEOUT;
         let server = serve(config([guest])).await;
         let (client, url) = (client(), server.url("/"));
         let mut answers = Vec::new();
@@ -400,7 +401,7 @@ fn unknown_routes_and_operations_are_answered_as_json_and_by_their_own_door() {
             assert_eq!(get(&client, &format!("http://{admin}{path}")).await.0, status, "{path}");
         }
         handle.shutdown();
-        tokio::time::timeout(LONG, task).await.expect("it ends").unwrap();
+        tokio::time::timeout(TEST_TIMEOUT, task).await.expect("it ends").unwrap();
     });
 }
 
@@ -489,7 +490,7 @@ fn a_server_that_ends_answers_what_has_reached_it() {
             (told.status().as_u16(), &told.headers()["connection"]),
             (503, &"close".parse().unwrap())
         );
-        tokio::time::timeout(LONG, server.task).await.expect("it ends").unwrap();
+        tokio::time::timeout(TEST_TIMEOUT, server.task).await.expect("it ends").unwrap();
         assert_eq!(long.await.unwrap(), 504);
         while let Some(asked) = asking.join_next().await {
             asked.unwrap();

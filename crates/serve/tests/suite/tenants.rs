@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::{self, LONG, Running, built, client, config, get, run, scratch, serve};
+use crate::common::{self, Running, TEST_TIMEOUT, built, client, config, get, run, scratch, serve};
 use crate::sandbox::{Client, KEY, path, sandboxes, with};
 use afresh_serve::{GuestConfig, Keys, Server};
 use reqwest::Method;
@@ -99,7 +99,7 @@ fn a_killed_sandbox_counts_until_its_call_ends() {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        tokio::time::timeout(LONG, ended).await.expect("its call ends");
+        tokio::time::timeout(TEST_TIMEOUT, ended).await.expect("its call ends");
         server.end().await;
     });
 }
@@ -182,7 +182,7 @@ fn clients_that_stall_leave_their_places_to_others() {
     run(async {
         let mut config = config([GuestConfig::new(file)]);
         config.max_concurrent_requests = 2;
-        config.guests[0].timeout = LONG;
+        config.guests[0].timeout = TEST_TIMEOUT;
         config.guests[0].max_body = LENGTH;
         let server = serve(config).await;
         // One does not send the body, another does not take the answer.
@@ -198,7 +198,7 @@ fn clients_that_stall_leave_their_places_to_others() {
         assert!(sent < LENGTH, "it all fits into the buffers of sockets");
         let (client, url) = (client(), server.url("/hello"));
         for _ in 0..3 {
-            let hello = tokio::time::timeout(LONG / 4, get(&client, &url)).await;
+            let hello = tokio::time::timeout(TEST_TIMEOUT / 4, get(&client, &url)).await;
             assert_eq!(hello.expect("a place is free"), (200, "hello\n".to_owned()));
         }
         // Both continue.

@@ -27,7 +27,7 @@ enum PageSource {
     /// In the snapshot's own memory, from this page on.
     Base(usize),
     /// Made by turns: these pages of [`Space::own`].
-    Own(usize),
+    TurnPage(usize),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -48,12 +48,12 @@ enum Under {
         at: usize,
     },
     /// A page that an earlier turn made.
-    Own(usize),
+    TurnPage(usize),
 }
 
 /// A page that turns made.
 #[derive(Clone, Debug)]
-struct Own {
+struct TurnPage {
     under: Under,
     /// What goes on it: a turn, and the runs in its program.
     patch: Option<(usize, Range<usize>)>,
@@ -66,7 +66,7 @@ struct Own {
 pub(crate) struct Space {
     pages: usize,
     runs: Charged<Run>,
-    own: Charged<Own>,
+    own: Charged<TurnPage>,
     bodies: Vec<Arc<Vec<u8>>>,
     state: Vec<u8>,
     cost: ChainCost,
@@ -126,7 +126,7 @@ impl Space {
             let follows = match (last.what, what) {
                 (PageSource::Zero, PageSource::Zero) => true,
                 (PageSource::Base(one), PageSource::Base(two))
-                | (PageSource::Own(one), PageSource::Own(two)) => one + last.len == two,
+                | (PageSource::TurnPage(one), PageSource::TurnPage(two)) => one + last.len == two,
                 _ => false,
             };
             if follows {
@@ -138,7 +138,7 @@ impl Space {
     }
 
     /// Adds a page that turns made, on which `patches` bytes of patches go.
-    fn push_own(&mut self, mut own: Own, patches: u64) -> Result<(), OpenError> {
+    fn push_own(&mut self, mut own: TurnPage, patches: u64) -> Result<(), OpenError> {
         own.patches = self.own.last().map_or(0, |last| last.patches) + patches;
         self.own.push(own).map_err(|error| over(&self.limits, error))
     }
@@ -156,8 +156,8 @@ impl Space {
             Some(Run { first, what: PageSource::Base(from), .. }) => {
                 PageSource::Base(from + page - first)
             }
-            Some(Run { first, what: PageSource::Own(from), .. }) => {
-                PageSource::Own(from + page - first)
+            Some(Run { first, what: PageSource::TurnPage(from), .. }) => {
+                PageSource::TurnPage(from + page - first)
             }
             _ => PageSource::Zero,
         }
@@ -178,22 +178,22 @@ impl Space {
                 Step::Patch { from, runs } => {
                     let mut patches = runs.len() as u64 + PATCH_OVERHEAD;
                     let under = match Self::at(&before, from) {
-                        PageSource::Own(index) => {
+                        PageSource::TurnPage(index) => {
                             patches += self.patches(index, 1);
-                            Under::Own(index)
+                            Under::TurnPage(index)
                         }
                         PageSource::Base(page) => Under::Base(page),
                         PageSource::Zero => Under::Zero,
                     };
-                    self.push(1, PageSource::Own(self.own.len()))?;
+                    self.push(1, PageSource::TurnPage(self.own.len()))?;
                     let patch = Some((number, runs));
-                    self.push_own(Own { under, patch, patches: 0 }, patches)?;
+                    self.push_own(TurnPage { under, patch, patches: 0 }, patches)?;
                 }
                 Step::Whole { at, len } => {
-                    self.push(len, PageSource::Own(self.own.len()))?;
+                    self.push(len, PageSource::TurnPage(self.own.len()))?;
                     for n in 0..len {
                         let under = Under::Whole { turn: number, at: at + n * PAGE_SIZE };
-                        self.push_own(Own { under, patch: None, patches: 0 }, 0)?;
+                        self.push_own(TurnPage { under, patch: None, patches: 0 }, 0)?;
                     }
                 }
             }
@@ -216,7 +216,7 @@ impl Space {
             let what = match run.what {
                 PageSource::Zero => PageSource::Zero,
                 PageSource::Base(page) => PageSource::Base(page + skip),
-                PageSource::Own(index) => PageSource::Own(index + skip),
+                PageSource::TurnPage(index) => PageSource::TurnPage(index + skip),
             };
             self.push(part.len, what)?;
         }
@@ -226,7 +226,7 @@ impl Space {
     /// Counts the patches on all pages of the memory after the last turn.
     pub(super) fn finish(&mut self) -> Result<(), OpenError> {
         let patches = self.runs.iter().map(|run| match run.what {
-            PageSource::Own(first) => self.patches(first, run.len),
+            PageSource::TurnPage(first) => self.patches(first, run.len),
             PageSource::Zero | PageSource::Base(_) => 0,
         });
         self.cost.patches = patches.fold(0, u64::saturating_add);
@@ -242,7 +242,9 @@ impl Space {
             let pages = PageRange::new(run.first, run.len);
             match run.what {
                 PageSource::Zero => push(MapRun { pages, origin: Origin::Zero })?,
-                PageSource::Own(page) => push(MapRun { pages, origin: Origin::Turn { page } })?,
+                PageSource::TurnPage(page) => {
+                    push(MapRun { pages, origin: Origin::Turn { page } })?
+                }
                 PageSource::Base(from) => {
                     for below in base.within(PageRange::new(from, run.len)) {
                         let first = run.first + (below.pages.start - from);
@@ -272,7 +274,7 @@ impl Space {
                     out.copy_from_slice(&self.bodies[turn][at..at + PAGE_SIZE]);
                 }
                 // Made before this one, so the walk ends.
-                Under::Own(earlier) => {
+                Under::TurnPage(earlier) => {
                     own = &self.own[earlier];
                     continue;
                 }

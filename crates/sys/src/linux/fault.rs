@@ -25,7 +25,7 @@ pub use crate::cause::{Fault, FaultCause, FaultHandler, FaultSignal};
 use super::fork;
 use crate::{Call, PerProcess, SysError, inject};
 use chain::{Chain, List};
-use table::{Held, Table, Unpublished};
+use table::{EntryGuard, Table, Unpublished};
 
 type Owner = Arc<dyn FaultHandler>;
 
@@ -45,7 +45,7 @@ fn changes() -> MutexGuard<'static, Unpublished<Owner>> {
 
 /// Keeps a range registered; dropping it unregisters, and waits until no thread is in the range's handler.
 pub struct Registration {
-    held: Option<Held<Owner>>,
+    held: Option<EntryGuard<Owner>>,
 }
 
 impl std::fmt::Debug for Registration {

@@ -25,7 +25,7 @@ impl Log {
 
 /// An embedder's state of a lease.
 #[derive(Default)]
-struct Told {
+struct Events {
     /// The number of events that its hook received.
     times: usize,
     /// The time at which it has enough.
@@ -44,7 +44,7 @@ fn hook(log: &Log) -> Hook {
             CallHook::CallingHost => "host",
             CallHook::ReturningFromHost => "back",
         });
-        let told: &mut Told = host.state();
+        let told: &mut Events = host.state();
         told.times += 1;
         if told.enough != Some(told.times) {
             return Ok(());
@@ -71,7 +71,7 @@ fn options(mode: Mode, log: &Log, asynchronous: bool) -> GuestOptions {
         };
         Ok(())
     });
-    let state = State::new(Told::default);
+    let state = State::new(Events::default);
     GuestOptions { mode, imports, state, hook: hook(log), asynchronous, ..GuestOptions::default() }
 }
 
@@ -127,7 +127,7 @@ fn a_hook_is_told_of_the_guests_own_calls_and_of_no_other() {
                 assert_eq!(log.take(), CALL, "{mode:?}");
                 assert!(matches!(lease.call("add", &[Val::I32(0)]).unwrap()[..], [Val::I32(44)]));
                 assert_eq!(log.take(), CALL, "{mode:?}");
-                assert_eq!(lease.host_mut().state::<Told>().times, 8);
+                assert_eq!(lease.host_mut().state::<Events>().times, 8);
                 drop(lease);
                 assert!(log.take().is_empty(), "{mode:?}: the reset");
             }
@@ -147,7 +147,7 @@ fn an_error_of_a_hook_ends_the_call_and_leaves_nothing_behind() {
         for (name, times) in [("add", CALL.len()), ("grow", CALL.len() + 4)] {
             for (time, trap) in (1..=times).flat_map(|time| [(time, false), (time, true)]) {
                 let mut lease = warm.lease().unwrap();
-                let told: &mut Told = lease.host_mut().state();
+                let told: &mut Events = lease.host_mut().state();
                 (told.enough, told.trap) = (Some(time), trap);
                 let error = match name {
                     "add" => lease.invoke(&add, 1).unwrap_err(),
@@ -180,7 +180,7 @@ fn a_hook_that_panics_ends_the_call_and_is_told_of_the_next() {
         let warm = guest(&engine, GUEST, options(mode, &log, false)).warm(WarmUp::new()).unwrap();
         for time in 1..=4 {
             let mut lease = warm.lease().unwrap();
-            let told: &mut Told = lease.host_mut().state();
+            let told: &mut Events = lease.host_mut().state();
             (told.enough, told.panic) = (Some(time), true);
             let add = &[Val::I32(1)];
             let error = catch_unwind(AssertUnwindSafe(|| lease.call("add", add).unwrap_err()));
@@ -210,7 +210,7 @@ fn a_hook_is_told_on_fibers_and_of_the_end_of_calls_that_are_dropped() {
                 let mut lease = warm.lease_async(&LeaseOptions::new()).await.unwrap();
                 assert_eq!(lease.invoke_async(&add, 1).await.unwrap(), 30);
                 assert_eq!(log.take(), CALL, "{mode:?}");
-                lease.host_mut().state::<Told>().enough = Some(6);
+                lease.host_mut().state::<Events>().enough = Some(6);
                 let error = lease.invoke_async(&add, 1).await.unwrap_err();
                 assert!(error.to_string().contains("that is enough"), "{error}");
                 log.take();
@@ -321,7 +321,7 @@ fn a_components_calls_are_told_and_can_be_ended() {
     for time in 0..=4 {
         let mut lease = warm.lease().unwrap();
         assert!(log.take().is_empty(), "its instance was made");
-        lease.host_mut().state::<Told>().enough = Some(time);
+        lease.host_mut().state::<Events>().enough = Some(time);
         let result = lease.call("add", add);
         match time {
             0 => {

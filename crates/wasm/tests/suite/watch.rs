@@ -22,7 +22,7 @@ const MODULE: &str = r#"(module
 
 /// Asked so often at most by one call.
 #[derive(Default)]
-struct Asked(u32);
+struct Requests(u32);
 
 fn guest(options: GuestOptions) -> Guest {
     let engine = Engine::new(EngineConfig::default()).unwrap();
@@ -33,10 +33,10 @@ fn guest(options: GuestOptions) -> Guest {
 fn ends_after(times: u32, total: &Arc<AtomicU32>) -> GuestOptions {
     let total = total.clone();
     GuestOptions {
-        state: State::new(Asked::default),
+        state: State::new(Requests::default),
         watch: Watch::new(move |host| {
             total.fetch_add(1, Ordering::Relaxed);
-            let asked = host.state::<Asked>();
+            let asked = host.state::<Requests>();
             asked.0 += 1;
             asked.0 < times
         }),

@@ -22,7 +22,7 @@ const CHANNELS: usize = 4096;
 /// Counters of a channel stay below this, however long it lasts.
 const COUNTED: u64 = 1 << 62;
 /// Most bytes of a datagram between local sockets.
-pub(in crate::sentry) const LONGEST: usize = CAPACITY / 2;
+pub(in crate::sentry) const MAX_MESSAGE: usize = CAPACITY / 2;
 /// Datagrams that a channel holds.
 const LETTERS: usize = 256;
 
@@ -152,7 +152,7 @@ impl Channel {
 
     /// Whether there is room for any datagram between local sockets.
     pub(crate) fn takes_any(&self) -> bool {
-        self.takes(LONGEST)
+        self.takes(MAX_MESSAGE)
     }
 
     /// Adds a datagram, for which there is room.

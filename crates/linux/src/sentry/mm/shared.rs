@@ -46,10 +46,10 @@ impl Share {
 
 /// Contents of shared files as a process last absorbed them, except for parts in which it was behind even then.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Absorbed(Arc<BTreeMap<Node, Known>>);
+pub(crate) struct Absorbed(Arc<BTreeMap<Node, FileState>>);
 
 /// The content of a file, and the parts that were behind.
-type Known = (FileBytes, Vec<Range<u64>>);
+type FileState = (FileBytes, Vec<Range<u64>>);
 
 /// In which parts a process may have other bytes than shared files.
 pub(crate) type Behind = BTreeMap<Node, Vec<Range<u64>>>;

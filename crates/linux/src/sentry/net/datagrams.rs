@@ -14,7 +14,7 @@ use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, copy_out};
 
 /// Most bytes of a datagram over loopback, and between local sockets.
 const LONGEST_INTERNET: usize = 65507;
-const LONGEST_LOCAL: usize = crate::sentry::kernel::channels::LONGEST;
+const LONGEST_LOCAL: usize = crate::sentry::kernel::channels::MAX_MESSAGE;
 
 impl Kernel {
     fn datagram_socket(&self, id: u64) -> Option<(&Socket, u64)> {

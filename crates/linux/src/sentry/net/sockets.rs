@@ -9,7 +9,7 @@ pub(in crate::sentry) const CORKED: usize = 65507;
 /// Connections that wait to be accepted, at most.
 pub(crate) const BACKLOG: usize = 128;
 /// Longest address (`struct sockaddr_un`).
-pub(crate) const LONGEST: usize = 110;
+pub(crate) const MAX_ADDRESS: usize = 110;
 
 /// An address, as the guest writes it (`struct sockaddr`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,7 +89,7 @@ impl Address {
 
     /// Whether it is as long as addresses are, at most.
     pub(crate) fn is_short(&self) -> bool {
-        self.0.len() <= LONGEST + 18
+        self.0.len() <= MAX_ADDRESS + 18
     }
 
     /// The path of a local socket; `None` for an unnamed or abstract one.

@@ -8,7 +8,7 @@ use crate::sentry::kernel::channels::ChannelEnd;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::readiness::IN;
 use crate::sentry::net::sockets::{
-    Address, BACKLOG, EPHEMERAL, IncomingConnection, LONGEST, Socket, SocketState,
+    Address, BACKLOG, EPHEMERAL, IncomingConnection, MAX_ADDRESS, Socket, SocketState,
 };
 use crate::sentry::syscalls::file::Pair;
 use crate::sentry::{Kernel, Sentry, SyscallResult, ZERO, copy_in, copy_out};
@@ -23,7 +23,7 @@ pub(in crate::sentry) fn address_in(
     at: u64,
     len: u64,
 ) -> SyscallResult<Address> {
-    if !(2..=LONGEST as u64 + 18).contains(&len) {
+    if !(2..=MAX_ADDRESS as u64 + 18).contains(&len) {
         return Err(Errno::INVAL.into());
     }
     Ok(Address(copy_in(process, at, len as usize)?))

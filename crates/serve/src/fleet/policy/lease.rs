@@ -127,7 +127,7 @@ mod tests {
 
     /// The sender: the owner, or a host that waits for the end.
     #[derive(Clone, Copy, PartialEq)]
-    enum Who {
+    enum Sender {
         Owner,
         Heir,
     }
@@ -142,7 +142,7 @@ mod tests {
         let mut owner = Lease::taken(TERMS, 1, Moment::ZERO);
         let mut heir = FailureDetector::new(TERMS);
         let (mut owns, mut stopped, mut cut) = (false, 0_u32, 0_u32);
-        let mut network: VecDeque<(u64, Who, Message)> = VecDeque::new();
+        let mut network: VecDeque<(u64, Sender, Message)> = VecDeque::new();
         let (mut safe, mut taken) = (0, 0);
         for step in 0..20_000_u64 {
             // Milliseconds, by a clock that is up to a twentieth slow or fast.
@@ -162,22 +162,22 @@ mod tests {
             cut = cut.saturating_sub(1);
             if stopped == 0 && step % 25 == 0 && !owner.is_broken() {
                 let renew = Message::Renew { sent: owners, expected: owner.revision() };
-                network.push_back((delay(), Who::Owner, renew));
+                network.push_back((delay(), Sender::Owner, renew));
                 if chance(4) {
-                    network.push_back((delay(), Who::Owner, Message::Read));
+                    network.push_back((delay(), Sender::Owner, Message::Read));
                 }
             }
             if step % 5 == 0 {
-                network.push_back((delay(), Who::Heir, Message::Read));
+                network.push_back((delay(), Sender::Heir, Message::Read));
             }
             for _ in 0..network.len() {
                 let Some((due, who, message)) = network.pop_front() else { break };
-                let waits = due > step || (who == Who::Owner && stopped > 0);
+                let waits = due > step || (who == Sender::Owner && stopped > 0);
                 if waits {
                     network.push_back((due, who, message));
                     continue;
                 }
-                if chance(30) || (who == Who::Owner && cut > 0) {
+                if chance(30) || (who == Sender::Owner && cut > 0) {
                     continue;
                 }
                 match message {
@@ -199,7 +199,7 @@ mod tests {
                     Message::Read => {
                         network.push_back((delay(), who, Message::Told { revision, broken }));
                     }
-                    Message::Told { revision, broken } if who == Who::Owner => {
+                    Message::Told { revision, broken } if who == Sender::Owner => {
                         if broken {
                             owner.broken();
                         } else {

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 /// Far longer than anything takes on a busy host.
-pub(crate) const LONG: Duration = Duration::from_secs(120);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A module with the byte interface. It keeps a name; `warm` makes it "warm". A request is kept as the name and
 /// answered with the name of before, so every pristine answer is `warm`; `!spin` never returns, `!trap` traps, and
@@ -71,7 +71,7 @@ pub(crate) fn write(dir: &Path, name: &str, text: &str) -> String {
 pub(crate) fn keeper(dir: &Path) -> GuestConfig {
     let mut guest = GuestConfig::new(write(dir, "keeper.wasm", KEEPER));
     guest.open = guest.open.warm(afresh::Call::text("warm", [] as [&str; 0]));
-    guest.timeout = LONG;
+    guest.timeout = TEST_TIMEOUT;
     guest
 }
 
@@ -125,7 +125,7 @@ impl Running {
     /// Ends the server, which must be over soon.
     pub(crate) async fn end(self) {
         self.handle.shutdown();
-        assert!(tokio::time::timeout(LONG, self.task).await.expect("it ends").unwrap());
+        assert!(tokio::time::timeout(TEST_TIMEOUT, self.task).await.expect("it ends").unwrap());
     }
 }
 
@@ -133,12 +133,13 @@ impl Running {
 pub(crate) fn run(test: impl Future<Output = ()>) {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(LONG * 2, test).await.expect("it hangs") });
+    runtime
+        .block_on(async { tokio::time::timeout(TEST_TIMEOUT * 2, test).await.expect("it hangs") });
     runtime.shutdown_background();
 }
 
 pub(crate) fn client() -> reqwest::Client {
-    reqwest::Client::builder().no_proxy().timeout(LONG).build().unwrap()
+    reqwest::Client::builder().no_proxy().timeout(TEST_TIMEOUT).build().unwrap()
 }
 
 /// Status and text of an answer.
@@ -163,6 +164,6 @@ pub(crate) async fn raw(addr: SocketAddr, bytes: &[u8]) -> String {
     let mut answer = Vec::new();
     // A server that refuses may close before it has read all.
     let reading = stream.read_to_end(&mut answer);
-    let _ = tokio::time::timeout(LONG, reading).await.expect("it closes");
+    let _ = tokio::time::timeout(TEST_TIMEOUT, reading).await.expect("it closes");
     String::from_utf8_lossy(&answer).into_owned()
 }

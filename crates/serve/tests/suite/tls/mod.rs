@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::common::{LONG, config, keeper, post, raw, run, scratch, serve};
+use crate::common::{TEST_TIMEOUT, config, keeper, post, raw, run, scratch, serve};
 use afresh_serve::{Config, Server, TlsConfig};
 
 fn file(name: &str) -> PathBuf {
@@ -26,7 +26,7 @@ fn who_shakes_hands_is_answered_and_nobody_else() {
         let server = serve(config).await;
         let pem = std::fs::read(file("certificate.pem")).unwrap();
         let known = reqwest::Certificate::from_pem(&pem).unwrap();
-        let builder = || reqwest::Client::builder().no_proxy().timeout(LONG);
+        let builder = || reqwest::Client::builder().no_proxy().timeout(TEST_TIMEOUT);
         let client = builder().tls_certs_only([known]).build().unwrap();
         let url = format!("https://{}/", server.addr);
         for _ in 0..3 {
@@ -51,7 +51,7 @@ fn who_shakes_hands_is_answered_and_nobody_else() {
                 }
             }
         };
-        tokio::time::timeout(LONG, closed).await.expect("it is given up");
+        tokio::time::timeout(TEST_TIMEOUT, closed).await.expect("it is given up");
         server.end().await;
     });
 }
@@ -73,7 +73,7 @@ fn a_reload_renews_the_certificate() {
         let url = format!("https://{}/", server.addr);
         let reached = async |certificate: &str| {
             let known = reqwest::Certificate::from_pem(&std::fs::read(file(certificate)).unwrap());
-            let client = reqwest::Client::builder().no_proxy().timeout(LONG);
+            let client = reqwest::Client::builder().no_proxy().timeout(TEST_TIMEOUT);
             let client = client.tls_certs_only([known.unwrap()]).build().unwrap();
             client.get(&url).send().await.is_ok()
         };

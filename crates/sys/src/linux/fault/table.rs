@@ -6,7 +6,7 @@
 //! Promises:
 //! * A lookup takes no lock, allocates nothing and never waits.
 //! * Adding a range waits for no lookup and for nobody who uses a value.
-//! * [`Held::close`] waits for whoever uses the value of that very range, and for nobody else. Afterwards nobody
+//! * [`EntryGuard::close`] waits for whoever uses the value of that very range, and for nobody else. Afterwards nobody
 //!   uses it.
 //!
 //! Why it is safe: two counts. One is of all *lookups*, which take a moment and run no code but this. Nodes that
@@ -39,9 +39,9 @@ unsafe impl<T: Send + Sync> Send for Entry<T> {}
 unsafe impl<T: Send + Sync> Sync for Entry<T> {}
 
 /// The right to take an entry out again; there is one for each.
-pub(crate) struct Held<T>(Arc<Entry<T>>);
+pub(crate) struct EntryGuard<T>(Arc<Entry<T>>);
 
-impl<T> Held<T> {
+impl<T> EntryGuard<T> {
     /// Waits until nobody uses the entry any more, and returns its value. It must have been removed before. Needs no
     /// lock.
     pub(crate) fn close(self, generation: u32) -> Option<T> {
@@ -204,7 +204,7 @@ impl<T: Send + Sync> Table<T> {
         generation: u32,
         (start, end): (usize, usize),
         value: T,
-    ) -> Option<Held<T>> {
+    ) -> Option<EntryGuard<T>> {
         let root = self.published();
         if last_at(root.as_deref(), end - 1).is_some_and(|last| last.end > start) {
             return None;
@@ -212,11 +212,16 @@ impl<T: Send + Sync> Table<T> {
         let value = UnsafeCell::new(Some(value));
         let entry = Arc::new(Entry { start, end, users: Readers::new(), value });
         self.publish(unpublished, generation, insert(&root, entry.clone()));
-        Some(Held(entry))
+        Some(EntryGuard(entry))
     }
 
-    /// Takes an entry out; nobody finds it any more. Who did before may still use it: see [`Held::close`].
-    pub(crate) fn remove(&self, unpublished: &mut Unpublished<T>, generation: u32, held: &Held<T>) {
+    /// Takes an entry out; nobody finds it any more. Who did before may still use it: see [`EntryGuard::close`].
+    pub(crate) fn remove(
+        &self,
+        unpublished: &mut Unpublished<T>,
+        generation: u32,
+        held: &EntryGuard<T>,
+    ) {
         let root = self.published();
         self.publish(unpublished, generation, without(&root, held.0.start));
     }

@@ -21,9 +21,9 @@ use afresh_guest::abi::{BootInfo, CALL_DONE, CALL_GENERATION, PORT};
 const LEN: usize = 256 + 4096;
 
 #[repr(C, align(64))]
-struct Found([u8; LEN]);
+struct Secret([u8; LEN]);
 
-static mut FOUND: Found = Found([0; LEN]);
+static mut FOUND: Secret = Secret([0; LEN]);
 /// Room for what strings of ports are read into and written from.
 #[repr(C, align(4096))]
 struct Room([u32; 8192]);

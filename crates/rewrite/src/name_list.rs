@@ -3,7 +3,7 @@
 //! A module may have a hundred thousand exports, and worlds of components import hundreds of functions; both come from
 //! strangers, and errors go into logs and answers.
 
-/// Names that an error tells.
+/// Maximum names in an error.
 const MAX_NAMES: usize = 8;
 /// Characters of each.
 const MAX_NAME_CHARS: usize = 200;
@@ -11,10 +11,10 @@ const MAX_NAME_CHARS: usize = 200;
 /// The first few of `names`, for an error; the others are counted.
 ///
 /// ```
-/// assert_eq!(afresh_rewrite::told(&["run".into(), "stop".into()]), "run, stop");
+/// assert_eq!(afresh_rewrite::name_list(&["run".into(), "stop".into()]), "run, stop");
 /// ```
 #[must_use]
-pub fn told(names: &[String]) -> String {
+pub fn name_list(names: &[String]) -> String {
     let shortened = |name: &String| match name.char_indices().nth(MAX_NAME_CHARS) {
         Some((end, _)) => format!("{}...", printable(&name[..end])),
         None => printable(name),
@@ -46,11 +46,11 @@ mod tests {
     #[test]
     fn many_names_are_counted_and_long_ones_cut() {
         let names: Vec<String> = (0..100_000).map(|n| format!("f{n}")).collect();
-        assert_eq!(told(&names[..8]), "f0, f1, f2, f3, f4, f5, f6, f7");
-        assert_eq!(told(&names), "f0, f1, f2, f3, f4, f5, f6, f7, and 99992 more");
-        assert_eq!(told(&["é".repeat(1000)]), format!("{}...", "é".repeat(MAX_NAME_CHARS)));
-        assert_eq!(told(&[]), "");
+        assert_eq!(name_list(&names[..8]), "f0, f1, f2, f3, f4, f5, f6, f7");
+        assert_eq!(name_list(&names), "f0, f1, f2, f3, f4, f5, f6, f7, and 99992 more");
+        assert_eq!(name_list(&["é".repeat(1000)]), format!("{}...", "é".repeat(MAX_NAME_CHARS)));
+        assert_eq!(name_list(&[]), "");
         let forged = "run\n2026-01-01 INFO \u{1b}[2Kpaid \u{202e}é".to_owned();
-        assert_eq!(told(&[forged]), "run\\n2026-01-01 INFO \\u{1b}[2Kpaid \\u{202e}é");
+        assert_eq!(name_list(&[forged]), "run\\n2026-01-01 INFO \\u{1b}[2Kpaid \\u{202e}é");
     }
 }
