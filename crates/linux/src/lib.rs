@@ -18,8 +18,8 @@
 //!
 //! Two halves: the *sentry* is what the guest takes for Linux, and holds all of its state as plain data; the *platform* is
 //! a process that runs the guest's code. No system call of the guest's reaches the kernel: each stops in a
-//! seccomp filter and is served here. What is promised, and what a micro-VM promises more, stands in
-//! `docs/decisions/linux-programs.md`.
+//! seccomp filter and is served here. `docs/internals/linux.md` has the threat model, and the promises that only a
+//! micro-VM makes.
 //!
 //! Linux 6.6 or newer on x86-64; no privilege is needed. A guest may start further processes; they are
 //! frozen with it.
