@@ -18,10 +18,11 @@ use crate::{CallError, Lease, Warm};
 ///
 /// * `(len: i32) -> i64`. The guest also exports `afresh_buffer(len: i32) -> i32`, which returns the address of an
 ///   input buffer; the handler reads its input there and returns `address << 32 | length` of its answer.
-/// * `(address: i32, len: i32)`, which reads its input where the guest's own allocator has made room for it: the first
-///   of `afresh_alloc`, `host_alloc`, `alloc` and `malloc` that it exports, `(len: i32) -> i32`. Whose the input is
-///   then is between the two. It returns an answer as above, or an `i32`, which is a status like a program's: anything
-///   but 0 is a failure, [`CallError::Exit`]; or nothing. Without an answer the call gives no bytes.
+/// * `(address: i32, len: i32)`, which reads its input where the guest's own allocator has made room for it: the
+///   first of `afresh_alloc`, `host_alloc`, `alloc` and `malloc` that it exports, `(len: i32) -> i32`. The guest and
+///   its allocator decide when the input is freed. It returns an answer as above, or an `i32`, which is a status like
+///   a program's: anything but 0 is a failure, [`CallError::Exit`]; or nothing. Without an answer the call gives no
+///   bytes.
 #[derive(Clone, Debug)]
 pub struct BytesEntry {
     pub(crate) room: Entry<i32, i32>,
@@ -37,7 +38,7 @@ pub(crate) enum Handler {
     Silent(Entry<(i32, i32), ()>),
 }
 
-/// What a handler of the second form ended with.
+/// The result of a handler of the second form.
 pub(crate) fn ended(status: i32) -> Result<Vec<u8>, CallError> {
     match status {
         0 => Ok(Vec::new()),
@@ -172,13 +173,13 @@ pub(crate) async fn warm_up(
     }
 }
 
-/// Hands bytes to the guest out of one of its host functions: they lie where the guest's own allocator
-/// ([`BytesEntry`] says which that is) has made room for them, and are the guest's from then on. `None` when the guest
-/// has no room, or names some that lies outside its memory.
+/// Passes bytes to the guest from one of its host functions. The guest's own allocator ([`BytesEntry`] names it)
+/// provides the memory, and the guest owns the bytes from then on. Returns `None` when the guest has no room, or when
+/// its allocator returns an address outside its memory.
 ///
-/// The allocator runs within the call's limits, and on a stack of its own where calls of the guest do: a guest deep in
-/// its own stack has as much for it as anybody. In a guest that is [asynchronous](crate::GuestOptions::asynchronous)
-/// use [`hand_over_async`].
+/// The allocator runs within the call's limits. Where calls run on a separate stack, it runs on one as well, so it
+/// has a full stack even when the guest is deep in its own. In a guest that is
+/// [asynchronous](crate::GuestOptions::asynchronous) use [`hand_over_async`].
 ///
 /// # Errors
 /// What ended the allocator, or that the guest exports none. The host function has to end with it.

@@ -59,15 +59,15 @@ impl<'a> Cache<'a> {
         }
     }
 
-    /// What [`Cache::keep_value`] kept under `key` and `kind`; `None` where nothing is, or it is damaged.
+    /// The value that [`Cache::keep_value`] stored under `key` and `kind`; `None` if it is missing or damaged.
     pub(crate) fn value<T: DeserializeOwned>(&self, key: &blake3::Hash, kind: &str) -> Option<T> {
         let file = std::fs::read(self.path(key, kind)).ok()?;
         let (digest, bytes) = file.split_first_chunk::<{ blake3::OUT_LEN }>()?;
         (blake3::hash(bytes) == *digest).then(|| postcard::from_bytes(bytes).ok())?
     }
 
-    /// Keeps a value with its digest, so that one which a disk has damaged is made anew. Whoever may write to the
-    /// directory may keep what they like in it: see above.
+    /// Keeps a value with its digest, so that one which a disk has damaged is made anew. The cache trusts everyone
+    /// who can write to the directory: see above.
     pub(crate) fn keep_value(&self, key: &blake3::Hash, kind: &str, value: &impl Serialize) {
         if let Ok(bytes) = postcard::to_allocvec(value) {
             let digest = blake3::hash(&bytes);

@@ -1,8 +1,8 @@
 //! How the code of a guest is entered: as a plain call, or on a fiber that may wait.
 //!
-//! wasmtime refuses plain calls into a store whose imports are asynchronous, whoever makes them. So what the
-//! engine itself runs in an instance, to bring it back, goes the guest's way, too; it calls no host function,
-//! and is over when it was polled once.
+//! wasmtime refuses plain calls into a store whose imports are asynchronous. So what the engine itself runs in an
+//! instance, to bring it back, goes the guest's way, too; it calls no host function, and is over when it was polled
+//! once.
 //!
 //! Promises: a guest whose calls are synchronous has no fiber, unless its engine allows it more stack
 //! than threads have. May break it: a wasmtime whose `call_async` yields of itself; then restoring fails,
@@ -26,7 +26,7 @@ pub(crate) enum CallPath {
     Direct,
     /// The same, on a larger stack than a thread need have; nothing waits.
     Deep,
-    /// On a stack of its own, which is put aside while a host function waits.
+    /// On a separate stack, which is put aside while a host function waits.
     Fiber,
 }
 
@@ -98,7 +98,7 @@ impl CallPath {
         }
     }
 
-    /// Calls a function of ours, which waits for nothing.
+    /// Calls one of our functions, which waits for nothing.
     #[inline]
     pub(crate) fn call_now<P, R>(
         self,
@@ -134,10 +134,10 @@ impl CallPath {
     }
 }
 
-/// What wasmtime says of a plain call into a store with asynchronous imports.
+/// Part of wasmtime's error for a plain call into a store with asynchronous imports.
 pub(crate) const ASYNCHRONOUS: &str = "`*_async` functions";
 
-/// What it means that a guest cannot be instantiated by a plain call.
+/// Explains why a guest cannot be instantiated by a plain call.
 fn explained(error: wasmtime::Error) -> wasmtime::Error {
     if error.to_string().contains(ASYNCHRONOUS) {
         return wasmtime::Error::msg(
@@ -147,7 +147,7 @@ fn explained(error: wasmtime::Error) -> wasmtime::Error {
     error
 }
 
-/// What a future gives without waiting; none, and it is dropped, where it would wait.
+/// Polls a future once. Returns its output, or drops the future and returns `None` if it would wait.
 pub(crate) fn poll_once<F: Future>(future: F) -> Option<F::Output> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => Some(output),

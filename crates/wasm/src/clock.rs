@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use wasmtime_wasi::HostMonotonicClock;
 
-/// The monotonic clock of a guest: one for the warm-up and every lease, so that no reading which the
-/// warm state holds lies ahead of a later one.
+/// The monotonic clock of a guest. The warm-up and every lease share it, so no reading in the warm
+/// state is later than a reading in a lease.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
     start: Instant,
-    /// What it read then, in nanoseconds.
+    /// The reading at `start`, in nanoseconds.
     at_start: u64,
     /// How far states that came from elsewhere have moved it on.
     ahead: Arc<AtomicU64>,
@@ -39,7 +39,7 @@ impl Clock {
         }
     }
 
-    /// Nanoseconds that no reading of the guest's exceeds so far.
+    /// An upper bound of all guest readings so far, in nanoseconds.
     pub(crate) fn latest(&self) -> u64 {
         if self.asked.load(Ordering::Acquire) { self.elapsed() } else { self.at_start }
     }

@@ -1,21 +1,21 @@
-//! What of an instance differs from the warm state.
+//! Compares an instance with the warm state.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-/// What was found by comparing an instance with the warm state.
+/// The differences between an instance and the warm state.
 ///
-/// Compared are, byte by byte and one by one: memories and their sizes, mutable globals, tables that can be
-/// written and their sizes, dropped segments, the pending exception, the size of the collected heap, and
-/// the host state. What is not says [`Comparison::unseen`].
+/// Compared are, byte by byte and one by one: memories and their sizes, mutable globals, tables that can be written
+/// and their sizes, dropped segments, the pending exception, the size of the collected heap, and the host state.
+/// [`Comparison::unseen`] lists the parts that are not compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Comparison {
-    /// Bytes of memory that differ, and bytes by which sizes do.
+    /// Bytes of memory that differ, plus the differences in size.
     pub bytes: usize,
     /// Everything else that differs, by name.
     pub items: Vec<String>,
-    /// What was not looked at, and why it need not be; empty in reset mode.
+    /// Parts that were not compared, each with the reason; empty in reset mode.
     pub unseen: Vec<&'static str>,
 }
 
@@ -26,7 +26,7 @@ impl Comparison {
         self.bytes == 0 && self.items.is_empty()
     }
 
-    /// Notes every key of which the two do not say the same, or of which only one says something.
+    /// Notes every key whose value differs, or that only one of the two has.
     pub(crate) fn maps<K: Ord + Display, V: PartialEq>(
         &mut self,
         what: &str,

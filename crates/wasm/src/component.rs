@@ -45,10 +45,10 @@ pub(crate) struct Inner {
     pub(crate) roots: Roots,
     /// The export that takes fresh entropy for each clone.
     reseed: Option<ComponentExportIndex>,
-    /// What the code takes of the process's budget.
+    /// The share of the process budget that the code holds.
     _code: Held,
     program: Program,
-    /// What its clock read when the warm state was taken.
+    /// The clock's reading when the warm state was taken.
     read: u64,
     /// The state of its core modules, by their place in the binary; none where it cannot be kept.
     state: Option<Vec<Option<WarmState>>>,
@@ -56,7 +56,7 @@ pub(crate) struct Inner {
     why_cold: Option<String>,
 }
 
-/// What a component is before any of it has run.
+/// A component before any of its code has run.
 struct Outline {
     prepared: PreparedComponent,
     linker: Linker<Host>,
@@ -125,7 +125,7 @@ fn compile_direct(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadError> 
     compile(engine, &direct_calls(wasm))
 }
 
-/// A memory that one of the component's modules defines.
+/// A memory that a module of the component defines.
 #[derive(Clone, Copy)]
 struct Declared<'a> {
     module: &'a NestedModule,
@@ -318,7 +318,7 @@ impl WarmComponent {
             _code: Budget::process().hold(CODE_MAPPINGS),
         };
         let this = Self { inner: Arc::new(inner) };
-        // What no lease could get past is found now.
+        // A first lease shows errors that every later lease would have.
         drop(this.inner.take(&LeaseOptions::default()).await?);
         Ok(this)
     }
@@ -351,17 +351,17 @@ impl WarmComponent {
         self.lease_with(&LeaseOptions::default())
     }
 
-    /// As [`WarmComponent::lease`], with options of its own.
+    /// As [`WarmComponent::lease`], with `options` for this lease.
     ///
     /// # Errors
-    /// As [`WarmComponent::lease`]; [`WarmError::Load`] for a limit that the engine was not set up to keep,
-    /// and for directories that do not fit those of the guest.
+    /// As [`WarmComponent::lease`]; [`WarmError::Load`] for a limit that the engine was not set up to keep, and for
+    /// directories that do not fit those of the guest.
     pub fn lease_with(&self, options: &LeaseOptions) -> Result<ComponentLease<'_>, WarmError> {
         at_once(self.inner.take(options))
     }
 
-    /// As [`WarmComponent::lease_with`], a lease that keeps its guest itself: it can be moved to other threads
-    /// and tasks, and kept as long as one likes.
+    /// As [`WarmComponent::lease_with`], but the lease owns its guest. It can move to other threads and tasks, and
+    /// can be kept without limit.
     ///
     /// # Errors
     /// As [`WarmComponent::lease_with`].
@@ -373,7 +373,7 @@ impl WarmComponent {
         Ok(lease)
     }
 
-    /// As [`WarmComponent::lease_owned`], waiting for what start functions of the component wait for, where
+    /// As [`WarmComponent::lease_owned`], but asynchronous: it waits for the start functions of the component where
     /// each instance runs them anew ([`WarmComponent::why_cold`]).
     ///
     /// # Errors
@@ -389,7 +389,7 @@ impl WarmComponent {
         Ok(lease)
     }
 
-    /// Compares the memories that the pool would hand out next with what the component starts with.
+    /// Compares the memories that the pool would lease next with the component's initial state.
     ///
     /// # Errors
     /// [`WarmError`] when the pool is exhausted or the memory cannot be read.
@@ -422,13 +422,13 @@ impl WarmComponent {
         self.inner.reseed.is_some()
     }
 
-    /// What resets its memories, never [`Strategy::Auto`](afresh_memory::Strategy::Auto).
+    /// The strategy that resets its memories, never [`Strategy::Auto`](afresh_memory::Strategy::Auto).
     #[must_use]
     pub fn strategy(&self) -> afresh_memory::Strategy {
         self.inner.policy.chosen()
     }
 
-    /// What its pool counts.
+    /// The counters of its pool.
     #[must_use]
     pub fn pool_stats(&self) -> PoolStats {
         self.inner.pool.stats()
@@ -444,7 +444,7 @@ impl Inner {
             store.data_mut().set_wasi(wasi.clone());
         }
         store.data_mut().set_generation(next_generation());
-        // What starts anew each time is the guest's.
+        // Start functions that run in every instance count as guest code.
         store.data_mut().set_guests(self.why_cold.is_some());
         let instantiate = self.stores.way.instantiate_component(&self.pre, &mut store);
         let instance = with_memories(&memories.memories, MemoryOwner::Component, instantiate)
@@ -468,11 +468,11 @@ impl Inner {
     }
 }
 
-/// The component for as long as its lease wants it.
+/// The component, borrowed from `keep`.
 ///
 /// # Safety
-/// Nothing that the reference or what comes of it is used by may outlive `keep`.
+/// The reference, and everything borrowed from it, must not outlive `keep`.
 unsafe fn kept(keep: &Arc<Inner>) -> &'static Inner {
-    // SAFETY: an `Arc` does not move what it holds, and the caller keeps it for as long as it is used.
+    // SAFETY: an `Arc` does not move its value, and the caller keeps the `Arc` until the last use.
     unsafe { &*Arc::as_ptr(keep) }
 }

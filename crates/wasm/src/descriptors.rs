@@ -1,17 +1,17 @@
-//! Descriptors of WASI's that a warm-up leaves behind.
+//! WASI descriptors that a warm-up leaves behind.
 //!
-//! Every call finds the descriptors that it is given: standard input, output and error, and the
-//! directories. A guest whose files are a tree in memory keeps what it has opened ([`crate::files`]); one with
-//! directories of the host's that has opened another one while it was warmed, or closed one of these, would go
-//! on in a call with a number that means another file, or none. So what the warm-up left is compared with
-//! what calls get, and anything else is refused.
+//! Every call finds the descriptors that it is given: standard input, output and error, and the directories. A guest
+//! whose files are a tree in memory keeps its open descriptors ([`crate::files`]). A guest with host directories does
+//! not: if its warm-up opened another descriptor or closed one of these, a call would continue with a number that
+//! means another file, or none. So the descriptors after the warm-up are compared with those of a call, and any
+//! difference is refused.
 //!
-//! wasmtime-wasi does not show its table; but a guest can ask about every descriptor, and a small module that
-//! does just that is lent the table.
+//! wasmtime-wasi does not show its table, but a guest can query every descriptor, and a small module that does just
+//! that borrows the table.
 //!
-//! Promises: after a check that passed, every number that was open still is, is the same kind of
-//! thing with the same name and flags, and no other is open. May break it: an embedder that replaces
-//! functions of WASI's by its own (`Imports`) keeps descriptors that nobody sees here.
+//! Promises: after a check that passed, every number that was open still is, is the same kind of thing with the same
+//! name and flags, and no other is open. May break it: an embedder that replaces WASI functions by its own
+//! (`Imports`) keeps descriptors that this check does not see.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +36,7 @@ const BADF: i32 = 8;
 /// Open flag: a directory.
 const DIRECTORY: i32 = 2;
 
-/// The functions that are asked, and how many parameters of which type each has.
+/// The functions that are called, with the number and type of their parameters.
 const FUNCTIONS: [(&str, &[ValType]); 5] = {
     use ValType::{I32, I64};
     [
@@ -89,7 +89,7 @@ struct Asker {
     memory: Memory,
 }
 
-/// What is known of a descriptor: its status, and the name of a directory that was given.
+/// The known state of a descriptor: its status, and the name of a preopened directory.
 type Seen = Option<(Vec<u8>, Option<Vec<u8>>)>;
 
 impl Asker {
@@ -121,7 +121,7 @@ impl Asker {
 
     fn see(&mut self, fd: u32) -> wasmtime::Result<Seen> {
         let number = fd as i32;
-        // What lies between the fields of an answer is not written.
+        // The padding between the fields of an answer is not written.
         self.memory.write(&mut self.store, 0, &[0; NAME as usize])?;
         if !self.is_open(fd)? {
             return Ok(None);
@@ -142,9 +142,9 @@ impl Asker {
         Ok(Some((status, Some(name))))
     }
 
-    /// Descriptors that are open beside the first `given`. Numbers are given out densely: the next one is
-    /// the largest that has become free, or one more than the largest there is. So one more descriptor,
-    /// opened in directory `directory`, tells from where on all are in use up to the last.
+    /// Descriptors that are open in addition to the first `given`. Numbers are given out densely: the next one is the
+    /// largest that has become free, or one more than the largest there is. So all numbers above that of one more
+    /// descriptor, opened in directory `directory`, are in use up to the last.
     fn beyond(&mut self, given: u32, directory: u32) -> wasmtime::Result<BTreeSet<u32>> {
         self.memory.write(&mut self.store, NAME as usize, b".")?;
         let (at, length) = (NAME as i32, 1);
@@ -167,7 +167,7 @@ impl Asker {
                 open.insert(fd);
             }
         }
-        // The guest may go on, and find everything as it was.
+        // The guest may continue and must find everything as it was.
         self.ask("fd_close", (opened as i32,))?;
         Ok(open)
     }
@@ -178,7 +178,7 @@ impl Asker {
 /// # Errors
 /// [`WarmError::Descriptors`] names the first that differs.
 pub(crate) fn check(stores: &Stores, host: &mut Host) -> Result<(), WarmError> {
-    // What is open in a file tree goes with the state.
+    // Descriptors of a file tree are part of the saved state.
     if !host.has_used_p1() || host.files().is_some() {
         return Ok(());
     }
@@ -214,7 +214,7 @@ impl Asker {
         (0..given).map(|fd| self.see(fd)).collect()
     }
 
-    /// What is otherwise now than `then`.
+    /// The differences between `then` and now.
     fn compare(
         &mut self,
         then: &[Seen],

@@ -12,7 +12,7 @@ use crate::scope::forget_exception;
 use crate::stores::CallLimits;
 use crate::watch::Stopped;
 
-/// What a failed wasmtime call means.
+/// Translates a failed wasmtime call.
 pub(crate) fn call_error(error: wasmtime::Error, limits: CallLimits) -> CallError {
     if let Some(exit) = error.downcast_ref::<wasmtime_wasi::I32Exit>() {
         return CallError::Exit(exit.0);
@@ -38,7 +38,7 @@ pub(crate) fn call_error(error: wasmtime::Error, limits: CallLimits) -> CallErro
     }
 }
 
-/// What wasmtime says of an argument that it refuses.
+/// Parts of wasmtime's errors for arguments that it refuses.
 const REFUSED: [&str; 2] = [
     "argument type mismatch",
     "attempted to use a garbage-collected object that has been unrooted",

@@ -1,4 +1,4 @@
-//! What can go wrong, per operation.
+//! Errors, one type per operation.
 
 use afresh_memory::{ImageError, SlotError};
 use afresh_pool::PoolError;
@@ -58,7 +58,7 @@ pub enum LoadError {
         /// The setting that makes the engine keep it.
         setting: &'static str,
     },
-    /// An engine of the embedder's is not set up as memories that are brought back need it.
+    /// The embedder's engine is not configured for memories that are reset.
     #[error(
         "this wasmtime engine is not set up for warm guests, by {}: give its `Config` to `EngineConfig::apply` \
          before it is made",
@@ -68,7 +68,7 @@ pub enum LoadError {
         /// The settings of `wasmtime::Config` that are otherwise.
         missing: Vec<String>,
     },
-    /// The guest imports something that nobody provides.
+    /// The guest imports something that is not provided.
     #[error(
         "the guest's imports cannot be satisfied: {0:#}; provide them with `GuestOptions::imports`, or \
          let calls of them fail with `GuestOptions::stub_imports`"
@@ -77,7 +77,7 @@ pub enum LoadError {
     /// WASI cannot give what it is set up to give.
     #[error("WASI cannot give the guest {0}")]
     Wasi(String),
-    /// The module imports things that nobody provides.
+    /// The module imports things that are not provided.
     #[error(
         "the guest imports what nobody provides: {}; provide it with `GuestOptions::imports`, let \
          calls of it fail with `GuestOptions::stub_imports`, or take it from another module with `Guest::linked`",
@@ -90,7 +90,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// What it means that wasmtime could not compile a guest, or map its code.
+    /// Translates wasmtime's error for a guest that it could not compile or map.
     pub(crate) fn compile(error: wasmtime::Error) -> Self {
         /// Mappings that one compiled guest may take at once.
         const NEAR: usize = 16;
@@ -128,13 +128,13 @@ pub enum WarmError {
     /// The instance could not be created.
     #[error("the guest could not be instantiated: {0:#}")]
     Instantiate(wasmtime::Error),
-    /// The warm-up left descriptors of WASI's in another state than each call finds.
+    /// The warm-up left WASI descriptors in another state than each call finds.
     #[error("the warm-up {0}, and no call can start so; undo it at the end of the warm-up")]
     Descriptors(String),
     /// The warm state cannot be kept.
     #[error("the warm state cannot be kept: {0}")]
     State(String),
-    /// Memory for the guest could not be had.
+    /// Memory for the guest could not be allocated.
     #[error(transparent)]
     Slot(#[from] SlotError),
     /// The warm image could not be built.
@@ -202,7 +202,7 @@ pub enum CallError {
         name: String,
         /// Its type.
         expected: String,
-        /// What does not fit.
+        /// The part that does not fit.
         reason: String,
     },
     /// The guest trapped.
@@ -215,7 +215,7 @@ pub enum CallError {
         /// Where in the guest it happened, a frame a line.
         backtrace: Option<String>,
     },
-    /// The guest threw an exception that nothing in it catches. The exception itself is gone.
+    /// The guest threw an exception that nothing in it catches. The exception itself is dropped.
     #[error("the guest threw an exception and did not catch it: {0}")]
     Exception(String),
     /// The call ran longer than its timeout.
@@ -283,7 +283,7 @@ impl CallError {
     }
 }
 
-/// What wasmtime says without the backtrace that it puts among the causes, and the backtrace.
+/// Splits wasmtime's error into its message and the backtrace that wasmtime puts among the causes.
 pub(crate) fn without_backtrace(error: &wasmtime::Error) -> (String, Option<String>) {
     let backtrace = error.downcast_ref::<wasmtime::WasmBacktrace>().map(ToString::to_string);
     let causes: Vec<String> = error

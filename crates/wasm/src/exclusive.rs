@@ -1,8 +1,8 @@
-//! A lock for what is never contended: one atomic exchange to take, a plain store to give back.
+//! A lock for values that are never contended: one atomic exchange to take, a plain store to release.
 //!
-//! A guest's memory is used by its instance while a call runs and by the pool while none does; the two never
-//! meet, but the types of wasmtime's memory interface cannot say so. `std::sync::Mutex` would cost two
-//! exchanges on the hot path. Here a second user would spin, yielding, until the first is done.
+//! A guest's memory is used by its instance while a call runs, and by the pool at other times. The two never overlap,
+//! but the types of wasmtime's memory interface cannot express that. `std::sync::Mutex` would cost two exchanges on
+//! the hot path. Here a second user would spin, yielding, until the first is done.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -15,8 +15,8 @@ pub(crate) struct Exclusive<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached only through a guard, of which there is one at a time; moving it between
-// threads that way needs `T: Send`, as for a mutex.
+// SAFETY: the value is reached only through a guard, and only one guard exists at any time; moving it between threads
+// that way needs `T: Send`, as for a mutex.
 unsafe impl<T: Send> Sync for Exclusive<T> {}
 
 impl<T> Exclusive<T> {
@@ -24,7 +24,7 @@ impl<T> Exclusive<T> {
         Self { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
-    /// Waits until nobody else uses the value.
+    /// Waits until the value is free.
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         while self.taken.swap(true, Ordering::Acquire) {

@@ -1,8 +1,8 @@
 //! A guest's file tree, and what it has open in it: plain data that goes with the guest's memory.
 //!
-//! Promises: every lease starts with the tree and the descriptors that the warm state has, and no lease
-//! sees what another wrote; a session's are part of its states. May break it: nothing outside. Host
-//! directories that WASI is given besides are no part of this, and a guest with a tree has none.
+//! Promises: every lease starts with the tree and the descriptors that the warm state has, and no lease sees what
+//! another wrote; a session's are part of its states. May break it: nothing outside. Host directories that WASI
+//! provides are not part of this, and a guest with a tree has none.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ pub(crate) const DESCRIPTORS: usize = 4096;
 /// The name under which a guest finds its tree.
 pub(crate) const TOP: &str = "/";
 
-/// What a descriptor of preview 1 is open on.
+/// The target of a preview 1 descriptor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Descriptor {
     /// Standard input, output or error, by its number, which WASI's own implementation serves.
@@ -26,7 +26,7 @@ pub(crate) enum Descriptor {
     File(FileDescriptor),
 }
 
-/// A descriptor of the tree's.
+/// A descriptor of the tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileDescriptor {
     pub(crate) open: OpenFile,
@@ -43,7 +43,7 @@ pub(crate) struct FileDescriptor {
 pub struct Files {
     pub(crate) tree: Tree,
     pub(crate) descriptors: Arc<BTreeMap<u32, Descriptor>>,
-    /// What the tree lies over as pages, once it was saved. All that come of these files share it.
+    /// The layers below the tree as pages, once they were saved. All that come of these files share it.
     layers: Arc<OnceLock<LayerImage>>,
 }
 
@@ -57,7 +57,7 @@ impl PartialEq for Files {
 impl Eq for Files {}
 
 impl Files {
-    /// A tree with what every call is given: standard streams, and the tree's root.
+    /// A tree with the initial descriptors of every call: standard streams, and the tree's root.
     pub(crate) fn new(mut tree: Tree) -> Self {
         let standard = (0..3).map(|number| (number, Descriptor::Standard(number)));
         let mut descriptors: BTreeMap<u32, Descriptor> = standard.collect();
@@ -89,7 +89,7 @@ impl Files {
 
     /// Everything as bytes.
     pub(crate) fn save(&self) -> Result<SavedFiles, String> {
-        // A snapshot needs nothing but itself, and layers that whoever made the tree says are to be had.
+        // A snapshot contains everything that it needs, except layers whose names say where to get them.
         let (tree, layers) = if self.tree.has_unknown_layers() {
             (self.tree.gathered().map_err(|e| e.to_string())?, Some(self.kept_layers()?))
         } else {
@@ -100,7 +100,7 @@ impl Files {
         Ok(SavedFiles { descriptors, pages: tree.pages.len() as u64, tree: tree.into(), layers })
     }
 
-    /// What the tree lies over as pages, made once.
+    /// The layers below the tree as pages, made once.
     fn kept_layers(&self) -> Result<LayerImage, String> {
         if let Some(layers) = self.layers.get() {
             return Ok(layers.clone());
@@ -121,7 +121,7 @@ pub(crate) struct SavedFiles {
     pub(crate) layers: Option<LayerImage>,
 }
 
-/// A tree's description on its own in bytes, and its pages beside it.
+/// The description of a tree in bytes, and its pages.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Described {
     description: Vec<u8>,
@@ -150,7 +150,7 @@ impl SavedFiles {
         image.build()
     }
 
-    /// Takes the pages out of a snapshot's.
+    /// Takes the tree's pages out of a snapshot image.
     pub(crate) fn take(&mut self, image: &Image) -> Result<(), ImageError> {
         image.resolve(PageRange::new(0, image.pages()))?;
         let zeros = Arc::new(vec![0; PAGE_SIZE]);
@@ -162,12 +162,12 @@ impl SavedFiles {
         Ok(())
     }
 
-    /// The files. Bytes from strangers are checked; how much more the tree may store is for whoever opens it to say:
-    /// as much in all as `allowed`, or what it had left, up to that, beside what it brings. Where it lay over layers it
-    /// is put over those of `below`.
+    /// The files. Bytes from strangers are checked. The opener decides how much more the tree may store: `allowed` in
+    /// all, or, if that is more, its own contents plus the space that it had left, up to `allowed`. A tree over
+    /// layers is restored over the layers of `below`.
     pub(crate) fn restore(&self, allowed: Budget, below: Option<&Tree>) -> Result<Files, String> {
         let saved = SavedTree::new(self.tree.description.clone(), self.tree.pages.clone());
-        // Those that are there already are shared with whoever has them.
+        // Layers that are open already are shared.
         let mut tree = Tree::new(allowed).restored(&saved);
         if let (Err(TreeError::Layers { .. }), Some(below)) = (&tree, below) {
             tree = below.restored(&saved);
@@ -220,11 +220,11 @@ impl Live {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Files> {
-        // What panics is the guest's call, whose files are dropped with it.
+        // Only the guest's call can panic here, and its files are dropped with it.
         self.0.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Room for one more handle, as long as it is kept; `None` where there are as many as there may be.
+    /// Permission for one more handle until it is dropped; `None` at the limit.
     pub(crate) fn ticket(&self) -> Option<Ticket> {
         let ticket = Ticket(self.clone());
         let before = self.0.handles.fetch_add(1, Ordering::Relaxed);
@@ -232,7 +232,7 @@ impl Live {
     }
 }
 
-/// What each handle keeps.
+/// The permission that each handle keeps.
 #[derive(Debug)]
 pub(crate) struct Ticket(Live);
 

@@ -16,11 +16,11 @@ use crate::host::{Host, Wasi};
 use crate::linear::GuestMemory;
 use crate::reset::{Blueprint, WarmMemory};
 
-/// What a warm guest in fresh mode consists of.
+/// The parts of a warm guest in fresh mode.
 pub(crate) struct FreshState {
     pub(crate) blueprint: Blueprint,
     pub(crate) memories: Vec<WarmMemory>,
-    /// What was baked into the module; `None` for a guest whose warm state cannot be kept.
+    /// The state baked into the module; `None` for a guest whose warm state cannot be kept.
     pub(crate) state: Option<WarmState>,
 }
 
@@ -30,7 +30,7 @@ impl FreshState {
         FreshMemories::new(&self.memories, &self.blueprint.policy)
     }
 
-    /// A new instance over `memories`, with a WASI context of its own, if it is to have one.
+    /// A new instance over `memories`, with `wasi` as its context if one is given.
     pub(crate) async fn instantiate(
         &self,
         memories: &FreshMemories,
@@ -40,7 +40,7 @@ impl FreshState {
         if let Some(wasi) = wasi {
             store.data_mut().set_wasi(wasi.clone());
         }
-        // What is not kept happens again, and is the guest's.
+        // Without kept state, start functions run again and count as guest code.
         store.data_mut().set_guests(self.state.is_none());
         let instance = self
             .blueprint
@@ -79,7 +79,7 @@ impl FreshMemories {
         Ok(Self { memories })
     }
 
-    /// What differs from the warm image now.
+    /// Differences from the warm image now.
     pub(crate) fn compare(&self) -> Result<Comparison, WarmError> {
         let mut found = Comparison {
             unseen: vec!["everything but memory: it is made anew with each instance"],

@@ -4,9 +4,9 @@
 //! its memories, one after the other, and those of its files. The bytes say how long each is, and hold globals,
 //! tables, dropped segments, and everything of the file tree but the pages.
 //!
-//! Promises: what was frozen is what a guest made from it starts with, bit for bit. What is read
-//! from elsewhere is checked before it is used: sizes against the pages that are there, the module
-//! against its digest, the state against the module.
+//! Promises: what was frozen is what a guest made from it starts with, bit for bit. Data from elsewhere is checked
+//! before it is used: sizes against the pages that are present, the module against its digest, the state against the
+//! module.
 
 use std::sync::{Arc, OnceLock};
 
@@ -26,7 +26,7 @@ use crate::{Engine, FreezeError, Lease, ThawError, Warm};
 
 /// Kind of guest, in snapshots.
 const KIND: &str = "wasm";
-/// What gives the state its meaning.
+/// The version that the state's encoding belongs to.
 const ENGINE: &str = concat!("afresh-wasm ", env!("CARGO_PKG_VERSION"));
 
 /// Nanoseconds that a guest's clock may have come to, so that what it adds to a reading fits: a century.
@@ -35,10 +35,10 @@ const LONGEST: u64 = 100 * 366 * 24 * 3600 * 1_000_000_000;
 /// Comes before the files.
 const FILES: &str = "files";
 
-/// Comes before the layers that the files lie over.
+/// Prefix of the layers below the files.
 const LAYERS: &str = "layers";
 
-/// Comes before the state of a component's modules.
+/// Prefix of the state of a component's modules.
 const NESTED: &str = "component";
 
 /// Comes before the size of the native stack.
@@ -52,7 +52,7 @@ pub(crate) struct Program {
     source: Source,
     /// Bytes of native stack that its engine allowed it, where that was more than usual.
     stack: Option<u64>,
-    /// Its pages, made when they are first needed: whoever saves often would make them each time.
+    /// Its pages, made on first use and then shared, so that frequent saves do not make them again.
     pages: Arc<OnceLock<Image>>,
 }
 
@@ -121,9 +121,9 @@ pub struct Frozen {
     pub(crate) program: Program,
     pub(crate) memories: Vec<WarmMemory>,
     pub(crate) state: WarmState,
-    /// What the guest's clock has read at most.
+    /// An upper bound of the readings of the guest's clock.
     pub(crate) read: u64,
-    /// The state of a component's core modules, by their place in the binary; none for a module.
+    /// The state of a component's core modules, by their position in the binary; `None` for a module.
     pub(crate) nested: Option<Vec<Option<WarmState>>>,
     /// Its file tree and what is open in it, if it has one.
     pub(crate) files: Option<SavedFiles>,
@@ -172,7 +172,7 @@ impl Frozen {
         &self.memory
     }
 
-    /// The pages that hold the module. Whoever has it compiled in a cache does not need them.
+    /// The pages that hold the module. They are not needed if a cache has the module compiled.
     #[must_use]
     pub fn module_pages(&self) -> PageRange {
         PageRange::new(0, page_align_up(self.program.bytes) / PAGE_SIZE)
@@ -249,7 +249,7 @@ impl Frozen {
         let broken = |e: postcard::Error| ThawError::State(e.to_string());
         let ((header, read), mut rest): ((Header, u64), _) =
             postcard::take_from_bytes(bytes).map_err(broken)?;
-        // A component has more, and so has whoever has files.
+        // Components and guests with files have further parts.
         let (mut nested, mut files, mut stack) = (None, None::<SavedFiles>, None);
         let mut layers = None::<SavedLayers>;
         while !rest.is_empty() {

@@ -69,7 +69,7 @@ pub struct Imports {
 }
 
 impl Imports {
-    /// What `link` defines for a module, which may also replace what is there.
+    /// `link` defines imports of a module, and may replace existing ones.
     pub fn new(
         link: impl Fn(&mut Linker<Host>) -> wasmtime::Result<()> + Send + Sync + 'static,
     ) -> Self {
@@ -107,13 +107,13 @@ pub struct GuestOptions {
     pub mode: Mode,
     /// How its memories are reset.
     pub strategy: Strategy,
-    /// Whether system calls write its memories. wasmtime-wasi copies through buffers of its own, so
-    /// only host functions of the embedder's matter.
+    /// Whether system calls write its memories. wasmtime-wasi copies through its own buffers, so only the embedder's
+    /// host functions matter.
     pub host_access: HostAccess,
-    /// What WASI gives it.
+    /// The WASI configuration.
     pub wasi: Wasi,
-    /// What lies below the files of snapshots that do not hold it: a tree over layers that
-    /// [say what they are](afresh_files::Layer::known_as).
+    /// The tree below the files of snapshots that do not contain it: a tree over layers that [have
+    /// names](afresh_files::Layer::known_as).
     pub files_below: Option<afresh_files::Tree>,
     /// Most time one call may take; needs [`crate::EngineConfig::timeouts`]. A call is never stopped before
     /// it is over, and by two ticks of 5 ms, or as late as the host's threads run, after it.
@@ -129,26 +129,26 @@ pub struct GuestOptions {
     pub limits: Limits,
     /// Compare memory with the image after every so many resets.
     pub verify_every: Option<u32>,
-    /// Host functions of the embedder's own.
+    /// The embedder's host functions.
     pub imports: Imports,
-    /// State of the embedder's own, made new for each lease; host functions find it with [`Host::state`].
+    /// The embedder's state, made new for each lease; host functions find it with [`Host::state`].
     pub state: State,
-    /// A limiter of the embedder's own, beside `memory_limit`.
+    /// The embedder's limiter, in addition to `memory_limit`.
     pub limiter: Limiter,
-    /// A call hook of the embedder's own, told of the guest's calls; with this crate's feature `call-hook`.
+    /// The embedder's call hook, notified of guest calls; with this crate's feature `call-hook`.
     #[cfg(feature = "call-hook")]
     pub hook: Hook,
-    /// Asked while a call, or the warm-up of a module, runs, whether it may go on.
+    /// Called while a call, or the warm-up of a module, runs, and decides whether it may continue.
     pub watch: Watch,
-    /// Whether WASI and host functions may wait without blocking the thread: for guests that are called in
-    /// tasks, where WASI that blocks would panic. Such a guest is called with
-    /// [`Lease::call_async`](crate::Lease::call_async) and its like, in a task of tokio's; each call runs on
-    /// a stack of its own, and takes a fraction of a microsecond more.
+    /// Whether WASI and host functions may wait without blocking the thread: for guests that are called in tasks,
+    /// where WASI that blocks would panic. Such a guest is called with
+    /// [`Lease::call_async`](crate::Lease::call_async) and its like, in a tokio task. Each call runs on a separate
+    /// stack, and takes a fraction of a microsecond more.
     pub asynchronous: bool,
     /// Whether a call of an asynchronous guest that computes lets other tasks of its thread run after each tick of
     /// the epoch. For guests with a timeout, in tasks that must not starve one another.
     pub gives_way: bool,
-    /// Loads a guest although it imports functions that nobody provides; a call of one of them fails.
+    /// Loads a guest although some of its imports are not provided; a call of one of them fails.
     pub stub_imports: bool,
 }
 
@@ -320,15 +320,15 @@ impl WarmUp {
         self
     }
 
-    /// Like [`WarmUp::call`], of a handler that takes and gives bytes, as [`crate::BytesEntry`] says; of a
-    /// component, of a function that takes one string. What it answers is dropped.
+    /// Like [`WarmUp::call`], of a handler that takes and gives bytes, as [`crate::BytesEntry`] says; of a component,
+    /// of a function that takes one string. Its answer is dropped.
     #[must_use]
     pub fn call_bytes(mut self, name: impl Into<String>, input: impl Into<Vec<u8>>) -> Self {
         self.calls.push((name.into(), Arguments::Bytes(input.into())));
         self
     }
 
-    /// Like [`WarmUp::call`], of a component's export, named as [`crate::ComponentLease::call`] does.
+    /// Like [`WarmUp::call`], for a component's export; `name` is as in [`crate::ComponentLease::call`].
     #[must_use]
     pub fn call_component(
         mut self,
@@ -372,9 +372,10 @@ impl Guest {
         Ok(Self { engine: engine.clone(), wasm: wasm.into(), options })
     }
 
-    /// A guest of several core modules, of which later ones import memories, tables, globals and functions that earlier ones
-    /// export, by the names given here: an instance is one of each, made in this order, and what it exports is what the last
-    /// does. Reactors among them are initialised as they are made. They are [linked](crate::link) into one module.
+    /// A guest of several core modules. Later modules import memories, tables, globals and functions that earlier
+    /// ones export, by the names given here. An instance is one instance of each module, made in this order, and has
+    /// the exports of the last. Reactors among them are initialised as they are made. They are [linked](crate::link)
+    /// into one module.
     ///
     /// # Errors
     /// [`LoadError::Modules`] when an import does not fit what is exported.
@@ -392,7 +393,7 @@ impl Guest {
         self.wasm.get(6..8) == Some(&[1, 0])
     }
 
-    /// What a core module can change, and what reset mode would say to it.
+    /// Which state a core module can change, and whether reset mode accepts it.
     ///
     /// # Errors
     /// [`LoadError::Analyze`] for a component or an invalid module.
@@ -411,8 +412,8 @@ impl Guest {
         drive(self.way(), Warm::new(self, &warm_up))
     }
 
-    /// As [`Guest::warm`], waiting for asynchronous host functions as a task does. Analysis and compilation
-    /// keep the thread busy for as long as they take.
+    /// As [`Guest::warm`], waiting for asynchronous host functions as a task does. Analysis and compilation block the
+    /// thread.
     ///
     /// # Errors
     /// As [`Guest::warm`].
@@ -424,8 +425,8 @@ impl Guest {
         CallPath::of(self.options.asynchronous, self.engine.deep())
     }
 
-    /// Like [`Guest::warm`], for a component without a warm-up of its own: what its start functions leave is
-    /// kept where it can be, and [`WarmComponent::why_cold`] says why where it cannot.
+    /// Like [`Guest::warm`], for a component without a warm-up: the state after its start functions is kept where
+    /// possible, and [`WarmComponent::why_cold`] gives the reason where it is not.
     ///
     /// # Errors
     /// [`WarmError`] for a core module, or when the component does not compile or link.
@@ -443,8 +444,8 @@ impl Guest {
         drive(self.way(), WarmComponent::new(self, warm_up))
     }
 
-    /// As [`Guest::warm_component_with`], waiting for asynchronous host functions as a task does. Compilation
-    /// keeps the thread busy for as long as it takes.
+    /// As [`Guest::warm_component_with`], waiting for asynchronous host functions as a task does. Compilation blocks
+    /// the thread.
     ///
     /// # Errors
     /// As [`Guest::warm_component_with`].

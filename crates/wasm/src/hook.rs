@@ -14,7 +14,8 @@ use crate::host::Host;
 
 type Tell = dyn Fn(&mut Host, CallHook) -> wasmtime::Result<()> + Send + Sync;
 
-/// Told whenever a call of the guest's enters or leaves Wasm. The default is nobody, and costs nothing.
+/// A callback for each entry of a guest call into Wasm and each exit from it. The default has no callback, and costs
+/// nothing.
 ///
 /// An error ends the call as an error of a host function does, with [`crate::CallError::Host`] unless it is a
 /// [`Trap`](wasmtime::Trap), and the instance goes the way of every call that failed. One that comes when the call
@@ -32,7 +33,7 @@ impl Hook {
         Self(Some(Arc::new(tell)))
     }
 
-    /// Has wasmtime tell it of what `store` runs.
+    /// Registers the hook as the call hook of `store`.
     pub(crate) fn set(&self, store: &mut Store<Host>) {
         let Some(tell) = self.0.clone() else { return };
         store.call_hook(move |mut store, what| {

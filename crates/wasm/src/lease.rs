@@ -59,8 +59,8 @@ pub struct Lease<'a> {
     pub(crate) warm: &'a Inner,
     /// Of each of its calls.
     pub(crate) limits: CallLimits,
-    /// What an owned lease borrows from, dropped after all that does. No function hands out what `live` or
-    /// `warm` refer to for longer than it borrows the lease, so nothing else outlives it.
+    /// The guest of an owned lease, dropped after everything that borrows from it. No function hands out what `live`
+    /// or `warm` refer to for longer than it borrows the lease, so nothing else outlives it.
     pub(crate) keep: Option<Arc<Inner>>,
 }
 
@@ -74,8 +74,8 @@ impl std::fmt::Debug for Lease<'_> {
     }
 }
 
-/// 128 bits as a clone that exports `afresh_reseed` gets them: for host functions and requests of the embedder's own
-/// that give a guest its entropy.
+/// 128 random bits, from the source that seeds a clone that exports `afresh_reseed`: for the embedder's host
+/// functions and requests that give a guest its entropy.
 #[must_use]
 pub fn entropy_bytes() -> [u8; 16] {
     let (lo, hi) = entropy();
@@ -88,7 +88,7 @@ pub fn entropy_bytes() -> [u8; 16] {
 /// 128 bits that no other call in this or any other process gets: a keyed hash of a counter, under a
 /// key of the operating system's.
 pub(crate) fn entropy() -> (i64, i64) {
-    // A child of a fork must not go on with its parent's key and count: it would draw the same.
+    // A child of a fork must not continue with its parent's key and count: it would draw the same.
     static SOURCE: PerProcess<([u8; 32], AtomicU64)> = PerProcess::new(|| {
         let mut key = [0u8; 32];
         for part in key.chunks_mut(8) {
@@ -115,7 +115,7 @@ impl<'a> Lease<'a> {
         lease
     }
 
-    /// A lease of an instance that goes on where it was.
+    /// A lease of an instance that continues where it was.
     pub(crate) fn resume(warm: &'a Inner, live: Live<'a>) -> Self {
         Self { live, warm, limits: warm.limits, keep: None }
     }
@@ -183,7 +183,7 @@ impl<'a> Lease<'a> {
         self.outcome(result)
     }
 
-    /// What has become of a call.
+    /// The result of a call.
     #[inline]
     pub(crate) fn outcome<R>(&mut self, result: wasmtime::Result<R>) -> Result<R, CallError> {
         if let Some(failure) = self.host().failure() {
@@ -192,7 +192,7 @@ impl<'a> Lease<'a> {
         result.map_err(|error| self.failed(error))
     }
 
-    /// What the failure of a call means; what it left in the store is forgotten.
+    /// Translates the failure of a call, and drops its remains in the store.
     #[cold]
     fn failed(&mut self, error: wasmtime::Error) -> CallError {
         let limits = self.limits;
@@ -278,8 +278,8 @@ impl<'a> Lease<'a> {
         })
     }
 
-    /// The guest's first memory, once the bytes that the host is about to touch are there: a page that
-    /// never comes ends a call of the guest's with an error, but would end the host.
+    /// The guest's first memory, once the bytes that the host will access are present. A missing page ends a guest
+    /// call with an error, but would end the host.
     fn memory_at(&mut self, address: usize, len: usize) -> Result<Memory, CallError> {
         if let Some(memory) = self.live.memory(0) {
             memory.slot().fetch(address, len).map_err(|e| CallError::Memory(e.to_string()))?;
@@ -301,7 +301,7 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// Copies bytes out of the guest's first memory.
+    /// Copies bytes from the guest's first memory.
     ///
     /// # Errors
     /// [`CallError::Interface`] outside the memory.

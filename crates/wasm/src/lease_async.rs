@@ -1,8 +1,8 @@
 //! Calls that wait: of a guest whose imports are asynchronous, on a fiber.
 //!
-//! Promises: while a host function waits, the thread does other things. A future that is dropped, or
-//! forgotten, before its call is over leaves an instance that nobody gets again: the lease refuses further
-//! calls, and when it ends a new instance takes the place of the old one, over memories that were reset.
+//! Promises: while a host function waits, the thread does other things. If a future is dropped or forgotten before
+//! its call is over, its instance is never used again: the lease refuses further calls, and when it ends a new
+//! instance over reset memories replaces the old one.
 
 use wasmtime::{Val, WasmParams, WasmResults};
 

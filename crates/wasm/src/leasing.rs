@@ -1,5 +1,5 @@
-//! Taking leases: borrowed from their guest or owned, as the guest's options say or with limits and a WASI
-//! context of their own, at once or waiting for what the guest's own initialisation waits for.
+//! Taking leases. A lease is borrowed from its guest or owned; it has the guest's options, or its own limits and WASI
+//! context; it is taken at once, or waits for the guest's own initialisation.
 //!
 //! Promises: an owned lease keeps its guest, so it may outlive every handle to it and move to other
 //! threads and tasks; where it is dropped does not matter.
@@ -16,7 +16,7 @@ use crate::stores::{CallLimits, Stores};
 use crate::warm::{Inner, Pools};
 use crate::{LoadError, Warm, WarmError};
 
-/// What one lease has otherwise than its guest's options say. The default is nothing.
+/// The options of one lease, where they differ from its guest's. The default is nothing.
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct LeaseOptions {
@@ -43,11 +43,11 @@ impl LeaseOptions {
         self
     }
 
-    /// What WASI gives to its calls, instead of [`crate::GuestOptions::wasi`]. What the warm-up has read
-    /// already stays as it was read: many C libraries copy arguments and environment when they start.
-    /// Directories that the guest's options give must be there too, at the same place under the same name,
-    /// though they may be others of the host; further ones come after them. A file tree given here takes the place
-    /// of the warm one, with nothing open in it; without one the warm tree stays.
+    /// The WASI configuration of its calls, instead of [`crate::GuestOptions::wasi`]. Values that the warm-up has
+    /// read stay as they were: many C libraries copy arguments and environment when they start. Directories that the
+    /// guest's options give must be there too, at the same place under the same name, though they may be others of
+    /// the host; further ones come after them. A file tree given here takes the place of the warm one, with nothing
+    /// open in it; without one the warm tree stays.
     pub fn wasi(mut self, wasi: impl Into<Arc<Wasi>>) -> Self {
         self.wasi = Some(wasi.into());
         self
@@ -69,7 +69,7 @@ impl LeaseOptions {
     }
 }
 
-/// What a lease taken here and now is; an error where its guest waits for something first.
+/// Polls a lease that must be ready at once; an error if its guest waits first.
 #[inline]
 pub(crate) fn at_once<T>(
     taken: impl Future<Output = Result<T, WarmError>>,
@@ -108,12 +108,12 @@ impl Inner {
     }
 }
 
-/// The guest for as long as its lease wants it.
+/// The guest, borrowed from `keep`.
 ///
 /// # Safety
-/// Nothing that the reference or what comes of it is used by may outlive `keep`.
+/// The reference, and everything borrowed from it, must not outlive `keep`.
 unsafe fn kept(keep: &Arc<Inner>) -> &'static Inner {
-    // SAFETY: an `Arc` does not move what it holds, and the caller keeps it for as long as it is used.
+    // SAFETY: an `Arc` does not move its value, and the caller keeps the `Arc` until the last use.
     unsafe { &*Arc::as_ptr(keep) }
 }
 
@@ -136,7 +136,7 @@ impl Warm {
         at_once(inner.take(&LeaseOptions::default(), false))
     }
 
-    /// As [`Warm::lease`], with options of its own.
+    /// As [`Warm::lease`], with `options` for this lease.
     ///
     /// # Errors
     /// As [`Warm::lease`]; [`WarmError::Load`] for a limit that the engine was not set up to keep, and for
@@ -145,9 +145,8 @@ impl Warm {
         at_once(self.inner.take(options, false))
     }
 
-    /// As [`Warm::lease_with`], a lease that keeps its guest itself: it can be moved to other threads and
-    /// tasks, and kept as long as one likes. It takes some nanoseconds more, for a count that all threads
-    /// share.
+    /// As [`Warm::lease_with`], but the lease owns its guest. It can move to other threads and tasks, and can be kept
+    /// without limit. It takes some nanoseconds more, for a count that all threads share.
     ///
     /// # Errors
     /// As [`Warm::lease_with`].
@@ -158,7 +157,7 @@ impl Warm {
         Ok(lease.keep(keep))
     }
 
-    /// As [`Warm::lease_owned`], waiting for what the guest's own initialisation waits for. Only where each
+    /// As [`Warm::lease_owned`], but asynchronous: it waits for the guest's own initialisation. Only where each
     /// instance runs `_initialize`, `afresh_reseed` or a start function anew is there anything to wait for.
     ///
     /// A pool that is exhausted and set to wait ([`crate::Exhausted::Wait`]) blocks the thread all the same:

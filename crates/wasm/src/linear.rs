@@ -1,16 +1,15 @@
 //! Linear memories that are slots.
 //!
-//! wasmtime asks its memory creator for each memory an instance defines. Just before instantiating, the
-//! adapter lays out on this thread which slots are to be taken ([`with_memories`]). What wasmtime promises
-//! is that an instantiation asks for the same memories in the same order every time: a module's by their
-//! index, before any code of it runs; a component's in the fixed list of steps that it was compiled to. So
-//! which is whose is found out once, and an instantiation that did not ask for exactly what was laid out,
-//! each as it is declared, fails. Its heap for GC objects is told apart by its guard, and gets a slot of
-//! its own ([decision](../../../docs/decisions/matching-memories.md)).
+//! wasmtime asks its memory creator for each memory an instance defines. Just before instantiating, the adapter lays
+//! out on this thread which slots are to be taken ([`with_memories`]). wasmtime promises that an instantiation
+//! requests the same memories in the same order every time. A module's memories are requested by index, before any of
+//! its code runs; a component's follow the fixed list of steps that it was compiled to. So which is whose is found
+//! out once, and an instantiation that did not ask for exactly what was laid out, each as it is declared, fails. Its
+//! heap for GC objects is recognised by its guard, and gets its own slot
+//! ([decision](../../../docs/decisions/matching-memories.md)).
 //!
-//! wasmtime cannot shrink a memory, but it can be told to look again: a growth by zero pages makes it
-//! re-read size and base, so after a reset has shrunk the slot, `memory.grow(0)` brings wasmtime's view
-//! in line.
+//! wasmtime cannot shrink a memory, but a growth by zero pages makes it re-read size and base. So after a reset has
+//! shrunk the slot, `memory.grow(0)` brings wasmtime's view in line.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -41,7 +40,7 @@ pub(crate) fn size_in_bytes(pages: u64, page_size_log2: u32) -> Option<usize> {
     usize::try_from(bytes).ok().filter(|&bytes| bytes < UNBOUNDED)
 }
 
-/// What a memory is declared as, in bytes.
+/// The declaration of a memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shape {
     pub(crate) minimum: usize,
@@ -90,7 +89,7 @@ impl Shape {
     }
 }
 
-/// How slots of a guest's memories are made.
+/// How the slots of guest memories are made.
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryPolicy {
     pub(crate) strategy: Strategy,
@@ -102,7 +101,7 @@ pub(crate) struct MemoryPolicy {
 }
 
 impl MemoryPolicy {
-    /// What resets the memories.
+    /// The strategy that resets the memories.
     pub(crate) fn chosen(&self) -> Strategy {
         let choice = self.strategy.choose(Features::host(), self.host_access);
         // Without a choice no memory could be made either.
@@ -163,7 +162,7 @@ impl GuestMemory {
         self.slot.lock()
     }
 
-    /// What it is declared as.
+    /// Its declaration.
     pub(crate) fn shape(&self) -> Shape {
         self.shape
     }
@@ -254,12 +253,12 @@ impl GuestMemory {
     }
 }
 
-/// What wasmtime holds of a memory.
+/// wasmtime's handle of a memory.
 struct View(Arc<GuestMemory>);
 
-// SAFETY: the base never moves; `capacity` bytes behind it are reserved for as long as this value
-// lives, followed by a guard as large as wasmtime was told (the slot is made with it), and exactly the
-// first `byte_size` bytes (rounded up to host pages) are accessible.
+// SAFETY: the base never moves. `capacity` bytes behind it stay reserved until this value is dropped, followed by a
+// guard of the size that wasmtime was given (the slot is made with it). Exactly the first `byte_size` bytes (rounded
+// up to host pages) are accessible.
 unsafe impl LinearMemory for View {
     fn byte_size(&self) -> usize {
         self.0.bytes()
@@ -280,11 +279,11 @@ unsafe impl LinearMemory for View {
     }
 }
 
-/// What an instantiation that is under way on this thread is to get.
+/// The memories for an instantiation on this thread.
 enum Scope {
     /// These memories, in order.
     Lay(Layout),
-    /// Memories of their own, which are remembered.
+    /// New memories, which are recorded.
     Record(Vec<Arc<GuestMemory>>),
 }
 
@@ -295,14 +294,14 @@ struct Layout {
     beyond: usize,
 }
 
-/// Whose memories are laid out; says what may run before the last of them is made.
+/// The owner of the laid-out memories, which decides what code may run before the last of them is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryOwner {
-    /// One module's: wasmtime makes all of an instance's memories before any code of it runs, so
-    /// whatever is asked for after them belongs to somebody else.
+    /// A module: wasmtime makes all memories of an instance before any of its code runs, so later requests belong to
+    /// another instance.
     Module,
-    /// A component's: code of one of its modules may run before another's memories are made, so a
-    /// request too many means that nobody knows which was whose.
+    /// A component: code of one of its modules may run before another's memories are made, so the owner of an excess
+    /// request is unknown.
     Component,
 }
 
@@ -345,8 +344,8 @@ pub(crate) fn record_memories<R>(
 /// Runs `instantiate` with `memories` laid out for wasmtime to take, in the order in which it makes
 /// them. Fails unless it asked for exactly these: an instance would run on other memory than its own.
 ///
-/// They are laid out on the thread that polls it, for as long as it does: while it waits, others may
-/// instantiate there, and it may go on elsewhere.
+/// The memories are laid out on the polling thread during each poll: while the instantiation waits, others may use
+/// that thread, and it may continue on another.
 pub(crate) async fn with_memories<R>(
     memories: &[Arc<GuestMemory>],
     whose: MemoryOwner,
@@ -419,8 +418,8 @@ unsafe impl MemoryCreator for SlotMemories {
         {
             return Err("wasmtime asks for larger guards than slots have".to_owned());
         }
-        // The guard tells wasmtime's own heap for GC objects from memories of guests: the engine is set
-        // up with different ones.
+        // The guard distinguishes wasmtime's own heap for GC objects from guest memories: the engine is configured
+        // with different sizes.
         let heap = guard_size_in_bytes as u64 == space.heap_guard();
         if !heap && guard_size_in_bytes as u64 != space.guard {
             return Err(format!(

@@ -22,7 +22,7 @@ use crate::{CallError, FreezeError, WarmError};
 /// An instance on lease.
 #[allow(clippy::large_enum_variant, reason = "one of them is on every lease's own stack")]
 pub(crate) enum Live<'a> {
-    /// Brought back, by whoever lent it, when the lease ends.
+    /// From a pool or a session, which resets it when the lease ends.
     Reset(Ownership<'a>),
     /// Dropped with the lease.
     Fresh(Fresh<'a>),
@@ -36,11 +36,11 @@ pub(crate) struct Fresh<'a> {
     pub(crate) instance: Instance,
     /// As [`Parts::unfinished`].
     pub(crate) unfinished: bool,
-    /// What the instance runs on. In the warm state when the pool hands them out.
+    /// The memories of the instance. In the warm state when the pool hands them out.
     pub(crate) memories: afresh_pool::Lease<'a, FreshMemories>,
 }
 
-/// What calls need of an instance.
+/// The parts of an instance that calls need.
 pub(crate) struct Parts<'l> {
     /// Its host state is that of the present lease.
     pub(crate) store: StoreContextMut<'l, Host>,
@@ -190,7 +190,7 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// What differs from the warm state.
+    /// Differences from the warm state.
     pub(crate) fn compare(&mut self) -> Result<Comparison, WarmError> {
         match self {
             Self::Reset(lease) => lease.compare(),

@@ -1,13 +1,13 @@
 //! Warming a component: its warm-up runs once, and what it leaves becomes a new component.
 //!
-//! The state of a component is that of its core instances. Memories become images in the order in which
-//! wasmtime makes them, which is the same for every instance; globals and dropped segments are read by
-//! functions that rewriting adds to every module, and baked into the modules as what new instances start
-//! with. Start functions have run, and are gone.
+//! The state of a component is that of its core instances. Memories become images in the order in which wasmtime
+//! makes them, which is the same for every instance; globals and dropped segments are read by functions that
+//! rewriting adds to every module, and baked into the modules as what new instances start with. Start functions have
+//! run, and are removed.
 //!
-//! What cannot be kept is refused with its name: handles of resources, which live in wasmtime's tables and
-//! belong to the host or to other components; references that no constant stands for; tables that code has
-//! written; modules that are instantiated more than once and have come to differ.
+//! State that cannot be kept is refused with its name: handles of resources, which live in wasmtime's tables and
+//! belong to the host or to other components; references without a constant; tables that code has written; modules
+//! that are instantiated more than once and have come to differ.
 
 use afresh_rewrite::{OpenComponent, Roots, WarmState, bake_component, open_component};
 use afresh_sys::planted::{Bug, is};
@@ -162,11 +162,10 @@ fn read(
 /// A component that takes one more handle and gives it back.
 const TAKER: &str = "taker";
 
-/// Refuses a store in which a handle is alive, in whichever component's table. wasmtime counts all of
-/// them, and takes no more than it is told: where one more does not fit into a limit of one, there is
-/// another.
+/// Refuses a store with a live handle in any component's table. wasmtime counts all of them together: if one more
+/// handle exceeds a limit of one, another exists.
 ///
-/// Where there are tasks each counts as one, too: that of the call itself, and any of the warm-up's that is not over.
+/// Each task counts as one handle as well: that of the call itself, and any unfinished task of the warm-up.
 fn no_handles(engine: &Engine, stores: &Stores, store: &mut Store<Host>) -> Result<(), WarmError> {
     let most_taken = if engine.inner.config.has_p3() { 2 } else { 1 };
     stores.unlimit(&mut *store);

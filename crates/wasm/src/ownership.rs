@@ -1,4 +1,4 @@
-//! Whose the instance of a lease is: the pool's, or a session's.
+//! The owner of a leased instance: the pool, or a session.
 
 use std::ops::{Deref, DerefMut};
 

@@ -1,5 +1,5 @@
-//! What analysis and preparation found out about a guest: all it takes to make instances, beside the
-//! compiled module and the warm state. Small, so that it is kept beside the compiled module.
+//! The results of analysis and preparation: everything needed to make instances, except the compiled module and the
+//! warm state. Small, so it is cached with the compiled module.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ pub(crate) struct Plan {
     pub(crate) mode: Mode,
     /// Why not reset, when it was not possible.
     pub(crate) why_fresh: Option<String>,
-    /// What its memories are declared as.
+    /// The declarations of its memories.
     pub(crate) shapes: Vec<Shape>,
     /// The size of one page of each memory, as a power of two.
     pub(crate) page_log2: Vec<u32>,
-    /// What a warm instance shows; `None` when its state cannot be kept.
+    /// The exports that read a warm instance's state; `None` when its state cannot be kept.
     pub(crate) visible: Option<Visible>,
     /// Globals, tables and segments that a reset restores.
     pub(crate) restored_items: usize,

@@ -1,5 +1,5 @@
-//! Planted bugs of the module's own state: a global, a table's element or a dropped segment that a restore
-//! leaves as the call left it. See [`afresh_sys::planted`]; nothing of this is in a program without it.
+//! Planted bugs of the module's own state: a restore leaves a global, an element of a table or a dropped segment as
+//! the call left it. See [`afresh_sys::planted`]; nothing of this is in a program without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use wasmtime::{AsContextMut, Instance, RootScope};
 use crate::host::Host;
 use crate::state;
 
-/// What a call left, where a bug that keeps some of it is planted.
+/// The state that a call left, if a bug that keeps some of it is planted.
 #[inline]
 pub(crate) fn before(
     store: &mut impl AsContextMut<Data = Host>,
@@ -35,7 +35,7 @@ pub(crate) fn after(
     let Some(left) = left else { return };
     let mut scope = RootScope::new(store);
     let Ok(now) = state::read(&mut scope, instance, visible, Vec::new()) else { return };
-    // What cannot be set stays restored; then the bug does not show in this call.
+    // A value that cannot be set stays restored; then the bug does not show in this call.
     let _ = state::apply(&mut scope, instance, &survivor(&left, &now));
 }
 

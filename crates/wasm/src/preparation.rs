@@ -1,10 +1,10 @@
-//! What a warm-up needs of a module that was analysed and rewritten, beside its compiled code.
+//! The input of a warm-up from an analysed and rewritten module, except its compiled code.
 //!
-//! Both take seconds for a module of a hundred megabytes, and give the same each time. So it is kept in the cache of
-//! compiled guests, beside the code that it belongs to and under the digest of the module: whoever warms the module again
-//! neither reads its code nor compiles it. Promises: it is found for the same bytes, the same mode and roots and
-//! the same rewriter alone, and one that is damaged is made anew. Guests in fresh mode are prepared each time, for the
-//! state that their warm-up leaves is written into the module.
+//! Both take seconds for a module of a hundred megabytes, and give the same each time. So the cache of compiled
+//! guests keeps it beside the code, under the digest of the module: another warm-up of the same module neither reads
+//! its code nor compiles it. Promises: it is found for the same bytes, the same mode and roots and the same rewriter
+//! alone, and one that is damaged is made anew. Guests in fresh mode are prepared each time, for the state that their
+//! warm-up leaves is written into the module.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ pub(crate) const INITIALIZE: &str = "_initialize";
 /// Kind of file in the cache.
 const KIND: &str = "prepared";
 
-/// What a warm-up needs of a prepared module.
+/// The input of a warm-up from a prepared module.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Preparation {
     pub(crate) plan: Plan,
@@ -32,7 +32,7 @@ pub(crate) struct Preparation {
     pub(crate) first: Vec<String>,
     /// The memories that are not imported.
     memories: Vec<u32>,
-    /// What they begin with, in the order it must be written.
+    /// The initial contents of the memories, in the order of writing.
     segments: Vec<Segment>,
 }
 
@@ -49,7 +49,7 @@ struct Segment {
 #[derive(Serialize, Deserialize)]
 struct CachedPreparation {
     preparation: Preparation,
-    /// What the compiled module is kept under.
+    /// The cache key of the compiled module.
     compiled: [u8; 32],
 }
 

@@ -23,7 +23,7 @@ const WASI: &str = "wasi_snapshot_preview1";
 /// Bytes that wasmtime-wasi may copy for one call.
 const COPIED: usize = 128 << 20;
 
-/// Errors that programs are told.
+/// Errors that programs receive.
 pub(crate) mod errno {
     pub(crate) const BADF: u16 = 8;
     pub(crate) const BUSY: u16 = 10;
@@ -46,7 +46,7 @@ pub(crate) mod errno {
     pub(crate) const NOTCAPABLE: u16 = 76;
 }
 
-/// What a descriptor may be used for.
+/// The rights of a descriptor.
 pub(crate) mod rights {
     pub(crate) const READ: u64 = 1 << 1;
     pub(crate) const SEEK: u64 = 1 << 2;
@@ -69,7 +69,7 @@ pub(crate) const FILE: u64 = {
 };
 pub(crate) const EVERYTHING: u64 = DIRECTORY | FILE;
 
-/// One call of a guest's: its memory, and its files.
+/// One guest call: its memory, and its files.
 struct Call<'a> {
     memory: Bytes<'a>,
     files: &'a Live,
@@ -107,8 +107,8 @@ macro_rules! own {
     };
 }
 
-/// Defines functions that may wait where standard streams or clocks are meant: those are wasmtime-wasi's. Whatever
-/// is about files alone waits for nothing.
+/// Defines functions that may wait where standard streams or clocks are meant: those are wasmtime-wasi's. Functions
+/// that concern files alone wait for nothing.
 macro_rules! either {
     ($linker:expr, $waits:expr, $($name:ident($($argument:ident: $type:ty),*);)*) => {
         $(if $waits {
@@ -131,7 +131,7 @@ macro_rules! either {
     };
 }
 
-/// Puts the functions for guests with a tree in place of wasmtime-wasi's.
+/// Replaces wasmtime-wasi's functions for guests with a tree.
 pub(crate) fn link(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
     own!(linker,
         fd_advise(fd: i32, offset: i64, len: i64, advice: i32);
@@ -234,7 +234,7 @@ pub(crate) fn link_waits(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Re
     Ok(())
 }
 
-/// What is about files, if it is.
+/// Functions of files, if the descriptor or path is one.
 mod ours {
     use super::{Caller, Host, run, standard};
 
@@ -284,13 +284,13 @@ mod ours {
     }
 }
 
-/// What is about the standard streams, and about time.
+/// Functions of standard streams and clocks.
 mod streams {
     use super::{COPIED, Caller, GuestMemory, Host, memory, standard, theirs};
     use wasmtime_wasi::p1::WasiP1Ctx;
     use wasmtime_wasi::p1::wasi_snapshot_preview1::WasiSnapshotPreview1 as _;
 
-    /// What wasmtime-wasi answers a call with: its context, and the guest's memory.
+    /// The arguments of a wasmtime-wasi function: its context, and the guest's memory.
     fn lend<'a>(
         caller: &'a mut Caller<'_, Host>,
     ) -> wasmtime::Result<(&'a mut WasiP1Ctx, GuestMemory<'a>)> {

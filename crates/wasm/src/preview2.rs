@@ -1,9 +1,9 @@
 //! WASI preview 2 over a guest's file tree: `wasi:filesystem`'s types and preopens are our own, all else is
 //! wasmtime-wasi's.
 //!
-//! Promises: as [`crate::preview1`]. Nothing of it waits, so the functions for guests that wait and for those
-//! that do not are the same. May break it: a handle's number is one of wasmtime-wasi's table, under which lies a
-//! thing of ours; nobody else looks there.
+//! Promises: as [`crate::preview1`]. Nothing of it waits, so the functions for guests that wait and for those that do
+//! not are the same. May break it: a handle is a number of wasmtime-wasi's table with our value behind it; code that
+//! reads the table directly would find it.
 
 mod descriptor;
 mod streams;
@@ -18,7 +18,7 @@ use crate::files::Live;
 use crate::host::Host;
 use descriptor::Listing;
 
-/// What calls about files see of a store.
+/// The parts of a store that calls on files use.
 pub(crate) struct View<'a> {
     files: Live,
     table: &'a mut ResourceTable,
@@ -41,7 +41,7 @@ impl HasData for HasTable {
     type Data<'a> = &'a mut ResourceTable;
 }
 
-/// Puts functions of `wasi:io` that need no context in place of wasmtime-wasi's, which would have one built for each.
+/// Replaces the functions of `wasi:io` that need no context, because wasmtime-wasi builds a context for each call.
 pub(crate) fn link_io(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
     io::error::add_to_linker::<Host, HasTable>(linker, Host::table)?;
     match waits {
@@ -57,7 +57,7 @@ pub(crate) fn link_io(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Resul
     crate::wait::link(linker, waits)
 }
 
-/// Puts the functions for guests with a tree in place of wasmtime-wasi's.
+/// Replaces wasmtime-wasi's functions for guests with a tree.
 pub(crate) fn link(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
     preopens::add_to_linker::<Host, HasFiles>(linker, view)?;
     match waits {
@@ -73,7 +73,7 @@ impl preopens::Host for View<'_> {
     }
 }
 
-/// What became of a stream's last write, as a code.
+/// The result of a stream's last write, as a code.
 fn code_of(
     view: &View<'_>,
     error: &Resource<wasmtime::Error>,

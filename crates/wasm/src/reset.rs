@@ -1,10 +1,10 @@
 //! Reset mode: one live instance, brought back to its warm state after every call.
 //!
-//! Memory comes back by the slot's strategy; globals, tables and dropped segments by a function that was
-//! added to the module and runs inside it, because the host's setters cost a hundred times as much. What
-//! cannot be undone in place (a grown table, a heap of collected objects that has become large) makes the
-//! instance be replaced from the warm state. What else a store keeps between two calls, and what becomes of
-//! it, stands in `docs/decisions/what-a-store-keeps.md`.
+//! Memory comes back by the slot's strategy; globals, tables and dropped segments by a function that was added to the
+//! module and runs inside it, because the host's setters cost a hundred times as much. If a change cannot be undone
+//! in place (a grown table, a large collected heap), the instance is replaced from the warm state.
+//! `docs/decisions/what-a-store-keeps.md` lists the other state that a store keeps between two calls, and how it is
+//! handled.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,14 +43,14 @@ pub(crate) struct Present {
     pub(crate) memories: Vec<WarmMemory>,
     pub(crate) state: WarmState,
     pub(crate) files: Option<Files>,
-    /// What its clock has read at most.
+    /// An upper bound of its clock's readings.
     pub(crate) read: u64,
 }
 
-/// What every instance of a guest is made from.
+/// The parts from which every instance of a guest is made.
 pub(crate) struct Blueprint {
     pub(crate) pre: InstancePre<Host>,
-    /// What `pre` instantiates; as long as it is kept, others that open the guest find it.
+    /// The module that `pre` instantiates. Keeping it lets others that open the guest share it.
     pub(crate) module: Arc<Module>,
     pub(crate) stores: Stores,
     pub(crate) policy: MemoryPolicy,
@@ -58,7 +58,7 @@ pub(crate) struct Blueprint {
     pub(crate) page_log2: Vec<u32>,
     /// The memories that the module defines, as it exports them.
     pub(crate) memories: Vec<ModuleExport>,
-    /// Whether a restore has anything to do beside memory.
+    /// Whether a restore has work other than memory.
     pub(crate) restores: bool,
     /// Whether calls may make objects on the store's collected heap, or give references to them.
     pub(crate) collects: bool,
@@ -66,7 +66,7 @@ pub(crate) struct Blueprint {
     pub(crate) replaced: AtomicU64,
     /// Resets after which a memory had to be shrunk.
     pub(crate) shrunk: AtomicU64,
-    /// What the code takes of the process's budget.
+    /// The share of the process budget that the code holds.
     _code: Held,
 }
 
@@ -94,7 +94,7 @@ impl Blueprint {
         if options.stub_imports {
             linker.define_unknown_imports_as_traps(module).map_err(LoadError::Link)?;
         }
-        // What a host function instantiates lives as long as the store does, which nothing restores.
+        // Instances made by a host function live until the store is dropped, and nothing restores them.
         let instances = (plan.mode == Mode::Reset).then_some(1);
         let stores = Stores::new(engine, options, clock, instances)?;
         let pre = linker
@@ -129,7 +129,7 @@ impl Blueprint {
     }
 }
 
-/// What a warm guest in reset mode consists of.
+/// The parts of a warm guest in reset mode.
 pub(crate) struct ResetState {
     pub(crate) blueprint: Blueprint,
     pub(crate) memories: Vec<WarmMemory>,
@@ -155,7 +155,7 @@ impl ResetState {
     ) -> Result<ResetInstance, WarmError> {
         let blueprint = &self.blueprint;
         let mut store = blueprint.stores.make()?;
-        // A prepared module runs no code of its own when it is instantiated.
+        // A prepared module runs no code during instantiation.
         let instance =
             now(blueprint.instantiate(&mut store, &memories)).map_err(WarmError::Instantiate)?;
         state::apply(&mut store, instance, &self.state)?;
@@ -170,26 +170,27 @@ pub(crate) struct ResetInstance {
     pub(crate) store: ScopedStore,
     /// The only one in the store, so that nothing in it is left unrestored.
     pub(crate) instance: Instance,
-    /// Those that the module defines, in its order; each handle shows the slot beside it, at the slot's size.
+    /// The memories that the module defines, in its order; each handle belongs to the slot beside it and has its
+    /// size.
     pub(crate) memories: Vec<(Arc<GuestMemory>, Memory)>,
-    /// The module's own function; none where there is nothing to restore beside memory.
+    /// The added restore function; `None` where only memory is restored.
     restore: Option<TypedFunc<(), i32>>,
     /// Found by calls; of this instance, so they go with it.
     pub(crate) known: TypedFunctions,
     /// As [`crate::live::Parts::unfinished`]. If set, the store is not used again.
     pub(crate) unfinished: bool,
-    /// Somebody who used it panicked. If set, a session replaces it; the pool drops such an item itself.
+    /// A user of the instance panicked. If set, a session replaces it; the pool drops such an item itself.
     pub(crate) unwound: bool,
-    /// What of the collected heap is kept.
+    /// The sizes of the collected heap.
     heap: Heap,
-    /// What it comes back to.
+    /// The state that it is reset to.
     pub(crate) of: Arc<ResetState>,
 }
 
 /// Bytes of the collected heap, which stay when what was in it is collected.
 #[derive(Clone, Copy)]
 struct Heap {
-    /// What the warm state itself takes.
+    /// The size in the warm state.
     warm: usize,
     /// As of the last restore.
     now: usize,
@@ -202,7 +203,7 @@ impl Heap {
     }
 }
 
-/// Mappings of an instance beside its memories: tables and, where it has one, the collected heap.
+/// Mappings of an instance that are not memories: tables, and the collected heap if it has one.
 pub(crate) const INSTANCE_MAPPINGS: usize = 1;
 
 /// Mappings of the stack that a store keeps for its next call on a fiber, and of its guard.
@@ -279,7 +280,7 @@ impl ResetInstance {
             self.store.data_mut().clear();
         }
         forget_exception(&mut self.store);
-        // Also where nothing of ours is to run: a host function may have set limits of its own.
+        // Limits are lifted even if none of our code runs: a host function may have set its own.
         blueprint.stores.unlimit(&mut self.store);
         if self.store.data_mut().lost_callback() {
             return Ok(false);
@@ -330,7 +331,7 @@ impl ResetInstance {
         Ok(Present { memories, state, files, read: self.of.blueprint.stores.clock.latest() })
     }
 
-    /// What differs from the warm state now.
+    /// Differences from the warm state now.
     pub(crate) fn compare(&mut self) -> Result<Comparison, WarmError> {
         let mut found = Comparison::default();
         for ((memory, _), warm) in self.memories.iter().zip(&self.of.memories) {
@@ -338,7 +339,7 @@ impl ResetInstance {
             found.bytes += pages.iter().map(|m| m.bytes).sum::<usize>();
             found.bytes += memory.bytes().abs_diff(warm.bytes);
         }
-        // What wasmtime believes the sizes to be is another matter.
+        // The sizes that wasmtime believes are checked separately.
         for (index, (memory, handle)) in (0..).zip(&self.memories) {
             let seen = handle.data_size(&self.store);
             found.item(seen != memory.bytes(), &format!("size of memory {index} in wasmtime"));

@@ -64,7 +64,7 @@ pub(crate) struct ScopedStore {
 }
 
 impl ScopedStore {
-    /// Opens the first scope. What is rooted already stays so: there must be nothing.
+    /// Opens the first scope. Existing roots stay, so the store must have none.
     pub(crate) fn new(store: Store<Host>) -> Self {
         let home = Home::new(Exclusive::new(None));
         let loan = ScopedLoan { store: Some(store), home: home.clone() };
@@ -76,9 +76,9 @@ impl ScopedStore {
     pub(crate) fn data_mut(&mut self) -> &mut Host {
         let mut store = self.as_context_mut();
         let data: *mut Host = store.data_mut();
-        // SAFETY: the data lies in the store's own allocation, which lives as long as `self` has the store,
-        // and `self` stays borrowed for as long as the reference lives, so nobody else reaches the store.
-        // Only the context in between, which a scope does not let out, makes this unknown to the compiler.
+        // SAFETY: the data is in the store's own allocation, which lives until `self` drops the store. `self` stays
+        // borrowed until the reference ends, so no other code reaches the store. Only the context in between, which a
+        // scope does not let out, makes this unknown to the compiler.
         unsafe { &mut *data }
     }
 

@@ -1,15 +1,14 @@
 //! Sessions: a live instance that goes from state to state of a tree.
 //!
-//! Promises: in each state memories, globals, tables, dropped segments and sizes are, bit for bit,
-//! what they were when it was frozen. A checkpoint stores the pages written since the last; going to
-//! another state copies those that differ. Globals and writable tables are read whole at each, a few
-//! nanoseconds an entry. What cannot be undone in place (a table that grew, a large heap of collected
-//! objects) makes the instance be replaced. Every state that is gone to gets a generation of its own and
-//! fresh entropy, as a lease does.
+//! Promises: in each state memories, globals, tables, dropped segments and sizes are, bit for bit, what they were
+//! when it was frozen. A checkpoint stores the pages written since the last; going to another state copies those that
+//! differ. Globals and writable tables are read whole at each, a few nanoseconds an entry. If a change cannot be
+//! undone in place (a table that grew, a large heap of collected objects), the instance is replaced. Every switch to
+//! a state gets its own generation and fresh entropy, as a lease does.
 //!
-//! A guest's file tree and what is open in it are part of the state. May break it: state that host functions
-//! keep. WASI's streams are the live session's: none of a state, new in each that is gone to. So are directories of
-//! the host's; a guest that has files of theirs open cannot be frozen.
+//! A guest's file tree and what is open in it are part of the state. May break it: state that host functions keep.
+//! WASI streams belong to the live session: they are not part of a state, and each switch makes new ones. So do host
+//! directories; a guest that has files of theirs open cannot be frozen.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -58,7 +57,7 @@ pub enum SessionError {
     Image(#[from] ImageError),
 }
 
-/// What a state of a session holds beside memory: globals, tables, dropped segments, sizes.
+/// The parts of a session's state that are not memory: globals, tables, dropped segments, sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionState(pub(crate) Arc<Values>);
 
@@ -83,7 +82,7 @@ impl SessionState {
         self.0.files.as_ref().map(|files| &files.tree)
     }
 
-    /// What of the files became otherwise on the way to `other`.
+    /// The changes of the files between this state and `other`.
     ///
     /// # Errors
     /// [`Refused::Layer`] when a layer of the tree cannot be read.
@@ -110,7 +109,7 @@ pub struct Session {
     warm: Warm,
     instance: ResetInstance,
     places: InstanceLayout,
-    /// What it takes of the process's budget.
+    /// The share of the process budget that it holds.
     _mappings: Held,
 }
 
@@ -170,7 +169,7 @@ impl Values {
         }
     }
 
-    /// What of it no other instance can hold.
+    /// A value of it that no other instance can hold, if it has one.
     fn opaque(&self) -> Option<&'static str> {
         let opaque = |values: &[WarmValue]| values.contains(&WarmValue::Opaque);
         if opaque(&self.globals) {
@@ -291,7 +290,7 @@ fn policy(state: &ResetState) -> MemoryPolicy {
     {
         policy.strategy = learning;
     }
-    // What a growth brings is part of the next state, page by page.
+    // Pages of a growth become part of the next state one by one.
     policy.stock = None;
     policy
 }
@@ -339,8 +338,8 @@ impl Session {
         at_once(lease.prepare())
     }
 
-    /// The instance as it is, for calls. What they leave stays when the lease ends; what a call gave that
-    /// lives on the store's collected heap can be used until the next lease.
+    /// The instance as it is, for calls. Changes by calls stay when the lease ends. References into the store's
+    /// collected heap can be used until the next lease.
     pub fn lease(&mut self) -> Lease<'_> {
         let blueprint = &self.instance.of.blueprint;
         if blueprint.collects {

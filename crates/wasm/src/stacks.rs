@@ -17,7 +17,7 @@ use wasmtime::{StackCreator, StackMemory};
 /// Most stacks that a thread keeps.
 const KEPT: usize = 64;
 
-/// Pages below a stack that nobody may touch.
+/// Inaccessible pages below a stack.
 const GUARD: usize = 1;
 
 thread_local! {
@@ -60,8 +60,8 @@ impl Drop for Stack {
     }
 }
 
-// SAFETY: the range is mapped, page-aligned and owned by this value, which is the only one of it; below it lies
-// a guard page, inaccessible since it was reserved.
+// SAFETY: the range is mapped, page-aligned and owned by this value alone. Below it is a guard page, inaccessible
+// since it was reserved.
 unsafe impl StackMemory for Stack {
     fn top(&self) -> *mut u8 {
         self.top as *mut u8
@@ -76,8 +76,7 @@ unsafe impl StackMemory for Stack {
     }
 }
 
-// SAFETY: each stack is a reservation of its own, as large as asked for, zero where that is asked for; see
-// `Stack`.
+// SAFETY: each stack is a separate reservation of the requested size, zeroed on request; see `Stack`.
 unsafe impl StackCreator for Stacks {
     fn new_stack(&self, size: usize, zeroed: bool) -> wasmtime::Result<Box<dyn StackMemory>> {
         let pages = page_align_up(size) / PAGE_SIZE + GUARD;

@@ -1,5 +1,5 @@
-//! The part of a guest's warm state that is not memory: reading it out of an instance, and putting it
-//! into another.
+//! The part of a guest's warm state that is not memory: reading it from an instance, and writing it
+//! to another.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -29,7 +29,7 @@ pub(crate) fn functions(
     Ok(map)
 }
 
-/// What a value is to every instance of the module.
+/// The value as every instance of the module can hold it.
 pub(crate) fn warm_value(
     store: &mut impl AsContextMut<Data = Host>,
     functions: &HashMap<usize, u32>,
@@ -162,7 +162,7 @@ fn opaque(name: &str) -> WarmError {
     ))
 }
 
-/// What a value is in this instance; none for one that no other can hold.
+/// The value in this instance; `None` if only its original instance can hold it.
 pub(crate) fn val(
     store: &mut impl AsContextMut<Data = Host>,
     instance: Instance,

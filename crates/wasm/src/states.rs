@@ -1,4 +1,4 @@
-//! States of sessions to frozen guests and back: how a session is saved, and goes on elsewhere.
+//! Converts states of sessions to frozen guests and back, so that a session is saved and continues elsewhere.
 //!
 //! Promises: nothing of the live instance is looked at, so any state of a tree can be saved; what comes from
 //! elsewhere is checked against the module before a session can go there.
@@ -52,8 +52,8 @@ impl Warm {
         Frozen::new(program, memories.collect(), warm, read, None, files)
     }
 
-    /// A state of this guest that was frozen elsewhere, for a tree of its sessions. The guest's clock goes on from no
-    /// earlier than it had come to there.
+    /// A state of this guest that was frozen elsewhere, for a tree of its sessions. The guest's clock does not fall
+    /// behind its reading in that state.
     ///
     /// # Errors
     /// [`ThawError`] for the state of another module, or one that does not fit it.

@@ -24,15 +24,15 @@ const UNLIMITED: u64 = 1 << 60;
 pub(crate) struct Stores {
     engine: Engine,
     wasi: Arc<Wasi>,
-    /// What lies below the files of a frozen guest.
+    /// The tree below the files of a frozen guest.
     below: Option<Tree>,
-    /// What calls find in the file tree, once the guest is warm.
+    /// The initial file tree of calls, once the guest is warm.
     pub(crate) files: Arc<OnceLock<Files>>,
     pub(crate) clock: Clock,
     memory_limit: usize,
     /// Most instances in one store, if not as many as wasmtime allows.
     instances: Option<usize>,
-    /// What the engine was set up for; here because every restore asks.
+    /// The engine's configuration, copied because every restore reads it.
     timeouts: bool,
     fuel: bool,
     /// The embedder's own state, limiter and hook.
@@ -41,7 +41,7 @@ pub(crate) struct Stores {
     #[cfg(feature = "call-hook")]
     hook: Hook,
     watch: Watch,
-    /// Of the guest's calls.
+    /// The limits of guest calls.
     pub(crate) limits: CallLimits,
     /// How code in them is entered.
     pub(crate) way: CallPath,
@@ -104,7 +104,7 @@ impl Stores {
         self.watch.is_some() || self.limits.gives_way
     }
 
-    /// A store for code of ours first of all.
+    /// A store, initially for our own code.
     ///
     /// # Errors
     /// As [`Engine::keep_ticking`].
@@ -184,12 +184,12 @@ impl Stores {
     /// Makes the files that `host` has those that every call starts from.
     pub(crate) fn keep_files(&self, host: &Host) {
         if let Some(files) = host.files() {
-            // Nobody else warms this guest.
+            // Only this code warms this guest, so the cell is empty.
             let _ = self.files.set(files);
         }
     }
 
-    /// Lifts time and fuel limits, for code of ours, of which no hook is told.
+    /// Lifts time and fuel limits, for our own code, which no hook observes.
     #[inline]
     pub(crate) fn unlimit(&self, mut store: impl AsContextMut<Data = Host>) {
         let mut store = store.as_context_mut();
@@ -214,7 +214,7 @@ fn ticks(timeout: Duration, tick: Duration) -> u64 {
     u64::try_from(whole).map_or(UNLIMITED, |whole| whole.saturating_add(1).min(UNLIMITED))
 }
 
-/// What one call may use; by default, as much as it wants.
+/// The limits of one call; unlimited by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CallLimits {
     pub(crate) timeout: Option<Duration>,
@@ -255,7 +255,7 @@ impl CallLimits {
         let timeout = self.timeout.filter(|_| !self.gives_way);
         store.data_mut().set_time_limit(timeout.map(|timeout| (timeout, self.ticks)));
         if self.gives_way {
-            // What passes while others run does not count.
+            // The time of other tasks does not count.
             store.data_mut().set_turns(self.ticks);
             store.set_epoch_deadline(1);
         } else if self.watched {

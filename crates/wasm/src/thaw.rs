@@ -86,7 +86,7 @@ pub(crate) fn with_files(options: &GuestOptions, frozen: &Frozen) -> GuestOption
     options
 }
 
-/// Refuses a state that is none of this module's: what it has must be what the module shows.
+/// Refuses a state that does not belong to this module: it must have exactly the parts that the module exposes.
 fn check(plan: &Plan, frozen: &Frozen) -> Result<(), ThawError> {
     let bad = |why: &str| Err(ThawError::State(why.to_owned()));
     let Some(visible) = &plan.visible else {

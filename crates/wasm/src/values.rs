@@ -80,7 +80,7 @@ pub fn show_value(value: &Val) -> String {
     }
 }
 
-/// Reads an argument of a component's function.
+/// Reads an argument of a component function.
 pub(crate) fn read_component_value(ty: &Type, text: &str) -> Option<component::Val> {
     use component::Val;
     Some(match ty {

@@ -42,7 +42,7 @@ pub struct WarmReport {
     pub mode: Mode,
     /// Why not reset, when it was not possible.
     pub why_fresh: Option<String>,
-    /// Bytes of the guest's memories.
+    /// Bytes of the guest memories.
     pub memory_bytes: usize,
     /// Bytes of them that the images store; the rest is zero.
     pub image_bytes: usize,
@@ -52,7 +52,7 @@ pub struct WarmReport {
     pub compile: Duration,
     /// Time to instantiate and run the warm-up.
     pub warm_up: Duration,
-    /// What resets the memories, and why that was chosen.
+    /// The strategy that resets the memories, and the reason for it.
     pub strategy: String,
     /// Whether clones take fresh entropy by the guest's `afresh_reseed` export.
     pub reseeds: bool,
@@ -100,7 +100,7 @@ impl Pools {
     }
 }
 
-/// What making a guest took.
+/// The times of making a guest.
 pub(crate) struct Times {
     pub(crate) compile: Duration,
     pub(crate) warm_up: Duration,
@@ -120,7 +120,7 @@ pub(crate) struct Inner {
     entries: Mutex<HashMap<(String, TypeId), usize>>,
     pub(crate) report: WarmReport,
     pub(crate) program: Program,
-    /// What the guest's clock read when its warm state was taken.
+    /// The reading of the guest's clock when its warm state was taken.
     pub(crate) read: u64,
 }
 
@@ -241,7 +241,7 @@ impl Warmer<'_> {
         let mut store = blueprint.stores.make()?;
         let instance =
             blueprint.instantiate(&mut store, &memories).await.map_err(WarmError::Instantiate)?;
-        // What the warm-up's calls give, and what is read below, must not stay rooted.
+        // Values from the warm-up's calls, and values read below, must not stay rooted.
         let mut scope = RootScope::new(&mut store);
         blueprint.stores.limits.of_warm_up().apply(&mut scope);
         self.run(&mut scope, instance, preparation, warm_up).await?;
@@ -321,7 +321,7 @@ impl Warm {
                 let memories = preparation.cold_memories(&guest.wasm)?;
                 let state = Box::new(FreshState { blueprint, memories, state: None });
                 let pool = Pool::new(options.limits);
-                // What no lease could get past is found now.
+                // A first instance shows errors that every later lease would have.
                 let first = pool.get(0, |_| state.make())?;
                 drop(state.instantiate(&first, None).await?);
                 drop(first);
@@ -336,7 +336,7 @@ impl Warm {
                     memory.adopt(&warm.image)?;
                 }
                 let first = if warmed.store.gc_heap_capacity() > KEPT_HEAP {
-                    // What the warm-up threw away would stay for as long as the instance does.
+                    // Garbage of the warm-up would stay until the instance is dropped.
                     drop((warmed.store, warmed.memories));
                     state.make()?
                 } else {
@@ -488,13 +488,13 @@ impl Warm {
         &self.inner.report
     }
 
-    /// What resets its memories, never [`Strategy::Auto`].
+    /// The strategy that resets its memories, never [`Strategy::Auto`].
     #[must_use]
     pub fn strategy(&self) -> Strategy {
         self.inner.pools.blueprint().policy.chosen()
     }
 
-    /// What its pool counts.
+    /// The counters of its pool.
     #[must_use]
     pub fn pool_stats(&self) -> PoolStats {
         match &self.inner.pools {

@@ -14,7 +14,8 @@ use crate::host::Host;
 
 type Ask = dyn Fn(&mut Host) -> bool + Send + Sync;
 
-/// Asked, while a call or a module's warm-up runs, whether it may go on. The default is nobody.
+/// A callback that decides, while a call or a module's warm-up runs, whether it may continue. The default has no
+/// callback.
 ///
 /// Needs [`crate::EngineConfig::timeouts`]. A call that is ended fails with [`crate::CallError::Stopped`].
 #[derive(Clone, Default)]
@@ -27,7 +28,7 @@ impl Watch {
         Self(Some(Arc::new(ask)))
     }
 
-    /// Whether anybody is asked.
+    /// Whether a callback is set.
     #[must_use]
     pub fn is_some(&self) -> bool {
         self.0.is_some()
@@ -56,7 +57,7 @@ impl std::fmt::Debug for Watch {
 #[error("the embedder's watch ended the call")]
 pub(crate) struct Stopped;
 
-/// What happens at a tick of a call that is watched, or that gives way.
+/// Handles a tick of a call that is watched, or that gives way.
 pub(crate) fn look(
     mut store: StoreContextMut<'_, Host>,
     gives_way: bool,

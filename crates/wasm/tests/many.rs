@@ -46,7 +46,7 @@ fn ten_thousand_warm_guests_fit_in_one_process() {
     let each = resident_bytes().saturating_sub(before) / GUESTS as usize;
     let mappings = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
     println!("{each} bytes resident for each guest; {mappings} mappings; {usage:?}");
-    // What the budget counts is not less than what there is.
+    // The budget counts at least the existing mappings.
     assert!(mappings <= usage.mappings + 1000, "{mappings} mappings, {usage:?}");
     // Those whose instance went are as warm as the others, and as pristine.
     for (number, warm) in (0..).zip(&guests).step_by(37) {

@@ -1,8 +1,8 @@
-//! SIGSEGV among several: wasmtime, we, and what embedders bring. Whatever the order, a trap of a guest stays a trap
-//! where it would be one without us, and our own faults are answered.
+//! SIGSEGV among several: wasmtime, we, and what embedders bring. In any order, a trap of a guest stays a trap
+//! wherever it would be one without us, and our own faults are handled.
 //!
-//! Handlers belong to a process and do not go away, so each case runs in a child process of its own, once with us and
-//! once without.
+//! Handlers belong to a process and cannot be removed, so each case runs in a separate child process, once with us
+//! and once without.
 
 use std::ffi::c_int;
 use std::os::unix::process::ExitStatusExt;
@@ -14,7 +14,7 @@ use afresh_sys::fault::{self, Fault, FaultHandler};
 use afresh_sys::{PAGE_SIZE, PageRange, Protection, Reservation};
 use wasmtime::{Engine, Instance, Module, Store, Trap};
 
-/// What happens in a process, in this order.
+/// The steps of a process, in order.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Step {
     /// wasmtime is started.
@@ -32,18 +32,18 @@ enum Step {
     PoliteOff,
     /// The same handler is installed again without having been removed.
     Again,
-    /// As `Polite`, with what language runtimes do: other flags, signals masked (Go, the JVM).
+    /// As `Polite`, with other flags and masked signals, as language runtimes do (Go, the JVM).
     Runtime,
     RuntimeOff,
-    /// Takes one argument, and so passes on to nobody: it puts the previous handler back and lets the access fault again
+    /// Takes one argument and so cannot chain: it restores the previous handler and lets the access fault again
     /// (Python's `faulthandler`, crash reporters).
     Reporter,
     ReporterOff,
-    /// Ends the process with a code of its own for whatever is not its own.
+    /// Ends the process with its own exit code at any fault that is not its own.
     Rude,
     /// Asked to be called once.
     Once,
-    /// Leaves its handler by a jump, for whatever is not its own.
+    /// Leaves its handler by a jump at any fault that is not its own.
     Jump,
 }
 use Step::*;
@@ -183,7 +183,7 @@ impl Page {
         self.0.protect(PageRange::new(0, 1), protection).is_ok()
     }
 
-    /// Writes to it; whoever answers for it opens it.
+    /// Writes to it; the handler that is responsible opens it.
     fn poke(&self) {
         self.set(Protection::Read);
         // SAFETY: mapped, and made writable by the handler.
@@ -248,7 +248,7 @@ impl Embedder {
         self.page().is_some_and(|page| page.holds(address) && page.set(Protection::ReadWrite))
     }
 
-    /// Passes a fault on to what was there before, as the manual page says.
+    /// Passes a fault on to the previous handler, as the manual page says.
     fn pass_on(&self, signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
         // SAFETY: what was remembered, called with the kernel's own arguments.
         unsafe {
@@ -323,7 +323,7 @@ extern "C" fn touch() {
     unsafe { (BAD.load(Ordering::SeqCst) as *const u8).read_volatile() };
 }
 
-/// Touches memory that is not there on a stack of its own, from where a handler jumps back here.
+/// Touches unmapped memory on a separate stack, from where a handler jumps back here.
 fn touch_and_jump() {
     let nowhere = Reservation::new(1).unwrap();
     BAD.store(nowhere.base().as_ptr() as usize, Ordering::SeqCst);
@@ -415,7 +415,7 @@ impl Process {
             RUNTIME.page().unwrap().poke();
         }
         if on(Jump, None) && !on(Wasmtime, Some(Jump)) {
-            // Many times at the same address, and something of ours in between.
+            // Many times at the same address, with a range of ours in between.
             for _ in 0..5 {
                 touch_and_jump();
                 if with_us && steps.last() == Some(&Ours) {

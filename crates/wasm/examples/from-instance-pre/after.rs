@@ -21,7 +21,7 @@ wasmtime::component::bindgen!({
     exports: { default: async },
 });
 
-/// What the host knows of a request.
+/// Data that the host has for a request.
 #[derive(Default)]
 struct Request {
     audited: Vec<u32>,

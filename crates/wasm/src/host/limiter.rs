@@ -8,8 +8,8 @@ use super::Host;
 
 type FindLimiter = dyn (Fn(&mut Host) -> &mut dyn ResourceLimiter) + Send + Sync;
 
-/// A limiter of the embedder's own, in its state, that is asked after the limits of the guest's options. The
-/// default is none.
+/// The embedder's limiter, in its state, which is consulted after the limits of the guest's options. The default has
+/// no limiter.
 #[derive(Clone, Default)]
 pub struct Limiter(Option<Arc<FindLimiter>>);
 

@@ -11,12 +11,12 @@ use crate::files::{Descriptor, FileDescriptor, Files};
 /// Flags of descriptors.
 const APPEND: u16 = 1;
 const KNOWN_FLAGS: u16 = 0x1f;
-/// Which times are set, and to what.
+/// Flags of `path_filestat_set_times`: which times are set, and to which value.
 const ACCESSED: i32 = 1;
 const ACCESSED_NOW: i32 = 2;
 const MODIFIED: i32 = 4;
 const MODIFIED_NOW: i32 = 8;
-/// What a terminal or a pipe is.
+/// File types of a descriptor; a terminal is `CHARACTERS`.
 const UNKNOWN: u8 = 0;
 const CHARACTERS: u8 = 2;
 /// Bytes of an entry of a directory before its name.
@@ -63,7 +63,7 @@ fn with<T>(
     }
 }
 
-/// What times are to be set to.
+/// The times to set.
 pub(super) fn times(
     accessed: i64,
     modified: i64,
@@ -312,7 +312,7 @@ impl Call<'_> {
                 };
                 let written = match written {
                     Ok(written) => written,
-                    // What is written is written.
+                    // Bytes that were written before an error count.
                     Err(_) if done > 0 => break,
                     Err(error) => return Err(error.into()),
                 };
@@ -381,7 +381,7 @@ impl Call<'_> {
         let out = self.memory.slice_mut(buffer, len as u32)?;
         let used = with(&mut self.files.lock(), fd, errno::BADF, |open, tree| {
             let (mut used, mut from) = (0, cookie as u64);
-            // A buffer that is not full says that there is no more.
+            // A buffer that is not full means the end of the directory.
             while used < out.len() {
                 let before = from;
                 for (next, entry) in open.entries(tree, from)? {
@@ -391,7 +391,8 @@ impl Call<'_> {
                     bytes[16..20].copy_from_slice(&(entry.name.len() as u32).to_le_bytes());
                     bytes[20] = kind(entry.kind);
                     bytes.extend(&*entry.name);
-                    // What does not fit is cut, which tells the guest that there is more.
+                    // An entry that does not fit is cut: the full buffer means that more entries
+                    // follow.
                     let part = bytes.len().min(out.len() - used);
                     out[used..used + part].copy_from_slice(&bytes[..part]);
                     used += part;

@@ -86,7 +86,7 @@ impl Bytes<'_> {
         self.put(at, &value.to_le_bytes())
     }
 
-    /// Where buffers lie, and how long they are; all of them are within the memory.
+    /// The addresses and lengths of buffers; all of them are within the memory.
     pub(super) fn parts(&self, at: i32, count: i32) -> Result<Vec<(i32, u32)>, Fail> {
         let count = count as u32;
         if count > PARTS {

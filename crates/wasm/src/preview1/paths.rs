@@ -98,7 +98,7 @@ impl Call<'_> {
         new_len: i32,
     ) -> Result<(), Fail> {
         let (old, new) = (self.memory.text(old, old_len)?, self.memory.text(new, new_len)?);
-        // Links to what a link leads to are not made, as elsewhere.
+        // Hard links that follow a symbolic link are refused, as on other hosts.
         if flags & FOLLOW != 0 {
             return Err(errno::INVAL.into());
         }
@@ -167,7 +167,7 @@ impl Call<'_> {
             files.tree.read_link(node)?
         };
         if target.starts_with(b"/") {
-            // It leads nowhere for whoever must stay within a directory.
+            // An absolute target leads outside the directory, where it cannot be followed.
             return Err(errno::PERM.into());
         }
         let part = target.len().min(room as u32 as usize);

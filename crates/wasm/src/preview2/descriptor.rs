@@ -35,7 +35,7 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// The next entry; there are none for a directory itself and the one above it.
+    /// The next entry; the directory itself and its parent are left out.
     pub(super) fn next(&mut self) -> FsResult<Option<DirectoryEntry>> {
         loop {
             let Some((from, listed)) = self.ahead.next() else {
@@ -59,7 +59,7 @@ impl Listing {
     }
 }
 
-/// What a program is told.
+/// The error code for the guest.
 pub(super) fn code(refused: &Refused) -> ErrorCode {
     match refused {
         Refused::Missing => ErrorCode::NoEntry,
@@ -140,7 +140,7 @@ impl View<'_> {
         Ok(Resource::new_own(handle.rep()))
     }
 
-    /// A handle of the tree's root.
+    /// A handle of the root of the tree.
     pub(super) fn top(&mut self) -> wasmtime::Result<Fd> {
         let flags = DescriptorFlags::READ | DescriptorFlags::MUTATE_DIRECTORY;
         let top = self.push(Tree::ROOT, Access::reading(), flags);
@@ -186,7 +186,7 @@ impl View<'_> {
         self.files.lock().tree.stat(node).map(|stat| described(&stat)).map_err(refused)
     }
 
-    /// What a path leads to from a directory.
+    /// Resolves a path from a directory.
     fn find(&self, fd: &Fd, flags: PathFlags, path: &str) -> FsResult<Stat> {
         let how = Walk::beneath(self.directory(fd)?).follow(follows(flags));
         let tree = &self.files.lock().tree;

@@ -35,8 +35,8 @@ fn engine() -> Engine {
     Engine::new(EngineConfig { fuel: true, ..EngineConfig::default() }).unwrap()
 }
 
-/// `host.wait` waits for ever below 0, panics at 0, and otherwise sleeps for so many milliseconds;
-/// `host.meet` waits for all others at the barrier.
+/// `host.wait` waits without end below 0, panics at 0, and otherwise sleeps for that many milliseconds; `host.meet`
+/// waits for all others at the barrier.
 fn imports(barrier: usize) -> Imports {
     let barrier = Arc::new(Barrier::new(barrier));
     Imports::new(move |linker: &mut Linker<Host>| {
@@ -70,7 +70,7 @@ fn guest(text: &str, options: GuestOptions) -> Guest {
     Guest::with_options(&engine(), &wat::parse_str(text).unwrap(), options).unwrap()
 }
 
-/// `spoil` changes all that there is, waits, and changes more; `sum` is 42 in the warm state, and changes it.
+/// `spoil` changes all state, waits, and changes more; `sum` is 42 in the warm state, and changes it.
 const SPOILED: &str = r#"(module
     (import "host" "wait" (func $wait (param i32)))
     (import "host" "meet" (func $meet))
@@ -386,7 +386,7 @@ fn a_lease_waits_for_what_its_guest_does_at_its_beginning() {
     });
 }
 
-/// Two modules, the second with a memory of its own made after the first's start function has waited.
+/// Two modules. The second has its own memory, made after the first's start function has waited.
 const COMPONENT: &str = r#"(component
     (import "host" (instance $host
         (export "wait" (func (param "ms" s32)))

@@ -114,7 +114,7 @@ fn a_host_function_hands_bytes_to_a_guest_that_is_deep_in_its_stack() {
         let down = guest.lease().unwrap().call("down", &[Val::I32(steps)]);
         match down {
             Ok(results) => {
-                // The first byte of what was said, and one a step.
+                // The first byte of the input, plus one for each step.
                 assert!(matches!(results[..], [Val::I32(n)] if n == steps + i32::from(b'y')));
                 good = steps;
             }

@@ -13,7 +13,7 @@ use afresh_wasm::{
 
 const MODES: [Mode; 2] = [Mode::Reset, Mode::Fresh];
 
-/// What an embedder keeps for a request.
+/// Data that an embedder keeps for a request.
 #[derive(Default)]
 struct Request {
     calls: u32,
@@ -131,7 +131,7 @@ fn an_engine_that_was_not_set_up_for_it_is_refused_by_what_it_lacks() {
     let mut pooling = wasmtime::Config::new();
     pooling.allocation_strategy(wasmtime::InstanceAllocationStrategy::Pooling(pool));
     assert!(refused(&pooling).contains("allocation_strategy"));
-    // All numbers as they are to be, but memories of wasmtime's own.
+    // All numbers as required, but with wasmtime's own memories.
     let engine = wasmtime::Engine::new(&applied()).unwrap();
     let mut own = wasmtime::Config::new();
     own.memory_reservation(engine.get_memory_reservation())
@@ -177,7 +177,7 @@ fn guests_run_on_the_embedders_engine_and_epochs() {
             assert_eq!(number(&mut warm.lease().unwrap(), "count"), 1);
         }
     }
-    // The embedder's own guests go on beside.
+    // The embedder's own guests still run.
     let module = wasmtime::Module::new(&wasmtime, "(module (memory 1))");
     let module = module.or_else(|_| {
         wasmtime::Module::new(&wasmtime, wat::parse_str("(module (memory 1))").unwrap())
@@ -332,7 +332,7 @@ mod bindings {
     }
 }
 
-/// A resource of the embedder's.
+/// A resource of an embedder.
 struct Ticket;
 
 #[test]

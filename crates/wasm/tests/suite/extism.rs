@@ -49,7 +49,7 @@ fn a_plug_in_starts_every_call_from_its_warm_dictionary_and_variables() {
         for round in 0..12 {
             assert_eq!(ask(&warm, "handle", "word-7 word-499 word-500").unwrap(), "506 1 yes");
             let mut lease = warm.lease().unwrap();
-            // Within a lease calls go on from one another.
+            // Calls of one lease share their state.
             lease.call_bytes(&handle, b"").unwrap();
             assert_eq!(lease.call_bytes(&handle, b"word-1").unwrap(), b"1 2 yes");
             let secret = "canary-".repeat(1 + 400 * (round % 3));
@@ -203,7 +203,7 @@ async fn a_plug_in_is_called_in_a_task() {
     }
 }
 
-/// A plug-in without a kit, which asks the host for something of its own.
+/// A plug-in without a kit, which calls a host function of the embedder.
 const USER: &str = r#"(module
     (import "extism:host/env" "input_length" (func $length (result i64)))
     (import "extism:host/env" "input_load_u8" (func $load (param i64) (result i32)))

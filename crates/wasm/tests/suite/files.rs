@@ -138,7 +138,7 @@ fn every_call_starts_from_the_warm_files_and_what_was_open_is_open() {
         let warm = warm(mode);
         for round in 0..3 {
             let mut lease = warm.lease().unwrap();
-            // What the warm-up left open, where it left it.
+            // Descriptors that the warm-up left open keep their position.
             assert_eq!(read(&mut lease, 4), b"", "{mode:?}");
             seek(&mut lease, 4, 0);
             assert_eq!(read(&mut lease, 4), b"/warm", "{mode:?} {round}");
@@ -245,7 +245,7 @@ fn takes_its_files_along(states: &States<afresh_wasm::SessionState>) {
     let one = branch.checkpoint().unwrap();
     {
         let mut lease = branch.guest_mut().unwrap().lease();
-        // Open descriptors go on where they were.
+        // Open descriptors keep their position.
         assert_eq!(write(&mut lease, 5, b"two"), 0);
         let fd = open(&mut lease, "b", true).unwrap();
         assert_eq!(write(&mut lease, fd, b"other"), 0);
@@ -288,7 +288,7 @@ fn a_frozen_guest_has_its_files_and_what_is_open_in_them() {
     let bytes = frozen.bytes().unwrap();
     let again = Frozen::from_parts(frozen.memory().clone(), &bytes).unwrap();
     let thawed = Warm::thaw(&engine(), &GuestOptions::default(), &again).unwrap();
-    // Whoever opens it says how much may be written.
+    // The opener limits further writes.
     let tight = Tree::new(Budget { bytes: 3000, files: 2 });
     let wasi = Wasi { files: Some(tight), ..Wasi::default() };
     let tight = GuestOptions { wasi, ..GuestOptions::default() };

@@ -1,5 +1,5 @@
 //! A server that warms a guest and then forks: its children draw other entropy and other numbers than it does, keep
-//! timeouts, start from the warm state, and say so where they cannot go on.
+//! timeouts, start from the warm state, and report an error where they cannot continue.
 
 use std::time::Duration;
 
@@ -50,14 +50,14 @@ fn in_child<const N: usize>(work: impl FnOnce() -> [i64; N]) -> Option<[i64; N]>
     };
     assert_ne!(shared, libc::MAP_FAILED);
     let shared = shared.cast::<[i64; N]>();
-    // SAFETY: each test here is a process of its own, so no other thread of it holds a lock that the child wants.
+    // SAFETY: each test here runs in its own process, so no other thread of it holds a lock that the child needs.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: ends a child that hangs.
         unsafe { libc::alarm(60) };
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         if let Ok(result) = &result {
-            // SAFETY: the mapping is as long as the array.
+            // SAFETY: the mapping has the size of the array.
             unsafe { shared.write(*result) };
         }
         // SAFETY: ends the child without running the parent's destructors.

@@ -66,7 +66,7 @@ fn thaw(engine: &Engine, mode: Mode, frozen: &Frozen) -> Result<Warm, ThawError>
     Warm::thaw(engine, &GuestOptions { mode, ..GuestOptions::default() }, frozen)
 }
 
-/// What a guest answers to some calls, each from its warm state.
+/// The answers of a guest to some calls, each from its warm state.
 fn answers(warm: &Warm) -> Vec<String> {
     let mut lease = warm.lease().unwrap();
     let mut answers: Vec<String> = (0..400)
@@ -99,7 +99,7 @@ fn a_guest_out_of_a_snapshot_answers_like_the_one_that_was_frozen() {
             let with = SnapshotOptions { encoding, ..SnapshotOptions::default() };
             let store = save(&warm.freeze().unwrap(), dir.path(), &with);
             drop(warm);
-            // Any mode can go on from either.
+            // Any mode can open the files of either.
             for mode in [Mode::Reset, Mode::Fresh] {
                 let frozen = load(&store);
                 let thawed = thaw(&engine, mode, &frozen).unwrap();
@@ -180,7 +180,7 @@ fn with_a_cache_only_the_pages_that_calls_touch_are_fetched() {
     drop(lease);
     let touched: usize = frozen.memory().touched().iter().map(|run| run.len).sum();
     assert!((1..20).contains(&touched), "{touched} of {} pages", snapshot.pages());
-    // What was learned is there beforehand next time.
+    // The recorded pages are prefetched next time.
     let with =
         SnapshotOptions { working_set: frozen.memory().touched(), ..SnapshotOptions::default() };
     let store = save(&warm.freeze().unwrap(), &dir.path().join("store"), &with);

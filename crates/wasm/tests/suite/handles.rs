@@ -1,5 +1,5 @@
-//! Entries and references are of use where they come from, and nowhere else; segments that the warm-up dropped
-//! are gone in every instance.
+//! Entries and references are usable only where they come from; segments that the warm-up dropped
+//! are dropped in every instance.
 
 use afresh_sys::planted::{self, Bug};
 use afresh_wasm::wasmtime::{Func, Trap};

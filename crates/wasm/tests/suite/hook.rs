@@ -1,4 +1,5 @@
-//! Call hooks: told of the guest's own calls and of no other, in every mode and on every stack, and able to end them.
+//! Call hooks: notified of the guest's own calls and of no other, in every mode and on every stack,
+//! and able to end them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -12,7 +13,7 @@ use afresh_wasm::{
 
 const MODES: [Mode; 2] = [Mode::Reset, Mode::Fresh];
 
-/// What a hook was told, over all leases.
+/// The events of a hook, over all leases.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<&'static str>>>);
 
@@ -25,11 +26,11 @@ impl Log {
 /// An embedder's state of a lease.
 #[derive(Default)]
 struct Told {
-    /// How often its hook was told something.
+    /// The number of events that its hook received.
     times: usize,
     /// The time at which it has enough.
     enough: Option<usize>,
-    /// What it does then instead of an error.
+    /// Traps then instead of returning an error.
     trap: bool,
     panic: bool,
 }
@@ -159,7 +160,7 @@ fn an_error_of_a_hook_ends_the_call_and_leaves_nothing_behind() {
                         assert!(error.to_string().contains("that is enough"), "{error}");
                     }
                 }
-                // The lease goes on, with what the call has left.
+                // The lease continues with the state that the call left.
                 assert!(lease.invoke(&add, 1).is_ok());
                 drop(lease);
                 assert!(warm.compare().unwrap().is_clean(), "{mode:?}, {name}, {time}");

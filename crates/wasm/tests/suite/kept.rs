@@ -1,4 +1,5 @@
-//! What a warm-up leaves is there in every call, or the warm-up is refused and says what is in the way.
+//! Every call starts with the state that a warm-up leaves, or the warm-up is refused with the
+//! reason.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Guests of several modules, of which one exports a memory, a table and globals and another imports them.
+//! Guests of several modules: one exports a memory, a table and globals, and another imports them.
 
 use afresh_wasm::wasmtime::{self, Caller, Extern, Linker};
 use afresh_wasm::{
@@ -47,7 +47,8 @@ const PROGRAM: &str = r#"(module
                     (i32.mul (i32.const 10000)
                         (i32.add (memory.size) (i32.add (table.size $t) (i32.load8_u (i32.const 32))))))))))"#;
 
-/// What there is after the warm-up: 5, 0, 7 twice, and sizes of 1 and 4 beside what the library's initialisation left.
+/// The sum after the warm-up: 5, 0, 7 twice, and sizes of 1 and 4, plus the state that the
+/// library's initialisation left.
 const PRISTINE: i32 = 5 + 7 + 7 + 60_000;
 
 fn options(mode: Mode) -> GuestOptions {
@@ -102,7 +103,7 @@ fn a_module_without_those_that_it_imports_from_is_refused_and_linked_it_is_not()
     assert!(error.contains("library.memory") && error.contains("Guest::linked"), "{error}");
     let modules = [("other", &program[..]), ("program", &program[..])];
     let guest = Guest::linked(&engine, &modules, options(Mode::Auto));
-    // Nobody is called what they import from, so that it is the host's to provide.
+    // No module has the name that they import from, so the host would have to provide it.
     assert!(guest.unwrap().warm(WarmUp::new()).is_err());
     let modules = [("library", &program[..]), ("program", &program[..])];
     let error = Guest::linked(&engine, &modules, options(Mode::Auto)).unwrap_err();

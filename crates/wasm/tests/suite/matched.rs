@@ -1,5 +1,5 @@
-//! Every memory gets its own content: whichever order wasmtime makes memories in, whatever they look
-//! like, and whatever heap of its own it asks for beside them.
+//! Every memory gets its own content, for every order, every declaration, and every heap that
+//! wasmtime allocates itself.
 
 use std::fmt::Write;
 
@@ -28,7 +28,7 @@ fn holder(name: &str, value: u8) -> String {
     )
 }
 
-/// Calls every function of `calls` in leases of their own, twice, and all in one lease.
+/// Calls every function of `calls` in separate leases, twice, and all in one lease.
 fn answers(component: &str, calls: &[(&str, u32)]) {
     let wasm = wat::parse_str(component).unwrap();
     let engine = engine();
@@ -152,7 +152,8 @@ fn a_component_with_a_gc_heap_and_memories_without_a_page_gets_its_own_data() {
     }
 }
 
-/// A module whose objects live on wasmtime's own heap, beside `memories`; `read` looks at the last.
+/// A module whose objects live on wasmtime's own heap, in addition to `memories`; `read` looks at
+/// the last.
 fn gc_module(memories: &str, last: u32) -> Vec<u8> {
     let text = format!(
         r#"(module
@@ -270,7 +271,7 @@ fn many_alike_components_keep_their_data_apart() {
     answers(&component, &calls);
 }
 
-/// A random module with several memories, some without a page, beside GC types.
+/// A random module with GC types and several memories, some without a page.
 fn random_module(seed: u64) -> Option<Vec<u8>> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let bytes: Vec<u8> = (0..8000)
@@ -315,7 +316,7 @@ fn random_module(seed: u64) -> Option<Vec<u8>> {
 /// Bytes that a memory, or the heap for GC objects, may grow to: random arrays are as large as they can be.
 const MOST: usize = 8 << 20;
 
-/// What a call came to, as far as it is the same in every instance.
+/// The part of a call's result that is the same in every instance.
 fn show(result: Option<Vec<Val>>) -> String {
     let Some(values) = result else { return "trapped".to_owned() };
     let shown = values.iter().map(|value| match value.ref_() {
@@ -331,7 +332,7 @@ fn random_modules_warm_and_do_what_new_instances_do() {
     let mut tried = 0;
     for seed in 0..60 {
         let Some(wasm) = random_module(seed) else { continue };
-        // What wasmtime itself makes of it, on memories of its own.
+        // The result of wasmtime itself, on its own memories.
         let mut config = wasmtime::Config::new();
         config.wasm_gc(true).wasm_function_references(true).wasm_exceptions(true);
         config.wasm_memory64(true).wasm_tail_call(true);

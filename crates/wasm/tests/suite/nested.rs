@@ -1,4 +1,4 @@
-//! What the warm-up of a component leaves is what every instance of it starts with.
+//! Every instance of a component starts with the state that its warm-up leaves.
 
 use afresh_pager::Options;
 use afresh_sys::planted::{self, Bug};
@@ -297,7 +297,7 @@ fn what_no_new_instance_could_start_with_is_refused_by_name() {
         assert!(refused.contains("core module 1"), "{refused}");
         assert!(refused.contains(named), "{refused}");
     }
-    // What only calls do is no matter: each has an instance of its own.
+    // Changes by calls do not matter: each call has its own instance.
     let warm = warm(&with("nop"), &["warm"]);
     for _ in 0..3 {
         always(&warm, "read", 1);

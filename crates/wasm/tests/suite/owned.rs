@@ -1,5 +1,4 @@
-//! An owned lease goes where it likes and outlives every handle to its guest; what one lease has of its own
-//! no other lease gets.
+//! An owned lease moves freely and outlives every handle to its guest; options of one lease do not reach another.
 
 use std::time::Duration;
 
@@ -57,7 +56,7 @@ fn an_owned_lease_outlives_its_guest_and_moves_between_threads() {
         .join()
         .unwrap();
         assert_eq!(number(&mut lease, "step"), 6, "{mode:?}");
-        // The last that there is of the guest.
+        // The last reference to the guest.
         std::thread::spawn(move || drop(lease)).join().unwrap();
     }
 }
@@ -113,7 +112,7 @@ fn each_lease_has_limits_of_its_own() {
             assert!(matches!(error, CallError::Timeout(_)), "{mode:?}: {error}");
             let error = warm.lease_with(&poor).unwrap().call("spin", &[]).unwrap_err();
             assert!(matches!(error, CallError::OutOfFuel(1000)), "{mode:?}: {error}");
-            // More than either has, and nobody minds.
+            // More than either has, which is no error.
             let mut lease = warm.lease().unwrap();
             (1..2000).for_each(|n| assert_eq!(number(&mut lease, "step"), 2 * n));
         }
@@ -223,7 +222,7 @@ fn a_lease_may_have_directories_of_its_own_under_the_guests_names() {
     };
     for mode in [Mode::Reset, Mode::Fresh] {
         let options = GuestOptions { wasi: wasi(&[given(&ours, "/data")]), ..in_mode(mode) };
-        // What the warm-up has looked at: descriptor 3 is `/data`.
+        // The descriptor that the warm-up has read: 3 is `/data`.
         let warm = guest(WASI, options).warm(WarmUp::new()).unwrap();
         let read = |lease: &mut Lease<'_>| number(lease, "file") as u8 as char;
         assert_eq!(read(&mut warm.lease().unwrap()), 'o');

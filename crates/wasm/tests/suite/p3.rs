@@ -124,7 +124,7 @@ async fn a_component_that_waits_starts_every_call_from_its_warm_state() {
     for _ in 0..10 {
         assert_eq!(ask(&warm, &["peek", "next", "next", "peek"]).await, [2, 3, 4, 4]);
         assert!(warm.compare().unwrap().is_clean());
-        // What goes on after its answer ends with its lease.
+        // Work that continues after the answer ends with its lease.
         assert_eq!(ask(&warm, &["linger", "yielding", "peek"]).await, [7, 8, 2]);
     }
 }

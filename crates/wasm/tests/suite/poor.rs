@@ -13,7 +13,7 @@ const GUEST: &str = r#"(module
     (func (export "grow") (param i32) (result i32) (memory.grow (local.get 0)))
     (func (export "read") (param i32) (result i32) (i32.load (local.get 0))))"#;
 
-/// Runs the test `name` in a process of its own, with a limit on its addresses.
+/// Runs the test `name` in a separate process, with a limit on its address space.
 fn limited(name: &str, limit: u64, test: impl FnOnce()) {
     alone(name, || {
         let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };

@@ -1,4 +1,5 @@
-//! Modules that other languages' compilers have made, with heaps, collectors and threads of their own (`cargo xtask registry-guests`).
+//! Modules from compilers of other languages, with their own heaps, collectors and threads (`cargo
+//! xtask registry-guests`).
 
 use std::path::Path;
 

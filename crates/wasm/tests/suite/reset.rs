@@ -232,7 +232,7 @@ fn a_guest_that_grows_a_table_in_every_call_keeps_its_memory() {
     for round in 0..20 {
         let mut lease = warm.lease().unwrap();
         if round > 0 {
-            // What earlier calls wrote is resident, in an instance that has never run.
+            // Pages that earlier calls wrote are resident in an instance that has never run.
             assert!(lease.write_set_pages() >= 6, "{} pages", lease.write_set_pages());
         }
         lease.call("spoil", &[]).unwrap();

@@ -127,7 +127,7 @@ fn a_host_function_cannot_call_what_the_roots_do_not_reach() {
             );
         }
         assert_eq!(number(&warm, "look", &[]).unwrap(), 101);
-        // What a table offers is among what the analysis follows.
+        // The analysis follows functions in tables.
         assert_eq!(number(&warm, "ask", &[Val::I32(1)]).unwrap(), 1);
     }
     assert_eq!(warm.lease().unwrap().differences().unwrap().1, 1, "the reseeding alone");

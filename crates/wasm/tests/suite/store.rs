@@ -1,4 +1,4 @@
-//! What a store keeps between two calls must not reach the next one, nor pile up.
+//! State that a store keeps between two calls must not reach the next call, nor accumulate.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -136,7 +136,7 @@ fn host_objects_that_calls_gave_end_with_their_lease() {
         let make = warm.entry::<i64, Option<Rooted<ExternRef>>>("make").unwrap();
         for n in 0..500 {
             let mut lease = warm.lease().unwrap();
-            // What one call gives, a later one of the lease can take.
+            // A later call of the lease can take the result of an earlier one.
             let object = lease.call("make", &[Val::I64(n)]).unwrap();
             let number = lease.call("number", &object).unwrap();
             assert!(matches!(number[..], [Val::I64(found)] if found == n), "{number:?}");

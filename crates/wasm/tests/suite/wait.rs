@@ -1,4 +1,5 @@
-//! Waits in WASI end with the limits of the call, in modules and components, and else last as long as asked.
+//! Waits in WASI end at the limits of the call, in modules and components; without a limit they last as long as
+//! requested.
 
 use std::time::Duration;
 
@@ -8,8 +9,8 @@ use afresh_wasm::{
     CallError, Engine, EngineConfig, Guest, GuestOptions, Output, Val, WarmUp, Wasi, Watch,
 };
 
-/// `nap` polls two clocks, one of which expires long after the other; the result is the number of events in the
-/// high half, and the user data of the first in the low one.
+/// `nap` polls two clocks that expire far apart. The result is the number of events in the high half, and the user
+/// data of the first in the low half.
 const MODULE: &str = r#"(module
     (import "wasi_snapshot_preview1" "poll_oneoff" (func $poll (param i32 i32 i32 i32) (result i32)))
     (memory (export "memory") 1)

@@ -1,4 +1,4 @@
-//! A watch ends calls, and warm-ups, that may not go on; what it leaves alone keeps its time limit.
+//! A watch ends calls, and warm-ups, that may not continue; other calls keep their time limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
