@@ -134,7 +134,7 @@ impl CallPath {
     }
 }
 
-/// Part of wasmtime's error for a plain call into a store with asynchronous imports.
+/// Part of the error that wasmtime returns for a plain call into a store with asynchronous imports.
 pub(crate) const ASYNCHRONOUS: &str = "`*_async` functions";
 
 /// Explains why a guest cannot be instantiated by a plain call.

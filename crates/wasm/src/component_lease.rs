@@ -191,7 +191,7 @@ impl ComponentLease<'_> {
         }
     }
 
-    /// Calls an exported function of the component's world by name, or a function of an exported interface by
+    /// Calls an exported function of the world by name, or a function of an exported interface by
     /// `interface#function`.
     ///
     /// # Errors
@@ -271,7 +271,7 @@ impl ComponentLease<'_> {
         }
     }
 
-    /// Bytes of the component's memories that differ from its initial state.
+    /// Bytes of the memories that differ from the component's initial state.
     ///
     /// # Errors
     /// [`WarmError`] when the memory cannot be read.

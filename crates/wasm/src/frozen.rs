@@ -38,7 +38,7 @@ const FILES: &str = "files";
 /// Prefix of the layers below the files.
 const LAYERS: &str = "layers";
 
-/// Prefix of the state of a component's modules.
+/// Prefix of the state of nested modules.
 const NESTED: &str = "component";
 
 /// Comes before the size of the native stack.
@@ -121,9 +121,9 @@ pub struct Frozen {
     pub(crate) program: Program,
     pub(crate) memories: Vec<WarmMemory>,
     pub(crate) state: WarmState,
-    /// An upper bound of the readings of the guest's clock.
+    /// An upper bound of the guest clock's readings.
     pub(crate) read: u64,
-    /// The state of a component's core modules, by their position in the binary; `None` for a module.
+    /// The state of nested core modules, by their position in the binary, `None` for a module.
     pub(crate) nested: Option<Vec<Option<WarmState>>>,
     /// Its file tree and what is open in it, if it has one.
     pub(crate) files: Option<SavedFiles>,

@@ -8,7 +8,7 @@
 //!
 //! A guest's file tree and what is open in it are part of the state. May break it: state that host functions keep.
 //! WASI streams belong to the live session: they are not part of a state, and each switch makes new ones. So do host
-//! directories; a guest that has files of theirs open cannot be frozen.
+//! directories; a guest with open files in them cannot be frozen.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub enum SessionError {
     Image(#[from] ImageError),
 }
 
-/// The parts of a session's state that are not memory: globals, tables, dropped segments, sizes.
+/// The state of a session except memory: globals, tables, dropped segments, sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionState(pub(crate) Arc<Values>);
 

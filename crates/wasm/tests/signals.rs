@@ -415,7 +415,7 @@ impl Process {
             RUNTIME.page().unwrap().poke();
         }
         if on(Jump, None) && !on(Wasmtime, Some(Jump)) {
-            // Many times at the same address, with a range of ours in between.
+            // Many times at the same address, with a registered range in between.
             for _ in 0..5 {
                 touch_and_jump();
                 if with_us && steps.last() == Some(&Ours) {

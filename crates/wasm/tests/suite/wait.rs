@@ -1,4 +1,4 @@
-//! Waits in WASI end at the limits of the call, in modules and components; without a limit they last as long as
+//! Waits in WASI end with the limits for a call, in modules and components. Without a limit they last as long as was
 //! requested.
 
 use std::time::Duration;
