@@ -1,4 +1,4 @@
-//! What all archives have in common: a list of what is where, and bytes that are read when they are asked for.
+//! The common part of all archives: a list of items, and bytes that are read on demand.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -22,7 +22,7 @@ pub(crate) enum Stored {
     Plain(u64, u64),
     /// By number in a zip, how many, and unpacked once they were asked for.
     Packed(usize, u64, OnceLock<Arc<Vec<u8>>>),
-    /// From an offset of what was kept on, and how many.
+    /// Offset and length in the kept bytes.
     Kept(u64, u64),
 }
 
@@ -35,7 +35,7 @@ impl Stored {
     }
 }
 
-/// What an archive's bytes come out of.
+/// The source of archive bytes.
 #[derive(Debug)]
 enum Data {
     File(File),
@@ -47,15 +47,15 @@ enum Data {
 /// An archive: a zip, a tar, one layer of an image.
 #[derive(Debug)]
 pub(crate) struct Archive {
-    /// What errors call it.
+    /// Its name in errors.
     pub(crate) name: String,
     pub(crate) items: Vec<Item>,
     pub(crate) files: Vec<Stored>,
     data: Data,
     pub(crate) packed: Option<Packed>,
-    /// What its owner says that it is.
+    /// The name that its owner gave its content.
     pub(crate) known_as: Option<String>,
-    /// What tells this archive from others.
+    /// The identity of this archive.
     identity: OnceLock<String>,
 }
 
@@ -140,7 +140,7 @@ impl Archive {
         }
     }
 
-    /// Reads; the archive is as long as it was when it was opened, or the read fails.
+    /// Reads; fails if the archive is shorter than it was when it was opened.
     pub(crate) fn read(&self, file: u32, at: u64, out: &mut [u8]) -> Result<(), Refused> {
         let failed = |why: String| Refused::Layer(format!("{}: {why}", self.name));
         let copy = |bytes: &[u8], out: &mut [u8]| {
@@ -177,7 +177,7 @@ impl Archive {
         }
     }
 
-    /// What tells this archive from others: what its owner says, or the digest of its bytes.
+    /// The identity of this archive: the name that its owner gave, or the digest of its bytes.
     pub(crate) fn identity(&self) -> Result<&str, std::io::Error> {
         if let Some(identity) = self.identity.get() {
             return Ok(identity);

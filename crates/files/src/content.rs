@@ -1,4 +1,4 @@
-//! The bytes of a file: pages of its own over those of a layer below, with holes where there are neither.
+//! The bytes of a file: its own pages over those of a layer below, with holes where there is neither.
 //!
 //! Promises: a copy costs nothing and shares every page until one of the two is written; a write copies the
 //! pages it touches; what was never written takes no room. May break it: a layer that changes while it is used.
@@ -32,7 +32,7 @@ pub(crate) struct Content {
     /// By number; bytes after the end of one are zeros.
     pub(crate) pages: Map<u64, Arc<Vec<u8>>>,
     pub(crate) under: Option<Under>,
-    /// What the pages cost.
+    /// The cost of the pages.
     pub(crate) paid: u64,
 }
 
@@ -81,7 +81,7 @@ impl Content {
             return Ok(0);
         }
         let end = offset + len as u64;
-        // What is below first, in stretches between pages of its own.
+        // First the layer below, in the gaps between the file's own pages.
         let mut hole = offset;
         for (number, page) in self.pages.from(&(offset / PAGE as u64)) {
             let start = number * PAGE as u64;

@@ -1,9 +1,9 @@
 //! In what two trees differ: paths, and how many bytes.
 //!
 //! Promises: every path whose content, target, mode or kind differs is listed, up to a limit that is said; times
-//! alone make no difference. It costs what differs: each file knows where it lies, so that directories with nothing
-//! changed in or below them are not looked at, and of the others only the names that matter. A changed file that had
-//! several names is the exception: it is looked for everywhere.
+//! alone make no difference. The cost is proportional to the difference: each file knows its directory, so unchanged
+//! directories are skipped, and in the others only the relevant names are compared. A changed file that had several
+//! names is the exception: it is looked for everywhere.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::tree::Tree;
 /// Bytes of paths that one comparison lists.
 const LISTED: usize = 64 << 20;
 
-/// What became of a path.
+/// The kind of change of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Change {
@@ -35,11 +35,11 @@ pub enum Change {
 pub struct FileChange {
     /// From the root, with a slash before it.
     pub path: Vec<u8>,
-    /// What became of it.
+    /// The kind of change.
     pub change: Change,
-    /// What it is, in the tree that has it; in the second, if both do.
+    /// The kind of the file; that in the second tree, if it is in both.
     pub kind: Kind,
-    /// Bytes of content that differ; all of what was added or removed.
+    /// Bytes of content that differ; for an added or removed file, all of them.
     pub bytes: u64,
 }
 
@@ -56,7 +56,7 @@ pub struct FileDifference {
 }
 
 impl FileDifference {
-    /// Whether there is none.
+    /// Whether the trees are equal.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
@@ -72,14 +72,14 @@ struct Comparison<'a> {
     listed: usize,
 }
 
-/// Names that lead to what changed, by the directories they are in.
+/// Names that lead to changed files, by directory.
 type Ways = HashMap<Node, BTreeSet<Name>>;
 
-/// What a name means in two directories.
+/// The entries of a name in two directories.
 type Meanings = (Option<Entry>, Option<Entry>);
 
 impl Tree {
-    /// What one has to do to this tree to come to `other`, a relative of it.
+    /// The changes that lead from this tree to `other`, a relative of it.
     ///
     /// # Errors
     /// [`Refused::Layer`] when bytes of a layer cannot be read.
@@ -107,12 +107,13 @@ fn there(tree: &Tree, node: Node) -> Result<Option<Arc<Inode>>, Refused> {
     }
 }
 
-/// The ways to what changed from either root. `None` where a file is not known to have but one name.
+/// The names that lead from either root to changed files. `None` if a file may have more than one name. `None` where
+/// a file is not known to have but one name.
 fn ways(one: &Tree, two: &Tree, changed: &HashSet<Node>) -> Result<Option<Ways>, Refused> {
     let mut ways = Ways::new();
     for node in changed {
         let (Some(before), Some(after)) = (there(one, *node)?, there(two, *node)?) else {
-            // What only one of them has: the directory that it is in has changed as well.
+            // If only one tree has the file, its directory has changed as well.
             continue;
         };
         for (tree, inode) in [(one, before), (two, after)] {
@@ -270,7 +271,7 @@ fn alike(a: &Inode, b: &Inode) -> bool {
     body && a.mode == b.mode
 }
 
-/// Bytes in which two files differ. What is stored once is not looked at.
+/// Bytes in which two files differ. Shared pages are skipped.
 fn differing(one: &Tree, two: &Tree, a: &Content, b: &Content) -> Result<u64, Refused> {
     let beyond = a.size.abs_diff(b.size);
     let common = a.size.min(b.size);

@@ -1,4 +1,4 @@
-//! Why a file operation was refused: one case for each number that programs are told.
+//! Errors of file operations: one variant for each errno.
 
 /// A file operation was refused. [`Refused::errno`] is the number that Linux has for it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! Tars, and the layers of images, which are tars with marks for what is gone.
+//! Tars, and the layers of images, which are tars with whiteouts.
 //!
 //! A compressed one is unpacked to a temporary file without a name, up to the limit, for its files are read in any
 //! order. Long names and attributes of files are read here, for their lengths are claims like all others.
@@ -22,7 +22,7 @@ const HEADERS: u64 = 4096;
 const PADDING: u64 = 1 << 20;
 /// Bytes of attributes of one file, at most.
 const ATTRIBUTES: u64 = 1 << 20;
-/// A name that begins so says that what follows is gone.
+/// The prefix of a whiteout: the rest of the name is removed.
 const GONE: &[u8] = b".wh.";
 /// A name that says that nothing of the layers below is in its directory.
 const EMPTY: &[u8] = b".wh..wh..opq";
@@ -154,7 +154,7 @@ fn unpack(
     Ok(out)
 }
 
-/// What the headers before a file say of it instead of its own.
+/// Fields of a file that earlier headers replace.
 #[derive(Default)]
 struct Said {
     path: Option<Vec<u8>>,
@@ -271,7 +271,7 @@ fn list(
     Ok((items, files))
 }
 
-/// What an entry means in a layer of an image.
+/// The meaning of an entry in a layer of an image.
 fn marked(path: Vec<u8>, what: What, mode: u32, time: Time, marks: bool) -> Item {
     let split = path.iter().rposition(|b| *b == b'/').map_or(0, |at| at + 1);
     let (above, last) = path.split_at(split);

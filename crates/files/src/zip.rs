@@ -1,5 +1,5 @@
-//! Zips. What is stored as it is is read in place; what is packed is unpacked when it is first read, and never to
-//! more than its directory entry says.
+//! Zips. A stored file is read in place. A packed file is unpacked on first read, and never to more
+//! than its directory entry says.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -15,7 +15,7 @@ use crate::layer::{Item, LayerLimits, What};
 use crate::node::Time;
 use crate::tree::PATH;
 
-/// A file that several readers share, each at a place of its own.
+/// A file shared by several readers, each with its own position.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared {
     file: Arc<File>,

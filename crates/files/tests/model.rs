@@ -1,4 +1,5 @@
-//! The tree against a directory of the host's: the same calls give the same answers and leave the same files.
+//! The tree against a host directory: the same calls give the same answers and leave the same
+//! files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -58,7 +59,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a call of the host's answers, in the tree's words.
+/// The result of a host call, as the tree returns it.
 fn host<T>(result: std::io::Result<T>) -> Result<T, i32> {
     result.map_err(|error| error.raw_os_error().unwrap_or(-1))
 }
@@ -85,7 +86,7 @@ impl Both {
         Self { root: root.to_owned(), tree, kept: None }
     }
 
-    /// With files that the tree has out of a directory of the host's.
+    /// With files that the tree has from a host directory.
     fn over_some(root: &Path, below: &Path) -> Self {
         for at in [root, below] {
             let top = at.join(TOP);
@@ -136,7 +137,7 @@ impl Both {
                 let one = host(options.write(true).create_new(true).open(self.at(path)));
                 self.permit(path, one.is_ok(), 0o644);
                 let two = self.create(path, New::File, 0o644);
-                // What is wrong with a path in more than one way may be told in either.
+                // A path that is wrong in more than one way may get either error.
                 prop_assert_eq!(one.is_ok(), two.is_ok(), "{:?} {:?} {:?}", step, one, two);
             }
             Step::Directory(path) => {
@@ -262,7 +263,7 @@ fn differing(one: &BTreeMap<String, Seen>, two: &BTreeMap<String, Seen>) -> BTre
     paths.filter(|path| looks(one, path) != looks(two, path)).cloned().collect()
 }
 
-/// Every path of a directory of the host's.
+/// Every path of a host directory.
 fn seen_on_host(root: &Path) -> BTreeMap<String, Seen> {
     let mut all = BTreeMap::new();
     let mut ahead = vec![root.to_owned()];
@@ -313,7 +314,7 @@ proptest! {
         prop_assert_eq!(&seen(&again), &now);
         prop_assert_eq!(again.used(), both.tree.used());
         prop_assert_eq!(again.saved().unwrap(), saved);
-        // What it differs in from what it was is told by both, and by walking all of it.
+        // `diff` and a full walk find the same differences.
         if let Some((kept, then)) = &both.kept {
             for after in [&both.tree, &again] {
                 let found = kept.diff(after).unwrap();
@@ -340,7 +341,7 @@ proptest! {
         let (then, before) = (seen(&both.tree), both.tree.clone());
         let kept = Keeper::new(&both.tree);
         below.close().unwrap();
-        // Whatever was there goes on without the directory.
+        // Everything continues without the directory.
         for step in &steps[half..] {
             both.run(step)?;
         }

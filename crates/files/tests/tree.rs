@@ -67,7 +67,7 @@ fn a_budget_bounds_what_is_stored_and_gives_back_what_is_gone() {
         Ok(90_000),
         "what is there can be written again"
     );
-    // Single bytes far apart pay for what they take.
+    // Single bytes far apart pay for whole pages.
     tree.set_size(node, 0, NOW).unwrap();
     let mut written = 0;
     while tree.write(node, written * 4096, b"x", NOW).is_ok() {
