@@ -104,10 +104,10 @@ def own_saving(name: str, heap: afresh.Warm, rounds: int) -> Iterator[tuple[str,
         yield f"{name}/load and first answer", "afresh, a new process", elsewhere(agent, "heap.length")[1]
 
 
-# What a sandbox with data at hand does, and what has to be there for it.
+# The work of a sandbox with prepared data, and its preparation.
 FRAME = "import numpy, pandas\nframe = pandas.DataFrame({'key': [1, 2, 1], 'value': [1.0, 2.0, 3.0]})\n"
 GROUP_BY = "frame.groupby('key').value.sum().to_dict()"
-# What runs often has settled before clones start from it.
+# The interpreter specialises frequent code before clones start from it.
 SETTLED = FRAME + f"for _ in range(40):\n    {GROUP_BY}\n"
 PYTHON = {"python/1+1": "1+1", "python/pass": "pass", "python/pandas": GROUP_BY}
 

@@ -1,4 +1,4 @@
-//! What a guest is asked: to run source, to call a function of the program's, or to set itself up.
+//! Requests to a guest: to run source, to call a function of the program, or to set itself up.
 
 use minicbor::Encoder;
 
@@ -20,7 +20,7 @@ pub const COMMAND: u8 = 6;
 /// How a guest is asked, and where it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallConvention {
-    /// An array in CBOR for `evaluate`, answered by what that returns.
+    /// An array in CBOR for `evaluate`, answered by its return value.
     Array,
     /// A header and parts behind it for `turn`, answered by a frame to the host.
     Frame,
@@ -40,12 +40,12 @@ impl CallConvention {
     }
 }
 
-/// Bytes of a frame's header.
+/// Bytes of a frame header.
 const HEADER: usize = 37;
 /// Of them, those before the lengths of the parts.
 const LENGTHS: usize = HEADER - 12;
 
-/// The names of the host's functions that programs may call, as guests read them.
+/// The names of the host functions that programs may call, in the encoding of the guests.
 #[derive(Clone, Debug)]
 pub struct Tools(Vec<u8>);
 
@@ -105,7 +105,7 @@ impl Request {
                 bytes.push(what);
                 bytes.resize(LENGTHS, 0);
                 for part in [tools.0.len(), source.len(), name.len()] {
-                    // What is longer is refused by a guest of 32 bits anyway.
+                    // A guest of 32 bits refuses a longer one.
                     bytes.extend_from_slice(&u32::try_from(part).unwrap_or(u32::MAX).to_le_bytes());
                 }
                 for part in [&tools.0, source.as_bytes(), name.as_bytes(), arguments] {
@@ -129,7 +129,7 @@ impl Request {
         Self { bytes: bytes.to_vec(), form: CallConvention::Array }
     }
 
-    /// Tells a clone its number, and entropy of its own, where its guest learns them so.
+    /// Sets a clone's number and entropy, if its guest gets them in the request.
     pub fn address_to(&mut self, clone: u64, entropy: [u8; 16]) {
         if self.form == CallConvention::Frame {
             self.bytes[1..9].copy_from_slice(&clone.to_le_bytes());

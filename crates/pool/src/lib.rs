@@ -44,7 +44,7 @@ pub trait Recycle: Send + 'static {
     /// Why recycling failed.
     type Error: std::fmt::Display;
 
-    /// What the item is warm for. Equal keys are interchangeable.
+    /// The kind of work that the item is warm for. Equal keys are interchangeable.
     fn key(&self) -> usize;
 
     /// Makes the item pristine, and says what that took.
@@ -53,7 +53,7 @@ pub trait Recycle: Send + 'static {
     /// Any error: the item is dropped.
     fn recycle(&mut self) -> Result<Recycled, Self::Error>;
 
-    /// What kind of error it is, in a word or two: the pool counts failures by that.
+    /// The kind of an error, in a word or two: the pool counts failures by it.
     fn reason(_: &Self::Error) -> &'static str {
         "reset"
     }
@@ -62,7 +62,7 @@ pub trait Recycle: Send + 'static {
     /// must be cheap.
     fn resident_bytes(&self) -> usize;
 
-    /// Mappings that the item takes for as long as it lives, roughly; asked once, when it was made.
+    /// Approximate mappings of the item during its life; queried once, when it was made.
     fn mappings(&self) -> usize {
         0
     }

@@ -19,7 +19,7 @@ use crate::{Exhausted, Limits, PoolStats, Recycle, Resets};
 /// Most shards of a pool. More than any sensible number of busy threads.
 const MAX_SHARDS: usize = 64;
 
-/// Why no item could be had.
+/// Why the pool returned no item.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError<E> {
@@ -31,7 +31,7 @@ pub enum PoolError<E> {
         /// The limit.
         limit: usize,
     },
-    /// The pool stayed at its limit for as long as the caller was ready to wait.
+    /// The pool stayed at its limit until the caller's timeout.
     #[error("no item of the pool came back within {0:?}")]
     TimedOut(std::time::Duration),
     /// Making a new item failed.
@@ -44,7 +44,7 @@ pub struct Pool<T: Recycle> {
     shared: Arc<Shared<T>>,
 }
 
-/// What a pool consists of; the process's budget looks at it too.
+/// The state of a pool; the process budget reads it as well.
 pub(crate) struct Shared<T: Recycle> {
     shards: Box<[Shard<T>]>,
     limits: Limits,
@@ -61,7 +61,7 @@ pub(crate) struct Shared<T: Recycle> {
     evicted: AtomicU64,
     /// Of items that are no more.
     retired: Mutex<Resets>,
-    /// Requests that wait, so that a return needs to signal only when somebody does.
+    /// Requests that wait, so that a return signals only when a request waits.
     waiting: AtomicUsize,
     gate: Mutex<()>,
     came_back: Condvar,
@@ -140,7 +140,7 @@ impl<T: Recycle> Pool<T> {
         self.shared.limits
     }
 
-    /// What it has done so far.
+    /// Its counters so far.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         self.shared.stats()
@@ -263,7 +263,7 @@ impl<T: Recycle> Shared<T> {
     fn wait_until(&self, deadline: Option<Instant>) -> bool {
         let guard = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        // An item that came back before we were counted signalled nobody: look once more.
+        // An item that came back before we were counted sent no signal, so check once more.
         let there = self.alive.load(Ordering::SeqCst) < self.limits.items
             || self.shards.iter().any(|shard| !shard.is_empty());
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
@@ -327,7 +327,7 @@ impl<T: Recycle> Shared<T> {
     #[inline]
     fn give_back(&self, idle: Box<Idle<T>>, spare: bool) {
         if std::thread::panicking() && !is(Bug::Unwound) {
-            // What the unwound code left half-done inside the item is unknown.
+            // The unwound code may have left the item in an unknown state.
             self.abandoned.fetch_add(1, Ordering::Relaxed);
             return self.discard(*idle);
         }
@@ -389,7 +389,7 @@ impl<T: Recycle> Shared<T> {
     #[cold]
     pub(crate) fn discard(&self, idle: Idle<T>) {
         let item = self.strike(idle);
-        // Free once the item is gone, and also if dropping it panics.
+        // Frees the place when the item is dropped, even if the drop panics.
         let _place = Place(self);
         drop(item);
     }

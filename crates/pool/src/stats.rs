@@ -1,10 +1,10 @@
-//! What a pool tells of itself: counts, which promise nothing but to have been true a moment ago.
+//! Counters of a pool. They are not synchronised, and may be a moment old.
 
 use std::collections::BTreeMap;
 
 use afresh_memory::ResetReport;
 
-/// What bringing an item back took.
+/// The cost of a reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recycled {
     /// Pages of memory that were copied back, cleared, or thrown away.
@@ -29,7 +29,7 @@ impl From<ResetReport> for Recycled {
     }
 }
 
-/// What the resets of a pool's items took, in numbers.
+/// The costs of the resets in a pool, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resets {
     /// How many brought back at most so many pages as [`Resets::BOUNDS`] says at the same place, and more than at the place before; the
@@ -70,7 +70,7 @@ impl Resets {
         self.replaced += u64::from(reset.replaced);
     }
 
-    /// What came after `earlier`, which was the same pool's.
+    /// The difference from `earlier`, a value from the same pool.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut by_pages = self.by_pages;
@@ -96,7 +96,7 @@ impl Resets {
     }
 }
 
-/// What a pool has done so far, summed over its shards; a snapshot that may be a moment old.
+/// Counters of a pool, summed over its shards; a snapshot that may be a moment old.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
@@ -110,7 +110,7 @@ pub struct PoolStats {
     pub in_use: usize,
     /// Hand-outs that came back and were made pristine.
     pub returned: u64,
-    /// What making them pristine took.
+    /// The costs of making them pristine.
     pub resets: Resets,
     /// Items dropped because recycling failed.
     pub quarantined: u64,

@@ -46,7 +46,7 @@ impl Setup {
         Request::new(form, what, &self.tools, source, name, arguments)
     }
 
-    /// The request for what does as little as any evaluation does, in a clone of its own.
+    /// The request for a minimal evaluation, in its own clone.
     pub(crate) fn least(&self, form: CallConvention) -> Vec<u8> {
         let mut request = self.request(RUN, "1+1", "<sandbox>", None, form);
         request.address_to(1, entropy_bytes());

@@ -1,4 +1,5 @@
-//! Values between Python and an interpreter, as CBOR: the host's half of what the guests' `wire.rs` describes.
+//! Values between Python and an interpreter, as CBOR: the host side of the format that the guests' `wire.rs`
+//! describes.
 //!
 //! Promises: the objects made of one value keep to a budget, which is charged before they are made, and nesting ends at
 //! [`DEEPEST`]. Values that only have a name (functions, promises) become `afresh.Opaque`.
@@ -26,7 +27,7 @@ const NAMED: Tag = Tag::new(39);
 /// Real and imaginary part.
 const COMPLEX: Tag = Tag::new(43_000);
 
-/// Something of Python's own that is looked up once.
+/// A Python object that is looked up once.
 struct PythonType {
     cell: PyOnceLock<Py<PyAny>>,
     module: &'static str,
@@ -360,7 +361,7 @@ fn write_int(number: &Bound<'_, PyInt>, out: &mut Encoder<&mut Vec<u8>>) -> PyRe
     Ok(())
 }
 
-/// What is found less often.
+/// Less frequent types.
 fn write_other(
     value: &Bound<'_, PyAny>,
     out: &mut Encoder<&mut Vec<u8>>,
@@ -385,7 +386,7 @@ fn write_other(
         }
         return Ok(());
     }
-    // What says of itself how it is plain: data classes, models, arrays, and mappings of any kind.
+    // Objects with a method that returns a plain form: data classes, models, arrays, and mappings of any kind.
     for method in ["model_dump", "tolist"] {
         if let Some(plain) = value.getattr_opt(method)?
             && !value.is_instance_of::<PyType>()

@@ -177,7 +177,7 @@ def test_tools_are_known_while_they_are_offered(host: Host) -> None:
         host.run("add()", tools=offered)[2],
         8,
     ]
-    # Gone again, and what they hid is back.
+    # Tools are removed, and the names that they hid are back.
     assert host.run("len('abc')") == 3
     assert host.run("add")[0] == "NameError"
 

@@ -28,18 +28,18 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-# What a request wants: to run source, a module, a function with arguments, or a setup, which has to succeed.
+# The kind of a request: run source, a module, a function with arguments, or a setup, which has to succeed.
 RUN, MODULE, APPLY, SETUP = 0, 1, 2, 4
 ANSWER, STDOUT, STDERR, TOOL = 0, 1, 2, 3
 
-# What is wanted, the clone's number, entropy of its own, and the lengths of tools, source and name.
+# The kind of request, the clone's number, its entropy, and the lengths of tools, source and name.
 HEADER = struct.Struct("<BQ16sIII")
 
 # How deep a value may be nested.
 DEEPEST = 120
 # Calls after which the interpreter has made a function over.
 _OFTEN = 40
-# Lists as long as this are looked at for being of one kind.
+# Lists of at least this length are checked for a single element type.
 LONG = 16
 
 NONE_GIVEN = b"\x80"
@@ -112,7 +112,7 @@ def _write_int(out: bytearray, value: int) -> None:
         else:
             _head(out, 1, ~value)
     else:
-        # Bytes of a number's size, tagged as one or as one less than none.
+        # A bignum: tagged as positive, or as negative, which stores -1 - value.
         out.append(0xC2 if value >= 0 else 0xC3)
         value = value if value >= 0 else ~value
         _write_bytes(out, value.to_bytes((value.bit_length() + 7) // 8, "big"))
@@ -136,7 +136,7 @@ def _write_list(out: bytearray, value: Any, depth: int) -> None:
     if len(value) >= LONG:
         kinds = set(map(type, value))
         if kinds == {float}:
-            # As they lie in memory: 64 bits, little-endian.
+            # As in memory: 64 bits, little-endian.
             out += b"\xd8\x56"
             return _write_bytes(out, array("d", value).tobytes())
         if kinds == {int}:
@@ -154,7 +154,7 @@ def _write_list(out: bytearray, value: Any, depth: int) -> None:
 
 
 def _write_tuple(out: bytearray, value: tuple[Any, ...], depth: int) -> None:
-    # A tag of ours for what would be a list.
+    # A private tag on a list.
     out += b"\xda\x00\x01\x00\x30"
     _head(out, 4, len(value))
     for part in value:
@@ -206,7 +206,7 @@ def _other(out: bytearray, value: Any, depth: int) -> None:
                 return write(out, item, depth)
         elif isinstance(value, numpy.ndarray):
             return write(out, value.tolist(), depth)
-    # What is derived from a type that is known, as that.
+    # A subclass of a known type is written as that type.
     for kind, plain in _PLAIN.items():
         if isinstance(value, kind):
             return plain(out, kind(value))
@@ -362,7 +362,7 @@ def _offer(told: bytes) -> None:
     """Makes the host's functions known, unless they are those that are known already."""
     global _tools_told  # noqa: PLW0603
     names = read(told, 0)[0]
-    # Names of the program's and no builtins, which libraries use, and this file.
+    # Names of the program, not builtins, which libraries use, nor this file.
     space = sys.modules["__main__"].__dict__
     for gone in [name for name in _tools if name not in names]:
         tool = _tools.pop(gone)
@@ -441,7 +441,7 @@ def _flush() -> None:
         try:
             stream.flush()
         except Exception:
-            # Whatever the program put there.
+            # The program may have replaced the stream by any object.
             continue
 
 
@@ -456,7 +456,7 @@ def _run(source: str, name: str, space: dict[str, Any]) -> Any:
         try:
             return eval(compile(source, name, "eval", dont_inherit=True), space)
         except SyntaxError as error:
-            # One of the program's own has gone through more than this.
+            # A SyntaxError of the program itself has more frames than this.
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise
     tree = ast.parse(source, name)

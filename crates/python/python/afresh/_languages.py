@@ -19,7 +19,7 @@ from .errors import OpenError
 
 _GUESTS = Path(__file__).resolve().parent / "guests"
 
-# Of a file of the host's that a guest finds: its directory there, its name, where it is, and what it is known as.
+# A host file in a guest: its directory there, its name, its path on the host, and its identity.
 Below: TypeAlias = tuple[str, str, str, str]
 
 # The distribution that CPython comes from, and what its interface is known of.
@@ -54,7 +54,7 @@ class Language:
 
     def announce(self, cache: Path) -> Callable[[], None]:
         """Says so on standard error when it may have to be compiled; gives what to call once it is."""
-        # What is kept in the cache is the engine's matter; this only remembers that something was.
+        # The engine decides what its cache keeps; this only remembers that an entry was made.
         about = self.file.stat()
         stamp = cache / f"{self.name}-{__version__}-{about.st_size}-{about.st_mtime_ns}.ready"
         if self.note is None or stamp.is_file():
@@ -128,12 +128,12 @@ def _is_installed() -> bool:
         return False
 
 
-# What was found, by what ``$AFRESH_PYTHON`` said, with the files that it was read from as they were: their paths, and
-# what the system tells them apart by. Finding it reads the distributions that are installed, for milliseconds.
+# The results of earlier lookups by the value of ``$AFRESH_PYTHON``, with the files that they were read from: their
+# paths and identities. Finding it reads the distributions that are installed, for milliseconds.
 _Seen: TypeAlias = tuple[tuple[Path, tuple[int, ...]], ...]
 _found: dict[str | None, tuple[_Seen, tuple[Below, ...]]] = {}
 
-# Seconds after which a file's times tell a change of it from the last: clocks of file systems are coarse.
+# Seconds after which the times of a file distinguish two changes: clocks of file systems are coarse.
 _SETTLES = 2.0
 
 
@@ -163,7 +163,7 @@ def python_below() -> tuple[Below, ...]:
     library = artifacts / "python-stdlib.zip"
     if not library.is_file():
         return ()
-    # Looked at first: who changes them meanwhile is noticed the next time.
+    # Read before the files, so that a change in between is noticed the next time.
     seen = _seen((library, artifacts / "SHA256SUMS"))
     below = (("/usr/local/lib", "python315.zip", str(library), _identity(artifacts, library)),)
     settled = time.time_ns() - int(_SETTLES * 1e9)

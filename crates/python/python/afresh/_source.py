@@ -44,7 +44,7 @@ def constants_as_variables(code: str) -> str:
 def _outermost(code: str) -> list[int]:
     """Where ``const`` stands at the outermost level."""
     found: list[int] = []
-    # Brackets that are open; a backtick is a template that goes on after the bracket.
+    # Open brackets; a backtick stands for a template that continues after the bracket.
     opened: list[str] = []
     # The last word or sign.
     last = ""

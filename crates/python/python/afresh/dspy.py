@@ -29,7 +29,7 @@ from .errors import AfreshError, ProgramError
 
 __all__ = ["Interpreter", "interpreter_factory"]
 
-# What the guest has beside the program: how it submits.
+# The guest's helper for the program: how it submits.
 _SUBMIT = '''
 def _afresh_submit():
     import sys, types

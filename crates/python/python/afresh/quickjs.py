@@ -186,7 +186,7 @@ class Runtime:
         stack_limit: int | None = None,
         transform_flags: SourceTransform = SourceTransform.NONE,
     ) -> None:
-        # The engine has a stack of its own, whose end is a trap.
+        # The engine has a separate stack, and a trap at its end.
         del stack_limit
         self._memory_limit = memory_limit
         self._transform_flags = SourceTransform(transform_flags)
@@ -462,7 +462,7 @@ class Context:
 
 # Where the guest leaves the value of a script that stays, and finds that of a promise.
 _PLACE = 'Symbol.for("afresh.value")'
-# Where a context keeps what handles hold, beside everything else of its state.
+# The place where a context keeps the values of handles, with the rest of its state.
 _TABLE = """
     const { table, keep } = (globalThis[Symbol.for("afresh.handles")] ??= (() => {
         const table = new Map();
@@ -577,7 +577,7 @@ class _Sanitised(Exception):  # noqa: N818
     """What a guest learns of an exception of the host's."""
 
 
-# What the guest calls it.
+# The guest's name for it.
 _Sanitised.__name__ = "HostError"
 
 
