@@ -1,4 +1,4 @@
-//! What can go wrong, per operation.
+//! Errors, one type per operation.
 
 use afresh_sys::SysError;
 
@@ -6,7 +6,7 @@ use afresh_sys::SysError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageError {
-    /// A segment or page range lies outside the image.
+    /// A segment or page range is outside the image.
     #[error("bytes {offset}..{offset}+{len} lie outside an image of {image} bytes")]
     OutOfBounds {
         /// Offset of the first byte.
@@ -59,7 +59,7 @@ pub enum SlotError {
     /// The slot failed earlier and must not be used again.
     #[error("the slot is quarantined: {reason}")]
     Quarantined {
-        /// What happened to it.
+        /// The cause.
         reason: String,
     },
     /// The strategy needs something this host lacks.
@@ -100,7 +100,7 @@ pub enum ResetError {
     /// The slot had failed before.
     #[error("the slot is quarantined: {reason}")]
     Quarantined {
-        /// What happened to it.
+        /// The cause.
         reason: String,
     },
     /// The image's content will never arrive.
@@ -121,7 +121,7 @@ pub enum ResetError {
 }
 
 impl ResetError {
-    /// What kind of error it is, in a word: what monitoring counts by.
+    /// The kind of an error, in a word: a label for monitoring.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {

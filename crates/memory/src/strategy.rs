@@ -74,7 +74,7 @@ impl FromStr for Strategy {
     }
 }
 
-/// Who writes the slot's memory besides the guest.
+/// Writers of slot memory other than the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostAccess {
     /// Only threads of this process, in user mode.
@@ -85,7 +85,7 @@ pub enum HostAccess {
     Syscalls,
 }
 
-/// What was chosen, and why.
+/// The chosen strategy, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The strategy, never [`Strategy::Auto`], with its tracker named.

@@ -1,7 +1,7 @@
 //! Fault injection: make a chosen system call of this thread fail.
 //!
-//! Every wrapper in this crate passes `gate` first. Tests arm a [`Plan`]; without one the gate is
-//! one thread-local load beside a system call. Plans belong to a thread, so that tests which run
+//! Every wrapper in this crate passes `gate` first. Tests arm a [`Plan`]; without one the gate
+//! costs one thread-local load per system call. Plans belong to a thread, so that tests which run
 //! side by side do not disturb one another; a fault handler runs in the faulting thread and is
 //! reached too.
 

@@ -22,10 +22,10 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use crate::{Call, SysError, inject};
 
-/// Makes a call of KVM's, which `name` names in errors and in plans of [`inject`].
+/// Makes a KVM call, which `name` names in errors and in plans of [`inject`].
 ///
 /// # Errors
-/// What the call says.
+/// The call's error.
 pub fn call<T, E: Into<io::Error>>(
     name: &'static str,
     make: impl FnOnce() -> Result<T, E>,
@@ -42,7 +42,7 @@ pub fn run(vcpu: &mut VcpuFd) -> Result<VcpuExit<'_>, SysError> {
     call("KVM_RUN", || vcpu.run())
 }
 
-/// What an `ioctl` returned, with errno where that is a failure.
+/// The result of an `ioctl`, with errno on failure.
 fn done(returned: libc::c_int) -> io::Result<u32> {
     u32::try_from(returned).map_err(|_| io::Error::last_os_error())
 }

@@ -1,8 +1,8 @@
 //! A static that belongs to one process: the child of a fork makes its own.
 //!
-//! A forked child inherits every static as it was at that moment, and much of it is wrong there: threads are
-//! gone, locks may be held by them, descriptors speak of the parent's memory, keys that should be secret are known
-//! twice. [`PerProcess`] is how this project keeps such state. Reading one is three loads.
+//! A forked child inherits every static as it was at that moment, and much of it is wrong there: threads are missing
+//! and may hold locks, descriptors refer to the parent's memory, and secret keys are known twice. [`PerProcess`] is
+//! how this project keeps such state. Reading one is three loads.
 
 use std::fmt;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -11,8 +11,8 @@ use crate::fork;
 
 /// A value that is made when a process first asks for it, and made anew in each forked child.
 ///
-/// What the parent had is leaked in the child, not dropped: its destructor would wait for threads that are not
-/// there, or take back what is still the parent's.
+/// The parent's value is leaked in the child, not dropped: its destructor would wait for missing threads, or release
+/// resources that the parent still uses.
 pub struct PerProcess<T: 'static> {
     current: AtomicPtr<ProcessValue<T>>,
     make: fn() -> T,

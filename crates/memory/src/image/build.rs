@@ -1,6 +1,6 @@
 //! Building images: from segments, from a live range, from a file.
 //!
-//! Whatever the source, zero pages are found and left out, and the rest goes into one sealed backing.
+//! For every source, zero pages are found and left out, and the rest goes into one sealed backing.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -102,7 +102,7 @@ impl Image {
     /// Captures `pages` pages of live memory at `source`.
     ///
     /// # Safety
-    /// The whole range must be readable, and nothing may write it meanwhile.
+    /// The whole range must be readable, and must not be written during the call.
     ///
     /// # Errors
     /// [`ImageError::System`] when memory or descriptors ran out.
@@ -241,7 +241,7 @@ pub(super) fn gap_limit(runs: &[PageRange]) -> usize {
     }
 }
 
-/// Where `runs` lie in a backing of their own: one after the other, but for small gaps between them.
+/// The places of `runs` in a separate backing: one after the other, except for small gaps between them.
 fn places(runs: &[PageRange]) -> Vec<PageRange> {
     let limit = gap_limit(runs);
     let mut places = Vec::with_capacity(runs.len());
@@ -257,7 +257,7 @@ fn places(runs: &[PageRange]) -> Vec<PageRange> {
     places
 }
 
-/// `runs`, which lie at `places` of a backing.
+/// `runs`, stored at `places` of a backing.
 fn extents(runs: &[PageRange], places: &[PageRange], backing: &Arc<Backing>) -> Vec<Extent> {
     let extent = |(run, place): (&PageRange, &PageRange)| Extent {
         range: *run,

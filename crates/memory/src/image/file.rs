@@ -10,7 +10,7 @@ use afresh_sys::PageRange;
 use super::Extent;
 use crate::ImageError;
 
-/// A run of an image's pages, and the part of a file that holds it. Cheap to clone.
+/// A run of image pages, and the part of a file that holds it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ImageFile(pub(super) Extent);
 

@@ -1,4 +1,4 @@
-//! Taking a slot's content: in what it differs from its image, and an image of it.
+//! Taking a slot's content: its differences from the image, and an image of it.
 
 use afresh_sys::PageRange;
 
@@ -15,8 +15,8 @@ impl Slot {
         Ok(self.capture()?.0)
     }
 
-    /// As [`Slot::freeze`], sharing nothing: the whole content in one file of its own, each page copied once.
-    /// For what is going to be the image of many.
+    /// As [`Slot::freeze`], sharing nothing: the whole content in one separate file, each page copied once. For an
+    /// image that many slots will use.
     ///
     /// # Errors
     /// As [`Slot::freeze`].

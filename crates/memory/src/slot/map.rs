@@ -116,7 +116,7 @@ impl Slot {
         Ok(())
     }
 
-    /// Tells the tracker about every region.
+    /// Registers every region with the tracker.
     pub(super) fn watch_regions(&mut self) -> Result<(), SlotError> {
         if let Method::Reprotect(tracker) | Method::WriteSet(tracker) = &mut self.method {
             for region in self.space.regions.iter().filter(|r| !r.is_empty()) {

@@ -8,7 +8,7 @@ use super::{FORKED, Method, Slot, State};
 use crate::ResetError;
 use crate::write_set::restore_if_changed;
 
-/// What a reset did.
+/// The result of a reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ResetReport {
@@ -106,8 +106,8 @@ impl Slot {
                     if let Next::Look(pages) = next {
                         self.look(pages)?;
                     }
-                    // SAFETY: the set holds accessible pages of this slot, opened for writing when they
-                    // were learned; `&mut self` and the caller's promise keep everybody else away.
+                    // SAFETY: the set holds accessible pages of this slot, opened for writing when they were learned;
+                    // `&mut self` and the caller's promise exclude other users.
                     unsafe { self.write_set.copy_back() };
                 }
                 let restored = self.write_set.len();

@@ -5,10 +5,10 @@
 //! the page table, and its first write opens, and reports, all of it. So a dense writer takes one
 //! signal in 512 pages and no fault.
 //!
-//! The first reset after that judges each huge page. One in which at least an eighth of the pages were
-//! written stays, as part of the write set, and is still a huge page: from then on growing costs one
-//! change of protection and resetting one `memset`. Any other huge page is thrown away; its pages come from
-//! faults like everybody's, and are watched one by one.
+//! The first reset after that judges each huge page. One in which at least an eighth of the pages were written stays,
+//! as part of the write set, and is still a huge page: from then on growing costs one change of protection and
+//! resetting one `memset`. Any other huge page is released; its pages come from ordinary faults, and are watched one
+//! by one.
 //!
 //! Promises: a slot holds memory beyond what its guest touched only until its first reset after a growth,
 //! and at most eight times what was written from then on. May break it: nothing that a guest does; the
@@ -26,7 +26,7 @@ const DENSE: usize = 8;
 const STRIDE: usize = 16;
 
 impl Slot {
-    /// The huge pages that lie wholly in `range`: huge page boundaries are those of the address space.
+    /// The huge pages entirely within `range`: their boundaries are those of the address space.
     fn huge_pages_in(&self, range: PageRange) -> PageRange {
         let base = self.base() as usize / PAGE_SIZE;
         let start = (base + range.start).next_multiple_of(HUGE_PAGES) - base;
@@ -134,9 +134,9 @@ impl Slot {
         Ok(())
     }
 
-    /// Keeps the huge pages that the run wrote densely and throws the others away. Must come after what was
-    /// written has been learned, and before anything is copied back. Returns how many pages of the
-    /// write set lay in staged huge pages.
+    /// Keeps the huge pages that the run wrote densely and throws the others away. Must come after what was written
+    /// has been learned, and before anything is copied back. Returns how many pages of the write set were in staged
+    /// huge pages.
     #[cold]
     pub(super) fn settle_staged(&mut self) -> Result<usize, ResetError> {
         let (mut learned, mut used) = (0, 0);

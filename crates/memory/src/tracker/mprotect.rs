@@ -36,8 +36,8 @@ struct Budget {
 static BUDGET: Budget = Budget { runs: AtomicUsize::new(0), trackers: AtomicUsize::new(0) };
 
 impl Budget {
-    /// Runs that all trackers may have: half of what the kernel allows, as a run costs two mappings when nothing
-    /// around it is open; and half of that, as others need mappings too.
+    /// Maximum runs of all trackers: half of the mappings that the kernel allows, as a run costs two when everything
+    /// around it is closed; and half of that, as other code needs mappings too.
     fn all(&self) -> usize {
         host::max_mappings() / 4
     }
@@ -56,7 +56,7 @@ struct Watch {
     watched: DirtyPages,
     /// Pages that can be written now.
     open: DirtyPages,
-    /// Runs in `open`, as far as threads that open pages at the same time can tell; put right by each drain.
+    /// Runs in `open`, approximately while threads open pages at the same time; corrected by each drain.
     runs: AtomicUsize,
     /// Its part of the budget at the last drain.
     part: AtomicUsize,
@@ -95,7 +95,7 @@ impl Watch {
 
     /// Opens a range and marks it; `false` when the kernel refused.
     fn lift(&self, range: PageRange) -> bool {
-        // Marked before it is opened: whoever sees the page open finds it in the set.
+        // Marked before it is opened: a thread that sees the page open finds it in the set.
         self.dirty.mark(range);
         self.open(range).is_ok()
     }

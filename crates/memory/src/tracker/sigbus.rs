@@ -26,8 +26,8 @@ use super::{DirtyPages, Tracker, TrackerKind};
 use crate::TrackError;
 use crate::image::{FaultOutcome, Missing};
 
-/// Largest number of pages opened for one fault when writes run forward. What is opened too much is
-/// copied back needlessly until the write set sheds it, so the window stays small.
+/// Largest number of pages opened for one fault when writes run forward. A page opened in excess is copied back
+/// needlessly until the write set sheds it, so the window stays small.
 const MAX_WINDOW: usize = 16;
 
 /// Pages to each side that are opened when opening just the page failed: the writer must get on, and
@@ -40,7 +40,7 @@ struct Watch {
     base: usize,
     /// Pages under write protection or open; gaps between regions are in neither state.
     watched: DirtyPages,
-    /// Blocks, counted from the one that `base` lies in, that are opened as wholes.
+    /// Blocks that are opened as a whole, counted from the one that contains `base`.
     huge: DirtyPages,
     /// The page that would continue the last fault's window, and that window's size.
     next: AtomicUsize,
@@ -52,12 +52,12 @@ struct Watch {
     repeats: AtomicUsize,
 }
 
-/// How often a page may fault in a row that is open already. Threads that met it at the same time come
-/// once each; a page that the kernel cannot bring back, from swap say, comes for ever.
+/// How often a page may fault in a row that is open already. Threads that met it at the same time come once each; a
+/// page that the kernel cannot bring back, from swap say, faults without end.
 const MAX_REPEATS: usize = 10_000;
 
 impl Watch {
-    /// The huge page that `page` lies in, counted from the one that `base` lies in.
+    /// The huge page that contains `page`, counted from the one that contains `base`.
     fn huge_page_of(&self, page: usize) -> usize {
         (self.base % HUGE_SIZE / PAGE_SIZE + page) / HUGE_PAGES
     }
@@ -81,7 +81,7 @@ impl Watch {
 
     /// Opens a range and marks it; `false` when the kernel refused.
     fn lift(&self, range: PageRange) -> bool {
-        // Marked before it is opened: whoever sees the page open finds it in the set.
+        // Marked before it is opened: a thread that sees the page open finds it in the set.
         let left = usize::from(planted::is_in_handler(Bug::Mark) && range.len > 1);
         self.dirty.mark(PageRange::new(range.start, range.len - left));
         let start = (self.base + range.byte_start()) as *const u8;

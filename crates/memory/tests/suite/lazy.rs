@@ -101,7 +101,7 @@ fn threads_that_touch_and_a_stream_agree_on_every_byte() {
                     let page = (step * 37 * seed + seed) % PAGES;
                     let mut bytes = vec![0; PAGE_SIZE];
                     let from = (base + page * PAGE_SIZE) as *const u8;
-                    // SAFETY: the page is inside the slot, which outlives the scope; nobody writes it.
+                    // SAFETY: the page is inside the slot, which outlives the scope; it is not written.
                     unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), PAGE_SIZE) };
                     assert!(bytes == content[page * PAGE_SIZE..][..PAGE_SIZE], "page {page}");
                 }
@@ -216,7 +216,7 @@ fn a_dead_source_is_an_error_with_its_cause_and_never_zeros() {
     assert!(slot.quarantined().is_some());
 }
 
-/// Run in a process of its own, which the fault ends.
+/// Run in a separate process, which the fault ends.
 #[test]
 fn touching_a_page_that_never_comes_raises_sigsegv() {
     const CHILD: &str = "AFRESH_TEST_TOUCH";
@@ -329,7 +329,7 @@ fn a_slot_with_a_tracker_of_the_callers_is_filled_when_the_kernel_touches_it() {
         slot.reset().unwrap();
         assert_eq!(slot.verify().unwrap(), []);
     }
-    // Another image in the same slot, and the first one's source dies meanwhile.
+    // Another image in the same slot, while the first one's source dies.
     let (one, dying) = lazy_image(&content, &occupied(&content), Duration::ZERO);
     let (other, _) = lazy_image(&content, &occupied(&content), Duration::ZERO);
     let mut slot = own_slot(&one, None);

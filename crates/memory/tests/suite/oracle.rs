@@ -1,5 +1,5 @@
-//! One property test drives every strategy: after any sequence of writes, growths, resets, image
-//! switches, freezes and trims, a reset leaves every byte equal to what a naive full copy holds.
+//! One property test drives every strategy: after any sequence of writes, growths, resets, image switches, freezes
+//! and trims, a reset leaves every byte equal to a naive full copy.
 #![cfg(not(miri))]
 
 use crate::common;
@@ -154,7 +154,7 @@ fn writable(slot: &Slot, page: usize) -> bool {
 
 /// A slot whose memory several threads write.
 struct Shared<'a>(&'a Slot);
-// SAFETY: the threads use the slot's address only, and write pages of their own.
+// SAFETY: the threads use only the slot's address, and write separate pages.
 unsafe impl Send for Shared<'_> {}
 
 fn poke(slot: &Slot, page: usize, byte: u8) {

@@ -1,5 +1,5 @@
-//! What a slot promises beside restoring bytes: guards, limits, quarantine, adaptation, secrets,
-//! bounded descriptors, and errors when system calls fail.
+//! The promises of a slot in addition to restoring bytes: guards, limits, quarantine, adaptation,
+//! secrets, bounded descriptors, and errors when system calls fail.
 #![cfg(not(miri))]
 
 use std::os::unix::process::ExitStatusExt;
@@ -330,7 +330,7 @@ fn a_system_call_may_write_slot_memory_when_the_caller_says_so() {
     let (mut reader, mut writer) = std::io::pipe().unwrap();
     for _ in 0..5 {
         writer.write_all(b"from the kernel").unwrap();
-        // SAFETY: 15 bytes of page 2, accessible; no other reference to them exists meanwhile.
+        // SAFETY: 15 bytes of page 2, accessible; no other reference to them exists at this time.
         let target = unsafe { std::slice::from_raw_parts_mut(slot.base().add(2 * PAGE_SIZE), 15) };
         reader.read_exact(target).unwrap();
         assert_eq!(slot.reset().unwrap().restored, 1);
@@ -345,7 +345,7 @@ fn an_opened_range_takes_a_system_call_under_every_tracker() {
         slot.open_range(PAGE_SIZE, 2 * PAGE_SIZE).unwrap();
         let (mut reader, mut writer) = std::io::pipe().unwrap();
         writer.write_all(&[1; 5000]).unwrap();
-        // SAFETY: accessible; no other reference to these bytes exists meanwhile.
+        // SAFETY: accessible; no other reference to these bytes exists at this time.
         let target = unsafe { std::slice::from_raw_parts_mut(slot.base().add(PAGE_SIZE), 5000) };
         reader.read_exact(target).unwrap();
         slot.reset().unwrap();
@@ -515,7 +515,7 @@ fn hundreds_of_scattered_writers_stay_within_the_mappings_of_a_process() {
                     assert_eq!(slot.verify().unwrap(), []);
                 }
             }
-            // Whoever comes next has room.
+            // The next slot has room.
             assert!(mappings() < most * 3 / 4);
         },
     );

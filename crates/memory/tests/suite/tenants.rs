@@ -1,5 +1,5 @@
-//! Slots whose missing pages threads answer for, as for virtual machines: a slow source keeps its own guests
-//! waiting, and nobody else's.
+//! Slots whose missing pages are handled by threads, as for virtual machines: a slow source delays
+//! only its own guests.
 #![cfg(not(miri))]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -118,7 +118,7 @@ fn slow_tenants_keep_nobody_else_waiting() {
             send.send(()).unwrap();
         });
         let answered = seen.recv_timeout(PATIENCE);
-        // Before anything is asserted, or the scope would wait for ever.
+        // Before any assertion, or the scope would wait without end.
         open.store(true, Ordering::Release);
         assert!(answered.is_ok(), "a guest of a quick source waited for the slow ones");
     });

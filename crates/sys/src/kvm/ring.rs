@@ -99,7 +99,7 @@ impl DirtyRing {
     pub fn map(vcpu: &VcpuFd, entries: u32) -> Result<Self, SysError> {
         let len = entries as usize * size_of::<kvm_dirty_gfn>();
         let base = call(MAP, || {
-            // SAFETY: a fresh mapping at an address of the kernel's choice.
+            // SAFETY: a fresh mapping at an address that the kernel chooses.
             let base = unsafe {
                 libc::mmap(
                     std::ptr::null_mut(),
@@ -140,7 +140,7 @@ impl DirtyRing {
         if flags.load(Ordering::Acquire) & F_DIRTY == 0 {
             return None;
         }
-        // SAFETY: the entry lies inside the mapping and the kernel wrote it before it set the flag.
+        // SAFETY: the entry is inside the mapping and the kernel wrote it before it set the flag.
         let (slot, offset) =
             unsafe { ((&raw const (*entry).slot).read(), (&raw const (*entry).offset).read()) };
         self.fetch = self.fetch.wrapping_add(1);

@@ -160,7 +160,7 @@ impl KickSignal {
         }
     }
 
-    /// Sends the signal to thread `tid` of this process. A thread that is gone is not an error.
+    /// Sends the signal to thread `tid` of this process. A thread that has ended is not an error.
     pub fn send(self, tid: i32) {
         // SAFETY: tgkill only delivers a signal whose handler does nothing, inside this process.
         unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, self.0) };

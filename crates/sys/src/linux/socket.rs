@@ -43,11 +43,11 @@ pub fn listen_privately(path: &Path, backlog: i32) -> Result<UnixListener, SysEr
     make().map(UnixListener::from).map_err(failed(Call::Socket))
 }
 
-/// Receives what there is: bytes into `buffer`, of which it returns the number, and up to four descriptors to the end
-/// of `fds`. 0 bytes mean that the other side has ended.
+/// Receives available bytes into `buffer`, and up to four descriptors to the end of `fds`; returns the number of
+/// bytes. 0 bytes mean that the other side has ended.
 ///
 /// # Errors
-/// What `recvmsg` says; `EAGAIN` once the stream's time limit is over.
+/// Any error of `recvmsg`; `EAGAIN` once the stream's time limit is over.
 pub fn receive(
     stream: &UnixStream,
     buffer: &mut [u8],
@@ -86,7 +86,7 @@ pub fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), SysError> {
 fn peer_pidfd(stream: &UnixStream) -> Result<OwnedFd, SysError> {
     const SO_PEERPIDFD: libc::c_int = 77;
     let (mut fd, mut len) = (-1, size_of::<libc::c_int>() as libc::socklen_t);
-    // SAFETY: the option is a descriptor, which is as long as said.
+    // SAFETY: the option is a descriptor, with the stated size.
     let got = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),

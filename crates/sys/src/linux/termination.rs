@@ -19,8 +19,8 @@ extern "C" fn note(_: libc::c_int) {
 pub fn watch() -> Result<&'static AtomicBool, SysError> {
     for signal in [libc::SIGTERM, libc::SIGINT] {
         inject::gate(Call::Signal)?;
-        // SAFETY: an all-zero action with a handler is valid; the handler only stores to an atomic, which
-        // is allowed in a signal handler, and lives as long as the process.
+        // SAFETY: an all-zero action with a handler is valid; the handler only stores to an atomic, which is allowed
+        // in a signal handler, and is never unloaded.
         let rc = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = note as extern "C" fn(libc::c_int) as usize;

@@ -25,7 +25,7 @@ pub(crate) struct VecFiller {
 }
 
 impl VecFiller {
-    /// Puts one page in place; whoever comes second waits.
+    /// Puts one page in place; a second caller waits.
     fn deliver(&self, page: usize) -> bool {
         let state = &self.states[page];
         loop {
