@@ -69,8 +69,8 @@ unsafe impl GlobalAlloc for ZeroedAlloc {
         let pool = self.pool.get().filter(|pool| pool.holds(pointer));
         match (pool, Self::order(layout)) {
             (Some(pool), Some(order)) => {
-                // SAFETY: the pointer lies in the pool, so `take` lent it for this same layout, and
-                // the caller promises that nobody uses the block any more.
+                // SAFETY: the pointer is in the pool, so `take` lent it for this same layout, and
+                // the caller promises that the block is unused now.
                 pool.give(unsafe { pool.reclaim(pointer, order) });
             }
             // SAFETY: as above; it came from the system.

@@ -1,11 +1,11 @@
-//! The view of an arena: which huge page is mapped to what, and every change to that.
+//! The view of an arena: the mapping of each huge page, and every change to it.
 //!
-//! All changes are made under one lock, by the owner or by a fault handler. Whoever holds it touches
-//! no arena memory and, in a handler, allocates nothing; so a fault can always take it.
+//! All changes are made under one lock, by the owner or by a fault handler. The holder touches no arena memory and,
+//! in a handler, allocates nothing; so a fault can always take it.
 //!
-//! Frames that are given back stay mapped, inaccessibly: the next cycle asks the pool for the same
-//! ones and only lifts the protection. Whoever has them meanwhile is safe from this view, and this
-//! view's owner from them, as the hardware refuses every access.
+//! Frames that are given back stay mapped, inaccessibly: the next cycle asks the pool for the same ones and only
+//! lifts the protection. Other owners of the frames are safe from this view, and its owner from them, because the
+//! hardware refuses every access.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,7 +43,7 @@ pub(crate) enum Growth {
     Forbidden,
 }
 
-/// What the lock protects.
+/// The state under the lock.
 #[derive(Debug)]
 struct Locked {
     hugepages: Box<[HugePage]>,
@@ -328,7 +328,7 @@ impl View {
         let len = frame.pages() / HUGE_PAGES;
         let range = Self::visible(at, len, size);
         let start = frame.file_range().start;
-        // Whatever comes of it, what was left over there is gone.
+        // In either case the earlier mapping there is invalid.
         locked.hugepages[at..at + len].iter_mut().for_each(|hugepage| hugepage.mapping = None);
         if let Err(error) = self.pool.map(&frame, 0, &self.memory, range) {
             // Something may be mapped there, but nothing of it is accessible.
@@ -471,7 +471,7 @@ impl fault::FaultHandler for View {
         }
         let at = page / HUGE_PAGES;
         if !locked.hugepages[at].is_empty() {
-            // Another thread was faster, usually; an access that faults for ever is not ours.
+            // Usually another thread was faster; an access that faults without end is not ours.
             return locked.may_retry(fault.address);
         }
         self.faults.fetch_add(1, Ordering::Relaxed);

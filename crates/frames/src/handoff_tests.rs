@@ -1,5 +1,5 @@
 //! The hand-over with real threads; `tests/handoff_model.rs` has the model. Apart from the module,
-//! which the model compiles with atomics of its own.
+//! which the model compiles with other atomics.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -85,7 +85,7 @@ pub struct Pool {
     lists: Mutex<Lists>,
     counters: Counters,
     background: Option<(Background, Zeroer)>,
-    /// Set while the background thread is told to leave blocks alone; see [`Pool::pause`].
+    /// Set while the background thread must leave blocks alone; see [`Pool::pause`].
     paused: AtomicBool,
 }
 
@@ -142,8 +142,8 @@ impl Pool {
     }
 
     fn lists(&self) -> MutexGuard<'_, Lists> {
-        // A panic under the lock is an assertion about the lists; they are not used after it by
-        // the panicking thread, and every other must go on.
+        // A panic under the lock is an assertion about the lists; the panicking thread does not use them afterwards,
+        // and every other must continue.
         let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
         self.harvest(&mut lists);
         lists
@@ -163,9 +163,8 @@ impl Pool {
         self.shared.store.least_mappable()
     }
 
-    /// Maps pages of a frame, from its page `skip` on, over `range` of somebody's reservation. The
-    /// holder must unmap them, or take the access away, before the frame is given back. A forked child
-    /// does not inherit the mapping.
+    /// Maps pages of a frame, from its page `skip` on, over `range` of a reservation. The holder must unmap them, or
+    /// take the access away, before the frame is given back. A forked child does not inherit the mapping.
     ///
     /// # Errors
     /// When the kernel refuses; `EINVAL` for pages outside the frame, and for a range that is no
@@ -204,7 +203,7 @@ impl Pool {
         self.address(&frame)
     }
 
-    /// Whether an address lies in the pool's own mapping.
+    /// Whether an address is in the pool's own mapping.
     #[must_use]
     pub fn holds(&self, address: *const u8) -> bool {
         self.shared.store.page_of(address).is_some()
@@ -213,8 +212,8 @@ impl Pool {
     /// The frame behind an address that [`Pool::lend`] returned.
     ///
     /// # Safety
-    /// The frame must have been lent by this pool with this `order`, and not been reclaimed since;
-    /// nobody may use the address any more.
+    /// The frame must have been lent by this pool with this `order`, and not been reclaimed since; the address must
+    /// not be used any more.
     ///
     /// # Panics
     /// If the address is not in the pool.
@@ -329,7 +328,7 @@ impl Pool {
         if let Some(block) = lists.dirty.take_between(smallest, largest) {
             return Ok(block);
         }
-        // What the zeroing thread has not begun is as good as dirty; together it may merge.
+        // Blocks that the zeroing thread has not begun count as dirty; together they may merge.
         while let Some(block) = self.shared.handoff.reclaim(Order::PAGE) {
             lists.dirty.give(block);
         }
@@ -421,7 +420,7 @@ impl Pool {
         }
     }
 
-    /// Gives back frames that nobody used: they are clean still.
+    /// Returns unused frames, which are still clean.
     pub fn give_unused(&self, frames: impl IntoIterator<Item = CleanFrame>) {
         let mut lists = self.lists();
         for frame in frames {
@@ -516,7 +515,7 @@ impl Pool {
         given
     }
 
-    /// Stops (`true`) or restarts (`false`) background zeroing; takers zero inline meanwhile.
+    /// Stops (`true`) or restarts (`false`) background zeroing; takers zero inline in the meantime.
     pub fn pause(&self, pause: bool) {
         self.paused.store(pause, Ordering::Relaxed);
         let mut lists = self.lists();
@@ -533,7 +532,7 @@ impl Pool {
         }
     }
 
-    /// Takes pages out of circulation for ever: somebody may still have them mapped.
+    /// Takes pages out of circulation permanently, because they may still be mapped.
     pub fn quarantine(&self, frame: DirtyFrame) {
         self.counters.lost.fetch_add(frame.pages(), Ordering::Relaxed);
     }
@@ -553,7 +552,7 @@ impl Pool {
         }
     }
 
-    /// What the pool has done since it was made.
+    /// Work of the pool since it was made.
     #[must_use]
     pub fn work(&self) -> Work {
         let (huge_frames, small_frames) = self.shared.store.populated_as();

@@ -1,8 +1,8 @@
 //! The physical memory behind frames: a file in memory, and the pool's own view of all of it.
 //!
-//! The *window* maps the whole file once, so that zeroing needs no mapping of its own. Pages of the
-//! file without memory (absent frames) are never touched through it: they are allocated only by
-//! [`Store::populate`], which fails with an error where a touch would fail with a signal.
+//! The *window* maps the whole file once, so that zeroing needs no other mapping. Pages of the file without memory
+//! (absent frames) are never touched through it: they are allocated only by [`Store::populate`], which fails with an
+//! error where a touch would fail with a signal.
 //!
 //! Memory is asked for in 2 MiB folios: by `MADV_COLLAPSE`, which works without privilege and whatever
 //! the shmem setting (except `deny`), else in 4 KiB pages; or, on request, from the pages that the
@@ -51,8 +51,7 @@ pub(crate) struct Store {
     huge: AtomicUsize,
     small: AtomicUsize,
     zero: zero::Chooser,
-    /// Of the process that made it. A child has neither the window nor a say in what the file holds, which its parent
-    /// goes on using.
+    /// Of the process that made it. A child has no window and must not change the file, which its parent still uses.
     generation: u32,
 }
 
@@ -183,8 +182,8 @@ impl Store {
 
     /// Zeroes pages of a block that the caller owns.
     pub(crate) fn zero_pages(&self, start: usize, len: usize) {
-        // SAFETY: the window maps the whole file, blocks with memory never fault for want of it,
-        // and the caller owns these pages: nobody else reads or writes them.
+        // SAFETY: the window maps the whole file, blocks with memory never fault for want of it, and the caller owns
+        // these pages: they have no other reader or writer.
         unsafe { self.zero.zero(self.window.page_ptr(start), len * PAGE_SIZE) };
     }
 
@@ -196,8 +195,7 @@ impl Store {
             if !go_on() {
                 return false;
             }
-            // SAFETY: as for `zero_pages`; the piece lies inside the block, and both its ends are page
-            // boundaries.
+            // SAFETY: as for `zero_pages`; the piece is inside the block, and both its ends are page boundaries.
             unsafe { zero::cold(start.add(offset), STEP.min(len - offset)) };
         }
         true

@@ -8,7 +8,7 @@ use afresh_sys::{PageRange, Reservation, SysError, ZeroPageSource};
 /// Most requests in a row that go unserved.
 const LONGEST: u32 = 1024;
 
-/// Stands between a stock and users of one kind, such as the slots of one guest. When more of what they got was
+/// Stands between a stock and users of one kind, such as the slots of one guest. When more of the supplied memory was
 /// wasted than used, requests go unserved for a while: one, and twice as many each time it happens again.
 #[derive(Debug)]
 pub struct ThrottledStock {

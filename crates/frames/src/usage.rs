@@ -1,4 +1,4 @@
-//! Where a pool's pages are, and what has been done to them.
+//! The states of a pool's pages, and the work done on them.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl Usage {
     }
 }
 
-/// What a pool has done.
+/// The work of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Work {
@@ -48,6 +48,6 @@ pub struct Work {
     pub huge_frames: usize,
     /// 2 MiB frames populated as 4 KiB pages.
     pub small_frames: usize,
-    /// Pages withdrawn for ever because a mapping of them could not be removed.
+    /// Pages withdrawn permanently because a mapping of them could not be removed.
     pub quarantined: usize,
 }

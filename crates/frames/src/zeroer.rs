@@ -24,7 +24,7 @@ const NAP: Duration = Duration::from_millis(2);
 /// Looks without work before the thread sleeps until woken.
 const NAPS: u32 = 8;
 
-/// What the thread shows and is told.
+/// State shared with the thread.
 #[derive(Debug, Default)]
 pub(crate) struct ZeroerShared {
     stop: AtomicBool,
@@ -70,7 +70,7 @@ impl Drop for Zeroer {
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
             thread.unpark();
-            // The thread has no way to panic that would not be a bug; there is nobody to tell.
+            // A panic of the thread would be a bug, and has no receiver here.
             thread.join();
         }
     }

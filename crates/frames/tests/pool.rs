@@ -39,7 +39,7 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Tells threads to stop when it goes away, also when a test fails while they run.
+/// Stops threads when it is dropped, even if a test fails while they run.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

@@ -18,7 +18,7 @@ use crate::random::Random;
 use crate::reference::{self, Reference};
 use crate::stateful::{self, FUNCTIONS, Features};
 
-/// What was met, so that a run cannot pass on nothing.
+/// Counts of exercised features, so that a run cannot pass on nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     /// Modules that ran.
@@ -35,7 +35,7 @@ pub struct Seen {
     pub calls: u64,
     /// Calls that trapped.
     pub traps: u64,
-    /// Exceptions that nobody caught.
+    /// Uncaught exceptions.
     pub thrown: u64,
     /// Leases that ended after calls which changed something.
     pub spoilt: u64,
@@ -51,7 +51,7 @@ pub struct Seen {
     pub replaced: u64,
     /// Resets after which a memory was shrunk.
     pub shrunk: u64,
-    /// Guests thawed, of the warm state or of a lease's.
+    /// Guests thawed, from the warm state or from a lease.
     pub thawed: u64,
 }
 
@@ -85,7 +85,7 @@ pub struct Bench {
     /// Counts fuel.
     metered: Engine,
     strategies: Vec<Strategy>,
-    /// What was met so far.
+    /// The counts so far.
     pub seen: Seen,
 }
 
@@ -145,7 +145,7 @@ impl Bench {
     /// Checks the module of one seed.
     ///
     /// # Errors
-    /// The first difference, with what led to it.
+    /// The first difference, with the calls before it.
     pub fn check(&mut self, seed: u64) -> Result<()> {
         let wasm = wat::parse_str(module(seed)).context("the generated module is not valid")?;
         let mut random = Random::new(!seed);
@@ -242,7 +242,7 @@ impl Bench {
         let mut lease = warm.lease().context("a lease to fork")?;
         self.run(&mut lease, &spoil);
         let frozen = match lease.freeze() {
-            // What it holds now may be something that no other instance can hold; not so once it is cleared.
+            // Its present state may be one that no other instance can hold; it is not after clearing.
             Err(FreezeError::State(_)) => {
                 self.seen.refused += 1;
                 spoil.push(("clear".to_owned(), Vec::new()));
@@ -358,7 +358,7 @@ impl Bench {
     }
 }
 
-/// What a guest's histories have in common.
+/// The common part of all histories of a guest.
 struct Scene<'a> {
     reference: &'a Reference,
     warm_up: &'a [Call],

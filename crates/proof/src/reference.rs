@@ -55,7 +55,7 @@ fn define<T: Meddler>(linker: &mut Linker<T>) -> Result<()> {
         },
     )?;
     meddling::define(linker)?;
-    // What the specification's tests print through.
+    // The print functions of the specification's tests.
     linker.func_wrap("spectest", "print", || {})?;
     linker.func_wrap("spectest", "print_i32", |_: i32| {})?;
     linker.func_wrap("spectest", "print_i64", |_: i64| {})?;
@@ -113,7 +113,7 @@ impl Plain {
     /// Calls an export; a pending exception is taken, as an embedder must.
     ///
     /// # Errors
-    /// The trap, the uncaught exception, or that there is no such export.
+    /// The trap, the uncaught exception, or a missing export.
     pub fn invoke(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>> {
         let func = self
             .instance

@@ -1,4 +1,4 @@
-//! What a module can change, and from where.
+//! Which parts of a module can change, and from where.
 //!
 //! The promise: whatever a call of a root can change in its instance is listed here as
 //! changeable or is the subject of a [`Refusal`]. Memory bytes and memory sizes are left out, as
@@ -121,7 +121,7 @@ pub struct Table {
     pub written: bool,
     /// Whether a reachable function writes its elements or grows it, or the host may.
     pub changeable: bool,
-    /// Whether the host may: it is exported, and a root can reach a function of the host's.
+    /// Whether the host may: it is exported, and a root can reach a host function.
     pub by_host: bool,
     /// Whether a reachable function grows it.
     pub growable: bool,

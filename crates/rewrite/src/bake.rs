@@ -23,7 +23,7 @@ use crate::model::{self, Model};
 use crate::names;
 use crate::prepare::{Prepared, Visible};
 
-/// The value of a global or of a table's element.
+/// The value of a global or of an element of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WarmValue {
     /// An `i32`.
@@ -320,8 +320,8 @@ pub(crate) fn elements(
         }
     }
     if !model.address_taken.is_empty() {
-        // `ref.func` in code needs its function declared outside of code, which a segment or a
-        // global that is gone now may have done.
+        // `ref.func` in code needs its function declared outside of code. The declaration may have
+        // been in a segment or a global that was removed.
         let functions: Vec<u32> = model.address_taken.iter().copied().collect();
         section.declared(Elements::Functions(functions.into()));
     }

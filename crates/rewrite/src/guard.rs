@@ -1,5 +1,5 @@
-//! Code that takes note of what the guest changes: functions that do the work of one table or
-//! segment instruction and record it.
+//! Code that records changes by the guest: functions that do the work of one table or segment instruction and record
+//! it.
 //!
 //! The promise: each function traps exactly when and as the instruction it stands for does, and
 //! otherwise has the same effect. Notes are taken before the instruction, so that nothing which ends it in its middle leaves
@@ -16,7 +16,7 @@ use wasm_encoder::{BlockType, Function, HeapType, InstructionSink, RefType, Tabl
 
 use crate::emit::Additions;
 
-/// What is recorded about a table.
+/// The record of a table.
 #[derive(Clone, Copy)]
 pub(crate) struct Watch {
     /// The copy that a restore reads.
@@ -309,7 +309,7 @@ impl Guards {
             };
             sink.global_set(low).table_size(table).global_set(high);
         } else {
-            // What was noted may have ended in a trap beyond the table's end.
+            // The recorded range may have ended in a trap beyond the end of the table.
             sink.table_size(table).global_get(high).table_size(table).global_get(high);
             if wide {
                 sink.i64_lt_u()

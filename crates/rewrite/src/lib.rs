@@ -5,9 +5,10 @@
 //! * [`prepare`] moves data segments out into the engine's image and adds functions that save
 //!   and restore globals, tables and dropped segments from inside the module.
 //! * [`bake`] writes the state of a warm instance into a new module.
-//! * [`link`] makes one module of several that import from one another; [`extism`] one of a plug-in of Extism's.
-//! * [`prepare_component`] moves the data segments of a component's modules, [`open_component`] shows
-//!   the state of its core instances, and [`bake_component`] writes it into a new component.
+//! * [`link`] makes one module of several that import from one another; [`extism`] makes one of an
+//!   Extism plug-in.
+//! * [`prepare_component`] moves the data segments of nested modules, [`open_component`] shows the
+//!   state of its core instances, and [`bake_component`] writes it into a new component.
 //!
 //! ```
 //! use afresh_rewrite::{PrepareOptions, names, prepare};
@@ -46,7 +47,7 @@ mod seal;
 mod stack;
 mod told;
 
-/// Tells one build of this crate from another: what one prepared need not be what the other would.
+/// Identifies the build of this crate: preparations of different builds may differ.
 pub const BUILD: &str = env!("AFRESH_REWRITE_BUILD");
 
 pub use analysis::{

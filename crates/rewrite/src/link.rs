@@ -1,4 +1,4 @@
-//! Linking: several modules, of which later ones import what earlier ones export, become one module.
+//! Linking: several modules become one module. Later ones import exports of earlier ones.
 //!
 //! Promises: an instance of the one does what instances of the many do that are made in order, each with the exports
 //! of those before it, as wasmtime's `Linker::module` makes them: reactors among them are initialised as soon as they are
@@ -47,7 +47,7 @@ pub enum LinkError {
     Import {
         /// Who imports.
         module: String,
-        /// Whose export it would be.
+        /// The module that it imports from.
         from: String,
         /// The export.
         name: String,
@@ -60,7 +60,7 @@ pub enum LinkError {
          would find instead; have one of them export it under another name, or import the other's"
     )]
     Shadowed {
-        /// Who exports the one that would not be found.
+        /// The exporter of the hidden one.
         module: String,
         /// The export.
         name: String,
@@ -113,7 +113,7 @@ struct Part<'a> {
     place: IndexSpaces,
 }
 
-/// What is counted and never imported.
+/// Counts of items that are never imported.
 #[derive(Default)]
 struct Counts {
     types: u32,
@@ -204,12 +204,13 @@ impl<'a> Part<'a> {
         self.exports.get(*self.by_name.get(name)?)
     }
 
-    /// What an export is in the whole.
+    /// The kind and index of an export in the whole.
     fn found(&self, export: &Export<'_>) -> (usize, u32) {
         (export.kind, self.place.items[export.kind][export.index as usize])
     }
 
-    /// What runs of it as soon as it is made, beside its start function: what initialises it, where others begin after it.
+    /// Its code that runs as soon as it is made, in addition to its start function: the initialiser of a module that
+    /// others follow.
     fn initializer(&self, last: bool) -> Option<u32> {
         let export = self.export(INITIALIZE).filter(|export| !last && export.kind == 0)?;
         Some(self.found(export).1)
@@ -229,7 +230,7 @@ fn of_host(parts: &mut [Part<'_>]) {
     }
 }
 
-/// Says where everything is in the whole: imports of the host's first, then each module's own.
+/// Assigns indices in the whole: host imports first, then each module's own.
 fn place(parts: &mut [Part<'_>]) -> Result<(), LinkError> {
     let mut next = [0; KINDS];
     for import in parts.iter().flat_map(|part| &part.imports).filter(|import| import.of_host) {
@@ -288,7 +289,7 @@ struct Whole {
     code: CodeSection,
     data: DataSection,
     names: BTreeMap<u32, String>,
-    /// What instantiation runs: instructions, once a module other than the last runs anything.
+    /// The instructions of instantiation, once a module other than the last runs anything.
     start: Vec<u8>,
 }
 
@@ -347,7 +348,7 @@ impl Whole {
                 }
                 Payload::CustomSection(section) => {
                     if let KnownCustom::Name(section) = section.as_known() {
-                        // What cannot be read of names is left out.
+                        // Unreadable names are left out.
                         for name in section.into_iter().flatten() {
                             let Name::Function(names) = name else { continue };
                             for name in names.into_iter().flatten() {
@@ -458,7 +459,7 @@ fn put_data(
     Ok(())
 }
 
-/// What the whole exports: all that the last module does, and what host functions of the others look for.
+/// The exports of the whole: all of the last module's, and those of the others that host functions look for.
 fn exports(parts: &[Part<'_>]) -> Result<ExportSection, LinkError> {
     let mut all: BTreeMap<Cow<'_, str>, (usize, u32)> = BTreeMap::new();
     let mut section = ExportSection::new();
@@ -501,7 +502,7 @@ fn exports(parts: &[Part<'_>]) -> Result<ExportSection, LinkError> {
     Ok(section)
 }
 
-/// Makes one module of several, each with a name by which later ones import from it. Imports of other names stay.
+/// Makes one module of several, each with a name that later ones use to import from it. Imports of other names stay.
 ///
 /// # Errors
 /// [`LinkError`], naming the module and what is wrong with it.

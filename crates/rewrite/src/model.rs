@@ -407,8 +407,8 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Whether a value of this type may be garbage-collected. A reference to a type of the module's own says
-/// nothing here: what that type is says it.
+/// Whether a value of this type may be garbage-collected. A reference to a defined type says nothing here: the type
+/// itself decides.
 fn is_collected(ty: ValType) -> bool {
     match ty {
         ValType::Ref(ty) => match ty.heap_type() {

@@ -19,7 +19,7 @@ pub(crate) fn kind(of: ExternalKind) -> usize {
     }
 }
 
-/// As [`kind`], of what is imported.
+/// As [`kind`], for an import.
 pub(crate) fn kind_of(ty: &TypeRef) -> usize {
     match ty {
         TypeRef::Func(_) | TypeRef::FuncExact(_) => 0,

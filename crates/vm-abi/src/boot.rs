@@ -1,10 +1,10 @@
-//! What a guest is told at its start.
+//! Information for a guest at its start.
 
 use core::mem::{offset_of, size_of};
 
 use crate::MAX_REGIONS;
 
-/// What a guest is told at its start, in a page that it can only read; RDI points to it.
+/// Information for a guest at its start, in a page that it can only read; RDI points to it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BootInfo {

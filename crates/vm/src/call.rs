@@ -60,8 +60,8 @@ impl Sandbox {
         Ok(())
     }
 
-    /// Calls the guest with `input` and returns its output. What the guest wrote stays until the
-    /// next [`reset`](Self::reset).
+    /// Calls the guest with `input` and returns its output. The guest's writes stay until the next
+    /// [`reset`](Self::reset).
     ///
     /// # Errors
     /// See [`CallError`]. After an error of the guest the sandbox must be reset.

@@ -1,4 +1,4 @@
-//! What is the same for every sandbox that is forked from one: limits, log, how it is reset.
+//! Settings shared by all forks of a sandbox: limits, log, reset method.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::strategy::ResetMethod;
 
 pub(crate) type Log = Arc<dyn Fn(u8, &str) + Send + Sync>;
 
-/// What does not change from fork to fork.
+/// The settings that all forks share.
 #[derive(Clone, Default)]
 pub(crate) struct Config {
     pub(crate) timeout: Option<Duration>,

@@ -1,9 +1,8 @@
 //! A guest program: a static position-independent ELF executable, checked field by field.
 //!
-//! Promises: a `Program` never reaches outside the file or outside its own span, its entry lies in
-//! an executable segment, no page is both writable and executable, and every relocation is one
-//! that `image` can apply. May break it: nothing in the input; every malformed field is an error
-//! that names it.
+//! Promises: a `Program` never reaches outside the file or outside its own span, its entry is in an executable
+//! segment, no page is both writable and executable, and every relocation is one that `image` can apply. May break
+//! it: nothing in the input; every malformed field is an error that names it.
 
 use object::Endianness;
 use object::elf::{
@@ -22,7 +21,7 @@ const MAX_SPAN: u64 = 1 << 30;
 /// Size of one `Elf64_Rela`.
 const RELA: u64 = 24;
 
-/// What is wrong with a guest program.
+/// Why a guest program is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ElfError {
@@ -47,7 +46,7 @@ pub enum ElfError {
     /// `e_type` is neither `ET_DYN` nor `ET_EXEC`.
     #[error("ELF type {0} is not an executable; link it with -static-pie")]
     Type(u16),
-    /// The program headers lie outside the file or have the wrong entry size.
+    /// The program headers are outside the file or have the wrong entry size.
     #[error("the ELF program header table lies outside the file or has a wrong entry size")]
     ProgramHeaders,
     /// `PT_INTERP` is present.
@@ -89,7 +88,7 @@ pub enum ElfError {
     /// `DT_NEEDED` is present.
     #[error("the program needs shared libraries; link it statically")]
     NeedsLibrary,
-    /// A relocation table lies outside the program or has a wrong entry size.
+    /// A relocation table is outside the program or has a wrong entry size.
     #[error("the relocation table lies outside the program or has a wrong entry size")]
     RelocationTable,
     /// A `DT_RELR` table names more places than the program has words.

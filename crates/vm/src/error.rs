@@ -1,4 +1,4 @@
-//! What can go wrong with a sandbox, by operation: making one, calling it, and KVM beneath both.
+//! Errors of a sandbox, by operation: making one, calling it, and KVM beneath both.
 //!
 //! Promises: each error names its cause, and the way out where there is one. May break it: nothing here; the
 //! errors of a single file stay in that file.
@@ -88,7 +88,7 @@ pub enum BuildError {
     Watchdog(#[source] std::io::Error),
 }
 
-/// What a guest did wrong, or had done to it. The sandbox must be reset and is then pristine.
+/// A failure of the guest, or its forced end. The sandbox must be reset and is then pristine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuestError {
@@ -145,7 +145,7 @@ pub enum GuestError {
         "guest's {what} of {len} bytes is above the limit of {limit}; raise it with SandboxBuilder::{setting}"
     )]
     OverLimit {
-        /// What is too large.
+        /// The part that is too large.
         what: &'static str,
         /// Its length.
         len: u64,

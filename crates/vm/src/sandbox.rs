@@ -189,18 +189,18 @@ impl Sandbox {
         &self.template.processor.template
     }
 
-    /// Bytes of memory of its own that the sandbox keeps resident between calls.
+    /// Bytes of private memory that the sandbox keeps resident between calls.
     #[must_use]
     pub fn write_set_bytes(&self) -> usize {
         self.memory.slot.write_set_len() * crate::PAGE as usize
     }
 
-    /// Where the guest's heap lies.
+    /// The guest's heap.
     pub fn heap(&self) -> Span {
         self.template.layout.heap
     }
 
-    /// Where the extra regions lie, in the order of the builder.
+    /// The extra regions, in the order of the builder.
     pub fn regions(&self) -> Vec<Span> {
         self.template.layout.regions.iter().map(|region| region.span).collect()
     }

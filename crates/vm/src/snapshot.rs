@@ -63,8 +63,8 @@ impl Sandbox {
         self.snapshot_of(self.memory.slot.image().clone())
     }
 
-    /// Freezes the present state. Costs time and memory in proportion to what was written since the
-    /// state that the sandbox returns to; the sandbox itself does not change.
+    /// Freezes the present state. Costs time and memory in proportion to the writes since the state
+    /// that the sandbox returns to; the sandbox itself does not change.
     ///
     /// # Errors
     /// [`CallError::NeedsReset`] after a failed call; otherwise when memory runs out.
@@ -169,7 +169,8 @@ impl Guest for Sandbox {
     }
 }
 
-/// What a tree keeps besides memory: which guest it is, and where its calls start.
+/// The part of a tree's states that is not memory: the identity of the guest, and the entry of its
+/// calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestState {
     template: u64,
@@ -195,7 +196,7 @@ impl Snapshot {
         if !own.is_sibling(frozen) {
             return Err(ThawError::State("it is of another guest".to_owned()));
         }
-        // What keeps the guest in its place is this sandbox's own.
+        // The system pages are those of this sandbox.
         let (all, from) = (self.image.pages(), frozen.guest.pages());
         let system = self.image.slice(PageRange::new(from, all - from));
         let image = Image::join(&[frozen.guest.clone(), system]);

@@ -116,7 +116,7 @@ impl System {
         }
     }
 
-    /// Special registers at the start of a call, on top of what the vCPU was created with.
+    /// Special registers at the start of a call, based on those of a new vCPU.
     pub(crate) fn sregs(&self, created: &kvm_sregs, extended: ExtendedState) -> kvm_sregs {
         let data = segment(DATA, 3, false);
         let mut sregs = *created;

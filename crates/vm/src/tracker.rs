@@ -35,7 +35,7 @@ pub(crate) enum Source {
     Ring(DirtyRing),
 }
 
-/// What the tracker and the running vCPU share: a full ring is emptied in the middle of a run.
+/// State that the tracker and the running vCPU share: a full ring is emptied in the middle of a run.
 #[derive(Debug)]
 struct State {
     vm: Arc<VmFd>,
@@ -155,7 +155,7 @@ impl State {
         if pages.is_empty() {
             return Ok(());
         }
-        // What the ring holds must be read before it is given back.
+        // The entries of the ring must be read before it is returned to KVM.
         if matches!(self.source, Source::Ring(_)) {
             self.collect()?;
         }

@@ -59,7 +59,7 @@ proptest! {
             });
             let [a, b, c, d, e] = arguments;
             match sandbox.run(&words(&[7, number, a, b, c, d, e])) {
-                // A hypercall that ends the call returns bytes of the guest's own memory.
+                // A hypercall that ends the call returns bytes of guest memory.
                 Ok(output) => prop_assert!(output.len() <= 2 << 20),
                 Err(CallError::Guest(_)) => {}
                 Err(other) => return Err(TestCaseError::fail(format!("{other}"))),
@@ -135,7 +135,7 @@ fn each_malformed_field_has_its_own_error() {
     assert_eq!(with(entry(7) + 8, &u64::MAX.to_le_bytes()), ElfError::RelocationTable);
     assert_eq!(with(entry(9) + 8, &[7]), ElfError::RelocationTable);
     assert_eq!(with(entry(7), &[1]), ElfError::NeedsLibrary);
-    // The table lies in the first segment, where offsets and addresses agree.
+    // The table is in the first segment, where offsets and addresses agree.
     let first = word(entry(7) + 8);
     assert_eq!(with(first + 8, &[6]), ElfError::RelocationType(6));
     assert_eq!(with(first, &u64::MAX.to_le_bytes()), ElfError::RelocationTarget(u64::MAX));

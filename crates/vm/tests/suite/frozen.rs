@@ -32,7 +32,7 @@ fn warm() -> (Sandbox, Snapshot) {
     (sandbox, snapshot)
 }
 
-/// What a guest answers to some calls, each from its pristine state.
+/// The answers of a guest to some calls, each from its pristine state.
 fn answers(sandbox: &mut Sandbox) -> Vec<Vec<u8>> {
     let mut inputs: Vec<_> = (0..PAGES).step_by(7).map(|page| words(&[2, page, 1, 1])).collect();
     inputs.extend([
@@ -285,7 +285,7 @@ fn only_the_pages_that_calls_touch_are_fetched() {
     let touched: usize = frozen.memory().touched().iter().map(|run| run.len).sum();
     assert!((3..30).contains(&(touched - program)), "{touched} pages, {program} of the program");
     assert!(!frozen.memory().pages().is_complete());
-    // What was learned is there beforehand next time.
+    // The recorded pages are present at once next time.
     let with =
         SnapshotOptions { working_set: frozen.memory().touched(), ..SnapshotOptions::default() };
     let store = save(&snapshot.freeze().unwrap(), dir.path(), &with);
@@ -373,7 +373,7 @@ fn a_damaged_page_ends_the_call_with_its_cause() {
     names_it(&builder().thaw(&frozen).unwrap_err());
 }
 
-/// Fills an image from a whole one, as long as it is neither dead nor stuck.
+/// Fills an image from a whole one, unless it is dead or stuck.
 struct Fitful {
     content: Image,
     inserter: Inserter,
@@ -444,7 +444,7 @@ fn a_source_that_dies_ends_the_call_and_one_that_hangs_does_not_outlast_the_time
     assert_eq!(thawed.run(&one).unwrap(), 11_u64.to_le_bytes());
     filler.stuck.store(true, Ordering::Release);
     let unstick = Arc::clone(&filler);
-    // In case the kernel cannot interrupt the wait: then it lasts as long as the filler does.
+    // In case the kernel cannot interrupt the wait: then it lasts until the filler ends.
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(5));
         unstick.stuck.store(false, Ordering::Release);
@@ -469,7 +469,7 @@ fn a_source_that_dies_ends_the_call_and_one_that_hangs_does_not_outlast_the_time
     assert!(error.contains("the source is dead"), "{error}");
 }
 
-/// Run in a process of its own, on a host that is told to lack the feature.
+/// Run in a separate process, on a host that pretends to lack the feature.
 #[test]
 fn without_a_userfaultfd_for_the_kernel_everything_is_there_first() {
     const CHILD: &str = "AFRESH_TEST_EAGER";
