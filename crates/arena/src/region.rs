@@ -69,7 +69,7 @@ impl Region {
         })
     }
 
-    /// Allocates a zeroed slice with the lifetime of the region's borrow.
+    /// Allocates a zeroed slice that lives while the region is borrowed.
     ///
     /// `None` when the region is full.
     #[must_use]

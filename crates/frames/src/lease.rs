@@ -122,7 +122,7 @@ impl Lease {
     /// Returns the memory after the caller has itself replaced or removed the mapping.
     ///
     /// # Safety
-    /// No mapping of the lease's range made by [`ZeroSource::fill`] may be left, in any thread.
+    /// No mapping of this memory made by [`ZeroSource::fill`] may be left, in any thread.
     pub unsafe fn release_unmapped(mut self) {
         if let Some(pool) = self.pool.take() {
             pool.give_all(self.frames.drain(..));

@@ -1,4 +1,4 @@
-//! The states of a pool's pages, and the work done on them.
+//! The states of pages in a pool, and the work done on them.
 
 use std::time::Duration;
 

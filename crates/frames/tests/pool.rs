@@ -389,7 +389,7 @@ fn a_stage_hands_over_private_zero_memory_and_never_makes_anybody_wait() {
         moved.push(stage.extend(&memory, range).unwrap());
         for page in range.start..range.end() {
             let word = memory.page_ptr(page).cast::<u64>();
-            // SAFETY: the stage has just made the page accessible.
+            // SAFETY: the page became accessible in the line before.
             unsafe {
                 assert_eq!(word.read(), 0, "page {page}");
                 word.write(SECRET);

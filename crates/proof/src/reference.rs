@@ -55,7 +55,7 @@ fn define<T: Meddler>(linker: &mut Linker<T>) -> Result<()> {
         },
     )?;
     meddling::define(linker)?;
-    // The print functions of the specification's tests.
+    // The print functions of the specification tests.
     linker.func_wrap("spectest", "print", || {})?;
     linker.func_wrap("spectest", "print_i32", |_: i32| {})?;
     linker.func_wrap("spectest", "print_i64", |_: i64| {})?;

@@ -1,7 +1,7 @@
 //! Plug-ins of Extism: linked over Extism's kernel, with functions that take and give bytes as any handler here does.
 //!
-//! A plug-in exports functions without parameters. Their input and output are in the memory of Extism's kernel, a
-//! module that the plug-in imports as [`KERNEL`]; it imports host functions by the same name.
+//! A plug-in exports functions without parameters. Their input and output are in the memory of the kernel, a module
+//! of Extism that the plug-in imports as [`KERNEL`]; it imports host functions by the same name.
 //!
 //! Promises: a function of the whole does what Extism's own library has the plug-in do: the kernel is reset, the
 //! input is put there, the function is called, and its answer is what the kernel says is the output. A failure, by a
@@ -66,7 +66,7 @@ fn functions(name: &str, wasm: &[u8]) -> Result<Vec<Export>, LinkError> {
     Ok(exports)
 }
 
-/// Makes one module of Extism's kernel and a plug-in: the last of `modules`, by their names. It may import from the
+/// Makes one module of the Extism kernel and a plug-in: the last of `modules`, by their names. It may import from the
 /// others. Each of its exports without parameters, and with no result or a status, becomes one of the form `(len:
 /// i32) -> i64`, in addition to `afresh_buffer`.
 ///

@@ -1,8 +1,8 @@
 //! A guest's state as pages and bytes: what a snapshot holds of it.
 //!
-//! The pages are those of the guest's own memory and then those of its program file, so another machine needs only
-//! the snapshot. The bytes say how large everything is and where calls start. Descriptors, entry code and page tables
-//! are in neither: they are built anew, for the host that thaws.
+//! The pages are those of guest memory and then those of the program file, so another machine needs only the
+//! snapshot. The bytes say how large everything is and where calls start. Descriptors, entry code and page tables are
+//! in neither: they are built anew, for the host that thaws.
 //!
 //! Promises: what was frozen is what a sandbox thawed from it starts with, bit for bit; what is read from
 //! elsewhere is checked before it is used. May break it: memory shared with the host, which is no part of

@@ -1,4 +1,4 @@
-//! The layout of a guest's physical memory, which is also its virtual memory: every mapped page has
+//! The layout of guest-physical memory, which is also guest-virtual memory: every mapped page has
 //! the same address in both.
 //!
 //! ```text

@@ -169,8 +169,7 @@ impl Guest for Sandbox {
     }
 }
 
-/// The part of a tree's states that is not memory: the identity of the guest, and the entry of its
-/// calls.
+/// The state in a tree except memory: the identity of the guest, and the entry of its calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestState {
     template: u64,

@@ -11,7 +11,7 @@ use wasmtime::{
 use crate::common::random::Random;
 use crate::common::{engine, wat};
 
-/// The numbers that the host received, each with the byte of the caller's memory.
+/// The numbers that the host received, each with a byte of memory from the caller.
 type Told = Vec<(i32, Option<usize>)>;
 
 fn linker(engine: &Engine) -> Linker<Told> {
