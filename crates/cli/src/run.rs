@@ -77,11 +77,11 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends as the guest ended itself: with what it wrote, and its code.
+/// Exits as the guest did: with its output and its exit code.
 fn pass_on(exit: &Exit) -> anyhow::Result<ExitCode> {
     std::io::stdout().write_all(exit.output)?;
     eprint!("{}", exit.messages);
-    // What a system keeps of a code.
+    // The system keeps only the low byte of a code.
     Ok(ExitCode::from(exit.code as u8))
 }
 

@@ -1,4 +1,5 @@
-//! `afresh repl` as a program: lines go on from one another, and states are kept, gone back to and forked.
+//! `afresh repl` as a program: lines continue from one another, and states are kept, rolled back to
+//! and forked.
 
 #![cfg(feature = "serve")]
 

@@ -18,12 +18,12 @@ use super::rivals::Way;
 use crate::Sink;
 use crate::row::quantile;
 
-/// What is touched, and how.
+/// The touched pages, and the kind of access.
 struct Case {
     name: &'static str,
     order: Order,
     write: bool,
-    /// The file lies in the cache in large folios.
+    /// The file is cached in large folios.
     large: bool,
     /// The file is put out of the cache before every run.
     cold: bool,
@@ -142,7 +142,7 @@ fn touch(memory: *mut u8, page: u32, write: bool) -> bool {
     unsafe {
         let at = memory.add(page as usize * PAGE_SIZE).cast::<u64>();
         if write {
-            // Another word than the first, which tells whether the page is right.
+            // Another word than the first, which identifies the page.
             at.add(1).write_volatile(1);
         }
         at.read_volatile() == word(page as usize)
@@ -191,7 +191,7 @@ fn once(
     Ok(sample)
 }
 
-/// The delay of every touch, in a run of its own since the clock costs time.
+/// The delay of every touch, in a separate run since the clock costs time.
 fn delays(corpus: &Corpus, case: &Case, way: Way) -> Result<Delays> {
     let mut times = vec![0.0; corpus.order(case).len()];
     let mut last = 0.0;

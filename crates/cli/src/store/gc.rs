@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     remote: RemoteArguments,
 }
 
-/// What an object store needs besides, which others write to meanwhile.
+/// Further options for an object store with concurrent writers.
 #[cfg(feature = "remote")]
 #[derive(Debug, Args)]
 struct RemoteArguments {
