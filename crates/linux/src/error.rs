@@ -74,7 +74,7 @@ pub enum CallError {
     Platform {
         /// The failed operation.
         source: PlatformError,
-        /// The last bytes of the guest's standard error in this call.
+        /// The last bytes of standard error in this call.
         messages: String,
     },
     /// The guest ended in place of waiting for the next request.

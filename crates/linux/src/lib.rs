@@ -1,9 +1,9 @@
 //! Unmodified Linux programs as guests: warmed once, then called as often as one likes, each time from the same state.
 //!
-//! A [`Program`] is started in a process of its own and runs until it waits for input. There it is frozen: memory, registers,
-//! mappings, descriptors, files. An [`Instance`] of the [`Warm`] program answers requests: bytes go in on its standard input, its
-//! answer comes out on its standard output. After [`Instance::reset`] the next call starts from the warm state: everything that
-//! calls changed is brought back.
+//! A [`Program`] is started in a separate process and runs until it waits for input. There it is frozen: memory,
+//! registers, mappings, descriptors, files. An [`Instance`] of the [`Warm`] program answers requests: bytes go in on
+//! its standard input, its answer comes out on its standard output. After [`Instance::reset`] the next call starts
+//! from the warm state: everything that calls changed is brought back.
 //!
 //! ```no_run
 //! use afresh_linux::Program;
@@ -16,10 +16,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Two halves: the *sentry* is what the guest takes for Linux, and holds all of its state as plain data; the *platform* is
-//! a process that runs the guest's code. No system call of the guest's reaches the kernel: each stops in a
-//! seccomp filter and is served here. What is promised, and what a micro-VM promises more, stands in
-//! `docs/decisions/linux-programs.md`.
+//! Two halves: the *sentry* is what the guest takes for Linux, and holds all of its state as plain data; the
+//! *platform* is a process that runs the guest's code. No system call from the guest reaches the kernel: each stops
+//! in a seccomp filter and is served here. `docs/decisions/linux-programs.md` lists the guarantees, and the
+//! additional ones of a micro-VM.
 //!
 //! Linux 6.6 or newer on x86-64; no privilege is needed. A guest may start further processes; they are
 //! frozen with it.

@@ -1,8 +1,8 @@
 //! The platform: a process that runs the guest's code and nothing else, one event at a time.
 //!
-//! It knows no system call of the guest's. It makes a process, runs it until it calls, answers, changes its maps
-//! on orders, reads and writes its memory, and notices the pages it writes. Whatever the guest does, the only system calls
-//! of its process that take effect are those of [`Process::execute`].
+//! It does not interpret guest system calls. It makes a process, runs it until it calls, answers, changes its maps on
+//! orders, reads and writes its memory, and notices the pages it writes. In the process of a guest, only the system
+//! calls in [`Process::execute`] take effect.
 
 mod attach;
 mod boot;

@@ -1,8 +1,8 @@
 //! A guest's state as plain bytes, for snapshots, and back.
 //!
-//! What comes out of a snapshot may be a stranger's. It names no place of the host's that the caller did not grant, asks for
-//! no more than what every guest may have, and is refused where it does not fit together. No path of the host's is opened
-//! before that is known.
+//! Bytes from a snapshot may come from a stranger. They name no host path that the caller did not grant, ask for no
+//! more than every guest may have, and are refused if they are inconsistent. No host path is opened before that is
+//! known.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
