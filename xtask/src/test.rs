@@ -1,8 +1,7 @@
 //! `cargo xtask test`: everything that guards the project, in one run.
 //!
-//! Every step runs, also after one failed, so that one run tells all there is to mend; the first
-//! failure is named and the exit status says so. The tests are built first: clippy and rustdoc work over what that
-//! has compiled.
+//! Every step runs, also after one failed, so that one run shows all failures; the first failure is named and sets
+//! the exit status. The tests are built first: clippy and rustdoc work over what that has compiled.
 //!
 //! The last line is `N passed, N failed, N skipped`. Passed and failed are summed over the result lines
 //! of cargo test; a step that failed without a failed test counts as one. Skipped counts tests that are ignored,
@@ -19,7 +18,7 @@ use crate::command::{cargo, find, run, run_watched};
 use crate::units::{self, Units};
 use crate::{e2b, fuzz, guests, host, miri, packages, prose, python, tools};
 
-/// What cargo is asked for the tests.
+/// The arguments of cargo for the tests.
 const ALL: [&str; 4] = ["test", "--workspace", "--all-features", "--locked"];
 /// The step whose failures are counted by the tests themselves.
 const TESTS: &str = "tests";
@@ -49,14 +48,14 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         test.current_dir(host::repository())
             .args(ALL)
             .arg("--no-fail-fast")
-            // What passing tests print is asked for too: it may be that they skipped something.
+            // The output of passing tests is requested too: it may report that they skipped something.
             .args(["--", "--show-output"]);
         tools.finish(&mut test, |line| tally.skip(line));
         client.finish(&mut test, |line| tally.skip(line));
         run_watched(&mut test, SILENCE, |line| tally.hear(line))
     });
     steps.run(PYTHON, || {
-        // What is skipped is shown where it happens.
+        // Skipped tests are reported where they occur.
         python::test(|line| {
             if line.starts_with("SKIPPED:") {
                 println!("{line}");
@@ -140,7 +139,7 @@ fn compile_and_lint(steps: &mut Steps) {
     steps.run("documentation", || of(Units::document));
 }
 
-/// What users who want only a part of the front door compile.
+/// The parts of the front crate that users compile alone.
 const PARTS: [&str; 4] = ["arena", "linux", "snapshots", "vm"];
 
 /// Wasm's part and the command with it alone, over the dependencies of the tests, which are not compiled a second time
@@ -213,7 +212,7 @@ impl Steps {
     }
 }
 
-/// What the test harnesses said.
+/// The output of the test harnesses.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Tally {
     passed: u64,
@@ -233,7 +232,7 @@ struct Tally {
     panicking: bool,
     /// So many lines of them were kept.
     told: usize,
-    /// Whose words a test program is repeating.
+    /// The source of the lines that a test program repeats.
     repeating: Repeating,
 }
 
@@ -246,7 +245,7 @@ enum Repeating {
     Failed,
 }
 
-/// Lines kept of what the tests of one run say that fail.
+/// Maximum lines kept from the failing tests of one run.
 const KEPT: usize = 400;
 
 /// Lines kept of the words of one panic.
@@ -309,8 +308,8 @@ impl Tally {
         self.repeating != Repeating::Good || line.trim_start().starts_with("SKIPPED:")
     }
 
-    /// Adds the failures that no result line told of: of other steps, and of a test program that was
-    /// killed before it could say anything.
+    /// Adds the failures without a result line: those of other steps, and of a test program that was killed before it
+    /// could report.
     fn count_steps(&mut self, steps: &Steps) {
         let told = self.failed > 0;
         let untold = |(name, _, error): &&(&str, f64, Option<String>)| {

@@ -101,7 +101,7 @@ impl Pools {
     }
 }
 
-/// Metrics of one guest's pool. They live as long as the pool.
+/// Metrics of one guest's pool. They are dropped with the pool.
 #[derive(Debug)]
 pub(crate) struct PoolMetrics {
     pools: Pools,

@@ -1,7 +1,7 @@
 //! A guest under its route: from a request to its answer, within the guest's budget.
 //!
-//! Promises: the body is read before a place is taken, so slow clients hold no place; what is over a
-//! limit is refused and counted; what a guest fails with is logged, and not told to clients.
+//! Promises: the body is read before a place is taken, so slow clients hold no place; a request
+//! over a limit is refused and counted; a guest's failure is logged, and not shown to clients.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

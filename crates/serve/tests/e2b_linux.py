@@ -133,7 +133,8 @@ def from_outside(sandbox: Sandbox) -> None:
         for said in (b"hello\n", b"x" * 200_000 + b"\n"):
             line.sendall(said)
             assert stream.readline() == said.upper()
-    # Who stops taking what it sends has nobody else wait; what was open when the sandbox goes elsewhere is not open there.
+    # A client that stops reading does not block others; connections are closed when the sandbox moves to another
+    # host.
     stalled = ask(sandbox, 8000, "/large")
     assert sandbox.run_code("2 + 2").text == "4"
     fork = sandbox.fork(count=1, timeout=600)[0]
@@ -171,13 +172,13 @@ def background(sandbox: Sandbox) -> None:
     except CommandExitException as error:
         assert error.exit_code == 137, error.exit_code
     assert sandbox.commands.kill(counter.pid) and none_left(sandbox)
-    # What it is sent, and what is told to each who hears it.
+    # Its input, and the output for each subscriber.
     reader = sandbox.commands.run("while read line; do echo got $line; done; echo over", background=True, stdin=True)
     reader.send_stdin("one\n")
     again = sandbox.commands.connect(reader.pid)
     sandbox.commands.send_stdin(reader.pid, "two\n" * 20_000)
     reader.close_stdin()
-    # Who does not take what is printed would be told no more.
+    # A client that does not read output would receive no more.
     whole: list[str] = []
     hearing = threading.Thread(target=lambda: whole.append(reader.wait().stdout))
     hearing.start()
@@ -195,7 +196,7 @@ def background(sandbox: Sandbox) -> None:
     sandbox.commands.stream_input(reader.pid, ["one\n", b"two\n", "three\n"])
     sandbox.commands.close_stdin(reader.pid)
     assert reader.wait().stdout == "two\nthree\none\n"
-    # Who goes away ends nothing, and its limit does.
+    # A client that disconnects ends nothing; the limit of the command does.
     began = time.monotonic()
     left = sandbox.commands.run("sleep 1; echo first; sleep 1; echo second", background=True)
     left.disconnect()
@@ -286,7 +287,7 @@ def kept(sandbox: Sandbox) -> None:
     assert goes_on(resumed)
     assert resumed.commands.kill(counter.pid) and resumed.kill()
     assert sandbox.commands.kill(counter.pid)
-    # One that ends the program itself is undone, to where the last call ended; so is what others would have told.
+    # Code that ends the program itself is undone, to the end of the last call; so is the output of other commands.
     sandbox.files.write("/home/user/before", "before")
     last = sandbox.commands.run("sleep 1; kill -9 1 $PPID", background=True)
     try:
@@ -314,7 +315,7 @@ def main() -> None:
     assert heard[-1][1] - heard[0][1] > 0.5, heard
     assert sandbox.run_code("1 / 0").error.name == "ZeroDivisionError"
 
-    # What programs print that the code starts, and what it prints beside Python's own streams.
+    # Output of programs that the code starts, and its own output outside Python's streams.
     heard.clear()
     mixed = "import os, subprocess\nprint('one')\nsubprocess.run(['echo', 'two'])\nos.system('echo three >&2')\nos.write(1, b'four\\n')"
     execution = sandbox.run_code(mixed, on_stdout=hear)

@@ -210,7 +210,7 @@ fn clock_mappings(list: &str) -> Vec<(u64, u64, bool)> {
     found
 }
 
-/// Moves its vDSO to a place that is the same in every process, and unmaps everything else from the kernel. Returns
+/// Moves its vDSO to a place that is the same in every process, and unmaps the other kernel mappings. Returns
 /// the address of the vDSO; `None` without one.
 fn settle(list: &str) -> (Vec<[u64; 7]>, Option<u64>) {
     let mut clock = clock_mappings(list);

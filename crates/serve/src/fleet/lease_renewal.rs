@@ -140,7 +140,7 @@ fn settle(fleet: &Arc<Fleet>) {
     });
 }
 
-/// The revision of a life's entry, and whether it is broken; `None` without an entry.
+/// The revision of a life, and whether it is broken; `None` without an entry.
 async fn seen(fleet: &Fleet, life: &str) -> Result<Option<(u64, bool)>, NatsError> {
     let Some(found) = nats::find(&fleet.links.hosts, life).await? else { return Ok(None) };
     let entry: Option<LeaseEntry> = serde_json::from_slice(&found.value).ok();

@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, mpsc};
 pub(super) const ROOM: u32 = 256 << 10;
 /// Overhead of a piece.
 const OVER: usize = 128;
-/// Bytes that are taken at once, as long as there is no larger piece.
+/// Bytes that are taken at once, unless a single piece is larger.
 const AT_ONCE: usize = 32 << 10;
 
 /// A piece, and the room that it takes until it is taken.
@@ -36,7 +36,7 @@ pub(super) struct Receiver {
 pub(super) enum SendError {
     /// There is no room now.
     Full(Bytes),
-    /// The receiver is gone.
+    /// The receiver was dropped.
     Gone,
 }
 
@@ -65,19 +65,19 @@ impl Sender {
     /// Gives a piece once there is room for it.
     pub(super) async fn give(&self, piece: Bytes) {
         if let Ok(permit) = self.room.clone().acquire_many_owned(weight(&piece)).await {
-            // The receiver may be gone.
+            // The receiver may have been dropped.
             let _ = self.pieces.send((piece, permit));
         }
     }
 
-    /// Whether the receiver is gone.
+    /// Whether the receiver was dropped.
     pub(super) fn is_left(&self) -> bool {
         self.pieces.is_closed()
     }
 }
 
 impl Receiver {
-    /// The next pieces, joined; `None` once all senders are gone.
+    /// The next pieces, joined; `None` once all senders are dropped.
     pub(super) async fn take(&mut self) -> Option<Bytes> {
         std::future::poll_fn(|context| self.poll_take(context)).await
     }

@@ -27,7 +27,7 @@ const EARLY: usize = 1 << 20;
 /// The encoding of a piece of at most [`PIECE`] bytes.
 pub(super) type EncodeOutput = fn(Stream, &[u8]) -> Vec<u8>;
 
-/// The receivers of a call's output. The default has none.
+/// The receivers of output from a call. The default has none.
 #[derive(Default)]
 pub(super) struct OutputRouter(Option<Box<RoutedOutput>>);
 
@@ -218,7 +218,7 @@ impl HostCallbacks for OutputRouter {
     }
 }
 
-/// Pieces of output, none of which ends within a character, where it is text.
+/// Pieces of output; none of them ends within a character of text.
 fn pieces(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let most = rest.len().min(PIECE);
