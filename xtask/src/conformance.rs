@@ -317,8 +317,8 @@ fn table(rows: &[Row]) -> String {
     rows.iter().for_each(|row| by_call.entry(&row.call).or_default().push(row));
     let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
     let mut text = format!(
-        "Of {} cases that pass on the kernel itself {} pass as guests, {} fail, {} check nothing there, {} do not end in time, and {} end \
-         the guest by an error of ours.\n\n| call | passed | not passed |\n|---|---|---|\n",
+        "Of {} cases that pass on the kernel itself {} pass as guests, {} fail, {} check nothing there, {} do not end in time, and \
+         {} end the guest by an engine error.\n\n| call | passed | not passed |\n|---|---|---|\n",
         rows.len(),
         count(Verdict::Passed),
         count(Verdict::Failed),

@@ -58,7 +58,7 @@ pub(crate) fn wrapped() -> Option<PathBuf> {
 /// Writes down what is asked of the compiler for a member of the workspace, and becomes the compiler.
 pub(crate) fn wrap(folder: &Path) -> Result<std::convert::Infallible> {
     let mut arguments = std::env::args_os().skip(1);
-    let compiler = arguments.next().context("a wrapper is told the compiler first")?;
+    let compiler = arguments.next().context("a wrapper gets the compiler first")?;
     let arguments: Vec<OsString> = arguments.collect();
     // Cargo sets it for members of the workspace alone.
     if std::env::var_os("CARGO_PRIMARY_PACKAGE").is_some()

@@ -238,7 +238,7 @@ pub unsafe extern "C" fn afresh_resolve(
         let restore = unsafe { handle(restore)? };
         let end = offset.checked_add(len).filter(|end| *end <= restore.pages * PAGE_SIZE);
         if end.is_none() {
-            return Err(Failure::invalid("the range lies outside the restored memory"));
+            return Err(Failure::invalid("the range is outside the restored memory"));
         }
         Ok(restore.restore.resolve(PageRange::covering(offset, len))?)
     })

@@ -272,7 +272,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             match python::module(js_guest) {
                 Some(path) => python::all(&path, &options, &mut print)?,
                 None => eprintln!(
-                    "python left out: no {} beside {}, and $AFRESH_PYTHON names none; `cargo xtask registry-guests` \
+                    "python left out: no {} next to {}, and $AFRESH_PYTHON is not set; `cargo xtask registry-guests` \
                      installs it",
                     python::PLACE,
                     js_guest.display()
@@ -327,7 +327,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             // Beside it, for the cases of a small heap.
             let small = std::fs::read(js.with_file_name("quickjs.wasm"));
             if let Err(error) = &small {
-                eprintln!("js1: left out: quickjs.wasm beside {}: {error}", js.display());
+                eprintln!("js1: left out: quickjs.wasm next to {}: {error}", js.display());
             }
             let small = small.as_deref().ok();
             session::all(&javascript(js)?, small, &common.options(), &mut print)?;

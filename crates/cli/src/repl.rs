@@ -169,7 +169,7 @@ impl Sessions<'_> {
             [":diff", one, two] => {
                 let session = self.own();
                 let found = session.diff(find(session, one), find(session, two))?;
-                let besides = if found.state { ", and state besides memory" } else { "" };
+                let besides = if found.state { ", and other state" } else { "" };
                 say!("{} bytes in {} pages differ{besides}", found.bytes, found.pages)?;
             }
             [":help"] => say!("{HELP}")?,

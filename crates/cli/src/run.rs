@@ -110,7 +110,7 @@ fn report_program(guest: &Guest) -> anyhow::Result<()> {
     };
     let stats = instance.stats();
     eprintln!(
-        "image     {:.1} MiB, of which {:.1} MiB take memory; the last reset copied {} KiB back",
+        "image     {:.1} MiB, {:.1} MiB of it in memory; the last reset copied {} KiB back",
         stats.image as f64 / f64::from(1 << 20),
         stats.resident as f64 / f64::from(1 << 20),
         stats.copied >> 10
@@ -135,7 +135,7 @@ fn report_warming(guest: &Guest) {
     }
     eprintln!("strategy  {}", report.strategy);
     eprintln!(
-        "memory    {:.1} MiB, of which the image stores {:.1} MiB",
+        "memory    {:.1} MiB, {:.1} MiB of it stored in the image",
         report.memory_bytes as f64 / f64::from(1 << 20),
         report.image_bytes as f64 / f64::from(1 << 20)
     );

@@ -70,7 +70,7 @@ fn report(
     let id = &saved.id;
     if let Some(lacking) = saved.unrecorded {
         eprintln!(
-            "afresh: no working set: what the calls touch cannot be told without {lacking} (see `afresh \
+            "afresh: no working set: recording the pages of calls needs {lacking} (see `afresh \
              doctor`)"
         );
     }

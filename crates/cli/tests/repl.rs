@@ -58,7 +58,7 @@ fn a_session_at_a_prompt_keeps_goes_back_and_forks() {
 #[test]
 fn the_hosts_python_at_a_prompt_forks_with_its_files() {
     if !Path::new("/usr/bin/python3").is_file() {
-        println!("SKIPPED: there is no python3 of the system's");
+        println!("SKIPPED: the system has no python3");
         return;
     }
     let output = repl(

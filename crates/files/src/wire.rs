@@ -33,7 +33,7 @@ pub enum TreeError {
     Damaged(String),
     /// The saved tree was over other layers.
     #[error(
-        "the saved file tree lay over {expected}, and these layers are {found}; give it the same, in order"
+        "the saved file tree was over {expected}, and these layers are {found}; give it the same, in order"
     )]
     Layers {
         /// The layers when it was saved.
@@ -315,7 +315,7 @@ impl Loader<'_> {
         }
         for number in saved.gone {
             if number == Tree::ROOT.0 || self.tree.nodes.remove(&Node(number)).is_none() {
-                return Err(damaged("a file is gone that was never there"));
+                return Err(damaged("a removed file never existed"));
             }
         }
         let mut last = None;
@@ -348,7 +348,7 @@ impl Loader<'_> {
             SavedBody::Directory { parent, entries } => {
                 let mut inside = Directory { entries: self.base.below(node), parent: Node(parent) };
                 for (name, entry) in entries {
-                    check_name(&name).map_err(|_| damaged("a name is none"))?;
+                    check_name(&name).map_err(|_| damaged("a name is invalid"))?;
                     match entry {
                         None => drop(inside.entries.remove(&name[..])),
                         Some((node, kind, paid)) => {
@@ -367,7 +367,7 @@ impl Loader<'_> {
         };
         let times = [saved.times.accessed, saved.times.modified, saved.times.changed];
         if saved.mode > 0o7777 || times.iter().any(|time| time.nanos >= 1_000_000_000) {
-            return Err(damaged("a mode or a time is none"));
+            return Err(damaged("a mode or a time is invalid"));
         }
         let (mode, times, paid) = (saved.mode, saved.times, saved.paid);
         // Link counts and the name follow from the directories, which are checked after all nodes.
@@ -391,7 +391,7 @@ impl Loader<'_> {
                 || page.len() < len as usize
                 || end.is_none_or(|end| end > size)
             {
-                return Err(damaged("a page lies outside of its file"));
+                return Err(damaged("a page is outside of its file"));
             }
             last = Some(number);
             let page = match page.len() == len as usize {
@@ -428,7 +428,7 @@ impl Tree {
         while let Some(at) = ahead.pop() {
             let inode = self.inode(at)?;
             let Body::Directory(inside) = &inode.body else {
-                return Err(damaged("a directory is none"));
+                return Err(damaged("a directory's inode has another kind"));
             };
             let mut below = 0;
             for (name, entry) in inside.entries.iter() {
@@ -452,7 +452,9 @@ impl Tree {
                     if let Some(inode) = here {
                         match &inode.body {
                             Body::Directory(d) if self.ground.layers.mounted(d.parent) == at => {}
-                            _ => return Err(damaged("a directory lies in another than it says")),
+                            _ => {
+                                return Err(damaged("a directory's parent is another than it says"));
+                            }
                         }
                         ahead.push(entry.node);
                     } else {
@@ -476,7 +478,7 @@ impl Tree {
         for node in all {
             let (count, name) = links.remove(&node).unwrap_or_default();
             if count == 0 && self.held.get(&node).is_none() {
-                return Err(damaged("a file has no name, and nobody holds it"));
+                return Err(damaged("a file has no name, and is not held"));
             }
             let inode = self.nodes.get(&node).ok_or_else(|| damaged("a file is missing"))?;
             if count == 0

@@ -216,7 +216,7 @@ fn under_memory_pressure_the_thread_gives_frames_back_instead_of_zeroing_them() 
     options.background = Some(Background { pressure: -1.0, ..Background::new(2048) });
     let pool = Pool::new(options).unwrap();
     if afresh_sys::host::memory_pressure().is_none() {
-        println!("SKIPPED: this kernel tells no memory pressure");
+        println!("SKIPPED: this kernel does not report memory pressure");
         return;
     }
     let frame = spy(&pool, pool.take(Order::new(11)).unwrap());

@@ -89,20 +89,20 @@ impl FromStr for Destination {
         let number = |port: &str| port.parse::<u16>().ok().filter(|port| *port > 0);
         let port = match port {
             "*" => None,
-            port => Some(number(port).ok_or_else(|| bad("its port is none"))?),
+            port => Some(number(port).ok_or_else(|| bad("its port is invalid"))?),
         };
         let lower = name.to_ascii_lowercase();
         let name = match (name.parse(), lower.strip_prefix("*.")) {
             (Ok(address), _) => HostPattern::Address(address),
             (Err(_), Some(ending)) if is_name(ending) => HostPattern::Ending(format!(".{ending}")),
             (Err(_), None) if is_name(&lower) => HostPattern::Exactly(lower),
-            _ => return Err(bad("its name is none")),
+            _ => return Err(bad("its name is invalid")),
         };
         let server = server.map(|server| {
             let (host, port) = split_port(server).ok_or_else(|| bad("its server has no port"))?;
-            let port = number(port).ok_or_else(|| bad("its server's port is none"))?;
+            let port = number(port).ok_or_else(|| bad("its server's port is invalid"))?;
             if host.parse::<IpAddr>().is_err() && !is_name(host) {
-                return Err(bad("its server's name is none"));
+                return Err(bad("its server's name is invalid"));
             }
             Ok((host.to_owned(), port))
         });

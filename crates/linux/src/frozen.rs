@@ -173,7 +173,7 @@ impl Warm {
         let own = own.ok_or_else(|| damaged("its files are longer than its pages"))?;
         let below = header.layers.map_or(0, |saved| saved.page_bytes()) / PAGE_SIZE as u64;
         let below = usize::try_from(below).ok().filter(|below| *below <= own);
-        let below = below.ok_or_else(|| damaged("what it stands on is longer than its pages"))?;
+        let below = below.ok_or_else(|| damaged("its layers are longer than its pages"))?;
         let base = header.layers.map(|saved| {
             Base::thawed(saved.take(all.slice(PageRange::new(0, below)))).map(Arc::new)
         });

@@ -78,7 +78,7 @@ pub enum PlatformError {
     Panicked(String),
     /// The process is not this process's: it was made before a fork, or it went with a call that failed.
     #[error(
-        "the guest's process is gone, and with it what its calls had left: reset it, or go back to a checkpoint"
+        "the guest's process has ended, and the state of its calls is lost: reset it, or go back to a checkpoint"
     )]
     Lost,
     /// The guest ran longer than it may. Its process was killed.

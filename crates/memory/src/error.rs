@@ -7,7 +7,7 @@ use afresh_sys::SysError;
 #[non_exhaustive]
 pub enum ImageError {
     /// A segment or page range is outside the image.
-    #[error("bytes {offset}..{offset}+{len} lie outside an image of {image} bytes")]
+    #[error("bytes {offset}..{offset}+{len} are outside an image of {image} bytes")]
     OutOfBounds {
         /// Offset of the first byte.
         offset: usize,
@@ -40,7 +40,7 @@ pub enum SlotError {
         capacity: usize,
     },
     /// Bytes outside the accessible part of the slot.
-    #[error("bytes {offset}..{offset}+{len} lie outside the slot's accessible memory")]
+    #[error("bytes {offset}..{offset}+{len} are outside the slot's accessible memory")]
     OutOfBounds {
         /// Offset of the first byte.
         offset: usize,

@@ -51,7 +51,7 @@ fn define<T: Meddler>(linker: &mut Linker<T>) -> Result<()> {
          -> Result<i32> {
             let Some(object) = object else { return Ok(-1) };
             let data = object.data(&caller)?.and_then(|data| data.downcast_ref::<i32>());
-            data.copied().ok_or_else(|| Error::msg("an object of nobody's"))
+            data.copied().ok_or_else(|| Error::msg("an object without a type"))
         },
     )?;
     meddling::define(linker)?;

@@ -165,7 +165,7 @@ impl Outcome {
         exact: bool,
     ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>)> {
         let broken = |error: minicbor::decode::Error| {
-            MarshalError::new_err(format!("what the guest answered cannot be read: {error}"))
+            MarshalError::new_err(format!("the guest's answer cannot be decoded: {error}"))
         };
         let mut from = Decoder::new(answer);
         let count = from.array().map_err(broken)?;

@@ -40,7 +40,7 @@ pub(crate) fn check() -> PyResult<()> {
         let removed = handler <= libc::SIG_IGN && checked.load(Ordering::Relaxed) > libc::SIG_IGN;
         if removed || handler > libc::SIG_IGN && is_of_python(handler) {
             return Err(SessionError::new_err(format!(
-                "the handler of {name}, by which guests' traps and faults are noticed, was replaced: call \
+                "the handler of {name}, which notices guests' traps and faults, was replaced: call \
                  `signal.signal` and `faulthandler.enable()` before the first `afresh.warm`, or undo the latter with \
                  `faulthandler.disable()`"
             )));

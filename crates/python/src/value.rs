@@ -52,7 +52,7 @@ static DAY_TYPE: PythonType = PythonType::new("datetime", "date");
 static UTC: PythonType = PythonType::new("datetime", "timezone");
 
 fn broken(error: minicbor::decode::Error) -> PyErr {
-    MarshalError::new_err(format!("what the guest sent cannot be read: {error}"))
+    MarshalError::new_err(format!("the guest's value cannot be decoded: {error}"))
 }
 
 fn infallible(error: minicbor::encode::Error<std::convert::Infallible>) -> PyErr {
@@ -128,7 +128,7 @@ impl<'b> Values<'b> {
     fn read_nested<'py>(&mut self, py: Python<'py>, depth: usize) -> PyResult<Bound<'py, PyAny>> {
         if depth > DEEPEST {
             return Err(MarshalError::new_err(format!(
-                "what the guest sent is nested deeper than {DEEPEST} levels"
+                "the guest's value is nested deeper than {DEEPEST} levels"
             )));
         }
         self.items += 1;
@@ -173,7 +173,7 @@ impl<'b> Values<'b> {
                 number.into_pyobject(py)?.into_any()
             }
             Item::Simple | Item::Break | Item::Unknown(_) => {
-                return Err(MarshalError::new_err("what the guest sent is not a value"));
+                return Err(MarshalError::new_err("the guest's bytes are not a value"));
             }
             _ => {
                 let number = from.i64().map_err(broken)?;
@@ -269,7 +269,7 @@ impl<'b> Values<'b> {
                 OPAQUE.get(py)?.call1((kind, shown))
             }
             other => Err(MarshalError::new_err(format!(
-                "what the guest sent has values of an unknown kind (tag {})",
+                "the guest's value has parts of an unknown kind (tag {})",
                 other.as_u64()
             ))),
         }
@@ -299,7 +299,7 @@ fn hashable(key: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
 }
 
 fn length(given: Option<u64>) -> PyResult<u64> {
-    given.ok_or_else(|| MarshalError::new_err("a length is missing in what the guest sent"))
+    given.ok_or_else(|| MarshalError::new_err("a length is missing in the guest's value"))
 }
 
 /// Writes a value.

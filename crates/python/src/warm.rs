@@ -52,7 +52,9 @@ pub(crate) fn limits(
     let timeout = match timeout {
         None => None,
         Some(seconds) => Some(Duration::try_from_secs_f64(seconds).map_err(|_| {
-            PyValueError::new_err(format!("a timeout of {seconds} s is none: give seconds above 0"))
+            PyValueError::new_err(format!(
+                "a timeout of {seconds} s is invalid: give seconds above 0"
+            ))
         })?),
     };
     Ok(Limits { timeout, memory: memory.unwrap_or(usize::MAX), output, result })

@@ -89,7 +89,7 @@ pub enum BakeError {
     Mismatch(String),
     /// A global holds a reference that has no constant form.
     #[error(
-        "global {global} holds a reference to a host or GC object or to a function of somebody else, \
+        "global {global} holds a reference to a host or GC object or to a foreign function, \
          which no new instance can start with; clear it at the end of the warm-up"
     )]
     OpaqueGlobal {
@@ -98,8 +98,8 @@ pub enum BakeError {
     },
     /// A table's element is a reference that has no constant form.
     #[error(
-        "element {element} of table {table} is a reference to a host or GC object or to a function of \
-         somebody else, which no new instance can start with; clear it at the end of the warm-up"
+        "element {element} of table {table} is a reference to a host or GC object or to a \
+         foreign function, which no new instance can start with; clear it at the end of the warm-up"
     )]
     OpaqueElement {
         /// The table's index.

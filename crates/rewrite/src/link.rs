@@ -30,7 +30,7 @@ use crate::place::{IndexSpaces, KINDS, fits, kind, kind_of};
 #[non_exhaustive]
 pub enum LinkError {
     /// There is nothing to link, or two modules have one name.
-    #[error("{0}; give each module a name of its own, by which later ones import from it")]
+    #[error("{0}; give each module a unique name, which later ones use to import from it")]
     Names(String),
     /// A module is not valid, or what all make together is not.
     #[error("{what} is not valid: {error}")]
@@ -56,8 +56,8 @@ pub enum LinkError {
     },
     /// Host functions could find another module's memory or allocator than that of the module that calls them.
     #[error(
-        "what the module {module:?} exports as {name:?} is another thing than a later module's {name:?}, which host functions \
-         would find instead; have one of them export it under another name, or import the other's"
+        "the export {name:?} of the module {module:?} differs from a later module's {name:?}, \
+         which host functions would find instead; have one of them export it under another name, or import the other's"
     )]
     Shadowed {
         /// The exporter of the hidden one.

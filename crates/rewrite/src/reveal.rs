@@ -297,7 +297,7 @@ pub(crate) fn bake_nested(model: &Model<'_>, warm: &WarmState) -> Result<Vec<u8>
         global.is_some_and(|global| global.import.is_none() && global.ty.mutable)
     };
     if let Some(index) = warm.globals.keys().find(|index| !settable(index)) {
-        let why = format!("global {index} is none that the module defines and can set");
+        let why = format!("global {index} is not a mutable global of the module");
         return Err(bake::BakeError::Mismatch(why));
     }
     let visible = Visible { globals: warm.globals.keys().copied().collect(), ..Visible::default() };

@@ -150,7 +150,7 @@ impl Route {
             let (status, headers, body) =
                 wire::answer(&parts.method, &answer).ok_or_else(|| {
                     self.refused(Failure::Guest(
-                        "what the program answered is not HTTP, or breaks off".to_owned(),
+                        "the program's answer is not HTTP, or is incomplete".to_owned(),
                     ))
                 })?;
             let body = Body::from(body::held(Bytes::from(body), share));

@@ -204,7 +204,7 @@ fn a_handler_learns_that_the_content_of_a_page_is_lost() {
     assert_eq!(seen.len(), 1);
     if seen[0].cause == FaultCause::Unavailable {
         return println!(
-            "SKIPPED: this kernel was built without CONFIG_MEMORY_FAILURE, and tells no lost page"
+            "SKIPPED: this kernel was built without CONFIG_MEMORY_FAILURE, and reports no lost page"
         );
     }
     assert_eq!((seen[0].signal, seen[0].cause), (FaultSignal::Bus, FaultCause::Poisoned));

@@ -47,7 +47,7 @@ pub enum ElfError {
     #[error("ELF type {0} is not an executable; link it with -static-pie")]
     Type(u16),
     /// The program headers are outside the file or have the wrong entry size.
-    #[error("the ELF program header table lies outside the file or has a wrong entry size")]
+    #[error("the ELF program header table is outside the file or has a wrong entry size")]
     ProgramHeaders,
     /// `PT_INTERP` is present.
     #[error("the program asks for a dynamic loader; link it with -static-pie")]
@@ -62,7 +62,7 @@ pub enum ElfError {
     #[error("the program has {0} loadable segments; at most {MAX_SEGMENTS} are supported")]
     TooManySegments(usize),
     /// A segment's `p_offset`/`p_filesz` reach outside the file.
-    #[error("segment {0}: its file range lies outside the file")]
+    #[error("segment {0}: its file range is outside the file")]
     SegmentFile(usize),
     /// `p_filesz` exceeds `p_memsz`.
     #[error("segment {0}: its file size is larger than its memory size")]
@@ -83,13 +83,13 @@ pub enum ElfError {
     #[error("the entry point {0:#x} is not in an executable segment")]
     Entry(u64),
     /// The dynamic section cannot be read.
-    #[error("the dynamic section lies outside the file or is malformed")]
+    #[error("the dynamic section is outside the file or is malformed")]
     Dynamic,
     /// `DT_NEEDED` is present.
     #[error("the program needs shared libraries; link it statically")]
     NeedsLibrary,
     /// A relocation table is outside the program or has a wrong entry size.
-    #[error("the relocation table lies outside the program or has a wrong entry size")]
+    #[error("the relocation table is outside the program or has a wrong entry size")]
     RelocationTable,
     /// A `DT_RELR` table names more places than the program has words.
     #[error("the relocation table names more places than the program has words")]

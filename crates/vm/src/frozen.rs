@@ -169,7 +169,7 @@ impl Frozen {
         let program = usize::try_from(header.program_bytes.div_ceil(PAGE))
             .ok()
             .filter(|pages| *pages <= all.pages())
-            .ok_or_else(|| ThawError::State("the program lies outside its pages".to_owned()))?;
+            .ok_or_else(|| ThawError::State("the program is outside its pages".to_owned()))?;
         let own = all.pages() - program;
         Ok(Self {
             guest: all.slice(PageRange::new(0, own)),

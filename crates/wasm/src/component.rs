@@ -167,7 +167,7 @@ fn in_order<'a>(
 ) -> Result<Vec<Declared<'a>>, WarmError> {
     let unknown = |memory: &GuestMemory| {
         WarmError::State(format!(
-            "a memory of {} bytes that the component makes is none of those its modules declare",
+            "the component makes a memory of {} bytes, which its modules do not declare",
             memory.bytes()
         ))
     };

@@ -79,8 +79,9 @@ pub enum LoadError {
     Wasi(String),
     /// The module imports things that are not provided.
     #[error(
-        "the guest imports what nobody provides: {}; provide it with `GuestOptions::imports`, let \
-         calls of it fail with `GuestOptions::stub_imports`, or take it from another module with `Guest::linked`",
+        "imports of the guest are missing: {}; provide them with `GuestOptions::imports`, let \
+         calls of them fail with `GuestOptions::stub_imports`, or take them from another module \
+         with `Guest::linked`",
         afresh_rewrite::told(missing)
     )]
     Imports {
@@ -186,8 +187,8 @@ pub enum CallError {
     },
     /// The guest exports it, but its calls were said to be others.
     #[error(
-        "{name:?} is none of the exports that calls were said to name ({roots}), so what only it changes \
-         would stay: add it to `GuestOptions::roots`"
+        "{name:?} is not among the exports that calls may name ({roots}), so its changes would \
+         stay: add it to `GuestOptions::roots`"
     )]
     NotARoot {
         /// The name asked for.

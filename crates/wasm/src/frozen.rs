@@ -289,7 +289,7 @@ impl Frozen {
             Some(pages.slice(PageRange::new(from - len, len)))
         };
         let module =
-            part(header.module_bytes).ok_or_else(|| bad("the module lies outside its pages"))?;
+            part(header.module_bytes).ok_or_else(|| bad("the module is outside its pages"))?;
         let program = Program {
             digest: header.module,
             bytes: header.module_bytes as usize,
@@ -299,7 +299,7 @@ impl Frozen {
         };
         let mut memories = Vec::new();
         for (shape, bytes) in &header.memories {
-            let image = part(*bytes).ok_or_else(|| bad("a memory lies outside its pages"))?;
+            let image = part(*bytes).ok_or_else(|| bad("a memory is outside its pages"))?;
             memories.push(WarmMemory { shape: *shape, image, bytes: *bytes as usize });
         }
         if header.state.memories.len() != memories.len() {
@@ -308,12 +308,12 @@ impl Frozen {
         if let Some(layers) = layers {
             let files = files.as_mut().ok_or_else(|| bad("it has layers, and no files"))?;
             let image =
-                part(layers.page_bytes()).ok_or_else(|| bad("a layer lies outside its pages"))?;
+                part(layers.page_bytes()).ok_or_else(|| bad("a layer is outside its pages"))?;
             files.layers = Some(layers.take(image));
         }
         if let Some(files) = &mut files {
             let image =
-                part(files.page_bytes()).ok_or_else(|| bad("a file lies outside its pages"))?;
+                part(files.page_bytes()).ok_or_else(|| bad("a file is outside its pages"))?;
             files.take(&image).map_err(ThawError::Image)?;
         }
         Ok(Self { program, memories, state: header.state, read, nested, files, memory })

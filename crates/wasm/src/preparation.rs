@@ -141,7 +141,7 @@ impl Preparation {
             let mut image = ImageBuilder::new(page_align_up(bytes) / PAGE_SIZE);
             for segment in self.segments.iter().filter(|s| s.memory == index) {
                 let bytes = wasm.get(segment.place.clone());
-                let bytes = bytes.ok_or_else(|| bad("a segment lies outside the module"))?;
+                let bytes = bytes.ok_or_else(|| bad("a segment is outside the module"))?;
                 image.segment(segment.offset as usize, bytes)?;
             }
             memories.push(WarmMemory { shape, image: image.build()?, bytes });

@@ -185,7 +185,7 @@ impl Engine {
                 answer.clear();
                 let mut out = Encoder::new(answer);
                 if write_error(&ctx, helpers, ended, &mut out).is_err() {
-                    fail("an error cannot be told");
+                    fail("the error has no text");
                 }
             }
         });

@@ -46,7 +46,7 @@ impl From<rquickjs::Error> for Failed {
 
 impl From<minicbor::decode::Error> for Failed {
     fn from(error: minicbor::decode::Error) -> Self {
-        Self(format!("what the host sent cannot be read: {error}"))
+        Self(format!("the host's value cannot be decoded: {error}"))
     }
 }
 

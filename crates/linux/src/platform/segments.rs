@@ -91,7 +91,7 @@ impl Segments {
                 || last.is_none_or(|last| last > pages as u64)
                 || segment.protection & !7 != 0
             {
-                return Err("a segment lies outside of it");
+                return Err("a segment is outside of it");
             }
         }
         let this = Self::new(list, pages);

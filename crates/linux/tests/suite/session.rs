@@ -199,7 +199,7 @@ fn python_thaws_with_the_files_it_was_granted_and_without_them_is_refused() {
     thawed.verify().unwrap();
     // Only what is below the system's own directories is granted without being asked for. Which program is named means nothing.
     if Warm::thaw(&frozen, &Program::new("/usr/bin/python3")).is_ok() {
-        println!("SKIPPED: this python lies in the system's own directories");
+        println!("SKIPPED: this python is in the system's own directories");
         return;
     }
     for path in ["/usr/bin/python3", "/", "/root"] {

@@ -222,7 +222,7 @@ fn the_zygote_has_nothing_that_a_guest_must_not_have() {
     alone("walls::the_zygote_has_nothing_that_a_guest_must_not_have", || {
         let Some(warm) = common::warm("canary.c", |program| program) else { return };
         let Some((guests, others)) = children() else {
-            return println!("SKIPPED: this kernel does not tell a process's children");
+            return println!("SKIPPED: this kernel does not report the children of a process");
         };
         assert_eq!((guests, others.len()), (vec![warm.process_id().unwrap()], 1));
         let status = status(others[0]);
@@ -239,9 +239,7 @@ fn the_zygote_has_nothing_that_a_guest_must_not_have() {
         assert_eq!(foreign, None, "{maps}");
         let may = Command::new("unshare").args(["-U", "-n", "-i", "-m", "-u", "true"]).status();
         if !may.is_ok_and(|status| status.success()) {
-            return println!(
-                "SKIPPED: this host gives no namespaces to who asks, or has no unshare"
-            );
+            return println!("SKIPPED: this host refuses new namespaces, or has no unshare");
         }
         // Its guests have the same.
         for process in [others[0], warm.process_id().unwrap()] {

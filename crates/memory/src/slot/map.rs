@@ -55,7 +55,7 @@ impl Slot {
             return Err(ImageError::Filler(cause).into());
         }
         if image.fills_first() {
-            self.read_first(image, "userfaultfd is not to be had")?;
+            self.read_first(image, "userfaultfd is unavailable")?;
         }
         let mut runs = image.runs();
         if runs.len() > MAX_MAPPINGS {

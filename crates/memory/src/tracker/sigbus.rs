@@ -290,13 +290,13 @@ mod tests {
                     Some(status) => break status,
                     None if started.elapsed() > Duration::from_secs(60) => {
                         child.kill().unwrap();
-                        panic!("{how}: the access is retried for ever");
+                        panic!("{how}: the access is retried without end");
                     }
                     None => std::thread::sleep(Duration::from_millis(5)),
                 }
             };
             if status.code() == Some(SKIPPED) {
-                println!("SKIPPED: {how}: not to be had here");
+                println!("SKIPPED: {how}: unavailable here");
                 continue;
             }
             assert_eq!(status.signal(), Some(libc::SIGBUS), "{how}: {status}");

@@ -31,7 +31,7 @@ fn content() -> Vec<u8> {
 fn uffd_missing() -> bool {
     let missing = !Features::host().has(Feature::UffdSigbus);
     if missing {
-        println!("SKIPPED: userfaultfd in SIGBUS mode is not to be had here");
+        println!("SKIPPED: userfaultfd in SIGBUS mode is unavailable here");
     }
     missing
 }

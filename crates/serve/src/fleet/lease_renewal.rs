@@ -64,7 +64,7 @@ pub(super) async fn check_terms(
     life: &str,
     terms: Terms,
 ) -> Result<(), afresh::Cause> {
-    let own = nats::find(&links.hosts, life).await?.ok_or("the lease is gone already")?;
+    let own = nats::find(&links.hosts, life).await?.ok_or("the lease has already expired")?;
     let lease_ms = milliseconds(terms);
     for found in nats::all(&links.client, &links.hosts, ">", OVER).await? {
         let Ok(other) = serde_json::from_slice::<LeaseEntry>(&found.value) else { continue };

@@ -78,7 +78,7 @@ async fn drive(all: Weak<Sandboxes>, sandbox: Arc<Sandbox>) {
             continue;
         };
         if let Err(refusal) = all.step(&sandbox).await {
-            tracing::debug!(id = sandbox.id, why = refusal.message, "goes on with the next call");
+            tracing::debug!(id = sandbox.id, why = refusal.message, "continues with the next call");
             sandbox.commands.rest();
         }
     }

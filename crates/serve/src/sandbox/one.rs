@@ -330,7 +330,7 @@ pub(super) fn go_on(
     match went {
         Err(_) if session.failed().is_some() => {
             undo(session, ended, speaker)?;
-            let message = "what ran in the background was cut short, and undone";
+            let message = "background work was cut short, and undone";
             Err(ErrorResponse::new(StatusCode::CONFLICT, message))
         }
         went => went.map_err(|error| refused(&error)),
@@ -365,6 +365,6 @@ fn cut_short(error: &SessionError, late: bool) -> Outcome {
         _ if late => "TimeoutError",
         _ => "GuestError",
     };
-    let message = format!("{}; what the code did was undone", describe(error));
+    let message = format!("{}; the code was undone", describe(error));
     Outcome::Threw(Thrown { name: name.to_owned(), message, trace: None })
 }

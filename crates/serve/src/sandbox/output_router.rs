@@ -96,7 +96,7 @@ impl ClientPatience {
         let given = self.runtime.block_on(giving).is_ok();
         if let Some(parked) = parked {
             let entered = self.runtime.block_on(parked.enter(self.time));
-            let none = |_| wasmtime::Error::msg("no place became free for the call to go on");
+            let none = |_| wasmtime::Error::msg("no place became free for the call to continue");
             *lock(place) = Some(entered.map_err(none)?);
         }
         Ok(given)
@@ -275,7 +275,7 @@ impl RoutedOutput {
             self.late = !self.patience.give(place, &code.giver, message.into(), 1)?;
             if self.late {
                 return Err(wasmtime::Error::msg(
-                    "nobody took what the code printed, within the time that it has",
+                    "the code's output was not read within its time limit",
                 ));
             }
         }
@@ -304,7 +304,7 @@ impl RoutedOutput {
                     true
                 });
                 if !given {
-                    let why = "nobody took what the command printed; connect to it again";
+                    let why = "the command's output was not read; connect to it again";
                     self.commands.drop_ear(*key, &ConnectError::new("resource_exhausted", why));
                 }
                 given

@@ -56,7 +56,8 @@ async fn forward(
     let client = dial(all, &sandbox, port).await?;
     let hung_up = |error: hyper::Error| {
         tracing::debug!(id = sandbox.id, port, %error, "no answer");
-        let message = format!("what listens on port {port} of the sandbox gave no answer of HTTP");
+        let message =
+            format!("the listener on port {port} of the sandbox did not answer with HTTP");
         ErrorResponse::new(StatusCode::BAD_GATEWAY, message)
     };
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(client));

@@ -331,7 +331,7 @@ fn an_unmodified_client_of_e2b_runs_code_and_commands_in_a_linux_program() {
     let Some(guest) =
         ["/usr/bin/python3", "/bin/python3"].into_iter().find(|p| Path::new(p).is_file())
     else {
-        println!("SKIPPED: there is no python3 of the system's");
+        println!("SKIPPED: the system has no python3");
         return;
     };
     let dir = scratch();

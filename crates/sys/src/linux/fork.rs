@@ -217,7 +217,7 @@ mod tests {
     fn a_child_that_the_c_library_does_not_know_of_is_noticed_too() {
         let made = marked_page();
         if made.is_none() {
-            println!("SKIPPED: MADV_WIPEONFORK is not to be had");
+            println!("SKIPPED: MADV_WIPEONFORK is unavailable");
             return;
         }
         // Made before, so that the child needs no allocator.

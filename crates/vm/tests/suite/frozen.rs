@@ -75,7 +75,7 @@ fn a_guest_out_of_a_snapshot_answers_like_the_one_that_was_frozen() {
                 Err(error) => {
                     // Only what is forced may be missing.
                     assert!(method != ResetMethod::default(), "{error}");
-                    println!("SKIPPED: {method:?} is not to be had here: {error}");
+                    println!("SKIPPED: {method:?} is unavailable here: {error}");
                     continue;
                 }
             };
@@ -316,7 +316,7 @@ fn guests_that_run_while_pages_arrive_agree_with_the_one_that_was_frozen() {
                 for _ in 0..3 {
                     scope.spawn(|| {
                         let Ok(mut thawed) = builder().reset_method(method).thaw(&frozen) else {
-                            eprintln!("SKIPPED: {method:?} is not to be had here");
+                            eprintln!("SKIPPED: {method:?} is unavailable here");
                             return;
                         };
                         let fork = thawed.pristine();

@@ -18,7 +18,7 @@ fn sandbox(method: ResetMethod) -> Option<Sandbox> {
         Ok(sandbox) => Some(sandbox),
         Err(error) => {
             assert!(method != ResetMethod::default(), "{error}");
-            println!("SKIPPED: {method:?} is not to be had here: {error}");
+            println!("SKIPPED: {method:?} is unavailable here: {error}");
             None
         }
     }

@@ -20,7 +20,7 @@ fn templates() -> Vec<CpuTemplate> {
             Ok(_) => true,
             Err(error) => {
                 assert_ne!(template.name(), "host", "{error}");
-                println!("SKIPPED: CPU template {template} is not to be had here: {error}");
+                println!("SKIPPED: CPU template {template} is unavailable here: {error}");
                 false
             }
         }

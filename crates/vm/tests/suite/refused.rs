@@ -33,7 +33,7 @@ fn whichever_system_call_fails_a_sandbox_is_right_or_refuses() {
     drop(use_it(&elf, ResetMethod::default()));
     for method in ResetMethod::ALL {
         if use_it(&elf, method).is_none() {
-            println!("SKIPPED: {method} is not to be had here");
+            println!("SKIPPED: {method} is unavailable here");
             continue;
         }
         let mut left = 0;

@@ -155,7 +155,7 @@ fn a_lease_is_frozen_with_what_its_calls_did_and_forks_from_there() {
 fn lazy() -> bool {
     let lazy = Features::host().has(Feature::UffdSigbus);
     if !lazy {
-        println!("SKIPPED: userfaultfd in SIGBUS mode is not to be had here: nothing is lazy");
+        println!("SKIPPED: userfaultfd in SIGBUS mode is unavailable here: nothing is lazy");
     }
     lazy
 }

@@ -112,7 +112,7 @@ impl Layout {
             let whole = start.is_multiple_of(PAGE) && m.end.is_multiple_of(PAGE);
             if start < at || m.end <= start || m.end > GUEST.end || !whole || m.protection & !7 != 0
             {
-                return Err("its mappings overlap, or lie where none may");
+                return Err("its mappings overlap, or are outside the guest's range");
             }
             (at, bytes) = (m.end, bytes + (m.end - start));
         }

@@ -238,7 +238,7 @@ impl Terminals {
             match (end.id, end.master) {
                 (Some(id), true) => counts.entry(id).or_default().0 += 1,
                 (Some(id), false) => counts.entry(id).or_default().1 += 1,
-                (None, true) => return Err("a terminal is none"),
+                (None, true) => return Err("a terminal is invalid"),
                 (None, false) => {}
             }
         }
