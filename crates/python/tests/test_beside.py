@@ -1,4 +1,4 @@
-"""Beside others who use signals, processes and threads: each in a Python of its own."""
+"""With other users of signals, processes and threads: each in a new Python process."""
 
 from __future__ import annotations
 

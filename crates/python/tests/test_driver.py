@@ -26,7 +26,7 @@ class Host:
         return self.answer if frame[0] == driver.TOOL else b""
 
     def run(self, source: str, *, what: int = driver.RUN, **given: Any) -> Any:
-        """What a request gives: its value, or the error's four parts."""
+        """The result of a request: its value, or the error's four parts."""
         frame, succeeded = driver.evaluate(driver.request(what, source, **given))
         assert frame[0] == driver.ANSWER
         answer = _native.decode(frame[1:])

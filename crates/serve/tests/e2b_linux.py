@@ -1,4 +1,4 @@
-"""What an unmodified client of E2B does with sandboxes that are Linux programs: code, commands and files together."""
+"""An unmodified E2B client with sandboxes that are Linux programs: code, commands and files together."""
 
 import http.client
 import os
@@ -22,7 +22,7 @@ def ticks(sandbox: Sandbox) -> int:
 
 
 def goes_on(sandbox: Sandbox) -> bool:
-    """Whether it ticks while nobody calls. Where the machine is busy that takes more than one look."""
+    """Whether it ticks between calls. Where the machine is busy that takes more than one look."""
     for _ in range(10):
         before = ticks(sandbox)
         time.sleep(1)
@@ -62,7 +62,7 @@ http.server.ThreadingHTTPServer(('0.0.0.0', 8001), Echo).serve_forever()
 
 
 def ask(sandbox: Sandbox, port: int, path: str, data: bytes | None = None, shown: bool = True) -> http.client.HTTPResponse:
-    """What a program in the sandbox answers."""
+    """The answer of a program in the sandbox."""
     url = urllib.parse.urlsplit(os.environ["E2B_SANDBOX_URL"])
     connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
     token = {"X-Access-Token": sandbox._envd_access_token} if shown else {}
@@ -83,7 +83,8 @@ while True:
 
 
 def reached(*sandboxes: Sandbox) -> None:
-    """Servers outside that the template names are reached: by code, by a command, and by one that goes on between calls."""
+    """Servers outside that the template names are reached: by code, by a command, and by one that runs between
+    calls."""
     for sandbox in sandboxes:
         assert "".join(sandbox.run_code(FETCH).logs.stdout) == "from outside, true\n"
         assert sandbox.commands.run(f'python3 -c "{FETCH}"').stdout == "from outside, true\n"
@@ -144,7 +145,7 @@ def from_outside(sandbox: Sandbox) -> None:
 
 
 def background(sandbox: Sandbox) -> None:
-    """What is left running goes on, beside code and other commands."""
+    """Programs that are left running continue, in parallel with code and other commands."""
     assert none_left(sandbox)
     assert not sandbox.commands.kill(77)
     counting = "n=0; while :; do n=$((n+1)); echo $n > /tmp/next; mv /tmp/next /tmp/ticks; sleep 0.1; done"
@@ -212,7 +213,7 @@ def background(sandbox: Sandbox) -> None:
 
 
 class Screen:
-    """What a terminal shows, heard by a thread."""
+    """The output of a terminal, read by a thread."""
 
     def __init__(self, sandbox: Sandbox, shell: CommandHandle) -> None:
         self.sandbox, self.shell, self.shown, self.ended = sandbox, shell, b"", None
@@ -265,7 +266,7 @@ def terminals(sandbox: Sandbox) -> None:
 
 
 def kept(sandbox: Sandbox) -> None:
-    """Programs are in what is kept: forks and resumed sandboxes go on with them."""
+    """Saved states include programs: forks and resumed sandboxes continue with them."""
     counting = "n=0; while :; do n=$((n+1)); echo $n > /tmp/next; mv /tmp/next /tmp/ticks; sleep 0.1; done"
     counter = sandbox.commands.run(counting, background=True, timeout=0)
     assert goes_on(sandbox)

@@ -1,15 +1,15 @@
-"""The guest's half of the language ``python``: what evaluates requests inside CPython.
+"""The guest's half of the language ``python``: evaluates requests inside CPython.
 
-`Language.warm_up` has the guest run the source of this file once; `install` then takes the place of what the guest's
-``turn`` export calls, so that a turn is a request and no source. Nothing of it runs on the host but `request`, which
+`Language.warm_up` runs the source of this file in the guest once; `install` then replaces the function behind the
+guest's ``turn`` export, so that a turn is a request and no source. Nothing of it runs on the host but `request`, which
 the host uses to make one, and the tests.
 
 Promises: whatever a program does, a request is answered once, by one frame to the host; the program's names are
-those of ``__main__`` and nothing of the driver is among them. May break it: a program that changes this module,
-which harms nobody but itself.
+those of ``__main__`` and nothing of the driver is among them. May break it: a program that changes this module, which
+harms only itself.
 
 A request is a header (`HEADER`), then the names of tools and the source, its name and the arguments; names of tools and
-arguments are CBOR, as are answers. Frames to the host begin with what they are: `ANSWER`, `STDOUT`, `STDERR`, `TOOL`.
+arguments are CBOR, as are answers. Frames to the host begin with their kind: `ANSWER`, `STDOUT`, `STDERR`, `TOOL`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class MarshalError(Exception):
 
 
 class ToolError(Exception):
-    """A tool of the host's failed with an error that Python has no type for."""
+    """A host tool failed with an error that Python has no type for."""
 
 
 # Values
@@ -197,7 +197,7 @@ def _date(out: bytearray, value: Any) -> bool:
 
 
 def _other(out: bytearray, value: Any, depth: int) -> None:
-    """What is found less often."""
+    """Less frequent types."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         if isinstance(value, numpy.generic):
@@ -255,7 +255,7 @@ def write(out: bytearray, value: Any, depth: int = 0) -> None:
 
 
 def read(data: bytes, at: int) -> tuple[Any, int]:
-    """A value of the host's, and where the next begins."""
+    """A value from the host, and the position of the next."""
     first = data[at]
     major, info, at = first >> 5, first & 31, at + 1
     if major == 7:
@@ -326,7 +326,7 @@ def shown(value: Any) -> str:
 
 
 class Tool:
-    """A function of the host's."""
+    """A host function."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -378,7 +378,7 @@ def _offer(told: bytes) -> None:
 
 
 def on_clone(function: Callable[[], object]) -> Callable[[], object]:
-    """Has a function called first in every clone: to seed generators of the program's own."""
+    """Registers a function to be called first in every clone: to seed the program's generators."""
     _on_clone.append(function)
     return function
 
@@ -391,7 +391,7 @@ def _scattered(number: int) -> int:
 
 
 def _begin(generation: int, entropy: bytes) -> None:
-    """What a clone does first: draws of its own."""
+    """The first step of a clone: separate random draws."""
     global _generation  # noqa: PLW0603
     _generation = generation
     modules: dict[str, Any] = sys.modules
@@ -416,7 +416,7 @@ def _begin(generation: int, entropy: bytes) -> None:
 
 
 class _Out(io.RawIOBase):
-    """A stream of the host's."""
+    """A host stream."""
 
     def __init__(self, stream: int) -> None:
         self._stream = stream
@@ -483,7 +483,7 @@ def _do(what: int, source: str, name: str, arguments: bytes) -> Any:
 
 
 def _failed(out: bytearray, error: BaseException, source: str, name: str) -> None:
-    """What was raised: its type, what it says, where, and the number of the host's own error if it was one."""
+    """An exception: its type, message and traceback, and the number of the host error if it was one."""
     if isinstance(error, MarshalError):
         kind, message, told = "MarshalError", str(error), None
     else:
@@ -533,7 +533,7 @@ def evaluate(data: bytes) -> tuple[bytes, bool]:
 
 
 def _turn(source: bytes | None, _environ: object) -> tuple[int, bool]:
-    """What the guest's `turn` calls: the status of the turn, and whether it was the last."""
+    """The function behind the guest's `turn`: the status of the turn, and whether it was the last."""
     if source is None:
         # There was no room for the request.
         return 1, False
@@ -546,10 +546,10 @@ def _turn(source: bytes | None, _environ: object) -> tuple[int, bool]:
 
 
 def settle() -> None:
-    """Has the driver's own code as quick as it gets, and puts everything that is there out of the collector's sight.
+    """Warms the driver's code up to full speed, and hides all present objects from the collector.
 
-    Code that runs often is made over by the interpreter, and a collection writes to all that it sees: in every clone
-    anew, if not now.
+    The interpreter specialises frequent code, and a collection writes to all objects that it sees: in every clone anew,
+    if not now.
     """
     values = [None, True, 7, 1.5, "text", b"bytes", (1, 2), [1, "two"], {"key": [1]}, {1}]
     for _ in range(_OFTEN):
@@ -565,14 +565,14 @@ def settle() -> None:
 
 
 def _furnish() -> None:
-    """Has programs find what they may ask of their sandbox."""
+    """Makes the functions of the sandbox available to programs."""
     guest = types.ModuleType("afresh_guest", "What a program may ask of its sandbox.")
     guest.__dict__.update(on_clone=on_clone, ToolError=ToolError)
     sys.modules["afresh_guest"] = guest
 
 
 def install() -> None:
-    """Takes the place of what the guest's `turn` calls, and of its streams."""
+    """Replaces the function behind the guest's `turn`, and its streams."""
     global _call  # noqa: PLW0603
     _call = __import__("_host").call
     sys.stdout, sys.stderr = _stream(STDOUT), _stream(STDERR)

@@ -37,12 +37,12 @@ class Language:
     """A guest that comes with the package.
 
     Attributes:
-        name: What it is called.
+        name: Its name.
         file: Its module.
         stack: Bytes of native stack that it wants, if more than a module gets by itself.
-        below: Files of the host's that it finds.
+        below: Host files that it can read.
         env: Its environment.
-        note: What is said when it has to be compiled.
+        note: The message when it has to be compiled.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Language:
 
 
 def python_prelude() -> str:
-    """What CPython runs first: the driver, in a module of its own."""
+    """The first source that CPython runs: the driver, in a separate module."""
     source = Path(_driver.__file__).read_text(encoding="utf-8")
     return (
         f"import sys, types\nsys.modules['_afresh'] = types.ModuleType('_afresh')\n"
@@ -102,7 +102,7 @@ def python_prelude() -> str:
 def _artifacts() -> Path | None:
     """Where CPython's files are: where ``$AFRESH_PYTHON`` says, or in the distribution that has them.
 
-    Nothing of that distribution is imported: it would load an engine of its own.
+    That distribution is not imported: it would load another engine.
     """
     given = os.environ.get("AFRESH_PYTHON")
     if given:
@@ -138,7 +138,7 @@ _SETTLES = 2.0
 
 
 def _seen(files: Iterable[Path]) -> _Seen:
-    """What tells files from others that take their places; none that are missing."""
+    """The identities of files, which differ from those of replacements; missing files are left out."""
     seen = []
     for file in files:
         with contextlib.suppress(OSError):
@@ -173,7 +173,7 @@ def python_below() -> tuple[Below, ...]:
 
 
 def _identity(artifacts: Path, file: Path) -> str:
-    """What a file is known as: its digest, as the distribution says it or as it is."""
+    """The identity of a file: its digest, from the distribution's list or from its contents."""
     sums = artifacts / "SHA256SUMS"
     if sums.is_file():
         for line in sums.read_text(encoding="utf-8").splitlines():
