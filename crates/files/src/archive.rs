@@ -20,14 +20,14 @@ use crate::zip::Packed;
 pub(crate) enum Stored {
     /// As they are, from an offset of the archive on, and how many.
     Plain(u64, u64),
-    /// By number in a zip, how many, and unpacked once they were asked for.
+    /// Number in a zip, length, and the unpacked bytes after the first read.
     Packed(usize, u64, OnceLock<Arc<Vec<u8>>>),
     /// Offset and length in the kept bytes.
     Kept(u64, u64),
 }
 
 impl Stored {
-    /// How long the file is.
+    /// Length of the file.
     pub(crate) fn len(&self) -> u64 {
         match self {
             Self::Plain(_, len) | Self::Packed(_, len, _) | Self::Kept(_, len) => *len,
@@ -78,7 +78,7 @@ impl Archive {
         Self { name, items, files, data, packed: None, known_as: None, identity }
     }
 
-    /// A host directory with all that it has shown, whose names are in a tree already.
+    /// A host directory with all its known files, whose names are already in a tree.
     pub(crate) fn gathered(host: Arc<HostDirectory>, nodes: Vec<Node>, files: Vec<Stored>) -> Self {
         let name = host.path.display().to_string();
         let (items, identity) = (Vec::new(), OnceLock::from(host.identity().to_owned()));
@@ -112,7 +112,7 @@ impl Archive {
         Ok(Self::new(said, vec![item], vec![Stored::Plain(0, len)], data, None))
     }
 
-    /// How long a file is.
+    /// Length of a file.
     pub(crate) fn len(&self, file: u32) -> Option<u64> {
         self.files.get(file as usize).map(Stored::len)
     }
@@ -189,7 +189,7 @@ impl Archive {
                 let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
                 format!("sha256:{hex}")
             }
-            // These have it from the beginning.
+            // These have an identity from the beginning.
             (None, Data::Kept(_) | Data::Host(..)) => {
                 return Err(std::io::ErrorKind::NotFound.into());
             }
@@ -230,7 +230,7 @@ impl<'a> Counter<'a> {
         Self { name, limits: *limits, bytes: 0, files: 0 }
     }
 
-    /// One more file, of so many bytes.
+    /// One more file, of `bytes` bytes.
     pub(crate) fn add(&mut self, bytes: u64) -> Result<(), LayerError> {
         self.files += 1;
         self.bytes = self.bytes.saturating_add(bytes);

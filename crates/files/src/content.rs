@@ -12,7 +12,7 @@ use crate::map::Map;
 
 /// Bytes of a page.
 pub(crate) const PAGE: usize = 4096;
-/// Pages are paid for in steps of so many bytes, so that many small ones cannot take more than they pay.
+/// Pages are paid for in steps of this size, so that many small ones cannot take more than they pay.
 const STEP: u64 = 256;
 /// Files are no longer than this.
 const LONGEST: u64 = i64::MAX as u64;

@@ -1,7 +1,7 @@
 //! In what two trees differ: paths, and how many bytes.
 //!
-//! Promises: every path whose content, target, mode or kind differs is listed, up to a limit that is said; times
-//! alone make no difference. The cost is proportional to the difference: each file knows its directory, so unchanged
+//! Promises: every path whose content, target, mode or kind differs is listed, up to a documented limit; times alone
+//! make no difference. The cost is proportional to the difference: each file knows its directory, so unchanged
 //! directories are skipped, and in the others only the relevant names are compared. A changed file that had several
 //! names is the exception: it is looked for everywhere.
 
@@ -51,7 +51,7 @@ pub struct FileDifference {
     pub changes: Vec<FileChange>,
     /// Bytes of all of them.
     pub bytes: u64,
-    /// Whether there are more than are listed.
+    /// Whether the list is incomplete.
     pub truncated: bool,
 }
 
@@ -279,7 +279,7 @@ fn differing(one: &Tree, two: &Tree, a: &Content, b: &Content) -> Result<u64, Re
     let mut ranges: Vec<Range<u64>> = if related {
         let pages = a.pages.differing(&b.pages, Arc::ptr_eq);
         let mut ranges: Vec<_> = pages.into_iter().map(|(n, ..)| *n..*n + 1).collect();
-        // Where one was cut shorter the layer shows in the other.
+        // If one was cut shorter, the other shows the layer there.
         let len = |content: &Content| content.under.as_ref().map_or(0, |under| under.len);
         let (low, high) = (len(a).min(len(b)), len(a).max(len(b)));
         if low != high {

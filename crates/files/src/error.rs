@@ -119,7 +119,7 @@ pub enum LayerError {
         path: String,
         /// Bytes or files.
         what: &'static str,
-        /// How many are allowed.
+        /// The limit.
         most: u64,
     },
 }

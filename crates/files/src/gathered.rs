@@ -1,4 +1,4 @@
-//! Host directories as they were when a tree over them was first saved: all that they showed, as an archive.
+//! Host directories as they were when a tree over them was first saved: all visible files, as an archive.
 //!
 //! Promises: the first caller has every host directory read, once for all relatives of the tree. From then on all of
 //! them see that result, and once the bytes are kept (`kept`), the kept bytes. To put a tree over that costs what it
@@ -131,8 +131,8 @@ fn layer(node: Node) -> usize {
 }
 
 impl Tree {
-    /// The same tree over what its host directories held when this was first asked of it or of a relative. A tree
-    /// without host directories is returned unchanged.
+    /// The same tree over the contents of its host directories at the first call for it or a relative. A tree without
+    /// host directories is returned unchanged.
     ///
     /// # Errors
     /// [`Refused::Layer`] when a host directory cannot be read, with the path.

@@ -367,8 +367,8 @@ impl HostDirectory {
         self.kept.get().is_some()
     }
 
-    /// From now on all files are read from where they were kept, and what becomes of them on the host is not seen any
-    /// more. The first call wins; returns whether this was the first.
+    /// From now on all files are read from the kept bytes, and later changes on the host are not visible. The first
+    /// call wins; returns whether this was the first.
     pub(crate) fn keep(&self, bytes: Arc<dyn LayerBytes>, begins: HashMap<Node, u64>) -> bool {
         let mut first = false;
         self.kept.get_or_init(|| {

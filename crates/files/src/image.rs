@@ -1,8 +1,8 @@
 //! OCI images: which layers one has, in which order, and how its program is started.
 //!
-//! Promises: every blob that is used was checked against its digest; what a document may say is bounded before it is
-//! believed; a layout that changes while it is opened fails a digest, and later changes are not seen. May break it:
-//! nothing outside.
+//! Promises: every used blob was checked against its digest; the size of a document is limited before it is parsed; a
+//! layout that changes while it is opened fails a digest, and later changes are not visible. May break it: nothing
+//! outside.
 
 use std::fs::File;
 use std::io::{Read, Write};

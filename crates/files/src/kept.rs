@@ -38,7 +38,7 @@ pub struct KeptLayers {
     description: Vec<u8>,
     pages: u64,
     layers: Layers,
-    /// Whether all that is read here stays as it is, whatever becomes of host directories.
+    /// Whether the bytes can no longer change, even if host directories do.
     fixed: bool,
 }
 
@@ -164,7 +164,7 @@ impl Tree {
         Ok(KeptLayers { description, pages, layers: layers.clone(), fixed })
     }
 
-    /// A tree over kept layers, without changes. `bytes` has their pages, so many.
+    /// A tree over kept layers, without changes. `bytes` has their `pages` pages.
     ///
     /// # Errors
     /// [`TreeError`] for a description from a stranger that is damaged.

@@ -1,8 +1,8 @@
 //! Read-only layers below a tree: a host directory, a zip, a tar, an OCI image.
 //!
-//! Promises: a layer is never written; nothing outside of it is reached through it, whatever it holds; what an
-//! archive claims is checked against limits before anything is reserved for it. May break it: changes to a host
-//! directory while trees are over it (names and attributes stay as first seen, contents do not).
+//! Promises: a layer is never written; no layer leads outside itself; claims of an archive are checked against limits
+//! before memory is reserved for it. May break it: changes to a host directory while trees are over it (names and
+//! attributes stay as first seen, contents do not).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -225,7 +225,7 @@ impl Layers {
         }
     }
 
-    /// The next position from `at` on that is not in a hole, as far as the source has it recorded.
+    /// The next position from `at` on that is not in a hole, as far as the source records holes.
     pub(crate) fn next_data(&self, source: Source, at: u64) -> Option<u64> {
         match source {
             Source::Host(node) => self.host(node)?.next_data(node, at),
@@ -247,7 +247,7 @@ impl Layers {
     }
 }
 
-/// One thing that an archive says: what is at a path, or that nothing is.
+/// One item of an archive: the file at a path, or its removal.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
     pub(crate) path: Vec<u8>,
@@ -257,7 +257,7 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    /// How long it is.
+    /// Its length.
     pub(crate) fn bytes(&self) -> u64 {
         if let What::File(_, bytes) = self.what { bytes } else { 0 }
     }
@@ -417,7 +417,7 @@ impl Tree {
         }
     }
 
-    /// Removes whatever has the name.
+    /// Removes the file with the name, if it exists.
     pub(crate) fn clear_name(&mut self, at: Node, name: &[u8]) -> Result<(), Refused> {
         let Some((node, kind)) = self.entry(at, name)? else { return Ok(()) };
         if kind != Kind::Directory {

@@ -1,9 +1,9 @@
 //! File trees that are plain data, like the memory of the guests that use them.
 //!
 //! A [`Tree`] holds directories, files, symbolic and hard links in memory, over read-only [`Layer`]s: a host
-//! directory, a zip, a tar, an OCI image. A clone costs a few reference counts whatever the tree holds, and shares
-//! every page with its relatives that neither has written since; so a checkpoint is a clone, and a rollback is an
-//! assignment. The tree's own data stays within a [`Budget`].
+//! directory, a zip, a tar, an OCI image. A clone costs a few reference counts for a tree of any size, and shares
+//! every page that neither has written since; so a checkpoint is a clone, and a rollback is an assignment. The tree's
+//! own data stays within a [`Budget`].
 //!
 //! ```
 //! use afresh_files::{Budget, Change, Time, Tree};
@@ -36,8 +36,8 @@
 //!   file without a name stays until it is [closed](Tree::close). Descriptors that share one (`dup`) need not hold it
 //!   twice. Keep tree and open files in one value: clone them together, put them back together.
 //! * [`Refused::errno`] is the number for a program.
-//! * Times are given by the caller. Nothing asks who the user is: modes are kept, and not enforced but where
-//!   a walk is to pass only through directories that their owner may search ([`Walk::searching`]).
+//! * Times are given by the caller. Users are not modelled: modes are kept, and enforced only where a walk may pass
+//!   only through directories that their owner may search ([`Walk::searching`]).
 //! * Devices are entries with a number ([`New::Device`]); what they do is the caller's business.
 
 mod archive;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::content::Content;
 use crate::map::Map;
 
-/// Names a file of one tree and its relatives, whatever its names are; what programs see as the inode number.
+/// Identifies a file of one tree and its relatives, independent of its names; programs see it as the inode number.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default,
 )]
@@ -33,7 +33,7 @@ impl Time {
         Self { seconds: since.as_secs() as i64, nanos: since.subsec_nanos() }
     }
 
-    /// So many nanoseconds after 1970.
+    /// A time in nanoseconds after 1970.
     #[must_use]
     pub fn from_nanos(nanos: u64) -> Self {
         Self { seconds: (nanos / 1_000_000_000) as i64, nanos: (nanos % 1_000_000_000) as u32 }
@@ -81,7 +81,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The bits of a mode that say so.
+    /// The bits of a mode for this kind.
     #[must_use]
     pub fn mode(self) -> u32 {
         match self {

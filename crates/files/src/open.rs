@@ -48,7 +48,7 @@ pub enum Whence {
     Hole,
 }
 
-/// A file, directory or whatever else that is open in a tree.
+/// A file, directory or other kind of inode that is open in a tree.
 ///
 /// It holds its file. It is copied together with its tree, and means the same in the copy. Code that copies one
 /// within a tree ([`Tree::hold`]) or drops one without [`Tree::close`] changes the count of holders.
@@ -226,7 +226,7 @@ impl OpenFile {
         }
         let room = BATCH - batch.len();
         match self.listing.as_ref().and_then(|listing| listing.name_before(from)) {
-            // Where the last call ended, whatever has become of the directory.
+            // After the last call's end, even if the directory has changed.
             Some(name) => batch.extend(tree.list_after(self.node, name, room)?),
             None => {
                 let skip = usize::try_from(from.saturating_sub(2)).unwrap_or(usize::MAX);

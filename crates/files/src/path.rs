@@ -16,17 +16,17 @@ const LINKS: usize = 40;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Walk {
-    /// Where relative paths start.
+    /// The start of relative paths.
     pub from: Node,
     /// Where absolute paths start, and `..` does not lead out of.
     pub root: Node,
     /// Whether a last name that is a symbolic link is followed.
     pub follow: bool,
-    /// Whether the last name itself is meant, which is to be made, removed or given away: it is not followed, also
-    /// when there is a slash behind it.
+    /// Whether the last name itself is the subject, to be made, removed or moved: it is not followed, even with a
+    /// slash behind it.
     pub name: bool,
     /// Whether the path must stay within `from`: absolute ones and those that leave it are refused, also in the
-    /// middle and through links. As WASI has it.
+    /// middle and through links. As in WASI.
     pub beneath: bool,
     /// Whether only directories are passed through that their owner may search.
     pub search: bool,
@@ -53,7 +53,7 @@ impl Walk {
         self
     }
 
-    /// The same for a name that is to be made, removed or given away.
+    /// The same for a name that is to be made, removed or moved.
     #[must_use]
     pub fn name(mut self) -> Self {
         self.name = true;

@@ -24,14 +24,14 @@ const PADDING: u64 = 1 << 20;
 const ATTRIBUTES: u64 = 1 << 20;
 /// The prefix of a whiteout: the rest of the name is removed.
 const GONE: &[u8] = b".wh.";
-/// A name that says that nothing of the layers below is in its directory.
+/// An opaque whiteout: hides the layers below in its directory.
 const EMPTY: &[u8] = b".wh..wh..opq";
 
 pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerError> {
     read(path, limits, false)
 }
 
-/// Reads a tar; `marks` says whether it is a layer of an image.
+/// Reads a tar; `marks` is whether it is a layer of an image.
 pub(crate) fn read(path: &Path, limits: &LayerLimits, marks: bool) -> Result<Archive, LayerError> {
     let name = path.display().to_string();
     let failed = |source| LayerError::Read { path: name.clone(), source };

@@ -44,7 +44,7 @@ impl Default for Budget {
     }
 }
 
-/// A file as it is at a time, its attributes included. Keeps nothing of it.
+/// A file as it is at a time, its attributes included. Does not keep the file.
 #[derive(Clone, Debug)]
 pub struct FileVersion(Weak<Inode>);
 
@@ -215,7 +215,7 @@ impl Tree {
         Ok(())
     }
 
-    /// The file, to be changed: from now on the tree has it itself.
+    /// The file, for a change: from now on the tree has its own copy.
     pub(crate) fn own(&mut self, node: Node, overdraw: bool) -> Result<&mut Inode, Refused> {
         let here = self.nodes.get(&node).cloned();
         let inode = match &here {

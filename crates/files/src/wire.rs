@@ -1,9 +1,9 @@
 //! A tree as bytes, and back: what it has changed over its layers, and which layers those were.
 //!
 //! Promises: equal trees give equal bytes; what is read from elsewhere is checked before it is a tree (every name
-//! leads to a file that is there, every file but held ones has a name, directories form a tree, lengths fit), so
-//! that nothing later has to. May break it: a layer that holds other bytes than its digest says; of host
-//! directories only the paths are kept.
+//! leads to a file that is there, every file but held ones has a name, directories form a tree, lengths fit), so that
+//! nothing later has to. May break it: a layer with other bytes than its digest; for host directories only the paths
+//! are kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;

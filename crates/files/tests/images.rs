@@ -58,7 +58,7 @@ fn an_images_layers_lie_over_one_another_with_what_is_gone_gone() {
     assert_eq!(read(&tree, "usr/hard").unwrap(), b"1");
     assert_eq!(tree.stat_path("lib").unwrap().kind, Kind::Directory);
 
-    // A layer that is not what the manifest says is refused.
+    // A layer that differs from the manifest is refused.
     for blob in std::fs::read_dir(layout.path().join("blobs/sha256")).unwrap() {
         let path = blob.unwrap().path();
         let mut bytes = std::fs::read(&path).unwrap();

@@ -298,7 +298,7 @@ fn a_zip_is_read_as_it_is_and_a_bomb_is_refused() {
     let many: Vec<(&str, &[u8])> = many.iter().map(|(n, b)| (&**n, &**b)).collect();
     assert!(matches!(Layer::zip(zipped(&many).path(), &tight), Err(LayerError::Limit { .. })));
 
-    // A file that says that it is shorter than it unpacks to is refused when it is read.
+    // A file that unpacks to more than its stated size is refused when it is read.
     let mut bytes = std::fs::read(bomb.path()).unwrap();
     let (long, short) = ((4_u32 << 20).to_le_bytes(), 1000_u32.to_le_bytes());
     for at in 0..bytes.len() - 4 {

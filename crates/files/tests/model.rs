@@ -14,7 +14,7 @@ use common::Keeper;
 use proptest::prelude::*;
 use rustix::fs::{AtFlags, CWD, RenameFlags, linkat, renameat_with, unlinkat};
 
-/// Where both begin, so that a few `..` lead nowhere else.
+/// The start of both, deep enough that a few `..` lead nowhere else.
 const TOP: &str = "a/b/c/d/e/f/g/h";
 
 #[derive(Clone, Debug)]
@@ -107,7 +107,7 @@ impl Both {
         self.root.join(TOP).join(path)
     }
 
-    /// Gives something new its mode, whatever this process's umask is.
+    /// Gives a new file its mode, independent of this process's umask.
     fn permit(&self, path: &str, made: bool, mode: u32) {
         if made {
             fs::set_permissions(self.at(path), fs::Permissions::from_mode(mode)).unwrap();
@@ -304,7 +304,7 @@ proptest! {
         }
         let now = seen(&both.tree);
         let modes = |all: BTreeMap<String, Seen>| -> BTreeMap<String, Seen> {
-            // The directories above are made as the host likes.
+            // The host chooses the modes of the directories above.
             all.into_iter().filter(|(path, _)| path.starts_with(&format!("/{TOP}/"))).collect()
         };
         prop_assert_eq!(modes(now.clone()), modes(seen_on_host(directory.path())));

@@ -96,7 +96,7 @@ impl Thrown {
     pub fn traceback(&self) -> String {
         let said = format!("{}: {}", self.name, self.message);
         match &self.trace {
-            // A language's own may have it already.
+            // The trace of the language may contain it already.
             Some(trace) if trace.contains(&said) => trace.clone(),
             Some(trace) => format!("{said}\n{trace}"),
             None => said,

@@ -56,7 +56,7 @@ pub(crate) fn after_length(bytes: &[u8]) -> Vec<u8> {
     [&length, bytes].concat()
 }
 
-/// Most bytes of a frame: what it begins with is kept until the rest has come.
+/// Maximum bytes of a frame: its beginning is kept until the rest has come.
 const FRAME: usize = 64 << 20;
 
 /// Output of a guest as it arrives in pieces: printed text, and frames to the host.
@@ -148,8 +148,8 @@ fn through_streams<L: HostCallbacks>(
     Evaluated { answer, listener }
 }
 
-/// Lets a Linux program continue its background work, as [`Lease::proceed`] does. `listener` hears it, and is given
-/// back.
+/// Lets a Linux program continue its background work, as [`Lease::proceed`] does. `listener` receives its output, and
+/// is returned.
 ///
 /// # Errors
 /// As [`Lease::proceed`].

@@ -17,7 +17,7 @@ use crate::request::{CallConvention, Request, SETUP, Tools};
 pub struct Language {
     /// Names that users know it by; the first is its canonical name.
     pub names: &'static [&'static str],
-    /// How its guest is asked.
+    /// The calling convention of its guest.
     pub form: CallConvention,
     /// Bytes of native stack that its guest wants, if more than a module gets by itself.
     pub stack: Option<usize>,
@@ -75,7 +75,7 @@ pub struct UnknownLanguage(String);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LibraryError {
-    /// It is not there.
+    /// The file does not exist.
     #[error(
         "the library of the language {language} is not at {path}: it is a file of the package that has the guest, and \
          can be named where it is"
@@ -110,8 +110,8 @@ impl Language {
         found.ok_or_else(|| UnknownLanguage(name.to_owned()))
     }
 
-    /// Gives a module's guest what it wants of its host: its environment, and a listener of this type, which is made anew for
-    /// each call and hears nothing until it is one of [`evaluate`](crate::evaluate)'s.
+    /// Equips a module's guest with its environment, and with a listener of this type, which is made anew for each
+    /// call and receives nothing until [`evaluate`](crate::evaluate) sets one.
     pub fn equip<L: HostCallbacks>(&self, wasm: &mut GuestOptions) {
         wasm.imports = imports::<L>();
         wasm.state = state(L::default);
@@ -227,7 +227,7 @@ impl Library {
     }
 }
 
-/// Whether a file is a Wasm module, which has to be warmed up; a snapshot is warm.
+/// Whether a file is a Wasm module, which needs a warm-up; a snapshot is warm.
 #[must_use]
 pub fn is_module(path: &Path) -> bool {
     let mut magic = [0; 4];

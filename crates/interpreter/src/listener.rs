@@ -14,9 +14,9 @@ mod frame {
     pub(super) const STDOUT: u8 = 1;
     pub(super) const STDERR: u8 = 2;
     pub(super) const TOOL: u8 = 3;
-    /// Of a Linux program: a command has ended. Its number and its status follow.
+    /// From a Linux program: a command has ended. Its number and its status follow.
     pub(super) const ENDED: u8 = 5;
-    /// Of a Linux program: a command's terminal shows something. Its number follows, and what.
+    /// From a Linux program: output of a command's terminal. Its number follows, and what.
     pub(super) const SHOWN: u8 = 7;
     /// The guest's error code for a frame that cannot be taken.
     pub(super) const FAULT: i32 = -2;
@@ -67,7 +67,7 @@ pub trait HostCallbacks: Default + Send + 'static {
         let _ = answer;
     }
 
-    /// Whether the call may run on. While a Linux program runs this is asked at least every 100 ms.
+    /// Whether the call may run on. While a Linux program runs this is called at least every 100 ms.
     fn proceeds(&mut self) -> bool {
         true
     }
@@ -76,7 +76,7 @@ pub trait HostCallbacks: Default + Send + 'static {
     /// value]`, or `[1, name, message, number]` of an error.
     ///
     /// # Errors
-    /// Whatever is to end the call. Where no functions are offered, a guest that asks for one is ended.
+    /// Whatever is to end the call. If no functions are offered, a guest that calls one is ended.
     fn call(&mut self, request: &[u8]) -> wasmtime::Result<Vec<u8>> {
         let _ = request;
         Err(wasmtime::Error::msg("the host offers no functions"))
@@ -208,7 +208,7 @@ fn take<L: HostCallbacks>(mut caller: Caller<'_, Host>, address: i32) -> wasmtim
 }
 
 /// Takes a guest frame, and writes the reply into memory from the guest's allocator. Its address and its length are
-/// stored where the guest asks for them. An empty reply allocates nothing.
+/// stored at the addresses that the guest passes. An empty reply allocates nothing.
 fn take_frame<L: HostCallbacks>(
     mut caller: Caller<'_, Host>,
     address: i32,

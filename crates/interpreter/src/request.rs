@@ -6,18 +6,20 @@ use minicbor::Encoder;
 pub const RUN: u8 = 0;
 /// Runs source that has to come to its end: for warm-ups.
 pub const SETUP: u8 = 4;
-/// Does something with commands, in a Linux program that evaluates code: the source is an object in JSON, whose `op` says what.
+/// An operation on commands, in a Linux program that evaluates code: the source is an object in JSON, whose `op`
+/// selects the operation.
 ///
-/// * `start` runs `cmd` with `args`, `envs` and `cwd`, and with an input where `stdin` says so; `tag` is kept. The answer is its number. Its
-///   output and its end go to the [`HostCallbacks`](crate::HostCallbacks) of the call that runs then.
-/// * `list` answers with all that run: an array of `{pid, config: {cmd, args, envs, cwd}, tag}`.
-/// * `signal` sends the command of the number `pid`, and all that it has started, the signal `signal`.
+/// * `start` runs `cmd` with `args`, `envs` and `cwd`, and with an input if `stdin` is set; `tag` is kept. The answer
+///   is its number. Its output and its end go to the [`HostCallbacks`](crate::HostCallbacks) of the call that runs
+///   then.
+/// * `list` answers with all running commands: an array of `{pid, config: {cmd, args, envs, cwd}, tag}`.
+/// * `signal` sends the command `pid`, and its descendants, the signal `signal`.
 /// * `input` writes `data` (base64) to its input, `close` ends that.
 ///
 /// The answer of the last three is whether there is such a command.
 pub const COMMAND: u8 = 6;
 
-/// How a guest is asked, and where it answers.
+/// The calling convention of a guest, and the place of its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallConvention {
     /// An array in CBOR for `evaluate`, answered by its return value.
@@ -30,7 +32,7 @@ impl CallConvention {
     /// The forms that are known.
     pub const ALL: [Self; 2] = [Self::Array, Self::Frame];
 
-    /// The function of the guest that is asked.
+    /// The function of the guest to call.
     #[must_use]
     pub fn function(self) -> &'static str {
         match self {
@@ -42,7 +44,7 @@ impl CallConvention {
 
 /// Bytes of a frame header.
 const HEADER: usize = 37;
-/// Of them, those before the lengths of the parts.
+/// Header bytes before the lengths of the parts.
 const LENGTHS: usize = HEADER - 12;
 
 /// The names of the host functions that programs may call, in the encoding of the guests.
@@ -79,7 +81,7 @@ fn written(result: Result<(), minicbor::encode::Error<std::convert::Infallible>>
     }
 }
 
-/// A request, once it is known who gets it.
+/// A request without its receiver.
 #[derive(Clone, Debug)]
 pub struct Request {
     bytes: Vec<u8>,
@@ -137,7 +139,7 @@ impl Request {
         }
     }
 
-    /// How its guest is asked.
+    /// The calling convention of its guest.
     #[must_use]
     pub fn form(&self) -> CallConvention {
         self.form

@@ -11,7 +11,7 @@ pub const TIMESTAMP: Tag = Tag::new(0);
 pub const DAY: Tag = Tag::new(1004);
 /// A list that was a set.
 pub const SET: Tag = Tag::new(258);
-/// Of our own: a list that was a tuple.
+/// A private tag: a list that was a tuple.
 pub const TUPLE: Tag = Tag::new(65_584);
 /// Many integers as in memory, 64 bits each and little-endian.
 pub const INTEGERS: Tag = Tag::new(79);

@@ -1,13 +1,13 @@
 //! One budget for everything that the pools of this process keep.
 //!
 //! Each pool keeps to its own [`crate::Limits`]. The bounds here apply to the whole process, over all pools: items,
-//! the memory they keep, and mappings (the kernel allows a process 65,530 by default). Where a bound is passed, the
-//! items that have been idle longest go, whichever pool they are in; one in use never does. Items that have been idle
-//! for some time are evicted even within the bounds, except one per pool.
+//! the memory they keep, and mappings (the kernel allows a process 65,530 by default). Where a bound is exceeded, the
+//! items that have been idle longest are evicted, from any pool; one in use never is. Items that have been idle for
+//! some time are evicted even within the bounds, except one per pool.
 //!
-//! Promises: after an item was made, and after one came back with more memory than before, the bounds
-//! are kept again, unless what passes them is in use. Handing an item out and taking it back costs nothing
-//! more for it. May break it: items that say of themselves that they take less than they do.
+//! Promises: after an item was made, and after one came back with more memory than before, the bounds are kept again,
+//! unless what passes them is in use. Handing an item out and taking it back costs nothing more for it. May break it:
+//! items that understate their sizes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -21,11 +21,11 @@ use afresh_sys::{Inherited, fork};
 pub struct Bounds {
     /// Most items alive.
     pub items: usize,
-    /// Most bytes of private memory that idle items keep.
+    /// Maximum bytes of private memory that idle items keep.
     pub resident_bytes: usize,
     /// Most mappings.
     pub mappings: usize,
-    /// How long an item may be idle while its pool has another, to the nearest as much again.
+    /// How long an item may be idle while its pool has another, up to twice that.
     pub idle: Option<Duration>,
 }
 
@@ -320,8 +320,8 @@ impl Budget {
         pools.len()
     }
 
-    /// Starts the thread that drops what has been idle. It ends when there is no pool left, or nothing is to be
-    /// dropped for being idle.
+    /// Starts the thread that drops what has been idle. It ends when no pool is left, or items are not evicted for
+    /// being idle.
     #[cold]
     fn start_keeper(&'static self) {
         let keeper = move || {

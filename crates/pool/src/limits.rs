@@ -17,10 +17,10 @@ pub enum Exhausted {
 /// Bounds of a pool. The default has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most items alive at once, idle and in use.
+    /// Maximum items alive at once, idle and in use.
     pub items: usize,
-    /// Most bytes of private memory that idle items keep together. Above it, items coming back are
-    /// trimmed.
+    /// Maximum bytes of private memory that idle items keep together. Above it, items coming back
+    /// are trimmed.
     pub resident_bytes: usize,
     /// The response at `items`.
     pub exhausted: Exhausted,

@@ -16,7 +16,7 @@ use crate::returning::{Failures, Returning, locked};
 use crate::shard::{Idle, Shard};
 use crate::{Exhausted, Limits, PoolStats, Recycle, Resets};
 
-/// Most shards of a pool. More than any sensible number of busy threads.
+/// Maximum shards of a pool. More than any sensible number of busy threads.
 const MAX_SHARDS: usize = 64;
 
 /// Why the pool returned no item.
@@ -59,7 +59,7 @@ pub(crate) struct Shared<T: Recycle> {
     on_demand: AtomicU64,
     trimmed: AtomicU64,
     evicted: AtomicU64,
-    /// Of items that are no more.
+    /// The counts of dropped items.
     retired: Mutex<Resets>,
     /// Requests that wait, so that a return signals only when a request waits.
     waiting: AtomicUsize,
@@ -74,7 +74,7 @@ impl<T: Recycle> std::fmt::Debug for Pool<T> {
     }
 }
 
-/// How many shards a pool has: a few for each thread that can run, so that two rarely meet. Known once.
+/// The number of shards of a pool: a few for each thread that can run, so that two rarely meet. Known once.
 fn shards() -> usize {
     static SHARDS: Inherited<usize> = Inherited::new();
     *SHARDS.get_or_make(|| {
@@ -96,11 +96,10 @@ impl<T: Recycle> Pool<T> {
 
     /// Hands out an item for `key`: an idle one, or one that `make` makes.
     ///
-    /// At the limit, `make` gets an idle item of another key, if there is one, to turn into what is
-    /// wanted or to drop.
+    /// At the limit, `make` gets an idle item of another key, if one exists, to convert or to drop.
     ///
     /// # Errors
-    /// [`PoolError::Exhausted`] or [`PoolError::TimedOut`] at the limit, and what `make` returns.
+    /// [`PoolError::Exhausted`] or [`PoolError::TimedOut`] at the limit, and any error of `make`.
     #[inline]
     pub fn get<E>(
         &self,
@@ -110,8 +109,8 @@ impl<T: Recycle> Pool<T> {
         self.shared.get(key, make)
     }
 
-    /// Makes an item that is new, whatever is idle and whatever the limit; it is dropped when it comes
-    /// back. For comparing a used item with one that has never been used.
+    /// Makes a new item, regardless of idle items and of the limit; it is dropped when it comes back. For comparing a
+    /// used item with one that has never been used.
     ///
     /// # Errors
     /// What `make` returns.
@@ -259,7 +258,7 @@ impl<T: Recycle> Shared<T> {
         }
     }
 
-    /// Waits for a return; `false` at the deadline, if there is one.
+    /// Waits for a return; `false` at the deadline, if one is set.
     fn wait_until(&self, deadline: Option<Instant>) -> bool {
         let guard = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.fetch_add(1, Ordering::SeqCst);

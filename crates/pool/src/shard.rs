@@ -1,8 +1,8 @@
 //! One thread's share of the idle items in a pool.
 //!
-//! The item that came back last sits in a single atomic place: the common case, one thread that takes an
-//! item and brings it back, is one swap each way. The others are kept by key behind a lock, most recently
-//! returned last, so that the warmest is handed out first.
+//! The item that came back last sits in a single atomic place: the common case, one thread that takes an item and
+//! brings it back, is one swap each way. The others are kept by key behind a lock, most recently returned last, so
+//! that the warmest is leased first.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ pub(crate) struct Idle<T> {
     pub(crate) stamp: u64,
     /// The costs of its resets.
     pub(crate) resets: Resets,
-    /// Of the process that it was made in.
+    /// The process that it was made in.
     pub(crate) generation: u32,
 }
 

@@ -110,7 +110,7 @@ pub(crate) struct CallState {
 pub(crate) struct Failures {
     /// The most recent ones.
     recent: VecDeque<PyErr>,
-    /// How many there were before those.
+    /// The number of dropped entries before those.
     dropped: usize,
 }
 
@@ -160,7 +160,7 @@ struct Signals {
 }
 
 impl Signals {
-    /// Of the thread that asks: its process's first, which is Python's main thread.
+    /// For the calling thread: the first of its process is Python's main thread.
     fn of_this_thread() -> Self {
         Self { mine: exit::is_main_thread(), next: None }
     }

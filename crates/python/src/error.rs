@@ -70,7 +70,7 @@ fn told(error: &dyn std::error::Error) -> String {
     let mut source = error.source();
     while let Some(cause) = source {
         let cause_text = cause.to_string();
-        // Transparent errors say the same as what they wrap.
+        // A transparent error repeats the text of its source.
         if !text.ends_with(&cause_text) {
             text = format!("{text}: {cause_text}");
         }

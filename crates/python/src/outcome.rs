@@ -1,4 +1,4 @@
-//! One evaluation: the request that an interpreter gets, and what becomes of its answer.
+//! One evaluation: the request to an interpreter, and its answer.
 
 use std::time::Instant;
 
@@ -62,8 +62,8 @@ pub(crate) struct Outcome {
     us: f64,
 }
 
-/// Makes one call of a guest with everything that belongs to it. The error is for the session to know of. `counts` says
-/// whether the pages that differ afterwards are counted, which takes a comparison of all that calls write.
+/// Makes one call of a guest with everything that belongs to it. The error is for the session to know of. `counts` is
+/// whether the pages that differ afterwards are counted, which takes a comparison of all written pages.
 pub(crate) fn evaluate(
     lease: &mut Lease<'_>,
     handler: &Function,

@@ -1,7 +1,7 @@
 //! The live guest of a sandbox: calls that continue from one another, and the tree of its states.
 //!
-//! Promises: two calls at the same time are refused by name, never mixed; whatever a session does, Python's
-//! lock is released.
+//! Promises: two calls at the same time are refused by name, never mixed; Python's lock is released during every
+//! session operation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
@@ -75,11 +75,11 @@ impl<'a> From<&'a Plain> for afresh::Checkpoint<'a> {
 #[pyclass(frozen, module = "afresh._native")]
 pub(crate) struct Session {
     live: Mutex<Option<afresh::Session>>,
-    /// Whether the live guest is to be dropped by the thread that uses it.
+    /// Whether the thread that uses the live guest must drop it.
     closing: AtomicBool,
     warm: Py<Warm>,
     setup: RwLock<Arc<Setup>>,
-    /// Of this session alone, as the garbage collector has to count it.
+    /// The dispatcher of this session alone, as the garbage collector must count it.
     dispatch: Mutex<Option<Py<PyAny>>>,
     stop: Stop,
 }
@@ -252,7 +252,7 @@ impl Stopper {
 
 #[pymethods]
 impl Session {
-    /// Evaluates code; `what` is as the guest's documentation says, `arguments` an array as `encode` makes it.
+    /// Evaluates code; `what` is a request kind of the guest, `arguments` an array from `encode`.
     #[pyo3(signature = (what, code, name, arguments, sink, stopper, exact))]
     #[allow(clippy::too_many_arguments, reason = "called by the Python half only")]
     fn run<'py>(

@@ -2,8 +2,8 @@
 //!
 //! wasmtime notices traps by SIGILL and its like. Python's own handlers (`faulthandler`, `signal.signal`) pass
 //! nothing on to handlers from before theirs, so one that comes after the engine would turn a guest's trap into the
-//! end of the process. Those that come before are passed what is not the engine's. wasmtime of other packages passes
-//! on, too.
+//! end of the process. Those that come before receive faults that are not the engine's. wasmtime of other packages
+//! passes on, too.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -54,7 +54,7 @@ pub(crate) fn check() -> PyResult<()> {
 #[cold]
 fn is_of_python(function: usize) -> bool {
     let file = |address: usize| {
-        // SAFETY: as above; the call only looks addresses up, whatever they are.
+        // SAFETY: as above; the call only looks addresses up, and accepts any.
         unsafe {
             let mut found: libc::Dl_info = std::mem::zeroed();
             (libc::dladdr(address as *const _, &raw mut found) != 0)

@@ -68,19 +68,19 @@ const TURN: usize = 1 << 14;
 mod cost {
     pub(super) const PLAIN: usize = 8;
     pub(super) const NUMBER: usize = 40;
-    /// Of a string or bytes without content.
+    /// Bytes of an empty string or bytes object.
     pub(super) const TEXT: usize = 64;
     pub(super) const LIST: usize = 88;
     pub(super) const DICT: usize = 88;
-    /// Of a dictionary or set that is not empty.
+    /// Bytes of a dictionary or set that is not empty.
     pub(super) const TABLE: usize = 160;
     pub(super) const ENTRY: usize = 104;
     pub(super) const MEMBER: usize = 64;
-    /// Of a date or another object of a class.
+    /// Bytes of a date or another object of a class.
     pub(super) const OBJECT: usize = 160;
 }
 
-/// The error for values that cannot be made into Python's, whatever made that fail.
+/// The error for values that cannot be converted to Python's, for any reason.
 pub(crate) fn marshal_error(py: Python<'_>, error: PyErr) -> PyErr {
     if error.is_instance_of::<MarshalError>(py) || !error.is_instance_of::<PyException>(py) {
         return error;
@@ -373,7 +373,7 @@ fn write_other(
         return Ok(());
     }
     if value.is_instance(DAY_TYPE.get(py)?)? {
-        // As text, which says whether a time has a zone: one without is the guest's local time, not the host's.
+        // As text, which shows whether a time has a zone: one without is the guest's local time, not the host's.
         let tag = if value.is_instance(DATETIME.get(py)?)? { TIMESTAMP } else { DAY };
         let text: String = value.call_method0("isoformat")?.extract()?;
         out.tag(tag).map_err(infallible)?.str(&text).map_err(infallible)?;

@@ -1,8 +1,7 @@
 //! How the code of a guest is entered: as a plain call, or on a fiber that may wait.
 //!
-//! wasmtime refuses plain calls into a store whose imports are asynchronous. So what the engine itself runs in an
-//! instance, to bring it back, goes the guest's way, too; it calls no host function, and is over when it was polled
-//! once.
+//! wasmtime refuses plain calls into a store whose imports are asynchronous. So engine code that resets an instance
+//! uses the guest's path as well. It calls no host function, and completes in one poll.
 //!
 //! Promises: a guest whose calls are synchronous has no fiber, unless its engine allows it more stack
 //! than threads have. May break it: a wasmtime whose `call_async` yields of itself; then restoring fails,
@@ -174,7 +173,7 @@ pub(crate) fn block<T>(future: impl Future<Output = wasmtime::Result<T>>) -> was
         Poll::Ready(result) => return result,
         Poll::Pending => {}
     }
-    // A thread for blocking work has a runtime, too, and may block. Nothing but an attempt shows the difference.
+    // A thread for blocking work also has a runtime, and may block. Nothing but an attempt shows the difference.
     match catch_unwind(|| runtime.block_on(async {})) {
         Ok(()) => runtime.block_on(future),
         Err(_) => Err(wasmtime::Error::msg(

@@ -112,7 +112,7 @@ def _artifacts() -> Path | None:
     if found is None or found.origin is None:
         return None
     package = Path(found.origin).parent
-    # Where installers note what they installed; to ask for it takes milliseconds, most of them to import who answers.
+    # The record that installers write; the import of its reader takes milliseconds.
     if not (package.parent / f"{module}-{_PYTHON_VERSION}.dist-info").is_dir() and not _is_installed():
         return None
     return package.resolve() / "artifacts"

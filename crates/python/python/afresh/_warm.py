@@ -228,7 +228,7 @@ def warm(
     except OpenError:
         if setup is None or language is None:
             raise
-        # The guest says no more than that the setup failed; the same once more says why.
+        # The guest reports only that the setup failed; running it again shows why.
         with opened(None).sandbox() as again:
             again.run_code(setup, name="<setup>").unwrap()
         raise

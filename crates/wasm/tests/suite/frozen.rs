@@ -1,5 +1,5 @@
-//! Warm guests that go through a snapshot: they start in the same state, whatever it consists of, and a
-//! snapshot that is damaged never runs.
+//! Warm guests that are saved as a snapshot: they start in the same state, of every kind, and a
+//! damaged snapshot never runs.
 
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
