@@ -453,7 +453,9 @@ impl Tree {
                         match &inode.body {
                             Body::Directory(d) if self.ground.layers.mounted(d.parent) == at => {}
                             _ => {
-                                return Err(damaged("a directory's parent is another than it says"));
+                                return Err(damaged(
+                                    "a directory's parent is another than it says",
+                                ));
                             }
                         }
                         ahead.push(entry.node);
