@@ -23,7 +23,7 @@ unsafe impl Allocator for &Region {
     }
 
     fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-        // Memory is handed out once between two resets, so it is zero still.
+        // Memory is allocated once between two resets, so it is still zero.
         self.allocate(layout)
     }
 

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Promises: every byte below [`Arena::pages`] reads as zero after growth and after a reset,
-//! whatever was there before; no byte above it is accessible. With [`Commit::Now`], memory that
-//! [`Arena::grow`] returned can be touched without any signal for want of memory.
+//! regardless of its earlier content; no byte above it is accessible. With [`Commit::Now`], memory
+//! that [`Arena::grow`] returned can be touched without any signal for want of memory.
 //!
 //! A forked child has inaccessible memory in place of an arena, and every operation there fails.
 //!
@@ -40,7 +40,7 @@ pub enum Commit {
 /// How an arena is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArenaOptions {
-    /// Most pages it may grow to; address space only.
+    /// Maximum pages it may grow to; address space only.
     pub max: usize,
     /// When memory is taken.
     pub commit: Commit,
@@ -118,7 +118,7 @@ impl Arena {
         self.view.pages()
     }
 
-    /// Most pages it may grow to.
+    /// Maximum pages it may grow to.
     #[must_use]
     pub fn max_pages(&self) -> usize {
         self.view.max_pages()

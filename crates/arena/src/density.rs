@@ -13,11 +13,11 @@
 use afresh_frames::{DirtyFrame, Pool};
 use afresh_sys::HUGE_PAGES;
 
-/// One page in so many is sampled.
+/// One page of this many is sampled.
 const STRIDE: usize = 16;
 /// Looks that are made one after the other at first.
 const EAGER_LOOKS: usize = 2;
-/// After those, one cycle in so many is looked at.
+/// After those, one cycle of this many is sampled.
 const RHYTHM: usize = 16;
 
 /// Whether the `cycle`th cycle of an arena is one to look at.
@@ -33,7 +33,7 @@ pub(crate) fn frame_is_sparse(pool: &Pool, frame: &DirtyFrame, cycle: usize) -> 
     written * 8 < HUGE_PAGES / STRIDE
 }
 
-/// Whether so many resident pages make a sparse huge page dense again.
+/// Whether `resident` pages make a sparse huge page dense again.
 pub(crate) fn is_dense(resident: usize) -> bool {
     resident * 4 >= HUGE_PAGES
 }

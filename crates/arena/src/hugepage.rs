@@ -45,9 +45,9 @@ impl HugePage {
     }
 }
 
-/// The longest run of huge pages at the start of `hugepages` whose left-over mappings follow one another in
-/// the file and can be asked for as one block, when the run's visible part has `visible` pages.
-/// Returns the first page in the file and the order.
+/// The longest run of huge pages at the start of `hugepages` whose left-over mappings follow one another in the file
+/// and can be requested as one block, when the run's visible part has `visible` pages. Returns the first page in the
+/// file and the order.
 pub(crate) fn left_over(hugepages: &[HugePage], visible: usize) -> Option<(usize, Order)> {
     let first = hugepages.first()?.mapping?.file_page;
     let run = hugepages

@@ -77,8 +77,8 @@ impl Region {
     pub fn bytes(&self, len: usize) -> Option<&mut [u8]> {
         let layout = Layout::array::<u8>(len).ok()?;
         let start = self.allocate(layout)?;
-        // SAFETY: the memory is mapped, zero (hence initialised), and handed out once; the borrow
-        // of the region keeps it from being reset.
+        // SAFETY: the memory is mapped, zero (hence initialised), and allocated once; the borrow of the region keeps
+        // it from being reset.
         Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) })
     }
 
@@ -113,7 +113,7 @@ unsafe impl GlobalAlloc for Region {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // Memory is handed out once between two resets, so it is zero still.
+        // Memory is allocated once between two resets, so it is still zero.
         self.allocate(layout).map_or(null_mut(), NonNull::as_ptr)
     }
 

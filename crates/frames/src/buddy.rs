@@ -2,8 +2,8 @@
 //!
 //! A free block of order k is naturally aligned, and merges with its buddy (the block that differs
 //! from it in bit k) as soon as both are free. Taking and giving cost a few list operations per
-//! order. Lists are last-in-first-out, so that the memory handed out is the memory most likely still
-//! in the caches. After construction nothing allocates, so that a fault handler may use it.
+//! order. Lists are last-in-first-out, so that a take returns the memory most likely still in the
+//! caches. After construction nothing allocates, so that a fault handler may use it.
 //!
 //! The pool keeps three of these, one for clean, one for dirty, one for absent memory.
 

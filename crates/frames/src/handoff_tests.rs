@@ -42,7 +42,7 @@ fn under_contention_every_block_is_in_one_place_at_a_time() {
     let handoff = Handoff::<128>::new();
     let stop = AtomicBool::new(false);
     let lock = Mutex::new((0..blocks).map(|p| Block::new(p, Order::PAGE)).collect::<Vec<_>>());
-    // One word a block: who owns it now. A second owner is a failed exchange.
+    // One word a block: its present owner. A second owner is a failed exchange.
     let owned: Vec<AtomicBool> = (0..blocks).map(|_| AtomicBool::new(false)).collect();
     let own = |block: Block, from: bool| {
         let word = &owned[block.start as usize];

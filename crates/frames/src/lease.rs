@@ -10,7 +10,7 @@ use crate::{Pool, TakeError};
 /// A source of zero memory for ranges of a reservation: slots, Wasm memories, KVM guests.
 ///
 /// After [`ZeroSource::fill`] every byte of the range reads as zero and may be written; touching it
-/// needs no further memory (so no signal for want of it) unless the source says otherwise.
+/// needs no further memory (so no signal for want of it) unless the source documents otherwise.
 pub trait ZeroSource: Send + Sync {
     /// Maps zero memory over `range` of `memory`, replacing what was mapped there.
     ///
@@ -29,8 +29,8 @@ pub struct Lease {
     range: PageRange,
 }
 
-/// The kernel's own anonymous memory as a source: what everything is compared with, and what is
-/// left where there is no pool.
+/// The kernel's own anonymous memory as a source: the baseline of comparisons, and the fallback
+/// without a pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KernelZero;
 

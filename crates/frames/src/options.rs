@@ -7,7 +7,7 @@ use crate::PageKind;
 /// Options of a pool; [`PoolOptions::new`] gives the defaults.
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
-    /// Most pages that may be lent at a time; rounded up to whole 2 MiB.
+    /// Maximum pages that may be lent at a time; rounded up to whole 2 MiB.
     pub limit: usize,
     /// The kind of pages.
     pub page_kind: PageKind,

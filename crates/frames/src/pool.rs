@@ -1,4 +1,4 @@
-//! The pool: clean, dirty and absent memory, who has how much of it, and the rules between them.
+//! The pool: clean, dirty and absent memory, its owners, and the rules between them.
 //!
 //! ```text
 //!              take                     give                 zero (inline, or in the background)
@@ -7,9 +7,9 @@
 //!     +---- populate ---- absent <------- trim ----------+
 //! ```
 //!
-//! Promises: a frame is zero when it is handed out, whatever its last holder wrote, and
-//! whether the zeroing thread runs, is starved or has stopped; a page is in one place at a time, and
-//! [`Pool::usage`] adds up; running out of memory is an error.
+//! Promises: a taken frame is zero, regardless of its last holder's writes, and whether the zeroing thread runs, is
+//! starved or has stopped; a page is in one place at any time, and [`Pool::usage`] adds up; running out of memory is
+//! an error.
 //!
 //! May break it: a holder that keeps a mapping of a frame it gave back. [`crate::Lease`] cannot.
 //!
@@ -30,7 +30,7 @@ use crate::usage::{Usage, Work};
 use crate::zeroer::{Zeroer, ZeroerShared};
 use crate::{Background, NewPoolError, PoolOptions, TakeError};
 
-/// Most pages a pool may have: what a block's page number can count, with room for a margin.
+/// Maximum pages of a pool: the range of a block's page number, with a margin.
 const MOST_PAGES: usize = 1 << 31;
 
 /// Pause while the zeroing thread has the last free block, and how many of them before memory counts as used up. A
@@ -46,7 +46,7 @@ struct Lists {
     dirty: Buddy,
     absent: Buddy,
     lent: usize,
-    /// Absent blocks that are being populated, or free ones being given back, outside the lock.
+    /// Absent blocks that are being populated, or free ones being released, outside the lock.
     moving: usize,
 }
 
@@ -101,8 +101,8 @@ impl Pool {
             return Err(NewPoolError::Limit(options.limit));
         }
         let limit = options.limit.next_multiple_of(huge);
-        // One block may be in the hands of a starved zeroing thread: so much more exists than may
-        // be lent, so that the thread never stands between a taker and its due.
+        // A starved zeroing thread may hold one block: that much more exists than may be lent, so that the thread
+        // never delays a taker.
         let piece = piece(limit);
         let total = limit + if options.background.is_some() { piece.pages() } else { 0 };
         let shared = Arc::new(Shared {
@@ -164,7 +164,7 @@ impl Pool {
     }
 
     /// Maps pages of a frame, from its page `skip` on, over `range` of a reservation. The holder must unmap them, or
-    /// take the access away, before the frame is given back. A forked child does not inherit the mapping.
+    /// remove the access, before the frame is returned. A forked child does not inherit the mapping.
     ///
     /// # Errors
     /// When the kernel refuses; `EINVAL` for pages outside the frame, and for a range that is no
@@ -188,9 +188,8 @@ impl Pool {
         self.shared.store.map(memory, range, frame.block.start as usize + skip)
     }
 
-    /// Address of a frame in the pool's own mapping, at which its holder may use it directly, with
-    /// no mapping at all. Valid until the frame is given back or the pool is dropped; a forked child
-    /// does not have it.
+    /// Address of a frame in the pool's own mapping, at which its holder may use it directly, with no mapping at all.
+    /// Valid until the frame is returned or the pool is dropped; a forked child does not have it.
     #[must_use]
     pub fn address(&self, frame: &DirtyFrame) -> *mut u8 {
         assert_eq!(frame.pool, self.id, "a frame of another pool");
@@ -232,7 +231,7 @@ impl Pool {
         self.shared.store.zero_pages(frame.block.start as usize + range.start, range.len);
     }
 
-    /// Whether page `page` of a frame is zero. Of use to a holder who has ended all writing.
+    /// Whether page `page` of a frame is zero. For a holder that has ended all writing.
     ///
     /// # Panics
     /// If the page is not inside the frame.
@@ -336,7 +335,7 @@ impl Pool {
         block.ok_or(TakeError::Fragmented { wanted: smallest.pages() })
     }
 
-    /// The one way out of the pool: zeroes what is not clean, and checks what is said to be.
+    /// The one way out of the pool: zeroes blocks that are not clean, and checks those marked clean.
     fn hand_out(&self, block: Block, clean: bool) -> CleanFrame {
         if !clean {
             self.shared.store.zero_hot(block);
@@ -477,8 +476,8 @@ impl Pool {
         result
     }
 
-    /// Gives free memory back to the kernel until at most `keep` pages are free and resident;
-    /// whole 2 MiB blocks only. Returns the pages given back.
+    /// Gives free memory back to the kernel until at most `keep` pages are free and resident; whole 2 MiB blocks
+    /// only. Returns the number of released pages.
     pub fn trim(&self, keep: usize) -> usize {
         let mut given = 0;
         loop {
@@ -577,7 +576,7 @@ impl Pool {
         self.shared.store.file().resident_bytes()
     }
 
-    /// Most bytes that may be lent.
+    /// Maximum bytes that may be lent.
     #[must_use]
     pub fn limit_bytes(&self) -> usize {
         self.limit * PAGE_SIZE

@@ -1,5 +1,4 @@
-//! Private zero memory prepared ahead of time: populated by a background thread, handed over by
-//! moving page tables.
+//! Private zero memory prepared ahead of time: populated by a background thread, supplied by moving page tables.
 //!
 //! Frames of a [`crate::Pool`] are pages of a shared file, which not every user can take: memory that is discarded
 //! with `madvise`, write-protected by its user's userfaultfd or copied by `fork` must be private and anonymous. A
@@ -32,7 +31,7 @@ const HEADROOM: u64 = 64 << 20;
 const NAP: Duration = Duration::from_millis(2);
 /// Looks without work before the thread sleeps until woken.
 const NAPS: u32 = 8;
-/// Time before the thread asks again after the host had no memory to spare.
+/// Time before the thread tries again after the host had no memory to spare.
 const SHORT: Duration = Duration::from_millis(500);
 
 const EMPTY: u8 = 0;
@@ -155,8 +154,8 @@ impl ZeroSource for Stage {
     }
 }
 
-// SAFETY: a huge page is claimed by one taker, holds what the kernel gave and `populate_one` wrote zeros to, and is moved by
-// `mremap`, which leaves the stage nothing of it.
+// SAFETY: a huge page is claimed by one taker, holds the kernel's zeros and those of `populate_one`, and is moved by
+// `mremap`, which leaves the stage no access to it.
 unsafe impl ZeroPageSource for Stage {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         self.move_into(memory, range)

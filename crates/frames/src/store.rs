@@ -4,9 +4,9 @@
 //! (absent frames) are never touched through it: they are allocated only by [`Store::populate`], which fails with an
 //! error where a touch would fail with a signal.
 //!
-//! Memory is asked for in 2 MiB folios: by `MADV_COLLAPSE`, which works without privilege and whatever
-//! the shmem setting (except `deny`), else in 4 KiB pages; or, on request, from the pages that the
-//! administrator has reserved (hugetlb).
+//! Memory is requested in 2 MiB folios: by `MADV_COLLAPSE`, which works without privilege and for any shmem setting
+//! (except `deny`), else in 4 KiB pages; or, on request, from the pages that the administrator has reserved
+//! (hugetlb).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -51,7 +51,7 @@ pub(crate) struct Store {
     huge: AtomicUsize,
     small: AtomicUsize,
     zero: zero::Chooser,
-    /// Of the process that made it. A child has no window and must not change the file, which its parent still uses.
+    /// The process that made it. A child has no window and must not change the file, which its parent still uses.
     generation: u32,
 }
 
@@ -114,8 +114,8 @@ impl Store {
         (page < self.window.pages()).then_some(page)
     }
 
-    /// Maps pages of the file over `range` of `memory`, which a forked child does not inherit. On an
-    /// error nothing of them is accessible there: access is the last thing to be granted.
+    /// Maps pages of the file over `range` of `memory`, which a forked child does not inherit. On an error none of
+    /// them is accessible there: access is granted last.
     pub(crate) fn map(
         &self,
         memory: &Reservation,
@@ -187,8 +187,8 @@ impl Store {
         unsafe { self.zero.zero(self.window.page_ptr(start), len * PAGE_SIZE) };
     }
 
-    /// Zeroes a block past the caches, asking `go_on` every [`STEP`] bytes. Returns whether it
-    /// finished. The caller owns the block.
+    /// Zeroes a block past the caches, calling `go_on` every [`STEP`] bytes. Returns whether it finished. The caller
+    /// owns the block.
     pub(crate) fn zero_cold(&self, block: Block, mut go_on: impl FnMut() -> bool) -> bool {
         let (start, len) = (self.address(block), block.range().byte_len());
         for offset in (0..len).step_by(STEP) {

@@ -1,11 +1,11 @@
-//! A stock that stops supplying those who waste what they get.
+//! A stock that stops supplying users that waste its memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use afresh_sys::{PageRange, Reservation, SysError, ZeroPageSource};
 
-/// Most requests in a row that go unserved.
+/// Maximum consecutive requests that go unserved.
 const LONGEST: u32 = 1024;
 
 /// Stands between a stock and users of one kind, such as the slots of one guest. When more of the supplied memory was
@@ -52,7 +52,7 @@ unsafe impl ZeroPageSource for ThrottledStock {
 mod tests {
     use super::*;
 
-    /// Supplies nothing, and counts how often it was asked.
+    /// Supplies nothing, and counts the requests.
     #[derive(Debug, Default)]
     struct Count(AtomicU32);
 

@@ -42,7 +42,7 @@ pub struct Work {
     pub background_cpu: Duration,
     /// Pages taken from the kernel.
     pub populated: u64,
-    /// Pages given back to the kernel.
+    /// Pages released to the kernel.
     pub trimmed: u64,
     /// 2 MiB frames populated as huge pages.
     pub huge_frames: usize,

@@ -181,7 +181,7 @@ impl Averages {
         Self { trial, hot: 0.into(), cold: 0.into(), turns: 0.into() }
     }
 
-    /// Counts a turn, and says which way to take in it: the hot one?
+    /// Counts a turn, and returns whether to take the hot way in it.
     fn choose(&self) -> (u32, bool) {
         let turn = self.turns.fetch_add(1, Ordering::Relaxed);
         let (hot, cold) = (self.hot.load(Ordering::Relaxed), self.cold.load(Ordering::Relaxed));
@@ -204,7 +204,7 @@ impl Averages {
         let (average, cost) =
             if hot { (&self.hot, cost) } else { (&self.cold, cost.saturating_add(MISS)) };
         let old = average.load(Ordering::Relaxed);
-        // Down fast, up slowly: spikes say more about the neighbours than about the way.
+        // Down fast, up slowly: spikes depend more on the neighbours than on the way.
         let new = match old {
             0 => cost,
             old if cost < old => old - (old - cost) / 2,

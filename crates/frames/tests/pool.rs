@@ -17,7 +17,7 @@ fn words(pool: &Pool, frame: &DirtyFrame) -> (*mut u64, usize) {
     (pool.address(frame).cast(), frame.pages() * PAGE_SIZE / 8)
 }
 
-/// Fails if any word of a frame that was just handed out is not zero; then writes the secret.
+/// Fails if any word of a frame that was just taken is not zero; then writes the secret.
 fn spy(pool: &Pool, frame: CleanFrame) -> DirtyFrame {
     let frame = frame.used();
     let (start, len) = words(pool, &frame);
@@ -97,7 +97,7 @@ fn churn(pool: &Arc<Pool>, seed: u64, rounds: usize) {
                 }
             }
             5 => {
-                // The very frame that was given back last, as a holder of a mapping asks for it.
+                // The very frame that was returned last, as the holder of a mapping requests it.
                 if let Some(frame) = held.pop() {
                     let (at, order) = (frame.file_range().start, frame.order());
                     pool.give(frame);

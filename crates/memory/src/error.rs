@@ -65,7 +65,7 @@ pub enum SlotError {
     /// The strategy needs something this host lacks.
     #[error("strategy {strategy} is not available here: {reason}")]
     Unavailable {
-        /// The strategy asked for.
+        /// The requested strategy.
         strategy: String,
         /// Which feature is missing, and why.
         reason: String,

@@ -115,7 +115,7 @@ impl Image {
         self.inner.pages
     }
 
-    /// How many pages are stored; the others are zero.
+    /// The number of stored pages; the others are zero.
     #[must_use]
     pub fn stored_pages(&self) -> usize {
         self.inner.extents.iter().map(|e| e.range.len).sum()
@@ -166,7 +166,7 @@ impl Image {
         if let Err(error) =
             extent.backing.resolve(PageRange::new(extent.at + page - extent.range.start, 1))
         {
-            // Any other content would be wrong, and the callers that can fail have asked before.
+            // Any other content would be wrong; callers that can return an error have resolved the page before.
             panic!("{error}");
         }
         Some(Source { from: extent.page_ptr(page), backing: Arc::as_ptr(&extent.backing) })
@@ -279,8 +279,8 @@ impl Image {
     /// The files that hold the image, for mapping it in another process: in order, each with the run of pages that it
     /// contains. Pages between the runs are zero. The image must not be dropped while it is mapped.
     ///
-    /// A file may hold other images, too, and may be written by this process: it is to be mapped privately or
-    /// read-only, in no other place than said, and not left open where it is not trusted.
+    /// A file may hold other images, too, and may be written by this process. Map it privately or read-only, only at
+    /// the given pages, and do not leave it open in an untrusted process.
     ///
     /// # Errors
     /// [`ImageError`] when content that is filled lazily does not arrive.
@@ -305,7 +305,7 @@ impl Image {
         Ok(self.runs().into_iter().map(ImageFile).collect())
     }
 
-    /// How many mappings show the image. A long chain of derived images fragments; past a few hundred,
+    /// The number of mappings of the image. A long chain of derived images fragments; past a few hundred,
     /// [`Image::compact`] pays.
     #[must_use]
     pub fn fragments(&self) -> usize {

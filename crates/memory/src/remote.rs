@@ -114,7 +114,7 @@ pub struct RemoteSlot {
 }
 
 impl RemoteSlot {
-    /// A slot whose memory shows `image`, all that the guest may write being protected. A write set of more than `limit`
+    /// A slot whose memory maps `image`, with all guest-writable pages protected. A write set of more than `limit`
     /// pages is emptied and learned anew.
     ///
     /// # Errors
@@ -195,7 +195,8 @@ impl RemoteSlot {
         Ok(())
     }
 
-    /// Prepares the return to the image, and says which pages the owner must now copy back from it. All others equal it.
+    /// Prepares the return to the image, and returns the pages that the owner must now copy back from it. All others
+    /// equal it.
     ///
     /// # Errors
     /// [`RemoteError`]; the slot refuses further use.
@@ -332,7 +333,7 @@ impl RemoteSlot {
         let image = self.image.with_pages(pages, &replaced.runs(), &stored, read);
         self.failed |= matches!(image, Err(RemoteError::Owner(_)));
         let image = image?;
-        // Where it was written before it was mapped anew it is copied, too, which is the same.
+        // A range written before it was mapped anew is copied as well, with the same result.
         let image = if lent.is_empty() { image } else { image.with_parts(pages, lent)? };
         Ok((image, changed))
     }
@@ -361,8 +362,9 @@ impl RemoteSlot {
         Ok(image)
     }
 
-    /// Prepares going to `image`, and says which pages the owner must now copy from it: those in which the images differ,
-    /// and those that were written. `fresh` are pages whose owner maps them anew, so that they show `image`.
+    /// Prepares the switch to `image`, and returns the pages that the owner must now copy from it: those in which the
+    /// images differ, and those that were written. `fresh` are pages whose owner maps them anew, so that they show
+    /// `image`.
     ///
     /// # Errors
     /// [`RemoteError`]; the slot refuses further use.

@@ -66,12 +66,12 @@ pub struct SlotConfig {
     pub capacity: Option<usize>,
     /// Accessible regions, sorted and disjoint; empty for one region with the size of the image.
     pub regions: Vec<PageRange>,
-    /// Most pages the write set may hold before it is emptied and learned anew.
+    /// Maximum pages of the write set before it is emptied and learned anew.
     pub write_set_limit: usize,
-    /// Compare the whole slot with its image after every so many resets; `None` for never.
+    /// Interval in resets of full comparisons between slot and image; `None` for never.
     pub verify_every: Option<u32>,
-    /// Where whole 2 MiB of zero memory come from before the kernel's faults are asked, when the slot grows
-    /// and its tracker can watch them as wholes; `None` for nowhere.
+    /// The source of whole 2 MiB of zero memory, used before the kernel's faults when the slot grows and its tracker
+    /// can watch them as wholes; `None` for no source.
     pub stock: Option<Arc<dyn ZeroPageSource>>,
     /// Maximum pages of zero memory in the image to take from the stock when the slot is made.
     pub stock_at_start: usize,
@@ -147,7 +147,7 @@ pub struct Slot {
     choice: Choice,
     config: SlotConfig,
     stats: SlotStats,
-    /// Of the process that made the slot; a forked child has no protection on it.
+    /// The process that made the slot; a forked child has no protection on it.
     generation: u32,
 }
 
@@ -263,8 +263,8 @@ impl Slot {
         Ok(slot)
     }
 
-    /// Whether the strategy brings a tracker that answers for pages that are not there yet. For a
-    /// caller's own tracker a thread answers; any other waits for the whole image first.
+    /// Whether the strategy's tracker handles pages that are missing so far. For a caller's own tracker a thread
+    /// answers; any other waits for the whole image first.
     fn answers_for_missing(&self) -> bool {
         self.choice.strategy == Strategy::WriteSet(Some(TrackerKind::UffdSigbus))
     }

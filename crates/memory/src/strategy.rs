@@ -11,7 +11,7 @@ use afresh_sys::{Feature, Features};
 
 use crate::{SlotError, TrackerKind};
 
-/// How a slot is brought back to its image.
+/// How a slot is reset to its image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Strategy {

@@ -175,8 +175,8 @@ struct Everything {
     watched: Vec<PageRange>,
 }
 
-// SAFETY: reports exactly the ranges it was asked to watch, sorted, and protects nothing. The slot registers every
-// page that it hides again before the next drain.
+// SAFETY: reports exactly the watched ranges, sorted, and protects nothing. The slot registers every page that it
+// hides again before the next drain.
 unsafe impl Tracker for Everything {
     fn kind(&self) -> TrackerKind {
         TrackerKind::Everything

@@ -18,21 +18,21 @@ use crate::tracker::push_run;
 
 /// Samples in a row that must find a page unchanged before it is shed.
 const IDLE_SAMPLES: u8 = 3;
-/// Most doublings of that for a page that keeps coming back. Noticing a page costs about fifty times as much
-/// as copying it, so a page that has idled for as many runs may go: with few doublings neither choice
-/// costs more than about twice the better one.
+/// Maximum doublings of that for a page that keeps coming back. Noticing a page costs about fifty times as much as
+/// copying it, so a page that has idled for as many runs may go: with few doublings neither choice costs more than
+/// about twice the better one.
 const MAX_RETURNS: u8 = 1;
 /// The same for a page that came back before the next sample, so that it was in use while it was found unchanged. To
 /// notice it once in some five hundred runs is no price.
 const MAX_AT_ONCE: u8 = 4;
-/// Pages written once that a slot which moves between images keeps open. To look at so many costs a few
-/// microseconds at every move; each would cost about three when it is written and not open.
+/// Pages written once that a slot which moves between images keeps open. Sampling them costs a few microseconds at
+/// every move; each would cost about three when it is written while closed.
 const CROWD: usize = 64;
 
 /// The history of a page that was shed.
 #[derive(Clone, Copy, Debug)]
 struct Shed {
-    /// How often the samples that it must stay idle for are doubled.
+    /// The number of doublings of its required idle samples.
     doublings: u8,
     /// Samples that had been taken, if one found it idle.
     at: Option<u32>,
@@ -282,7 +282,7 @@ impl WriteSet {
         found
     }
 
-    /// As [`WriteSet::sample`], of pages that `changed` restores, and says whether they differed.
+    /// As [`WriteSet::sample`], for pages that `changed` restores; it returns whether they differed.
     pub(crate) fn sample_by(
         &mut self,
         end: usize,

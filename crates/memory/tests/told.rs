@@ -2,7 +2,7 @@
 //!
 //! The test reports each write to the tracker, which holds the slot to its contract: a page that
 //! was not armed again is not reported again. So a page that the slot forgets to copy back, or to
-//! arm, is found by the comparison with plain vectors. It needs nothing of the host, so Miri can
+//! arm, is found by the comparison with plain vectors. It needs nothing from the host, so Miri can
 //! run it over the pretend kernel, where it finds undefined behaviour that tests on hardware
 //! cannot.
 
@@ -54,7 +54,7 @@ impl Told {
     }
 }
 
-// SAFETY: reports the pages that the test says were written, which it watches, and protects none.
+// SAFETY: reports the pages that the test marked as written, which it watches, and protects none.
 unsafe impl Tracker for Told {
     fn kind(&self) -> TrackerKind {
         TrackerKind::Other("told")

@@ -23,11 +23,11 @@ use crate::stateful::{self, FUNCTIONS, Features};
 pub struct Seen {
     /// Modules that ran.
     pub modules: u64,
-    /// Of them in reset mode.
+    /// Those in reset mode.
     pub reset: u64,
-    /// Of them in fresh mode.
+    /// Those in fresh mode.
     pub fresh: u64,
-    /// Modules that could not be warmed, and said why.
+    /// Modules that could not be warmed, with a reason.
     pub refused: u64,
     /// Modules whose start failed in plain wasmtime, and here too.
     pub unstarted: u64,
@@ -39,7 +39,7 @@ pub struct Seen {
     pub thrown: u64,
     /// Leases that ended after calls which changed something.
     pub spoilt: u64,
-    /// Of them those whose store a host function spoilt.
+    /// Those whose store a host function spoilt.
     pub meddled: u64,
     /// Leases in which a comparison with the warm state found nothing, and `look` neither.
     pub clean: u64,
@@ -196,7 +196,7 @@ impl Bench {
                 self.seen.unstarted += 1;
                 return Ok(());
             }
-            // The warm-up left what no other instance can hold, and that is said.
+            // The warm-up left state that no other instance can hold, and the error says that.
             Err(WarmError::State(_)) if !cleared => {
                 self.seen.refused += 1;
                 return Ok(());
@@ -298,7 +298,7 @@ impl Bench {
         self.compare(&mut lease, probe, expected).context("first instance")?;
         drop(lease);
         for round in 0..2 + random.below(3) {
-            // Now and then so many that the write set is sampled and sheds.
+            // Now and then enough for the write set to be sampled and to shed.
             let times = if random.one_in(25) { 130 } else { 1 };
             let spoil = calls(random, 7);
             for _ in 0..times {

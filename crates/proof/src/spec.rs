@@ -1,10 +1,9 @@
 //! The WebAssembly specification's tests through warm guests.
 //!
-//! Every module of the suite that stands alone is instantiated in plain wasmtime, and what its file asks
-//! of it is done there first: that gives the outcome of each call, held against what the file says it
-//! must be. Then the whole list of calls runs through a warm guest, once for each kind of instance, and
-//! each outcome must be the same, bit for bit: on the first instance, on recycled ones, on one made from
-//! the warm state, and on one that was thawed; in reset mode and in fresh mode.
+//! Every self-contained module of the suite is instantiated in plain wasmtime, and the steps of its file run there
+//! first: that gives the outcome of each call, checked against the file. Then the whole list of calls runs through a
+//! warm guest, once for each kind of instance, and each outcome must be the same, bit for bit: on the first instance,
+//! on recycled ones, on one made from the warm state, and on one that was thawed; in reset mode and in fresh mode.
 //!
 //! Left out, and counted with the reason: modules that import from other modules, or items that only a store can
 //! define; calls that pass host objects, which a lease cannot make; steps where plain wasmtime itself differs from
@@ -33,7 +32,7 @@ pub struct Counts {
     pub scripts: usize,
     /// Calls in those lists.
     pub calls: usize,
-    /// How many of them are assertions that plain wasmtime meets.
+    /// The number of assertions among them that plain wasmtime meets.
     pub assertions: usize,
     /// Assertions that plain wasmtime itself does not meet.
     pub unmet: usize,
@@ -115,10 +114,10 @@ struct Script {
     plain: Plain,
 }
 
-/// How much to run.
+/// The part of the suite to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
-    /// Every so many modules is also thawed; 1 for all.
+    /// One module of this many is also thawed; 1 for all.
     pub thaw_every: usize,
     /// Runs only files whose name contains this.
     pub only: Option<&'static str>,
@@ -378,7 +377,7 @@ fn prove(engine: &Engine, wasm: &[u8], steps: &[Step], mode: Mode, thaw: bool) -
     Ok(Proved::Compared(compared))
 }
 
-/// Every kind of instance that a warm guest hands out.
+/// Every kind of instance that a warm guest leases.
 fn passes(warm: &Warm, steps: &[Step]) -> Result<usize> {
     let mut compared = 0;
     for kind in ["first", "recycled", "recycled again", "new", "recycled after the new one"] {

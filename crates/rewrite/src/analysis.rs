@@ -1,8 +1,7 @@
 //! Which parts of a module can change, and from where.
 //!
-//! The promise: whatever a call of a root can change in its instance is listed here as
-//! changeable or is the subject of a [`Refusal`]. Memory bytes and memory sizes are left out, as
-//! the engine restores every memory whole.
+//! Promises: every part of an instance that a call of a root can change is listed here as changeable or is the
+//! subject of a [`Refusal`]. Memory bytes and memory sizes are left out, as the engine restores every memory whole.
 //!
 //! The analysis follows direct calls from the roots. Once an indirect call or a call out of the
 //! module is reachable, every function whose address is taken counts as reachable too, and every
@@ -157,9 +156,9 @@ pub struct Analysis {
     pub exported_functions: Vec<String>,
     /// Whether instantiation runs a start function.
     pub has_start: bool,
-    /// How many functions the module has, imports included.
+    /// The number of functions, imports included.
     pub functions: u32,
-    /// How many of them a root can reach.
+    /// The number of functions that a root can reach.
     pub reachable: u32,
     /// Whether values that are garbage-collected can occur: references to structs, arrays, exceptions or
     /// objects of the host.

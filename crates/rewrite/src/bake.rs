@@ -63,7 +63,7 @@ pub struct WarmState {
 }
 
 impl WarmState {
-    /// The first global or element that no new instance can start with, if there is one.
+    /// The first global or element that no new instance can start with, if any.
     #[must_use]
     pub fn opaque(&self) -> Option<BakeError> {
         let global = self.globals.iter().find(|(_, value)| **value == WarmValue::Opaque);
@@ -334,7 +334,7 @@ pub(crate) fn elements(
 /// Maximum segments for one table. One with more holes takes a single segment: engines limit segments to 100,000.
 const MAX_RUNS: usize = 1000;
 
-/// How many runs of functions a table has.
+/// The number of runs of functions in a table.
 fn runs(elements: &[WarmValue]) -> usize {
     let is_null = |value: &WarmValue| *value == WarmValue::Null;
     elements.chunk_by(|a, b| is_null(a) == is_null(b)).filter(|run| !is_null(&run[0])).count()

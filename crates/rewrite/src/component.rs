@@ -161,14 +161,14 @@ pub struct OpenComponent {
 }
 
 impl OpenComponent {
-    /// How many core modules the component has.
+    /// The number of core modules in the component.
     #[must_use]
     pub fn modules(&self) -> usize {
         self.revealed.len()
     }
 
-    /// The state of an instance of core module `module`; `ask` calls the function that the way to
-    /// it leads to. The inner error says why no new instance could start with the state.
+    /// The state of an instance of core module `module`; `ask` calls the function that the way to it leads to. The
+    /// inner error is the reason why no new instance could start with the state.
     ///
     /// # Errors
     /// Those of `ask`.

@@ -68,7 +68,7 @@ fn level(wasm: &[u8], depth: u32) -> Result<Vec<u8>, PrepareComponentError> {
     })
 }
 
-/// A section of core instances, with the shims that they are to be given.
+/// A section of core instances, with their shims as arguments.
 fn instances(
     section: InstanceSectionReader<'_>,
     first: usize,
@@ -415,7 +415,7 @@ struct Imports {
     functions: Vec<Option<Taken>>,
     /// Their new indices.
     places: Vec<u32>,
-    /// How many are functions now.
+    /// The number of imports that are functions now.
     taken: u32,
     tables: u32,
 }

@@ -113,7 +113,7 @@ const MAX_ITEMS: u32 = 1_000_000;
 /// Types, functions, globals, tables and exports added behind the original's.
 pub(crate) struct Additions {
     types: Vec<Signature>,
-    /// Where each of them is.
+    /// The index of each of them.
     known: HashMap<Signature, u32>,
     first_type: u32,
     functions: Vec<(u32, Function)>,

@@ -3,9 +3,9 @@
 //! A plug-in exports functions without parameters. Their input and output are in the memory of the kernel, a module
 //! of Extism that the plug-in imports as [`KERNEL`]; it imports host functions by the same name.
 //!
-//! Promises: a function of the whole does what Extism's own library has the plug-in do: the kernel is reset, the
-//! input is put there, the function is called, and its answer is what the kernel says is the output. A failure, by a
-//! message or by a status, is reported to the host through [`FAILED`].
+//! Promises: a function of the whole equals the plug-in under Extism's own library: the kernel is reset, the input is
+//! written there, the function is called, and its answer is the kernel's output. A failure, by a message or by a
+//! status, is reported to the host through [`FAILED`].
 //!
 //! May break it: a kernel that is not the first module, for input goes to the first memory; [`linked`] sees to that.
 

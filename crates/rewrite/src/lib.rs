@@ -1,7 +1,7 @@
-//! Static analysis and rewriting of Wasm modules, so that an engine can bring back everything
-//! that a call may have changed.
+//! Static analysis and rewriting of Wasm modules, so that an engine can restore everything that a
+//! call may have changed.
 //!
-//! * [`analyze`] says what a module can change, and why it may be impossible to restore.
+//! * [`analyze`] finds the state that a module can change, and why it may be impossible to restore.
 //! * [`prepare`] moves data segments out into the engine's image and adds functions that save
 //!   and restore globals, tables and dropped segments from inside the module.
 //! * [`bake`] writes the state of a warm instance into a new module.

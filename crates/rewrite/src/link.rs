@@ -1,11 +1,12 @@
 //! Linking: several modules become one module. Later ones import exports of earlier ones.
 //!
 //! Promises: an instance of the one does what instances of the many do that are made in order, each with the exports
-//! of those before it, as wasmtime's `Linker::module` makes them: reactors among them are initialised as soon as they are
-//! made. All state is then of one module, and can be kept and brought back as any module's.
+//! of those before it, as wasmtime's `Linker::module` makes them: reactors among them are initialised as soon as they
+//! are made. All state then belongs to one module, and can be kept and restored as any module's.
 //!
-//! May break it: a host function that looks for an export of the instance that calls it finds those of the last module,
-//! and memories and allocators of the others. Where two go by one name, and it could find the wrong one, they are refused.
+//! May break it: a host function that looks for an export of the instance that calls it finds those of the last
+//! module, and memories and allocators of the others. Where two have one name, and it could find the wrong one, they
+//! are refused.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -100,13 +101,13 @@ struct Import<'a> {
 struct Part<'a> {
     name: &'a str,
     wasm: &'a [u8],
-    /// Whether the host completes it, and finds all that it exports under its name.
+    /// Whether the host completes it, and finds all of its exports under its name.
     library: bool,
     imports: Vec<Import<'a>>,
     /// By kind, imports included; types of functions and tags are not looked at.
     types: [Vec<TypeRef>; KINDS],
     exports: Vec<Export<'a>>,
-    /// Where each export is, by its name.
+    /// The index of each export, by its name.
     by_name: HashMap<&'a str, usize>,
     start: Option<u32>,
     counts: Counts,
@@ -298,7 +299,7 @@ type Encoded = Result<(), wasm_encoder::reencode::Error>;
 impl Whole {
     /// Appends a module.
     fn add(&mut self, part: &mut Part<'_>) -> Encoded {
-        // Where something has run already, what would be there before anything runs has to come now.
+        // If code has run already, data that must be present before any code is copied now.
         let late = !self.start.is_empty();
         let (mut elements, mut data) = (Vec::new(), Vec::new());
         let place = &mut part.place;
@@ -412,7 +413,7 @@ impl Whole {
     }
 }
 
-/// Instructions that say where a segment goes.
+/// Instructions for the offset of a segment.
 fn offset(place: &mut IndexSpaces, offset: ConstExpr<'_>, to: &mut Vec<u8>) -> Encoded {
     let mut reader = offset.get_operators_reader();
     while !reader.is_end_then_eof() {
@@ -510,8 +511,8 @@ pub fn link(modules: &[(&str, &[u8])]) -> Result<Vec<u8>, LinkError> {
     link_all(modules, false)
 }
 
-/// As [`link`], over a library that host functions know and complete: what the modules import by its name, and it does not
-/// export, is theirs, and they find all that it exports, its memories too, as [`names::of_library`] says.
+/// As [`link`], over a library that host functions know and complete: imports by its name that it does not export go
+/// to the host functions, which find all of its exports, its memories too, under the names of [`names::of_library`].
 ///
 /// # Errors
 /// As [`link`].

@@ -17,11 +17,11 @@ pub const CLONES: &str = "afresh:host/clones@0.1.0";
 /// before a handler that takes bytes.
 pub const BUFFER: &str = "afresh_buffer";
 
-/// The guest's own exports that may be its allocator, `(param i32) (result i32)`, the first that is there: the host
-/// calls it for bytes that it hands to a handler which takes an address, or that a host function gives back.
+/// The guest's own exports that may be its allocator, `(param i32) (result i32)`, in order of preference: the host
+/// calls it for bytes that it passes to a handler which takes an address, or that a host function returns.
 pub const ALLOCATORS: [&str; 4] = ["afresh_alloc", "host_alloc", "alloc", "malloc"];
 
-/// The guest's own exports that the host calls by itself; roots wherever they are there.
+/// The guest's own exports that the host calls by itself; roots wherever they exist.
 pub const HOOKS: [&str; 6] =
     [RESEED, BUFFER, ALLOCATORS[0], ALLOCATORS[1], ALLOCATORS[2], ALLOCATORS[3]];
 
@@ -54,7 +54,7 @@ pub fn of_library(library: &str, export: &str) -> String {
     format!("{LIBRARY}{library}.{export}")
 }
 
-/// Whether the host calls an export by itself, whatever calls name.
+/// Whether the host calls an export by itself, independent of the declared calls.
 #[must_use]
 pub fn is_hook(export: &str) -> bool {
     HOOKS.contains(&export) || export.starts_with(LIBRARY)

@@ -84,12 +84,12 @@ struct Spaces<'a> {
     definition: Definition,
 }
 
-/// Turns a core module into what takes its place, and says whether that shows its state.
+/// Replaces a core module, and returns whether the replacement shows its state.
 type ReplaceModule<'a> = dyn FnMut(&[u8]) -> Result<(Vec<u8>, bool), PrepareComponentError> + 'a;
 
 impl Nesting {
-    /// Rewrites the component: every core module becomes what `replace` makes of it, which also says
-    /// whether that shows anything.
+    /// Rewrites the component with `replace` for every core module, which also returns whether the replacement shows
+    /// state.
     pub(crate) fn open(
         wasm: &[u8],
         replace: &mut ReplaceModule<'_>,

@@ -1,5 +1,5 @@
-//! Preparing a core module: data segments move out into the image, and, as asked for, the module
-//! learns to save and restore its own state and to show it to the host.
+//! Preparing a core module: data segments move out into the image, and, on request, the module gets
+//! code that saves and restores its own state and shows it to the host.
 //!
 //! Promises: every original index, import and export stays; every call of an original export has
 //! the same results, effects and traps as before. Fuel consumption and the depth at which the stack
@@ -62,7 +62,7 @@ pub enum PrepareError {
     TooMany {
         /// The kind of item.
         what: &'static str,
-        /// How many there would be.
+        /// Their number with the additions.
         count: u32,
         /// The maximum.
         limit: u32,
@@ -155,7 +155,7 @@ pub struct Prepared {
     pub restorable: Option<Restorable>,
     /// The state that the host can read, if requested.
     pub visible: Option<Visible>,
-    /// The module before the rewriting; empty unless it is to be baked.
+    /// The module before the rewriting; empty unless it will be baked.
     pub(crate) original: Vec<u8>,
 }
 

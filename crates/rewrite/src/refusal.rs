@@ -1,4 +1,4 @@
-//! Why a module's state cannot be brought back.
+//! Why a module's state cannot be restored.
 
 use std::fmt;
 

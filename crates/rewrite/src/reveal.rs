@@ -1,9 +1,8 @@
 //! A core module that shows its state by one exported function, so that a component can pass it on.
 //!
 //! Hosts cannot reach into a component: a global or a table of a core instance is accessible only inside it. So each
-//! module gets a function [`READ`] that gives the value of any of its mutable globals, and flags that say which
-//! passive segments were dropped, and whether a table or a GC object was written, which no new instance could start
-//! with.
+//! module gets a function [`READ`] that returns the value of any of its mutable globals, and flags for dropped
+//! passive segments, and for a written table or GC object, which no new instance could start with.
 //!
 //! Promises: indices, imports, exports, results, effects and traps stay; all state that a call can change, except
 //! memory, is shown, or its change is flagged. An imported item is shown by the module that defines it. Fuel

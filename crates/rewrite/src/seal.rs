@@ -3,7 +3,7 @@
 //! State that only they change is not restored, so the next call would see the effect of such a call. Looking names
 //! up is not the only way to them: a host function that the guest calls can take any export of its caller. So each of
 //! them gives way to a function that traps once a flag is set, and does as the original before. References to the
-//! original are left alone: a function whose reference is taken is reachable wherever the host is.
+//! original stay: a function whose reference is taken is reachable wherever the host is.
 
 use wasm_encoder::{BlockType, ExportKind, ExportSection, Function, SectionId, ValType};
 use wasmparser::ExternalKind;

@@ -1,4 +1,4 @@
-//! How much stack a guest was built for.
+//! The stack size that a guest was built for.
 //!
 //! A linker that puts the guest's own stack first in memory (those of Rust, C for WASI and CPython do) leaves its
 //! size in plain sight: the first global is the stack pointer, which starts at the end of the stack, and no data is

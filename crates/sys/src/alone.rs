@@ -73,7 +73,7 @@ pub fn alone(name: &str, test: impl FnOnce()) {
     assert!(status.success(), "{status} after {:?}\n{}", start.elapsed(), text(errors));
 }
 
-/// Reads to the end what a child says.
+/// Reads the output of a child to the end.
 fn listen(stream: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();

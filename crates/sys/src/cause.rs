@@ -1,4 +1,4 @@
-//! Faults: what the kernel says about an access that it could not serve, and who answers.
+//! Faults: the kernel's report of a failed access, and its handlers.
 
 /// Which signal a fault came as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -129,8 +129,7 @@ impl SysError {
         Self::new(call, std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }
 
-    /// Whether the kernel said that memory, maps or descriptors ran out, which giving some back
-    /// can cure.
+    /// Whether memory, maps or descriptors ran out, which releasing some can cure.
     #[must_use]
     pub fn is_exhaustion(&self) -> bool {
         matches!(self.errno, libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::ENOSPC)

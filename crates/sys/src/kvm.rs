@@ -1,10 +1,10 @@
 //! KVM: the gate that its calls pass, and what `kvm-ioctls` lacks: the dirty ring, and the dirty log with manual
 //! protection.
 //!
-//! Promises: an entry of the ring is reported exactly once; a page that was reported stays
-//! writable until it is given back (`DirtyRing::give_back` and `reset_dirty_rings`, or
-//! `clear_dirty_log`). May break it: an older kernel without the capability, which is an error
-//! when the capability is enabled and never later.
+//! Promises: an entry of the ring is reported exactly once; a page that was reported stays writable
+//! until it is returned (`DirtyRing::give_back` and `reset_dirty_rings`, or `clear_dirty_log`). May
+//! break it: an older kernel without the capability, which is an error when the capability is
+//! enabled and never later.
 //!
 //! Source of the interface: `Documentation/virt/kvm/api.rst`, sections 4.37, 4.117 and 8.29.
 
@@ -37,7 +37,7 @@ pub fn call<T, E: Into<io::Error>>(
 /// Runs a vCPU until its next exit.
 ///
 /// # Errors
-/// What `KVM_RUN` says; `EINTR` when a signal came or its stop flag is up.
+/// Any error of `KVM_RUN`; `EINTR` when a signal came or its stop flag is up.
 pub fn run(vcpu: &mut VcpuFd) -> Result<VcpuExit<'_>, SysError> {
     call("KVM_RUN", || vcpu.run())
 }

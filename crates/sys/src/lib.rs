@@ -1,9 +1,9 @@
 //! The system calls that afresh stands on, and nothing above them.
 //!
-//! Memory, faults, sockets and KVM are reached through this crate alone; what files and guest programs ask of the kernel is
-//! for `afresh-files` and `afresh-linux`. Everything it offers is a thin, typed wrapper
-//! with an error that names the call, the errno and, where one is known, the way out. It promises
-//! no policy: which strategy resets a slot is decided in `afresh-memory`.
+//! Memory, faults, sockets and KVM are reached through this crate alone; system calls for files and guest programs
+//! are in `afresh-files` and `afresh-linux`. Everything it offers is a thin, typed wrapper with an error that names
+//! the call, the errno and, where one is known, the way out. It promises no policy: which strategy resets a slot is
+//! decided in `afresh-memory`.
 //!
 //! * [`Reservation`]: a range of address space and the mappings inside it.
 //! * [`Memfd`]: anonymous files that back images.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::fork;
 
-/// A value that is made when a process first asks for it, and made anew in each forked child.
+/// A value that is made on first use in a process, and made anew in each forked child.
 ///
 /// The parent's value is leaked in the child, not dropped: its destructor would wait for missing threads, or release
 /// resources that the parent still uses.
@@ -19,14 +19,14 @@ pub struct PerProcess<T: 'static> {
 }
 
 struct ProcessValue<T> {
-    /// Of the process that made it.
+    /// The process that made it.
     generation: u32,
     value: T,
 }
 
 impl<T: Send + Sync> PerProcess<T> {
-    /// A cell whose value `make` makes. Two threads that ask first at the same time may both call it; one of the
-    /// two values is dropped and never seen.
+    /// A cell whose value `make` makes. Two threads that race for the first value may both call it; one of the two
+    /// values is dropped and never seen.
     #[must_use]
     pub const fn new(make: fn() -> T) -> Self {
         Self { current: AtomicPtr::new(std::ptr::null_mut()), make }
@@ -73,8 +73,8 @@ impl<T: Send + Sync + fmt::Debug> fmt::Debug for PerProcess<T> {
     }
 }
 
-// SAFETY: the cell hands out shared references to a `T` that may be made by one thread and dropped by it, or seen by
-// others; `T` is asked to be both wherever a value can be reached.
+// SAFETY: the cell returns shared references to a `T` that may be made by one thread and dropped by it, or seen by
+// others; `T` must be both wherever a value can be reached.
 unsafe impl<T: Send + Sync> Sync for PerProcess<T> {}
 
 #[cfg(test)]

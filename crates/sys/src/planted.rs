@@ -1,13 +1,11 @@
 //! Planted bugs: mutants of the reset, chosen by an environment variable, which the suites must catch.
 //!
-//! A suite that never failed proves little. The places that a reset depends on ask here whether they are
-//! to be wrong; each suite runs its own tests again, in a child, once for each bug, and demands that they
-//! fail ([`must_be_caught`]).
+//! A suite that never failed proves little. The places that a reset depends on query it for a planted bug. Each suite
+//! runs its own tests again, in a child, once for each bug, and demands that they fail ([`must_be_caught`]).
 //!
-//! Promises: in a program built without the feature `planted`, or without debug assertions,
-//! [`is`] is `false` when the program is compiled, and nothing of this is left. The feature is for the
-//! tests of this workspace only, which have it as a development dependency. With it, nothing happens
-//! unless `AFRESH_PLANT` names a bug.
+//! Promises: in a program built without the feature `planted`, or without debug assertions, [`is`] is `false` at
+//! compile time, and no code of this is left. The feature is only for the tests of this workspace, which enable it in
+//! a development dependency. With it, nothing happens unless `AFRESH_PLANT` names a bug.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -81,9 +79,9 @@ bugs! {
     Withhold = "withhold",
     /// A slot whose reset failed stays in use.
     Quarantine = "quarantine",
-    /// A global is not brought back.
+    /// A global is not restored.
     Global = "global",
-    /// A table's element is not brought back.
+    /// An element of a table is not restored.
     Element = "element",
     /// A dropped segment stays dropped.
     Segment = "segment",
@@ -95,7 +93,7 @@ bugs! {
     Exception = "exception",
     /// Host state of a call is still there in the next.
     HostState = "host-state",
-    /// A program that was brought back is not shown its new generation.
+    /// A reset program does not get its new generation.
     OldGeneration = "old-generation",
     /// A thawed instance does not know that a segment was dropped.
     Thaw = "thaw",
@@ -115,11 +113,11 @@ bugs! {
     Lent = "lent",
     /// Only the first process of a guest is reset.
     Family = "family",
-    /// An item that could not be recycled is handed out again.
+    /// An item that could not be recycled is leased again.
     Unclean = "unclean",
-    /// An item whose user panicked is handed out again.
+    /// An item whose user panicked is leased again.
     Unwound = "unwound",
-    /// The pool hands out what is warm for something else.
+    /// The pool leases an item that is warm for another key.
     Key = "key",
     /// A child is handed what its parent made.
     Parents = "parents",
@@ -129,11 +127,11 @@ bugs! {
     Nested = "nested",
     /// The memories of a component after the warm-up are not kept.
     NestedMemory = "nested-memory",
-    /// A component's memories are laid out in another order than wasmtime asks for them.
+    /// The memories of a component are laid out in another order than wasmtime requests them.
     Order = "order",
     /// Handles that the warm-up of a component left alive go unnoticed.
     Handle = "handle",
-    /// A name gets a new meaning whatever it means by now.
+    /// A name gets a new meaning regardless of its present one.
     Expected = "expected",
 }
 

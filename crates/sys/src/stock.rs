@@ -1,4 +1,4 @@
-//! Where private zero memory may come from, other than the kernel's faults.
+//! Sources of private zero memory, other than the kernel's faults.
 
 use crate::{PageRange, Reservation, SysError};
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use afresh_sys::fault::{self, Fault, FaultCause, FaultHandler, FaultSignal};
 use afresh_sys::{Interest, PAGE_SIZE, PageRange, Protection, Reservation, Uffd};
 
-/// Opens the page that was touched; before that it does what `first` says.
+/// Opens the page that was touched, after a call of `first`.
 struct Opens<F> {
     memory: Arc<Reservation>,
     first: F,

@@ -12,7 +12,7 @@ pub struct BootInfo {
     pub magic: u64,
     /// [`ABI_VERSION`](crate::ABI_VERSION).
     pub version: u32,
-    /// How many of `regions` are in use.
+    /// The number of used entries in `regions`.
     pub region_count: u32,
     /// First byte of the heap.
     pub heap: u64,

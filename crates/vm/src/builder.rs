@@ -1,7 +1,7 @@
 //! Making a sandbox: from a program to a warm image.
 //!
-//! Promises: every refusal says what to change. May break it: a program whose initialisation never
-//! ends; it is stopped by the time limit like any call.
+//! Promises: every refusal names the necessary change. May break it: a program whose initialisation never ends; it is
+//! stopped by the time limit like any call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -114,9 +114,9 @@ impl SandboxBuilder {
         self
     }
 
-    /// The processor that the guest sees; [`CpuTemplate::host`] if not set. A guest may remember what it
-    /// detects, so its snapshots thaw only on hosts that have every feature of the template. One that is
-    /// thawed keeps the template it was built with, whatever is set here.
+    /// The processor that the guest sees; [`CpuTemplate::host`] if not set. A guest may remember what it detects, so
+    /// its snapshots thaw only on hosts that have every feature of the template. A thawed one keeps the template it
+    /// was built with, regardless of this setting.
     #[must_use]
     pub fn cpu(mut self, template: CpuTemplate) -> Self {
         self.cpu = Some(template);
@@ -145,8 +145,8 @@ impl SandboxBuilder {
         self
     }
 
-    /// How much randomness a call, or the initialisation, may ask for altogether, in bytes; 1 MiB if not set. A guest
-    /// that needs more expands it with its own generator.
+    /// Maximum randomness of a call, or of the initialisation, in bytes; 1 MiB if not set. A guest that needs more
+    /// expands it with its own generator.
     #[must_use]
     pub fn random(mut self, bytes: u64) -> Self {
         self.config.limits.random = bytes;

@@ -16,7 +16,7 @@ pub(crate) struct Config {
     pub(crate) log: Option<Log>,
     pub(crate) reset: ResetMethod,
     pub(crate) limits: Limits,
-    /// Where resident zero memory comes from, and how many pages of it at most.
+    /// The source of resident zero memory, and its maximum pages.
     pub(crate) stock: Option<(Arc<dyn ZeroPageSource>, usize)>,
 }
 
@@ -30,7 +30,7 @@ impl std::fmt::Debug for Config {
     }
 }
 
-/// How many bytes a guest may have the host hold, or make, for one call.
+/// Maximum bytes that the host holds, or makes, for one call of a guest.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) output: u64,

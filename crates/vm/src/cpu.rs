@@ -1,12 +1,12 @@
 //! Which processor a guest sees: a named template, the same on every host that can serve it.
 //!
-//! A template is a list of features. CPUID shows those and no other, so that what a guest detects while it
-//! is warmed up is there wherever its snapshot is thawed; a snapshot records the template's name and its
-//! features, and a host that lacks one of them refuses it by name.
+//! A template is a list of features. CPUID shows those and no other, so a feature detected during the warm-up exists
+//! wherever the snapshot is thawed; a snapshot records the template's name and its features, and a host that lacks
+//! one of them refuses it by name.
 //!
 //! Promises: nothing that a template leaves out is shown; the order and meaning of `FEATURES` may change freely, for
-//! only names are ever stored. May break it: a guest that uses an instruction without asking for it. Features that a
-//! template leaves out are also forbidden where the processor can do so: AVX and AVX-512 by XCR0; RDRAND, RDSEED,
+//! only names are ever stored. May break it: a guest that uses an instruction without checking for it. Features that
+//! a template leaves out are also forbidden where the processor can do so: AVX and AVX-512 by XCR0; RDRAND, RDSEED,
 //! RDTSCP and INVPCID by KVM on Intel, by the guest's CPUID; protection keys, user access to the FS and GS base,
 //! shadow stacks, AMX, MPX, TSX tracing and UMWAIT are in no template and stay off. The others (SSE4, AES, SHA, GFNI,
 //! BMI, ADX, MOVBE and so on) have no switch: level 3 can execute them wherever the processor has them.
@@ -134,7 +134,7 @@ fn bits(names: &[&str]) -> Set {
     names.iter().filter_map(|name| find(name)).fold(0, |set, (bit, _)| set | bit)
 }
 
-/// Takes away what cannot work in a set, because what it needs is not there.
+/// Removes features whose prerequisites are missing.
 fn close(mut set: Set) -> Set {
     let has = |set: Set, name: &str| set & bits(&[name]) != 0;
     if !has(set, "xsave") {
@@ -206,7 +206,7 @@ impl CpuTemplate {
         name: &'static str,
         mut register: impl FnMut(u32, u32, Register) -> u32,
     ) -> Self {
-        // Features of one register stand together, so that each is asked for once.
+        // Features of one register are grouped, so that each register is read once.
         let mut last = None;
         let mut shown = |f: &Feature| {
             let place = (f.leaf, f.index, f.register);

@@ -1,8 +1,8 @@
 //! A guest's state as pages and bytes: what a snapshot holds of it.
 //!
 //! The pages are those of guest memory and then those of the program file, so another machine needs only the
-//! snapshot. The bytes say how large everything is and where calls start. Descriptors, entry code and page tables are
-//! in neither: they are built anew, for the host that thaws.
+//! snapshot. The bytes hold all sizes and the entry of calls. Descriptors, entry code and page tables are in neither:
+//! they are built anew, for the host that thaws.
 //!
 //! Promises: what was frozen is what a sandbox thawed from it starts with, bit for bit; what is read from
 //! elsewhere is checked before it is used. May break it: memory shared with the host, which is no part of
@@ -253,8 +253,7 @@ impl ReadProgram {
     }
 }
 
-/// The features of this host that templates know. Where KVM cannot be asked nothing can be thawed either, and that is
-/// then the error.
+/// The features of this host that templates know. Without KVM nothing can be thawed either, which is then the error.
 fn offered() -> Vec<String> {
     match CpuTemplate::host() {
         Ok(host) => host.features().map(str::to_owned).collect(),

@@ -94,7 +94,7 @@ pub(crate) struct Placed {
     pub(crate) kind: RegionKind,
 }
 
-/// Sizes asked for, in bytes.
+/// Requested sizes, in bytes.
 #[derive(Debug, Clone)]
 pub(crate) struct Sizes {
     pub(crate) memory: u64,

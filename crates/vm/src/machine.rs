@@ -157,7 +157,7 @@ pub(crate) struct Machine {
     tracking: DirtyTracking,
     ring: Option<DirtyRing>,
     left: Left,
-    /// Which extended state the guest may use, where the processor asks.
+    /// The extended state that the guest may use, if the processor has XCR0.
     xcr0: Option<u64>,
     /// The vCPU events that can be set, and are set to none.
     events: u32,
@@ -484,7 +484,7 @@ impl Machine {
     }
 }
 
-/// Sets XCR0, where there is one.
+/// Sets XCR0, if the processor has it.
 fn set_xcr0(vcpu: &VcpuFd, xcr0: Option<u64>) -> Result<(), KvmError> {
     let Some(value) = xcr0 else { return Ok(()) };
     let mut xcrs = kvm_xcrs { nr_xcrs: 1, ..Default::default() };

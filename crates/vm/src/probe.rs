@@ -6,7 +6,7 @@
 //! to call. Such a host is recognised by a processor that has XSAVE under a KVM that does not offer it. There a guest
 //! of a few instructions is run, once a process, to find out.
 //!
-//! Promises: what a template says is what a guest sees, or is refused. May break it: a paravirtual KVM that
+//! Promises: a guest sees exactly its template, or the template is refused. May break it: a paravirtual KVM that
 //! offers XSAVE and does not serve it as hardware does.
 
 use std::sync::{Arc, OnceLock};
@@ -101,8 +101,7 @@ fn processor(template: CpuTemplate) -> Result<Processor, KvmError> {
 }
 
 impl CpuTemplate {
-    /// Every feature that a guest can have here, of those that templates know; what guests get if nothing
-    /// else is asked for.
+    /// Every feature that a guest can have here, of those that templates know; the default of guests.
     ///
     /// # Errors
     /// [`KvmError`] where KVM cannot be used at all.

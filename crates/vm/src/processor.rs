@@ -15,7 +15,7 @@ use crate::system::ExtendedState;
 
 /// DE, PSE, MSR, PAE, MCE, APIC, MTRR, PGE, MCA, PAT, PSE36 and the FPU: without them there is no long mode.
 const SYSTEM_1_EDX: u32 = 0x0003_72ed;
-/// Where a virtual machine says that it is one.
+/// The bit that marks a virtual machine.
 const HYPERVISOR_1_ECX: u32 = 1 << 31;
 /// AMD's copy of leaf 1; SYSCALL, NX and long mode.
 const SYSTEM_EXTENDED_EDX: u32 = 0x0003_f3ff | 1 << 11 | 1 << 20 | 1 << 29;

@@ -1,8 +1,8 @@
 //! Frozen states of a guest, to be restored or forked.
 //!
-//! Promises: a snapshot never changes; it shares every page that it has in common with its relatives;
-//! it stays valid whatever becomes of the sandbox or of other snapshots. May break it: memory shared
-//! with the host, which is no part of any snapshot.
+//! Promises: a snapshot never changes; it shares all common pages with its relatives; it stays
+//! valid after the end of the sandbox or of other snapshots. May break it: memory shared with the
+//! host, which is no part of any snapshot.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! State that all sandboxes of one program and configuration share, and the image that the first of
 //! them starts from.
 //!
-//! Promises: a template says for every guest address who may do what there, and never changes. May
+//! Promises: a template defines the access rights of every guest address, and never changes. May
 //! break it: contents that do not belong to the regions of the layout.
 
 use std::sync::{Arc, OnceLock};

@@ -1,6 +1,6 @@
 //! Comparing a sandbox with its image.
 //!
-//! Promises: whatever differs is found, memory or register; a sandbox that did not pass cannot be called. May break
+//! Promises: every difference is found, memory or register; a sandbox that did not pass cannot be called. May break
 //! it: differences that only a guest's own instructions show, such as caches.
 
 use crate::PAGE;
@@ -40,8 +40,8 @@ impl Sandbox {
     /// the entry code cleared the extended state.
     ///
     /// # Errors
-    /// The first difference, or why the comparison failed. The sandbox must then be reset; where there is no call or
-    /// write that the difference could come from, it is quarantined instead.
+    /// The first difference, or why the comparison failed. The sandbox must then be reset; if no call or write can be
+    /// the cause, it is quarantined instead.
     pub fn verify(&mut self) -> Result<(), VerifyError> {
         self.check()?;
         // If this is interrupted, by a panic for example, the sandbox must not look ready.

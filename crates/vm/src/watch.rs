@@ -146,7 +146,7 @@ impl Watch {
 }
 
 /// Stops the call that a sandbox is running, from any thread. The sandbox is then as after a
-/// timeout: it has to be reset, and is pristine again.
+/// timeout: it must be reset, and is pristine again.
 #[derive(Debug, Clone)]
 pub struct StopHandle(pub(crate) Arc<Watch>);
 

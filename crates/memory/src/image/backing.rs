@@ -30,7 +30,7 @@ const PACK_IMAGES: usize = 256;
 static OWNED: AtomicUsize = AtomicUsize::new(0);
 /// A child of a fork begins new packs: only the parent writes the files of its packs.
 static PACKS: PerProcess<Packs> = PerProcess::new(Packs::default);
-/// Of images that are filled lazily: each range is filled while slots map it.
+/// For images that are filled lazily: each range is filled while slots map it.
 static FILLED_PACKS: PerProcess<Packs> = PerProcess::new(Packs::default);
 
 /// A file shared by many backings.
@@ -38,12 +38,12 @@ struct Pack {
     file: Memfd,
     /// Next free page.
     next: Mutex<usize>,
-    /// Set when space could not be given back: no further backing may keep it.
+    /// Set when space could not be released: no further backing may keep it.
     closed: AtomicBool,
 }
 
 /// Packs with live backings. A new one is made only while all others are full, so their number follows the number of
-/// live backings, whichever of them are kept.
+/// live backings, in any order of drops.
 #[derive(Default)]
 struct Packs(Mutex<Vec<Weak<Pack>>>);
 
@@ -104,7 +104,7 @@ pub(super) struct Filling {
 }
 
 impl Filling {
-    /// Why a page does not come although it was asked for.
+    /// Why a requested page does not come.
     fn refusal(&self) -> ImageError {
         let unknown = || "the filler left pages out".to_owned();
         ImageError::Filler(self.filler.failure().unwrap_or_else(unknown))
@@ -120,7 +120,7 @@ pub(crate) struct Backing {
     stored: Vec<PageRange>,
     /// Fills in content that is missing so far.
     filling: Option<Filling>,
-    /// Whether all content is in place: saves asking the filler.
+    /// Whether all content is in place: then the filler need not be called.
     complete: AtomicBool,
 }
 
@@ -188,7 +188,7 @@ impl Backing {
         Self::viewed(Store::Lent(lender), view, pages, vec![PageRange::new(0, pages)])
     }
 
-    /// The backing, once it is known who fills which pages.
+    /// The backing, once each page has a known filler.
     pub(super) fn filled_by(mut self, stored: Vec<PageRange>, filling: Filling) -> Self {
         self.stored = stored;
         self.filling = Some(filling);
@@ -336,12 +336,11 @@ impl Drop for Backing {
             Store::Own(_) => {
                 OWNED.fetch_sub(1, Ordering::Relaxed);
             }
-            // The space is not handed out again, so an error costs memory until the pack goes, never
-            // content.
+            // The space is not reused, so an error costs memory until the pack is dropped, never content.
             Store::Packed { pack, start, made } if made.is_alone() => {
                 pack.give_back(PageRange::new(*start, self.pages));
             }
-            // A child may have it. Its memory goes with the pack.
+            // A child may use it. Its memory goes with the pack.
             Store::Packed { pack, .. } => pack.closed.store(true, Ordering::Relaxed),
             Store::Lent(_) => {}
         }

@@ -223,7 +223,7 @@ pub(super) unsafe fn store_pages(
     })
 }
 
-/// Most mappings that a slot should need for one backing.
+/// Maximum mappings that a slot should need for one backing.
 const MAX_RUNS: usize = 256;
 /// Gaps of up to this many pages are always kept as holes.
 const SMALL_GAP: usize = 16;
@@ -292,8 +292,8 @@ fn store(
 /// Pages that are read at a time.
 const AT_ONCE: usize = 256;
 
-/// Has `read` put the pages of `runs` into bytes, so many at a time, one run after the other, and hands them to `each`, a run or a
-/// part of one at a time.
+/// Reads the pages of `runs` through `read` in batches, one run after the other, and passes them to `each`, one run
+/// or a part of one per call.
 pub(crate) fn read_parts<E>(
     runs: &[PageRange],
     mut read: impl FnMut(&[PageRange], &mut [u8]) -> Result<(), E>,

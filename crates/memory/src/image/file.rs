@@ -24,8 +24,8 @@ impl ImageFile {
     /// The file.
     ///
     /// # Safety
-    /// The file may be writable. It must not be written through the descriptor, a copy of it or a shared mapping: the
-    /// image's pages are handed out as references, and other images can be stored in the same file.
+    /// The file may be writable. It must not be written through the descriptor, a copy of it or a shared mapping:
+    /// references to the image's pages exist, and other images can be stored in the same file.
     #[must_use]
     pub unsafe fn file(&self) -> BorrowedFd<'_> {
         self.0.backing.file().0.as_fd()

@@ -1,6 +1,6 @@
 //! How content gets into the file of a lazily filled image.
 //!
-//! Slots map that file while it is filled, and whatever is in its page cache can be read there by any thread, by the
+//! Slots map that file while it is filled, and every page in its page cache can be read there by any thread, by the
 //! kernel, and by forked children. So a page enters the page cache whole: it is staged elsewhere, checked, and then
 //! inserted by userfaultfd's COPY, which copies into a private kernel page before it is visible. Nothing ever stores
 //! into the file's memory.
@@ -23,7 +23,7 @@ use super::Backing;
 use crate::ImageError;
 use crate::tracker::descriptor::SIGBUS;
 
-/// How often a copy that the kernel put off is tried again.
+/// Attempts of a copy that the kernel deferred.
 const TRIES: usize = 100_000;
 
 /// Which pages of a lazily filled image have arrived.
@@ -105,7 +105,7 @@ impl Inserter {
         let (file, start) = backing.file();
         memory.map_shared(all, Protection::ReadWrite, file, start)?;
         let uffd = SIGBUS.get().ok().filter(|uffd| {
-            // Before the first page, so that none comes of itself. Reading a page too early through the
+            // Before the first page, so that the kernel inserts none itself. Reading a page too early through the
             // view is a fault then, and not a page of zeros.
             let starts = [memory.page_ptr(0), backing.page_ptr(0).cast_mut()];
             let register = |start| uffd.register(start, all.byte_len(), Interest::MISSING);
@@ -122,19 +122,19 @@ impl Inserter {
         Ok((backing, Inserter { memory, uffd, arrived: arrived.clone(), claimed }, arrived))
     }
 
-    /// Whether pages can be put in place while slots use the image. Otherwise slots wait for all of them.
+    /// Whether pages can be filled while slots use the image. Otherwise slots wait for all of them.
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.uffd.is_some()
     }
 
-    /// Pages that can be put in place: from the image's first to its last that is stored.
+    /// Pages that can be filled: from the image's first to its last stored one.
     #[must_use]
     pub fn pages(&self) -> usize {
         self.memory.pages()
     }
 
-    /// The pages that the filler answers for, in order. No other page will be asked for.
+    /// The pages that the filler answers for, in order. No other page will be requested.
     #[must_use]
     pub fn filled(&self) -> &[PageRange] {
         &self.arrived.filled
@@ -153,8 +153,8 @@ impl Inserter {
     ///
     /// # Errors
     /// `EEXIST` for a page that is already present, `EINVAL` for pages outside the image or parts of pages, `ESRCH`
-    /// in a child of the process that made the image; otherwise the kernel's error. Pages put in place before the
-    /// error stay.
+    /// in a child of the process that made the image; otherwise the kernel's error. Pages filled before the error
+    /// stay.
     pub fn put(&self, first: usize, content: &[u8]) -> Result<(), SysError> {
         let pages = PageRange::new(first, content.len() / PAGE_SIZE);
         let fits = first.checked_add(pages.len).is_some_and(|end| end <= self.pages());

@@ -4,10 +4,9 @@
 //! one that is missing, when the engine is about to read one, and ahead of both. Every slot of the image
 //! shares what has arrived, and once all has, the image is like any other.
 //!
-//! Promises: no page is read before its whole content is in place ([`Inserter`] says how). When
-//! the filler fails, the image has failed for good: slots close their memory and refuse use, and every
-//! error names the cause. Where the host has no way to put pages in place under running guests, slots wait
-//! for all of them ([`Image::fills_first`]).
+//! Promises: no page is read before its whole content is in place (see [`Inserter`]). When the filler fails, the
+//! image has failed for good: slots close their memory and refuse use, and every error names the cause. Where the
+//! host has no way to put pages in place under running guests, slots wait for all of them ([`Image::fills_first`]).
 
 use std::sync::Arc;
 

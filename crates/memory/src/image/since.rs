@@ -48,8 +48,8 @@ impl<'a> ExtentsByBacking<'a> {
         Self(places)
     }
 
-    /// Where page `at` of a backing is in the image, and how many pages follow it there; or none, and how many
-    /// pages of the backing are not in the image either.
+    /// The position of page `at` of a backing in the image, and the number of pages that follow it there; or `None`,
+    /// and the number of pages of the backing that are not in the image either.
     fn find(&self, backing: &Arc<Backing>, at: usize) -> (Option<usize>, usize) {
         let Some(extents) = self.0.get(&Arc::as_ptr(backing)) else { return (None, usize::MAX) };
         let index = extents.partition_point(|extent| extent.at + extent.range.len <= at);

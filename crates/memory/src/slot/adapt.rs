@@ -22,8 +22,8 @@ const MAX_PAUSE: u32 = 8192;
 /// Resets between two samples of the write set, at first and at most.
 const FIRST_SAMPLE: u32 = 11;
 const MAX_SAMPLE: u32 = 1024;
-/// The most while much of the set is in use and found unchanged: to shed that page by page, and have it come back, is no less
-/// dear than to copy it for some thousand resets.
+/// The maximum while much of the set is in use and found unchanged: shedding that page by page, and learning it
+/// again, costs as much as copying it for some thousand resets.
 const USED_SAMPLE: u32 = 4 * FIRST_SAMPLE;
 /// Pages copied for each page that is looked at.
 const PAGES_A_LOOK: i64 = 128;
@@ -31,7 +31,7 @@ const PAGES_A_LOOK: i64 = 128;
 const LEAST_A_RESET: i64 = 4;
 /// Pages looked at before they count, where not all of the set is expected to be written.
 const BELIEVED: usize = 16;
-/// Resets without growth before memory that a run grew into is given back, at first and at most.
+/// Resets without growth before memory from growth is released: first value and maximum.
 const FIRST_GROWTH: u64 = 64;
 const MAX_GROWTH: u64 = 8192;
 
@@ -40,7 +40,7 @@ const MAX_GROWTH: u64 = 8192;
 pub(crate) enum Next {
     /// Copy.
     Copy,
-    /// Look at so many pages, then copy.
+    /// Sample this many pages, then copy.
     Look(usize),
     /// Compare every page, and shed.
     Sample,
@@ -194,8 +194,8 @@ impl Adapt {
         self.grown_at = resets;
     }
 
-    /// Whether memory that earlier runs grew into has been idle for long enough at reset `resets`. Each time
-    /// it is given back the next wait is twice as long.
+    /// Whether memory that earlier runs grew into has been idle for long enough at reset `resets`. Each release
+    /// doubles the next wait.
     pub(crate) fn growth_idle(&mut self, resets: u64) -> bool {
         let idle = resets.saturating_sub(self.grown_at) >= self.keep_growth;
         if idle {

@@ -22,7 +22,7 @@ impl Slot {
     /// As [`Slot::freeze`].
     pub fn freeze_apart(&mut self) -> Result<Image, ImageError> {
         let changed = self.differing()?;
-        // SAFETY: the runs are accessible pages of this slot, and `&mut self` says that no guest runs.
+        // SAFETY: the runs are accessible pages of this slot, and `&mut self` excludes a running guest.
         unsafe { self.image.derive_apart(self.space.end, &changed, self.base()) }
     }
 
@@ -69,7 +69,7 @@ impl Slot {
         if changed.is_empty() && self.space.end == self.image.pages() {
             return Ok((self.image.clone(), changed));
         }
-        // SAFETY: the runs are accessible pages of this slot, and `&mut self` says that no guest runs.
+        // SAFETY: the runs are accessible pages of this slot, and `&mut self` excludes a running guest.
         let image = unsafe { self.image.derive(self.space.end, &changed, base)? };
         Ok((image, changed))
     }

@@ -27,7 +27,7 @@ pub struct ResetReport {
 pub struct Mismatch {
     /// Index of the page.
     pub page: usize,
-    /// How many of its bytes differ.
+    /// The number of bytes that differ.
     pub bytes: usize,
 }
 
@@ -137,8 +137,7 @@ impl Slot {
         Ok(learned)
     }
 
-    /// Compares a few pages of the set with the image, and gives back memory that no run has grown into for
-    /// long.
+    /// Compares a few pages of the set with the image, and releases memory that no run has grown into for long.
     #[cold]
     fn look(&mut self, pages: usize) -> Result<(), ResetError> {
         let (base, initial_end) = (self.base(), self.space.initial_end());
@@ -149,8 +148,8 @@ impl Slot {
         self.release_growth()
     }
 
-    /// Compares the whole set with the image, restores what differs, and sheds idle pages. Their private
-    /// copies are given back.
+    /// Compares the whole set with the image, restores what differs, and sheds idle pages. Their private copies are
+    /// released.
     #[cold]
     fn sample(&mut self) -> Result<(), ResetError> {
         let set = self.write_set.len();

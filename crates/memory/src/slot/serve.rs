@@ -1,10 +1,9 @@
 //! Missing pages of a lazily filled image in slots that a virtual machine runs on: threads of the process
 //! answer for them.
 //!
-//! KVM touches a guest's memory in the kernel, where no signal can be answered. A userfaultfd with events
-//! lets KVM sleep instead, and host code that touches the memory as well, until a thread has had the page
-//! put in place. It needs privilege ([`afresh_sys::Feature::UffdKernel`]); without it the image is filled
-//! first.
+//! KVM touches a guest's memory in the kernel, where no signal can be answered. A userfaultfd with events lets KVM
+//! sleep instead, and host code that touches the memory as well, until a thread has filled the page. It needs
+//! privilege ([`afresh_sys::Feature::UffdKernel`]); without it the image is filled first.
 //!
 //! One thread at a time leads: it takes the next fault, makes another thread lead, and answers the fault itself. At
 //! most [`PER_IMAGE`] threads handle faults of one image; its further faults wait in a queue, so a slow source delays
@@ -33,7 +32,7 @@ use crate::image::{FaultOutcome, Missing};
 const THREADS: usize = 64;
 /// Threads that answer for one image at most.
 const PER_IMAGE: usize = 2;
-/// How long a thread waits for something to do before it ends.
+/// Idle time of a thread before it ends.
 const IDLE: Duration = Duration::from_secs(10);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -44,7 +43,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The threads, and the slots they answer for, by the address of their first page.
 struct Server {
     uffd: Uffd,
-    /// Of the process it was opened in.
+    /// The process it was opened in.
     generation: u32,
     slots: Mutex<BTreeMap<usize, Arc<Entry>>>,
     crew: Mutex<FaultThreads>,
@@ -230,7 +229,7 @@ impl Server {
         Some(Fault { slot, image, address })
     }
 
-    /// Hands the lead on and returns the fault, or has it wait.
+    /// Passes the lead on and returns the fault, or queues it.
     fn take(&'static self, fault: Fault) -> Option<Fault> {
         let mut crew = lock(&self.crew);
         let replaced = crew.idle > 0 || crew.threads < THREADS;

@@ -1,4 +1,4 @@
-//! Zero memory from a stock instead of from faults, and what becomes of it.
+//! Zero memory from a stock instead of from faults, and its later use.
 //!
 //! Where a slot comes by whole 2 MiB of zero memory, by growth or at its creation, a stock may move
 //! resident huge pages there. Such a one is watched as a whole: it is write-protected by one entry of
@@ -20,7 +20,7 @@ use super::{Method, Slot};
 use crate::tracker::push_run;
 use crate::{ResetError, SlotError};
 
-/// A huge page is kept when at least one page in so many was written.
+/// A huge page is kept when at least one of this many pages was written.
 const DENSE: usize = 8;
 /// Pages between two that are looked at when the tracker reports huge pages only.
 const STRIDE: usize = 16;
@@ -104,8 +104,8 @@ impl Slot {
         }
     }
 
-    /// Blocks of `range`, which a run is growing into again, that proved dense while they consisted of small
-    /// pages, because the stock had none to spare at the time: the stock is asked again.
+    /// Blocks of `range`, which a run is growing into again, that proved dense while they consisted of small pages,
+    /// because the stock was empty at the time: the stock is queried again.
     pub(super) fn restage(&mut self, range: PageRange) -> Result<(), SlotError> {
         if self.config.stock.is_none() || !self.takes_huge_pages() {
             return Ok(());

@@ -22,7 +22,7 @@ pub struct DirtyPages {
 }
 
 /// A word for every 64 pages. A slot of 4 GiB needs 128 KiB, mostly unused, so a large array is a separate mapping.
-/// The allocator would hand out memory that had other uses before, and make all of it resident by zeroing it.
+/// The allocator would return memory with earlier uses, and make all of it resident by zeroing it.
 #[derive(Debug)]
 enum Words {
     Small(Box<[AtomicU64]>),
@@ -125,7 +125,7 @@ impl DirtyPages {
         }
     }
 
-    /// How many runs of the set hold a page of `range` or a neighbour of it.
+    /// The number of runs in the set that hold a page of `range` or a neighbour of it.
     pub(crate) fn runs_touching(&self, range: PageRange) -> usize {
         let end = range.end().saturating_add(1).min(self.pages);
         let mut page = range.start.saturating_sub(1);

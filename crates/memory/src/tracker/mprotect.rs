@@ -1,9 +1,9 @@
 //! mprotect answered by SIGSEGV in the writing thread: works on every Linux, in any container.
 //!
-//! Each run of open pages splits a mapping, and a process may have only so many (`vm.max_map_count`, 65,530 by
-//! default), for everything that it does. So the trackers of a process share a budget of runs, a part of it each. The
-//! more of its part a slot has open *now*, the larger the blocks that one fault opens; a slot that has more than its
-//! part when it is drained closes gaps between its runs. A scattered writer costs copying then, not mappings.
+//! Each run of open pages splits a mapping, and the kernel limits the mappings of a process (`vm.max_map_count`,
+//! 65,530 by default). So the trackers of a process share a budget of runs, a part of it each. The more of its part a
+//! slot has open *now*, the larger the blocks that one fault opens; a slot that has more than its part when it is
+//! drained closes gaps between its runs. A scattered writer costs copying then, not mappings.
 //!
 //! May break it: as with SIGBUS, a system call that writes a protected page fails with `EFAULT`.
 
@@ -22,8 +22,7 @@ const MAX_ORDER: usize = 8;
 /// Pages to each side that are opened when the kernel has no mapping left for a small block.
 const WIDE: usize = 1 << 20;
 
-/// A tracker's part of the budget is as if there were at least so many of them, so that the first ones do not take
-/// it all.
+/// Minimum divisor of the budget, so that the first trackers do not take it all.
 const AT_LEAST: usize = 8;
 
 /// The runs of all trackers of this process, and how many trackers there are. A child of a fork has its parent's

@@ -4,8 +4,8 @@
 //! page is open and costs nothing. Works without privilege. One descriptor serves every slot of the
 //! process.
 //!
-//! It also answers for pages of a lazily filled image that are not there yet. Such a fault and one on a
-//! protected page look alike; a page that is in place is taken for protected.
+//! It also handles missing pages of a lazily filled image. Such a fault and one on a protected page look alike; a
+//! page that is in place is taken for protected.
 //!
 //! May break it: a *system call* that writes a protected page fails with `EFAULT`, because the
 //! kernel, not a thread, takes the fault. Slots whose memory system calls write use the scan tracker
@@ -52,7 +52,7 @@ struct Watch {
     repeats: AtomicUsize,
 }
 
-/// How often a page may fault in a row that is open already. Threads that met it at the same time come once each; a
+/// Maximum consecutive faults on a page that is already open. Threads that met it at the same time come once each; a
 /// page that the kernel cannot bring back, from swap say, faults without end.
 const MAX_REPEATS: usize = 10_000;
 
@@ -243,11 +243,11 @@ mod tests {
     const CHILD: &str = "AFRESH_TEST_LOST_PAGE";
     const NAME: &str =
         "tracker::sigbus::tests::a_page_that_is_lost_ends_the_process_and_does_not_hang_it";
-    /// How the child says that it cannot play.
+    /// The child's exit status for a skipped test.
     const SKIPPED: i32 = 9;
 
-    /// Touches a page that no retry brings back: past the end of its file, which the kernel reports as it
-    /// reports a page that it cannot read from swap, or poisoned.
+    /// Touches a page that no retry restores: past the end of its file, which the kernel reports as it reports a page
+    /// that it cannot read from swap, or poisoned.
     fn touch_a_lost_page(poisoned: bool) -> Result<std::convert::Infallible, TrackError> {
         let all = PageRange::new(0, 2);
         let file = Memfd::new(c"afresh-test")?;
@@ -268,7 +268,7 @@ mod tests {
                 std::process::exit(SKIPPED);
             }
         }
-        // SAFETY: what this does is what is asked.
+        // SAFETY: the fault is the purpose.
         unsafe { lost.write_volatile(1) };
         println!("a page that is lost was written");
         std::process::exit(3);

@@ -136,7 +136,7 @@ fn a_strategy_that_cannot_wait_for_pages_has_them_all_first() {
     }
 }
 
-/// An image whose pages the kernel refuses to put in place one by one.
+/// An image whose pages the kernel refuses to fill one by one.
 fn without_a_door(content: &[u8]) -> (Image, std::sync::Arc<common::VecFiller>) {
     let call = Some(afresh_sys::Call::UffdRegister);
     let plan = inject::Plan { call, after: 0, times: usize::MAX, errno: libc::EINVAL };
@@ -240,11 +240,11 @@ fn touching_a_page_that_never_comes_raises_sigsegv() {
     println!("read {read} where nothing must be read");
 }
 
-/// A guest adapter's tracker that says of every page that it was written.
+/// A guest adapter's tracker that reports every page as written.
 #[derive(Default)]
 struct Own(Vec<PageRange>);
 
-// SAFETY: says of every watched page that it was written, and protects none.
+// SAFETY: reports every watched page as written, and protects none.
 unsafe impl Tracker for Own {
     fn kind(&self) -> TrackerKind {
         TrackerKind::Other("own")
@@ -279,7 +279,7 @@ fn kernel_reads(slot: &Slot, at: usize) -> Result<u8, std::io::Error> {
     let mut pipe = [0; 2];
     // SAFETY: the array has room for two descriptors.
     assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
-    // SAFETY: the byte is inside the slot; whether it can be read is what is asked.
+    // SAFETY: the byte is inside the slot; the kernel reports whether it can be read.
     let sent = unsafe { libc::write(pipe[1], slot.base().add(at).cast(), 1) };
     let error = std::io::Error::last_os_error();
     let mut byte = 0_u8;

@@ -108,7 +108,7 @@ const CAPACITY: usize = 256;
 /// Room for growth by some blocks of 512 pages.
 const FAR: usize = 140 + 5 * 512;
 
-/// Where slots get whole blocks from in the tests that have a stock.
+/// The stock in tests that use one.
 static STAGE: LazyLock<Arc<Stage>> = LazyLock::new(|| Arc::new(Stage::new(16 * 512).unwrap()));
 
 /// Gives the stage time to have `pages` ready; without them slots grow as if there were none.

@@ -220,7 +220,7 @@ fn after_heavy_work_light_calls_are_light_again_within_a_hundred_and_memory_fall
     for kind in [TrackerKind::UffdSigbus, TrackerKind::Mprotect, TrackerKind::UffdScan] {
         let config =
             SlotConfig { strategy: Strategy::WriteSet(Some(kind)), ..SlotConfig::default() };
-        // Of zeros: what is resident in it is the slot's own.
+        // Zeros: its resident pages belong to the slot.
         let Ok(mut slot) = Slot::new(&Image::zero(8192), config) else {
             println!("SKIPPED: no tracker {kind} on this host");
             continue;
@@ -272,10 +272,10 @@ fn memory_that_one_run_grew_into_is_given_back_and_can_be_grown_into_again() {
     }
 }
 
-/// How many of `pages` pages from `start` on are in memory, accessible or not.
+/// The number of pages in memory, among `pages` pages from `start` on, accessible or not.
 fn resident_in(start: usize, pages: usize) -> usize {
     let mut map = vec![0u8; pages];
-    // SAFETY: asks about a range that the slot keeps reserved; `map` has a byte for each page.
+    // SAFETY: queries a range that the slot keeps reserved; `map` has a byte for each page.
     let outcome = unsafe { libc::mincore(start as *mut _, pages * PAGE_SIZE, map.as_mut_ptr()) };
     assert_eq!(outcome, 0);
     map.iter().filter(|byte| **byte & 1 != 0).count()
@@ -355,7 +355,7 @@ fn an_opened_range_takes_a_system_call_under_every_tracker() {
 
 #[test]
 fn ten_thousand_images_do_not_exhaust_descriptors() {
-    // Other tests of this process would count, too.
+    // Other tests of this process would count as well.
     afresh_sys::alone("promises::ten_thousand_images_do_not_exhaust_descriptors", || {
         let count = || std::fs::read_dir("/proc/self/fd").unwrap().count();
         let before = count();
@@ -489,7 +489,7 @@ fn planted_bugs_of_the_safeguards_are_caught() {
 
 #[test]
 fn hundreds_of_scattered_writers_stay_within_the_mappings_of_a_process() {
-    // Other tests of this process would count, too.
+    // Other tests of this process would count as well.
     afresh_sys::alone(
         "promises::hundreds_of_scattered_writers_stay_within_the_mappings_of_a_process",
         || {

@@ -17,7 +17,7 @@ pub(super) const BLOCK: usize = 512;
 /// Pages that a slot has before it grows.
 pub(super) const SMALL: usize = 16;
 
-/// A stage that can be shut, and counts what became of its memory.
+/// A stage that can be shut, and counts the uses of its memory.
 #[derive(Debug)]
 pub(super) struct Gate {
     stage: Stage,

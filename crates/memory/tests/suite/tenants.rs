@@ -45,7 +45,7 @@ impl Filler for Gated {
 
 struct Own;
 
-// SAFETY: says of every watched page that it was written, and protects none.
+// SAFETY: reports every watched page as written, and protects none.
 unsafe impl Tracker for Own {
     fn kind(&self) -> TrackerKind {
         TrackerKind::Other("own")

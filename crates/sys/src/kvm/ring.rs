@@ -57,10 +57,10 @@ pub fn enable_dirty_ring(vm: &VmFd, entries: u32) -> Result<(), SysError> {
     call(ENABLE, || vm.enable_cap(&enable))
 }
 
-/// Write-protects again every page whose ring entry was given back.
+/// Write-protects again every page whose ring entry was returned.
 ///
 /// # Errors
-/// What the kernel says; the pages are then in an unknown state and the VM must be given up.
+/// The kernel's error; the pages are then in an unknown state and the VM must be given up.
 pub fn reset_dirty_rings(vm: &VmFd) -> Result<u32, SysError> {
     call("KVM_RESET_DIRTY_RINGS", || {
         // SAFETY: the fd is a VM and the call takes no argument.
@@ -84,7 +84,7 @@ pub struct DirtyRing {
     entries: u32,
     /// Next entry to read.
     fetch: u32,
-    /// Entries read but not given back; they keep their place in the ring.
+    /// Entries read but not returned; they keep their place in the ring.
     held: u32,
 }
 
@@ -95,7 +95,7 @@ impl DirtyRing {
     /// Maps the ring of `vcpu`, created after `enable_dirty_ring(vm, entries)`.
     ///
     /// # Errors
-    /// What `mmap` says; `EINVAL` where the ring is not enabled.
+    /// Any error of `mmap`; `EINVAL` where the ring is not enabled.
     pub fn map(vcpu: &VcpuFd, entries: u32) -> Result<Self, SysError> {
         let len = entries as usize * size_of::<kvm_dirty_gfn>();
         let base = call(MAP, || {

@@ -30,10 +30,10 @@ use table::{Held, Table, Unpublished};
 type Owner = Arc<dyn FaultHandler>;
 
 static TABLE: Table<Owner> = Table::new();
-/// Serialises those who change the table or the installed handlers.
+/// Serialises changes of the table and of the installed handlers.
 static CHANGES: PerProcess<Mutex<Unpublished<Owner>>> =
     PerProcess::new(|| Mutex::new(Unpublished::new()));
-/// The signals that some range was ever registered for. The child of a fork inherits its parent's handlers, too.
+/// The signals that some range was ever registered for. The child of a fork also inherits its parent's handlers.
 static WANTED: AtomicU32 = AtomicU32::new(0);
 
 const SIGNALS: [(FaultSignal, u32, &Chain); 2] =

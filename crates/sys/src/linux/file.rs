@@ -30,7 +30,7 @@ impl Reservation {
     ///
     /// # Errors
     /// `EINVAL` for ranges of different length or outside; `ENOMEM` when mappings or a limit are exhausted. The error
-    /// says whether the old memory is lost.
+    /// includes whether the old memory is lost.
     pub fn take_mapping(
         &self,
         to: PageRange,
@@ -115,11 +115,11 @@ pub unsafe fn copy_mapped(from: *const u8, to: *mut u8, len: usize) -> Result<()
     Ok(())
 }
 
-/// The first bytes of `file` at or behind `from` that are no hole, or `None` when only a hole follows. A
-/// file system that does not know calls everything data. Moves the file's position.
+/// The first bytes of `file` at or behind `from` that are no hole, or `None` when only a hole follows. A file system
+/// that does not know calls everything data. Moves the file's position.
 ///
 /// # Errors
-/// Whatever `lseek` says.
+/// Any error of `lseek`.
 pub fn next_data(file: BorrowedFd<'_>, from: u64) -> Result<Option<Range<u64>>, SysError> {
     inject::gate(Call::Read)?;
     let seek = |to: u64, whence| {
@@ -171,17 +171,17 @@ pub struct Piece {
     pub len: usize,
 }
 
-/// Most pieces that one scattered read takes.
+/// Maximum pieces of one scattered read.
 pub const MAX_PIECES: usize = 1024;
 
-/// Reads consecutive bytes of `file`, from `offset` on, into at most [`MAX_PIECES`] pieces of memory.
-/// Returns the bytes read, which may be fewer than wanted.
+/// Reads consecutive bytes of `file`, from `offset` on, into at most [`MAX_PIECES`] pieces of memory. Returns the
+/// bytes read, which may be fewer than wanted.
 ///
 /// # Safety
 /// As [`read_into`], for every piece.
 ///
 /// # Errors
-/// `EINVAL` for too many pieces, `EIO` when the file ends early; whatever `preadv` says.
+/// `EINVAL` for too many pieces, `EIO` when the file ends early; any error of `preadv`.
 pub unsafe fn read_scattered(
     file: BorrowedFd<'_>,
     pieces: &[Piece],

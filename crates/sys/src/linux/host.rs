@@ -35,8 +35,8 @@ pub fn thread_id() -> i32 {
     unsafe { libc::gettid() }
 }
 
-/// Mappings that the kernel lets a process have: `vm.max_map_count`, or its default where that cannot be read. Read once
-/// a process, so that it may be asked in a signal handler later.
+/// Mappings that the kernel lets a process have: `vm.max_map_count`, or its default where that cannot be read. Read
+/// once a process, so that later calls are safe in a signal handler.
 #[must_use]
 pub fn max_mappings() -> usize {
     static MOST: Inherited<usize> = Inherited::new();
@@ -158,7 +158,7 @@ pub fn thread_cpu_time() -> Duration {
     Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec.clamp(0, 999_999_999) as u32)
 }
 
-/// Processor time that another process has used, if there is such a one.
+/// CPU time of another process; `None` if it does not exist.
 #[must_use]
 pub fn process_cpu_time(pid: u32) -> Option<Duration> {
     // As the kernel numbers the clocks of processes (`CPUCLOCK_SCHED`).

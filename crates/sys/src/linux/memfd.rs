@@ -9,7 +9,7 @@ use crate::{Call, PageRange, SysError, inject};
 
 /// Pieces that the kernel takes in one call (`IOV_MAX`).
 const MOST_VECTORS: usize = 1024;
-/// Times that the kernel is asked to seal a file whose pages are held; it waits itself each time.
+/// Attempts to seal a file with pinned pages; the kernel itself waits in each.
 const SEAL_ATTEMPTS: u32 = 20;
 
 /// Skips `written` bytes of the pieces from `first` on; returns the first piece with bytes left.
@@ -156,10 +156,10 @@ impl Memfd {
     ///
     /// The kernel refuses while a page is pinned, because the holder could write to it; memory that is being
     /// compacted or reclaimed is pinned too. It waits some 150 ms for them (`memfd_wait_for_pins`), which a busy host
-    /// can exceed, so it is asked a bounded number of times.
+    /// can exceed, so the call is repeated a bounded number of times.
     ///
     /// # Errors
-    /// `EBUSY` while a shared writable mapping exists, and when pages are still held after all that.
+    /// `EBUSY` while a shared writable mapping exists, and when pages are still pinned after all that.
     pub fn seal(&self) -> Result<(), SysError> {
         let seals =
             libc::F_SEAL_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;

@@ -93,7 +93,7 @@ pub struct Reservation {
     kept: AtomicUsize,
     /// Whether a part of the range was lost.
     torn: AtomicBool,
-    /// Of the process that reserved it.
+    /// The process that reserved it.
     generation: u32,
 }
 
@@ -328,7 +328,7 @@ impl Reservation {
     /// Advises the kernel about `range`.
     ///
     /// # Errors
-    /// Whatever `madvise` says; `EAGAIN` is retried a bounded number of times.
+    /// Any error of `madvise`; `EAGAIN` is retried a bounded number of times.
     pub fn advise(&self, range: PageRange, advice: Advice) -> Result<(), SysError> {
         self.check(range, Call::Advise)?;
         if range.is_empty() {
@@ -340,8 +340,7 @@ impl Reservation {
         for attempt in 0.. {
             inject::gate(Call::Advise)?;
             let advise = |bits| {
-                // SAFETY: this value owns the range. Discarding changes bytes only as the caller of this
-                // method asked.
+                // SAFETY: this value owns the range. Discarding changes bytes only as the caller requested.
                 let rc = unsafe {
                     libc::madvise(self.page_ptr(range.start).cast(), range.byte_len(), bits)
                 };
@@ -368,8 +367,8 @@ impl Reservation {
         Ok(())
     }
 
-    /// How many pages of `range` are resident, by `mincore`. A page of a file counts when the file
-    /// has it in memory, mapped here or not.
+    /// The number of resident pages in `range`, by `mincore`. A page of a file counts when the file has it in memory,
+    /// mapped here or not.
     #[must_use]
     pub fn resident_pages(&self, range: PageRange) -> usize {
         if self.check(range, Call::Map).is_err() || range.is_empty() {

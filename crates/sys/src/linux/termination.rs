@@ -10,12 +10,12 @@ extern "C" fn note(_: libc::c_int) {
     ASKED.store(true, Ordering::Release);
 }
 
-/// Turns the first SIGTERM or SIGINT into a flag, which this returns; system calls that wait end with
-/// `EINTR` then. The next one of the same kind ends the process as usual, so that a service which does
-/// not end in time can be ended.
+/// Turns the first SIGTERM or SIGINT into a flag, which this returns; system calls that wait end with `EINTR` then.
+/// The next one of the same kind ends the process as usual, so that a service which does not end in time can be
+/// ended.
 ///
 /// # Errors
-/// Whatever `sigaction` says.
+/// Any error of `sigaction`.
 pub fn watch() -> Result<&'static AtomicBool, SysError> {
     for signal in [libc::SIGTERM, libc::SIGINT] {
         inject::gate(Call::Signal)?;

@@ -1,9 +1,9 @@
 //! Calls that may end the process that makes them: tried in a child first.
 //!
 //! A seccomp profile can answer a call it forbids with an error, which is well, or with SIGSYS, which ends the
-//! process. A probe for a facility must not end the process. A thread without a filter, which is most, need not ask;
-//! where there is one, a single child makes all the calls, and only if it dies one for each: a child takes
-//! milliseconds of a large process.
+//! process. A probe for a facility must not end the process. A thread without a filter, which is the common case,
+//! needs no trial. With a filter, a single child makes all the calls, and only if it dies one child each: a child
+//! takes milliseconds of a large process.
 
 /// The calls that profiles are known to kill for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

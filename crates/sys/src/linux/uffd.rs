@@ -54,7 +54,7 @@ pub enum UffdMode {
 /// Which faults a registered range reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interest {
-    /// Pages that are not there.
+    /// Missing pages.
     pub missing: bool,
     /// Writes to write-protected pages.
     pub write_protect: bool,
@@ -65,7 +65,7 @@ pub struct Interest {
 impl Interest {
     /// Only writes to write-protected pages.
     pub const WRITES: Self = Self { missing: false, write_protect: true, minor: false };
-    /// Only pages that are not there.
+    /// Only missing pages.
     pub const MISSING: Self = Self { missing: true, write_protect: false, minor: false };
     /// Only unmapped pages of a shared file.
     pub const MINOR: Self = Self { missing: false, write_protect: false, minor: true };
@@ -98,7 +98,7 @@ pub enum UffdEvent {
         /// Whether the page is there but write-protected.
         write_protected: bool,
     },
-    /// A range was discarded (`MADV_DONTNEED` and the like).
+    /// A range was discarded (`MADV_DONTNEED` and similar calls).
     Remove {
         /// First address.
         start: usize,
@@ -121,8 +121,8 @@ pub enum UffdEvent {
 pub struct Uffd {
     fd: OwnedFd,
     mode: UffdMode,
-    /// Of the process that has it. In a forked child the descriptor still stands for the memory that it
-    /// stood for, and dropping a slot there would end the parent's protection.
+    /// The process that has it. In a forked child the descriptor still stands for the memory that
+    /// it stood for, and dropping a slot there would end the parent's protection.
     generation: u32,
 }
 
@@ -370,7 +370,8 @@ impl Uffd {
         }
         Ok(Some(match message.event {
             EVENT_PAGEFAULT => {
-                // SAFETY: the event number says which member of the union the kernel wrote.
+                // SAFETY: the event number identifies the member of the union that the kernel
+                // wrote.
                 let fault = unsafe { message.arg.pagefault };
                 UffdEvent::Fault {
                     address: fault.address as usize,

@@ -125,7 +125,7 @@ pub fn withhold(memory: &Arc<Reservation>, range: PageRange) -> Result<Withheld,
     Ok(Withheld { memory, range, generation, restores: true })
 }
 
-/// Keeps all of `memory` from children, which have inaccessible memory there, whatever is mapped in it later. A child
+/// Keeps all of `memory` from children, which have inaccessible memory there, for every later mapping in it. A child
 /// made by a bare system call inherits what is not advised otherwise.
 #[must_use]
 pub fn withhold_all(memory: &Arc<Reservation>) -> Withheld {

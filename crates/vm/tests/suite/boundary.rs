@@ -1,4 +1,4 @@
-//! The guest is not trusted: whatever it passes to a hypercall, and whatever is in its file.
+//! The guest is not trusted: neither its arguments of hypercalls, nor its file.
 
 use std::sync::OnceLock;
 
@@ -281,7 +281,7 @@ fn what_a_guest_has_the_host_hold_or_make_is_limited() {
     // Four zero bytes are an empty list, so that the rest is one argument too many.
     assert_eq!(sandbox.run(&words(&call(4000))).unwrap(), (-2_i64).to_le_bytes());
     limited(&mut sandbox, &call(4001), "SandboxBuilder::arguments");
-    // Beyond the guest's memory it is a bad pointer, whatever the limit.
+    // Beyond guest memory it is a bad pointer, for every limit.
     let error = sandbox.run(&words(&call(1 << 40))).unwrap_err();
     assert!(matches!(error, CallError::Guest(GuestError::BadPointer { .. })), "{error}");
     sandbox.verify().unwrap();

@@ -259,7 +259,7 @@ fn damage(dir: &Path) {
     file.write_all_at(&[byte[0] ^ 1], middle).unwrap();
 }
 
-/// Whether guests run while pages are missing; says loudly when they do not.
+/// Whether guests run while pages are missing; prints it when they do not.
 fn lazily() -> bool {
     let lazily = Features::host().has(Feature::UffdKernel);
     if !lazily {
@@ -377,7 +377,7 @@ fn a_damaged_page_ends_the_call_with_its_cause() {
 struct Fitful {
     content: Image,
     inserter: Inserter,
-    /// Held while a page is put in place.
+    /// Held while a page is filled.
     putting: Mutex<()>,
     dead: AtomicBool,
     stuck: AtomicBool,
@@ -493,7 +493,7 @@ fn without_a_userfaultfd_for_the_kernel_everything_is_there_first() {
     let options = Options { background: false, ..Options::default() };
     let frozen = Frozen::load(store.load("a").unwrap(), &options).unwrap();
     let mut thawed = builder().thaw(&frozen).unwrap();
-    // Nothing is streamed, so only the thaw can have asked for it.
+    // Nothing is streamed, so only the thaw can have requested it.
     let end = Instant::now() + Duration::from_secs(10);
     while !frozen.memory().pages().is_complete() {
         assert!(Instant::now() < end, "the thaw did not wait for everything");
@@ -529,7 +529,7 @@ fn states_that_do_not_fit_are_refused_by_name() {
     for len in 0..bytes.len() {
         assert!(Frozen::from_parts(pages.clone().into(), &bytes[..len]).is_err());
     }
-    // Bit flips: an error, or a guest that runs into whatever it runs into, contained.
+    // Bit flips: an error, or a guest that fails in any way, contained.
     for at in 0..bytes.len() {
         for bit in [0, 7] {
             let mut flipped = bytes.clone();

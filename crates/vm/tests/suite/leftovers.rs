@@ -24,8 +24,9 @@ fn sandbox(method: ResetMethod) -> Option<Sandbox> {
     }
 }
 
-/// Where XSAVE notes which components are in use. The content of each is stored and compared all the same;
-/// one that holds nothing may be noted either way, by whether a host switched tasks just then.
+/// The field of XSAVE that records the components in use. The content of each is stored and
+/// compared all the same; one that holds nothing may be noted either way, by whether a host
+/// switched tasks just then.
 const IN_USE: std::ops::Range<usize> = 256 + 512..256 + 520;
 
 /// Compares the words that the guest finds at the start of a call, and names the first difference.

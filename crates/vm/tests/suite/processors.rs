@@ -1,4 +1,4 @@
-//! A guest sees the processor of its template, here and wherever its snapshot is thawed.
+//! A guest sees the processor of its template, on this host and on every host that thaws it.
 
 use crate::common::{guest, kvm, words};
 use afresh_vm::{

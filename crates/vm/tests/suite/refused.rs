@@ -17,7 +17,7 @@ fn use_it(elf: &[u8], method: ResetMethod) -> Option<Sandbox> {
     if let Ok(snapshot) = snapshot {
         let _ = sandbox.restore(&snapshot);
     }
-    // Ended in the middle, so that the processor is brought back too.
+    // Ended in the middle, so that the processor is reset as well.
     let _ = sandbox.run(b"no words");
     let _ = sandbox.reset();
     Some(sandbox)

@@ -170,7 +170,7 @@ proptest! {
 
 #[test]
 fn forks_share_the_memory_they_do_not_write() {
-    // Other tests of this process would count, too.
+    // Other tests of this process would count as well.
     afresh_sys::alone("snapshots::forks_share_the_memory_they_do_not_write", || {
         if !kvm() {
             return;

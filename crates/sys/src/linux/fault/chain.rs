@@ -1,8 +1,8 @@
-//! Handlers of others: who gets a fault that belongs to none of our ranges.
+//! Handlers of others, for faults outside our ranges.
 //!
-//! wasmtime, language runtimes, crash reporters and we all want SIGSEGV, and each remembers only what was there when
-//! it came. Ours must be called first, so it is put on top again whenever a range is registered. That must lose no
-//! other handler, and must not end in a circle of handlers that pass faults to one another. Hence:
+//! wasmtime, language runtimes, crash reporters and we all want SIGSEGV, and each remembers only its predecessor.
+//! Ours must be called first, so it is put on top again whenever a range is registered. That must lose no other
+//! handler, and must not end in a circle of handlers that pass faults to one another. Hence:
 //!
 //! * **Each time we are put on top it is with another entry point**, a *layer*, that remembers the handler beneath
 //!   it. A handler above a layer that passes faults on comes back to that very layer, which continues downwards. A
@@ -12,7 +12,8 @@
 //!   it the default action ends the process. As the list dies with the delivery, nothing is left over when a handler
 //!   jumps out (`siglongjmp`) and never comes back.
 //!
-//! A handler beneath us is called as the kernel would have called it: with its mask, once if it asked to be reset.
+//! A handler beneath us is called as the kernel would have called it: with its mask, and once if it has
+//! `SA_RESETHAND`.
 //!
 //! May break it: a handler installed over ours that neither knows the fault nor passes it on. Nothing can be done
 //! about that, here as anywhere. At most twelve foreign handlers at the same time, each on top of the last.
@@ -46,7 +47,7 @@ static ENTRIES: [Entry; LAYERS] = [
 /// Another's handler.
 struct Foreign {
     action: libc::sigaction,
-    /// It asked to be called once (`SA_RESETHAND`) and was.
+    /// It has `SA_RESETHAND` and was called once.
     spent: AtomicBool,
 }
 
@@ -157,7 +158,7 @@ impl Chain {
         Ok(())
     }
 
-    /// The action now, which `new` replaces if there is one.
+    /// The present action, replaced by `new` if given.
     fn exchange(&self, new: Option<Entry>) -> Result<libc::sigaction, SysError> {
         // SAFETY: all-zero is a valid `sigaction`.
         let (mut action, mut old): (libc::sigaction, libc::sigaction) =
@@ -242,7 +243,7 @@ impl Chain {
         let own = if action.sa_flags & libc::SA_NODEFER != 0 { 0 } else { bit(self.signal) };
         let before = set_mask(interrupted | asked | own);
         if action.sa_flags & libc::SA_SIGINFO != 0 {
-            // SAFETY: SA_SIGINFO says that the address is a three-argument handler.
+            // SAFETY: SA_SIGINFO means that the address is a three-argument handler.
             let handler: Entry = unsafe { std::mem::transmute(action.sa_sigaction) };
             handler(self.signal, info, context);
         } else {
@@ -274,7 +275,8 @@ impl Chain {
     }
 }
 
-/// The layers that had a fault: a word of `siginfo_t` that the kernel clears, and another that says so.
+/// The layers that had a fault: a word of `siginfo_t` that the kernel clears, and another that marks the first as
+/// valid.
 #[repr(C)]
 pub(super) struct List {
     tag: u32,

@@ -9,7 +9,7 @@ use super::sync::{AtomicU64, Ordering, constant, wait_for_leavers, wake_waiters}
 const CLOSED: u64 = 1 << 31;
 const COUNT: u64 = CLOSED - 1;
 
-/// How many threads of this process are inside.
+/// The number of threads of this process that are inside.
 #[derive(Debug)]
 pub(crate) struct Readers {
     /// Generation, closed, count.

@@ -10,7 +10,7 @@
 //!
 //! Why it is safe: two counts. One is of all *lookups*, which take a moment and run no code but this. Unpublished
 //! nodes are freed only when it was seen at zero afterwards; no thread waits for that, the next change looks again.
-//! The other is of each entry's *users*, who may take their time; it is counted up inside the lookup, so the entry is
+//! The other is of each entry's *users*, which may take long; it is counted up inside the lookup, so the entry is
 //! alive then, and closed before the value is taken out.
 //!
 //! May break it: a thread that leaves a lookup or a value's use without coming back (`siglongjmp` out
@@ -31,8 +31,8 @@ struct Entry<T> {
     value: UnsafeCell<Option<T>>,
 }
 
-// SAFETY: `value` is shared with users, who read, until `users` is closed and empty, and then belongs to the one thread
-// that closed it.
+// SAFETY: `value` is shared with users, which read, until `users` is closed and empty, and then belongs to the one
+// thread that closed it.
 unsafe impl<T: Send + Sync> Send for Entry<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for Entry<T> {}
@@ -185,8 +185,8 @@ impl<T: Send + Sync> Table<T> {
             .filter(|entry| address < entry.end && entry.users.enter(generation))
             .map(std::ptr::from_ref);
         self.lookups.leave();
-        // SAFETY: counted among its users before the lookup ended, so it is not closed yet, and who closes it
-        // waits for us before it lets go of the entry or its value.
+        // SAFETY: counted among its users before the lookup ended, so it is not closed so far, and the closing thread
+        // waits for us before it releases the entry or its value.
         let entry = unsafe { &*entry? };
         // SAFETY: the value of an entry with users is never changed.
         let result = unsafe { &*entry.value.get() }.as_ref().map(body);
