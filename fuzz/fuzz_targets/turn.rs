@@ -1,5 +1,5 @@
-//! Any bytes as a turn of a session: it is refused, or it makes exactly what it says out of what it says. Under
-//! `cfg(fuzzing)` digests are not compared, so that what lies behind them is reached.
+//! Any bytes as a turn of a session: it is refused, or its result is exactly as its bytes describe.
+//! Under `cfg(fuzzing)` digests are not compared, so that the code behind them is reached.
 #![no_main]
 
 use afresh_fuzz::accepted;

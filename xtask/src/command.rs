@@ -25,10 +25,10 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Like [`run`], and hands each line of the command's standard output to `look`, which says whether to print it.
+/// Like [`run`], and passes each line of standard output to `look`, which decides whether to print it.
 ///
-/// Whatever the command runs is ended when nothing was printed for as long as `silence`, and the command
-/// goes on with what comes next: a test that hangs fails its program, not the whole run.
+/// If the command prints nothing for the time `silence`, its child processes are ended, and it continues with the
+/// next ones: a test that hangs fails its program, not the whole run.
 pub(crate) fn run_watched(
     command: &mut Command,
     silence: Duration,
@@ -47,7 +47,7 @@ pub(crate) fn run_watched(
             let mut reader = BufReader::new(stdout);
             loop {
                 let mut bytes = Vec::new();
-                // Who listens does so to the end.
+                // The receiver reads to the end.
                 if reader.read_until(b'\n', &mut bytes)? == 0 || said.send(bytes).is_err() {
                     return Ok(());
                 }
@@ -58,7 +58,7 @@ pub(crate) fn run_watched(
     loop {
         match says.recv_timeout(silence) {
             Ok(bytes) => {
-                // What a test prints need not be UTF-8.
+                // Output of a test need not be UTF-8.
                 let text = String::from_utf8_lossy(&bytes);
                 if look(text.trim_end_matches(['\n', '\r'])) {
                     print!("{text}");
@@ -94,7 +94,7 @@ fn end_children(parent: u32) -> Vec<String> {
     let mut names = Vec::new();
     for (child, name) in children(parent) {
         end_children(child);
-        // It may have ended by itself meanwhile.
+        // It may have ended by itself in the meantime.
         succeeds(Command::new("kill").args(["-KILL", &child.to_string()]));
         names.push(name);
     }
@@ -125,7 +125,7 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// What the command prints on standard output, without surrounding white space.
+/// The command's standard output, without surrounding white space.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let line = describe(command);
     let output =
@@ -144,7 +144,7 @@ pub(crate) fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// What cargo says of the workspace, with further `arguments` for `cargo metadata`.
+/// The output of `cargo metadata` for the workspace, with further `arguments`.
 pub(crate) fn metadata(arguments: &[&str]) -> Result<Value> {
     let mut command = cargo();
     command.current_dir(host::repository()).args(["metadata", "--format-version=1", "--locked"]);

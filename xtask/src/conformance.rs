@@ -1,9 +1,10 @@
-//! `cargo xtask conformance`: the Linux Test Project's cases for the system calls that Linux guests are served, each run as a guest
-//! beside the same run on this kernel.
+//! `cargo xtask conformance`: the Linux Test Project's cases for the served system calls, each run as a guest and on
+//! this kernel.
 //!
-//! A command of its own: it fetches and builds the project's sources, which takes a quarter of an hour, and nothing of them
-//! enters the repository. What counts is every case that passes here without us; `docs/linux-calls.md` says which of those pass as
-//! guests. Without us they run as nobody, whoever calls: as root, some of them set the clock and the kernel's limits of the host.
+//! A separate command: it fetches and builds the project's sources, which takes a quarter of an hour, and nothing of
+//! them enters the repository. Every case that passes on this kernel counts; `docs/linux-calls.md` lists those that
+//! pass as guests. On this kernel they run as the user `nobody`: as root, some of them set the clock and the kernel's
+//! limits of the host.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -24,13 +25,13 @@ use crate::host;
 const USAGE: &str = "usage: cargo xtask conformance [--source REPOSITORY] [CALL…]";
 const REPOSITORY: &str = "https://github.com/linux-test-project/ltp";
 const TAG: &str = "20260529";
-/// The user that cases run as where this is root: a guest is none, either.
+/// The user for cases if this is root: a guest is not root, either.
 const NOBODY: u32 = 65534;
 /// Seconds that a case may take.
 const SECONDS: u64 = 60;
 /// Words of a reason that are kept.
 const REASON: usize = 90;
-/// What is written before the table, and replaced behind.
+/// The line before the table, which is replaced.
 const MARK: &str = "<!-- written by `cargo xtask conformance` -->\n";
 
 /// The calls whose cases are run, as the project's folders name them.
@@ -51,7 +52,7 @@ const CALLS: &str = "accept accept4 access alarm arch_prctl bind brk chdir chmod
     capget copy_file_range inotify pidfd_open pidfd_send_signal recvmmsg sendfile sendmmsg setrlimit signalfd signalfd4 \
     timer_create timer_delete timer_getoverrun timer_gettime timer_settime ipc/shmat ipc/shmctl ipc/shmdt ipc/shmget";
 
-/// What came of a case.
+/// The result of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Verdict {
     /// It checked something, and all of that held.
@@ -61,7 +62,7 @@ enum Verdict {
     Failed,
     /// It did not end.
     Hung,
-    /// What runs it failed, not the case.
+    /// The runner failed, not the case.
     Crashed,
 }
 
@@ -80,7 +81,7 @@ struct Case {
     words: Vec<String>,
 }
 
-/// What came of a case as a guest; only of those that pass without us.
+/// The result of a case as a guest; only for those that pass on this kernel.
 struct Row {
     call: String,
     name: String,
@@ -276,7 +277,7 @@ fn judge(command: &mut Command, log: &Path) -> Result<(Verdict, String)> {
         }
         std::thread::sleep(Duration::from_millis(5));
     };
-    // Whatever it has started.
+    // All its child processes.
     succeeds(Command::new("kill").args(["-KILL", "--", &format!("-{}", child.id())]));
     let _ = child.wait();
     let text = String::from_utf8_lossy(&fs::read(log)?).into_owned();
@@ -303,7 +304,7 @@ fn judge(command: &mut Command, log: &Path) -> Result<(Verdict, String)> {
     })
 }
 
-/// What a line of a case's says, without where it says so.
+/// The message in a line of output from a case, without its position.
 fn reason(line: &str) -> String {
     let said = ["TFAIL", "TBROK", "TWARN", "TCONF"].iter().find_map(|word| line.split_once(word));
     let said = said.map_or(line, |(_, rest)| rest).trim_start_matches([':', ' ']);
@@ -316,8 +317,8 @@ fn table(rows: &[Row]) -> String {
     rows.iter().for_each(|row| by_call.entry(&row.call).or_default().push(row));
     let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
     let mut text = format!(
-        "Of {} cases that pass on the kernel itself {} pass as guests, {} fail, {} check nothing there, {} do not end in time, and {} end \
-         the guest by an error of ours.\n\n| call | passed | not passed |\n|---|---|---|\n",
+        "Of {} cases that pass on the kernel itself {} pass as guests, {} fail, {} check nothing there, {} do not end in time, and \
+         {} end the guest by an engine error.\n\n| call | passed | not passed |\n|---|---|---|\n",
         rows.len(),
         count(Verdict::Passed),
         count(Verdict::Failed),

@@ -1,7 +1,7 @@
 //! `cargo xtask demo`: builds the JavaScript guest and a small `afresh`, and lets the command show itself.
 //!
-//! Small, because somebody waits for it who has nothing built yet: Wasm guests and no more, in a profile of
-//! its own (`demo`, in the workspace's `Cargo.toml`).
+//! Small, because a new user waits for it with nothing built so far: Wasm guests and no more, in a separate profile
+//! (`demo`, in the workspace's `Cargo.toml`).
 
 use std::process::Command;
 

@@ -18,11 +18,11 @@ struct Client {
     packages: &'static [&'static str],
     /// Where the test looks for it.
     variable: &'static str,
-    /// What has to be there.
+    /// The required programs.
     needs: &'static [&'static str],
     /// Installs the packages, which follow as arguments, in the folder `$0`.
     script: &'static str,
-    /// What of that folder the variable names.
+    /// The path in that folder that the variable names.
     place: &'static str,
 }
 
@@ -57,7 +57,7 @@ impl Client {
     }
 
     fn begin(&self) -> Result<Option<Child>> {
-        // Who sets the variable brings a client of their own.
+        // A caller that sets the variable brings a client.
         if std::env::var_os(self.variable).is_some() || self.installed().is_file() {
             return Ok(None);
         }
@@ -103,7 +103,8 @@ pub(crate) fn install() -> Installing {
 }
 
 impl Installing {
-    /// Waits for the installations and tells `command` where the clients are; `missing` hears why one is not.
+    /// Waits for the installations and passes the paths of the clients to `command`; `missing` receives the reason if
+    /// one is missing.
     pub(crate) fn finish(self, command: &mut Command, mut missing: impl FnMut(&str)) {
         for (client, child) in self.children {
             match client.finish(self.begun, child) {

@@ -13,7 +13,7 @@ use crate::host;
 const VERSION: &str = "1.41.0";
 const DIGEST: &str = "d1389b31abecf23eec65b4430d86f99f736aeb05c40948dbbe2f88cb17815803";
 
-/// Has the kernel where tests look for it. Cargo fetches and checks the crate, of which nothing is built.
+/// Has the kernel where tests look for it. Cargo fetches and checks the crate, and builds nothing.
 pub(crate) fn kernel() -> Result<()> {
     let file = host::target_folder().join("guests/extism-kernel.wasm");
     if file.is_file() && digest(&file)? == DIGEST {

@@ -28,14 +28,14 @@ const IN_TESTS: u32 = 10;
 const TARGETS: [&str; 7] =
     ["page_layer", "layout", "archive", "snapshot", "turn", "vmm_handshake", "program"];
 
-/// What the compiler adds to code for the fuzzer to see: which edges ran, and what was compared.
+/// Instrumentation for the fuzzer: edges that ran, and operands of comparisons.
 const FLAGS: &str = "--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares";
 
-/// What AddressSanitizer needs beside: only nightly compilers have it.
+/// The additional flags of AddressSanitizer: only nightly compilers have it.
 const SANITIZER: &str = " -Zsanitizer=address";
-/// The targets have faults answered by a handler of their own, and end with what they began.
+/// The targets handle faults themselves, and end with the resources they began with.
 const SANITIZER_OPTIONS: &str =
     "handle_segv=0:handle_sigbus=0:allow_user_segv_handler=1:detect_leaks=0";
 
@@ -48,7 +48,7 @@ const TIMEOUT: u32 = 10;
 const SNAPSHOTS: [&[u8]; 2] =
     [&[0; 32], &[1, 1, 6, 1, 3, 6, 1, 3, 2, 0, 1, 1, 6, 1, 3, 6, 1, 3, 2]];
 
-/// What a VMM sends.
+/// Messages of a VMM.
 const HANDSHAKES: [&str; 2] = [
     r#"[{"base_host_virt_addr":140000000000000,"size":8192,"offset":4096,"page_size":4096,"page_size_kib":4096}]"#,
     r#"[{"base_host_virt_addr":2097152,"size":2097152,"offset":0,"page_size":2097152},{"base_host_virt_addr":8388608,"size":2097152,"offset":2097152,"page_size_kib":2097152}]"#,
@@ -84,12 +84,12 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     fuzz(&targets, seconds, toolchain).map(|()| ExitCode::SUCCESS)
 }
 
-/// Every target, for [`IN_TESTS`], with what builds everything else. The compiler is there.
+/// Every target, for [`IN_TESTS`], with the toolchain of everything else. The compiler is there.
 pub(crate) fn all() -> Result<()> {
     fuzz(&TARGETS, IN_TESTS, Toolchain::Stable)
 }
 
-/// What the targets are built by.
+/// The toolchain for the targets.
 #[derive(Clone, Copy, PartialEq)]
 enum Toolchain {
     /// The workspace's own.
@@ -147,7 +147,7 @@ fn build(toolchain: Toolchain) -> Result<PathBuf> {
         flags += SANITIZER;
         command = Command::new("rustup");
         command.args(["run", "nightly", "cargo"]);
-        // What this very program was started with is for another toolchain.
+        // The variables of this program's own start are for another toolchain.
         for name in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN"] {
             command.env_remove(name);
         }
@@ -162,8 +162,8 @@ fn build(toolchain: Toolchain) -> Result<PathBuf> {
     Ok(folder.join(triple).join("release"))
 }
 
-/// A folder for what targets write, in memory where the host has such a place: they write small files by
-/// the thousand, and make each durable.
+/// A folder for files of targets, in memory if the host has such a place: they write small files by the thousand, and
+/// make each durable.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -181,7 +181,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left is only untidy.
+        // The remains are only untidy.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -232,7 +232,7 @@ fn one(
         }
         Ok(said)
     };
-    // A target that refuses its seeds never gets beyond the first check of what it is for.
+    // A target that refuses its seeds never gets beyond the first check of its code.
     ask(&|command| {
         command.args(&files).env("AFRESH_FUZZ_SEEDS", "1");
     })

@@ -39,7 +39,7 @@ pub(crate) struct Guest {
     needs: Needs,
 }
 
-/// What a guest needs beside Rust.
+/// Requirements of a guest in addition to Rust.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Needs {
     Nothing,
@@ -151,7 +151,7 @@ pub(crate) fn named(name: &str) -> Result<&'static Guest> {
         .with_context(|| format!("there is no guest {name:?}; the guests are {}", known()))
 }
 
-/// Where the guest lies once it is built.
+/// The path of the built guest.
 pub(crate) fn path(guest: &Guest) -> PathBuf {
     folder().join(guest.name).with_extension("wasm")
 }

@@ -1,7 +1,7 @@
-//! What the host must have, and how to get it: Rust targets by rustup, compilers by apt.
+//! Requirements on the host, and how to get them: Rust targets by rustup, compilers by apt.
 //!
-//! Nothing here asks a question. What cannot be installed (no root and no sudo, no apt) is an error
-//! that says what to install by hand.
+//! Nothing here asks a question. If installation is impossible (no root and no sudo, no apt), the
+//! error says what to install by hand.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -37,7 +37,7 @@ pub(crate) fn rust_component(name: &str, command: &str) -> Result<()> {
     run(Command::new("rustup").args(["component", "add", name]))
 }
 
-/// Makes sure that there is a C compiler for the host itself.
+/// Makes sure that the host has a C compiler.
 pub(crate) fn c_compiler() -> Result<()> {
     if std::env::var_os("CC").is_some() || find("cc").is_some() {
         return Ok(());
@@ -45,7 +45,7 @@ pub(crate) fn c_compiler() -> Result<()> {
     apt_install(&["gcc", "libc6-dev"]).context("a C compiler, `cc`, is needed")
 }
 
-/// Makes sure that there is a C++ compiler for the host itself.
+/// Makes sure that the host has a C++ compiler.
 pub(crate) fn cxx_compiler() -> Result<()> {
     if std::env::var_os("CXX").is_some() || find("c++").is_some() {
         return Ok(());
@@ -92,7 +92,7 @@ impl WasiCompiler {
         Ok(Self::Clang { headers })
     }
 
-    /// Tells a cargo command about it, in the variables that the crates `cc` and `rquickjs-sys` read.
+    /// Passes it to a cargo command, in the variables that the crates `cc` and `rquickjs-sys` read.
     pub(crate) fn configure(&self, cargo: &mut Command) {
         match self {
             Self::Sdk => {}
@@ -164,7 +164,7 @@ pub(crate) fn target_folder() -> PathBuf {
 
 /// The root of this repository.
 pub(crate) fn repository() -> PathBuf {
-    // Cargo tells a running package where it lies, also after the repository moved.
+    // Cargo sets the path of a running package, also after the repository moved.
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     manifest.parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)

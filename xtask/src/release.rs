@@ -47,7 +47,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What the archive, and the folder in it, are called.
+/// The name of the archive, and of the folder in it.
 fn name(target: &str, version: &str) -> String {
     format!("{PACKAGE}-{target}-v{version}")
 }

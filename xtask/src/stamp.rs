@@ -1,8 +1,8 @@
 //! Stamps: whether something was built from the inputs as they are now.
 //!
-//! A stamp is a digest of every input file's path and content, kept in a file beside what was built.
-//! It notices every change of an input, also one that keeps the file's time. It does not notice that
-//! somebody changed the output.
+//! A stamp is a digest of paths and contents of all input files, kept in a file next to the output.
+//! It notices every change of an input, also one that keeps the file's time. It does not notice a
+//! change of the output.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};

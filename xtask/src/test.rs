@@ -21,7 +21,7 @@ use crate::tally::Tally;
 use crate::units::{self, Units};
 use crate::{e2b, fuzz, guests, host, miri, names, packages, prose, python, tools};
 
-/// What cargo is asked for the tests.
+/// The arguments of cargo for the tests.
 const ALL: [&str; 4] = ["test", "--workspace", "--all-features", "--locked"];
 /// The step whose failures are counted by the tests themselves.
 pub(crate) const TESTS: &str = "tests";
@@ -99,7 +99,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         if passed && tally.add_second_run(&second) { Ok(()) } else { result }
     });
     steps.run(PYTHON, || {
-        // What is skipped is shown where it happens.
+        // Skipped tests are reported where they occur.
         python::test(|line| {
             if line.starts_with("SKIPPED:") {
                 println!("{line}");
@@ -205,7 +205,7 @@ fn compile_and_lint(steps: &mut Steps) {
     steps.run("documentation", || of(Units::document));
 }
 
-/// What users who want only a part of the front door compile.
+/// The parts of the front crate that users compile alone.
 const PARTS: [&str; 4] = ["arena", "linux", "snapshots", "vm"];
 
 /// Wasm's part and the command with it alone, over the dependencies of the tests, which are not compiled a second time

@@ -1,10 +1,10 @@
 //! Servers that tests talk to, and clients of others that carry our snapshots: an S3 gateway, an OCI registry,
 //! nats-server, crane and oras from the Go module proxy; skopeo and umoci from the distribution.
 //!
-//! What comes from the proxy is built once into `target/tools`, under names that carry versions. Building all from
-//! nothing takes four to five minutes on two cores, beside the other steps and within a limit of time,
-//! and 2.8 GB of sources and objects, which are removed afterwards: Go's own caches are left alone.
-//! Without Go, or without the proxy, their tests are skipped, loudly.
+//! Programs from the proxy are built once into `target/tools`, under names that carry versions. Building all of them
+//! takes four to five minutes on two cores, in parallel with the other steps and within a limit of time, and 2.8 GB
+//! of sources and objects, which are removed afterwards: Go's own caches are left alone. Without Go, or without the
+//! proxy, their tests are skipped, loudly.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -62,7 +62,7 @@ const TOOLS: [Tool; 5] = [
     },
 ];
 
-/// What the distribution has.
+/// The programs from the distribution.
 const PACKAGED: [&str; 2] = ["skopeo", "umoci"];
 
 impl Tool {
@@ -85,7 +85,7 @@ pub(crate) fn of_registry(package: &str) -> PathBuf {
     host::target_folder().join("tools").join(name)
 }
 
-/// What Go needs while it builds.
+/// Go's caches during the build.
 fn cache() -> PathBuf {
     host::target_folder().join("tools/cache")
 }
@@ -103,7 +103,7 @@ pub(crate) fn install() -> Installing {
 }
 
 fn install_one(tool: &Tool, deadline: Instant) -> Result<()> {
-    // Who sets the variable brings one of their own.
+    // A caller that sets the variable brings another one.
     if std::env::var_os(tool.variable).is_some() || tool.file().is_file() {
         return Ok(());
     }
@@ -132,8 +132,8 @@ fn install_one(tool: &Tool, deadline: Instant) -> Result<()> {
 }
 
 impl Installing {
-    /// Waits for the installations and tells `command` where the programs are; `missing` hears of those
-    /// that there are not.
+    /// Waits for the installations and passes the paths of the programs to `command`; `missing` receives those that
+    /// are missing.
     pub(crate) fn finish(self, command: &mut Command, mut missing: impl FnMut(&str)) {
         let results = self.0.join().unwrap_or_else(|_| {
             TOOLS.iter().map(|_| Err(anyhow!("the installation panicked"))).collect()
@@ -169,12 +169,12 @@ fn line(tool: &Tool, why: &str) -> String {
 /// Waits for an installation until `deadline`, and no longer. Fails with the last thing that the program said.
 pub(crate) fn wait(mut child: Child, deadline: Instant, what: &str) -> Result<()> {
     let begun = Instant::now();
-    // What it says is read beside, so that it never waits for a reader.
+    // Its output is read at the same time, so that it never waits for a reader.
     let mut stderr = child.stderr.take();
     let reader = std::thread::spawn(move || {
         let mut text = String::new();
         if let Some(stderr) = &mut stderr {
-            // What cannot be read is only missing from the message.
+            // Unreadable output is only missing from the message.
             let _ = std::io::Read::read_to_string(stderr, &mut text);
         }
         text

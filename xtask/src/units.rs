@@ -1,10 +1,10 @@
-//! What the compiler is asked while the tests are built, and what lints and documentation make of it.
+//! The calls of the compiler while the tests are built, replayed for lints and documentation.
 //!
-//! `cargo clippy` and `cargo doc` would compile every dependency a second time, in a mode of their own whose results
-//! no build can use: on two cores, minutes for nothing. So the tests are built with this program as cargo's
+//! `cargo clippy` and `cargo doc` would compile every dependency a second time, in a separate mode whose results no
+//! build can use: on two cores, minutes for nothing. So the tests are built with this program as cargo's
 //! `RUSTC_WRAPPER`. It writes down what cargo asks for each target of the workspace, and runs the compiler. Clippy
-//! and rustdoc are then asked the same, over the dependencies that are there. A wrapper changes nothing of what is
-//! built, so that whoever runs plain `cargo test` shares it.
+//! and rustdoc are then asked the same, over the dependencies that are there. A wrapper does not change the output,
+//! so plain `cargo test` shares it.
 //!
 //! A target that was built without being written down, or whose dependencies have changed since, is built anew.
 
@@ -41,7 +41,7 @@ struct Unit {
     /// Whether it is built with the harness of tests.
     test: bool,
     folder: PathBuf,
-    /// What the compiler is asked, without the compiler's own path.
+    /// The arguments of the compiler, without its own path.
     arguments: Vec<String>,
     variables: BTreeMap<String, String>,
 }
@@ -58,7 +58,7 @@ pub(crate) fn wrapped() -> Option<PathBuf> {
 /// Writes down what is asked of the compiler for a member of the workspace, and becomes the compiler.
 pub(crate) fn wrap(folder: &Path) -> Result<std::convert::Infallible> {
     let mut arguments = std::env::args_os().skip(1);
-    let compiler = arguments.next().context("a wrapper is told the compiler first")?;
+    let compiler = arguments.next().context("a wrapper gets the compiler first")?;
     let arguments: Vec<OsString> = arguments.collect();
     // Cargo sets it for members of the workspace alone.
     if std::env::var_os("CARGO_PRIMARY_PACKAGE").is_some()
@@ -73,7 +73,7 @@ pub(crate) fn wrap(folder: &Path) -> Result<std::convert::Infallible> {
 impl Unit {
     /// The target that this process, a wrapper, was asked for.
     fn asked(arguments: &[OsString]) -> Option<Self> {
-        // What is not UTF-8 cargo does not write.
+        // Cargo writes only UTF-8.
         let arguments: Option<Vec<String>> =
             arguments.iter().map(|word| word.to_str().map(str::to_owned)).collect();
         let known = std::env::var(KNOWN).unwrap_or_default();
@@ -99,7 +99,7 @@ impl Unit {
         Some(Self { name, source, test, folder, arguments, variables })
     }
 
-    /// How cargo tells apart what it builds of one name.
+    /// Cargo's hash that distinguishes builds of one name.
     fn hash(&self) -> &str {
         let extra = |word: &&String| word.starts_with("extra-filename=");
         let word = self.arguments.iter().find(extra).map_or("", String::as_str);
@@ -140,7 +140,7 @@ impl Unit {
     fn command(&self, program: &Path, without: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.folder).envs(&self.variables);
-        // Who asked then shares its processors no more.
+        // The original caller's job server has ended.
         command.env_remove("CARGO_MAKEFLAGS").env_remove("MAKEFLAGS");
         let mut arguments = self.arguments.iter();
         while let Some(word) = arguments.next() {
@@ -208,8 +208,8 @@ fn compile(arguments: &[&str], wrapper: &Path, folder: &Path) -> Result<Built> {
         "json-render-diagnostics",
     ]);
     println!("$ {}", describe(&command));
-    // What clippy and rustdoc inherit need not be written down, and a registry's token must not be. Of this program's own
-    // package, which cargo told it, every target has another.
+    // Variables that clippy and rustdoc inherit need not be recorded, and a registry's token must not be. The
+    // variables about the package differ between this program and every target.
     let own = |name: &String| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
     let known = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let known = known.filter(|name| !own(name));
@@ -243,7 +243,7 @@ impl Target {
     }
 }
 
-/// What cargo says that it built.
+/// Cargo's report of a build.
 #[derive(Debug, Default)]
 struct Built {
     /// The members' targets: where each begins, and whether it is one of tests.
@@ -275,7 +275,7 @@ impl Built {
         Ok(built)
     }
 
-    /// What was written down of these targets, and the packages of those of which nothing was.
+    /// The recorded units of these targets, and the packages without one.
     fn units(&self, folder: &Path) -> Result<(Units, BTreeSet<String>)> {
         let mut found = BTreeMap::new();
         for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
@@ -311,7 +311,7 @@ impl Built {
 
     fn fits(&self, unit: &Unit) -> bool {
         unit.dependencies().all(|file| {
-            // Where the compiler is asked before a library is whole, it is told its first half.
+            // If the compiler runs before a library is complete, it gets the library's metadata.
             self.files.contains(&file) || self.files.contains(&file.with_extension("rlib"))
         })
     }
@@ -332,20 +332,20 @@ impl Units {
         self.lint(&host::target_folder().join("units/lints"))
     }
 
-    /// What clippy makes of the targets goes to the folder `made`.
+    /// Clippy's output for the targets goes to the folder `made`.
     fn lint(&self, made: &Path) -> Result<()> {
         let driver = tool("clippy-driver")?;
         self.each("clippy", |unit| {
             let mut command = unit.command(&driver, &[]);
-            // As `cargo clippy -- -D warnings` tells it.
+            // As with `cargo clippy -- -D warnings`.
             let deny = "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__";
             command.args(["--emit", "metadata", "--out-dir"]).arg(made).env("CLIPPY_ARGS", deny);
             Some(command)
         })
     }
 
-    /// Lints a package's library or program as whoever takes only `features` of it compiles it: with the code of those
-    /// features, and without the dependencies that they do not ask for. Dependencies that are there have all of theirs.
+    /// Lints a package's library or program as users of only `features` compile it: with the code of those features,
+    /// and without the dependencies that they do not need. Present dependencies have all their features.
     pub(crate) fn part(&self, package: &str, features: &str) -> Result<()> {
         let told = metadata(&["--no-deps"])?;
         let packages = told["packages"].as_array().context("cargo tells packages")?;
@@ -373,7 +373,7 @@ impl Units {
             if !unit.documented() {
                 return None;
             }
-            // What only the compiler of code is asked.
+            // Arguments that only a compilation of code needs.
             let mut command = unit.command(&rustdoc, &["-C", "--diagnostic-width"]);
             command.args(["-D", "warnings", "--out-dir"]);
             // As cargo does: readers of a program are its authors. A library may have the same name.

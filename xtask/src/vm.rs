@@ -1,8 +1,8 @@
 //! Building the sample guests of the micro-VM: static executables for the host's own processor.
 //!
-//! They are a workspace of their own, `guests/vm`, because they need their own linker arguments. The
-//! tests of `afresh-vm` build them too; both builds share a folder, so that the second finds nothing
-//! left to do. The finished executables are copied to `target/guests/vm/NAME`.
+//! They are a separate workspace, `guests/vm`, because they need other linker arguments. The tests
+//! of `afresh-vm` build them too; both builds share a folder, so that the second finds nothing left
+//! to do. The finished executables are copied to `target/guests/vm/NAME`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use crate::command::{cargo, run};
 use crate::host;
 
-/// What `--only` calls them.
+/// Their name for `--only`.
 pub(crate) const NAME: &str = "vm";
 
 /// The samples that must come out.

@@ -1,7 +1,7 @@
 //! `cargo xtask wasi-testsuite`: the public test suite of WASI, preview 1, over `afresh run`.
 //!
-//! Each of its programs runs twice: over a file tree in memory (`--files`), and over a directory of the host (`--dir`).
-//! A command of its own: the suite comes by git, which tests of ours cannot count on.
+//! Each of its programs runs twice: over a file tree in memory (`--files`), and over a directory of the host
+//! (`--dir`). A separate command: the suite comes by git, which our tests cannot count on.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::command::{cargo, run};
 use crate::host;
 
-/// Where its authors keep the programs as they were compiled, and of which state.
+/// The repository of the compiled programs, and the revision.
 const SUITE: &str = "https://github.com/WebAssembly/wasi-testsuite";
 const COMMIT: &str = "9f80ca35444cfd9e63100725615140a346652e6c";
 /// Languages that the programs are written in, each in a folder.
@@ -89,7 +89,7 @@ fn name(program: &Path) -> String {
     program.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// What a program finds its files in.
+/// The place where a program finds its files.
 #[derive(Clone, Copy)]
 enum Tree {
     Memory,
@@ -105,7 +105,7 @@ impl Tree {
     }
 }
 
-/// A program, and what its authors say of it in the file beside it, if they say anything.
+/// A program, and its specification in the file next to it, if it has one.
 struct Case {
     program: PathBuf,
     arguments: Vec<String>,
@@ -164,7 +164,7 @@ impl Case {
             command.arg("--env").arg(variable);
         }
         if let Some(root) = &self.root {
-            // Each gets a copy of its own: they write, and expect to find nothing of one another.
+            // Each gets a separate copy: they write, and expect no files of one another.
             let copy = target.join("tmp/wasi-testsuite");
             if copy.exists() {
                 fs::remove_dir_all(&copy)?;

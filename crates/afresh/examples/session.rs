@@ -61,7 +61,7 @@ pub(crate) fn try_and_go_back() -> Result<(u32, u32), Box<dyn std::error::Error>
     println!("doubling {near} failed: {failed}");
     session.rollback("near")?;
     for state in session.tree() {
-        println!("{} {:?}: {} pages of its own", state.id, state.name, state.own_pages);
+        println!("{} {:?}: {} private pages", state.id, state.name, state.own_pages);
     }
     Ok((near, number(&mut session)?))
 }

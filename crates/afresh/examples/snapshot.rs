@@ -6,7 +6,7 @@ use std::path::Path;
 
 use afresh::{Call, Guest, Options, SaveOptions};
 
-/// Learns numbers, and tells their sum.
+/// Learns numbers, and returns their sum.
 const LEARNER: &str = r#"(module
     (memory 20)
     (func (export "learn") (param i32)
@@ -19,7 +19,7 @@ pub(crate) fn save(to: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let guest = Guest::from_bytes("learner", &wat::parse_str(LEARNER)?, &options)?;
     let mut lease = guest.lease()?;
     lease.ask(&Call::text("learn", ["2"]))?;
-    // What a call to `sum` touches is read first when the snapshot is opened.
+    // The working set of a call to `sum` is read first when the snapshot is opened.
     let options = SaveOptions::new().record(Call::text("sum", [] as [&str; 0]));
     let saved = lease.save(&to.display().to_string().parse()?, &options)?;
     println!("saved {}: {} pages", saved.id, saved.snapshot.pages());

@@ -1,8 +1,8 @@
 //! Deltas: the changes of a session since another state, as bytes that another process applies.
 //!
-//! Promises: a delta applies to a state that equals, byte for byte, the one it was made since, wherever that
-//! is, and gives exactly the state that it was made of. It is refused elsewhere, with nothing changed. What comes
-//! from a stranger is checked before it is used.
+//! Promises: a delta applies to a state that equals, byte for byte, the one it was made since, wherever that is, and
+//! gives exactly the state that it was made of. It is refused elsewhere, with nothing changed. Input from a stranger
+//! is checked before use.
 //!
 //! May break it: a channel where others can change a delta; sign or seal it there.
 
@@ -16,7 +16,7 @@ use crate::save::Frozen;
 use crate::session::{Session, SessionBackend, State, unmoved};
 use crate::{Cause, Checkpoint, Guest, SessionError};
 
-/// The sum of a guest's warm state, from which the digests of all other states are computed.
+/// The digest of a warm state, from which the digests of all other states are computed.
 #[derive(Debug)]
 pub(crate) struct DigestBase {
     image: Image,
@@ -48,7 +48,7 @@ impl Guest {
 }
 
 impl Session {
-    /// What the session became since a state of its tree, to be sent or kept, and applied to an equal state
+    /// The changes of the session since a state of its tree, to be sent or kept, and applied to an equal state
     /// ([`Session::apply`], [`Guest::apply`]) in this process or another. The present state becomes one of the tree,
     /// as by [`Session::save_turn`].
     ///

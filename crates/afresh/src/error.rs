@@ -127,7 +127,7 @@ pub enum OpenError {
 #[non_exhaustive]
 pub enum LeaseError {
     /// The pool is at its limit, or an instance could not be made.
-    #[error("no instance of the guest can be had")]
+    #[error("no instance of the guest is available")]
     Instance(#[source] Cause),
 }
 

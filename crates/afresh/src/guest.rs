@@ -38,8 +38,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Tells a guest by its file; `None` for what is no guest. An ELF executable that names a dynamic loader is a Linux
-    /// program, another a micro-VM's, unless [`Options::kind`] says otherwise.
+    /// Recognises a guest by its file; `None` for any other file. An ELF executable that names a dynamic loader is a
+    /// Linux program, another a micro-VM's, unless [`Options::kind`] says otherwise.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Option<Self> {
         if bytes.starts_with(b"\x7fELF") {
@@ -177,8 +177,8 @@ fn refused(reference: &str, why: &'static str) -> OpenError {
 }
 
 impl Guest {
-    /// Makes a guest of the bytes of its file: a Wasm module or component, or an ELF executable. `name` is
-    /// what errors call it. A Linux program gets the file in a tree of its own, under the last part of the name.
+    /// Makes a guest of the bytes of its file: a Wasm module or component, or an ELF executable. `name` is what
+    /// errors call it. A Linux program gets the file in a separate tree, under the last part of the name.
     ///
     /// # Errors
     /// As [`open`].
@@ -327,8 +327,8 @@ impl Guest {
         Lease::begin(self)
     }
 
-    /// A live guest of its own, whose calls go on from one another, beginning in the warm state. Its instance
-    /// is made by the first call.
+    /// A live guest, whose calls continue from one another, beginning in the warm state. Its instance is made by the
+    /// first call.
     ///
     /// # Errors
     /// [`SessionError::Guest`] for a component, [`SessionError::State`] for a module in fresh mode.
@@ -360,8 +360,8 @@ impl Guest {
     /// Looks a handler of bytes up, to be called many times.
     ///
     /// # Errors
-    /// [`CallError::Request`] when the guest has no such handler. Of components, micro-VMs and programs the first
-    /// call tells.
+    /// [`CallError::Request`] when the guest has no such handler. For components, micro-VMs and programs, the first
+    /// call reports it.
     pub fn function(&self, name: &str) -> Result<Function, CallError> {
         match &self.inner.ready {
             #[cfg(feature = "wasm")]
@@ -419,8 +419,9 @@ impl Guest {
         }
     }
 
-    /// Whether it is a Linux program that reads no input but listens on a port: a call's input goes into a connection of its own then,
-    /// and the answer is what comes out of it. For a server of HTTP both are the bytes of a message.
+    /// Whether it is a Linux program that reads no input but listens on a port: a call's input then goes into a new
+    /// connection, and the output of the connection is the answer. For a server of HTTP both are the bytes of a
+    /// message.
     #[must_use]
     pub fn listens(&self) -> bool {
         match &self.inner.ready {

@@ -43,8 +43,7 @@ pub enum Channel {
 pub struct Writer {
     /// The stream.
     pub channel: Channel,
-    /// Of a Linux program that has started others in sessions of their own (`setsid`): which process leads that of the one that has
-    /// written it. Nothing where it is the program itself, or what belongs to it.
+    /// Session id (`setsid`) of the process that wrote; `None` in the session of the program itself.
     pub leader: Option<u32>,
 }
 
@@ -149,7 +148,7 @@ impl<'a> Lease<'a> {
     /// heard with no bytes, at least every 100 ms. Of other guests `hear` hears the whole answer.
     ///
     /// # Errors
-    /// As [`Lease::call`]. What was heard may have been half of an answer then.
+    /// As [`Lease::call`]. The pieces so far may be half of an answer then.
     pub fn call_heard<'f>(
         &mut self,
         function: impl Into<Entry<'f>>,
@@ -170,8 +169,8 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// Lets a Linux program go on without a call, with what it does in the background, for a
-    /// [slice](afresh_linux::Program::slice) of time or until nobody in it can. `hear` as for [`Lease::call_heard`]. Other guests do nothing.
+    /// Lets a Linux program run without a call, with its background work, for a [slice](afresh_linux::Program::slice)
+    /// of time or until all of it waits. `hear` as for [`Lease::call_heard`]. Other guests do nothing.
     ///
     /// # Errors
     /// As [`Lease::call`].
@@ -183,8 +182,8 @@ impl<'a> Lease<'a> {
         self.program().map_or(Ok(()), |program| crate::program::proceed(program, hear))
     }
 
-    /// How long until something happens in a Linux program by itself: not at all where something in it could go on, never where all
-    /// waits for the caller, or in another guest.
+    /// Time until the next event in a Linux program: zero if some process can run; `None` if all wait for the caller,
+    /// and for guests of other kinds.
     #[cfg(feature = "linux")]
     #[must_use]
     pub fn due(&self) -> Option<std::time::Duration> {
@@ -247,7 +246,7 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// A number of its own for what runs from a frozen state on, where the guest has one: the same for calls that go on from one
+    /// A unique number for a run from a frozen state, if the guest has one: the same for calls that continue from one
     /// another, another one after each reset, rollback and fork.
     pub fn generation(&mut self) -> Option<u64> {
         match &mut self.instance {

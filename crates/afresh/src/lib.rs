@@ -1,8 +1,8 @@
-//! Start every run from the same memory, and pay only for what the last run changed.
+//! Start every run from the same memory, and pay only for the pages that the last run changed.
 //!
 //! [`open`] takes the name of a guest (a Wasm module or component, a program for a micro-VM or for Linux, or a
-//! snapshot of a warm one wherever it lies) and gives a [`Guest`]. Every call starts from the guest's warm state,
-//! byte for byte; what a call did is undone for the price of what it wrote.
+//! snapshot of a warm one in any place) and returns a [`Guest`]. Every call starts from the guest's warm state, byte
+//! for byte; a call is undone at a cost set by its writes.
 //!
 //! ```
 //! # #[cfg(feature = "wasm")]
@@ -31,13 +31,13 @@
 //! # fn main() {}
 //! ```
 //!
-//! A warm guest becomes a snapshot with [`Guest::save`], and what calls made of it with [`Lease::save`];
-//! [`open`] takes either out again, on this machine or another, and fetches pages as they are touched.
+//! A warm guest becomes a snapshot with [`Guest::save`], and the state after calls with [`Lease::save`]; [`open`]
+//! reads either back, on this machine or another, and fetches pages as they are touched.
 //!
 //! # Sessions
 //!
-//! A [`Session`] is a live guest whose calls go on from one another. It takes checkpoints, goes back to any of
-//! them, and forks, for the price of what changed:
+//! A [`Session`] is a live guest whose calls continue from one another. It takes checkpoints, rolls back to any of
+//! them, and forks, at a cost set by its changes:
 //!
 //! ```
 //! # #[cfg(feature = "wasm")]
@@ -68,24 +68,23 @@
 //!
 //! | feature | what it brings | by default |
 //! |---|---|---|
-//! | `wasm` | Wasm modules and components, on wasmtime | yes: what most guests are |
+//! | `wasm` | Wasm modules and components, on wasmtime | yes |
 //! | `vm` | micro-VMs under KVM | |
 //! | `linux` | unmodified Linux programs | |
 //! | `remote` | snapshots in object stores (`s3://`, `gs://`, `az://`) and OCI registries (`oci://`) | |
 //! | `seal` | signed and sealed snapshots | |
-//! | `arena` | memory of the process's own that is zero at every start | |
+//! | `arena` | private memory that is zero at every start | |
 //! | `snapshots` | snapshots on disk and the pager, also without any guest; part of the first five | |
 //!
-//! Whoever uses one kind of guest compiles nothing of the others; the crate's README has a table of what each
-//! feature costs to build. `remote` and `seal` bring TLS and cryptography, which take longer to build than
-//! everything else of a micro-VM host, so they are not there until they are asked for.
+//! A feature compiles only its own kind of guest; the crate's README lists the build time of each feature. `remote`
+//! and `seal` bring TLS and cryptography, which take longer to build than the rest of a micro-VM host, so they are
+//! off by default.
 //!
 //! # The crates below
 //!
-//! What this crate's signatures name is re-exported here. The crates below are modules: [`memory`] (images, slots,
-//! strategies), `snapshot` (trees of states), `wasm`, `vm`, `linux`, `arena`, `frames`, `store`, `pager` and `pool`, as
-//! features bring them.
-//! [`Guest::as_module`] and its like lead down to them.
+//! Types in public signatures are re-exported here. The crates below are modules: [`memory`] (images, slots,
+//! strategies), `snapshot` (trees of states), `wasm`, `vm`, `linux`, `arena`, `frames`, `store`, `pager` and `pool`,
+//! each with its feature. [`Guest::as_module`] and its like lead down to them.
 
 #![cfg_attr(not(feature = "wasm"), allow(rustdoc::broken_intra_doc_links))]
 

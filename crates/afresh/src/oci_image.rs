@@ -1,7 +1,7 @@
 //! Containers' images behind the front door: found in a layout, or a tar of one, or fetched from a registry, and made programs.
 //!
-//! Promises: nothing is unpacked before its digest was checked, and no more is fetched than an image may hold. What
-//! may break it: a registry decides what a tag means; name a digest to trust it with nothing.
+//! Promises: nothing is unpacked before its digest was checked, and no more is fetched than an image may hold. May
+//! break it: a registry decides what a tag means; name a digest to trust it with nothing.
 
 use afresh_files::{LayerLimits, OciImage};
 use afresh_linux::Program;

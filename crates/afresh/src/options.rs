@@ -15,8 +15,8 @@ type Shape = dyn Fn(afresh_linux::Program) -> afresh_linux::Program + Send + Syn
 
 /// Options and limits of a guest.
 ///
-/// What every kind of guest has is set here; what only one has is handed to the crate below
-/// ([`Options::wasm`], [`Options::vm`], [`Options::linux`]).
+/// Options that every kind of guest has are set here; those of one kind go to the crate below ([`Options::wasm`],
+/// [`Options::vm`], [`Options::linux`]).
 #[derive(Clone, Default)]
 #[must_use]
 pub struct Options {
@@ -125,8 +125,8 @@ impl Options {
         self
     }
 
-    /// What the guest's file is, whatever [`Kind::of`](crate::Kind::of) makes of it: a static Linux program cannot be
-    /// told from a micro-VM's.
+    /// The kind of the file, whatever [`Kind::of`](crate::Kind::of) makes of it: a static Linux program looks the
+    /// same as a micro-VM program.
     pub fn kind(mut self, kind: crate::Kind) -> Self {
         self.kind = Some(kind);
         self
@@ -149,30 +149,31 @@ impl Options {
         self
     }
 
-    /// Most bytes of native stack that a Wasm guest may use. If not set, it is what the guest was built for, where
-    /// its file tells, and otherwise 512 KiB. Part of the engine, so it says nothing about one that is given.
+    /// Most bytes of native stack that a Wasm guest may use. By default it is the size that the guest was built for,
+    /// if its file shows it, and otherwise 512 KiB. Part of the engine, so it says nothing about one that is given.
     pub fn stack(mut self, bytes: usize) -> Self {
         self.stack = Some(bytes);
         self
     }
 
-    /// What only Wasm guests have: mode, strategy, WASI, imports, fuel. Its time limit, memory limit and
-    /// pool limits give way to those of these options.
+    /// Options of Wasm guests alone: mode, strategy, WASI, imports, fuel. Its time limit, memory limit and pool
+    /// limits give way to those of these options.
     pub fn wasm(mut self, options: afresh_wasm::GuestOptions) -> Self {
         self.wasm = options;
         self
     }
 
-    /// A file tree in memory for the guest, which it finds as `/`. It is part of its state: each call starts from what
-    /// the warm-up left of it, sessions checkpoint, roll back and fork it with the memory, and snapshots hold it, the
-    /// files of its layers included. A snapshot that has files brings its own, and takes only the budget from what is
-    /// set here (64 MiB in 65,536 files, if nothing is). Directories of the host's that WASI is given instead ([`afresh_wasm::Wasi::dirs`]) are no part of any state.
+    /// A file tree in memory for the guest, which it finds as `/`. It is part of its state: each call starts from the
+    /// tree after the warm-up, sessions checkpoint, roll back and fork it with the memory, and snapshots hold it, the
+    /// files of its layers included. A snapshot with files has its own tree, and takes only the budget from this one
+    /// (default: 64 MiB in 65,536 files). Host directories that WASI gets instead ([`afresh_wasm::Wasi::dirs`]) are
+    /// not part of any state.
     pub fn files(mut self, files: afresh_files::Tree) -> Self {
         self.files = Some(files);
         self
     }
 
-    /// What lies below the files of snapshots that do not hold it ([`afresh_files::Layer::known_as`]): a tree over the
+    /// The tree below the files of snapshots that do not hold it ([`afresh_files::Layer::known_as`]): a tree over the
     /// same layers. Snapshots that hold their files whole, or have none, need none of it.
     pub fn files_below(mut self, files: afresh_files::Tree) -> Self {
         self.wasm.files_below = Some(files);
@@ -222,8 +223,8 @@ impl Options {
 
 #[cfg(feature = "vm")]
 impl Options {
-    /// What only micro-VMs have: `build` adds host functions, regions, a log and so on to the builder, for
-    /// a program and for a snapshot alike.
+    /// Options of micro-VMs alone: `build` adds host functions, regions, a log and so on to the builder, for a
+    /// program and for a snapshot alike.
     pub fn vm(
         mut self,
         build: impl Fn(afresh_vm::SandboxBuilder) -> afresh_vm::SandboxBuilder + Send + Sync + 'static,
@@ -247,8 +248,8 @@ impl Options {
 
 #[cfg(feature = "linux")]
 impl Options {
-    /// What only Linux programs have: `shape` adds arguments, environment, files and granted directories, for a program
-    /// and for what a snapshot of one may read alike.
+    /// Options of Linux programs alone: `shape` adds arguments, environment, files and granted directories, for a
+    /// program and for the directories that a snapshot of one may read.
     pub fn linux(
         mut self,
         shape: impl Fn(afresh_linux::Program) -> afresh_linux::Program + Send + Sync + 'static,

@@ -105,8 +105,7 @@ impl Place {
     /// The remote behind a URL.
     ///
     /// # Errors
-    /// [`OpenError::Place`] for a directory or a file, [`OpenError::Snapshot`] for a URL that is none of a
-    /// remote's.
+    /// [`OpenError::Place`] for a directory or a file, [`OpenError::Snapshot`] for a URL that is not a remote.
     #[cfg(feature = "remote")]
     pub fn remote(&self) -> Result<afresh_store::remote::Remote, OpenError> {
         use afresh_store::remote::{Remote, RetryPolicy};

@@ -18,8 +18,8 @@ pub(crate) type Programs = ResetPool<Instance, Warm>;
 impl Reset for Instance {
     type Error = Infallible;
 
-    /// Carried out with the next call, in the same round trip; a process that cannot be brought back is replaced then. What is told is
-    /// therefore what the reset before this one took.
+    /// Carried out with the next call, in the same round trip; a process that cannot be brought back is replaced
+    /// then. The report is therefore that of the previous reset.
     fn reset(&mut self) -> Result<Recycled, Infallible> {
         let copied = usize::try_from(self.stats().copied).unwrap_or(usize::MAX);
         self.reset();
@@ -133,8 +133,9 @@ fn heard(
     }
 }
 
-/// Connections of the host's own to what listens within a Linux program. What goes through them the program sees when it goes on, in a call
-/// or by [`Lease::proceed`]. They are part of its state: in a fork, and after a rollback, there may be such that are not the host's any more.
+/// Host connections to listeners within a Linux program. The program sees their data when it runs, in a call or by
+/// [`Lease::proceed`]. They are part of its state: in a fork, and after a rollback, there may be such that are not
+/// the host's any more.
 impl Lease<'_> {
     pub(crate) fn program(&mut self) -> Option<&mut Instance> {
         match &mut self.instance {
@@ -144,7 +145,7 @@ impl Lease<'_> {
         }
     }
 
-    /// Connects to the listener on `port` of the program's loopback; `None` without one, or for another guest.
+    /// Connects to the listener on the program's loopback `port`; `None` without a listener, or for another guest.
     ///
     /// # Errors
     /// As [`Lease::call`].
@@ -153,8 +154,8 @@ impl Lease<'_> {
         program.dial(port).map_err(|error| CallError::of_linux("", error))
     }
 
-    /// Hands `bytes` over, as many as the connection has room for (64 KiB), and takes at most `room` bytes of what the program has
-    /// written.
+    /// Passes on the part of `bytes` that the connection has room for (64 KiB), and takes at most `room` bytes of
+    /// output.
     ///
     /// # Errors
     /// As [`Lease::call`].

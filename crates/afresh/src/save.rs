@@ -50,8 +50,8 @@ impl SaveOptions {
         self
     }
 
-    /// Adds a call to learn the working set from: what it touches, starting warm, is read first when the
-    /// snapshot is opened.
+    /// Adds a call to learn the working set from: its pages, starting warm, are read first when the snapshot is
+    /// opened.
     pub fn record(mut self, call: Call) -> Self {
         self.record.push(call);
         self
@@ -125,8 +125,8 @@ impl SaveOptions {
         }
     }
 
-    /// What the new snapshot demands of whoever opens it. A delta is sealed like its parent, with the key
-    /// that opened that.
+    /// The requirements of the new snapshot on its readers. A delta is sealed like its parent, with the key that
+    /// opened that.
     #[cfg(feature = "seal")]
     pub(crate) fn own_access(&self, options: &Options) -> access::Access {
         match &self.seal {
@@ -467,8 +467,8 @@ impl Guest {
         target(to).map(drop).map_err(SaveError::from)
     }
 
-    /// Saves the warm state as a snapshot: another process or machine opens it and goes on from there,
-    /// without the guest's own file. A directory is made if it is missing.
+    /// Saves the warm state as a snapshot: another process or machine opens it and continues from there, without the
+    /// guest's own file. A directory is made if it is missing.
     ///
     /// # Errors
     /// [`SaveError`]; the name is unchanged then.

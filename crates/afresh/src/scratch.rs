@@ -1,4 +1,4 @@
-//! A directory that lasts as long as it is needed.
+//! A temporary directory.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -31,7 +31,7 @@ use crate::{
     Saved, SessionError,
 };
 
-/// A state of a session's tree: by its id or its name.
+/// A state in the tree of a session: by its id or its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Checkpoint<'a> {
@@ -87,8 +87,8 @@ pub(crate) enum State {
 
 /// A live guest whose calls see one another's effects, and that can return to any of its states.
 ///
-/// Every method that runs or moves the guest takes `&mut self`, so two calls at the same time on one session do
-/// not compile. Relatives are sessions of their own: each can run in a thread of its own.
+/// Every method that runs or moves the guest takes `&mut self`, so two calls at the same time on one session do not
+/// compile. Relatives are separate sessions: each can run in a separate thread.
 ///
 /// ```compile_fail
 /// # fn two(session: &mut afresh::Session) {
@@ -100,9 +100,9 @@ pub(crate) enum State {
 /// ```
 ///
 /// The guest's file tree ([`Options::files`](crate::Options::files)) and what it has open there are part of every
-/// state, and so are the files and descriptors of a Linux program. What host functions keep, directories of the
-/// host's and sockets are not. WASI's streams are the live session's: they start anew in each state that is gone to,
-/// and a guest that has files of a host directory open cannot be checkpointed.
+/// state, and so are the files and descriptors of a Linux program. State of host functions, host directories and
+/// sockets are not. WASI streams belong to the live session: they start anew in each state that it moves to, and a
+/// guest that has files of a host directory open cannot be checkpointed.
 pub struct Session {
     pub(crate) guest: Guest,
     pub(crate) line: SessionBackend,
@@ -224,8 +224,8 @@ impl Session {
         }
     }
 
-    /// Uses the instance through a lease, for typed calls, memory and host state. What is done stays; when
-    /// `run` returns an error of a call that had begun, the session has failed.
+    /// Uses the instance through a lease, for typed calls, memory and host state. Its effects stay; when `run`
+    /// returns an error of a call that had begun, the session has failed.
     ///
     /// # Errors
     /// [`SessionError::Call`] as `run` returns, [`SessionError::Failed`].
@@ -295,9 +295,9 @@ impl Session {
         })
     }
 
-    /// Goes to any state of the tree: back, forward or across, also after the session failed. What was not
-    /// frozen is lost. Costs what differs, and what was written. An instance that cannot be relied on, or
-    /// not be brought there in place, is replaced by a new one.
+    /// Goes to any state of the tree: back, forward or across, also after the session failed. State that was not
+    /// frozen is lost. Costs what differs, and what was written. An instance that cannot be relied on, or not be
+    /// brought there in place, is replaced by a new one.
     ///
     /// # Errors
     /// [`SessionError::Tree`], with nothing changed. [`SessionError::State`] when a new instance cannot be
@@ -372,7 +372,7 @@ impl Session {
         }
     }
 
-    /// In what two states differ: which pages, how many bytes, and whether anything besides does.
+    /// The difference of two states: which pages, how many bytes, and whether other state differs.
     ///
     /// # Errors
     /// [`SessionError::Tree`].

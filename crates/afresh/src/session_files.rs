@@ -1,7 +1,7 @@
 //! A session's files from outside: what a guest finds before its next call, and what its last one left.
 //!
-//! What is written here is part of the session's present state, like what its calls write: the next checkpoint
-//! freezes it, and a rollback undoes it.
+//! Files that are written here are part of the present state, like those that calls write: the next checkpoint
+//! freezes them, and a rollback undoes them.
 
 #[cfg(feature = "wasm")]
 use afresh_files::Budget;
@@ -19,7 +19,7 @@ pub struct SessionFiles<'a> {
     of: FileOwner<'a>,
 }
 
-/// Whose files they are.
+/// The owner of the files.
 enum FileOwner<'a> {
     #[cfg(feature = "wasm")]
     Module(&'a mut Branch<afresh_wasm::Session>),
@@ -78,7 +78,7 @@ impl<'a> SessionFiles<'a> {
         self.tree().read_path(path, READ).map_err(refused(path))
     }
 
-    /// What is at a path.
+    /// The file at a path.
     ///
     /// # Errors
     /// [`SessionError::Files`].
@@ -118,7 +118,7 @@ impl<'a> SessionFiles<'a> {
         self.change(path, |tree| tree.remove_path(path, Time::now()))
     }
 
-    /// Changes the tree in any way. What a Linux program has mapped of a file keeps what it shows.
+    /// Changes the tree in any way. Mappings of a file in a Linux program keep their content.
     ///
     /// # Errors
     /// [`SessionError::Files`] as `change` returns, naming `path`; [`SessionError::State`] when the session's

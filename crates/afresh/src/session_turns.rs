@@ -1,8 +1,8 @@
 //! Sessions that are saved turn by turn: what a turn changed is stored, below the page, behind what was saved before.
 //!
-//! Promises: a turn that was saved is on disk, and opens in any process as the state that the session had.
-//! Whoever is killed at any moment leaves the turn before or this one. The cost follows what the turn changed; now
-//! and then the turns are folded into a layer of pages, so that opening stays cheap however long a session lives.
+//! Promises: a turn that was saved is on disk, and opens in any process as the state that the session had. A process
+//! that is killed at any moment leaves the turn before or this one. The cost follows what the turn changed; now and
+//! then the turns are folded into a layer of pages, so that opening stays cheap however long a session lives.
 //!
 //! May break it: two sessions that are saved under one name. The second notices, and is refused.
 
@@ -25,7 +25,7 @@ const MOST_DISTANT: usize = 64;
 /// Bytes of turns that follow on a snapshot before they are folded into it: what is read to open it.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// What it took to save a session.
+/// The cost of saving a session.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct SavedTurn {
@@ -114,7 +114,7 @@ fn keeps_turns(place: &Place) -> Result<bool, SaveError> {
     }
 }
 
-/// Goes on from a snapshot that is in the same directory.
+/// Continues from a snapshot in the same directory.
 fn go_on_here(
     snapshot: &Snapshot,
     to: &Reference,
@@ -128,14 +128,14 @@ fn go_on_here(
     };
     let journal = match resumed {
         Some(journal) => journal,
-        // What is there is not written as it is to be.
+        // The existing snapshot has another form than requested.
         None if options.shapes() => return Ok(None),
         None => store.begin_turns(to.name(), snapshot)?,
     };
     Ok(Some((Some(store), journal)))
 }
 
-/// Goes on from a snapshot that is in the same remote.
+/// Continues from a snapshot in the same remote.
 #[cfg(feature = "remote")]
 fn go_on_there(
     snapshot: &Snapshot,
@@ -201,7 +201,7 @@ impl Session {
         let frozen = self.stand().map_err(freeze)?;
         let failed = |source: Cause| SaveError::Write { reference: to.to_string(), source };
         let own = options.own_access(&self.guest.inner().options);
-        // Whoever is asked opens the remote for it.
+        // The check opens the remote.
         let known = self.saving.as_ref().is_some_and(|saving| saving.to.place() == to.place());
         if !known && !keeps_turns(to.place())? {
             let id = self.save_over(&frozen, to, options)?;
@@ -316,7 +316,7 @@ impl Session {
         Ok(frozen.write(to, None, options, opened)?.id)
     }
 
-    /// Goes on from the snapshot that the session's guest came out of, if that is in the same store.
+    /// Continues from the snapshot that the session's guest came from, if that is in the same store.
     fn go_on(&self, to: &Reference, options: &SaveOptions) -> Result<Option<Box<Saving>>, Cause> {
         let Some(origin) = self.guest.origin().filter(|it| it.reference.place() == to.place())
         else {
@@ -350,7 +350,7 @@ impl Session {
         if now != before {
             self.passing = Some(now);
             if own {
-                // Somebody else may have dropped it.
+                // Another caller may have dropped it.
                 let _ = self.drop_checkpoint(before);
             }
         } else if own {

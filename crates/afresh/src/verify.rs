@@ -1,9 +1,9 @@
 //! Many calls, and before each the proof that nothing of the one before is left.
 //!
-//! Before every call the instance that the pool would hand out is compared with the warm state, byte by
-//! byte and global by global. The answer of a module's call is compared with that of an instance that has
-//! never run anything; of other guests, with the first call's. Answers of two clones of a module, a component or a
-//! Linux program are compared value by value, to find random numbers that both draw.
+//! Before every call the instance that the pool would hand out is compared with the warm state, byte by byte and
+//! global by global. The answer of a module is compared with that of an instance that has never run; for other
+//! guests, with the answer to the first call. Answers of two clones of a module, a component or a Linux program are
+//! compared value by value, to find random numbers that both draw.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::error::describe;
 use crate::guest::Backend;
 use crate::{Call, CallError, Guest, Lease, VerifyError};
 
-/// What a verification found.
+/// The result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verification {
@@ -33,9 +33,9 @@ pub struct Verification {
     /// Values of the answer that change from call to call in one clone, and are the same in another: each may be a random
     /// number that every clone draws. The first hundred.
     pub repeating: Vec<String>,
-    /// What differed beside memory, each once.
+    /// Differences outside memory, each once.
     pub items: BTreeSet<String>,
-    /// What was not compared, and why it need not be.
+    /// Parts that were not compared, with the reason.
     pub unseen: BTreeSet<&'static str>,
     /// How the first call that failed did.
     pub failure: Option<String>,
@@ -130,10 +130,10 @@ fn answer(lease: &mut Lease<'_>, call: &Call) -> Result<String, String> {
 }
 
 impl Guest {
-    /// Makes `call` so many times, and compares. `progress` is told after each.
+    /// Makes `call` so many times, and compares. `progress` is called after each.
     ///
     /// # Errors
-    /// [`VerifyError`] when no comparison can be made; what differs is no error.
+    /// [`VerifyError`] when no comparison can be made; a difference is not an error.
     pub fn verify(
         &self,
         call: &Call,
@@ -246,7 +246,7 @@ fn equally<'a>(
     between: impl Fn(char) -> bool,
 ) -> Vec<(String, [&'a str; 3])> {
     let [first, second, cloned] = texts.map(|text| {
-        // The name of a type before its values is none of them.
+        // The name of a type before its values is not a value.
         let values = text.split_inclusive(&between).filter(|part| !part.ends_with('('));
         let values = values.map(|part| part.trim_end_matches(&between));
         values.filter(|part| !part.is_empty()).collect::<Vec<_>>()
@@ -279,7 +279,7 @@ impl Verification {
     }
 }
 
-/// Guests of which no untouched instance can be had beside: every answer against the first.
+/// Guests without an untouched instance for comparison: every answer against the first.
 fn verify_repeatedly(
     guest: &Guest,
     call: &Call,

@@ -3,8 +3,8 @@
 //! Small blocks go to the system's allocator. Blocks of [`ZeroedAlloc::LARGE`] bytes and more are
 //! frames, used at their address in the pool's own mapping: nothing is mapped or unmapped, and a
 //! zeroed block is one the background thread has zeroed already. As with any allocator, a dangling
-//! pointer to a freed block reaches whatever the block became. A forked child has no large blocks: it
-//! must not touch any before it calls `exec`.
+//! pointer to a freed block reaches its next content. A forked child has no large blocks: it must
+//! not touch any before it calls `exec`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::{Arc, OnceLock};
@@ -69,8 +69,8 @@ unsafe impl GlobalAlloc for ZeroedAlloc {
         let pool = self.pool.get().filter(|pool| pool.holds(pointer));
         match (pool, Self::order(layout)) {
             (Some(pool), Some(order)) => {
-                // SAFETY: the pointer lies in the pool, so `take` lent it for this same layout, and
-                // the caller promises that nobody uses the block any more.
+                // SAFETY: the pointer is in the pool, so `take` lent it for this same layout, and
+                // the caller promises that the block is unused now.
                 pool.give(unsafe { pool.reclaim(pointer, order) });
             }
             // SAFETY: as above; it came from the system.

@@ -1,5 +1,5 @@
 //! The arena: a range of memory that is zero at every start, grows, shrinks, and is reset by
-//! dropping its view of the pool's frames.
+//! dropping its view of pool frames.
 //!
 //! ```text
 //!   base                                   size                       max
@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Promises: every byte below [`Arena::pages`] reads as zero after growth and after a reset,
-//! whatever was there before; no byte above it is accessible. With [`Commit::Now`], memory that
-//! [`Arena::grow`] returned can be touched without any signal for want of memory.
+//! regardless of its earlier content; no byte above it is accessible. With [`Commit::Now`], memory
+//! that [`Arena::grow`] returned can be touched without any signal for want of memory.
 //!
 //! A forked child has inaccessible memory in place of an arena, and every operation there fails.
 //!
@@ -32,15 +32,15 @@ pub enum Commit {
     /// At growth and reset: no fault signals, and running out is an error there and then.
     #[default]
     Now,
-    /// At the first touch of each 2 MiB, by a fault signal that the arena answers. What the pool
-    /// does not have then comes from the kernel, by the kernel's rules for overcommitment.
+    /// At the first touch of each 2 MiB, by a fault signal that the arena answers. Memory that the
+    /// pool lacks then comes from the kernel, by the kernel's rules for overcommitment.
     OnTouch,
 }
 
 /// How an arena is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArenaOptions {
-    /// Most pages it may grow to; address space only.
+    /// Maximum pages it may grow to; address space only.
     pub max: usize,
     /// When memory is taken.
     pub commit: Commit,
@@ -67,7 +67,7 @@ impl ArenaOptions {
     }
 }
 
-/// What an arena holds.
+/// The memory of an arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holding {
@@ -92,7 +92,7 @@ impl Arena {
     /// Makes an empty arena.
     ///
     /// # Errors
-    /// When address space or signal handlers are not to be had.
+    /// When address space or signal handlers are unavailable.
     pub fn new(pool: Arc<Pool>, options: ArenaOptions) -> Result<Self, ArenaError> {
         let view = Arc::new(View::new(pool, options)?);
         let registration = match options.commit {
@@ -118,7 +118,7 @@ impl Arena {
         self.view.pages()
     }
 
-    /// Most pages it may grow to.
+    /// Maximum pages it may grow to.
     #[must_use]
     pub fn max_pages(&self) -> usize {
         self.view.max_pages()
@@ -130,7 +130,7 @@ impl Arena {
         self.view.faults()
     }
 
-    /// What it holds now.
+    /// The present holding.
     #[must_use]
     pub fn holding(&self) -> Holding {
         self.view.holding()
@@ -173,7 +173,7 @@ impl Arena {
         Ok(old)
     }
 
-    /// Takes `pages` pages off the end; their content is gone.
+    /// Takes `pages` pages off the end and drops their content.
     ///
     /// # Errors
     /// When the kernel cannot unmap them; their memory is withdrawn from the pool then.
@@ -184,8 +184,8 @@ impl Arena {
     /// Makes every byte zero again; the size stays.
     ///
     /// # Errors
-    /// When memory for [`Commit::Now`] ran out meanwhile, or the kernel refused; the arena is empty
-    /// then. One that the kernel did not clear is refused from then on ([`ArenaError::Unclean`]).
+    /// When memory for [`Commit::Now`] ran out, or the kernel refused; the arena is empty then. One
+    /// that the kernel did not clear is refused from then on ([`ArenaError::Unclean`]).
     pub fn reset(&mut self) -> Result<(), ArenaError> {
         let size = self.pages();
         self.view.drop_all()?;

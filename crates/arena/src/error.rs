@@ -12,7 +12,7 @@ pub enum ArenaError {
     Full {
         /// Pages wanted in all.
         wanted: usize,
-        /// Most pages it may have.
+        /// Maximum pages it may have.
         max: usize,
     },
     /// The pool has no memory for it.

@@ -1,8 +1,8 @@
 //! An arena's content as an image, and back: what a snapshot holds of it.
 //!
-//! An arena is zero at every start, so its content is copied in both directions. Memory that starts from
-//! an image, and only pays for what a run wrote, is a slot over that image (`afresh_memory::Slot`), which
-//! may be one that is still being filled from a snapshot.
+//! An arena is zero at every start, so its content is copied in both directions. For memory that starts from an
+//! image, and only pays for a run's writes, use a slot over that image (`afresh_memory::Slot`), which may still be
+//! filling from a snapshot.
 //!
 //! Promises: a thawed arena has the size and the bytes of the image; one whose thaw failed is empty
 //! or as it was.
@@ -29,7 +29,7 @@ pub enum ThawError {
 impl Arena {
     /// The content as an image, zero pages left out. Memory that was never touched is not looked at.
     ///
-    /// Whoever uses the memory through pointers must be quiet meanwhile.
+    /// Code with pointers into the memory must not use it during the call.
     ///
     /// # Errors
     /// [`ImageError`] when memory or descriptors ran out, or in a forked child.
@@ -38,14 +38,14 @@ impl Arena {
             return Err(ImageError::Read(io::Error::other(ArenaError::Forked)));
         }
         let pages = self.pages();
-        // SAFETY: the pages are accessible, and the exclusive borrow says that nobody uses them.
+        // SAFETY: the pages are accessible, and the exclusive borrow excludes other users.
         unsafe { Image::zero(pages).derive(pages, &self.present(), self.base()) }
     }
 
-    /// Takes size and content from `image`, waiting for what is not in place yet.
+    /// Takes size and content from `image`, waiting for missing content.
     ///
     /// # Errors
-    /// [`ThawError`], which says what became of the arena.
+    /// [`ThawError`], which describes the arena's state.
     pub fn thaw(&mut self, image: &Image) -> Result<(), ThawError> {
         image.complete()?;
         self.clear()?;
@@ -54,8 +54,8 @@ impl Arena {
                 self.touch(run)?;
                 for page in run.start..run.end() {
                     let Some(content) = image.page(page) else { continue };
-                    // SAFETY: the page is accessible and present, and nobody else uses it; the image
-                    // is no part of any arena.
+                    // SAFETY: the page is accessible and present, and this is its only user; the image is not part of
+                    // any arena.
                     unsafe {
                         let at = self.base().add(page * PAGE_SIZE);
                         at.copy_from_nonoverlapping(content.as_ptr(), PAGE_SIZE);

@@ -1,11 +1,11 @@
-//! The view of an arena: which huge page is mapped to what, and every change to that.
+//! The view of an arena: the mapping of each huge page, and every change to it.
 //!
-//! All changes are made under one lock, by the owner or by a fault handler. Whoever holds it touches
-//! no arena memory and, in a handler, allocates nothing; so a fault can always take it.
+//! All changes are made under one lock, by the owner or by a fault handler. The holder touches no arena memory and,
+//! in a handler, allocates nothing; so a fault can always take it.
 //!
-//! Frames that are given back stay mapped, inaccessibly: the next cycle asks the pool for the same
-//! ones and only lifts the protection. Whoever has them meanwhile is safe from this view, and this
-//! view's owner from them, as the hardware refuses every access.
+//! Returned frames stay mapped, inaccessibly: the next cycle requests the same ones from the pool and only lifts the
+//! protection. Other owners of the frames are safe from this view, and its owner from them, because the hardware
+//! refuses every access.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,13 +22,13 @@ use crate::hugepage::{Backing, HugePage, Mapping, left_over};
 use crate::window::Window;
 use crate::{ArenaError, ArenaOptions, Holding};
 
-/// How often a thread may fault in a row in memory that is mapped, before the fault is passed on. It faults once when
-/// another thread was faster.
+/// Maximum consecutive faults of a thread in mapped memory before the fault is passed on. It faults once when another
+/// thread was faster.
 const MAX_ODD: usize = 64;
 /// Threads that such faults are counted of at the same time.
 const WATCHED_THREADS: usize = 64;
 
-/// Faults of one thread in a row, at one address, while nothing was given back.
+/// Consecutive faults of one thread, at one address, while no memory was returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Odd {
     thread: i32,
@@ -43,14 +43,14 @@ pub(crate) enum Growth {
     Forbidden,
 }
 
-/// What the lock protects.
+/// The state under the lock.
 #[derive(Debug)]
 struct Locked {
     hugepages: Box<[HugePage]>,
     window: Window,
     /// Cycles so far, for the rhythm of looks at density.
     cycle: usize,
-    /// How often memory was given back, so that accesses to it fault again.
+    /// The number of times that memory was returned, so that accesses to it fault again.
     epoch: usize,
     /// Faults in memory that is mapped and their number, each thread at the place that its number leads to.
     odd: Box<[(Odd, usize)]>,
@@ -80,7 +80,7 @@ pub(crate) struct View {
     faults: AtomicUsize,
     /// Set when something stayed accessible that should not be: what was there would be seen after growth.
     unclean: AtomicBool,
-    /// Of the process that made it.
+    /// The process that made it.
     generation: u32,
     /// Keeps the memory from children, and its addresses reserved there.
     _withheld: Withheld,
@@ -180,8 +180,8 @@ impl View {
         PageRange::new(start, (len * HUGE_PAGES).min(size.saturating_sub(start)))
     }
 
-    /// Makes the accessible part `size` pages long. New pages of a huge page that is mapped already are
-    /// mapped now; removed ones are unmapped, and their memory is given back or made zero.
+    /// Makes the accessible part `size` pages long. New pages of a mapped huge page are mapped now; removed ones are
+    /// unmapped, and their memory is returned or zeroed.
     pub(crate) fn set_pages(&self, size: usize) -> Result<(), ArenaError> {
         self.check()?;
         let mut locked = self.lock();
@@ -328,10 +328,10 @@ impl View {
         let len = frame.pages() / HUGE_PAGES;
         let range = Self::visible(at, len, size);
         let start = frame.file_range().start;
-        // Whatever comes of it, what was left over there is gone.
+        // In either case the earlier mapping there is invalid.
         locked.hugepages[at..at + len].iter_mut().for_each(|hugepage| hugepage.mapping = None);
         if let Err(error) = self.pool.map(&frame, 0, &self.memory, range) {
-            // Something may be mapped there, but nothing of it is accessible.
+            // Pages may be mapped there, but none is accessible.
             self.pool.give(frame);
             return Err(error.into());
         }
@@ -385,7 +385,7 @@ impl View {
         Ok(len)
     }
 
-    /// Maps the kernel's memory in 4 KiB pages, whatever the host's huge page setting.
+    /// Maps the kernel's memory in 4 KiB pages, for every huge page setting of the host.
     fn map_small(&self, range: PageRange) -> Result<(), SysError> {
         self.memory.map_anonymous(range, Protection::ReadWrite)?;
         self.clean(self.memory.advise(range, Advice::NoHugePage))
@@ -471,7 +471,7 @@ impl fault::FaultHandler for View {
         }
         let at = page / HUGE_PAGES;
         if !locked.hugepages[at].is_empty() {
-            // Another thread was faster, usually; an access that faults for ever is not ours.
+            // Usually another thread was faster; an access that faults without end is not ours.
             return locked.may_retry(fault.address);
         }
         self.faults.fetch_add(1, Ordering::Relaxed);

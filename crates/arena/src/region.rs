@@ -57,8 +57,7 @@ impl Region {
         }
     }
 
-    /// Makes the newest block `size` bytes long where it lies; `false` when it is not the newest, or the
-    /// region is full.
+    /// Resizes the newest block to `size` bytes in place; `false` when it is not the newest, or the region is full.
     #[cfg(feature = "allocator-api2")]
     pub(crate) fn extend(&self, start: NonNull<u8>, old: Layout, size: usize) -> bool {
         let from = start.addr().get() - self.arena.base() as usize;
@@ -70,7 +69,7 @@ impl Region {
         })
     }
 
-    /// Allocates a zeroed slice that lives as long as the region is borrowed.
+    /// Allocates a zeroed slice that lives while the region is borrowed.
     ///
     /// `None` when the region is full.
     #[must_use]
@@ -78,8 +77,8 @@ impl Region {
     pub fn bytes(&self, len: usize) -> Option<&mut [u8]> {
         let layout = Layout::array::<u8>(len).ok()?;
         let start = self.allocate(layout)?;
-        // SAFETY: the memory is mapped, zero (hence initialised), and handed out once; the borrow
-        // of the region keeps it from being reset.
+        // SAFETY: the memory is mapped, zero (hence initialised), and allocated once; the borrow of the region keeps
+        // it from being reset.
         Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) })
     }
 
@@ -105,16 +104,16 @@ impl Region {
     }
 }
 
-// SAFETY: every allocation is a part of the arena of its own, aligned as asked and mapped until the
-// region is reset, which needs the exclusive borrow that a user of the allocator cannot have given.
-// Nothing here panics: overflow ends in a null pointer.
+// SAFETY: every allocation is a separate part of the arena, aligned as asked and mapped until the region is reset,
+// which needs the exclusive borrow that a user of the allocator cannot have given. Nothing here panics: overflow ends
+// in a null pointer.
 unsafe impl GlobalAlloc for Region {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.allocate(layout).map_or(null_mut(), NonNull::as_ptr)
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // Memory is handed out once between two resets, so it is zero still.
+        // Memory is allocated once between two resets, so it is still zero.
         self.allocate(layout).map_or(null_mut(), NonNull::as_ptr)
     }
 

@@ -1,4 +1,5 @@
-//! How much to map at a fault: windows that grow while touches run on, and shrink when they jump.
+//! The size of a mapping at a fault: windows that grow while touches run on, and shrink when they
+//! jump.
 //!
 //! Counted in huge pages. A fault where the last window ended doubles the window; any other
 //! halves it. After a reset the first window is as large as the run of the previous cycle, so that
@@ -27,7 +28,7 @@ impl Window {
         Self { most: most.max(1), size: 1.into(), end: 0.into(), run: 0.into(), longest: 0.into() }
     }
 
-    /// How many huge pages to map for a fault in `hugepage`, at least one.
+    /// The number of huge pages to map for a fault in `hugepage`, at least one.
     pub(crate) fn at(&self, hugepage: usize) -> usize {
         let size = self.size.load(Ordering::Relaxed);
         if hugepage == self.end.load(Ordering::Relaxed) {

@@ -19,7 +19,7 @@ fn pool(pages: usize) -> Arc<Pool> {
 
 fn write(arena: &Arena, page: usize, value: u8) {
     assert!(page < arena.pages());
-    // SAFETY: the page is accessible; nobody holds a reference to it.
+    // SAFETY: the page is accessible, and no reference to it exists.
     unsafe { arena.base().add(page * PAGE_SIZE + page % PAGE_SIZE).write_volatile(value) };
 }
 
@@ -37,7 +37,7 @@ fn poison(arena: &Arena) {
 
 fn assert_zero(arena: &Arena) {
     for page in 0..arena.pages() {
-        // SAFETY: the page is accessible, and nobody writes it meanwhile.
+        // SAFETY: the page is accessible, and is not written during the read.
         let words = unsafe {
             std::slice::from_raw_parts(arena.base().add(page * PAGE_SIZE).cast::<u64>(), 512)
         };
@@ -126,7 +126,7 @@ proptest! {
                     arena.clear().unwrap();
                     model.clear();
                 }
-                // Somebody else takes the frames in between and leaves a secret in them.
+                // Another user takes the frames in between and leaves a secret in them.
                 Step::Disturb(power) => {
                     if let Ok(frame) = pool.take(Order::new(power as u8)) {
                         let frame = frame.used();
@@ -285,7 +285,7 @@ fn a_system_call_can_be_given_memory_that_was_touched_for_it() {
     arena.grow(1024).unwrap();
     arena.touch(PageRange::new(600, 2)).unwrap();
     assert!(arena.touch(PageRange::new(1000, 100)).is_err());
-    // SAFETY: the pages are accessible and nobody else uses them.
+    // SAFETY: the pages are accessible and this is their only user.
     let buffer =
         unsafe { std::slice::from_raw_parts_mut(arena.base().add(600 * PAGE_SIZE), 2 * PAGE_SIZE) };
     let mut file = std::fs::File::open("/dev/zero").unwrap();

@@ -1,4 +1,4 @@
-//! Arenas that go through a snapshot, and slots that go on from there.
+//! Arenas that are saved in a snapshot, and slots that continue from there.
 #![cfg(not(miri))]
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn pool() -> Arc<Pool> {
 fn bytes(arena: &Arena, page: usize) -> Vec<u8> {
     assert!(page < arena.pages());
     let mut bytes = vec![1; PAGE_SIZE];
-    // SAFETY: the page is accessible and nobody writes it.
+    // SAFETY: the page is accessible and is not written.
     unsafe {
         let from = arena.base().add(page * PAGE_SIZE);
         from.copy_to_nonoverlapping(bytes.as_mut_ptr(), PAGE_SIZE);
@@ -39,7 +39,7 @@ fn filled(options: ArenaOptions) -> Arena {
     let mut arena = Arena::new(pool(), options).unwrap();
     arena.grow(PAGES).unwrap();
     for page in USED {
-        // SAFETY: the page is accessible and nobody else uses it.
+        // SAFETY: the page is accessible and this is its only user.
         unsafe {
             let to = arena.base().add(page * PAGE_SIZE);
             to.copy_from_nonoverlapping(content(page).as_ptr(), PAGE_SIZE);
@@ -71,10 +71,10 @@ fn an_arena_out_of_a_snapshot_holds_what_was_frozen() {
         snapshot.check_guest(&build()).unwrap();
         assert_eq!(snapshot.state(), b"mine");
         let memory = SnapshotMemory::load(snapshot, &Options::default()).unwrap();
-        // Whatever the arena held before is gone.
+        // The earlier content of the arena is dropped.
         let mut arena = filled(options);
         arena.grow(200).unwrap();
-        // SAFETY: the page is accessible and nobody else uses it.
+        // SAFETY: the page is accessible and this is its only user.
         unsafe { arena.base().add(1800 * PAGE_SIZE).write(9) };
         arena.thaw(memory.pages()).unwrap();
         assert_eq!(arena.pages(), PAGES);

@@ -36,7 +36,7 @@ pub fn all(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
         let touch = |slot: &Slot| {
             for n in 0..dirty {
                 let page = n * (PAGES / dirty);
-                // SAFETY: the page lies in the slot, which this contestant alone uses.
+                // SAFETY: the page is in the slot, which only this contestant uses.
                 unsafe { slot.base().add(page * PAGE_SIZE).write_volatile(1) };
             }
         };
@@ -78,7 +78,7 @@ fn first(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
         let started = Instant::now();
         let mut slot = Slot::new(&image, config)?;
         for page in 0..ZERO {
-            // SAFETY: the page lies in the slot, which this run alone uses.
+            // SAFETY: the page is in the slot, which only this run uses.
             unsafe { slot.base().add(page * PAGE_SIZE).write_volatile(1) };
         }
         slot.reset()?;

@@ -1,7 +1,8 @@
-//! `component/hello`, `component/js-http`, `component/py-http`: a handler of `wasi:http` that answers at once, in Rust, and those that the
-//! tools of two languages built, which are asked for a look at two hundred of the things that they keep; a request to a new
-//! instance each, by afresh and by wasmtime's ways on the same component. Both tools leave the state of an initialised program in
-//! the component, so all begin with the same. The floor is one instance of wasmtime's that answers every request.
+//! `component/hello`, `component/js-http`, `component/py-http`: a handler of `wasi:http` that answers at once, in
+//! Rust, and those that the tools of two languages built, which are asked for a look at two hundred of the things
+//! that they keep; a request to a new instance each, by afresh and by wasmtime's ways on the same component. Both
+//! tools leave the state of an initialised program in the component, so all begin with the same. The floor is one
+//! wasmtime instance that answers every request.
 
 use std::path::Path;
 use std::time::Duration;
@@ -33,7 +34,7 @@ const FLOOR: &str = "floor/never-reset";
 /// Most time for one request, and bytes of its answer.
 const LIMITS: (Duration, usize) = (Duration::from_secs(60), 1 << 20);
 
-/// What wasmtime keeps of one instance.
+/// The store data of a wasmtime instance.
 struct RivalHost {
     wasi: WasiCtx,
     table: ResourceTable,
@@ -99,7 +100,7 @@ impl RivalGuest {
         Ok(LiveHandler { store, proxy })
     }
 
-    /// A request to a new instance, which is gone when its answer is there.
+    /// A request to a new instance, which is dropped after its answer.
     async fn ask(&self, target: &str) -> wasmtime::Result<Bytes> {
         self.instance().await?.ask(target).await
     }
@@ -134,7 +135,7 @@ impl LiveHandler {
     }
 }
 
-/// Ours, opened as whoever embeds it would.
+/// Ours, opened as an embedder would.
 fn ours(path: &Path, runtime: &Runtime) -> anyhow::Result<Handler> {
     let engine = Engine::new(EngineConfig { timeouts: false, ..EngineConfig::default() })?;
     let options = OpenOptions::new().wasm(Handler::options(GuestOptions::default()));

@@ -1,8 +1,8 @@
-//! What a fresh page costs: the kernel's ways, each idea alone, and the pool, in one run.
+//! The cost of a fresh page: the kernel's ways, each idea alone, and the pool, in one run.
 //!
 //! A *cycle* takes memory, touches it and gives it back; the clock is read between the three. The
-//! strategies run interleaved, one cycle each a round, so that a disturbance meets all of them, and
-//! the same think time lies between any two cycles. Figures are per page touched.
+//! strategies run interleaved, one cycle each a round, so a disturbance meets all of them, and the
+//! same think time separates any two cycles. Figures are per page touched.
 //!
 //! [`fault`] runs everything and reports a [`Row`](crate::Row) for each case, strategy and number of threads.
 

@@ -1,9 +1,9 @@
-//! `fleet`: what a fleet of thousands of hosts would do, simulated with the code that real hosts decide with
-//! ([`afresh_serve::fleet::policy`]): who is chosen, how often hosts tell of themselves, when a lease is broken.
+//! `fleet`: a fleet of thousands of hosts, simulated with the code that real hosts decide with
+//! ([`afresh_serve::fleet::policy`]): placement, heartbeat intervals, and expiry of leases.
 //!
-//! Nothing here measures a network or a NATS server. Time is simulated, so the figures do not depend on the machine. What is assumed
-//! stands in [`Scale`] and is part of each row. One table of adverts stands for those of all hosts, which differ only by
-//! when the same adverts arrive.
+//! Nothing here measures a network or a NATS server. Time is simulated, so the figures do not depend on the machine.
+//! [`Scale`] lists the assumptions, which are part of each row. One table of adverts stands for those of all hosts,
+//! which differ only by when the same adverts arrive.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -46,7 +46,7 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// Ten thousand hosts and ten million sessions in an hour, at about seven tenths of what they can take.
+    /// Ten thousand hosts and ten million sessions in an hour, at about seven tenths of the hosts' capacity.
     #[must_use]
     pub fn full() -> Self {
         Self {
@@ -171,11 +171,11 @@ impl World {
         usize::from_str_radix(digits, 16).unwrap_or(0)
     }
 
-    /// Places one session; the host that took it. A host that is full or gone refuses, and any other is asked.
+    /// Places one session; the host that took it. A full or dead host refuses, and any other is tried.
     fn place(&mut self, template: usize) -> Option<usize> {
         self.placed += 1;
-        // Whichever host the request came to chooses. What one host has sent to another is next to nothing of what all
-        // have sent there, so it does not count here.
+        // The host that received the request chooses. One host sends another a negligible part of all sessions there,
+        // so its own count of them is ignored here.
         let asked = self.seed.below(self.scale.hosts);
         let choice = Placement { members: &self.members, own: Some(&self.hosts[asked].name) };
         let mut taken = None;
@@ -317,7 +317,7 @@ fn storm(world: &mut World, begun: u64, sink: &mut Sink<'_>) -> anyhow::Result<(
     let (before, hits, mut again) = (world.placed, world.hits, 0_u64);
     while let Some(Reverse((call, first))) = calls.pop() {
         world.run(begun + call);
-        // Nobody is sent to a host that was given up.
+        // Hosts that were given up receive no more sessions.
         while let Some((_, name)) = given_up_hosts.pop_if(|(over, _)| *over <= call) {
             world.members.remove(&name);
         }
@@ -357,8 +357,8 @@ fn storm(world: &mut World, begun: u64, sink: &mut Sink<'_>) -> anyhow::Result<(
     Ok(())
 }
 
-/// Requests a second that hosts answer whose calls take five milliseconds each, at sixteen places; whoever takes a request for
-/// another host works on it for half a millisecond as well.
+/// Requests a second of hosts whose calls take five milliseconds each, at sixteen places; a host that forwards a
+/// request works on it for half a millisecond as well.
 fn throughput(hosts: usize) -> f64 {
     const PLACES: usize = 16;
     const CLIENTS: usize = 200;

@@ -1,9 +1,10 @@
 //! Groundhog's way to give each request the same state, for comparisons: a manager outside of an unchanged process stops it, finds
 //! the pages that it has written, writes their old content back, and sets its registers (Alzayat, Mace, Druschel and Garg, EuroSys 2023).
 //!
-//! Where the authors clear soft-dirty bits, the kernel's asynchronous write protection is used, which not only kernels with
-//! `CONFIG_MEM_SOFT_DIRTY` have: one walk over the page tables finds what was written, a second one protects it again. What the kernel keeps
-//! for the process (descriptors, files, signals) is not brought back, nor was it by them; the process has one thread.
+//! Where the authors clear soft-dirty bits, the kernel's asynchronous write protection is used, which not only
+//! kernels with `CONFIG_MEM_SOFT_DIRTY` have: one walk over the page tables finds what was written, a second one
+//! protects it again. Kernel state of the process (descriptors, files, signals) is not restored, as in their work;
+//! the process has one thread.
 
 use std::fs::File;
 use std::io;
@@ -91,7 +92,7 @@ fn failed(what: &'static str) -> anyhow::Error {
 
 /// A request of `ptrace` whose last argument is a number or a pointer.
 fn trace(request: libc::c_uint, pid: libc::pid_t, at: usize, data: usize) -> anyhow::Result<()> {
-    // SAFETY: whoever passes a pointer passes one to a live structure of the kind that the request takes.
+    // SAFETY: a pointer argument points to a live structure of the kind that the request takes.
     let rc = unsafe { libc::ptrace(request, pid, at, data) };
     if rc == -1 { Err(failed("ptrace")) } else { Ok(()) }
 }
@@ -248,17 +249,17 @@ impl Groundhog {
         Ok(this)
     }
 
-    /// Brings the process back, and lets it wait for input again.
+    /// Resets the process, and lets it wait for input again.
     ///
     /// # Errors
-    /// When the process is gone, or has unmapped what it had.
+    /// When the process has ended, or has unmapped part of its memory.
     pub(crate) fn restore(&mut self) -> anyhow::Result<()> {
         stop(self.pid)?;
         self.bring_back()?;
         self.go_on()
     }
 
-    /// Brings the process back and compares what it may write with what that was.
+    /// Resets the process and compares its writable memory with the original.
     ///
     /// # Errors
     /// The first mapping that differs.
@@ -376,7 +377,7 @@ fn notice(pid: libc::pid_t, at: &libc::user_regs_struct) -> anyhow::Result<Owned
     let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64 | 1;
     let number = inject(pid, at, libc::SYS_userfaultfd, [flags, 0])?;
     set_registers(pid, at)?;
-    // SAFETY: the calls take numbers only; what they return is a descriptor that nobody else has.
+    // SAFETY: the calls take numbers only; they return a new descriptor.
     let fetched = unsafe {
         let process = libc::syscall(libc::SYS_pidfd_open, pid, 0);
         ensure!(process >= 0, failed("pidfd_open"));

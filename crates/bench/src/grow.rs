@@ -84,7 +84,7 @@ impl Ours {
         let entry = warm.entry(call)?;
         let without = if stage.is_some() { "" } else { " without stage" };
         let ours = Self { name: format!("{}{without}", mode.name()), warm, entry, stage };
-        // The first growth is a case of its own; here it must not be what decides the others.
+        // The first growth is a separate case; here it must not affect the others.
         ours.wait();
         ours.call(false)?;
         Ok(ours)

@@ -18,10 +18,10 @@ use crate::row::{Contestant, Options, Sink, contest};
 /// The request of the benchmark: parse JSON, look into the warm heap, answer JSON.
 pub const REQUEST: &[u8] = br#"{"op":"query","tag":"tag-7","ids":[17,4711,39000,79001],"scan":64}"#;
 
-/// Refuses an answer that only says why there is none: a guest that fails is quick.
+/// Refuses an error as an answer: a guest that fails is quick.
 ///
 /// # Errors
-/// What the guest said.
+/// The guest's message.
 pub fn answered(answer: &[u8]) -> anyhow::Result<()> {
     let said = || String::from_utf8_lossy(answer).into_owned();
     anyhow::ensure!(
@@ -32,7 +32,7 @@ pub fn answered(answer: &[u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What wizer wants to know of an instance.
+/// The instance state that wizer reads.
 pub(crate) struct State<'a, T: 'static> {
     pub(crate) store: &'a mut Store<T>,
     pub(crate) instance: Instance,

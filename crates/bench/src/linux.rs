@@ -1,6 +1,6 @@
-//! `linux`: CPython as it is, answering a line of JSON or multiplying matrices, and Node as a server of HTTP: a pristine call, a clone, a thaw and a start, beside
-//! what is done without afresh: no reset at all, a process that is brought back from outside, a server that forks for each request, and a new process
-//! for each.
+//! `linux`: CPython, unmodified, answering a line of JSON or multiplying matrices, and Node as an HTTP server: a
+//! pristine call, a clone, a thaw and a start. The rivals do not use afresh: no reset at all, a process that is
+//! restored from outside, a server that forks for each request, and a new process for each.
 //!
 //! All of it takes turns on one processor, for a guest and who serves its system calls do, too.
 
@@ -28,7 +28,7 @@ const WARMING: usize = 5;
 struct Case {
     name: &'static str,
     imports: &'static str,
-    /// What stands in the loop: `line` goes in, `answer` comes out.
+    /// The body of the loop: `line` goes in, `answer` comes out.
     body: &'static str,
     request: &'static str,
     answer: &'static str,
@@ -69,15 +69,15 @@ const NODE: &str = "/usr/bin/node";
 const SERVER: &str = "let served = 0; require('http').createServer((request, response) => { \
     response.setHeader('Served', ++served); response.end('hello ' + request.url) }).listen(PORT, '127.0.0.1');";
 const GET: &str = "GET /there HTTP/1.1\r\nHost: localhost\r\n\r\n";
-/// Requests before it is warm: as long as V8 has not compiled what they run, each call would interpret it again.
+/// Requests before it is warm: until V8 has compiled their code, each call would interpret it again.
 const NODE_WARMING: usize = 400;
 /// Where the guest listens, within itself.
 const PORT: u16 = 3000;
-/// Memory that it may map: it reserves much of which it uses little.
+/// Memory that it may map: it reserves much and uses little.
 const NODE_MEMORY: u64 = 64 << 30;
 
 impl Case {
-    /// Answers each line, in this process or in a fork of its own.
+    /// Answers each line, in this process or in a fork.
     fn script(&self, forks: bool) -> String {
         let Self { imports, body, .. } = self;
         let reply = "sys.stdout.write(answer + '\\n'); sys.stdout.flush()";
@@ -218,7 +218,7 @@ fn calls(
         }));
     }
     contest(TABLE, &format!("python/{}", case.name), options, contestants, sink)?;
-    // Of figures of a reset that leaves anything behind nobody should hear.
+    // Figures of an incomplete reset would be worthless.
     ours.verify()?;
     discarding.verify()?;
     if let Some(groundhog) = &mut groundhog {
@@ -298,7 +298,7 @@ fn beginnings(
     contest(TABLE, &format!("start/{}", case.name), options, start, sink)
 }
 
-/// A server that listens on a port of the host's.
+/// A server that listens on a host port.
 struct Listening {
     child: Child,
     port: u16,
@@ -307,7 +307,7 @@ struct Listening {
 
 impl Listening {
     fn start() -> anyhow::Result<Self> {
-        // A port that is free now; whoever takes it in between makes the case fail.
+        // A port that is free now; if another process takes it in between, the case fails.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let script = SERVER.replace("PORT", &port.to_string());
         let child = Command::new(NODE).args(["-e", &script]).spawn()?;
@@ -396,10 +396,11 @@ fn node(dir: &Path, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()
     contest(TABLE, "thaw/node", options, thaw, sink)
 }
 
-/// All cases whose modules the interpreter has. `dir` is where snapshots are made, `omitted` is told what is left out.
+/// All cases whose modules the interpreter has. `dir` is for snapshots; `omitted` receives the cases that are left
+/// out.
 ///
 /// # Errors
-/// When there is no python3, the host runs no guests, or an answer is wrong.
+/// When python3 is missing, the host runs no guests, or an answer is wrong.
 pub fn all(
     dir: &Path,
     options: &Options,

@@ -1,5 +1,5 @@
-//! `linux`, its files: a session of CPython that has ten files of its own, and one that has ten thousand, go back to where they were
-//! after a turn that changed ten. Beside them, what is done where nobody knows which files those were: the directory is copied again.
+//! `linux`, its files: rollback of two CPython sessions, one with ten files and one with ten thousand, after a turn
+//! that changed ten. The rival copies the directory again, because it does not know which files changed.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ impl Session {
     }
 }
 
-/// As many files in a directory of the host's.
+/// The same number of files in a host directory.
 fn directory(files: usize) -> anyhow::Result<(tempfile::TempDir, PathBuf, PathBuf)> {
     let directory = tempfile::tempdir()?;
     let (from, to) = (directory.path().join("kept"), directory.path().join("files"));

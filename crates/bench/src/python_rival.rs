@@ -1,7 +1,7 @@
 //! CPython by wasmtime's own ways: the module with its warm state in it, a new store and instance for each run.
 //!
-//! wasmtime-wizer makes the module, once for all rivals. It and what is compiled of it are kept beside the guest, for they take
-//! minutes.
+//! wasmtime-wizer makes the module, once for all rivals. It and its compiled code are kept next to the guest, because
+//! they take minutes.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -19,10 +19,10 @@ use crate::js::{State, ready};
 use crate::python::request;
 use crate::rivals::Rival;
 
-/// Where the guest looks for its library, and by which name.
+/// The path and the name of the library in the guest.
 const LIBRARY: (&str, &str) = ("/usr/local/lib", "python315.zip");
 
-/// What all rivals begin with.
+/// The starting point of all rivals.
 pub(crate) struct Shared {
     /// The module with its warm state.
     wasm: PathBuf,
@@ -31,7 +31,7 @@ pub(crate) struct Shared {
     env: &'static [(&'static str, &'static str)],
 }
 
-/// What wasmtime keeps of one instance: WASI, built when a call first uses it, as afresh does, and the answer.
+/// The store data of a wasmtime instance: WASI, built when a call first uses it, as afresh does, and the answer.
 struct RivalHost {
     wasi: Option<WasiP1Ctx>,
     library: PathBuf,
@@ -48,7 +48,7 @@ impl RivalHost {
         self.wasi.get_or_insert_with(|| {
             let mut builder = WasiCtxBuilder::new();
             builder.envs(self.env);
-            // Was opened before; where it is gone the guest says so.
+            // It was opened before; if it is missing, the guest reports that.
             let _ = builder.preopened_dir(&self.library, LIBRARY.0, FsPerms::ReadOnly);
             builder.build_p1()
         })
@@ -162,13 +162,13 @@ impl Shared {
             std::fs::write(&new, code)?;
             std::fs::rename(&new, &file)?;
         }
-        // SAFETY: the file has what an engine like this one compiled, for it was put there whole under a name of this
-        // program's own, in a folder that whoever runs the benchmark has named.
+        // SAFETY: the file contains the output of an engine with this configuration. This program wrote it whole
+        // under a unique name, in a folder that the caller of the benchmark chose.
         unsafe { Module::deserialize_file(engine, file) }
     }
 }
 
-/// CPython ready to be asked by one of wasmtime's ways.
+/// CPython ready for calls, by a plain wasmtime instance.
 pub(crate) struct RivalPython {
     engine: Engine,
     pre: InstancePre<RivalHost>,
@@ -190,7 +190,7 @@ impl RivalPython {
     /// Runs code in a new instance; the answer.
     pub(crate) fn run(&self, code: &str) -> anyhow::Result<Vec<u8>> {
         let mut request = request(code, RUN);
-        // Each is a clone of its own, and seeds its generators.
+        // Each is a separate clone, and seeds its generators.
         let clone = self.clones.fetch_add(1, Ordering::Relaxed) + 1;
         request.address_to(clone, afresh::wasm::entropy_bytes());
         let inner = || -> wasmtime::Result<Vec<u8>> {

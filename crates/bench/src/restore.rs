@@ -1,4 +1,4 @@
-//! The restore benchmark: every strategy of the pager, and its rivals, beside a plain mmap that does the same touches.
+//! The restore benchmark: every strategy of the pager, its rivals, and a plain mmap with the same touches.
 //!
 //! One word of every page is touched, in random or in sequential order, by reads or by writes; or of a
 //! known twentieth of the pages. The clock runs from the call that starts the restore to the last touch.
@@ -25,7 +25,7 @@ pub use rivals::Rival;
 pub struct Options {
     /// Memory to restore, in MiB.
     pub mib: usize,
-    /// Rounds, each of which runs every strategy once.
+    /// Rounds; each runs every strategy once.
     pub rounds: usize,
     /// Where the files are made; they are removed at the end.
     pub dir: PathBuf,
@@ -79,7 +79,7 @@ pub fn restore(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
     run::run(options, sink)
 }
 
-/// Measures how fast a snapshot is written, beside a plain write and fsync of as many bytes.
+/// Measures how fast a snapshot is written, compared with a plain write and fsync of the same size.
 ///
 /// # Errors
 /// As [`restore`].

@@ -23,7 +23,7 @@ pub struct Row {
     pub p99: f64,
     /// Of the three figures; lower is better.
     pub unit: &'static str,
-    /// What else the table tells, by name.
+    /// Further columns of the table, by name.
     pub more: Vec<(&'static str, Value)>,
 }
 
@@ -78,7 +78,8 @@ impl Options {
         self.filter.as_ref().is_none_or(|f| name.contains(f.as_str()))
     }
 
-    /// Whether anybody takes part in any of these cases, so that what they share has to be made.
+    /// Whether any contestant takes part in any of these cases, so that the shared part must be
+    /// made.
     #[must_use]
     pub fn wants_any(&self, cases: &[&str], strategies: &[&str]) -> bool {
         let mut all = cases.iter().flat_map(|case| strategies.iter().map(move |by| (case, by)));
@@ -152,8 +153,9 @@ pub fn contest(
     }
     let contestants = field.len();
     for round in 0..options.rounds {
-        // Each round begins with another one, so that nobody always pays for what the same neighbour left in
-        // caches and in the kernel; and a part of a batch goes before the clock starts.
+        // Each round begins with another one, so that no contestant always runs after the same
+        // neighbour and its traces in caches and kernel; a part of a batch runs before the clock
+        // starts.
         for turn in 0..contestants {
             let (contestant, iterations, times) = &mut field[(round + turn) % contestants];
             let mut run = |n| {

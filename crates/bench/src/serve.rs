@@ -1,8 +1,8 @@
-//! `serve`: requests over HTTP at a fixed number of connections, beside `wasmtime serve` on the same component; and what
-//! a sandbox's operations take over HTTP.
+//! `serve`: requests over HTTP at a fixed number of connections, compared with `wasmtime serve` on the same
+//! component; and the operations of a sandbox over HTTP.
 //!
-//! Each server is a process of its own. The contestants take turns, so that what else the host does meets all of
-//! them. The client is as simple as can be: a thread for each connection, which waits for each answer.
+//! Each server is a separate process. The contestants take turns, so that what else the host does meets all of them.
+//! The client is as simple as can be: a thread for each connection, which waits for each answer.
 
 mod far;
 mod programs;
@@ -25,7 +25,7 @@ const TABLE: &str = "serve";
 /// Connections that ask at the same time.
 const CONNECTIONS: usize = 16;
 
-/// What is measured, and with what.
+/// The programs and guests of the measurement.
 #[derive(Clone, Debug)]
 pub struct Files {
     /// This program, which serves.
@@ -40,11 +40,11 @@ pub struct Files {
     pub jshttp: PathBuf,
     /// The interpreter that sandboxes run.
     pub script: PathBuf,
-    /// `nats-server` and `versitygw`, for what is fetched from a store far away.
+    /// `nats-server` and `versitygw`, for restores from a remote store.
     pub far: Option<(PathBuf, PathBuf)>,
 }
 
-/// The component with what `warm` leaves in its memory, as `wasmtime wizer` makes it.
+/// The component with its memory as `warm` leaves it, as `wasmtime wizer` makes it.
 fn wizened(wasmtime: &Path, component: &Path, dir: &Path) -> anyhow::Result<PathBuf> {
     let made = dir.join("wizened.wasm");
     let output = Command::new(wasmtime)
@@ -135,7 +135,7 @@ fn requests(
 /// Connections that are held open and say nothing.
 const IDLE: usize = 10_000;
 
-/// What ten thousand connections cost that say nothing, while one is answered among them.
+/// The cost of ten thousand idle connections, while one is answered among them.
 fn idle(program: &Path, http: &str, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     raise_files();
     let server = Server::ours(program, &[http])?;

@@ -1,5 +1,5 @@
-//! `session`: checkpoints, rollbacks and forks of the live JavaScript guest, whose heap takes about 45 MiB,
-//! beside what is done where nobody knows which pages were written: copying all of it, and comparing.
+//! `session`: checkpoints, rollbacks and forks of the live JavaScript guest, whose heap takes about 45 MiB. The rival
+//! does not know which pages were written: it copies all of them, and compares.
 //!
 //! Every iteration makes a turn first, outside of the clock: a request that changes some objects.
 
@@ -17,7 +17,7 @@ use crate::row::{Contestant, Options, Row, Sink, contest, summarise};
 const TABLE: &str = "session";
 /// Sessions that one forks into.
 const FORKS: usize = 100;
-/// What a diff tells apart.
+/// The unit of a diff.
 const PAGE: usize = 4096;
 
 /// The request of a turn: some products and a customer change.
@@ -83,7 +83,7 @@ struct Plain {
     memory: Memory,
     buffer: TypedFunc<i32, i32>,
     handle: TypedFunc<i32, i64>,
-    /// What the memory held at the last checkpoint.
+    /// The memory at the last checkpoint.
     kept: Vec<u8>,
     turns: Turns,
 }

@@ -1,5 +1,5 @@
-//! `session`, its files: a tree of ten thousand files, of which a turn changes ten, beside copying the tree, in
-//! memory and as directories of the host's.
+//! `session`, its files: a tree of ten thousand files, ten of them changed by a turn, compared with copying the tree,
+//! in memory and as host directories.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,7 +30,7 @@ fn turn(number: u64) -> impl Iterator<Item = (String, [u8; BYTES])> {
     })
 }
 
-/// A tree of ours, and the states it goes through.
+/// Our tree, and its states.
 struct Ours {
     tree: Tree,
     turns: u64,
@@ -45,7 +45,7 @@ impl Ours {
         Ok(Self { tree, turns: 0 })
     }
 
-    /// Over the same files in a directory of the host's, which was looked at for an earlier save.
+    /// Over the same files in a host directory, which was read for an earlier save.
     fn over(host: &Path) -> anyhow::Result<Self> {
         let tree = Tree::new(Budget { bytes: 1 << 30, files: 1 << 20 });
         let tree = tree.over("/", &Layer::directory(host)?)?;
@@ -80,7 +80,7 @@ impl Map {
     }
 }
 
-/// The same files in a directory of the host's.
+/// The same files in a host directory.
 fn directory() -> anyhow::Result<tempfile::TempDir> {
     let directory = tempfile::tempdir()?;
     for index in 0..FILES {
@@ -105,7 +105,7 @@ pub(crate) fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Times `n` rounds of what `then` does after a turn of `before`.
+/// Times `n` rounds of `then` after a turn of `before`.
 fn timed<S>(
     n: u64,
     state: &mut S,
@@ -166,8 +166,8 @@ pub(crate) fn all(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> 
     save(&few, sink)
 }
 
-/// What a session's files cost when it is saved, over a directory of the host's: everything that a turn changed is told, and
-/// all else is there from the first time. The whole directory was copied each time before.
+/// The cost of session files when they are saved, over a host directory: only the changes of a turn are recorded, as
+/// everything else was stored the first time. The whole directory was copied each time before.
 fn save(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     let host = directory()?;
     let (from, to) = (host.path().join("tree"), host.path().join("copy"));

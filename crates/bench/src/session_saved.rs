@@ -1,7 +1,7 @@
-//! `session`, saved: a turn persisted, durably, and the session opened again as a new process does, beside saving what
-//! differs from the snapshot by comparing all of it, and beside writing everything.
+//! `session`, saved: a turn persisted, durably, and the session opened again as a new process does. The rivals save
+//! the differences from the snapshot by comparing all of it, and write everything.
 //!
-//! Every iteration makes a turn first, outside of the clock. What a turn takes in the store is a row of its own.
+//! Every iteration makes a turn first, outside of the clock. The size of a turn in the store is a separate row.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ const TABLE: &str = "session";
 /// Turns before a session is opened again.
 const TURNS: u64 = 50;
 
-/// What a turn is.
+/// The kind of a turn.
 #[derive(Clone, Copy)]
 enum Turn {
     /// Requests to the guest with the heap of 45 MiB.
@@ -34,7 +34,7 @@ impl Turn {
     }
 }
 
-/// A request to evaluate code: an array of what, tools, source, name and arguments, as CBOR.
+/// A request to evaluate code: an array of kind, tools, source, name and arguments, as CBOR.
 fn evaluate(source: &str) -> Vec<u8> {
     let mut request = vec![0x85, 0, 0x80, 0x79];
     request.extend_from_slice(&(source.len() as u16).to_be_bytes());
@@ -162,7 +162,7 @@ fn cases(
     reopen(name, base, dir, cache, turn, &few, sink)
 }
 
-/// What a new process does: an engine, the session opened, its first answer. The compiled module comes from the
+/// The steps of a new process: an engine, the session opened, its first answer. The compiled module comes from the
 /// cache.
 fn reopen(
     name: &str,

@@ -1,5 +1,5 @@
-//! `start`: from nothing but a snapshot to the first answer of the warm JavaScript guest, beside the ways
-//! that fetch everything first, and beside warming it anew.
+//! `start`: from a snapshot alone to the first answer of the warm JavaScript guest, compared with the ways that fetch
+//! everything first, and with warming it anew.
 //!
 //! Each run is what a new process does: an engine, the snapshot opened, a guest, one call. The compiled
 //! module comes from a cache in every case.

@@ -25,7 +25,7 @@ fn minor_faults() -> i64 {
     }
 }
 
-/// What the steady state was seen to cost.
+/// The observed cost of the steady state.
 #[derive(Clone, Copy, Debug)]
 pub struct Steady {
     /// Calls made.
@@ -77,9 +77,9 @@ fn strace(program: &std::path::Path, arguments: &[String]) -> anyhow::Result<usi
     between(&text.context("strace's report")?)
 }
 
-/// Counts the lines between the first and the last `getrusage` that are system calls. A line is
-/// "29267 munmap(0x7f1b3ff88000, 16384) = 0"; one that another thread interrupts is split in two, of which the
-/// second says "resumed".
+/// Counts the lines between the first and the last `getrusage` that are system calls. A line is "29267
+/// munmap(0x7f1b3ff88000, 16384) = 0"; one that another thread interrupts is split in two, and the second says
+/// "resumed".
 fn between(report: &str) -> anyhow::Result<usize> {
     let lines: Vec<&str> = report.lines().collect();
     let question = |line: &&str| line.contains(" getrusage(");

@@ -14,8 +14,8 @@ use crate::rivals::{Rival, RivalGuest};
 use crate::row::{Contestant, Options, Sink, contest, summarise};
 
 const TABLE: &str = "wasm";
-/// The scaling rows are a table of their own: their harness, threads that watch a flag, costs some
-/// nanoseconds of its own at every number of threads.
+/// The scaling rows are a separate table: their harness, threads that watch a flag, costs some
+/// nanoseconds at every number of threads.
 const THREADS_TABLE: &str = "wasm-threads";
 /// Threads of the scaling rows.
 const THREADS: [usize; 5] = [1, 2, 4, 8, 16];
@@ -66,7 +66,7 @@ fn ours() -> Vec<(String, Mode, Strategy)> {
     list
 }
 
-/// Runs one exported function of a module of the caller's.
+/// Runs one exported function of a module from the caller.
 ///
 /// # Errors
 /// When the module does not load or the call fails.
@@ -101,7 +101,7 @@ pub fn module(
     for (name, rival) in &rivals {
         field.push(Contestant::new(*name, || rival.call()));
     }
-    // An instance that is never reset would grow for ever.
+    // An instance that is never reset would grow without end.
     if !case.ends_with("/grow") {
         field.push(Contestant::new("floor/never-reset", || floor.borrow_mut().call()));
     }

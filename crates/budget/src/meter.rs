@@ -20,7 +20,7 @@ thread_local! {
 
 /// Counts `bytes`; `false` where the limit forbids them.
 fn count(bytes: isize) -> bool {
-    // A thread whose locals are gone is not measured.
+    // A thread whose locals are destroyed is not measured.
     LIVE.try_with(|live| {
         let sum = live.get().saturating_add(bytes);
         if bytes > 0 && sum > LIMIT.get() {

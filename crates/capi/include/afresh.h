@@ -30,7 +30,7 @@
 #define AFRESH_EFAILED -4
 
 /*
- Waiting took longer than allowed; the restore goes on.
+ Waiting took longer than allowed; the restore continues.
  */
 #define AFRESH_ETIMEDOUT -5
 
@@ -83,7 +83,7 @@ const char *afresh_last_error(void);
 int32_t afresh_open(const char *store, const char *name, afresh_snapshot **out);
 
 /*
- Length of the snapshot's memory in bytes, a multiple of 4096; 0 for a null handle.
+ Length of the snapshot memory in bytes, a multiple of 4096; 0 for a null handle.
 
  # Safety
  `snapshot` must be null or a live handle.
@@ -99,15 +99,14 @@ uint64_t afresh_bytes(const afresh_snapshot *snapshot);
 int32_t afresh_state(const afresh_snapshot *snapshot, uint8_t *buffer, size_t len, size_t *needed);
 
 /*
- Starts to restore the snapshot's memory at `address`, whatever is mapped there now. The pages come
- when they are touched and, with most strategies, ahead of that. `strategy` is a name such as
- "stream", or null to let afresh choose.
+ Starts to restore the snapshot's memory at `address`, whatever is mapped there now. The pages come when they are
+ touched and, with most strategies, ahead of that. `strategy` is a name such as "stream", or null to let afresh
+ choose.
 
  # Safety
- `address .. address + afresh_bytes(snapshot)` must be mapped memory of the caller, aligned to 4096,
- that nobody touches until this returns and that stays mapped until the restore is closed. Only the
- restore may change its mappings until it is done. `out` must be writable. Close the handle with
- `afresh_restore_close`.
+ `address .. address + afresh_bytes(snapshot)` must be mapped memory of the caller, aligned to 4096, that is not
+ accessed until this returns and that stays mapped until the restore is closed. Only the restore may change its
+ mappings until it is done. `out` must be writable. Close the handle with `afresh_restore_close`.
  */
 int32_t afresh_map(const afresh_snapshot *snapshot,
                    void *address,
@@ -142,19 +141,19 @@ int32_t afresh_wait(const afresh_restore *restore, uint32_t timeout_ms);
 int32_t afresh_status_of(const afresh_restore *restore, afresh_status *out);
 
 /*
- Closes a restore. Before it is done this closes the memory too: touching it raises SIGSEGV. A null
- handle is ignored.
+ Closes a restore. Before it is done this closes the memory too: touching it raises SIGSEGV. A null handle is
+ ignored.
 
  # Safety
- `restore` must be null or a live handle, which is gone afterwards.
+ `restore` must be null or a live handle, which is invalid afterwards.
  */
 void afresh_restore_close(afresh_restore *restore);
 
 /*
- Closes a snapshot; restores made from it go on. A null handle is ignored.
+ Closes a snapshot; restores made from it continue. A null handle is ignored.
 
  # Safety
- `snapshot` must be null or a live handle, which is gone afterwards.
+ `snapshot` must be null or a live handle, which is invalid afterwards.
  */
 void afresh_snapshot_close(afresh_snapshot *snapshot);
 

@@ -1,4 +1,4 @@
-//! The C interface, for embedders that restore memory of their own: a JVM, a checkpoint tool, a VMM.
+//! The C interface, for embedders that restore their own memory: a JVM, a checkpoint tool, a VMM.
 //!
 //! Every function that can fail returns 0 or a negative `AFRESH_E…` code, and leaves a message for
 //! [`afresh_last_error`] in the calling thread. No function unwinds into C: a bug here is reported as
@@ -25,7 +25,7 @@ pub const AFRESH_ESNAPSHOT: i32 = -2;
 pub const AFRESH_EUNSUPPORTED: i32 = -3;
 /// Pages could not be filled; the memory is closed and raises SIGSEGV.
 pub const AFRESH_EFAILED: i32 = -4;
-/// Waiting took longer than allowed; the restore goes on.
+/// Waiting took longer than allowed; the restore continues.
 pub const AFRESH_ETIMEDOUT: i32 = -5;
 /// A bug in afresh.
 pub const AFRESH_EINTERNAL: i32 = -6;
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn afresh_open(
     })
 }
 
-/// Length of the snapshot's memory in bytes, a multiple of 4096; 0 for a null handle.
+/// Length of the snapshot memory in bytes, a multiple of 4096; 0 for a null handle.
 ///
 /// # Safety
 /// `snapshot` must be null or a live handle.
@@ -182,15 +182,14 @@ pub unsafe extern "C" fn afresh_state(
     })
 }
 
-/// Starts to restore the snapshot's memory at `address`, whatever is mapped there now. The pages come
-/// when they are touched and, with most strategies, ahead of that. `strategy` is a name such as
-/// "stream", or null to let afresh choose.
+/// Starts to restore the snapshot's memory at `address`, whatever is mapped there now. The pages come when they are
+/// touched and, with most strategies, ahead of that. `strategy` is a name such as "stream", or null to let afresh
+/// choose.
 ///
 /// # Safety
-/// `address .. address + afresh_bytes(snapshot)` must be mapped memory of the caller, aligned to 4096,
-/// that nobody touches until this returns and that stays mapped until the restore is closed. Only the
-/// restore may change its mappings until it is done. `out` must be writable. Close the handle with
-/// `afresh_restore_close`.
+/// `address .. address + afresh_bytes(snapshot)` must be mapped memory of the caller, aligned to 4096, that is not
+/// accessed until this returns and that stays mapped until the restore is closed. Only the restore may change its
+/// mappings until it is done. `out` must be writable. Close the handle with `afresh_restore_close`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn afresh_map(
     snapshot: *const afresh_snapshot,
@@ -239,7 +238,7 @@ pub unsafe extern "C" fn afresh_resolve(
         let restore = unsafe { handle(restore)? };
         let end = offset.checked_add(len).filter(|end| *end <= restore.pages * PAGE_SIZE);
         if end.is_none() {
-            return Err(Failure::invalid("the range lies outside the restored memory"));
+            return Err(Failure::invalid("the range is outside the restored memory"));
         }
         Ok(restore.restore.resolve(PageRange::covering(offset, len))?)
     })
@@ -280,11 +279,11 @@ pub unsafe extern "C" fn afresh_status_of(
     })
 }
 
-/// Closes a restore. Before it is done this closes the memory too: touching it raises SIGSEGV. A null
-/// handle is ignored.
+/// Closes a restore. Before it is done this closes the memory too: touching it raises SIGSEGV. A null handle is
+/// ignored.
 ///
 /// # Safety
-/// `restore` must be null or a live handle, which is gone afterwards.
+/// `restore` must be null or a live handle, which is invalid afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn afresh_restore_close(restore: *mut afresh_restore) {
     if !restore.is_null() {
@@ -297,10 +296,10 @@ pub unsafe extern "C" fn afresh_restore_close(restore: *mut afresh_restore) {
     }
 }
 
-/// Closes a snapshot; restores made from it go on. A null handle is ignored.
+/// Closes a snapshot; restores made from it continue. A null handle is ignored.
 ///
 /// # Safety
-/// `snapshot` must be null or a live handle, which is gone afterwards.
+/// `snapshot` must be null or a live handle, which is invalid afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn afresh_snapshot_close(snapshot: *mut afresh_snapshot) {
     if !snapshot.is_null() {

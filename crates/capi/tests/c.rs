@@ -29,7 +29,7 @@ fn the_header_says_what_the_source_says() {
     assert!(found == text, "include/afresh.h is stale: run with AFRESH_UPDATE_HEADER=1");
 }
 
-/// The library that cargo built beside this test.
+/// The library that cargo built next to this test.
 fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     // Beside the test when only tests are built, one level up after `cargo build`.

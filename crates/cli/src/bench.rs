@@ -1,4 +1,4 @@
-//! `afresh bench`: tables of figures, each beside its rivals in the same run.
+//! `afresh bench`: tables of figures, with rivals in the same run.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ impl Common {
 
 #[derive(Debug, Subcommand)]
 enum Table {
-    /// Pristine calls of Wasm guests, beside wasmtime's own best configurations.
+    /// Pristine calls of Wasm guests, compared with the best configurations of wasmtime.
     Wasm {
         #[command(flatten)]
         common: Common,
@@ -79,7 +79,7 @@ enum Table {
         #[command(flatten)]
         common: Common,
     },
-    /// Lazy restore of 512 MiB, beside a plain mmap doing the same touches.
+    /// Lazy restore of 512 MiB, compared with a plain mmap and the same touches.
     Restore {
         #[command(flatten)]
         common: Common,
@@ -87,7 +87,7 @@ enum Table {
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
-    /// Writing snapshots of 512 MiB, beside writing as many bytes to a file.
+    /// Writing snapshots of 512 MiB, compared with writing a file of the same size.
     Save {
         #[command(flatten)]
         common: Common,
@@ -95,7 +95,7 @@ enum Table {
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
-    /// From a snapshot to the first answer of the JavaScript guest, beside fetching it whole and warming it.
+    /// From a snapshot to the first answer of the JavaScript guest, compared with fetching it whole and warming it.
     Start {
         #[command(flatten)]
         common: Common,
@@ -109,7 +109,7 @@ enum Table {
         #[arg(long, value_name = "URL")]
         remote: Option<String>,
     },
-    /// Checkpoints, rollbacks and forks of the live JavaScript guest, beside copying its whole heap.
+    /// Checkpoints, rollbacks and forks of the live JavaScript guest, compared with copying its whole heap.
     Session {
         #[command(flatten)]
         common: Common,
@@ -118,7 +118,7 @@ enum Table {
         js: PathBuf,
     },
     #[cfg(feature = "linux")]
-    /// CPython as it is: pristine calls, clones, thaws and starts, beside a fork server and new processes.
+    /// Unmodified CPython: pristine calls, clones, thaws and starts, compared with a fork server and new processes.
     Linux {
         #[command(flatten)]
         common: Common,
@@ -127,13 +127,14 @@ enum Table {
         dir: Option<PathBuf>,
     },
     #[cfg(feature = "fleet")]
-    /// What 10,000 hosts and 10 million sessions would do, simulated with the code that hosts decide with. --quick: a hundredth.
+    /// A fleet of 10,000 hosts and 10 million sessions, simulated with the code that hosts decide with. --quick: a
+    /// hundredth.
     Fleet {
         #[command(flatten)]
         common: Common,
     },
     #[cfg(feature = "serve")]
-    /// Requests over HTTP, beside `wasmtime serve` on the same component; and sandboxes' operations.
+    /// Requests over HTTP, compared with `wasmtime serve` on the same component; and sandbox operations.
     Serve {
         #[command(flatten)]
         common: Common,
@@ -193,7 +194,7 @@ fn printer(format: Format) -> impl FnMut(&Row) {
     let mut last = String::new();
     move |row| {
         let mut out = std::io::stdout().lock();
-        // An error means that nobody reads on: nothing to report, and nobody to report it to.
+        // An error means that the reader has left, so it is not reported.
         let _ = match format {
             Format::Json => writeln!(out, "{}", row.json()),
             Format::Text => print_text(&mut out, &mut last, row),
@@ -229,7 +230,7 @@ fn javascript(path: &Path) -> anyhow::Result<Vec<u8>> {
     })
 }
 
-/// What the benchmarks of snapshot files are asked for.
+/// The options of benchmarks on snapshot files.
 fn restoring(common: &Common, dir: Option<&PathBuf>) -> restore::Options {
     let mut options =
         if common.quick { restore::Options::quick() } else { restore::Options::default() };
@@ -271,7 +272,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             match python::module(js_guest) {
                 Some(path) => python::all(&path, &options, &mut print)?,
                 None => eprintln!(
-                    "python left out: no {} beside {}, and $AFRESH_PYTHON names none; `cargo xtask registry-guests` \
+                    "python left out: no {} next to {}, and $AFRESH_PYTHON is not set; `cargo xtask registry-guests` \
                      installs it",
                     python::PLACE,
                     js_guest.display()
@@ -326,7 +327,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             // Beside it, for the cases of a small heap.
             let small = std::fs::read(js.with_file_name("quickjs.wasm"));
             if let Err(error) = &small {
-                eprintln!("js1: left out: quickjs.wasm beside {}: {error}", js.display());
+                eprintln!("js1: left out: quickjs.wasm next to {}: {error}", js.display());
             }
             let small = small.as_deref().ok();
             session::all(&javascript(js)?, small, &common.options(), &mut print)?;

@@ -50,7 +50,7 @@ pub(crate) struct JoinArguments {
     /// Where all hosts of the fleet keep what sandboxes save: a URL, or a directory that all of them see.
     #[arg(long, value_name = "PLACE", requires = "nats")]
     store: Option<String>,
-    /// What this host is called; its host name if not given.
+    /// The name of this host; its host name if not given.
     #[arg(long, value_name = "NAME", requires = "nats")]
     host_name: Option<String>,
     /// After so long without a sign of a host, others take what it had; the same on all hosts.

@@ -68,19 +68,19 @@ pub(crate) struct OpenArguments {
     pub(crate) wasm: crate::wasm::WasmArguments,
 }
 
-/// What a guest that runs a WASI command is given, and where its output goes.
+/// The arguments and input of a guest that runs a WASI command, and the destination of its output.
 #[derive(Debug, Default)]
 pub(crate) struct Command<'a> {
     /// Its arguments, after its name.
     pub(crate) arguments: &'a [String],
-    /// Its standard input; this process's own where there is none and `interactive` says so.
+    /// Its standard input; if there is no input and `interactive` is set, this process's own.
     pub(crate) input: Option<Vec<u8>>,
     pub(crate) interactive: bool,
     /// Whether what it writes is shown.
     pub(crate) shown: bool,
     /// Calls of the warm-up before those that are asked for.
     pub(crate) first: Vec<Call>,
-    /// What a Linux program evaluates.
+    /// The language that a Linux program evaluates.
     #[cfg(all(feature = "serve", feature = "linux"))]
     pub(crate) language: Option<&'static afresh_interpreter::Language>,
 }
@@ -101,7 +101,7 @@ impl GuestArguments {
         self.how.wasm.options(&self.guest, command, &self.how.env()?, &self.how.dir)
     }
 
-    /// The options that open the guest as one that evaluates a language; what it asks meanwhile is asked of a listener.
+    /// The options that open the guest as one that evaluates a language; a listener receives its requests.
     #[cfg(feature = "serve")]
     pub(crate) fn interpreter<L: afresh_interpreter::HostCallbacks>(
         &self,
@@ -183,7 +183,8 @@ impl OpenArguments {
             }
         }
         for call in std::iter::repeat_n(&self.warm, self.warm_times).flatten() {
-            // What is no file is an image, whose program takes lines, or a snapshot, which takes no warm-up.
+            // A name that is not a file is an image, whose program takes lines, or a snapshot, which takes no
+            // warm-up.
             let lines = self.is_program() || !std::path::Path::new(guest).is_file();
             options = options.warm(match lines {
                 true => Call::bytes("", format!("{call}\n")),
@@ -233,7 +234,7 @@ impl OpenArguments {
         Ok(guest)
     }
 
-    /// What `guest` is opened by: a Linux program is looked for as a shell does.
+    /// The reference that `guest` is opened by: a Linux program is looked up in PATH, as in a shell.
     pub(crate) fn reference(&self, guest: &str) -> anyhow::Result<String> {
         #[cfg(feature = "linux")]
         if self.linux {
@@ -245,7 +246,7 @@ impl OpenArguments {
 
 /// A call as an option names it: `F` or `F:ARG,ARG`.
 pub(crate) fn text_call(text: &str) -> Call {
-    // The name of an interface has colons of its own, before the function's.
+    // The name of an interface contains colons, before the function's.
     let function = text.find('#').unwrap_or(0);
     let (name, texts) = match text[function..].find(':') {
         Some(colon) => (&text[..function + colon], &text[function + colon + 1..]),

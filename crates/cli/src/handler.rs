@@ -34,7 +34,7 @@ impl HandlerRequest {
         settings: &Settings,
     ) -> anyhow::Result<Option<Self>> {
         let Some((path, body)) = request.of_http() else { return Ok(None) };
-        // What is no file is a snapshot, or said to be missing by whoever opens it.
+        // A name that is not a file is a snapshot, or opening it reports that it is missing.
         let named = std::fs::read(&guest.guest).is_ok_and(|bytes| {
             afresh::Kind::of(&bytes) == Some(afresh::Kind::Component)
                 && Handler::is_named_in(&bytes)

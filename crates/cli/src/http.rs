@@ -35,7 +35,7 @@ pub(crate) struct HttpArguments {
     /// Guests, routes and budgets from a file; guests of the command line come in addition.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// What answers of guests that handle bytes are.
+    /// Content type of byte-guest responses.
     #[arg(long, value_name = "TYPE")]
     content_type: Option<String>,
     /// Most KiB of one request's body.
@@ -62,7 +62,7 @@ pub(crate) struct HttpArguments {
     #[cfg(feature = "tls")]
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// What is logged to standard error: error, warn, info, debug (each request) or trace.
+    /// Level of the log on standard error: error, warn, info, debug (each request) or trace.
     #[arg(long, value_name = "LEVEL", default_value = "warn")]
     log: tracing::Level,
 }
@@ -225,7 +225,7 @@ async fn serve(
             }
             _ = end.recv() => break,
             _ = interrupt.recv() => break,
-            // Another told it to end.
+            // Another task ended the server.
             done = &mut serving => {
                 return ended(done?);
             }

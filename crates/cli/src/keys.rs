@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::Settings;
 use crate::output::{Format, say};
 
-/// What every snapshot that is opened must have.
+/// Requirements on every snapshot that is opened.
 #[derive(Debug, Args)]
 pub(crate) struct AccessArguments {
     /// Open only snapshots signed by a key in this file of public keys, one a line as `keygen` prints them;
@@ -54,7 +54,7 @@ pub(crate) struct ProtectArguments {
     /// Sign the snapshot with the key in this file.
     #[arg(long, value_name = "FILE")]
     sign: Option<PathBuf>,
-    /// Seal the snapshot with the key in this file: nobody without it can read or change it.
+    /// Seal the snapshot with the key in this file: reading or changing it requires the key.
     #[arg(long, value_name = "FILE")]
     seal: Option<PathBuf>,
 }

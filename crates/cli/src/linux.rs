@@ -1,4 +1,4 @@
-//! What only Linux programs are given: where they are found, arguments, environment, directories.
+//! Options of Linux programs alone: lookup in PATH, arguments, environment, directories.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ pub(crate) fn find(name: &str) -> anyhow::Result<String> {
     found.into_os_string().into_string().ok().context("the program's path is not UTF-8")
 }
 
-/// What a program gets.
+/// The options of a program.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     arguments: Vec<String>,

@@ -47,7 +47,7 @@ use clap::{Parser, Subcommand};
 
 use output::Format;
 
-/// Start every run from the same memory, and pay only for what the last run changed.
+/// Start every run from the same memory, and pay only for the pages that the last run changed.
 #[derive(Debug, Parser)]
 #[command(name = "afresh", version, about)]
 struct Cli {
@@ -86,19 +86,19 @@ enum Command {
     Fork(snapshot::ForkArguments),
     /// Call a guest many times and prove that every call starts from the same state.
     Verify(verify::Arguments),
-    /// Measure, beside rivals, in one run.
+    /// Measure, with rivals in the same run.
     #[cfg(feature = "wasm")]
     Bench(bench::Arguments),
     /// Plant a secret in a warm JavaScript engine, find nothing of it, and see what that costs.
     #[cfg(feature = "wasm")]
     Demo(demo::Arguments),
-    /// What this host offers, what it costs here, and which strategy is chosen.
+    /// Show the features and the costs of this host, and the chosen strategy.
     Doctor(doctor::Arguments),
-    /// What a snapshot holds: layers, sizes, working set, and a picture of its pages.
+    /// Show the contents of a snapshot: layers, sizes, working set, and a map of its pages.
     Inspect(store::inspect::Arguments),
     /// Compare two snapshots; exit code 3 if they differ.
     Diff(store::diff::Arguments),
-    /// Make one layer of a snapshot's stack.
+    /// Merge the layers of a snapshot into one.
     Compact(store::compact::Arguments),
     /// Copy a snapshot from a directory to a remote.
     Push(store::transfer::PushArguments),
@@ -127,12 +127,12 @@ enum Command {
     Man(manual::ManArguments),
 }
 
-/// What every command is run with.
+/// The settings of every command.
 #[derive(Debug)]
 struct Settings {
     /// How results are printed.
     output: Format,
-    /// How snapshots and guests are opened: with what is demanded of them.
+    /// How snapshots and guests are opened, with the requirements on them.
     open: afresh::Options,
 }
 
@@ -154,7 +154,7 @@ fn main() -> ExitCode {
     let result = cli.settings().and_then(|settings| run_command(&cli.command, &settings));
     match result {
         Ok(code) => code,
-        // Whoever read the output has seen enough, as `head` does.
+        // The reader closed the output, as `head` does.
         Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("afresh: {}", describe(&error));
@@ -207,7 +207,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// What went wrong with a request, on one line.
+/// The error of a request, on one line.
 fn reason(error: impl Into<anyhow::Error>) -> String {
     let text = describe(&error.into());
     text.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")

@@ -24,7 +24,7 @@ pub(crate) struct ManArguments {
 }
 
 pub(crate) fn completions(arguments: &CompletionArguments) -> anyhow::Result<ExitCode> {
-    // In one piece: the generator would panic where a reader goes away.
+    // In one piece: the generator would panic if the reader closes the output.
     let mut text = Vec::new();
     generate(arguments.shell, &mut crate::Cli::command(), "afresh", &mut text);
     std::io::stdout().write_all(&text)?;

@@ -1,4 +1,4 @@
-//! Printing: text for people, one JSON object a line for programs, a spinner for what takes time.
+//! Printing: text for people, one JSON object a line for programs, a spinner for long operations.
 
 use std::io::Write;
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub(crate) enum Format {
     Json,
 }
 
-/// Prints a line, as `println!` does, but returns what went wrong: a reader that has gone, a full disk.
+/// Prints a line, as `println!` does, but returns errors: a closed pipe, a full disk.
 macro_rules! say {
     ($($text:tt)*) => { crate::output::line(format_args!($($text)*)) };
 }

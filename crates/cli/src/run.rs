@@ -77,11 +77,11 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends as the guest ended itself: with what it wrote, and its code.
+/// Exits as the guest did: with its output and its exit code.
 fn pass_on(exit: &Exit) -> anyhow::Result<ExitCode> {
     std::io::stdout().write_all(exit.output)?;
     eprint!("{}", exit.messages);
-    // What a system keeps of a code.
+    // The system keeps only the low byte of a code.
     Ok(ExitCode::from(exit.code as u8))
 }
 
@@ -110,7 +110,7 @@ fn report_program(guest: &Guest) -> anyhow::Result<()> {
     };
     let stats = instance.stats();
     eprintln!(
-        "image     {:.1} MiB, of which {:.1} MiB take memory; the last reset copied {} KiB back",
+        "image     {:.1} MiB, {:.1} MiB of it in memory; the last reset copied {} KiB back",
         stats.image as f64 / f64::from(1 << 20),
         stats.resident as f64 / f64::from(1 << 20),
         stats.copied >> 10
@@ -135,7 +135,7 @@ fn report_warming(guest: &Guest) {
     }
     eprintln!("strategy  {}", report.strategy);
     eprintln!(
-        "memory    {:.1} MiB, of which the image stores {:.1} MiB",
+        "memory    {:.1} MiB, {:.1} MiB of it stored in the image",
         report.memory_bytes as f64 / f64::from(1 << 20),
         report.image_bytes as f64 / f64::from(1 << 20)
     );

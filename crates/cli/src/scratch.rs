@@ -1,4 +1,4 @@
-//! A directory that lasts as long as a command needs it.
+//! A temporary directory for one command.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed is among temporary files.
+        // Files that cannot be removed stay among temporary files.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// What the guests are given beside what opens them.
+    /// The arguments of the guests.
     pub(crate) fn command(&self) -> Command<'_> {
         Command { arguments: &self.arguments, ..Command::default() }
     }

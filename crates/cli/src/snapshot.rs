@@ -25,9 +25,8 @@ pub(crate) struct SnapshotArguments {
     /// Where to: PLACE[@NAME]; a directory is made if it is missing.
     #[arg(long, value_name = "PLACE[@NAME]")]
     to: Reference,
-    /// Calls to learn the working set from, each from the warm state: a function with its arguments, a
-    /// handler of bytes with its input, or the input of a micro-VM. What they touch is read first when the
-    /// snapshot is opened.
+    /// Calls to learn the working set from, each from the warm state: a function with its arguments, a handler of
+    /// bytes with its input, or the input of a micro-VM. Their working set is read first when the snapshot is opened.
     #[arg(long, value_name = "F[:ARGS]|F=INPUT|INPUT")]
     record: Vec<String>,
     /// How pages are stored: raw ones are faster to open here, compressed ones travel well.
@@ -71,7 +70,7 @@ fn report(
     let id = &saved.id;
     if let Some(lacking) = saved.unrecorded {
         eprintln!(
-            "afresh: no working set: what the calls touch cannot be told without {lacking} (see `afresh \
+            "afresh: no working set: recording the pages of calls needs {lacking} (see `afresh \
              doctor`)"
         );
     }

@@ -28,8 +28,8 @@ pub(crate) struct WasmArguments {
     /// for, or 512 KiB.
     #[arg(long, value_name = "MIB")]
     stack: Option<usize>,
-    /// What lies below the guest's file tree in memory, as PATH or PATH::GUEST: a directory, a zip, a tar, an OCI
-    /// image's layout; read-only, several over one another. What the guest writes is kept in memory, undone with
+    /// Layers below the guest's file tree in memory, as PATH or PATH::GUEST: a directory, a zip, a tar, the layout of
+    /// an OCI image; read-only, several over one another. Files that the guest writes are kept in memory, undone with
     /// its memory and saved with it. `empty` is a tree with nothing in it.
     #[arg(long, value_name = "PATH[::GUEST]", conflicts_with = "dir")]
     files: Vec<String>,
@@ -39,13 +39,13 @@ pub(crate) struct WasmArguments {
     /// Most files, directories and links that the guest may make or change in its file tree; 65536 if not given.
     #[arg(long, value_name = "COUNT", requires = "files")]
     files_count: Option<u64>,
-    /// Load a guest although nobody provides some functions that it imports; calling one of them fails.
+    /// Load a guest although some functions that it imports are not provided; calling one of them fails.
     #[arg(long)]
     stub_imports: bool,
 }
 
 impl WasmArguments {
-    /// What concerns the engine.
+    /// The options of the engine.
     pub(crate) fn engine(&self, options: Options) -> Options {
         match self.stack {
             Some(mib) => options.stack(mib.saturating_mul(1 << 20)),

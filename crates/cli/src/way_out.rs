@@ -1,11 +1,11 @@
-//! What to type after an error: the options and commands that the library's errors cannot know of.
+//! Hints after an error: options and commands that the library's errors cannot know about.
 
 use afresh::{CallError, OpenError, Place, SaveError, VerifyError};
 
 /// Prints, below an error, where in the guest it happened and which option or command helps.
 pub(crate) fn explain(error: &anyhow::Error) {
     for cause in error.chain() {
-        // Errors that only pass another one on are not causes of their own.
+        // Errors that only wrap another one are not separate causes.
         let call = match cause.downcast_ref::<VerifyError>() {
             Some(VerifyError::Call(error)) => Some(error),
             _ => cause.downcast_ref::<CallError>(),
@@ -63,7 +63,7 @@ fn sealed(error: &afresh::store::SealError) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// Whether the guest imports something that nobody provides.
+/// Whether the guest has imports that are not provided.
 #[cfg(feature = "wasm")]
 fn lacks_imports(mut error: &(dyn std::error::Error + 'static)) -> bool {
     use afresh::wasm::{LoadError, WarmError};

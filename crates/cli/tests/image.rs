@@ -131,7 +131,7 @@ fn an_image_in_a_registry_is_a_guest() {
     let image = format!("oci://{name}");
     let output = afresh(folder, &["run", &image, "--input", "a"]);
     let why = String::from_utf8_lossy(&output.stderr).into_owned();
-    // What the host lacks is named; anything else is for this test to find.
+    // A missing feature of the host is named; any other failure fails the test.
     if ["this host", "seccomp", "userfaultfd", "not permitted"]
         .iter()
         .any(|word| why.contains(word))
@@ -140,7 +140,7 @@ fn an_image_in_a_registry_is_a_guest() {
         return;
     }
     assert_eq!(String::from_utf8_lossy(&output.stdout), "hello world a 1\n", "{why}");
-    // Warm, with arguments and a variable of its own, fetched once.
+    // Warm, with arguments and a variable, fetched once.
     let said = answer(
         folder,
         &[

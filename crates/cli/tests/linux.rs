@@ -12,7 +12,7 @@ fn afresh(arguments: &[&str], input: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A command that fails before it reads leaves nobody to write to.
+    // A command that fails before it reads closes its input.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }
@@ -28,7 +28,7 @@ const NUMBER: [&str; 5] = ["--linux", "sed", "--", "-u", "/quit/q7;="];
 fn can_run() -> bool {
     let output = afresh(&[&["serve", "--stdio"], &NUMBER[..]].concat(), "1\n");
     let why = text(&output.stderr);
-    // What the host lacks is named; anything else is for the tests to find.
+    // A missing feature of the host is named; any other failure fails the tests.
     let lacks = ["no program", "seccomp", "userfaultfd", "denied", "not permitted"];
     if !output.status.success() && lacks.iter().any(|word| why.contains(word)) {
         println!("SKIPPED: {}", why.trim());

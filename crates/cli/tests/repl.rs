@@ -1,4 +1,5 @@
-//! `afresh repl` as a program: lines go on from one another, and states are kept, gone back to and forked.
+//! `afresh repl` as a program: lines continue from one another, and states are kept, rolled back to
+//! and forked.
 
 #![cfg(feature = "serve")]
 
@@ -57,7 +58,7 @@ fn a_session_at_a_prompt_keeps_goes_back_and_forks() {
 #[test]
 fn the_hosts_python_at_a_prompt_forks_with_its_files() {
     if !Path::new("/usr/bin/python3").is_file() {
-        println!("SKIPPED: there is no python3 of the system's");
+        println!("SKIPPED: the system has no python3");
         return;
     }
     let output = repl(

@@ -28,7 +28,7 @@ fn parrot(dir: &Path, name: &str, words: &str) {
     std::fs::rename(part, dir.join(name)).unwrap();
 }
 
-/// A server in a process of its own, which is killed if the test fails.
+/// A server in a separate process, which is killed if the test fails.
 struct Serving {
     child: Child,
     addr: String,
@@ -131,7 +131,7 @@ fn guests_of_the_command_line_have_routes_and_wrong_usage_is_told() {
 #[cfg(feature = "linux")]
 fn a_linux_program_answers_each_request_from_the_state_in_which_it_first_waited() {
     let sed = ["--linux", "sed", "--", "-u", "="];
-    // What this host lacks for Linux programs is said by the tests that are about them.
+    // The tests of Linux programs report the host's missing features.
     let run = Command::new(env!("CARGO_BIN_EXE_afresh"))
         .args(["run", "--input", "x"])
         .args(sed)
@@ -259,7 +259,7 @@ fn digits(json: &serde_json::Value, field: &str, hex: Option<usize>) -> String {
     text.to_owned()
 }
 
-/// What an attribute says, as text, whose type has to be this.
+/// The value of an attribute, as text; its type must be `kind`.
 #[cfg(feature = "otel")]
 fn attribute(json: &serde_json::Value, name: &str, kind: &str) -> Option<String> {
     let all = json["attributes"].as_array().unwrap();

@@ -51,7 +51,7 @@ fn ok(arguments: &[&str]) -> String {
     text
 }
 
-/// What a command that must fail says.
+/// The error of a command that must fail.
 fn refused(arguments: &[&str]) -> String {
     let output = afresh(arguments);
     assert_eq!(output.status.code(), Some(1), "{arguments:?}");

@@ -192,7 +192,7 @@ fn a_snapshot_survives_the_way_to_a_remote_and_back() {
     assert_eq!(pulled["id"], bench.json(&["list", "store"])[0]["id"]);
     bench.ok(&["export", &url, "out"]);
     assert!(fs::read(bench.path("out")).unwrap() == new);
-    // By digest, under a name of its own.
+    // By digest, under a separate name.
     let by_digest = format!("{url}@{}", pushed["id"].as_str().unwrap());
     assert_eq!(bench.json(&["pull", &by_digest, "copy"])[0]["name"], "latest");
     let text = bench.ok(&["push", "store", &format!("{url}@again")]);
@@ -241,7 +241,7 @@ fn a_damaged_layer_is_named_and_used_by_no_verb() {
     let names = bench.json(&["list", "store"]);
     assert!(names.iter().all(|entry| entry["name"] != "small"));
     assert!(bench.ok(&["list", &url]).is_empty());
-    // What the digest of a page group does not cover, the blob's own does.
+    // Bytes outside the digest of a page group are covered by the digest of the blob.
     let (bench, ..) = two_snapshots();
     bench.ok(&["compact", "store", "--encoding", "zstd"]);
     let digest = bench.json(&["inspect", "store"])[0]["layers"][0]["digest"].clone();
@@ -395,7 +395,7 @@ impl Drop for Pager {
     }
 }
 
-/// What a VMM has: guest memory without pages, registered with a userfaultfd.
+/// The state of a VMM: guest memory without pages, registered with a userfaultfd.
 struct Vmm {
     memory: Reservation,
     uffd: Uffd,
@@ -437,7 +437,8 @@ impl Vmm {
         let mut out = vec![0; self.memory.pages() * PAGE_SIZE];
         for page in (0..self.memory.pages()).rev() {
             let to = out[page * PAGE_SIZE..][..PAGE_SIZE].as_mut_ptr();
-            // SAFETY: the page lies in the reservation, which is readable; the buffer has room for it.
+            // SAFETY: the page is in the reservation, which is readable; the buffer has room for
+            // it.
             unsafe { to.copy_from_nonoverlapping(self.memory.page_ptr(page), PAGE_SIZE) };
         }
         out
@@ -461,7 +462,7 @@ fn the_pager_serves_every_page_to_one_vmm_after_another() {
             vmm.hand_over(&stream);
             assert!(vmm.read() == expected, "{how:?}");
         }
-        // A hostile one between them costs nobody anything.
+        // A hostile one between them harms no other.
         drop(pager.connect(&socket));
         let message = bench.fails(1, &["pager", "store", "--socket", "socket"]);
         assert!(message.contains("another process listens"), "{message}");

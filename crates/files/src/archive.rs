@@ -1,4 +1,4 @@
-//! What all archives have in common: a list of what is where, and bytes that are read when they are asked for.
+//! The common part of all archives: a list of items, and bytes that are read on demand.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -20,14 +20,14 @@ use crate::zip::Packed;
 pub(crate) enum Stored {
     /// As they are, from an offset of the archive on, and how many.
     Plain(u64, u64),
-    /// By number in a zip, how many, and unpacked once they were asked for.
+    /// Number in a zip, length, and the unpacked bytes after the first read.
     Packed(usize, u64, OnceLock<Arc<Vec<u8>>>),
-    /// From an offset of what was kept on, and how many.
+    /// Offset and length in the kept bytes.
     Kept(u64, u64),
 }
 
 impl Stored {
-    /// How long the file is.
+    /// Length of the file.
     pub(crate) fn len(&self) -> u64 {
         match self {
             Self::Plain(_, len) | Self::Packed(_, len, _) | Self::Kept(_, len) => *len,
@@ -35,7 +35,7 @@ impl Stored {
     }
 }
 
-/// What an archive's bytes come out of.
+/// The source of archive bytes.
 #[derive(Debug)]
 enum Data {
     File(File),
@@ -47,15 +47,15 @@ enum Data {
 /// An archive: a zip, a tar, one layer of an image.
 #[derive(Debug)]
 pub(crate) struct Archive {
-    /// What errors call it.
+    /// Its name in errors.
     pub(crate) name: String,
     pub(crate) items: Vec<Item>,
     pub(crate) files: Vec<Stored>,
     data: Data,
     pub(crate) packed: Option<Packed>,
-    /// What its owner says that it is.
+    /// The name that its owner gave its content.
     pub(crate) known_as: Option<String>,
-    /// What tells this archive from others.
+    /// The identity of this archive.
     identity: OnceLock<String>,
 }
 
@@ -78,7 +78,7 @@ impl Archive {
         Self { name, items, files, data, packed: None, known_as: None, identity }
     }
 
-    /// A host directory with all that it has shown, whose names are in a tree already.
+    /// A host directory with all its known files, whose names are already in a tree.
     pub(crate) fn gathered(host: Arc<HostDirectory>, nodes: Vec<Node>, files: Vec<Stored>) -> Self {
         let name = host.path.display().to_string();
         let (items, identity) = (Vec::new(), OnceLock::from(host.identity().to_owned()));
@@ -112,7 +112,7 @@ impl Archive {
         Ok(Self::new(said, vec![item], vec![Stored::Plain(0, len)], data, None))
     }
 
-    /// How long a file is.
+    /// Length of a file.
     pub(crate) fn len(&self, file: u32) -> Option<u64> {
         self.files.get(file as usize).map(Stored::len)
     }
@@ -140,7 +140,7 @@ impl Archive {
         }
     }
 
-    /// Reads; the archive is as long as it was when it was opened, or the read fails.
+    /// Reads; fails if the archive is shorter than it was when it was opened.
     pub(crate) fn read(&self, file: u32, at: u64, out: &mut [u8]) -> Result<(), Refused> {
         let failed = |why: String| Refused::Layer(format!("{}: {why}", self.name));
         let copy = |bytes: &[u8], out: &mut [u8]| {
@@ -177,7 +177,7 @@ impl Archive {
         }
     }
 
-    /// What tells this archive from others: what its owner says, or the digest of its bytes.
+    /// The identity of this archive: the name that its owner gave, or the digest of its bytes.
     pub(crate) fn identity(&self) -> Result<&str, std::io::Error> {
         if let Some(identity) = self.identity.get() {
             return Ok(identity);
@@ -189,7 +189,7 @@ impl Archive {
                 let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
                 format!("sha256:{hex}")
             }
-            // These have it from the beginning.
+            // These have an identity from the beginning.
             (None, Data::Kept(_) | Data::Host(..)) => {
                 return Err(std::io::ErrorKind::NotFound.into());
             }
@@ -230,7 +230,7 @@ impl<'a> Counter<'a> {
         Self { name, limits: *limits, bytes: 0, files: 0 }
     }
 
-    /// One more file, of so many bytes.
+    /// One more file, of `bytes` bytes.
     pub(crate) fn add(&mut self, bytes: u64) -> Result<(), LayerError> {
         self.files += 1;
         self.bytes = self.bytes.saturating_add(bytes);

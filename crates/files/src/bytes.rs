@@ -1,7 +1,7 @@
 //! The bytes of a file as they were, to find out later where it has others.
 //!
-//! Promises: no place is left out; what two have in common is not looked at, so that it costs what differs. May break it: a file of the
-//! host's that changes under a layer.
+//! Promises: no place is left out; what two have in common is not looked at, so that it costs what differs. May break
+//! it: a host file that changes under a layer.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use crate::error::Refused;
 use crate::node::{Body, Node};
 use crate::tree::Tree;
 
-/// The bytes of a file as they were. What has changed since is kept for it.
+/// The bytes of a file as they were. Later changes do not show.
 #[derive(Clone, Debug)]
 pub struct FileBytes(Content);
 
 impl Tree {
-    /// The bytes of a file as they are.
+    /// The present bytes of a file.
     ///
     /// # Errors
-    /// [`Refused::Missing`] for a number that means nothing, [`Refused::Invalid`] for what is no file.
+    /// [`Refused::Missing`] for an unknown number, [`Refused::Invalid`] for a node that is not a file.
     pub fn bytes_of(&self, node: Node) -> Result<FileBytes, Refused> {
         match &self.inode(node)?.body {
             Body::File(content) => Ok(FileBytes(content.clone())),
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
     use crate::{Budget, Time};
 
-    /// Random writes and cuts: wherever two bytes differ is told.
+    /// Random writes and cuts: every position where two bytes differ is listed.
     #[test]
     fn every_place_that_changed_is_told() {
         let now = Time::default();

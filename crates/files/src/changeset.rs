@@ -1,8 +1,8 @@
 //! Changesets: the entries of an archive, applied to the tree of the layers below.
 //!
-//! Promises: a removal concerns the layers below and keeps what its own changeset has added. Links in the
-//! directories of a path are followed within the tree, as umoci does. A removal makes no directory, and is no error
-//! if the layers below have nothing of that path. May break it: nothing in safe code.
+//! Promises: a removal concerns the layers below and keeps what its own changeset has added. Links in the directories
+//! of a path are followed within the tree, as umoci does. A removal makes no directory, and is not an error if the
+//! layers below lack the path. May break it: nothing in safe code.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ impl<'i> Changeset<'i> {
         }
     }
 
-    /// The directory at a path, if there is one.
+    /// The directory at a path, if it exists.
     fn lower_directory(&self, tree: &Tree, path: &[&[u8]]) -> Result<Option<Node>, Refused> {
         let mut at = self.top;
         for name in path {

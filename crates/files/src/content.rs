@@ -1,4 +1,4 @@
-//! The bytes of a file: pages of its own over those of a layer below, with holes where there are neither.
+//! The bytes of a file: its own pages over those of a layer below, with holes where there is neither.
 //!
 //! Promises: a copy costs nothing and shares every page until one of the two is written; a write copies the
 //! pages it touches; what was never written takes no room. May break it: a layer that changes while it is used.
@@ -12,7 +12,7 @@ use crate::map::Map;
 
 /// Bytes of a page.
 pub(crate) const PAGE: usize = 4096;
-/// Pages are paid for in steps of so many bytes, so that many small ones cannot take more than they pay.
+/// Pages are paid for in steps of this size, so that many small ones cannot take more than they pay.
 const STEP: u64 = 256;
 /// Files are no longer than this.
 const MAX_FILE_SIZE: u64 = i64::MAX as u64;
@@ -32,7 +32,7 @@ pub(crate) struct Content {
     /// By number; bytes after the end of one are zeros.
     pub(crate) pages: Map<u64, Arc<Vec<u8>>>,
     pub(crate) under: Option<Under>,
-    /// What the pages cost.
+    /// The cost of the pages.
     pub(crate) paid: u64,
 }
 
@@ -81,7 +81,7 @@ impl Content {
             return Ok(0);
         }
         let end = offset + len as u64;
-        // What is below first, in stretches between pages of its own.
+        // First the layer below, in the gaps between the file's own pages.
         let mut hole = offset;
         for (number, page) in self.pages.from(&(offset / PAGE as u64)) {
             let start = number * PAGE as u64;

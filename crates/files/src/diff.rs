@@ -1,9 +1,9 @@
 //! In what two trees differ: paths, and how many bytes.
 //!
-//! Promises: every path whose content, target, mode or kind differs is listed, up to a limit that is said; times
-//! alone make no difference. It costs what differs: each file knows where it lies, so that directories with nothing
-//! changed in or below them are not looked at, and of the others only the names that matter. A changed file that had
-//! several names is the exception: it is looked for everywhere.
+//! Promises: every path whose content, target, mode or kind differs is listed, up to a documented limit; times alone
+//! make no difference. The cost is proportional to the difference: each file knows its directory, so unchanged
+//! directories are skipped, and in the others only the relevant names are compared. A changed file that had several
+//! names is the exception: it is looked for everywhere.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::tree::Tree;
 /// Bytes of paths that one comparison lists.
 const LISTED: usize = 64 << 20;
 
-/// What became of a path.
+/// The kind of change of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Change {
@@ -35,11 +35,11 @@ pub enum Change {
 pub struct FileChange {
     /// From the root, with a slash before it.
     pub path: Vec<u8>,
-    /// What became of it.
+    /// The kind of change.
     pub change: Change,
-    /// What it is, in the tree that has it; in the second, if both do.
+    /// The kind of the file; that in the second tree, if it is in both.
     pub kind: Kind,
-    /// Bytes of content that differ; all of what was added or removed.
+    /// Bytes of content that differ; for an added or removed file, all of them.
     pub bytes: u64,
 }
 
@@ -51,12 +51,12 @@ pub struct FileDifference {
     pub changes: Vec<FileChange>,
     /// Bytes of all of them.
     pub bytes: u64,
-    /// Whether there are more than are listed.
+    /// Whether the list is incomplete.
     pub truncated: bool,
 }
 
 impl FileDifference {
-    /// Whether there is none.
+    /// Whether the trees are equal.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
@@ -75,11 +75,11 @@ struct Comparison<'a> {
 /// Names that lead to what changed, by the directories they are in.
 type ChangedNames = HashMap<Node, BTreeSet<Name>>;
 
-/// What a name means in two directories.
+/// The entries of a name in two directories.
 type Meanings = (Option<Entry>, Option<Entry>);
 
 impl Tree {
-    /// What one has to do to this tree to come to `other`, a relative of it.
+    /// The changes that lead from this tree to `other`, a relative of it.
     ///
     /// # Errors
     /// [`Refused::Layer`] when bytes of a layer cannot be read.
@@ -112,7 +112,7 @@ fn ways(one: &Tree, two: &Tree, changed: &HashSet<Node>) -> Result<Option<Change
     let mut ways = ChangedNames::new();
     for node in changed {
         let (Some(before), Some(after)) = (there(one, *node)?, there(two, *node)?) else {
-            // What only one of them has: the directory that it is in has changed as well.
+            // If only one tree has the file, its directory has changed as well.
             continue;
         };
         for (tree, inode) in [(one, before), (two, after)] {
@@ -270,7 +270,7 @@ fn alike(a: &Inode, b: &Inode) -> bool {
     body && a.mode == b.mode
 }
 
-/// Bytes in which two files differ. What is stored once is not looked at.
+/// Bytes in which two files differ. Shared pages are skipped.
 fn differing(one: &Tree, two: &Tree, a: &Content, b: &Content) -> Result<u64, Refused> {
     let beyond = a.size.abs_diff(b.size);
     let common = a.size.min(b.size);
@@ -278,7 +278,7 @@ fn differing(one: &Tree, two: &Tree, a: &Content, b: &Content) -> Result<u64, Re
     let mut ranges: Vec<Range<u64>> = if related {
         let pages = a.pages.differing(&b.pages, Arc::ptr_eq);
         let mut ranges: Vec<_> = pages.into_iter().map(|(n, ..)| *n..*n + 1).collect();
-        // Where one was cut shorter the layer shows in the other.
+        // If one was cut shorter, the other shows the layer there.
         let len = |content: &Content| content.under.as_ref().map_or(0, |under| under.len);
         let (low, high) = (len(a).min(len(b)), len(a).max(len(b)));
         if low != high {

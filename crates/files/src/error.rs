@@ -1,4 +1,4 @@
-//! Why a file operation was refused: one case for each number that programs are told.
+//! Errors of file operations: one variant for each errno.
 
 /// A file operation was refused. [`Refused::errno`] is the number that Linux has for it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,7 +20,7 @@ pub enum Refused {
     #[error("the directory is not empty")]
     NotEmpty,
     /// EINVAL.
-    #[error("the request makes no sense for what it names")]
+    #[error("the operation is invalid for this kind of file")]
     Invalid,
     /// ENOSPC.
     #[error(
@@ -39,9 +39,7 @@ pub enum Refused {
     )]
     Loop,
     /// EPERM.
-    #[error(
-        "the path leads out of the directory that it must stay in, or names what nobody may change"
-    )]
+    #[error("the path leads out of its directory, or to a file that must not change")]
     NotPermitted,
     /// EACCES.
     #[error("the permission bits of a directory on the path do not let its owner search it")]
@@ -121,7 +119,7 @@ pub enum LayerError {
         path: String,
         /// Bytes or files.
         what: &'static str,
-        /// How many are allowed.
+        /// The limit.
         most: u64,
     },
 }

@@ -1,9 +1,9 @@
-//! Host directories as they were when a tree over them was first saved: all that they showed, as an archive.
+//! Host directories as they were when a tree over them was first saved: all visible files, as an archive.
 //!
-//! Promises: the first who asks has every directory of the host's looked at, once for all relatives of the tree; from
-//! then on all of them see what was found, and once the bytes are kept (`kept`) those, too. To put a tree over that
-//! costs what it has changed. May break it: whoever removes a file that a guest has looked at before its bytes were
-//! kept; then saving fails, and names it.
+//! Promises: the first caller has every host directory read, once for all relatives of the tree. From then on all of
+//! them see that result, and once the bytes are kept (`kept`), the kept bytes. To put a tree over that costs what it
+//! has changed. May break it: a host process that removes a file that a guest has looked up, before its bytes were
+//! kept. Then saving fails, and names the file.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,7 +20,8 @@ use crate::tree::{Ground, Tree};
 #[derive(Debug)]
 pub(crate) struct Gathered {
     ground: Arc<Ground>,
-    /// For each layer, its files by their numbers in the archive, sorted; none of what was an archive before.
+    /// For each layer, its files by their numbers in the archive, sorted; empty for a layer that was an archive
+    /// before.
     files: Vec<Vec<Node>>,
     /// Names that were listed, and led to nothing when they were looked at.
     gone: BTreeSet<Node>,
@@ -130,8 +131,8 @@ fn layer(node: Node) -> usize {
 }
 
 impl Tree {
-    /// The same tree over what its host directories held when this was first asked of it or of a relative. One that
-    /// lies over none is itself.
+    /// The same tree over the contents of its host directories at the first call for it or a relative. A tree without
+    /// host directories is returned unchanged.
     ///
     /// # Errors
     /// [`Refused::Layer`] when a host directory cannot be read, with the path.
@@ -144,7 +145,7 @@ impl Tree {
             Some(all) => all,
             None => {
                 let all = Arc::new(Gathered::of(self)?);
-                // Two at a time have found the same, for what was looked at once stays.
+                // Two concurrent callers get the same result, because every looked-up file is cached.
                 self.ground.gathered.get_or_init(|| all)
             }
         };
@@ -172,8 +173,8 @@ impl Tree {
             }
             new.nodes.insert(*node, Arc::new(inode));
         }
-        // Whoever lost a name, has no other, and is held by nobody is gone, and so is what it had in it. A host's file has
-        // one name there; of what is an archive's, the tree knows itself what is gone.
+        // A file that lost a name, has no other, and is not held is removed, with its contents. A host file has only
+        // one name there; the tree itself tracks removed files of archives.
         while let Some(node) = loose.pop() {
             let kept = named.contains(&node) || self.held.get(&node).is_some();
             if !kept && node.0 & HOST != 0 && new.nodes.remove(&node).is_some() {

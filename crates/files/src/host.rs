@@ -1,8 +1,8 @@
-//! A directory of the host's as a layer: looked at when somebody asks, and never followed out of.
+//! A host directory as a layer: read on demand, and never left through a link.
 //!
 //! Promises: every path is opened below the directory by the kernel's own check (`openat2`, beneath, no symbolic
-//! links), so that not even somebody who exchanges directories for links meanwhile leads out of it. A file's
-//! number follows from its path, so that it is the same in another process. May break it: see [`crate::layer`].
+//! links), so a process that replaces directories by links at the same time cannot lead out of it. A file's number
+//! follows from its path, so that it is the same in another process. May break it: see [`crate::layer`].
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -41,7 +41,7 @@ struct HostEntry {
     inode: Option<Arc<Inode>>,
 }
 
-/// A directory of the host's.
+/// A host directory.
 #[derive(Debug)]
 pub(crate) struct HostDirectory {
     pub(crate) path: PathBuf,
@@ -50,7 +50,7 @@ pub(crate) struct HostDirectory {
     known: Mutex<HashMap<Node, HostEntry>>,
     /// The last used one last.
     open: Mutex<Vec<(Node, Arc<File>)>>,
-    /// What tells it from others once it was gathered.
+    /// Its identity once it was gathered.
     identity: OnceLock<String>,
     kept: OnceLock<KeptFiles>,
 }
@@ -62,7 +62,8 @@ struct KeptFiles {
     begins: HashMap<Node, u64>,
 }
 
-/// A file of the host's: which, and as of when. Two that are equal have the same bytes, if they [are settled](HostFile::is_settled).
+/// The identity of a host file at a point in time. Two that are equal have the same bytes, if they [are
+/// settled](HostFile::is_settled).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HostFile {
     /// Device and number.
@@ -98,7 +99,7 @@ fn failed(path: &Path, error: Errno) -> Refused {
     }
 }
 
-/// What a guest sees of the host's file; `None` for one that it does not.
+/// The kind that a guest sees; `None` for a host file that guests do not see.
 fn kind_of(kind: FileType) -> Option<Kind> {
     match kind {
         FileType::RegularFile => Some(Kind::File),
@@ -200,7 +201,7 @@ impl HostDirectory {
 
     /// Makes the number of a path known, as looking at every directory above it does, and lists none of them.
     pub(crate) fn enter(&self, path: &Path) -> Result<Node, Refused> {
-        // Nobody finds anything behind a link, or what no guest can open.
+        // Links, and files that a guest cannot open, are not found.
         let found = self.open_at(path, OFlags::PATH).and_then(rustix::fs::fstat);
         let mode = found.map_err(|error| failed(path, error))?.st_mode;
         if kind_of(FileType::from_raw_mode(mode)).is_none() {
@@ -235,7 +236,7 @@ impl HostDirectory {
         };
         let inode = Arc::new(self.look(node, &path).map_err(|error| failed(&path, error))?);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whoever was first decides for all.
+        // The first result wins.
         let known = known.get_mut(&node).ok_or(Refused::Missing)?;
         Ok(known.inode.get_or_insert(inode).clone())
     }
@@ -271,7 +272,7 @@ impl HostDirectory {
         Ok(Inode { body, mode: stat.st_mode & 0o7777, links, times, paid: false, name })
     }
 
-    /// What the directory at `path` holds, which is open as `directory`.
+    /// Entries of the directory at `path`, which is open as `directory`.
     fn list(&self, node: Node, path: &Path, directory: &OwnedFd) -> Result<Directory, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = openat(directory, ".", flags, Mode::empty())?;
@@ -292,7 +293,7 @@ impl HostDirectory {
             let Some(kind) = kind_of(kind) else { continue };
             found.push((Name::from(name), kind));
         }
-        // What is renamed meanwhile may come twice.
+        // A file that is renamed during the listing may appear twice.
         found.sort_unstable_by(|(one, _), (two, _)| one.cmp(two));
         found.dedup_by(|(one, _), (two, _)| one == two);
         let mut child = path.as_os_str().as_bytes().to_vec();
@@ -351,11 +352,11 @@ impl HostDirectory {
         })
     }
 
-    /// A name that nothing else has: nobody can say what the directory held, but that it was this one, then.
+    /// A unique name: the contents are unknown, but they belong to this directory at this time.
     pub(crate) fn identity(&self) -> &str {
         self.identity.get_or_init(|| {
             let mut bits = [0; 16];
-            // Without enough of them it would not be a name of its own.
+            // With fewer random bytes the name would not be unique.
             while rustix::rand::getrandom(&mut bits, GetRandomFlags::empty()) != Ok(bits.len()) {}
             format!("gathered:{:032x}", u128::from_le_bytes(bits))
         })
@@ -366,8 +367,8 @@ impl HostDirectory {
         self.kept.get().is_some()
     }
 
-    /// From now on all files are read from where they were kept, and what becomes of them on the host is not seen any
-    /// more. Whoever is first decides for all: returns whether that was this call.
+    /// From now on all files are read from the kept bytes, and later changes on the host are not visible. The first
+    /// call wins; returns whether this was the first.
     pub(crate) fn keep(&self, bytes: Arc<dyn LayerBytes>, begins: HashMap<Node, u64>) -> bool {
         let mut first = false;
         self.kept.get_or_init(|| {

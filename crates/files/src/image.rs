@@ -1,8 +1,8 @@
 //! OCI images: which layers one has, in which order, and how its program is started.
 //!
-//! Promises: every blob that is used was checked against its digest; what a document may say is bounded before it is
-//! believed; a layout that changes while it is opened fails a digest, and later changes are not seen. May break it:
-//! nothing outside.
+//! Promises: every used blob was checked against its digest; the size of a document is limited before it is parsed; a
+//! layout that changes while it is opened fails a digest, and later changes are not visible. May break it: nothing
+//! outside.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -22,7 +22,7 @@ use crate::tar;
 const LAYERS: usize = 512;
 /// Indexes that may name indexes.
 const DEPTH: usize = 4;
-/// Names that an index gives its images: the specification's, and what Docker writes beside it.
+/// Annotations with the name of an image: that of the specification, and that of Docker.
 const NAMES: [&str; 2] = ["org.opencontainers.image.ref.name", "io.containerd.image.name"];
 
 /// A blob of an image, as a document names it.
@@ -69,7 +69,7 @@ impl Descriptor {
     }
 }
 
-/// An index or a manifest, told by what it has.
+/// An index or a manifest, distinguished by its fields.
 #[derive(Clone, Debug, Deserialize)]
 struct Fields {
     manifests: Option<Vec<Descriptor>>,
@@ -88,10 +88,10 @@ impl OciDocument {
     /// Bytes of a document, at most.
     pub const MAX_DOCUMENT: u64 = 4 << 20;
 
-    /// Reads one; `what` is what errors call it.
+    /// Parses one; `what` is its name in errors.
     ///
     /// # Errors
-    /// [`LayerError::Bad`] for what is neither.
+    /// [`LayerError::Bad`] for any other document.
     pub fn parse(what: &str, bytes: &[u8]) -> Result<Self, LayerError> {
         let what = what.to_owned();
         let bad = |why: String| LayerError::Bad { path: what.clone(), why };
@@ -106,11 +106,11 @@ impl OciDocument {
         Ok(Self { what, fields })
     }
 
-    /// The document to go on with, where this is an index: that of the image called `name`, of the only one, or of the one
-    /// for this machine. Nothing for a manifest.
+    /// The next document of an index: that of the image called `name`, of the only one, or of the one for this
+    /// machine. `None` for a manifest.
     ///
     /// # Errors
-    /// [`LayerError::Bad`] where there is none.
+    /// [`LayerError::Bad`] if the index has no such image.
     pub fn leads_to(&self, name: Option<&str>) -> Result<Option<OciBlob>, LayerError> {
         let bad = |why: String| LayerError::Bad { path: self.what.clone(), why };
         if self.fields.layers.is_some() {
@@ -153,9 +153,9 @@ impl OciDocument {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OciConfig {
-    /// What every command line begins with.
+    /// The beginning of every command line.
     pub entrypoint: Vec<String>,
-    /// What follows where nobody gives arguments.
+    /// The default arguments.
     pub command: Vec<String>,
     /// Variables of the environment.
     pub env: Vec<(String, String)>,
@@ -216,7 +216,7 @@ fn architecture() -> &'static str {
     }
 }
 
-/// An OCI image: what lies below a tree, and how its program is started.
+/// An OCI image: its file tree, and the configuration of its program.
 #[derive(Debug)]
 pub struct OciImage {
     pub(crate) layer: Layer,
@@ -273,7 +273,7 @@ impl OciImage {
         Ok(Self { layer: Layer { parts }, config })
     }
 
-    /// What it has of files.
+    /// Its file tree.
     #[must_use]
     pub fn layer(&self) -> &Layer {
         &self.layer
@@ -309,7 +309,7 @@ fn read_layers(
     Ok(archives)
 }
 
-/// A layout out of a tar, in a directory that is gone when this is dropped. What is no part of one stays where it is.
+/// Unpacks a layout from a tar into a temporary directory, which is removed on drop. Other entries are skipped.
 fn unpacked(path: &Path, limits: &LayerLimits) -> Result<TempDir, LayerError> {
     let failed = |source| LayerError::Read { path: path.display().to_string(), source };
     let archive = tar::read(path, limits, false)?;
@@ -337,7 +337,7 @@ fn unpacked(path: &Path, limits: &LayerLimits) -> Result<TempDir, LayerError> {
     Ok(layout)
 }
 
-/// Where a blob lies.
+/// The path of a blob.
 fn blob(path: &Path, digest: &str) -> Result<PathBuf, LayerError> {
     let hex = digest.strip_prefix("sha256:").filter(|hex| {
         hex.len() == 64 && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))

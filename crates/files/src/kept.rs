@@ -1,8 +1,8 @@
-//! Layers as bytes of their own, so that whoever saves a tree saves them once, however often it saves the tree.
+//! Layers as bytes that are stored once, however often a tree over them is saved.
 //!
-//! Promises: a tree over kept layers is the same as over the layers that they were kept of, file for file, and takes what
-//! [`Tree::saved`] gave of trees over those. What is read from elsewhere is checked as a tree's own bytes are; the
-//! bytes of files are read when somebody reads them. May break it: whoever serves other bytes than were kept.
+//! Promises: a tree over kept layers is the same as over the layers that they were kept of, file for file, and takes
+//! what [`Tree::saved`] gave of trees over those. Data from elsewhere is checked as a tree's bytes are; file contents
+//! are read on demand. May break it: a source that serves other bytes than those kept.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,10 +25,10 @@ const BATCH: u64 = 256;
 
 /// Where the bytes of kept layers are: the pages that [`KeptLayers::read`] gave, one after the other.
 pub trait LayerBytes: std::fmt::Debug + Send + Sync {
-    /// Reads what lies at `at`.
+    /// Reads the bytes at `at`.
     ///
     /// # Errors
-    /// Why it cannot be read, as text.
+    /// The reason why they cannot be read, as text.
     fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), String>;
 }
 
@@ -38,7 +38,7 @@ pub struct KeptLayers {
     description: Vec<u8>,
     pages: u64,
     layers: Layers,
-    /// Whether all that is read here stays as it is, whatever becomes of host directories.
+    /// Whether the bytes can no longer change, even if host directories do.
     fixed: bool,
 }
 
@@ -53,7 +53,7 @@ struct SavedLayer {
 #[derive(Serialize, Deserialize)]
 struct KeptPart {
     identity: String,
-    /// How long its files are; each begins with a page of its own.
+    /// Lengths of its files; each begins at a page boundary.
     files: Vec<u64>,
 }
 
@@ -70,10 +70,10 @@ impl KeptLayers {
         self.pages
     }
 
-    /// Hands out the bytes of all files, from which page on they lie; the last page of a file ends with it.
+    /// Passes the bytes of all files to `each` with their first page; the last page of a file may be short.
     ///
     /// # Errors
-    /// [`Refused::Layer`] when a layer cannot be read, and whatever `each` gives.
+    /// [`Refused::Layer`] when a layer cannot be read, and any error of `each`.
     pub fn read<E: From<Refused>>(
         &self,
         mut each: impl FnMut(u64, &[u8]) -> Result<(), E>,
@@ -82,7 +82,7 @@ impl KeptLayers {
         let mut buffer = Vec::new();
         for archive in archives(&self.layers) {
             for (file, stored) in (0..).zip(&archive.files) {
-                // What is packed is unpacked for this alone, and not kept.
+                // A packed file is unpacked only for this, and not cached.
                 let whole = archive.unpacked(file)?;
                 let mut at = 0;
                 while at < stored.len() {
@@ -103,9 +103,9 @@ impl KeptLayers {
         Ok(())
     }
 
-    /// Has the host directories among the layers read from what was kept, for every tree over them: `bytes` has the pages
-    /// that [`KeptLayers::read`] gave. Returns whether all of them do. If not, somebody else has kept them at the same
-    /// time, perhaps with other bytes, and what was read here is not what counts: keep the layers anew.
+    /// Makes every tree over these layers read the host directories among them from the kept bytes: `bytes` has the
+    /// pages that [`KeptLayers::read`] gave. Returns whether all of them do. If it returns false, another caller has
+    /// kept them at the same time, perhaps with other bytes, and those count: keep the layers anew.
     #[must_use]
     pub fn settle(&self, bytes: &Arc<dyn LayerBytes>) -> bool {
         let (mut page, mut settled) = (0, true);
@@ -134,11 +134,11 @@ fn archives(layers: &Layers) -> impl Iterator<Item = &Arc<Archive>> {
 }
 
 impl Tree {
-    /// The layers that the tree lies over, to be kept; host directories as they were when the tree or a relative was first
-    /// [gathered](Tree::gathered).
+    /// The layers below the tree, ready to be kept. Host directories are as they were when the tree or a relative was
+    /// first [gathered](Tree::gathered).
     ///
     /// # Errors
-    /// [`TreeError::Layer`] when a layer cannot be read to tell what it is or holds.
+    /// [`TreeError::Layer`] when a layer cannot be read.
     pub fn kept_layers(&self) -> Result<KeptLayers, TreeError> {
         let tree = self.gathered()?;
         let layers = &tree.ground.layers;
@@ -152,7 +152,7 @@ impl Tree {
         let parts = parts.collect::<Result<Vec<_>, TreeError>>()?;
         let pages = parts.iter().flat_map(|part| &part.files).map(|len| len.div_ceil(PAGE as u64));
         let pages = pages.sum();
-        // Over nothing, so that all is told that there is.
+        // Over an empty ground, so that every node is written in full.
         let bare = Self { ground: Arc::new(Ground::bare(layers.clone())), ..tree.clone() };
         let nodes = tree.ground.nodes.iter().map(|(node, inode)| {
             (node.0, bare.saved_node(*node, inode, &mut Vec::new(), &mut Default::default()))
@@ -164,7 +164,7 @@ impl Tree {
         Ok(KeptLayers { description, pages, layers: layers.clone(), fixed })
     }
 
-    /// A tree over kept layers, with nothing of its own yet. `bytes` has their pages, so many.
+    /// A tree over kept layers, without changes. `bytes` has their `pages` pages.
     ///
     /// # Errors
     /// [`TreeError`] for a description from a stranger that is damaged.

@@ -1,8 +1,8 @@
-//! What lies below a tree, read-only: a host directory, a zip, a tar, an OCI image.
+//! Read-only layers below a tree: a host directory, a zip, a tar, an OCI image.
 //!
-//! Promises: a layer is never written; nothing outside of it is reached through it, whatever it holds; what an
-//! archive claims is checked against limits before anything is reserved for it. May break it: whoever changes a
-//! host directory while trees lie over it (what was looked at once stays as it was seen, bytes do not).
+//! Promises: a layer is never written; no layer leads outside itself; claims of an archive are checked against limits
+//! before memory is reserved for it. May break it: changes to a host directory while trees are over it (names and
+//! attributes stay as first seen, contents do not).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::node::{Body, Directory, Entry, Inode, Kind, Node, Time};
 use crate::tree::{Ground, New, Tree, check_name};
 use crate::{OciImage, tar, zip};
 
-/// What an archive may hold, counted before it is used. For those from strangers.
+/// Limits of archive contents, checked before use. For those from strangers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerLimits {
     /// Bytes, unpacked.
@@ -33,7 +33,7 @@ impl Default for LayerLimits {
     }
 }
 
-/// Something read-only that a tree can lie over.
+/// A read-only source of files below a tree.
 #[derive(Debug)]
 pub struct Layer {
     pub(crate) parts: Vec<Part>,
@@ -46,7 +46,7 @@ pub(crate) enum Part {
 }
 
 impl Layer {
-    /// What `path` is: an OCI image's layout, another directory, a zip, or a tar, also a compressed one.
+    /// Opens `path`: the layout of an OCI image, another directory, a zip, or a tar, compressed or not.
     ///
     /// # Errors
     /// [`LayerError`].
@@ -63,8 +63,8 @@ impl Layer {
         }
     }
 
-    /// A directory of the host's. It is looked at when the guest looks, and nothing is followed out of it: its
-    /// symbolic links mean what they mean within the tree. Only files, directories and links are shown.
+    /// A host directory. It is looked at when the guest looks, and nothing is followed out of it: its symbolic links
+    /// mean what they mean within the tree. Only files, directories and links are shown.
     ///
     /// # Errors
     /// [`LayerError::Read`].
@@ -86,7 +86,7 @@ impl Layer {
         Ok(Self { parts: vec![Part::Host(Arc::new(host))] })
     }
 
-    /// A zip. Files are unpacked when they are first read, and kept as long as the layer is.
+    /// A zip. Files are unpacked on first read, and cached with the layer.
     ///
     /// # Errors
     /// [`LayerError`].
@@ -104,7 +104,7 @@ impl Layer {
         Ok(Self { parts: vec![Part::Archive(Arc::new(archive))] })
     }
 
-    /// One file of the host's, as it is, under a name. It is opened once, and read when the guest reads.
+    /// One host file under a name. It is opened once, and read when the guest reads.
     ///
     /// # Errors
     /// [`LayerError`]: `path` is no file that can be read.
@@ -113,11 +113,10 @@ impl Layer {
         Ok(Self { parts: vec![Part::Archive(Arc::new(archive))] })
     }
 
-    /// Says what the layer is, by a name that nothing else has: a package and its version, a digest. Trees are told
-    /// apart by it, so that the layer need not be read for that; and a snapshot of a guest whose files lie over such
-    /// layers alone does not hold their content, but needs the layers again. Whoever says it answers for it: what
-    /// has the name has the same bytes everywhere. Host directories have no content of which that could be said, and
-    /// stay as they are.
+    /// Says what the layer is, by a name that nothing else has: a package and its version, a digest. Trees are
+    /// distinguished by it, so the layer is not read for that. A snapshot of a guest whose files are over such layers
+    /// alone does not contain them, but needs the layers again. The caller guarantees that every layer with this name
+    /// has the same bytes. Host directories have no fixed content, so this does not change them.
     #[must_use]
     pub fn known_as(mut self, what: impl Into<String>) -> Self {
         let what = what.into();
@@ -176,17 +175,17 @@ impl Layers {
         self.host(node).ok_or(Refused::Missing)?.inode(node)
     }
 
-    /// The directory that a layer's file lies in.
+    /// The directory of a file in a layer.
     pub(crate) fn parent(&self, node: Node) -> Option<Node> {
         Some(self.mounted(self.host(node)?.parent(node)?))
     }
 
-    /// The directory of the tree that stands for one of a host's, or itself.
+    /// The directory of the tree that a host directory is mounted as, or the node itself.
     pub(crate) fn mounted(&self, node: Node) -> Node {
         self.mounted.get(&node).copied().unwrap_or(node)
     }
 
-    /// The file of the host's that `content` is, as it is there.
+    /// The host file that has exactly `content`.
     pub(crate) fn on_host(&self, content: &Content) -> Option<HostFile> {
         let under = content.under.as_ref().filter(|under| under.len == content.size)?;
         let Source::Host(node) = under.source else { return None };
@@ -199,7 +198,7 @@ impl Layers {
         self.host(node).is_some_and(|host| host.parent(node).is_some())
     }
 
-    /// The path of a host's file, below its directory.
+    /// The path of a host file, below its directory.
     pub(crate) fn path(&self, node: Node) -> Option<std::path::PathBuf> {
         self.host(node)?.path(node).ok()
     }
@@ -226,7 +225,7 @@ impl Layers {
         }
     }
 
-    /// The next position from `at` on that is not in a hole, as far as the source has it recorded.
+    /// The next position from `at` on that is not in a hole, as far as the source records holes.
     pub(crate) fn next_data(&self, source: Source, at: u64) -> Option<u64> {
         match source {
             Source::Host(node) => self.host(node)?.next_data(node, at),
@@ -248,7 +247,7 @@ impl Layers {
     }
 }
 
-/// One thing that an archive says: what is at a path, or that nothing is.
+/// One item of an archive: the file at a path, or its removal.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
     pub(crate) path: Vec<u8>,
@@ -258,7 +257,7 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    /// How long it is.
+    /// Its length.
     pub(crate) fn bytes(&self) -> u64 {
         if let EntryKind::File(_, bytes) = self.what { bytes } else { 0 }
     }
@@ -270,7 +269,7 @@ pub(crate) enum EntryKind {
     File(u32, u64),
     Directory,
     Link(Vec<u8>),
-    /// A further name for what is at a path of this archive or one below it.
+    /// A hard link to a path of this archive or of one below it.
     Same(Vec<u8>),
     /// A device or a pipe, which is not shown. It replaces the file that layers below have there.
     Skipped,
@@ -286,12 +285,12 @@ pub(crate) fn names_of(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 impl Tree {
-    /// Puts the tree over a layer: what the layer holds is seen at `at`, a path of this tree, whose directories
-    /// are made. Where a layer that was added before has the same name, directories are joined and everything
-    /// else is replaced. What layers hold counts for no budget.
+    /// Puts the tree over a layer: what the layer holds is seen at `at`, a path of this tree, whose directories are
+    /// made. Where a layer that was added before has the same name, directories are joined and everything else is
+    /// replaced. The contents of layers do not count towards the budget.
     ///
     /// # Errors
-    /// [`LayerError::Bad`] for a tree that was changed already, and for an archive whose names make no sense.
+    /// [`LayerError::Bad`] for a tree that was changed already, and for an archive whose names contradict each other.
     pub fn over(mut self, at: impl AsRef<[u8]>, layer: &Layer) -> Result<Self, LayerError> {
         let said = || String::from_utf8_lossy(at.as_ref()).into_owned();
         let bad = |why: String| LayerError::Bad { path: said(), why };
@@ -380,7 +379,7 @@ impl Tree {
         }
     }
 
-    /// Enters what is in a directory of a host's into one of the tree.
+    /// Adds the entries of a host directory to a directory of the tree.
     fn join(&mut self, layers: &mut Layers, at: Node, host: Node) -> Result<(), Refused> {
         layers.mounted.insert(host, at);
         self.share(layers.clone());
@@ -418,7 +417,7 @@ impl Tree {
         }
     }
 
-    /// Removes whatever has the name.
+    /// Removes the file with the name, if it exists.
     pub(crate) fn clear_name(&mut self, at: Node, name: &[u8]) -> Result<(), Refused> {
         let Some((node, kind)) = self.entry(at, name)? else { return Ok(()) };
         if kind != Kind::Directory {
@@ -430,7 +429,7 @@ impl Tree {
 
     /// Removes everything in a directory.
     pub(crate) fn clear(&mut self, top: Node) -> Result<(), Refused> {
-        // Each directory that is being emptied, with what is left to look at.
+        // The directories that are being emptied, each with its remaining entries.
         let mut ahead = vec![(top, self.list(top)?)];
         while let Some((at, mut left)) = ahead.pop() {
             let Some(entry) = left.pop() else { continue };

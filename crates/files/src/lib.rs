@@ -1,9 +1,9 @@
 //! File trees that are plain data, like the memory of the guests that use them.
 //!
-//! A [`Tree`] holds directories, files, symbolic and hard links in memory, over read-only [`Layer`]s: a directory
-//! of the host's, a zip, a tar, an OCI image. A clone costs a few reference counts whatever the tree holds, and
-//! shares every page with its relatives that neither has written since; so a checkpoint is a clone, and a
-//! rollback is an assignment. What a tree stores of its own keeps to a [`Budget`].
+//! A [`Tree`] holds directories, files, symbolic and hard links in memory, over read-only [`Layer`]s: a host
+//! directory, a zip, a tar, an OCI image. A clone costs a few reference counts for a tree of any size, and shares
+//! every page that neither has written since; so a checkpoint is a clone, and a rollback is an assignment. The tree's
+//! own data stays within a [`Budget`].
 //!
 //! ```
 //! use afresh_files::{Budget, Change, Time, Tree};
@@ -22,22 +22,22 @@
 //! # Ok::<(), afresh_files::Refused>(())
 //! ```
 //!
-//! # For whoever serves a guest's file calls
+//! # Serving the file calls of a guest
 //!
 //! * A file is a [`Node`], its inode number: [`Tree::stat`], [`Tree::read`], [`Tree::write`], [`Tree::set_size`],
 //!   [`Tree::set_mode`], [`Tree::set_times`], [`Tree::read_link`], [`Tree::list`].
 //! * A path is followed by [`Tree::walk`], as Linux does ([`Walk::new`]) or as WASI does ([`Walk::beneath`]). It
-//!   gives a [`ResolvedName`]: a directory, the last name, and what has the name, if anything. For what makes, removes
-//!   or moves a name walk with [`Walk::name`], and give the place to [`Tree::create_at`], [`Tree::link_at`],
-//!   [`Tree::rename_at`], [`Tree::remove_file_at`], [`Tree::remove_directory_at`], which know what a slash behind
-//!   the name means.
-//! * An open file is an [`OpenFile`]: position, access, and for a directory what was listed last, so that
-//!   [`OpenFile::entries`] goes on where it was; ask again until it gives none. It holds its node: a file whose last name is gone stays until it
-//!   is [closed](Tree::close). Descriptors that share one (`dup`) need not hold it twice. Keep tree and open files
-//!   in one value: clone them together, put them back together.
+//!   gives a [`ResolvedName`]: a directory, the last name, and what has the name, if anything. To make, remove or
+//!   move a name, walk with [`Walk::name`], and pass the result to [`Tree::create_at`], [`Tree::link_at`],
+//!   [`Tree::rename_at`], [`Tree::remove_file_at`], [`Tree::remove_directory_at`], which handle a slash behind the
+//!   name.
+//! * An open file is an [`OpenFile`]: position, access, and for a directory the last listing, so that
+//!   [`OpenFile::entries`] continues where it was; call it again until it returns no entries. It holds its node: a
+//!   file without a name stays until it is [closed](Tree::close). Descriptors that share one (`dup`) need not hold it
+//!   twice. Keep tree and open files in one value: clone them together, put them back together.
 //! * [`Refused::errno`] is the number for a program.
-//! * Times are given by the caller. Nothing asks who the user is: modes are kept, and not enforced but where
-//!   a walk is to pass only through directories that their owner may search ([`Walk::searching`]).
+//! * Times are given by the caller. Users are not modelled: modes are kept, and enforced only where a walk may pass
+//!   only through directories that their owner may search ([`Walk::searching`]).
 //! * Devices are entries with a number ([`New::Device`]); what they do is the caller's business.
 
 mod archive;

@@ -82,12 +82,12 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
         }
     }
 
-    /// The value, on nodes that nobody shares.
+    /// The value, on nodes that are not shared.
     pub(crate) fn get_mut<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
     where
         K: Borrow<Q>,
     {
-        // What is not there copies nothing.
+        // A missing key copies nothing.
         self.get(key)?;
         let mut node = Arc::make_mut(self.root.as_mut()?);
         loop {
@@ -179,7 +179,7 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
         Walk { stack }
     }
 
-    /// Keys whose values differ, with both values. What is stored once is not looked at twice.
+    /// Keys whose values differ, with both values. Shared nodes are skipped.
     pub(crate) fn differing<'a>(
         &'a self,
         other: &'a Self,
@@ -251,7 +251,7 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
         }
     }
 
-    /// What was there, and the right half with its first key when the node was full.
+    /// The previous value, and the right half with its first key when the node was full.
     #[allow(clippy::type_complexity, reason = "said in the line above")]
     fn insert(&mut self, key: K, value: V) -> (Option<V>, Option<(K, Self)>) {
         match self {
@@ -302,7 +302,7 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
     }
 }
 
-/// What nodes of their own hold. There is room in each for what comes later.
+/// Groups entries into new nodes. Each node has room for later entries.
 fn chunks<T>(entries: Vec<T>) -> impl Iterator<Item = Vec<T>> {
     const FILLED: usize = WIDTH * 3 / 4;
     let mut entries = entries.into_iter();
@@ -312,7 +312,7 @@ fn chunks<T>(entries: Vec<T>) -> impl Iterator<Item = Vec<T>> {
     })
 }
 
-/// Cuts a full node in two. What comes in order, as most does, fills the left one well.
+/// Cuts a full node in two. Entries in order, which is the common case, leave the left half well filled.
 fn halve<T>(entries: &mut Vec<T>) -> Option<Vec<T>> {
     (entries.len() > WIDTH).then(|| entries.split_off(WIDTH / 2))
 }
@@ -328,7 +328,7 @@ pub(crate) struct Walk<'a, K, V> {
 }
 
 impl<K, V> Walk<'_, K, V> {
-    /// Replaces the next node by what is in it.
+    /// Replaces the next node by its contents.
     fn open(&mut self) {
         match self.stack.pop() {
             Some(Part::Node(Node::Branch(children))) => {

@@ -1,7 +1,7 @@
 //! Names: making files, giving them further names, other names and none.
 //!
-//! Promises: what is refused changes nothing; every name and file is paid for before it is there, and what is gone
-//! is given back. See [`crate::tree`].
+//! Promises: a refused operation changes nothing; every name and file is paid for before it exists, and refunded when
+//! it is removed. See [`crate::tree`].
 
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ impl Tree {
         Ok(node)
     }
 
-    /// A file without a name, held once: it is gone when it is released, unless it got a name.
+    /// A file without a name, held once: it is removed on release, unless it has a name by then.
     ///
     /// # Errors
     /// [`Refused::Full`].
@@ -122,7 +122,7 @@ impl Tree {
         Ok(old)
     }
 
-    /// Gives back what a name cost that is gone, and counts the directories below.
+    /// Refunds the cost of a removed name, and counts the directories below.
     fn forget(
         &mut self,
         name: &[u8],
@@ -236,7 +236,7 @@ impl Tree {
         self.unlink(node, now)
     }
 
-    /// Whether `above` is `node` or lies on the way from it to the root.
+    /// Whether `above` is `node` or one of its ancestors.
     fn is_within(&self, mut node: Node, above: Node) -> Result<bool, Refused> {
         loop {
             if node == above {
@@ -250,12 +250,12 @@ impl Tree {
         }
     }
 
-    /// Gives what is called `old` in one directory the name `new` in another or the same.
+    /// Moves the entry `old` of one directory to the name `new` in another or the same.
     ///
     /// # Errors
     /// [`Refused::Missing`]; [`Refused::Exists`] when it must not be replaced; [`Refused::NotDirectory`],
-    /// [`Refused::IsDirectory`], [`Refused::NotEmpty`] when it cannot be; [`Refused::Invalid`] for a directory
-    /// that would come to lie within itself, and for `.` and `..`.
+    /// [`Refused::IsDirectory`], [`Refused::NotEmpty`] when it cannot be; [`Refused::Invalid`] for a directory that
+    /// would be within itself, and for `.` and `..`.
     pub fn rename(
         &mut self,
         from: Node,
@@ -310,7 +310,7 @@ impl Tree {
         self.settle(node, to, new, now)
     }
 
-    /// Tells a file that it has another place.
+    /// Records the new place of a file.
     fn settle(&mut self, node: Node, parent: Node, name: Name, now: Time) -> Result<(), Refused> {
         let inode = self.own(node, true)?;
         inode.times.changed = now;

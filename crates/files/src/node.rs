@@ -1,4 +1,4 @@
-//! What the tree knows of one file: its kind, mode, times, and for each kind what it holds.
+//! A file in the tree: its kind, mode, times, and its contents by kind.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::content::Content;
 use crate::map::Map;
 
-/// Names a file of one tree and its relatives, whatever its names are; what programs see as the inode number.
+/// Identifies a file of one tree and its relatives, independent of its names; programs see it as the inode number.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default,
 )]
@@ -33,13 +33,13 @@ impl Time {
         Self { seconds: since.as_secs() as i64, nanos: since.subsec_nanos() }
     }
 
-    /// So many nanoseconds after 1970.
+    /// A time in nanoseconds after 1970.
     #[must_use]
     pub fn from_nanos(nanos: u64) -> Self {
         Self { seconds: (nanos / 1_000_000_000) as i64, nanos: (nanos % 1_000_000_000) as u32 }
     }
 
-    /// Nanoseconds since 1970; 0 for what is earlier, and the largest number for what is too far ahead.
+    /// Nanoseconds since 1970; 0 for an earlier time, and the largest number for one too far ahead.
     #[must_use]
     pub fn nanos(&self) -> u64 {
         let seconds = u64::try_from(self.seconds).unwrap_or(0);
@@ -66,7 +66,7 @@ impl Times {
     }
 }
 
-/// What a file is.
+/// The kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Kind {
@@ -76,12 +76,12 @@ pub enum Kind {
     Directory,
     /// A symbolic link.
     Link,
-    /// A character device. The tree keeps its number; what it does is the business of whoever runs the guest.
+    /// A character device. The tree keeps its number; the code that runs the guest implements it.
     Device,
 }
 
 impl Kind {
-    /// The bits of a mode that say so.
+    /// The bits of a mode for this kind.
     #[must_use]
     pub fn mode(self) -> u32 {
         match self {
@@ -130,7 +130,7 @@ impl From<&[u8]> for Name {
     }
 }
 
-/// What a name means.
+/// The target of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) node: Node,
@@ -149,8 +149,8 @@ pub(crate) struct Inode {
     pub(crate) times: Times,
     /// Whether it was paid for out of the budget.
     pub(crate) paid: bool,
-    /// The name it has, and the directory that is in. Known as long as there was never a second one; what is left of
-    /// one that is gone means nothing.
+    /// The name it has, and the directory that is in. Known if there was never a second one; the name of a removed
+    /// file is not valid.
     pub(crate) name: Option<(Node, Name)>,
 }
 
@@ -204,7 +204,7 @@ impl Inode {
         }
     }
 
-    /// Whether the two are the same to whoever looks at them.
+    /// Whether the two look the same to a reader.
     pub(crate) fn same(&self, other: &Self) -> bool {
         let body = match (&self.body, &other.body) {
             (Body::File(a), Body::File(b)) => a.same(b),

@@ -8,7 +8,7 @@ use crate::error::Refused;
 use crate::node::{Kind, Node, Time};
 use crate::tree::{Listed, Tree};
 
-/// What an open file is open for.
+/// Access rights of an open file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access {
     /// Bytes can be read.
@@ -48,10 +48,10 @@ pub enum Whence {
     Hole,
 }
 
-/// A file, directory or whatever else that is open in a tree.
+/// A file, directory or other kind of inode that is open in a tree.
 ///
-/// It holds its file. It is copied together with its tree, and means the same in the copy; whoever copies one
-/// within a tree ([`Tree::hold`]) or drops one without [`Tree::close`] changes what is held.
+/// It holds its file. It is copied together with its tree, and means the same in the copy. Code that copies one
+/// within a tree ([`Tree::hold`]) or drops one without [`Tree::close`] changes the count of holders.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "SavedOpen", into = "SavedOpen")]
 pub struct OpenFile {
@@ -59,9 +59,9 @@ pub struct OpenFile {
     pub node: Node,
     /// Where the next read or write begins.
     pub offset: u64,
-    /// What it is open for.
+    /// Its access rights.
     pub access: Access,
-    /// What of a directory was read last.
+    /// The last listing of a directory.
     pub(crate) listing: Option<Listing>,
 }
 
@@ -131,7 +131,7 @@ impl Tree {
 }
 
 impl OpenFile {
-    /// Reads from where it stands, and goes on by as much.
+    /// Reads at the position, and advances it by the same number of bytes.
     ///
     /// # Errors
     /// [`Refused::NotOpen`]; as [`Tree::read`].
@@ -152,7 +152,8 @@ impl OpenFile {
         }
     }
 
-    /// Writes where it stands, or at the end of a file that is appended to, and goes on by as much.
+    /// Writes at the position, or at the end if the file is open for appending, and advances by the same number of
+    /// bytes.
     ///
     /// # Errors
     /// [`Refused::NotOpen`]; as [`Tree::write`].
@@ -183,11 +184,11 @@ impl OpenFile {
         tree.write(self.node, at, bytes, now)
     }
 
-    /// Goes to another position, which may lie beyond the end.
+    /// Moves the position, which may be beyond the end.
     ///
     /// # Errors
-    /// [`Refused::Invalid`] for one before the beginning; [`Refused::Missing`] where there are no more bytes or
-    /// holes.
+    /// [`Refused::Invalid`] for a position before the beginning; [`Refused::Missing`] where no more bytes or holes
+    /// follow.
     pub fn seek(&mut self, tree: &Tree, whence: Whence, by: i64) -> Result<u64, Refused> {
         let base = match whence {
             Whence::Start => 0,
@@ -206,7 +207,7 @@ impl OpenFile {
     }
 
     /// The next entries of a directory from a position on, `.` and `..` first: each with the position after it. 0 is
-    /// the beginning. These are some, not all: there are no more when there are none. Names are in order, so that
+    /// the beginning. A call may return only some of them; the end is an empty result. Names are in order, so that
     /// those which come or go between two calls displace no other.
     ///
     /// # Errors
@@ -225,7 +226,7 @@ impl OpenFile {
         }
         let room = BATCH - batch.len();
         match self.listing.as_ref().and_then(|listing| listing.name_before(from)) {
-            // Where the last call ended, whatever has become of the directory.
+            // After the last call's end, even if the directory has changed.
             Some(name) => batch.extend(tree.list_after(self.node, name, room)?),
             None => {
                 let skip = usize::try_from(from.saturating_sub(2)).unwrap_or(usize::MAX);
@@ -242,7 +243,7 @@ impl OpenFile {
 }
 
 impl Listing {
-    /// The name of the entry that lies before a position; `None` for the first two, which are no names.
+    /// The name of the entry before a position; `None` for the first two, which are not names.
     fn name_before(&self, position: u64) -> Option<&[u8]> {
         let at = usize::try_from(position.checked_sub(self.first.checked_add(1)?)?).ok()?;
         let entry = self.entries.get(at)?;

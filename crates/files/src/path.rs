@@ -1,4 +1,4 @@
-//! Paths: from a directory along names, through symbolic links, to what is there or could be.
+//! Paths: from a directory along names, through symbolic links, to an existing or possible file.
 //!
 //! Promises: nothing above the start, or above the root, is reached; 40 links at most are followed; a path that
 //! ends in a slash means a directory.
@@ -16,17 +16,17 @@ const LINKS: usize = 40;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Walk {
-    /// Where relative paths start.
+    /// The start of relative paths.
     pub from: Node,
     /// Where absolute paths start, and `..` does not lead out of.
     pub root: Node,
     /// Whether a last name that is a symbolic link is followed.
     pub follow: bool,
-    /// Whether the last name itself is meant, which is to be made, removed or given away: it is not followed, also
-    /// when there is a slash behind it.
+    /// Whether the last name itself is the subject, to be made, removed or moved: it is not followed, even with a
+    /// slash behind it.
     pub name: bool,
     /// Whether the path must stay within `from`: absolute ones and those that leave it are refused, also in the
-    /// middle and through links. As WASI has it.
+    /// middle and through links. As in WASI.
     pub beneath: bool,
     /// Whether only directories are passed through that their owner may search.
     pub search: bool,
@@ -53,7 +53,7 @@ impl Walk {
         self
     }
 
-    /// The same for a name that is to be made, removed or given away.
+    /// The same for a name that is to be made, removed or moved.
     #[must_use]
     pub fn name(mut self) -> Self {
         self.name = true;
@@ -75,7 +75,7 @@ impl Walk {
     }
 }
 
-/// What a path leads to: a name in a directory that is there, and what has that name, if anything.
+/// The target of a path: a name in an existing directory, and the file with that name, if it exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ResolvedName {
@@ -83,14 +83,14 @@ pub struct ResolvedName {
     pub directory: Node,
     /// The last name; `.` for a path that ends in a directory's own (`/`, `a/.`, `a/..`).
     pub name: Arc<[u8]>,
-    /// What has the name.
+    /// The file with the name.
     pub found: Option<(Node, Kind)>,
     /// Whether the path ended in a slash, so that only a directory can be meant.
     pub slash: bool,
 }
 
 impl ResolvedName {
-    /// What is there.
+    /// The existing file.
     ///
     /// # Errors
     /// [`Refused::Missing`].
@@ -212,8 +212,8 @@ impl Tree {
     /// [`Tree::create`] at the place of a [`Walk::name`].
     ///
     /// # Errors
-    /// As [`Tree::create`]; [`Refused::IsDirectory`] and [`Refused::Missing`] for what is no directory and has a
-    /// slash behind its name.
+    /// As [`Tree::create`]; [`Refused::IsDirectory`] and [`Refused::Missing`] for a slash behind the name of a file
+    /// that is not a directory.
     pub fn create_at(
         &mut self,
         place: &ResolvedName,
@@ -263,7 +263,7 @@ impl Tree {
     /// [`Tree::rename`] between the places of two [`Walk::name`]s.
     ///
     /// # Errors
-    /// As [`Tree::rename`]; [`Refused::NotDirectory`] for a slash behind the name of what is no directory.
+    /// As [`Tree::rename`]; [`Refused::NotDirectory`] for a slash behind the name of a file that is not a directory.
     pub fn rename_at(
         &mut self,
         from: &ResolvedName,
@@ -283,7 +283,7 @@ impl Tree {
         self.rename(from.directory, &from.name, to.directory, &to.name, how, now)
     }
 
-    /// What a path leads to from a directory, as Linux follows it.
+    /// The target of a path from a directory, as Linux resolves it.
     pub(crate) fn walk_to(&self, from: Node, path: &[u8]) -> Result<Node, Refused> {
         self.walk(path, Walk::new(from))?.node()
     }

@@ -1,4 +1,4 @@
-//! Tars, and the layers of images, which are tars with marks for what is gone.
+//! Tars, and the layers of images, which are tars with whiteouts.
 //!
 //! A compressed one is unpacked to a temporary file without a name, up to the limit, for its files are read in any
 //! order. Long names and attributes of files are read here, for their lengths are claims like all others.
@@ -22,16 +22,16 @@ const HEADERS: u64 = 4096;
 const PADDING: u64 = 1 << 20;
 /// Bytes of attributes of one file, at most.
 const ATTRIBUTES: u64 = 1 << 20;
-/// A name that begins so says that what follows is gone.
+/// The prefix of a whiteout: the rest of the name is removed.
 const GONE: &[u8] = b".wh.";
-/// A name that says that nothing of the layers below is in its directory.
+/// An opaque whiteout: hides the layers below in its directory.
 const EMPTY: &[u8] = b".wh..wh..opq";
 
 pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerError> {
     read(path, limits, false)
 }
 
-/// Reads a tar; `marks` says whether it is a layer of an image.
+/// Reads a tar; `marks` is whether it is a layer of an image.
 pub(crate) fn read(path: &Path, limits: &LayerLimits, marks: bool) -> Result<Archive, LayerError> {
     let name = path.display().to_string();
     let failed = |source| LayerError::Read { path: name.clone(), source };
@@ -154,7 +154,7 @@ fn unpack(
     Ok(out)
 }
 
-/// What the headers before a file say of it instead of its own.
+/// Fields of a file that earlier headers replace.
 #[derive(Default)]
 struct ExtendedHeader {
     path: Option<Vec<u8>>,

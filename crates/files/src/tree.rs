@@ -1,9 +1,9 @@
 //! The tree: every file by its number, and what a file system does with them.
 //!
-//! Promises: a clone costs a few reference counts, whatever the size of the tree, and neither sees what the other
-//! does afterwards; what is refused leaves the tree as it was; what it stores of its own stays within its budget
-//! (names that only hide something of a layer are let through, so that a full tree can be emptied). A file whose
-//! last name is gone stays for as long as it is held. Nothing is ever written to a layer.
+//! Promises: a clone costs a few reference counts, whatever the size of the tree, and neither sees later changes of
+//! the other. A refused operation leaves the tree as it was. The tree's own data stays within its budget (names that
+//! only hide an entry of a layer are allowed, so that a full tree can be emptied). A file without a name stays while
+//! it is held. Nothing is ever written to a layer.
 //!
 //! May break it: holding a file and never releasing it keeps it; a held number means nothing in a tree that is no
 //! relative.
@@ -19,16 +19,16 @@ use crate::node::{Body, Directory, Entry, Inode, Kind, Name, Node, Stat, Time};
 
 /// The number that new files of a tree begin at.
 const FIRST: u64 = 2;
-/// Bytes that a file takes beside its content.
+/// Bytes that a file costs in addition to its content.
 pub(crate) const NODE_COST: u64 = 256;
-/// Bytes that a name takes beside its letters.
+/// Bytes that a name costs in addition to its letters.
 const NAME_COST: u64 = 64;
 /// Bytes of a name, at most.
 pub(crate) const NAME: usize = 255;
-/// Bytes of a path, and of a link's target, at most.
+/// Maximum bytes of a path, and of the target of a link.
 pub(crate) const PATH: usize = 4096;
 
-/// How much a tree may store of its own: what is changed or added over the layers.
+/// The limit of the data that a tree stores itself: changes and additions over the layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// Bytes: of content, 256 more for each file, and 64 more for each name and its letters.
@@ -44,7 +44,7 @@ impl Default for Budget {
     }
 }
 
-/// A file as it is at a time, its attributes included. Keeps nothing of it.
+/// A file as it is at a time, its attributes included. Does not keep the file.
 #[derive(Clone, Debug)]
 pub struct FileVersion(Weak<Inode>);
 
@@ -61,7 +61,7 @@ pub enum Rename {
     Exchange,
 }
 
-/// What a new file is to be.
+/// The kind of a new file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum New<'a> {
@@ -75,13 +75,13 @@ pub enum New<'a> {
     Device(u64),
 }
 
-/// What the layers make before anything is changed, shared by all relatives.
+/// The files of the layers before any change, shared by all relatives.
 #[derive(Debug, Default)]
 pub(crate) struct Ground {
     pub(crate) nodes: Map<Node, Arc<Inode>>,
     pub(crate) next: u64,
     pub(crate) layers: Layers,
-    /// The same with host directories as they were found, once somebody asked.
+    /// The same with host directories as they were found, once they were gathered.
     pub(crate) gathered: OnceLock<Arc<Gathered>>,
 }
 
@@ -162,7 +162,7 @@ impl Tree {
         Self { nodes, held, next: FIRST, bytes: 0, files: 0, budget, ground: Arc::new(ground) }
     }
 
-    /// What it may store.
+    /// Its limits.
     #[must_use]
     pub fn budget(&self) -> Budget {
         self.budget
@@ -175,7 +175,7 @@ impl Tree {
         self
     }
 
-    /// What of the budget is spent.
+    /// The used part of the budget.
     #[must_use]
     pub fn used(&self) -> Budget {
         Budget { bytes: self.bytes, files: self.files }
@@ -215,13 +215,13 @@ impl Tree {
         Ok(())
     }
 
-    /// The file, to be changed: from now on the tree has it itself.
+    /// The file, for a change: from now on the tree has its own copy.
     pub(crate) fn own(&mut self, node: Node, overdraw: bool) -> Result<&mut Inode, Refused> {
         let here = self.nodes.get(&node).cloned();
         let inode = match &here {
             Some(inode) => inode.clone(),
             None => {
-                // Whoever walks down from the root finds every file that is not a layer's any more.
+                // Every file that differs from its layer must be reachable through such directories from the root.
                 let above = self.ground.layers.parent(node);
                 if let Some(above) = above.filter(|above| self.nodes.get(above).is_none()) {
                     self.own(above, overdraw)?;
@@ -257,15 +257,15 @@ impl Tree {
         }
     }
 
-    /// What a file is, and everything else that `stat` tells.
+    /// The result of `stat` for a file.
     ///
     /// # Errors
-    /// [`Refused::Missing`] for a number that means nothing.
+    /// [`Refused::Missing`] for an unknown number.
     pub fn stat(&self, node: Node) -> Result<Stat, Refused> {
         Ok(self.inode(node)?.stat(node))
     }
 
-    /// The file of the host's whose bytes this one has, all of them and no others; `None` for any other.
+    /// The host file with exactly the bytes of this one; `None` for any other.
     #[must_use]
     pub fn host_file(&self, node: Node) -> Option<HostFile> {
         match &self.inode(node).ok()?.body {
@@ -274,7 +274,7 @@ impl Tree {
         }
     }
 
-    /// What a file is now, to be recognised later.
+    /// The present version of a file, to recognise it later.
     ///
     /// # Errors
     /// As [`Tree::stat`].
@@ -289,7 +289,7 @@ impl Tree {
         then.is_some_and(|then| self.inode(node).is_ok_and(|now| Arc::ptr_eq(&now, &then)))
     }
 
-    /// What `name` means in a directory. `.` and `..` mean what they do in paths.
+    /// Looks up `name` in a directory. `.` and `..` mean what they do in paths.
     ///
     /// # Errors
     /// [`Refused::Missing`], [`Refused::NotDirectory`], [`Refused::NameTooLong`].
@@ -297,7 +297,7 @@ impl Tree {
         self.entry(directory, name)?.map(|(node, _)| node).ok_or(Refused::Missing)
     }
 
-    /// What `name` means in a directory, if anything.
+    /// The entry `name` of a directory, if it exists.
     pub(crate) fn entry(
         &self,
         directory: Node,
@@ -343,7 +343,7 @@ impl Tree {
         (self.lookup(directory, &name.0) == Ok(node)).then_some((directory, name.0))
     }
 
-    /// The names in a directory in order, without `.` and `..`, with what they mean.
+    /// The entries of a directory in order, without `.` and `..`.
     ///
     /// # Errors
     /// [`Refused::NotDirectory`].
@@ -379,7 +379,7 @@ impl Tree {
     /// The target of a symbolic link.
     ///
     /// # Errors
-    /// [`Refused::Invalid`] for what is none.
+    /// [`Refused::Invalid`] for any other file.
     pub fn read_link(&self, node: Node) -> Result<Arc<[u8]>, Refused> {
         match &self.inode(node)?.body {
             Body::Link(target) => Ok(target.clone()),
@@ -387,10 +387,10 @@ impl Tree {
         }
     }
 
-    /// Reads a file from `offset` on: how many bytes, fewer only at its end.
+    /// Reads a file from `offset` on, and returns the number of bytes, which is smaller only at the end.
     ///
     /// # Errors
-    /// [`Refused::IsDirectory`], [`Refused::Invalid`] for what has no bytes, [`Refused::Layer`].
+    /// [`Refused::IsDirectory`], [`Refused::Invalid`] for a file without bytes, [`Refused::Layer`].
     pub fn read(&self, node: Node, offset: u64, out: &mut [u8]) -> Result<usize, Refused> {
         match &self.inode(node)?.body {
             Body::File(content) => content.read(&self.ground.layers, offset, out),
@@ -416,10 +416,11 @@ impl Tree {
         }
     }
 
-    /// Writes into a file at `offset`, which may lie beyond its end: how many bytes the budget had room for.
+    /// Writes into a file at `offset`, which may be beyond its end, and returns the number of bytes that the budget
+    /// had room for.
     ///
     /// # Errors
-    /// [`Refused::Full`] when there was room for none; as [`Tree::read`].
+    /// [`Refused::Full`] when there was no room at all; as [`Tree::read`].
     pub fn write(
         &mut self,
         node: Node,
@@ -530,7 +531,7 @@ fn listed((name, entry): (&Name, &Entry)) -> Listed {
     Listed { name: name.0.clone(), node: entry.node, kind: entry.kind }
 }
 
-/// What a file takes out of the budget, its names apart.
+/// The cost of a file, without its names.
 pub(crate) fn cost(inode: &Inode) -> u64 {
     NODE_COST
         + match &inode.body {
@@ -540,7 +541,7 @@ pub(crate) fn cost(inode: &Inode) -> u64 {
         }
 }
 
-/// What a name takes out of the budget.
+/// The cost of a name.
 pub(crate) fn name_cost(name: &[u8]) -> u64 {
     NAME_COST + name.len() as u64
 }

@@ -1,9 +1,9 @@
 //! A tree as bytes, and back: what it has changed over its layers, and which layers those were.
 //!
 //! Promises: equal trees give equal bytes; what is read from elsewhere is checked before it is a tree (every name
-//! leads to a file that is there, every file but held ones has a name, directories form a tree, lengths fit), so
-//! that nothing later has to. May break it: a layer that holds other bytes than its digest says; of host
-//! directories only the paths are kept.
+//! leads to a file that is there, every file but held ones has a name, directories form a tree, lengths fit), so that
+//! nothing later has to. May break it: a layer with other bytes than its digest; for host directories only the paths
+//! are kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;
@@ -31,14 +31,14 @@ pub enum TreeError {
     /// They are damaged, or hostile.
     #[error("the saved file tree is damaged: {0}")]
     Damaged(String),
-    /// The tree lay over other layers.
+    /// The saved tree was over other layers.
     #[error(
-        "the saved file tree lay over {expected}, and these layers are {found}; give it the same, in order"
+        "the saved file tree was over {expected}, and these layers are {found}; give it the same, in order"
     )]
     Layers {
-        /// What it lay over.
+        /// The layers when it was saved.
         expected: String,
-        /// What it was to be put over.
+        /// The layers given now.
         found: String,
     },
     /// A layer could not be read.
@@ -68,14 +68,14 @@ pub(crate) struct Saved {
     /// Numbers of hosts' files, and their paths below their directories.
     hosts: Vec<(u64, Vec<u8>)>,
     nodes: Vec<(u64, SavedNode)>,
-    /// Numbers of layers' files that are gone.
+    /// Numbers of removed files of layers.
     gone: Vec<u64>,
     held: Vec<(u64, u32)>,
     pages: u64,
 }
 
 impl Saved {
-    /// What layers show, by themselves.
+    /// The files of layers alone.
     pub(crate) fn of_layers(next: u64, nodes: Vec<(u64, SavedNode)>) -> Self {
         let (layers, hosts, gone, held) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Self { form: FORM, budget: (0, 0), next, layers, hosts, nodes, gone, held, pages: 0 }
@@ -101,7 +101,7 @@ enum SavedBody {
     },
     Directory {
         parent: u64,
-        /// What is otherwise than in the layers.
+        /// The differences from the layers.
         entries: Vec<SavedEntry>,
     },
     Link(Vec<u8>),
@@ -122,7 +122,7 @@ pub(crate) fn damaged(why: impl Into<String>) -> TreeError {
 }
 
 impl Part {
-    /// What tells one layer from others.
+    /// The identity of a layer.
     pub(crate) fn identity(&self) -> Result<String, TreeError> {
         match self {
             Self::Host(_) => Ok("a host directory".to_owned()),
@@ -139,7 +139,7 @@ impl Tree {
         self.ground.layers.parts.iter().map(Part::identity).collect()
     }
 
-    /// What the layers have in a directory.
+    /// The entries of a directory in the layers.
     fn below(&self, node: Node) -> Map<Name, Entry> {
         let inode = match self.ground.nodes.get(&node) {
             Some(inode) => Some(inode.clone()),
@@ -261,13 +261,13 @@ impl Tree {
         Loader { base: self, tree: self.blank(), pages: saved.pages.iter() }.load(description)
     }
 
-    /// Whether it lies over layers.
+    /// Whether it is over layers.
     #[must_use]
     pub fn has_layers(&self) -> bool {
         !self.ground.layers.parts.is_empty()
     }
 
-    /// Whether it lies over layers of which nobody [says](crate::Layer::known_as) what they are.
+    /// Whether it is over layers [without a name](crate::Layer::known_as).
     #[must_use]
     pub fn has_unknown_layers(&self) -> bool {
         let known =
@@ -289,7 +289,7 @@ impl Tree {
     }
 }
 
-/// Makes a tree of what was saved, over the layers of another.
+/// Builds a tree from saved data, over the layers of another.
 pub(crate) struct Loader<'a> {
     pub(crate) base: &'a Tree,
     pub(crate) tree: Tree,
@@ -315,7 +315,7 @@ impl Loader<'_> {
         }
         for number in saved.gone {
             if number == Tree::ROOT.0 || self.tree.nodes.remove(&Node(number)).is_none() {
-                return Err(damaged("a file is gone that was never there"));
+                return Err(damaged("a removed file never existed"));
             }
         }
         let mut last = None;
@@ -348,7 +348,7 @@ impl Loader<'_> {
             SavedBody::Directory { parent, entries } => {
                 let mut inside = Directory { entries: self.base.below(node), parent: Node(parent) };
                 for (name, entry) in entries {
-                    check_name(&name).map_err(|_| damaged("a name is none"))?;
+                    check_name(&name).map_err(|_| damaged("a name is invalid"))?;
                     match entry {
                         None => drop(inside.entries.remove(&name[..])),
                         Some((node, kind, paid)) => {
@@ -367,10 +367,10 @@ impl Loader<'_> {
         };
         let times = [saved.times.accessed, saved.times.modified, saved.times.changed];
         if saved.mode > 0o7777 || times.iter().any(|time| time.nanos >= 1_000_000_000) {
-            return Err(damaged("a mode or a time is none"));
+            return Err(damaged("a mode or a time is invalid"));
         }
         let (mode, times, paid) = (saved.mode, saved.times, saved.paid);
-        // Links and name are told by the directories, which are checked once all are there.
+        // Link counts and the name follow from the directories, which are checked after all nodes.
         Ok(Inode { body, mode, links: 0, times, paid, name: None })
     }
 
@@ -391,7 +391,7 @@ impl Loader<'_> {
                 || page.len() < len as usize
                 || end.is_none_or(|end| end > size)
             {
-                return Err(damaged("a page lies outside of its file"));
+                return Err(damaged("a page is outside of its file"));
             }
             last = Some(number);
             let page = match page.len() == len as usize {
@@ -417,7 +417,7 @@ impl Loader<'_> {
 }
 
 impl Tree {
-    /// Checks that it is a tree, counts names, notes where each file lies, and adds up what it takes.
+    /// Checks that it is a tree, counts names, notes the directory of each file, and adds up the cost.
     fn check(&mut self) -> Result<(), TreeError> {
         let mut links: BTreeMap<Node, (u32, Option<(Node, Name)>)> = BTreeMap::new();
         let mut seen = BTreeSet::from([Self::ROOT]);
@@ -428,7 +428,7 @@ impl Tree {
         while let Some(at) = ahead.pop() {
             let inode = self.inode(at)?;
             let Body::Directory(inside) = &inode.body else {
-                return Err(damaged("a directory is none"));
+                return Err(damaged("a directory's inode has another kind"));
             };
             let mut below = 0;
             for (name, entry) in inside.entries.iter() {
@@ -436,7 +436,7 @@ impl Tree {
                 let here = self.nodes.get(&entry.node);
                 let kind = match here {
                     Some(inode) => inode.kind(),
-                    // What a host has is what it has; only directories that were touched are gone into.
+                    // Host files are taken as they are; only changed directories are followed.
                     None if self.ground.layers.known(entry.node) => entry.kind,
                     None => return Err(damaged("a name leads to nothing")),
                 };
@@ -452,7 +452,11 @@ impl Tree {
                     if let Some(inode) = here {
                         match &inode.body {
                             Body::Directory(d) if self.ground.layers.mounted(d.parent) == at => {}
-                            _ => return Err(damaged("a directory lies in another than it says")),
+                            _ => {
+                                return Err(damaged(
+                                    "a directory's parent is another than it says",
+                                ));
+                            }
                         }
                         ahead.push(entry.node);
                     } else {
@@ -476,7 +480,7 @@ impl Tree {
         for node in all {
             let (count, name) = links.remove(&node).unwrap_or_default();
             if count == 0 && self.held.get(&node).is_none() {
-                return Err(damaged("a file has no name, and nobody holds it"));
+                return Err(damaged("a file has no name, and is not held"));
             }
             let inode = self.nodes.get(&node).ok_or_else(|| damaged("a file is missing"))?;
             if count == 0
@@ -493,7 +497,7 @@ impl Tree {
             {
                 return Err(damaged("a file that was not paid for has pages"));
             }
-            // What is the layers' stays shared with them, and knows where it lies.
+            // A file of the layers stays shared with them, and knows its directory.
             let below = self.ground.nodes.get(&node);
             let shared = below.is_some_and(|below| Arc::ptr_eq(below, inode));
             if (inode.links != count || (!shared && inode.name != name))

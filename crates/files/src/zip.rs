@@ -1,5 +1,5 @@
-//! Zips. What is stored as it is is read in place; what is packed is unpacked when it is first read, and never to
-//! more than its directory entry says.
+//! Zips. A stored file is read in place. A packed file is unpacked on first read, and never to more
+//! than the size in its directory entry.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -15,7 +15,7 @@ use crate::layer::{EntryKind, Item, LayerLimits};
 use crate::node::Time;
 use crate::tree::PATH;
 
-/// A file that several readers share, each at a place of its own.
+/// A file shared by several readers, each with its own position.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared {
     file: Arc<File>,
@@ -47,12 +47,12 @@ impl Seek for Shared {
 pub(crate) struct Packed(ZipArchive<Shared>);
 
 impl Packed {
-    /// All bytes of a file, which must be as many as said.
+    /// All bytes of a file, whose number must equal `size`.
     pub(crate) fn unpack(&self, number: usize, size: u64) -> Result<Vec<u8>, String> {
         let mut archive = self.0.clone();
         let file = archive.by_index(number).map_err(|e| e.to_string())?;
         let mut bytes = Vec::new();
-        // Checks the sum at its end, for which one byte more is asked.
+        // Reading one more byte checks the checksum at its end.
         file.take(size + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
         if bytes.len() as u64 != size {
             return Err("a file in it has another length than it says".to_owned());

@@ -58,7 +58,7 @@ fn an_images_layers_lie_over_one_another_with_what_is_gone_gone() {
     assert_eq!(read(&tree, "usr/hard").unwrap(), b"1");
     assert_eq!(tree.stat_path("lib").unwrap().kind, Kind::Directory);
 
-    // A layer that is not what the manifest says is refused.
+    // A layer that differs from the manifest is refused.
     for blob in std::fs::read_dir(layout.path().join("blobs/sha256")).unwrap() {
         let path = blob.unwrap().path();
         let mut bytes = std::fs::read(&path).unwrap();
@@ -86,7 +86,7 @@ fn an_image_says_how_its_program_is_started() {
     assert_eq!(config.directory, "/srv");
     assert_eq!(read(&over(image.layer()), "a").unwrap(), b"1");
 
-    // One that says nothing is an image like any other; one for another machine is none for this.
+    // An image without a configuration is valid; one for another machine is refused.
     layout.index(&[layout.image(&one("a", b"1"), "{}", "")]);
     assert_eq!(*layout.open(None).unwrap().config(), OciConfig::default());
     let other = r#"{"architecture":"s390x","os":"linux"}"#;
@@ -113,7 +113,7 @@ fn the_image_that_is_meant_is_told_by_name_digest_or_machine() {
     let error = layout.open(None).unwrap_err().to_string();
     assert!(error.contains("2 images"), "{error}");
 
-    // By machine, below an index of its own, as builders for several machines write it.
+    // By machine, below a nested index, as builders for several machines write it.
     let machine = |name: &str| format!(r#","platform":{{"architecture":"{name}","os":"linux"}}"#);
     let (theirs, ours) =
         if cfg!(target_arch = "x86_64") { ("arm64", "amd64") } else { ("amd64", "arm64") };
@@ -140,7 +140,7 @@ fn a_layout_in_a_tar_is_one() {
     let open = |limits| OciImage::open(&file, None, &limits);
     assert_eq!(read(&over(open(LayerLimits::default()).unwrap().layer()), "a").unwrap(), b"packed");
     assert!(open(LayerLimits { bytes: 100, files: 100 }).is_err());
-    // What it holds besides goes nowhere.
+    // Other entries are not unpacked.
     let names = ["../index.json", "blobs/sha256/../../../x", "/etc/passwd"];
     let entries: Vec<_> = names.iter().map(|name| (*name, FILE, "", &b"evil"[..])).collect();
     std::fs::write(&file, tarred(&entries)).unwrap();
@@ -150,7 +150,7 @@ fn a_layout_in_a_tar_is_one() {
 #[test]
 fn documents_from_strangers_end_in_an_error() {
     let layout = Layout::new();
-    // An index that leads to itself cannot be had by digest; a chain of them ends.
+    // An index that contains itself cannot be made by digest; a chain of indexes ends.
     let mut index = layout.image(&one("a", b"1"), "{}", "");
     for _ in 0..8 {
         let document = format!(r#"{{"manifests":[{index}]}}"#);

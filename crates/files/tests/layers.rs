@@ -1,4 +1,4 @@
-//! What lies below a tree: honest layers are seen as they are, hostile ones lead nowhere and take nothing.
+//! Layers below a tree: honest layers are seen as they are, hostile ones lead nowhere and take nothing.
 
 use std::io::Write;
 use std::os::unix::fs::symlink;
@@ -125,13 +125,13 @@ fn a_host_directory_is_read_below_and_never_written_or_left() {
     assert!(tree.diff(&again).unwrap().is_empty());
     assert_eq!(again.used(), tree.used());
     assert!(matches!(empty().restored(&saved), Err(TreeError::Layers { .. })));
-    // What it names of the directory is known before anybody lists it, and is what is listed then.
+    // Entries that the tree names are known before the directory is listed, and a listing shows the same.
     let beside = |tree: &Tree| -> Vec<_> {
         let entries = tree.list_path("/moved").unwrap().into_iter();
         entries.map(|entry| (entry.name.to_vec(), entry.node)).collect()
     };
     assert_eq!(beside(&again), beside(&tree));
-    // A file that is named and is none any more, or one that no guest sees, is no state to go on from.
+    // A state is refused if a file that it names is missing, or is one that guests do not see.
     let (a, kept) = (top.join("a"), top.join("kept"));
     std::fs::rename(&a, &kept).unwrap();
     for instead in ["nothing", "a socket", "a link"] {
@@ -160,7 +160,7 @@ fn a_host_directory_is_kept_once_and_shown_as_it_was_then_to_all_relatives() {
     std::fs::write(top.join("seen-and-gone"), b"x").unwrap();
     let mut tree = over(Layer::directory(&top).unwrap());
     tree.list_path("/").unwrap();
-    // It was listed, but nobody has looked at it.
+    // It was listed, but never looked up.
     std::fs::remove_file(top.join("seen-and-gone")).unwrap();
     tree.write_path("/own", b"1", NOW).unwrap();
     let before = tree.clone();
@@ -173,7 +173,7 @@ fn a_host_directory_is_kept_once_and_shown_as_it_was_then_to_all_relatives() {
     assert!(!names(&alone).contains(&b"seen-and-gone".to_vec()));
     assert!(names(&alone).contains(&b"own".to_vec()));
 
-    // What the host does now is seen by nobody: not by a later state, not by an earlier one.
+    // Later changes on the host do not show, neither in a later state nor in an earlier one.
     std::fs::write(top.join("a"), b"other").unwrap();
     std::fs::remove_file(top.join("sub/b")).unwrap();
     std::fs::write(top.join("sub/later"), b"x").unwrap();
@@ -184,7 +184,7 @@ fn a_host_directory_is_kept_once_and_shown_as_it_was_then_to_all_relatives() {
         assert_eq!(read(tree, "sub/later"), Err(Refused::Missing));
     }
     assert_eq!(read(&first.tree(&tree), "own").unwrap(), b"2");
-    // And whoever keeps them again keeps the same.
+    // Keeping them again gives the same bytes.
     let again = Keeper::new(&before);
     assert_eq!((again.description, again.bytes), (first.description, first.bytes));
 }
@@ -298,7 +298,7 @@ fn a_zip_is_read_as_it_is_and_a_bomb_is_refused() {
     let many: Vec<(&str, &[u8])> = many.iter().map(|(n, b)| (&**n, &**b)).collect();
     assert!(matches!(Layer::zip(zipped(&many).path(), &tight), Err(LayerError::Limit { .. })));
 
-    // A file that says that it is shorter than it unpacks to is refused when it is read.
+    // A file that unpacks to more than its stated size is refused when it is read.
     let mut bytes = std::fs::read(bomb.path()).unwrap();
     let (long, short) = ((4_u32 << 20).to_le_bytes(), 1000_u32.to_le_bytes());
     for at in 0..bytes.len() - 4 {
@@ -316,7 +316,7 @@ fn a_zip_is_read_as_it_is_and_a_bomb_is_refused() {
     assert!(matches!(empty().over("/", &layer), Err(LayerError::Bad { .. })));
 }
 
-/// One entry of a tar, with whatever name.
+/// One entry of a tar, with any name.
 fn written(bytes: &[u8]) -> tempfile::NamedTempFile {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(bytes).unwrap();
@@ -397,7 +397,7 @@ fn bytes_from_strangers_are_a_tree_or_an_error() {
             let Ok(saved) = SavedTree::from_bytes(&bytes) else { continue };
             if let Ok(mut tree) = empty().restored(&saved) {
                 accepted += 1;
-                // Whatever it is, it can be walked, emptied and saved.
+                // Every accepted archive can be walked, emptied and saved.
                 for entry in tree.list(Tree::ROOT).unwrap() {
                     let _ = tree.remove_path(&*entry.name, NOW);
                 }
@@ -431,7 +431,7 @@ fn a_layer_of_one_file_shows_it_under_its_name_and_is_told_by_what_it_is_known_a
     assert_eq!(tree.used().bytes, 0, "what layers hold is not paid for");
     tree.write_path("/own", b"1", NOW).unwrap();
 
-    // What it is known as decides, and a name that is not said decides by its bytes.
+    // A given name decides; without a name the bytes decide.
     assert!(!tree.has_unknown_layers() && layer(None).has_unknown_layers());
     let saved = tree.saved().unwrap();
     let again = layer(Some("library 1")).restored(&saved).unwrap();
@@ -440,7 +440,7 @@ fn a_layer_of_one_file_shows_it_under_its_name_and_is_told_by_what_it_is_known_a
         let refused = layer(other).restored(&saved).unwrap_err();
         assert!(refused.to_string().contains("known:library 1"), "{refused}");
     }
-    // Of a host directory nobody can say it.
+    // A host directory cannot have a name.
     let host = Layer::directory(directory.path()).unwrap().known_as("library 1");
     assert!(empty().over("/", &host).unwrap().has_unknown_layers());
     for missing in [directory.path().join("missing"), directory.path().to_owned()] {
@@ -480,7 +480,7 @@ fn layers_that_were_kept_are_those_that_they_were_kept_of() {
             assert_eq!(read(old, path), read(new, path), "{path}");
         }
     }
-    // And again, from what was kept, without the archives.
+    // And again, from the kept bytes, without the archives.
     let twice = again.kept_layers().unwrap();
     assert_eq!(twice.description(), kept.description);
     // With a host directory among them.
@@ -498,7 +498,7 @@ fn layers_that_were_kept_are_those_that_they_were_kept_of() {
             description[at] ^= flip;
             let Ok(mut tree) = over(&description) else { continue };
             accepted += 1;
-            // Whatever it is, it can be walked, read, emptied and saved.
+            // Every accepted one can be walked, read, emptied and saved.
             for entry in tree.list(Tree::ROOT).unwrap() {
                 let _ = read(&tree, &String::from_utf8_lossy(&entry.name));
                 let _ = tree.remove_path(&*entry.name, NOW);

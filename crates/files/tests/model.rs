@@ -1,4 +1,5 @@
-//! The tree against a directory of the host's: the same calls give the same answers and leave the same files.
+//! The tree against a host directory: the same calls give the same answers and leave the same
+//! files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,7 +14,7 @@ use common::Keeper;
 use proptest::prelude::*;
 use rustix::fs::{AtFlags, CWD, RenameFlags, linkat, renameat_with, unlinkat};
 
-/// Where both begin, so that a few `..` lead nowhere else.
+/// The start of both, deep enough that a few `..` lead nowhere else.
 const TOP: &str = "a/b/c/d/e/f/g/h";
 
 #[derive(Clone, Debug)]
@@ -58,7 +59,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a call of the host's answers, in the tree's words.
+/// The result of a host call, as the tree returns it.
 fn host<T>(result: std::io::Result<T>) -> Result<T, i32> {
     result.map_err(|error| error.raw_os_error().unwrap_or(-1))
 }
@@ -85,7 +86,7 @@ impl Both {
         Self { root: root.to_owned(), tree, kept: None }
     }
 
-    /// With files that the tree has out of a directory of the host's.
+    /// With files that the tree has from a host directory.
     fn over_some(root: &Path, below: &Path) -> Self {
         for at in [root, below] {
             let top = at.join(TOP);
@@ -106,7 +107,7 @@ impl Both {
         self.root.join(TOP).join(path)
     }
 
-    /// Gives something new its mode, whatever this process's umask is.
+    /// Gives a new file its mode, independent of this process's umask.
     fn permit(&self, path: &str, made: bool, mode: u32) {
         if made {
             fs::set_permissions(self.at(path), fs::Permissions::from_mode(mode)).unwrap();
@@ -136,7 +137,7 @@ impl Both {
                 let one = host(options.write(true).create_new(true).open(self.at(path)));
                 self.permit(path, one.is_ok(), 0o644);
                 let two = self.create(path, New::File, 0o644);
-                // What is wrong with a path in more than one way may be told in either.
+                // A path that is wrong in more than one way may get either error.
                 prop_assert_eq!(one.is_ok(), two.is_ok(), "{:?} {:?} {:?}", step, one, two);
             }
             Step::Directory(path) => {
@@ -316,7 +317,7 @@ proptest! {
         prop_assert_eq!(&seen(&again), &now);
         prop_assert_eq!(again.used(), both.tree.used());
         prop_assert_eq!(again.saved().unwrap(), saved);
-        // What it differs in from what it was is told by both, and by walking all of it.
+        // `diff` and a full walk find the same differences.
         if let Some((kept, then)) = &both.kept {
             for after in [&both.tree, &again] {
                 let found = kept.diff(after).unwrap();
@@ -343,7 +344,7 @@ proptest! {
         let (then, before) = (seen(&both.tree), both.tree.clone());
         let kept = Keeper::new(&both.tree);
         below.close().unwrap();
-        // Whatever was there goes on without the directory.
+        // Everything continues without the directory.
         for step in &steps[half..] {
             both.run(step)?;
         }

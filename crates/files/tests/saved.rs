@@ -37,7 +37,7 @@ fn a_directory_is_read_from_any_position() {
     }
 }
 
-/// What `SavedTree::description` holds of a tree, field by field, for descriptions that no writer makes.
+/// The format of `SavedTree::description`, field by field, for descriptions that no writer makes.
 mod description {
     use serde::Serialize;
 

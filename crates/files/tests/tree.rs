@@ -67,7 +67,7 @@ fn a_budget_bounds_what_is_stored_and_gives_back_what_is_gone() {
         Ok(90_000),
         "what is there can be written again"
     );
-    // Single bytes far apart pay for what they take.
+    // Single bytes far apart pay for whole pages.
     tree.set_size(node, 0, NOW).unwrap();
     let mut written = 0;
     while tree.write(node, written * 4096, b"x", NOW).is_ok() {
@@ -80,7 +80,7 @@ fn a_budget_bounds_what_is_stored_and_gives_back_what_is_gone() {
     }
     while tree.write_path(format!("/n{}", tree.used().files), b"", NOW).is_ok() {}
     assert_eq!(tree.used().files, 20);
-    // Names of one file are paid for, too.
+    // Names of one file are paid for as well.
     let node = tree.find("/1").unwrap();
     let mut names = 0;
     while tree.link(node, Tree::ROOT, format!("name-{names}").as_bytes(), NOW).is_ok() {

@@ -121,7 +121,7 @@ fn a_hard_link_to_a_device_is_skipped_with_it() {
     assert!(image(&[vec![("a", Link, "none", b"")]]).is_err());
 }
 
-/// The model: what the specification says, over plain maps.
+/// The model: the specification over plain maps.
 #[derive(Clone, Debug)]
 enum Model {
     Directory(BTreeMap<String, Model>),
@@ -196,7 +196,7 @@ fn resolve(root: &mut Model, path: &[String], make: bool, links: usize) -> Optio
     Some(at)
 }
 
-/// Removes all that is in a directory and was not added.
+/// Removes all entries of a directory that were not added.
 fn clear(root: &mut Model, path: &[String], added: &BTreeSet<Vec<String>>) {
     let Some(entries) = find(root, path).and_then(Model::entries) else { return };
     let names: Vec<String> = entries.keys().cloned().collect();
@@ -308,7 +308,7 @@ fn listing_of_directory(path: &Path, at: &str, all: &mut BTreeMap<String, String
     }
 }
 
-/// The program umoci, if there is one.
+/// The program umoci, if it is installed.
 fn umoci() -> Option<PathBuf> {
     let named = std::env::var_os("AFRESH_TEST_UMOCI").map(PathBuf::from);
     named.or_else(|| {

@@ -2,8 +2,8 @@
 //!
 //! A free block of order k is naturally aligned, and merges with its buddy (the block that differs
 //! from it in bit k) as soon as both are free. Taking and giving cost a few list operations per
-//! order. Lists are last-in-first-out, so that the memory handed out is the memory most likely still
-//! in the caches. After construction nothing allocates, so that a fault handler may use it.
+//! order. Lists are last-in-first-out, so that a take returns the memory most likely still in the
+//! caches. After construction nothing allocates, so that a fault handler may use it.
 //!
 //! The pool keeps three of these, one for clean, one for dirty, one for absent memory.
 
@@ -21,7 +21,7 @@ struct Link {
     previous: u32,
 }
 
-/// What is kept for each place where a block can begin.
+/// The record for each place where a block can begin.
 #[derive(Debug)]
 struct Level {
     /// Base-two logarithm of the distance between places, in pages.
@@ -132,7 +132,7 @@ impl Buddy {
     /// Frees a block, merging it as far as its buddies allow.
     ///
     /// # Panics
-    /// If it is free already: handing memory out twice must not go on.
+    /// If it is already free: a double free must stop here.
     pub(crate) fn give(&mut self, mut block: Block) {
         self.free += block.pages();
         assert!(!self.is_free(block), "block {block:?} given twice");
@@ -226,7 +226,7 @@ mod tests {
     const MOST_PAGES: usize = if cfg!(miri) { 24 } else { 2500 };
     const MOST_STEPS: usize = if cfg!(miri) { 8 } else { 60 };
 
-    /// What the free list means: a set of free pages, and every possible merge done.
+    /// The invariant of the free list: a set of free pages, and every possible merge done.
     fn check(buddy: &Buddy, model: &BTreeSet<usize>) {
         let blocks = buddy.blocks();
         let mut pages = BTreeSet::new();

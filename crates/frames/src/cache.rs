@@ -1,7 +1,7 @@
 //! A thread's own stock of frames of one order, refilled and emptied in bundles.
 //!
-//! Between two bundles, taking and giving touch no shared state. Used frames are collected and go
-//! back as a bundle; they are never handed out again from here, since they are dirty.
+//! Between two bundles, taking and giving touch no shared state. Used frames are collected and
+//! returned as a bundle; they are never reused here, since they are dirty.
 
 use std::sync::Arc;
 

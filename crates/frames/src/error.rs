@@ -1,4 +1,4 @@
-//! Why the pool could not be made, or could not hand out memory.
+//! Why the pool could not be made, or could not return memory.
 
 use afresh_sys::SysError;
 
@@ -19,7 +19,7 @@ pub enum NewPoolError {
     Thread(#[source] std::io::Error),
 }
 
-/// No frame could be handed out.
+/// Why no frame could be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TakeError {
@@ -31,7 +31,7 @@ pub enum TakeError {
     Limit {
         /// Pages lent out.
         lent: usize,
-        /// Most pages that may be lent.
+        /// Maximum pages that may be lent.
         limit: usize,
         /// Pages asked for.
         wanted: usize,
@@ -50,7 +50,7 @@ pub enum TakeError {
     /// Free memory is in pieces too small for the request.
     #[error("the frame pool's free memory is in pieces smaller than {wanted} pages")]
     Fragmented {
-        /// Pages asked for in one piece.
+        /// Requested pages in one piece.
         wanted: usize,
     },
     /// The kernel refused to allocate or map.

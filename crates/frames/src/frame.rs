@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 
 use afresh_sys::{HUGE_SIZE, PAGE_SIZE, PageRange};
 
-/// Base-two logarithm of a block's size in pages: 0 is 4 KiB, 9 is 2 MiB.
+/// Base-two logarithm of a block size in pages: 0 is 4 KiB, 9 is 2 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Order(u8);
 
@@ -60,7 +60,7 @@ impl Order {
     }
 }
 
-/// A block of the pool's pages: naturally aligned, a power of two long.
+/// A block of pool pages: naturally aligned, a power of two long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Block {
     pub(crate) start: u32,
@@ -96,10 +96,10 @@ pub enum Clean {}
 #[derive(Debug)]
 pub enum Dirty {}
 
-/// Memory owned by whoever holds this value; `Kind` says what is known of its content.
+/// Memory owned by the holder of this value; `Kind` is the known state of its content.
 ///
 /// Give it back with [`crate::Pool::give`] or [`crate::Pool::give_unused`]. A value that is dropped
-/// instead stays out of the pool for ever: memory is lost, never shared.
+/// instead never returns to the pool: memory is lost, never shared.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a frame that is not given back is lost to the pool"]
 pub struct Frame<Kind> {
@@ -145,7 +145,7 @@ impl<Kind> Frame<Kind> {
         self.block.order
     }
 
-    /// The pages of the pool's file that it is made of.
+    /// Its pages in the pool file.
     #[must_use]
     pub fn file_range(&self) -> PageRange {
         self.block.range()

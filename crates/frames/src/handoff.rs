@@ -1,8 +1,8 @@
 //! Blocks on their way to the zeroing thread and back, without a lock.
 //!
-//! The thread runs at idle priority and may be held off the processor for as long as anything else
-//! runs. If it could hold a lock meanwhile, so would everybody who takes memory. So blocks change
-//! hands through slots, each one atomic word:
+//! The thread runs at idle priority and may be off the processor while anything else runs. If it
+//! could hold a lock then, every taker of memory would wait with it. So blocks change hands through
+//! slots, each one atomic word:
 //!
 //! ```text
 //!   EMPTY --offer--> DIRTY --claim--> BUSY --finish--> DONE(clean | absent | dirty) --harvest--> EMPTY
@@ -16,7 +16,7 @@
 use crate::frame::{Block, Order};
 use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 
-/// Slots of a pool's hand-over.
+/// Slots of a hand-over.
 pub(crate) const SLOTS: usize = 128;
 
 const EMPTY: u64 = 0;
@@ -26,7 +26,7 @@ const DONE_CLEAN: u64 = 3;
 const DONE_ABSENT: u64 = 4;
 const DONE_DIRTY: u64 = 5;
 
-/// What the thread made of a block.
+/// The result of the thread for a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Zeroed.
@@ -123,7 +123,7 @@ impl<const N: usize> Handoff<N> {
             return;
         }
         for slot in &self.slots {
-            // Acquire: the zeroes must be visible to whoever the block goes to.
+            // Acquire: the zeroes must be visible to the block's next owner.
             let (state, block) = unpack(slot.load(Ordering::Acquire));
             let outcome = match state {
                 DONE_CLEAN => Outcome::Clean,
@@ -156,7 +156,7 @@ impl<const N: usize> Handoff<N> {
         })
     }
 
-    /// Puts a claimed block down with what became of it.
+    /// Returns a claimed block with its outcome.
     pub(crate) fn finish(&self, claim: Claim, outcome: Outcome) {
         let state = match outcome {
             Outcome::Clean => DONE_CLEAN,

@@ -1,5 +1,5 @@
 //! The hand-over with real threads; `tests/handoff_model.rs` has the model. Apart from the module,
-//! which the model compiles with atomics of its own.
+//! which the model compiles with other atomics.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,7 +42,7 @@ fn under_contention_every_block_is_in_one_place_at_a_time() {
     let handoff = Handoff::<128>::new();
     let stop = AtomicBool::new(false);
     let lock = Mutex::new((0..blocks).map(|p| Block::new(p, Order::PAGE)).collect::<Vec<_>>());
-    // One word a block: who owns it now. A second owner is a failed exchange.
+    // One word a block: its present owner. A second owner is a failed exchange.
     let owned: Vec<AtomicBool> = (0..blocks).map(|_| AtomicBool::new(false)).collect();
     let own = |block: Block, from: bool| {
         let word = &owned[block.start as usize];

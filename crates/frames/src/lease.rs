@@ -1,4 +1,4 @@
-//! Zero memory mapped where somebody wants it, and the duty to unmap it before it goes back.
+//! Zero memory mapped at a given place, and the duty to unmap it before it is returned.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{Pool, TakeError};
 /// A source of zero memory for ranges of a reservation: slots, Wasm memories, KVM guests.
 ///
 /// After [`ZeroSource::fill`] every byte of the range reads as zero and may be written; touching it
-/// needs no further memory (so no signal for want of it) unless the source says otherwise.
+/// needs no further memory (so no signal for want of it) unless the source documents otherwise.
 pub trait ZeroSource: Send + Sync {
     /// Maps zero memory over `range` of `memory`, replacing what was mapped there.
     ///
@@ -19,8 +19,8 @@ pub trait ZeroSource: Send + Sync {
     fn fill(&self, memory: &Reservation, range: PageRange) -> Result<Lease, TakeError>;
 }
 
-/// Memory lent and mapped. [`Lease::release`] unmaps it and gives it back; a lease that is dropped
-/// without that is out of circulation for ever, since it may still be mapped.
+/// Memory lent and mapped. [`Lease::release`] unmaps it and returns it; a lease that is dropped
+/// without that never returns to the pool, since it may still be mapped.
 #[derive(Debug)]
 #[must_use = "memory that is not released stays out of the pool"]
 pub struct Lease {
@@ -29,8 +29,8 @@ pub struct Lease {
     range: PageRange,
 }
 
-/// The kernel's own anonymous memory as a source: what everything is compared with, and what is
-/// left where there is no pool.
+/// The kernel's own anonymous memory as a source: the baseline of comparisons, and the fallback
+/// without a pool.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KernelZero;
 
@@ -58,7 +58,7 @@ impl ZeroSource for Arc<Pool> {
                     lease.frames.push(frame);
                 }
                 Err(error) => {
-                    // What was mapped goes back; the first error is the one to tell.
+                    // The mapped part is returned; the first error is reported.
                     let _ = lease.release(memory);
                     return Err(error);
                 }
@@ -104,10 +104,10 @@ impl Lease {
         self.range
     }
 
-    /// Makes the range inaccessible and gives the memory back.
+    /// Makes the range inaccessible and returns the memory.
     ///
     /// # Errors
-    /// When the range cannot be unmapped; its memory is withdrawn for ever then.
+    /// When the range cannot be unmapped; its memory is withdrawn permanently then.
     pub fn release(mut self, memory: &Reservation) -> Result<(), SysError> {
         if self.range.is_empty() {
             return Ok(());
@@ -119,10 +119,10 @@ impl Lease {
         Ok(())
     }
 
-    /// Gives the memory back after the caller has itself replaced or removed the mapping.
+    /// Returns the memory after the caller has itself replaced or removed the mapping.
     ///
     /// # Safety
-    /// No mapping of the lease's range made by [`ZeroSource::fill`] may be left, in any thread.
+    /// No mapping of this memory made by [`ZeroSource::fill`] may be left, in any thread.
     pub unsafe fn release_unmapped(mut self) {
         if let Some(pool) = self.pool.take() {
             pool.give_all(self.frames.drain(..));

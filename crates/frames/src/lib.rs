@@ -1,11 +1,11 @@
-//! The frame pool: physical memory that is zero when it is handed out, and touched at memory speed.
+//! The frame pool: physical memory that is zero when it is taken, and touched at memory speed.
 //!
 //! A fresh page of the kernel costs a fault. A page of this pool costs its share of mapping a 2 MiB
-//! frame, and the zeroing, which a background thread can do while nobody waits.
+//! frame, and the zeroing, which a background thread can do in advance.
 //!
-//! * [`Pool`] hands out [`CleanFrame`]s of 4 KiB to 1 GiB and takes [`DirtyFrame`]s back.
+//! * [`Pool`] returns [`CleanFrame`]s of 4 KiB to 1 GiB and takes [`DirtyFrame`]s back.
 //! * [`FrameCache`] is a thread's own stock of them.
-//! * [`ZeroSource`] and [`Lease`] map them into somebody's address space.
+//! * [`ZeroSource`] and [`Lease`] map them into an address space.
 //! * [`Stage`] is the same idea for memory that must be private: slots, Wasm memories that grow, KVM guests.
 //!   [`ProcessStage`] is one that a process shares.
 //!

@@ -7,9 +7,9 @@ use crate::PageKind;
 /// Options of a pool; [`PoolOptions::new`] gives the defaults.
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
-    /// Most pages that may be lent at a time; rounded up to whole 2 MiB.
+    /// Maximum pages that may be lent at a time; rounded up to whole 2 MiB.
     pub limit: usize,
-    /// What the memory is made of.
+    /// The kind of pages.
     pub page_kind: PageKind,
     /// Background zeroing, or `None` for zeroing inline only.
     pub background: Option<Background>,
@@ -23,7 +23,7 @@ pub struct PoolOptions {
 pub struct Background {
     /// The thread is woken when fewer clean pages than this are free.
     pub low: usize,
-    /// It goes on until this many clean pages are free.
+    /// It runs until this many clean pages are free.
     pub high: usize,
     /// Share of one processor it may use, over 0 and up to 1.
     pub budget: f32,

@@ -1,4 +1,4 @@
-//! The pool: clean, dirty and absent memory, who has how much of it, and the rules between them.
+//! The pool: clean, dirty and absent memory, its owners, and the rules between them.
 //!
 //! ```text
 //!              take                     give                 zero (inline, or in the background)
@@ -7,9 +7,9 @@
 //!     +---- populate ---- absent <------- trim ----------+
 //! ```
 //!
-//! Promises: a frame is zero when it is handed out, whatever its last holder wrote, and
-//! whether the zeroing thread runs, is starved or has stopped; a page is in one place at a time, and
-//! [`Pool::usage`] adds up; running out of memory is an error.
+//! Promises: a taken frame is zero, regardless of its last holder's writes, and whether the zeroing thread runs, is
+//! starved or has stopped; a page is in one place at any time, and [`Pool::usage`] adds up; running out of memory is
+//! an error.
 //!
 //! May break it: a holder that keeps a mapping of a frame it gave back. [`crate::Lease`] cannot.
 //!
@@ -30,7 +30,7 @@ use crate::usage::{Usage, Work};
 use crate::zeroer::{Zeroer, ZeroerShared};
 use crate::{Background, NewPoolError, PoolOptions, TakeError};
 
-/// Most pages a pool may have: what a block's page number can count, with room for a margin.
+/// Maximum pages of a pool: the range of a block's page number, with a margin.
 const MOST_PAGES: usize = 1 << 31;
 
 /// Pause while the zeroing thread has the last free block, and how many of them before memory counts as used up. A
@@ -46,7 +46,7 @@ struct Lists {
     dirty: Buddy,
     absent: Buddy,
     lent: usize,
-    /// Absent blocks that are being populated, or free ones being given back, outside the lock.
+    /// Absent blocks that are being populated, or free ones being released, outside the lock.
     moving: usize,
 }
 
@@ -85,7 +85,7 @@ pub struct Pool {
     lists: Mutex<Lists>,
     counters: Counters,
     background: Option<(Background, Zeroer)>,
-    /// Set while the background thread is told to leave blocks alone; see [`Pool::pause`].
+    /// Set while the background thread must leave blocks alone; see [`Pool::pause`].
     paused: AtomicBool,
 }
 
@@ -101,8 +101,8 @@ impl Pool {
             return Err(NewPoolError::Limit(options.limit));
         }
         let limit = options.limit.next_multiple_of(huge);
-        // One block may be in the hands of a starved zeroing thread: so much more exists than may
-        // be lent, so that the thread never stands between a taker and its due.
+        // A starved zeroing thread may hold one block: that much more exists than may be lent, so that the thread
+        // never delays a taker.
         let piece = piece(limit);
         let total = limit + if options.background.is_some() { piece.pages() } else { 0 };
         let shared = Arc::new(Shared {
@@ -142,8 +142,8 @@ impl Pool {
     }
 
     fn lists(&self) -> MutexGuard<'_, Lists> {
-        // A panic under the lock is an assertion about the lists; they are not used after it by
-        // the panicking thread, and every other must go on.
+        // A panic under the lock is an assertion about the lists; the panicking thread does not use them afterwards,
+        // and every other must continue.
         let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
         self.harvest(&mut lists);
         lists
@@ -163,9 +163,8 @@ impl Pool {
         self.shared.store.least_mappable()
     }
 
-    /// Maps pages of a frame, from its page `skip` on, over `range` of somebody's reservation. The
-    /// holder must unmap them, or take the access away, before the frame is given back. A forked child
-    /// does not inherit the mapping.
+    /// Maps pages of a frame, from its page `skip` on, over `range` of a reservation. The holder must unmap them, or
+    /// remove the access, before the frame is returned. A forked child does not inherit the mapping.
     ///
     /// # Errors
     /// When the kernel refuses; `EINVAL` for pages outside the frame, and for a range that is no
@@ -189,9 +188,8 @@ impl Pool {
         self.shared.store.map(memory, range, frame.block.start as usize + skip)
     }
 
-    /// Address of a frame in the pool's own mapping, at which its holder may use it directly, with
-    /// no mapping at all. Valid until the frame is given back or the pool is dropped; a forked child
-    /// does not have it.
+    /// Address of a frame in the pool's own mapping, at which its holder may use it directly, with no mapping at all.
+    /// Valid until the frame is returned or the pool is dropped; a forked child does not have it.
     #[must_use]
     pub fn address(&self, frame: &DirtyFrame) -> *mut u8 {
         assert_eq!(frame.pool, self.id, "a frame of another pool");
@@ -204,7 +202,7 @@ impl Pool {
         self.address(&frame)
     }
 
-    /// Whether an address lies in the pool's own mapping.
+    /// Whether an address is in the pool's own mapping.
     #[must_use]
     pub fn holds(&self, address: *const u8) -> bool {
         self.shared.store.page_of(address).is_some()
@@ -213,8 +211,8 @@ impl Pool {
     /// The frame behind an address that [`Pool::lend`] returned.
     ///
     /// # Safety
-    /// The frame must have been lent by this pool with this `order`, and not been reclaimed since;
-    /// nobody may use the address any more.
+    /// The frame must have been lent by this pool with this `order`, and not been reclaimed since; the address must
+    /// not be used any more.
     ///
     /// # Panics
     /// If the address is not in the pool.
@@ -233,7 +231,7 @@ impl Pool {
         self.shared.store.zero_pages(frame.block.start as usize + range.start, range.len);
     }
 
-    /// Whether page `page` of a frame is zero. Of use to a holder who has ended all writing.
+    /// Whether page `page` of a frame is zero. For a holder that has ended all writing.
     ///
     /// # Panics
     /// If the page is not inside the frame.
@@ -329,7 +327,7 @@ impl Pool {
         if let Some(block) = lists.dirty.take_between(smallest, largest) {
             return Ok(block);
         }
-        // What the zeroing thread has not begun is as good as dirty; together it may merge.
+        // Blocks that the zeroing thread has not begun count as dirty; together they may merge.
         while let Some(block) = self.shared.handoff.reclaim(Order::PAGE) {
             lists.dirty.give(block);
         }
@@ -337,7 +335,7 @@ impl Pool {
         block.ok_or(TakeError::Fragmented { wanted: smallest.pages() })
     }
 
-    /// The one way out of the pool: zeroes what is not clean, and checks what is said to be.
+    /// The one way out of the pool: zeroes blocks that are not clean, and checks those marked clean.
     fn hand_out(&self, block: Block, clean: bool) -> CleanFrame {
         if !clean {
             self.shared.store.zero_hot(block);
@@ -421,7 +419,7 @@ impl Pool {
         }
     }
 
-    /// Gives back frames that nobody used: they are clean still.
+    /// Returns unused frames, which are still clean.
     pub fn give_unused(&self, frames: impl IntoIterator<Item = CleanFrame>) {
         let mut lists = self.lists();
         for frame in frames {
@@ -478,8 +476,8 @@ impl Pool {
         result
     }
 
-    /// Gives free memory back to the kernel until at most `keep` pages are free and resident;
-    /// whole 2 MiB blocks only. Returns the pages given back.
+    /// Gives free memory back to the kernel until at most `keep` pages are free and resident; whole 2 MiB blocks
+    /// only. Returns the number of released pages.
     pub fn trim(&self, keep: usize) -> usize {
         let mut given = 0;
         loop {
@@ -516,7 +514,7 @@ impl Pool {
         given
     }
 
-    /// Stops (`true`) or restarts (`false`) background zeroing; takers zero inline meanwhile.
+    /// Stops (`true`) or restarts (`false`) background zeroing; takers zero inline in the meantime.
     pub fn pause(&self, pause: bool) {
         self.paused.store(pause, Ordering::Relaxed);
         let mut lists = self.lists();
@@ -533,7 +531,7 @@ impl Pool {
         }
     }
 
-    /// Takes pages out of circulation for ever: somebody may still have them mapped.
+    /// Takes pages out of circulation permanently, because they may still be mapped.
     pub fn quarantine(&self, frame: DirtyFrame) {
         self.counters.lost.fetch_add(frame.pages(), Ordering::Relaxed);
     }
@@ -553,7 +551,7 @@ impl Pool {
         }
     }
 
-    /// What the pool has done since it was made.
+    /// Work of the pool since it was made.
     #[must_use]
     pub fn work(&self) -> Work {
         let (huge_frames, small_frames) = self.shared.store.populated_as();
@@ -578,7 +576,7 @@ impl Pool {
         self.shared.store.file().resident_bytes()
     }
 
-    /// Most bytes that may be lent.
+    /// Maximum bytes that may be lent.
     #[must_use]
     pub fn limit_bytes(&self) -> usize {
         self.limit * PAGE_SIZE

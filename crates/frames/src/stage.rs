@@ -1,11 +1,9 @@
-//! Private zero memory prepared ahead of time: populated by a background thread, handed over by
-//! moving page tables.
+//! Private zero memory prepared ahead of time: populated by a background thread, supplied by moving page tables.
 //!
-//! Frames of a [`crate::Pool`] are pages of a shared file, which not every user can take: memory
-//! that is discarded with `madvise`, write-protected by a userfaultfd of its own or copied by `fork`
-//! must be private and anonymous. A stage keeps such memory populated, in huge pages where the host
-//! has them, and moves it into place with one `mremap`. From then on it is the receiver's, with no
-//! tie to the stage, and goes back to the kernel like any other.
+//! Frames of a [`crate::Pool`] are pages of a shared file, which not every user can take: memory that is discarded
+//! with `madvise`, write-protected by its user's userfaultfd or copied by `fork` must be private and anonymous. A
+//! stage keeps such memory populated, in huge pages where the host has them, and moves it into place with one
+//! `mremap`. From then on it is the receiver's, with no tie to the stage, and goes back to the kernel like any other.
 //!
 //! Promises: moved memory comes straight from the kernel, so it is zero and unused.
 //! Memory that is not ready is left to the kernel's faults: a stage never blocks.
@@ -22,8 +20,8 @@ use afresh_sys::{
 
 use crate::{Lease, NewPoolError, TakeError, ZeroSource};
 
-/// Pages from one huge page to the next. What lies between is not mapped, so that each huge page is a mapping of its
-/// own and nobody who moves one waits for the fault that populates another.
+/// Pages from one huge page to the next. The pages between are not mapped, so each huge page is a separate mapping,
+/// and moving one never waits for the fault that populates another.
 const STRIDE: usize = 2 * HUGE_PAGES;
 /// Huge pages populated between two questions to the host.
 const BATCH: usize = 16;
@@ -58,11 +56,11 @@ struct Shared {
 }
 
 impl Stage {
-    /// Makes a stage that keeps `pages` pages (rounded up to 2 MiB) ready. They are populated by a
-    /// thread at idle priority; [`Stage::ready`] tells how far it is.
+    /// Makes a stage that keeps `pages` pages (rounded up to 2 MiB) ready. They are populated by a thread at idle
+    /// priority; [`Stage::ready`] returns its progress.
     ///
     /// # Errors
-    /// When address space or a thread is not to be had.
+    /// When address space or a thread is unavailable.
     pub fn new(pages: usize) -> Result<Self, NewPoolError> {
         let pages = pages.max(1).next_multiple_of(HUGE_PAGES);
         let memory = Reservation::aligned(pages / HUGE_PAGES * STRIDE, HUGE_SIZE)?;
@@ -149,15 +147,15 @@ impl Stage {
 }
 
 impl ZeroSource for Stage {
-    /// What is not ready comes from the kernel, by its rules for overcommitment.
+    /// Pages that are not ready come from the kernel, by its rules for overcommitment.
     fn fill(&self, memory: &Reservation, range: PageRange) -> Result<Lease, TakeError> {
         self.extend(memory, range)?;
         Ok(Lease::of_kernel(range))
     }
 }
 
-// SAFETY: a huge page is claimed by one taker, holds what the kernel gave and `populate_one` wrote zeros to, and is moved by
-// `mremap`, which leaves the stage nothing of it.
+// SAFETY: a huge page is claimed by one taker, holds the kernel's zeros and those of `populate_one`, and is moved by
+// `mremap`, which leaves the stage no access to it.
 unsafe impl ZeroPageSource for Stage {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         self.move_into(memory, range)
@@ -192,9 +190,9 @@ impl Shared {
         self.hugepages.iter().any(|hugepage| hugepage.load(Ordering::SeqCst) == EMPTY)
     }
 
-    /// Populates empty huge pages, as many as the host has memory to spare for; `false` when it has too
-    /// little, or nothing was left to do. What the host has is asked once for a batch: the question
-    /// costs as much as populating a huge page.
+    /// Populates empty huge pages, as many as the host has memory to spare for; `false` when it has too little, or
+    /// nothing was left to do. The host's headroom is read once for a batch: reading it costs about the same as
+    /// populating a huge page.
     fn populate_some(&self) -> bool {
         let spare = host::memory_headroom().map_or(u64::MAX, |free| free.saturating_sub(HEADROOM));
         let hugepages = usize::try_from(spare / HUGE_SIZE as u64).unwrap_or(BATCH).min(BATCH);
@@ -202,7 +200,7 @@ impl Shared {
             && (0..hugepages).all(|_| !self.stop.load(Ordering::Relaxed) && self.populate_one())
     }
 
-    /// Populates one empty huge page; `false` when there is none.
+    /// Populates one empty huge page; `false` without one.
     fn populate_one(&self) -> bool {
         let fill = |hugepage: &AtomicU8| {
             hugepage.compare_exchange(EMPTY, FILLING, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -219,7 +217,7 @@ impl Shared {
     }
 }
 
-/// Where a huge page lies in the stage.
+/// The pages of a huge page in the stage.
 fn place_of(hugepage: usize) -> PageRange {
     PageRange::new(hugepage * STRIDE, HUGE_PAGES)
 }

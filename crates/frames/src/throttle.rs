@@ -1,4 +1,4 @@
-//! A stock that stops supplying those who waste what they get.
+//! A stock that stops supplying users that waste its memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,7 +8,7 @@ use afresh_sys::{PageRange, Reservation, SysError, ZeroPageSource};
 /// Most requests in a row that go unserved.
 const MAX_REFUSALS: u32 = 1024;
 
-/// Stands between a stock and users of one kind, such as the slots of one guest. When more of what they got was
+/// Stands between a stock and users of one kind, such as the slots of one guest. When more of the supplied memory was
 /// wasted than used, requests go unserved for a while: one, and twice as many each time it happens again.
 #[derive(Debug)]
 pub struct ThrottledStock {
@@ -52,7 +52,7 @@ unsafe impl ZeroPageSource for ThrottledStock {
 mod tests {
     use super::*;
 
-    /// Supplies nothing, and counts how often it was asked.
+    /// Supplies nothing, and counts the requests.
     #[derive(Debug, Default)]
     struct Count(AtomicU32);
 

@@ -1,4 +1,4 @@
-//! Where a pool's pages are, and what has been done to them.
+//! The states of pages in a pool, and the work done on them.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl Usage {
     }
 }
 
-/// What a pool has done.
+/// The work of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Work {
@@ -42,12 +42,12 @@ pub struct Work {
     pub background_cpu: Duration,
     /// Pages taken from the kernel.
     pub populated: u64,
-    /// Pages given back to the kernel.
+    /// Pages released to the kernel.
     pub trimmed: u64,
     /// 2 MiB frames populated as huge pages.
     pub huge_frames: usize,
     /// 2 MiB frames populated as 4 KiB pages.
     pub small_frames: usize,
-    /// Pages withdrawn for ever because a mapping of them could not be removed.
+    /// Pages withdrawn permanently because a mapping of them could not be removed.
     pub quarantined: usize,
 }

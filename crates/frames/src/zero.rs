@@ -1,11 +1,10 @@
 //! Making memory zero, and finding out whether it is.
 //!
-//! Two ways. [`hot`] goes through the caches (`rep stosb`), [`cold`] past them
-//! (non-temporal stores). A background thread takes the cold way: it must not push the working set of
-//! the program out of the caches it shares. A taker that zeroes a large block for itself wants the
-//! faster one, and that depends on whether the block is still in the caches, which nobody knows: so
-//! [`Chooser`] measures. `rep stosb` needs long runs: a page at a time it is several times slower
-//! than 64 KiB at a time, so single pages go the cold way.
+//! Two ways. [`hot`] goes through the caches (`rep stosb`), [`cold`] past them (non-temporal stores). A background
+//! thread takes the cold way: it must not push the working set of the program out of the caches it shares. A taker
+//! that zeroes a large block for itself wants the faster one, and that depends on whether the block is still in the
+//! caches, which is unknown: so [`Chooser`] measures. `rep stosb` needs long runs: a page at a time it is several
+//! times slower than 64 KiB at a time, so single pages go the cold way.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
@@ -13,7 +12,7 @@ use std::time::Instant;
 /// Zeroes memory that will be used soon, through the caches.
 ///
 /// # Safety
-/// `start .. start + len` must be mapped and writable, and nobody else may access it meanwhile.
+/// `start .. start + len` must be mapped and writable, and not be accessed elsewhere during the call.
 pub(crate) unsafe fn hot(start: *mut u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: the caller promises the range; the instruction writes exactly `len` bytes from `start`
@@ -36,8 +35,8 @@ pub(crate) unsafe fn hot(start: *mut u8, len: usize) {
 
 /// Zeroes memory past the caches.
 ///
-/// Streaming stores of 32 bytes where the processor has AVX; those of 16 bytes are half as fast.
-/// Without AVX, AMD's `clzero` is not to be had either.
+/// Streaming stores of 32 bytes where the processor has AVX; those of 16 bytes are half as fast. Without AVX, AMD's
+/// `clzero` is unavailable as well.
 ///
 /// # Safety
 /// As for [`hot`]; both ends must be multiples of 64.
@@ -52,7 +51,7 @@ pub(crate) unsafe fn cold(start: *mut u8, len: usize) {
         } else {
             stream(start, len);
         }
-        // These stores are weakly ordered: whoever is told that the memory is clean must see it so.
+        // These stores are weakly ordered: a thread that sees the block marked clean must see the zeroes.
         std::arch::x86_64::_mm_sfence();
     }
     #[cfg(any(not(target_arch = "x86_64"), miri))]
@@ -76,7 +75,7 @@ unsafe fn stream_wide(start: *mut u8, len: usize) {
     };
     let zero = _mm256_setzero_si256();
     for page in (0..len).step_by(4096) {
-        // SAFETY: both halves of the line lie inside the range, which is aligned to it.
+        // SAFETY: both halves of the line are inside the range, which is aligned to it.
         unsafe {
             _mm256_store_si256(start.add(page).cast::<__m256i>(), zero);
             _mm256_store_si256(start.add(page + 32).cast::<__m256i>(), zero);
@@ -99,15 +98,15 @@ unsafe fn stream_wide(start: *mut u8, len: usize) {
 unsafe fn stream(start: *mut u8, len: usize) {
     use std::arch::x86_64::{__m128i, _mm_setzero_si128, _mm_stream_si128};
     for part in (0..len).step_by(16) {
-        // SAFETY: the part lies inside the range, which is aligned to it.
+        // SAFETY: the part is inside the range, which is aligned to it.
         unsafe { _mm_stream_si128(start.add(part).cast::<__m128i>(), _mm_setzero_si128()) };
     }
 }
 
-/// Picks the faster way for large blocks by keeping an average of what each has cost.
+/// Picks the faster way for large blocks by keeping an average of their costs.
 ///
-/// Memory zeroed again within moments is likely in the caches still, other memory is not: each of the
-/// two situations has averages of its own.
+/// Memory zeroed again within moments is likely still in the caches, other memory is not: each of the two situations
+/// has separate averages.
 #[derive(Debug)]
 pub(crate) struct Chooser {
     born: Instant,
@@ -117,11 +116,11 @@ pub(crate) struct Chooser {
     long_ago: Averages,
 }
 
-/// What the two ways have cost in one situation.
+/// The costs of the two ways in one situation.
 #[derive(Debug)]
 struct Averages {
-    /// Turns a trial takes, of which the second half counts: where memory is zeroed again and again,
-    /// the first turns after a change of way find the caches as the other way left them.
+    /// Turns of a trial; only the second half counts: where memory is zeroed again and again, the first turns after a
+    /// change find the caches as the other way left them.
     trial: u32,
     /// Picoseconds a cache line, averaged; zero until measured.
     hot: AtomicU32,
@@ -129,13 +128,13 @@ struct Averages {
     turns: AtomicU32,
 }
 
-/// Memory zeroed past the caches costs its user a miss a page; added to what the cold way took.
+/// Memory zeroed past the caches costs its user a miss a page; added to the cost of the cold way.
 const MISS: u32 = 100;
 /// Turns in a period; each period tries the way that looks slower.
 const PERIOD: u32 = 128;
 /// Smaller blocks are neither measured nor chosen for.
 const LARGE: usize = 256 << 10;
-/// What counts as moments, in nanoseconds.
+/// The length of "moments", in nanoseconds.
 const MOMENTS: u64 = 1_000_000;
 
 impl Default for Chooser {
@@ -182,7 +181,7 @@ impl Averages {
         Self { trial, hot: 0.into(), cold: 0.into(), turns: 0.into() }
     }
 
-    /// Counts a turn, and says which way to take in it: the hot one?
+    /// Counts a turn, and returns whether to take the hot way in it.
     fn choose(&self) -> (u32, bool) {
         let turn = self.turns.fetch_add(1, Ordering::Relaxed);
         let (hot, cold) = (self.hot.load(Ordering::Relaxed), self.cold.load(Ordering::Relaxed));
@@ -195,7 +194,7 @@ impl Averages {
         (turn, way)
     }
 
-    /// Takes note of what a way has cost, in picoseconds a cache line.
+    /// Records the cost of a way, in picoseconds a cache line.
     fn learn(&self, turn: u32, hot: bool, picoseconds: u64) {
         let turn = turn % PERIOD;
         if turn < 2 * self.trial && turn % self.trial < self.trial / 2 {
@@ -205,7 +204,7 @@ impl Averages {
         let (average, cost) =
             if hot { (&self.hot, cost) } else { (&self.cold, cost.saturating_add(MISS)) };
         let old = average.load(Ordering::Relaxed);
-        // Down fast, up slowly: spikes say more about the neighbours than about the way.
+        // Down fast, up slowly: spikes depend more on the neighbours than on the way.
         let new = match old {
             0 => cost,
             old if cost < old => old - (old - cost) / 2,
@@ -218,8 +217,7 @@ impl Averages {
 /// Whether every byte is zero; stops at the first that is not.
 ///
 /// # Safety
-/// `start .. start + len` must be mapped and readable, both ends multiples of 64, and nobody may
-/// write it meanwhile.
+/// `start .. start + len` must be mapped and readable, both ends multiples of 64, and not be written during the call.
 pub(crate) unsafe fn is_zero(start: *const u8, len: usize) -> bool {
     debug_assert!((start as usize).is_multiple_of(64) && len.is_multiple_of(64));
     // SAFETY: the caller promises the range; `u64` is aligned because the start is.
@@ -248,7 +246,7 @@ mod tests {
         ];
         for zero in ways {
             let mut lines = Lines([0xa5; 512]);
-            // SAFETY: 64 .. 448 lies inside the buffer.
+            // SAFETY: 64 .. 448 is inside the buffer.
             let inner = unsafe { lines.0.as_mut_ptr().add(64) };
             zero(inner, 384);
             assert!(lines.0[..64].iter().chain(&lines.0[448..]).all(|b| *b == 0xa5));

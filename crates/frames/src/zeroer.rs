@@ -1,11 +1,11 @@
-//! The zeroing thread: turns dirty blocks into clean ones when nothing better is to be done.
+//! The zeroing thread: turns dirty blocks into clean ones when it has no other work.
 //!
 //! It holds no lock, ever (see [`crate::handoff`]). It runs at idle priority, keeps to a share of
 //! one processor, writes past the caches, and under memory pressure gives whole frames back to the
 //! kernel instead of zeroing them.
 //!
-//! Waking a sleeping processor costs the one who wakes it microseconds. So after work the thread
-//! naps and looks for more by itself, and only when none comes for a while does it sleep until woken.
+//! Waking a sleeping processor costs the waking thread microseconds. So after work the thread naps
+//! and looks for more by itself, and only when none comes for a while does it sleep until woken.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,7 +24,7 @@ const NAP: Duration = Duration::from_millis(2);
 /// Looks without work before the thread sleeps until woken.
 const NAPS: u32 = 8;
 
-/// What the thread shows and is told.
+/// State shared with the thread.
 #[derive(Debug, Default)]
 pub(crate) struct ZeroerShared {
     stop: AtomicBool,
@@ -70,7 +70,7 @@ impl Drop for Zeroer {
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
             thread.unpark();
-            // The thread has no way to panic that would not be a bug; there is nobody to tell.
+            // A panic of the thread would be a bug, and has no receiver here.
             thread.join();
         }
     }

@@ -1,6 +1,6 @@
 //! The hand-over between takers and the zeroing thread, under every interleaving that matters and
-//! the weak memory of the model (loom): a block has one owner at a time, and the zeroes are visible
-//! to whoever gets it next.
+//! the weak memory of the model (loom): a block has one owner at any time, and the zeroes are
+//! visible to its next owner.
 #![cfg(not(miri))]
 // The module is compiled a second time here, and the model does not use all of it.
 #![allow(dead_code, unreachable_pub)]
@@ -47,7 +47,7 @@ fn world() -> Arc<World> {
     })
 }
 
-/// What the zeroing thread does with at most two blocks.
+/// The zeroing thread with at most two blocks.
 fn zeroer(world: &World) {
     for _ in 0..2 {
         if let Some(claim) = world.handoff.claim() {

@@ -17,7 +17,7 @@ fn words(pool: &Pool, frame: &DirtyFrame) -> (*mut u64, usize) {
     (pool.address(frame).cast(), frame.pages() * PAGE_SIZE / 8)
 }
 
-/// Fails if any word of a frame that was just handed out is not zero; then writes the secret.
+/// Fails if any word of a frame that was just taken is not zero; then writes the secret.
 fn spy(pool: &Pool, frame: CleanFrame) -> DirtyFrame {
     let frame = frame.used();
     let (start, len) = words(pool, &frame);
@@ -39,7 +39,7 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Tells threads to stop when it goes away, also when a test fails while they run.
+/// Stops threads when it is dropped, even if a test fails while they run.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -97,7 +97,7 @@ fn churn(pool: &Arc<Pool>, seed: u64, rounds: usize) {
                 }
             }
             5 => {
-                // The very frame that was given back last, as a holder of a mapping asks for it.
+                // The very frame that was returned last, as the holder of a mapping requests it.
                 if let Some(frame) = held.pop() {
                     let (at, order) = (frame.file_range().start, frame.order());
                     pool.give(frame);
@@ -216,7 +216,7 @@ fn under_memory_pressure_the_thread_gives_frames_back_instead_of_zeroing_them() 
     options.background = Some(Background { pressure: -1.0, ..Background::new(2048) });
     let pool = Pool::new(options).unwrap();
     if afresh_sys::host::memory_pressure().is_none() {
-        println!("SKIPPED: this kernel tells no memory pressure");
+        println!("SKIPPED: this kernel does not report memory pressure");
         return;
     }
     let frame = spy(&pool, pool.take(Order::new(11)).unwrap());
@@ -389,7 +389,7 @@ fn a_stage_hands_over_private_zero_memory_and_never_makes_anybody_wait() {
         moved.push(stage.extend(&memory, range).unwrap());
         for page in range.start..range.end() {
             let word = memory.page_ptr(page).cast::<u64>();
-            // SAFETY: the stage has just made the page accessible.
+            // SAFETY: the page became accessible in the line before.
             unsafe {
                 assert_eq!(word.read(), 0, "page {page}");
                 word.write(SECRET);

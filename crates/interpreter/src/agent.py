@@ -1,9 +1,11 @@
-# The guest's half of Python as a Linux program: it follows `driver.py` in the same module, reads requests from standard
-# input, each after its length, and writes frames to `/dev/host`, each after its length. Besides code it runs commands. What either
-# prints, it prints: the host hears both streams, and knows whose they are, for each command leads a session.
+# The guest's half of Python as a Linux program: it follows `driver.py` in the same module, reads requests from
+# standard input, each after its length, and writes frames to `/dev/host`, each after its length. It also runs
+# commands. Output of either goes to its standard streams: the host reads both, and can attribute the output, because
+# each command leads a session.
 #
-# Promises: a request is answered once, by one frame; of each command that ends the host is told once, by a frame, during a request or
-# between two. What code or a command leaves running goes on. What terminals show the host is told by frames, between two requests.
+# Promises: each request gets one answer, in one frame; the end of each command is reported once, in a frame during a
+# request or between two. Processes that code or a command leaves running continue. Output of terminals is reported in
+# frames, between two requests.
 
 import base64
 import contextlib
@@ -16,7 +18,8 @@ import struct
 import subprocess
 import termios
 
-# What a request wants besides what the driver knows: something with commands, its source being what `_command` reads.
+# A request kind in addition to those of the driver: an operation on commands, whose source is the input of
+# `_command`.
 COMMAND = 6
 # A frame: a command has ended. Its number and its status follow.
 ENDED = 5
@@ -39,20 +42,20 @@ def _exactly(length):
 
 # Seconds that a command has to read what it was sent, before it is given more.
 _PATIENCE = 5
-# Commands that run, by number, with what they were asked to be.
+# Running commands by number, with their requests.
 _commands = {}
 # The hosts' ends of terminals, by the numbers of the commands that have them.
 _terminals = {}
 # Bytes of a terminal that are read at a time, and how often what it showed last is read for when its command has ended.
 _PIECE = 32768
 _LAST = 64
-# How often whoever hears of children has to wait: a frame is being sent, or a command has no number yet.
+# The number of reasons to delay reports of ended children: a frame is being sent, or a command has no number yet.
 _held = 0
 
 
 @contextlib.contextmanager
 def _alone():
-    """Tells of commands that have ended only afterwards."""
+    """Delays reports of ended commands until the end of the block."""
     global _held
     _held += 1
     try:
@@ -73,14 +76,14 @@ def _send(frame):
 
 def _show(number):
     """Hands on what a command's terminal shows: whether there was something."""
-    # The end of the command, which may be heard of meanwhile, comes behind it.
+    # The end of the command may be noticed at the same time, and is reported after this.
     with _alone():
         try:
             data = os.read(_terminals[number], _PIECE)
         except BlockingIOError:
             return False
         except OSError:
-            # Nobody has it open any more.
+            # The terminal is closed on the other side.
             data = b""
         if data:
             _send(bytes((SHOWN,)) + number.to_bytes(4, "little") + data)
@@ -101,7 +104,7 @@ def _show_all():
 
 
 def _hang_up(number):
-    """Hands on what the terminal of a command that has ended shows still. Whoever has it open loses it."""
+    """Passes on the last output of an ended command's terminal, and closes it for all processes."""
     for _ in range(_LAST):
         if number not in _terminals or not _show(number):
             break
@@ -110,7 +113,7 @@ def _hang_up(number):
 
 
 def _tell_ended(*_):
-    """Tells the host of commands that have ended."""
+    """Reports ended commands to the host."""
     if _held:
         return
     for number, (process, _) in list(_commands.items()):

@@ -1,4 +1,4 @@
-//! What came of code: a value, or what it threw.
+//! The result of code: a value, or an exception.
 
 use minicbor::Decoder;
 use minicbor::data::Type;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::value;
 
-/// What came of code.
+/// The result of code.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     /// It came to its end.
@@ -34,7 +34,7 @@ pub struct Thrown {
     pub name: String,
     /// What it says.
     pub message: String,
-    /// Where it was thrown, as the language tells it.
+    /// The stack trace, in the format of the language.
     pub trace: Option<String>,
 }
 
@@ -96,7 +96,7 @@ impl Thrown {
     pub fn traceback(&self) -> String {
         let said = format!("{}: {}", self.name, self.message);
         match &self.trace {
-            // A language's own may have it already.
+            // The trace of the language may contain it already.
             Some(trace) if trace.contains(&said) => trace.clone(),
             Some(trace) => format!("{said}\n{trace}"),
             None => said,

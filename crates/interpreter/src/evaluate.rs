@@ -11,13 +11,13 @@ use crate::request::{CallConvention, Request};
 /// How an evaluation went.
 #[derive(Debug)]
 pub struct Evaluated<L> {
-    /// What the guest answered, for [`Answer::read`](crate::Answer::read); the error is of a call that gave no answer.
+    /// The guest's answer, for [`Answer::read`](crate::Answer::read); an error if the call gave no answer.
     pub answer: Result<Vec<u8>, CallError>,
-    /// Who heard it, with what came of that.
+    /// The listener, with the data that it collected.
     pub listener: L,
 }
 
-/// Makes one call of a guest. What the guest asks meanwhile is asked of `listener`, where the guest was opened with
+/// Makes one call of a guest. Requests of the guest during the call go to `listener`, if the guest was opened with
 /// [`imports`](crate::imports) and [`state`](crate::state) of its type, or is a [program](crate::Language::program).
 pub fn evaluate<'f, L: HostCallbacks>(
     lease: &mut Lease<'_>,
@@ -31,7 +31,7 @@ pub fn evaluate<'f, L: HostCallbacks>(
     let Some(module) = lease.as_module() else {
         return match request.form() {
             CallConvention::Frame => through_streams(lease, function.into(), &request, listener),
-            // A component or a micro-VM, which asks nothing meanwhile.
+            // A component or a micro-VM, which sends no requests during the call.
             CallConvention::Array => {
                 Evaluated { answer: lease.call(function, request.bytes()), listener }
             }
@@ -51,15 +51,15 @@ pub fn evaluate<'f, L: HostCallbacks>(
 
 /// Bytes as they go through a stream.
 pub(crate) fn after_length(bytes: &[u8]) -> Vec<u8> {
-    // What is longer than 4 GiB is refused by the guest's memory anyway.
+    // More than 4 GiB does not fit into the guest's memory.
     let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes();
     [&length, bytes].concat()
 }
 
-/// Most bytes of a frame: what it begins with is kept until the rest has come.
+/// Maximum bytes of a frame: its beginning is kept until the rest has come.
 const FRAME: usize = 64 << 20;
 
-/// What a guest writes, as it comes in pieces: what it prints, and frames to the host.
+/// Output of a guest as it arrives in pieces: printed text, and frames to the host.
 struct Frames<L> {
     hearing: Hearing<L>,
     /// The beginning of a frame.
@@ -93,7 +93,7 @@ impl<L: HostCallbacks> Frames<L> {
                 return false;
             }
             let Some(frame) = after.get(..length) else { break };
-            // A function of the host's cannot be answered here.
+            // A call of a host function cannot be answered here.
             let said = self.hearing.hear(frame);
             if !matches!(said, Ok(Some(said)) if said.is_empty()) {
                 return false;
@@ -109,7 +109,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whoever hears a program, and what is left of that when it is through.
+/// The listener of a program, shared so that it can be taken back at the end.
 struct SharedFrames<L>(Arc<Mutex<Frames<L>>>);
 
 impl<L: HostCallbacks> SharedFrames<L> {
@@ -148,7 +148,8 @@ fn through_streams<L: HostCallbacks>(
     Evaluated { answer, listener }
 }
 
-/// Lets a Linux program go on with what it does in the background, as [`Lease::proceed`] does. `listener` hears it, and is given back.
+/// Lets a Linux program continue its background work, as [`Lease::proceed`] does. `listener` receives its output, and
+/// is returned.
 ///
 /// # Errors
 /// As [`Lease::proceed`].

@@ -15,15 +15,15 @@ use crate::request::{CallConvention, Request, SETUP, Tools};
 /// A language that guests evaluate.
 #[derive(Debug)]
 pub struct Language {
-    /// What people call it; the first is its name.
+    /// Names that users know it by; the first is its canonical name.
     pub names: &'static [&'static str],
-    /// How its guest is asked.
+    /// The calling convention of its guest.
     pub form: CallConvention,
     /// Bytes of native stack that its guest wants, if more than a module gets by itself.
     pub stack: Option<usize>,
     /// The environment that its guest finds.
     pub env: &'static [(&'static str, &'static str)],
-    /// Where its guest finds its library, and the library's name beside the module.
+    /// The path of the library in the guest, and its file name next to the module.
     library: Option<Library>,
 }
 
@@ -32,9 +32,9 @@ pub struct Language {
 struct Library {
     /// The directory that the guest finds it in, and its name there.
     seen: (&'static str, &'static str),
-    /// Its name beside the guest's module.
+    /// Its file name next to the guest's module.
     file: &'static str,
-    /// A file beside it that has its digest.
+    /// A file next to it with its digest.
     digests: &'static str,
 }
 
@@ -62,7 +62,7 @@ static PYTHON: Language = Language {
 
 /// The guest's half of Python: the same file that the Python package has.
 const DRIVER: &str = include_str!("driver.py");
-/// What makes a Linux program of it.
+/// The part that makes it a Linux program.
 #[cfg(feature = "linux")]
 const AGENT: &str = include_str!("agent.py");
 
@@ -71,11 +71,11 @@ const AGENT: &str = include_str!("agent.py");
 #[error("no guest is known that evaluates `{0}`; `javascript` and `python` are known")]
 pub struct UnknownLanguage(String);
 
-/// A language's library is not to be had.
+/// The library of a language is not available.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LibraryError {
-    /// It is not there.
+    /// The file does not exist.
     #[error(
         "the library of the language {language} is not at {path}: it is a file of the package that has the guest, and \
          can be named where it is"
@@ -110,8 +110,8 @@ impl Language {
         found.ok_or_else(|| UnknownLanguage(name.to_owned()))
     }
 
-    /// Gives a module's guest what it wants of its host: its environment, and a listener of this type, which is made anew for
-    /// each call and hears nothing until it is one of [`evaluate`](crate::evaluate)'s.
+    /// Equips a module's guest with its environment, and with a listener of this type, which is made anew for each
+    /// call and receives nothing until [`evaluate`](crate::evaluate) sets one.
     pub fn equip<L: HostCallbacks>(&self, wasm: &mut GuestOptions) {
         wasm.imports = imports::<L>();
         wasm.state = state(L::default);
@@ -119,7 +119,7 @@ impl Language {
         wasm.wasi.env.splice(..0, own);
     }
 
-    /// What it is called.
+    /// Its name.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.names[0]
@@ -134,30 +134,32 @@ impl Language {
         }
     }
 
-    /// The source that [`Language::warm_up`] has a guest run which is no module of ours: for whoever warms it otherwise.
+    /// Source that [`Language::warm_up`] runs in the guest before any other; for callers that warm the guest in
+    /// another way.
     #[must_use]
     pub fn prelude(&self) -> Option<String> {
         (self.form == CallConvention::Frame).then(prelude)
     }
 
-    /// Has a Linux program evaluate the language: an interpreter of the host's as it is, or the one that an image has, with arguments and an
-    /// environment that make it a guest. None where that is not known of the language.
+    /// Makes a Linux program evaluate the language: the host's interpreter, or the one in an image, with arguments
+    /// and an environment that make it a guest. `None` for a language without such a program. None where that is not
+    /// known of the language.
     #[cfg(feature = "linux")]
     #[must_use]
     pub fn program(&self, program: afresh::linux::Program) -> Option<afresh::linux::Program> {
         if self.form != CallConvention::Frame {
             return None;
         }
-        // An image has one of its own.
+        // An image uses its own interpreter.
         let program = program.entry_point(["python3"]).arg("-I").arg("-c");
         let program = program.arg(in_module(&[DRIVER, AGENT]));
-        // What runs in the background leaves others their turn.
+        // Background work is limited to time slices, so that other programs run.
         let program = program.slice(std::time::Duration::from_millis(50));
         let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
         Some(program.env("HOME", "/home/user").env("PATH", path).env("LANG", "C.UTF-8"))
     }
 
-    /// The call of a module's warm-up that runs `source`, which has to come to its end.
+    /// The call for a warm-up that runs `source`, which has to succeed.
     #[must_use]
     pub fn setup(&self, source: &str) -> Call {
         Call::bytes(self.form.function(), self.setup_request(source).bytes())
@@ -173,8 +175,8 @@ impl Language {
         Request::new(self.form, SETUP, &Tools::default(), source, "<setup>", None)
     }
 
-    /// Puts the library, which lies beside the guest's module unless it is named, below `tree`. Gives the tree, and what the
-    /// library is known as.
+    /// Puts the library, which is next to the guest's module unless it is named, below `tree`. Gives the tree, and
+    /// what the library is known as.
     ///
     /// # Errors
     /// [`LibraryError`].
@@ -200,7 +202,7 @@ impl Language {
 }
 
 impl Library {
-    /// What a file is known as: its digest, as the distribution says it or as it is.
+    /// The digest of a file, from the distribution's list if it has one, else from its contents.
     fn identity(&self, path: &Path) -> Result<String, LibraryError> {
         let read = |source| LibraryError::Read { path: path.to_owned(), source };
         if let Ok(sums) = std::fs::read_to_string(path.with_file_name(self.digests)) {
@@ -225,7 +227,7 @@ impl Library {
     }
 }
 
-/// Whether a file is a Wasm module, which has to be warmed up; a snapshot is warm.
+/// Whether a file is a Wasm module, which needs a warm-up; a snapshot is warm.
 #[must_use]
 pub fn is_module(path: &Path) -> bool {
     let mut magic = [0; 4];
@@ -233,12 +235,12 @@ pub fn is_module(path: &Path) -> bool {
     file.and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == *b"\0asm"
 }
 
-/// What CPython runs first: the driver, in a module of its own.
+/// The first source that CPython runs: the driver, in a separate module.
 fn prelude() -> String {
     format!("{}\n__import__('sys').modules['_afresh'].install()\n", in_module(&[DRIVER]))
 }
 
-/// Source that runs other source in the module `_afresh`, and leaves no name of its own.
+/// Source that runs other source in the module `_afresh`, and defines no name itself.
 fn in_module(parts: &[&str]) -> String {
     let mut source = String::new();
     for letter in parts.iter().flat_map(|part| part.chars()) {

@@ -1,4 +1,4 @@
-//! What guests ask of their host while they run: to take what a program prints, and to call a function of the host's.
+//! Requests of guests to their host during a call: to take printed text, and to call a host function.
 //!
 //! It is host state of the lease ([`Host::state`]), so none of it outlives a call.
 
@@ -14,11 +14,11 @@ mod frame {
     pub(super) const STDOUT: u8 = 1;
     pub(super) const STDERR: u8 = 2;
     pub(super) const TOOL: u8 = 3;
-    /// Of a Linux program: a command has ended. Its number and its status follow.
+    /// From a Linux program: a command has ended. Its number and its status follow.
     pub(super) const ENDED: u8 = 5;
-    /// Of a Linux program: a command's terminal shows something. Its number follows, and what.
+    /// From a Linux program: output of a command's terminal. Its number follows, and what.
     pub(super) const SHOWN: u8 = 7;
-    /// What the guest is told of a frame that cannot be taken.
+    /// The guest's error code for a frame that cannot be taken.
     pub(super) const FAULT: i32 = -2;
 }
 
@@ -40,7 +40,7 @@ impl Stream {
     }
 }
 
-/// Who hears a call of a guest. An error ends the call.
+/// Receives the output and requests of a guest call. An error ends the call.
 pub trait HostCallbacks: Default + Send + 'static {
     /// Takes what the program printed, at once. It may be any bytes.
     ///
@@ -62,21 +62,21 @@ pub trait HostCallbacks: Default + Send + 'static {
         let _ = (number, status);
     }
 
-    /// The guest has answered, by a frame; it may go on.
+    /// The guest has answered, by a frame, and may continue.
     fn answered(&mut self, answer: &[u8]) {
         let _ = answer;
     }
 
-    /// Whether the call may run on. While a Linux program runs this is asked at least every 100 ms.
+    /// Whether the call may run on. While a Linux program runs this is called at least every 100 ms.
     fn proceeds(&mut self) -> bool {
         true
     }
 
-    /// Calls a function of the host's: `[name, arguments]` or `[name, arguments, named arguments]` in CBOR. The answer is
-    /// `[0, value]`, or `[1, name, message, number]` of an error.
+    /// Calls a host function: `[name, arguments]` or `[name, arguments, named arguments]` in CBOR. The answer is `[0,
+    /// value]`, or `[1, name, message, number]` of an error.
     ///
     /// # Errors
-    /// Whatever is to end the call. Where no functions are offered, a guest that asks for one is ended.
+    /// Whatever is to end the call. If no functions are offered, a guest that calls one is ended.
     fn call(&mut self, request: &[u8]) -> wasmtime::Result<Vec<u8>> {
         let _ = request;
         Err(wasmtime::Error::msg("the host offers no functions"))
@@ -87,9 +87,9 @@ pub trait HostCallbacks: Default + Send + 'static {
 #[derive(Default)]
 pub(crate) struct Hearing<L> {
     pub(crate) listener: L,
-    /// What a guest answered that does so by a frame.
+    /// The answer of a guest that answers by a frame.
     pub(crate) given: Option<Vec<u8>>,
-    /// Of the last function of the host's, until the guest takes it.
+    /// The result of the last host function, until the guest takes it.
     said: Vec<u8>,
 }
 
@@ -98,7 +98,7 @@ impl<L: HostCallbacks> Hearing<L> {
         Self { listener, ..Self::default() }
     }
 
-    /// Takes a frame, and gives what is said to it; none for what is no frame.
+    /// Handles a frame, and returns the reply; `None` for an invalid frame.
     pub(crate) fn hear(&mut self, frame: &[u8]) -> wasmtime::Result<Option<Vec<u8>>> {
         let Some((what, inside)) = frame.split_first() else { return Ok(None) };
         match *what {
@@ -134,12 +134,12 @@ pub fn state<L: HostCallbacks>(make: impl Fn() -> L + Send + Sync + 'static) -> 
     State::new(move || Hearing::of(make()))
 }
 
-/// The listener of a lease's present call.
+/// The listener of the present call of a lease.
 pub fn listener<L: HostCallbacks>(host: &mut Host) -> &mut L {
     &mut host.state::<Hearing<L>>().listener
 }
 
-/// What guests of either form may import beside WASI.
+/// The imports of guests with either convention, in addition to WASI.
 #[must_use]
 pub fn imports<L: HostCallbacks>() -> Imports {
     Imports::new(|linker: &mut Linker<Host>| {
@@ -163,7 +163,7 @@ fn parts<'a, L: HostCallbacks>(
     Ok((bytes, host.state()))
 }
 
-/// The bytes that a guest names; they may lie outside of its memory.
+/// The bytes at an address that the guest gives; they may be outside its memory.
 fn named(memory: &[u8], address: i32, len: i32) -> wasmtime::Result<&[u8]> {
     let (start, len) = (address as u32 as usize, len as u32 as usize);
     start
@@ -207,8 +207,8 @@ fn take<L: HostCallbacks>(mut caller: Caller<'_, Host>, address: i32) -> wasmtim
     Ok(())
 }
 
-/// Takes a frame of the guest's, and gives what is said to it where the guest's allocator has made room: its address
-/// and its length are put where the guest wants them. What is nothing needs no room.
+/// Takes a guest frame, and writes the reply into memory from the guest's allocator. Its address and its length are
+/// stored at the addresses that the guest passes. An empty reply allocates nothing.
 fn take_frame<L: HostCallbacks>(
     mut caller: Caller<'_, Host>,
     address: i32,

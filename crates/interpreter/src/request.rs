@@ -1,4 +1,4 @@
-//! What a guest is asked: to run source, to call a function of the program's, or to set itself up.
+//! Requests to a guest: to run source, to call a function of the program, or to set itself up.
 
 use minicbor::Encoder;
 
@@ -6,21 +6,23 @@ use minicbor::Encoder;
 pub const RUN: u8 = 0;
 /// Runs source that has to come to its end: for warm-ups.
 pub const SETUP: u8 = 4;
-/// Does something with commands, in a Linux program that evaluates code: the source is an object in JSON, whose `op` says what.
+/// An operation on commands, in a Linux program that evaluates code: the source is an object in JSON, whose `op`
+/// selects the operation.
 ///
-/// * `start` runs `cmd` with `args`, `envs` and `cwd`, and with an input where `stdin` says so; `tag` is kept. The answer is its number. Its
-///   output and its end go to the [`HostCallbacks`](crate::HostCallbacks) of the call that runs then.
-/// * `list` answers with all that run: an array of `{pid, config: {cmd, args, envs, cwd}, tag}`.
-/// * `signal` sends the command of the number `pid`, and all that it has started, the signal `signal`.
+/// * `start` runs `cmd` with `args`, `envs` and `cwd`, and with an input if `stdin` is set; `tag` is kept. The answer
+///   is its number. Its output and its end go to the [`HostCallbacks`](crate::HostCallbacks) of the call that runs
+///   then.
+/// * `list` answers with all running commands: an array of `{pid, config: {cmd, args, envs, cwd}, tag}`.
+/// * `signal` sends the command `pid`, and its descendants, the signal `signal`.
 /// * `input` writes `data` (base64) to its input, `close` ends that.
 ///
 /// The answer of the last three is whether there is such a command.
 pub const COMMAND: u8 = 6;
 
-/// How a guest is asked, and where it answers.
+/// The calling convention of a guest, and the place of its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallConvention {
-    /// An array in CBOR for `evaluate`, answered by what that returns.
+    /// An array in CBOR for `evaluate`, answered by its return value.
     Array,
     /// A header and parts behind it for `turn`, answered by a frame to the host.
     Frame,
@@ -30,7 +32,7 @@ impl CallConvention {
     /// The forms that are known.
     pub const ALL: [Self; 2] = [Self::Array, Self::Frame];
 
-    /// The function of the guest that is asked.
+    /// The function of the guest to call.
     #[must_use]
     pub fn function(self) -> &'static str {
         match self {
@@ -40,12 +42,12 @@ impl CallConvention {
     }
 }
 
-/// Bytes of a frame's header.
+/// Bytes of a frame header.
 const HEADER: usize = 37;
-/// Of them, those before the lengths of the parts.
+/// Header bytes before the lengths of the parts.
 const LENGTHS: usize = HEADER - 12;
 
-/// The names of the host's functions that programs may call, as guests read them.
+/// The names of the host functions that programs may call, in the encoding of the guests.
 #[derive(Clone, Debug)]
 pub struct Tools(Vec<u8>);
 
@@ -79,7 +81,7 @@ fn written(result: Result<(), minicbor::encode::Error<std::convert::Infallible>>
     }
 }
 
-/// A request, once it is known who gets it.
+/// A request without its receiver.
 #[derive(Clone, Debug)]
 pub struct Request {
     bytes: Vec<u8>,
@@ -105,7 +107,7 @@ impl Request {
                 bytes.push(what);
                 bytes.resize(LENGTHS, 0);
                 for part in [tools.0.len(), source.len(), name.len()] {
-                    // What is longer is refused by a guest of 32 bits anyway.
+                    // A guest of 32 bits refuses a longer one.
                     bytes.extend_from_slice(&u32::try_from(part).unwrap_or(u32::MAX).to_le_bytes());
                 }
                 for part in [&tools.0, source.as_bytes(), name.as_bytes(), arguments] {
@@ -129,7 +131,7 @@ impl Request {
         Self { bytes: bytes.to_vec(), form: CallConvention::Array }
     }
 
-    /// Tells a clone its number, and entropy of its own, where its guest learns them so.
+    /// Sets a clone's number and entropy, if its guest gets them in the request.
     pub fn address_to(&mut self, clone: u64, entropy: [u8; 16]) {
         if self.form == CallConvention::Frame {
             self.bytes[1..9].copy_from_slice(&clone.to_le_bytes());
@@ -137,7 +139,7 @@ impl Request {
         }
     }
 
-    /// How its guest is asked.
+    /// The calling convention of its guest.
     #[must_use]
     pub fn form(&self) -> CallConvention {
         self.form

@@ -1,4 +1,5 @@
-//! What values of programs are tagged with, beside the tags that CBOR itself has (RFC 8949, 8746 and the registry of IANA).
+//! Tags of program values, in addition to the tags of CBOR itself (RFC 8949, 8746 and the IANA
+//! registry).
 
 use minicbor::data::Tag;
 
@@ -10,9 +11,9 @@ pub const TIMESTAMP: Tag = Tag::new(0);
 pub const DAY: Tag = Tag::new(1004);
 /// A list that was a set.
 pub const SET: Tag = Tag::new(258);
-/// Of our own: a list that was a tuple.
+/// A private tag: a list that was a tuple.
 pub const TUPLE: Tag = Tag::new(65_584);
-/// Many integers as they lie in memory, 64 bits each and little-endian.
+/// Many integers as in memory, 64 bits each and little-endian.
 pub const INTEGERS: Tag = Tag::new(79);
 /// The same in floating point.
 pub const FLOATS: Tag = Tag::new(86);

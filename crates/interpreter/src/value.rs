@@ -117,7 +117,7 @@ impl Values<'_, '_> {
             let (key, value) = (self.read(depth + 1)?, self.read(depth + 1)?);
             let key = match key {
                 Some(Value::String(key)) => Some(key),
-                // As JavaScript and Python's `json` have it.
+                // As in JavaScript and Python's `json`.
                 Some(key @ (Value::Number(_) | Value::Bool(_) | Value::Null)) => {
                     Some(key.to_string())
                 }

@@ -1,8 +1,8 @@
-//! The root of a guest from an OCI image, in place of the host's system: the image's layers.
+//! The root of a guest from an OCI image: its layers, instead of the host's system.
 //!
-//! Promises: all guests of an image, and all states of theirs, share one; a snapshot holds the layers' bytes once, so that
-//! it opens without the image, and saving it again costs nothing for them. May break it: a page of a snapshot that cannot
-//! be had; the read fails then, with its reason.
+//! Promises: all guests of an image, and all their states, share one; a snapshot holds the layers' bytes once, so
+//! that it opens without the image, and saving it again costs nothing for them. May break it: an unavailable page of
+//! a snapshot; the read then fails, with its reason.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;

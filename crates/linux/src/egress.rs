@@ -1,8 +1,8 @@
 //! Where a guest may connect to outside of itself: destinations by name, which its opener grants.
 //!
-//! Promises: what is not granted is not connected to. A name that is granted without an address leads neither to this host
-//! nor to what is only next to it on the wire, nor to the metadata of its cloud, whatever its owner says that it means. May break it: whoever may say what a
-//! granted name means decides which server is behind it, as anywhere.
+//! Promises: what is not granted is not connected to. A granted name without an address leads neither to this host
+//! nor to its link-local neighbours, nor to the metadata service of its cloud, whatever its owner makes it resolve
+//! to. May break it: the owner of a granted name decides which server is behind it, as everywhere.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::str::FromStr;
@@ -45,7 +45,7 @@ enum HostPattern {
     Address(IpAddr),
 }
 
-/// The destination of a guest's connection.
+/// The destination of a guest connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DestinationQuery<'a> {
     /// In lower case.
@@ -89,20 +89,20 @@ impl FromStr for Destination {
         let number = |port: &str| port.parse::<u16>().ok().filter(|port| *port > 0);
         let port = match port {
             "*" => None,
-            port => Some(number(port).ok_or_else(|| bad("its port is none"))?),
+            port => Some(number(port).ok_or_else(|| bad("its port is invalid"))?),
         };
         let lower = name.to_ascii_lowercase();
         let name = match (name.parse(), lower.strip_prefix("*.")) {
             (Ok(address), _) => HostPattern::Address(address),
             (Err(_), Some(ending)) if is_name(ending) => HostPattern::Ending(format!(".{ending}")),
             (Err(_), None) if is_name(&lower) => HostPattern::Exactly(lower),
-            _ => return Err(bad("its name is none")),
+            _ => return Err(bad("its name is invalid")),
         };
         let server = server.map(|server| {
             let (host, port) = split_port(server).ok_or_else(|| bad("its server has no port"))?;
-            let port = number(port).ok_or_else(|| bad("its server's port is none"))?;
+            let port = number(port).ok_or_else(|| bad("its server's port is invalid"))?;
             if host.parse::<IpAddr>().is_err() && !is_name(host) {
-                return Err(bad("its server's name is none"));
+                return Err(bad("its server's name is invalid"));
             }
             Ok((host.to_owned(), port))
         });
@@ -207,15 +207,15 @@ fn translated(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
 }
 
 impl Server {
-    /// Whether a connection that was made may be had: one that leads back to this host only where its opener said so, whichever
-    /// of the host's addresses it took.
+    /// Whether the guest may use a new connection: one that leads back to this host is allowed only if the option
+    /// says so, whichever host address it took.
     pub(crate) fn may_have(&self, made: &TcpStream) -> bool {
         let same = |own: SocketAddr, other: SocketAddr| own.ip() == other.ip();
         self.known
             || made.local_addr().is_ok_and(|own| made.peer_addr().is_ok_and(|p| !same(own, p)))
     }
 
-    /// Its addresses, as far as a guest may have them. May take as long as a resolver does.
+    /// Its addresses, as far as a guest may have them. May take the full time of a resolver.
     pub(crate) fn addresses(&self) -> std::io::Result<Vec<SocketAddr>> {
         let all = (self.host.as_str(), self.port).to_socket_addrs()?;
         Ok(all.filter(|address| self.known || !is_near(address.ip())).collect())

@@ -14,7 +14,7 @@ pub enum WarmError {
     Platform(#[from] PlatformError),
     /// The program or its loader does not exist for the guest.
     #[error(
-        "{0} is not there for the guest: it must exist, and be granted with Program::grant or lie in its image"
+        "{0} is not there for the guest: it must exist, and be granted with Program::grant or be in its image"
     )]
     NotFound(PathBuf),
     /// The image has no entry point and no command, and the caller gave none.
@@ -74,7 +74,7 @@ pub enum CallError {
     Platform {
         /// The failed operation.
         source: PlatformError,
-        /// The last bytes of the guest's standard error in this call.
+        /// The last bytes of standard error in this call.
         messages: String,
     },
     /// The guest ended in place of waiting for the next request.

@@ -1,11 +1,13 @@
 //! A cache of mapped files, in a memory file that guest processes map copy-on-write.
 //!
-//! A page that a program does not touch costs it nothing then, and one that it only reads is shared by all its processes. Written into
-//! private memory, each page cost a fault before anybody asked for it: two thirds of what a large library took to load.
+//! A page that a program does not touch costs it nothing then, and one that it only reads is shared by all its
+//! processes. Written into private memory, each page cost a fault in advance: two thirds of the loading time of a
+//! large library.
 //!
-//! Promises: a process shows what the file held when its bytes were first mapped, whatever becomes of the file; memory that no
-//! process and no image shows any more is given back, but for what a fork of this process may have; and what lies here beside a guest's own memory keeps to a budget. May break it: whoever
-//! lets go of [`MappedRange`] before the mapping is gone, for its pages become zero.
+//! Promises: a process shows the content that a file had when its bytes were first mapped, whatever becomes of the
+//! file; memory without a process and without an image is released, except memory that a fork of this process may
+//! use; and the cache keeps to a budget, in addition to a guest's own memory. May break it: dropping a
+//! [`MappedRange`] before its mapping is removed, because its pages become zero.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,8 +30,8 @@ const CHUNK_SIZE: u64 = 256 << 10;
 /// Files that are remembered.
 const KNOWN: usize = 4096;
 
-/// What the files hold that a guest has mapped: those of the host's that are as they were among what all guests share, all others in a
-/// memory file of its own.
+/// The contents of the files that a guest has mapped: unchanged host files are in the cache that all guests share,
+/// all others in the guest's memory file.
 #[derive(Debug, Default)]
 pub(crate) struct FileCache {
     place: Option<Arc<CacheFile>>,
@@ -234,11 +236,12 @@ impl MappedRange {
 }
 
 impl FileCache {
-    /// The part of a guest's memory limit that the cache may take in addition: one divided by this.
+    /// The fraction of the memory limit that the cache may take in addition: one divided by this.
     pub(crate) const SHARE: u64 = 4;
 
-    /// The bytes of a file from `offset` on, which begins a page, as a mapping shows them: so many, whole pages, at most `len` and as
-    /// many as the file has. `None` where there is no room beside `most` bytes, or no memory file to be had.
+    /// The bytes of a file from `offset` on, which begins a page, as a mapping shows them: so many, whole pages, at
+    /// most `len` and as many as the file has. `None` if they do not fit within `most` bytes, or no memory file can
+    /// be made.
     ///
     /// # Errors
     /// Why the file cannot be read.

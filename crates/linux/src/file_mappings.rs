@@ -1,7 +1,7 @@
 //! Where a process shows contents of mapped files.
 //!
-//! Promises: what is shown anywhere is kept as long as it is noted here. May break it: whoever takes a place out before its mapping is
-//! gone.
+//! Promises: contents that are mapped anywhere are kept while they are noted here. May break it:
+//! removing a place before its mapping is removed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,8 +1,9 @@
 //! A warm program as pages and bytes, as a snapshot holds it.
 //!
-//! The pages are those of the image that it stands on, if it does, those of its memory, and those of the files that it wrote. The
-//! bytes are all the rest: where that memory lies, registers, descriptors, signals. Files of the host's that it was granted are in
-//! neither: they are granted again by whoever opens the snapshot, and those that the program has open must not have changed.
+//! The pages are those of the image that it stands on, if it does, those of its memory, and those of the files that
+//! it wrote. The bytes are the rest: the layout of that memory, registers, descriptors, signals. Granted host files
+//! are in neither: the reader of the snapshot grants them again, and those that the program has open must not have
+//! changed.
 //!
 //! Promises: what was frozen is what every instance starts with, bit for bit; nothing in the bytes reaches the host but through
 //! checks, and no host path is opened that the caller did not grant.
@@ -29,8 +30,8 @@ use crate::warm::Warm;
 
 /// Kind of guest, in snapshots.
 const KIND: &str = "linux";
-/// What gives the state its meaning: the form of the bytes below, and the stub's. Goes up when either changes in a way that
-/// older states do not survive.
+/// The version of the state: the form of the bytes below, and that of the stub. Goes up when either changes in a way
+/// that older states do not survive.
 const ENGINE: &str = "afresh-linux state 8";
 
 /// Delay before untouched pages are loaded: a first answer needs few of them, and the CPU itself.
@@ -39,7 +40,7 @@ const HEAD_START: Duration = Duration::from_millis(10);
 /// The bytes of a frozen program.
 #[derive(Serialize, Deserialize)]
 struct Header {
-    /// What it stands on, whose pages come first: their places never change while it is saved turn by turn.
+    /// The image below it, whose pages come first: their places never change while it is saved turn by turn.
     layers: Option<SavedLayers>,
     /// Its memories, whose pages follow each other.
     parts: Vec<PackedPart>,
@@ -172,7 +173,7 @@ impl Warm {
         let own = own.ok_or_else(|| damaged("its files are longer than its pages"))?;
         let below = header.layers.map_or(0, |saved| saved.page_bytes()) / PAGE_SIZE as u64;
         let below = usize::try_from(below).ok().filter(|below| *below <= own);
-        let below = below.ok_or_else(|| damaged("what it stands on is longer than its pages"))?;
+        let below = below.ok_or_else(|| damaged("its layers are longer than its pages"))?;
         let base = header.layers.map(|saved| {
             Base::thawed(saved.take(all.slice(PageRange::new(0, below)))).map(Arc::new)
         });

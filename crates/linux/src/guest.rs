@@ -428,8 +428,8 @@ impl Guest {
             }
     }
 
-    /// Hands in what the caller sends (nothing is the end of its input), if it calls, after `orders`, and lets the guest go on from where
-    /// it waits.
+    /// Passes the caller's input (nothing is the end of its input), if it calls, after `orders`, and lets the guest
+    /// continue from its wait.
     pub(crate) fn resume(
         &mut self,
         wait: &IdleWait,
@@ -500,7 +500,7 @@ impl Guest {
         self.body.enact(change, then)
     }
 
-    /// Takes the last bytes of the guest's standard error.
+    /// Takes the last bytes of standard error.
     pub(crate) fn messages(&mut self) -> String {
         String::from_utf8_lossy(&std::mem::take(&mut self.person.streams.messages)).into_owned()
     }

@@ -1,5 +1,5 @@
-//! What HTTP is to a caller: a request in short, and whether the bytes of an answer are a whole one, so that a call waits for what
-//! is still to come and for no more.
+//! The parts of HTTP that a caller needs: a short form of a request, and whether the bytes of an answer are a whole
+//! one, so that a call waits for the rest and for no more.
 
 use std::borrow::Cow;
 

@@ -155,8 +155,8 @@ impl Instance {
         Ok(())
     }
 
-    /// Sends `request` and returns the answer: what the program writes until it waits for more input. An empty request is the
-    /// end of the input. The call goes on from the present state; [`Instance::reset`] goes back.
+    /// Sends `request` and returns the answer: what the program writes until it waits for more input. An empty
+    /// request is the end of the input. The call continues from the present state; [`Instance::reset`] goes back.
     ///
     /// A program that reads no input but listens on a port is sent the request through a new connection, and its answer is what it
     /// writes to that until all of its threads wait: for HTTP until the answer is whole.
@@ -218,11 +218,11 @@ impl Instance {
     /// too, and what it writes to `/dev/host`. The program waits while `hear` runs, and its time passes; `false` ends the program. With no bytes,
     /// `hear` is asked at least every 100 ms whether the program may run on.
     ///
-    /// Where the program has a [slice](crate::Program::slice) of time, the call ends after that once it is answered, though other threads or
-    /// processes could go on. [`Instance::proceed`] lets them.
+    /// If the program has a [slice](crate::Program::slice) of time, the call ends that long after it is answered,
+    /// even if other threads or processes can run. [`Instance::proceed`] lets them.
     ///
     /// # Errors
-    /// As [`Instance::call`]. What was heard may have been half of an answer then.
+    /// As [`Instance::call`]. The pieces so far may be half of an answer then.
     pub fn call_heard(
         &mut self,
         request: &[u8],
@@ -232,8 +232,8 @@ impl Instance {
         self.attempt_heard(Some(request), hear)
     }
 
-    /// Lets the program go on without a call, for a slice of time or until nobody in it can: what it does in the background. `hear` as
-    /// for [`Instance::call_heard`].
+    /// Lets the program run without a call, for a slice of time or until all of it waits: its background work. `hear`
+    /// as for [`Instance::call_heard`].
     ///
     /// # Errors
     /// As [`Instance::call`].
@@ -244,8 +244,7 @@ impl Instance {
         self.attempt_heard(None, hear)
     }
 
-    /// How long until something happens in the program by itself: not at all where a thread could go on, never where all wait for the
-    /// caller.
+    /// Time until the next event in the program: zero if a thread can run; `None` if all wait for the caller.
     #[must_use]
     pub fn due(&self) -> Option<Duration> {
         let wait = match self.footing {
@@ -255,7 +254,7 @@ impl Instance {
         let due = wait.due(self.state());
         let lines = matches!(&self.live, Some(live) if !live.guest.person.lines.is_empty());
         match lines && self.footing == ResetState::Live {
-            // Whatever comes from outside comes unasked.
+            // Data from outside arrives without an event here.
             true => Some(due.map_or(LISTENS, |due| due.min(LISTENS))),
             false => due,
         }
@@ -267,9 +266,9 @@ impl Instance {
         self.state().family.lives(id)
     }
 
-    /// A random number of its own for what runs from a frozen state on: the same for calls that go on from one another, another
-    /// one after each reset, rollback and fork. The program reads it from `/dev/afresh/generation`, which also announces each
-    /// change, so that it can reseed the generators of random numbers in its memory.
+    /// A unique random number for a run from a frozen state: the same for calls that continue from one another,
+    /// another one after each reset, rollback and fork. The program reads it from `/dev/afresh/generation`, which
+    /// also announces each change, so that it can reseed the generators of random numbers in its memory.
     pub fn generation(&mut self) -> u64 {
         self.generation.get()
     }
@@ -468,12 +467,12 @@ impl Instance {
         self.footing == ResetState::Failed
     }
 
-    /// Reads the guest's memory as the last call has left it, also one that ended it: what a fuzzer's target has counted, for
-    /// example. The next call begins with the reset, if one is due.
+    /// Reads the guest's memory as the last call has left it, also one that ended it: what a fuzzer's target has
+    /// counted, for example. The next call begins with the reset, if one is due.
     ///
     /// # Errors
-    /// [`PlatformError::Lost`] when the process is gone, or there was no call yet; when the guest has nothing mapped there, or may
-    /// not read it.
+    /// [`PlatformError::Lost`] when the process has ended, or there was no call yet; when the guest has nothing
+    /// mapped there, or may not read it.
     pub fn read_memory(&self, address: u64, out: &mut [u8]) -> Result<(), PlatformError> {
         match &self.live {
             Some(live) if live.guest.body.process.is_ours() && !live.unused => {
@@ -545,8 +544,8 @@ impl Instance {
         self.reset();
     }
 
-    /// The present state, which was frozen just now, is stored as `to` from now on. All else stays, connections to the outside too,
-    /// unless its process fails meanwhile.
+    /// The present state, which was frozen just now, is stored as `to` from now on. Everything else stays, including
+    /// connections to the outside, unless its process fails.
     pub(crate) fn rehouse(&mut self, to: &FrozenState) {
         let (generation, wait) = (self.generation.kept(), self.wait);
         let kept = match &mut self.live {

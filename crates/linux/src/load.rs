@@ -128,8 +128,7 @@ impl Elf {
                 3 => {
                     let end = end.ok_or("a segment is longer than the file")?;
                     let name = head.get(offset as usize..end as usize);
-                    let name =
-                        name.ok_or("the name of its loader lies too far behind its start")?;
+                    let name = name.ok_or("the name of its loader is too far behind its start")?;
                     let name = name.split(|&b| b == 0).next();
                     elf.loader = name.map(|name| PathBuf::from(OsStr::from_bytes(name)));
                 }
@@ -165,8 +164,8 @@ fn way_past(path: &Path) -> String {
     if is_shim(path) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         return format!(
-            "it stands for a program that a version manager chooses: give that program's own path (`pyenv which \
-             {name}`, `asdf which {name}` or the like tells it)"
+            "it stands for a program that a version manager chooses: give that program's own path (`pyenv \
+             which {name}`, `asdf which {name}` or the like prints it)"
         );
     }
     "it cannot be run by that, which must be granted, too, and the script executable; or name the interpreter, and the script as its argument"

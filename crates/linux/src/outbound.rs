@@ -1,8 +1,8 @@
 //! Connections of guests to the outside, at the sentry: host sockets between their channels.
 //!
-//! Promises: nothing is connected to but what was granted; a guest waits for nobody but its own servers, and within its time;
-//! none of these connections outlives the state that it was made in: a reset, a rollback or a fork finds them closed. May
-//! break it: servers, which see what a call has sent though the call is undone.
+//! Promises: connections are made only to granted servers; a guest waits only for its own servers, and within its
+//! time; none of these connections outlives the state that it was made in: a reset, a rollback or a fork finds them
+//! closed. May break it: servers, which see what a call has sent though the call is undone.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -52,7 +52,7 @@ impl Drop for ProcessQuota {
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static MAKING_NOW: AtomicUsize = AtomicUsize::new(0);
 
-/// A connection, with the channels of the guest's socket.
+/// A connection, with the channels of its guest socket.
 #[derive(Debug)]
 struct OutboundConnection {
     /// The channel that the guest reads.

@@ -1,8 +1,8 @@
 //! The platform: a process that runs the guest's code and nothing else, one event at a time.
 //!
-//! It knows no system call of the guest's. It makes a process, runs it until it calls, answers, changes its maps
-//! on orders, reads and writes its memory, and notices the pages it writes. Whatever the guest does, the only system calls
-//! of its process that take effect are those of [`Process::execute`].
+//! It does not interpret guest system calls. It makes a process, runs it until it calls, answers, changes its maps on
+//! orders, reads and writes its memory, and notices the pages it writes. In the process of a guest, only the system
+//! calls in [`Process::execute`] take effect.
 
 mod attach;
 mod boot;
@@ -78,7 +78,7 @@ pub enum PlatformError {
     Panicked(String),
     /// The process is not this process's: it was made before a fork, or it went with a call that failed.
     #[error(
-        "the guest's process is gone, and with it what its calls had left: reset it, or go back to a checkpoint"
+        "the guest's process has ended, and the state of its calls is lost: reset it, or go back to a checkpoint"
     )]
     Lost,
     /// The guest ran longer than it may. Its process was killed.

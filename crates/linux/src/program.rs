@@ -22,8 +22,8 @@ use crate::subprocesses::ParkedSubprocesses;
 use crate::warm::{Limits, Warm};
 use crate::{http, load};
 
-/// What of the host every guest may read: programs and libraries, what says where they are, and what they look up that is the
-/// same on every host.
+/// Host files that every guest may read: programs and libraries, their search paths, and data that is the same on
+/// every host.
 const SYSTEM: [&str; 15] = [
     "/usr",
     "/lib",
@@ -44,10 +44,11 @@ const SYSTEM: [&str; 15] = [
 
 /// A Linux program, its arguments, the files it may see and its limits.
 ///
-/// It is started by [`Program::warm`] and runs until all of its threads wait, and it waits for input on descriptor 0 or listens
-/// on a port: that is the state that every call starts from. It has no network but its own loopback and the servers that it is [let reach](Program::reach), up to 31 processes beside its
-/// first, which are part of that state, and their memory counts together; it sees of
-/// the host's files the system's programs and libraries and what is granted, all read-only, and keeps its own in memory.
+/// It is started by [`Program::warm`] and runs until all of its threads wait, and it waits for input on descriptor 0
+/// or listens on a port: that is the state that every call starts from. It has no network except its own loopback and
+/// the servers that it may [reach](Program::reach). It may have up to 31 processes in addition to its first; they are
+/// part of that state, and their memory counts together. It sees the host's system programs and libraries and the
+/// granted files, all read-only, and keeps its own files in memory.
 #[derive(Clone, Debug)]
 pub struct Program {
     path: PathBuf,
@@ -77,8 +78,8 @@ pub fn find_in_path(word: &str) -> Option<PathBuf> {
 }
 
 impl Program {
-    /// The program at `path`: an absolute path of the host's, or of a file given by [`Program::file`], to an ELF file for
-    /// x86-64, static or dynamic, or to an executable script whose interpreter it may read.
+    /// The program at `path`: an absolute host path, or that of a file given by [`Program::file`]. The file is an ELF
+    /// file for x86-64, static or dynamic, or an executable script whose interpreter it may read.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -101,10 +102,10 @@ impl Program {
         }
     }
 
-    /// The program of an OCI image, as the image says: its entry point, environment and directory. It stands on the image's layers, and
-    /// sees of the host's files only what is [granted](Program::grant): not the system's programs and libraries. Arguments
-    /// take the place of the image's own behind its entry point, as with containers; where it has none, the first of them is the
-    /// program. Snapshots hold the layers.
+    /// The program of an OCI image, as the image says: its entry point, environment and directory. Its root is the
+    /// image's layers. It sees only [granted](Program::grant) host files: not the host's system programs and
+    /// libraries. Arguments replace those of the image behind its entry point, as with containers; without an entry
+    /// point, the first of them is the program. Snapshots hold the layers.
     ///
     /// # Errors
     /// [`LayerError`] for layers with invalid names.
@@ -161,8 +162,8 @@ impl Program {
         self
     }
 
-    /// Lets the guest connect to a server outside, by TCP; to none otherwise. What it has connected to is closed by every reset,
-    /// rollback and fork, and when it becomes warm.
+    /// Lets the guest connect to a server outside, by TCP; to none otherwise. Every reset, rollback and fork closes
+    /// its connections, and so does the end of the warm-up.
     #[must_use]
     pub fn reach(mut self, destination: Destination) -> Self {
         self.reaches.push(destination);
@@ -212,8 +213,8 @@ impl Program {
         self
     }
 
-    /// How long a call that is [heard](crate::Instance::call_heard) goes on, once it is answered, for what the program does in the
-    /// background; otherwise as long as any thread of it can run.
+    /// How long a call that is [heard](crate::Instance::call_heard) continues after it is answered, for background
+    /// work; without a slice, it continues until all threads wait.
     #[must_use]
     pub fn slice(mut self, length: Duration) -> Self {
         self.slice = Some(length);
@@ -371,8 +372,8 @@ impl Program {
                 StopReason::Idle(wait) => {
                     guest.person.streams.output.clear();
                     let Some(request) = requests.next() else {
-                        // What a server does when a caller is gone it does now, and not in every call. Servers outside are
-                        // gone once: who connects to them anew at once is not waited for.
+                        // The server handles the warm-up client's disconnect now, so calls do not repeat it. Servers
+                        // outside disconnect once: a guest that connects again at once is not awaited.
                         let state = &guest.person.state;
                         let hears = !cut && !matches!(wait, IdleWait::Read { .. });
                         if state.has_callers() || hears && state.has_lines() {

@@ -1,4 +1,4 @@
-//! Instances as guests of a snapshot tree: they checkpoint, go to any state of theirs, and fork.
+//! Instances as guests of a snapshot tree: they checkpoint, move to any of their states, and fork.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use crate::frozen_state::{FrozenKernel, FrozenState};
 use crate::instance::Instance;
 use crate::warm::{Limits, Warm};
 
-/// What a tree keeps of a program besides memory: registers, where its memory lies, descriptors, files, signals. Only
-/// instances read it.
+/// The state of a program in a tree, except memory: registers, layout, descriptors, files, signals.
+/// Only instances read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramState(pub(crate) Arc<FrozenKernel>);
 

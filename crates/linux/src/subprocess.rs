@@ -1,10 +1,10 @@
-//! A process of the host's that plays processes of the guest's: what it shows, what was done to it, and how it goes back to what
-//! was frozen.
+//! A host process that runs guest processes: its mappings, its changes, and its return to a frozen state.
 //!
-//! One that was made from something frozen is watched from then on, and is brought back. One that the guest has made by a fork or for
-//! another program is not: it can be frozen, for its page map tells what it wrote, and is made anew when a reset needs it.
+//! One that was made from something frozen is watched from then on, and is brought back. One that the guest has made
+//! by a fork or for another program is not: it can be frozen, because its page map shows its writes, and is made anew
+//! when a reset needs it.
 //!
-//! Promises: what is frozen is every byte; what is brought back equals what was frozen, or its process is told to be unusable.
+//! Promises: a freeze covers every byte; a restored process equals the frozen one, or is reported as unusable.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -103,7 +103,7 @@ struct CapturedPages {
 }
 
 impl CapturedPages {
-    /// Takes what was found in `range`; of what lies between `blank` is gone.
+    /// Records the pages found in `range`; in the gaps between them, the parts in `blank` are dropped.
     fn take(
         &mut self,
         segments: &Segments,
@@ -394,7 +394,8 @@ impl Subprocess {
         self.process.execute(&orders, Continuation::Ask)
     }
 
-    /// What is in it now, of process `memory` with this layout. With `moves` it stands on that from then on, if it is watched.
+    /// Its present content, of process `memory` with this layout. With `moves` it stands on that from then on, if it
+    /// is watched.
     pub(crate) fn freeze(
         &mut self,
         memory: u32,
@@ -489,8 +490,8 @@ impl Subprocess {
             .flat_map(|range| segments.within(range))
             .filter(|part| !part.allows(libc::PROT_READ))
             .collect();
-        // Their writes were not noticed, or will be noticed anew, or they may not be written any more. And of pages that nobody has now
-        // others become something else's.
+        // Their writes were not noticed, or will be noticed anew, or they may not be written any more. Some pages
+        // have no owner now, and others have another owner.
         let mut renewed = old.pages_of(disturbed.iter());
         renewed.extend(segments.pages_of(disturbed.iter()));
         let image = self.opened(&closed, |body| {

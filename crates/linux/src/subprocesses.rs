@@ -1,12 +1,12 @@
 //! The processes that play a guest's processes: made by forks, given other programs, changed over to, and ended.
 //!
-//! One of them runs at a time; all others wait in the stub. The sentry holds the rest of their state. A process that
-//! was made by `vfork` runs in its parent's until it has a program of its own.
+//! One of them runs at a time; all others wait in the stub. The sentry holds the rest of their state. A process made
+//! by `vfork` runs in its parent's host process until it executes a program.
 //!
-//! One that was frozen has no process of the host's before it runs. So a copy of a guest of many costs what a copy of one does.
+//! A frozen one has no host process before it runs. So a copy of a guest of many costs what a copy of one does.
 //!
-//! Promises: when a process of the guest's is no more, so is the one that played it; after a reset all that were frozen are as they
-//! were then, and no other is left.
+//! Promises: when a guest process ends, so does its host process; after a reset all frozen ones are as they were
+//! then, and no other is left.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -141,8 +141,8 @@ impl Guest {
         Ok(standing)
     }
 
-    /// Makes the first process the current one, and brings all others back to what is frozen; what else there is ends. The orders that
-    /// are left bring back the first.
+    /// Makes the first process the current one, resets all others to the frozen state, and ends the rest. The orders
+    /// that are left bring back the first.
     pub(crate) fn restore(&mut self) -> Result<StubCommands, PlatformError> {
         self.go_home()?;
         let timed = self.others.is_timed();

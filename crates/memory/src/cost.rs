@@ -1,4 +1,4 @@
-//! What things cost on this host, measured once.
+//! Costs of operations on this host, measured once.
 //!
 //! The prices differ by an order of magnitude between bare metal and a nested virtual machine, so the
 //! choice between learning and discarding is made with measured ones. `afresh doctor` prints them.
@@ -20,7 +20,7 @@ pub struct CostModel {
     pub copy_page: f64,
     /// The first write to a fresh page: fault and zeroing or copy.
     pub fault: f64,
-    /// Noticing the first write to a protected page, beside the fault itself.
+    /// Noticing the first write to a protected page, in addition to the fault itself.
     pub notice: f64,
     /// One `madvise` that finds nothing to discard.
     pub discard_call: f64,
@@ -48,7 +48,7 @@ impl CostModel {
         HOST.get_or_make(|| Self::measure().unwrap_or(Self::TYPICAL))
     }
 
-    /// Cost of resetting a write set of `set` pages of which `learned` were noticed in this run.
+    /// Cost of resetting a write set of `set` pages, after this run added `learned` of them.
     #[must_use]
     pub fn write_set(&self, set: usize, learned: usize) -> f64 {
         set as f64 * self.copy_page + learned as f64 * (self.notice + self.fault)

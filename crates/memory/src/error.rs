@@ -1,4 +1,4 @@
-//! What can go wrong, per operation.
+//! Errors, one type per operation.
 
 use afresh_sys::SysError;
 
@@ -6,8 +6,8 @@ use afresh_sys::SysError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageError {
-    /// A segment or page range lies outside the image.
-    #[error("bytes {offset}..{offset}+{len} lie outside an image of {image} bytes")]
+    /// A segment or page range is outside the image.
+    #[error("bytes {offset}..{offset}+{len} are outside an image of {image} bytes")]
     OutOfBounds {
         /// Offset of the first byte.
         offset: usize,
@@ -40,7 +40,7 @@ pub enum SlotError {
         capacity: usize,
     },
     /// Bytes outside the accessible part of the slot.
-    #[error("bytes {offset}..{offset}+{len} lie outside the slot's accessible memory")]
+    #[error("bytes {offset}..{offset}+{len} are outside the slot's accessible memory")]
     OutOfBounds {
         /// Offset of the first byte.
         offset: usize,
@@ -59,13 +59,13 @@ pub enum SlotError {
     /// The slot failed earlier and must not be used again.
     #[error("the slot is quarantined: {reason}")]
     Quarantined {
-        /// What happened to it.
+        /// The cause.
         reason: String,
     },
     /// The strategy needs something this host lacks.
     #[error("strategy {strategy} is not available here: {reason}")]
     Unavailable {
-        /// The strategy asked for.
+        /// The requested strategy.
         strategy: String,
         /// Which feature is missing, and why.
         reason: String,
@@ -100,7 +100,7 @@ pub enum ResetError {
     /// The slot had failed before.
     #[error("the slot is quarantined: {reason}")]
     Quarantined {
-        /// What happened to it.
+        /// The cause.
         reason: String,
     },
     /// The image's content will never arrive.
@@ -121,7 +121,7 @@ pub enum ResetError {
 }
 
 impl ResetError {
-    /// What kind of error it is, in a word: what monitoring counts by.
+    /// The kind of an error, in a word: a label for monitoring.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {

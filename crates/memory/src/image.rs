@@ -40,7 +40,7 @@ use crate::ImageError;
 /// A run of stored pages.
 #[derive(Clone, Debug)]
 pub(crate) struct Extent {
-    /// Where the run lies in the image.
+    /// The position of the run in the image.
     pub(crate) range: PageRange,
     /// What holds it.
     pub(crate) backing: Arc<Backing>,
@@ -73,7 +73,7 @@ struct Inner {
     digest: OnceLock<[u8; 32]>,
 }
 
-/// A page's content: where it lies, in the view of which backing.
+/// The content of a page: its address, and the backing whose view has it.
 #[derive(Clone, Copy)]
 pub(crate) struct Source {
     pub(crate) from: *const u8,
@@ -115,7 +115,7 @@ impl Image {
         self.inner.pages
     }
 
-    /// How many pages are stored; the others are zero.
+    /// The number of stored pages; the others are zero.
     #[must_use]
     pub fn stored_pages(&self) -> usize {
         self.inner.extents.iter().map(|e| e.range.len).sum()
@@ -147,16 +147,16 @@ impl Image {
     /// Content of a stored page, or `None` for a page that is zero (or past the end).
     ///
     /// # Panics
-    /// When the page of a lazily filled image will never arrive; [`Image::resolve`] tells beforehand.
+    /// When the page of a lazily filled image will never arrive; [`Image::resolve`] reports that beforehand.
     #[must_use]
     pub fn page(&self, page: usize) -> Option<&[u8; PAGE_SIZE]> {
         let source = self.source(page)?;
-        // SAFETY: the view maps a file that nothing writes any more, for as long as the backing
-        // lives, which the borrow of `self` keeps alive.
+        // SAFETY: the view maps a file that is no longer written, until the backing is dropped, and the borrow of
+        // `self` keeps the backing.
         Some(unsafe { &*source.from.cast::<[u8; PAGE_SIZE]>() })
     }
 
-    /// Where the content of a stored page lies, for copies that go on over the pages behind it.
+    /// The address of a stored page's content, for copies that continue over the pages behind it.
     ///
     /// # Panics
     /// As [`Image::page`].
@@ -166,7 +166,7 @@ impl Image {
         if let Err(error) =
             extent.backing.resolve(PageRange::new(extent.at + page - extent.range.start, 1))
         {
-            // Any other content would be wrong, and the callers that can fail have asked before.
+            // Any other content would be wrong; callers that can return an error have resolved the page before.
             panic!("{error}");
         }
         Some(Source { from: extent.page_ptr(page), backing: Arc::as_ptr(&extent.backing) })
@@ -218,15 +218,15 @@ impl Image {
     /// A new image that differs from this one in the pages that `changed` lists, whose content is
     /// read from `source`, the address of page 0 of a live range. Everything else is shared.
     ///
-    /// `pages` is the new length; content past it is dropped. Zero pages among the changed ones are
-    /// not stored. Costs time and memory in proportion to `changed` and to the number of extents.
+    /// `pages` is the new length; content past it is dropped. Zero pages among the changed ones are not stored. Costs
+    /// time and memory in proportion to `changed` and to the number of extents.
     ///
     /// # Safety
-    /// Every page of `changed` must be readable at `source`, and nothing may write it meanwhile.
+    /// Every page of `changed` must be readable at `source`, and must not be written during the call.
     ///
     /// # Errors
-    /// [`ImageError`] when memory or descriptors ran out, or when `changed` is not sorted, disjoint
-    /// and inside `pages`.
+    /// [`ImageError`] when memory or descriptors ran out, or when `changed` is not sorted, disjoint and inside
+    /// `pages`.
     pub unsafe fn derive(
         &self,
         pages: usize,
@@ -276,11 +276,11 @@ impl Image {
         runs
     }
 
-    /// The files that hold the image, for whoever maps it in another process: in order, each with the run of pages that
-    /// it shows. Pages between the runs are zero. The image must be alive as long as it is mapped.
+    /// The files that hold the image, for mapping it in another process: in order, each with the run of pages that it
+    /// contains. Pages between the runs are zero. The image must not be dropped while it is mapped.
     ///
-    /// A file may hold other images, too, and may be written by this process: it is to be mapped privately or
-    /// read-only, in no other place than said, and not left open where it is not trusted.
+    /// A file may hold other images, too, and may be written by this process. Map it privately or read-only, only at
+    /// the given pages, and do not leave it open in an untrusted process.
     ///
     /// # Errors
     /// [`ImageError`] when content that is filled lazily does not arrive.
@@ -290,10 +290,10 @@ impl Image {
         Ok(self.runs().into_iter().map(ImageFile).collect())
     }
 
-    /// As [`Image::files`], but content that is filled lazily may still be missing where this host can put it in place
-    /// under whoever maps it ([`Image::fills_first`]). Whoever does must have userfaultfd report missing pages of all of these
-    /// mappings before anybody touches one, and answer with [`ImageFile::resolve`]: the kernel would put a page of zeros into the
-    /// file, for good.
+    /// As [`Image::files`], but content that is filled lazily may still be missing if this host can put it in place
+    /// in mappings of the files ([`Image::fills_first`]). All of these mappings must be registered with a userfaultfd
+    /// for missing pages before the first access, and the pages filled with [`ImageFile::resolve`]: otherwise the
+    /// kernel would put a page of zeros into the file, permanently.
     ///
     /// # Errors
     /// As [`Image::files`].
@@ -305,14 +305,14 @@ impl Image {
         Ok(self.runs().into_iter().map(ImageFile).collect())
     }
 
-    /// How many mappings show the image. A long chain of derived images fragments; past a few hundred,
+    /// The number of mappings of the image. A long chain of derived images fragments; past a few hundred,
     /// [`Image::compact`] pays.
     #[must_use]
     pub fn fragments(&self) -> usize {
         self.runs().len()
     }
 
-    /// The same content in one backing of its own.
+    /// The same content in a separate backing.
     ///
     /// # Errors
     /// [`ImageError`] when memory or descriptors ran out.
@@ -321,13 +321,13 @@ impl Image {
         unsafe { self.derive_apart(self.pages(), &[], std::ptr::null()) }
     }
 
-    /// As [`Image::derive`], in one backing of its own: shares nothing, and copies each page once.
+    /// As [`Image::derive`], in a separate backing: shares nothing, and copies each page once.
     ///
     /// # Safety
     /// As for [`Image::derive`].
     ///
     /// # Errors
-    /// As [`Image::derive`], and when pages of this image cannot be had.
+    /// As [`Image::derive`], and when pages of this image are unavailable.
     pub unsafe fn derive_apart(
         &self,
         pages: usize,

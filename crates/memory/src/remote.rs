@@ -1,8 +1,8 @@
-//! Slots whose memory lies where this process has no address for it: in another process.
+//! Slots whose memory has no address in this process: it belongs to another process.
 //!
-//! Image, write set and strategy are those of every [`crate::Slot`]. What needs the memory itself is its owner's: noticing
-//! writes, reading, protecting, and copying, of which the slot only says what is due. Pages are counted in the image;
-//! where each lies in the other process is the owner's affair.
+//! Image, write set and strategy are those of every [`crate::Slot`]. Operations on the memory itself belong to its
+//! owner: noticing writes, reading, protecting and copying. The slot only returns the pages to copy. Pages are
+//! counted in the image; the owner knows their addresses in the other process.
 //!
 //! Promises: once the pages that a reset or a switch named are copied back, every page that the owner watches
 //! equals the image, if the owner reported every page that was written. A slot whose owner failed refuses further use.
@@ -18,7 +18,7 @@ use crate::tracker::push_run;
 use crate::write_set::WriteSet;
 use crate::{Image, ImageError, SlotStats, Strategy};
 
-/// Who owns the memory of a [`RemoteSlot`].
+/// The owner of the memory of a [`RemoteSlot`].
 ///
 /// Runs that are passed are in order and do not overlap.
 pub trait Remote {
@@ -53,22 +53,22 @@ pub trait Remote {
     /// As [`Remote::drain`].
     fn renew(&mut self, image: &Image, pages: &[PageRange]) -> Result<(), Self::Error>;
 
-    /// Reads pages into `out`, which is as long as all of them, one run after the other.
+    /// Reads pages into `out`, which has their total length, one run after the other.
     ///
     /// # Errors
     /// As [`Remote::drain`].
     fn read(&mut self, pages: &[PageRange], out: &mut [u8]) -> Result<(), Self::Error>;
 }
 
-/// What may differ from a slot's image though nobody reported it, because its owner has changed the memory's mappings. Each is in order,
-/// and no page is in two.
+/// Pages that may differ from a slot's image without a report, because the owner has changed the mappings of the
+/// memory. Each is in order, and no page is in two.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Differing<'a> {
     /// Pages at which something is mapped, which are compared and copied.
     pub placed: &'a [PageRange],
-    /// Images that are mapped, each from a page on, and that nobody has written to: they are shown, not copied.
+    /// Mapped images that were not written, each from a page on: they are mapped, not copied.
     pub lent: &'a [(usize, Image)],
-    /// Pages that are nobody's any more, and become zero.
+    /// Pages that are unmapped now, and become zero.
     pub gone: &'a [PageRange],
 }
 
@@ -114,7 +114,7 @@ pub struct RemoteSlot {
 }
 
 impl RemoteSlot {
-    /// A slot whose memory shows `image`, all that the guest may write being protected. A write set of more than `limit`
+    /// A slot whose memory maps `image`, with all guest-writable pages protected. A write set of more than `limit`
     /// pages is emptied and learned anew.
     ///
     /// # Errors
@@ -148,7 +148,7 @@ impl RemoteSlot {
         &self.image
     }
 
-    /// What it has done so far.
+    /// Its counters so far.
     #[must_use]
     pub fn stats(&self) -> SlotStats {
         self.stats
@@ -195,7 +195,8 @@ impl RemoteSlot {
         Ok(())
     }
 
-    /// Prepares the return to the image, and says which pages the owner must now copy back from it. All others equal it.
+    /// Prepares the return to the image, and returns the pages that the owner must now copy back from it. All others
+    /// equal it.
     ///
     /// # Errors
     /// [`RemoteError`]; the slot refuses further use.
@@ -322,7 +323,7 @@ impl RemoteSlot {
         })?;
         let mut replaced = WriteSet::default();
         replaced.learn(planted::but_last(Bug::Freeze, &changed));
-        // Each lies in one run of what changed, of which a planted bug leaves one out.
+        // Each is within one run of changed pages; a planted bug leaves one out.
         stored.retain(|run| replaced.count_in(*run) > 0);
         let inside = |range: &PageRange| range.intersect(PageRange::new(0, pages));
         replaced.learn(&gone.iter().filter_map(inside).collect::<Vec<_>>());
@@ -332,7 +333,7 @@ impl RemoteSlot {
         let image = self.image.with_pages(pages, &replaced.runs(), &stored, read);
         self.failed |= matches!(image, Err(RemoteError::Owner(_)));
         let image = image?;
-        // Where it was written before it was mapped anew it is copied, too, which is the same.
+        // A range written before it was mapped anew is copied as well, with the same result.
         let image = if lent.is_empty() { image } else { image.with_parts(pages, lent)? };
         Ok((image, changed))
     }
@@ -361,8 +362,9 @@ impl RemoteSlot {
         Ok(image)
     }
 
-    /// Prepares going to `image`, and says which pages the owner must now copy from it: those in which the images differ,
-    /// and those that were written. `fresh` are pages whose owner maps them anew, so that they show `image`.
+    /// Prepares the switch to `image`, and returns the pages that the owner must now copy from it: those in which the
+    /// images differ, and those that were written. `fresh` are pages whose owner maps them anew, so that they show
+    /// `image`.
     ///
     /// # Errors
     /// [`RemoteError`]; the slot refuses further use.
@@ -380,7 +382,7 @@ impl RemoteSlot {
                 differing.forget(*range);
                 slot.write_set.forget(*range);
             }
-            // What nobody can write equals what is mapped there, or is mapped anew.
+            // Memory without write access equals its mapping, or is mapped anew.
             let watched = remote.watched();
             let runs = differing.runs();
             let inside = |run: &PageRange| {

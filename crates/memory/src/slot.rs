@@ -15,8 +15,7 @@
 //! Promises: after a reset that returned `Ok`, every byte equals the image and the accessible
 //! size is the initial one. A slot whose state is in doubt is quarantined and refuses every operation.
 //!
-//! May break it: writing the memory while a reset runs. Whoever hands out [`Slot::base`] answers
-//! for that.
+//! May break it: writing the memory while a reset runs. The code that exposes [`Slot::base`] is responsible for that.
 
 mod access;
 pub(crate) mod adapt;
@@ -55,7 +54,7 @@ const FORKED: &str = "made before a fork: a child's writes to it go unnoticed; m
 /// How to make a slot. The default fits an image exactly, with one guard page on each side.
 #[derive(Clone, Debug)]
 pub struct SlotConfig {
-    /// What a reset does.
+    /// The strategy of resets.
     pub strategy: Strategy,
     /// Whether system calls write the memory.
     pub host_access: HostAccess,
@@ -65,16 +64,16 @@ pub struct SlotConfig {
     pub guard_after: usize,
     /// Pages up to which the last region can grow; `None` for the image's length.
     pub capacity: Option<usize>,
-    /// Accessible regions, sorted and disjoint; empty for one region as long as the image.
+    /// Accessible regions, sorted and disjoint; empty for one region with the size of the image.
     pub regions: Vec<PageRange>,
-    /// Most pages the write set may hold before it is emptied and learned anew.
+    /// Maximum pages of the write set before it is emptied and learned anew.
     pub write_set_limit: usize,
-    /// Compare the whole slot with its image after every so many resets; `None` for never.
+    /// Interval in resets of full comparisons between slot and image; `None` for never.
     pub verify_every: Option<u32>,
-    /// Where whole 2 MiB of zero memory come from before the kernel's faults are asked, when the slot grows
-    /// and its tracker can watch them as wholes; `None` for nowhere.
+    /// The source of whole 2 MiB of zero memory, used before the kernel's faults when the slot grows and its tracker
+    /// can watch them as wholes; `None` for no source.
     pub stock: Option<Arc<dyn ZeroPageSource>>,
-    /// Most pages of the image's zero memory to take from the stock when the slot is made.
+    /// Maximum pages of zero memory in the image to take from the stock when the slot is made.
     pub stock_at_start: usize,
     /// The host's features; `None` to probe. Tests pass a masked set to play a poorer host.
     pub features: Option<Features>,
@@ -98,7 +97,7 @@ impl Default for SlotConfig {
     }
 }
 
-/// What a slot has done so far.
+/// Counters of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SlotStats {
@@ -130,17 +129,17 @@ pub struct Slot {
     method: Method,
     space: Space,
     state: State,
-    /// What a reset goes back to.
+    /// The image that a reset returns to.
     image: Image,
-    /// What the mappings show where no private page covers it, if that is another image than `image`: see `switch`. Held
-    /// so that it stays what it is: of an image that nobody has any more the file is given back.
+    /// The image in the mappings below private pages, if that is another than `image`: see `switch`. Held so that its
+    /// content stays: the file of an image without references is released.
     shown: Option<Image>,
     /// Every page that may differ from the image without the tracker noticing again, and more: empty unless the
     /// method is the write set's.
     write_set: WriteSet,
     /// First pages of the huge pages that came from the stock since the last reset: see `staged`.
     staged: Vec<usize>,
-    /// Blocks of which is known whether they pay.
+    /// Blocks whose benefit is known.
     settled: HashSet<usize>,
     /// Reused by every reset.
     written: Vec<PageRange>,
@@ -148,7 +147,7 @@ pub struct Slot {
     choice: Choice,
     config: SlotConfig,
     stats: SlotStats,
-    /// Of the process that made the slot; a forked child has no protection on it.
+    /// The process that made the slot; a forked child has no protection on it.
     generation: u32,
 }
 
@@ -177,9 +176,9 @@ impl Slot {
         Self::build(image, config, choice, None)
     }
 
-    /// Makes a slot over a tracker of the caller's: KVM's dirty ring, say. The factory gets the address
-    /// of page 0 and the capacity in pages. With [`Strategy::Reprotect`] every written page is protected
-    /// again at each reset; with any other strategy the tracker serves a write set.
+    /// Makes a slot over a tracker of the caller: KVM's dirty ring, say. The factory gets the address of page 0 and
+    /// the capacity in pages. With [`Strategy::Reprotect`] every written page is protected again at each reset; with
+    /// any other strategy the tracker serves a write set.
     ///
     /// # Errors
     /// As [`Slot::new`], and what the factory returns.
@@ -215,7 +214,7 @@ impl Slot {
         let capacity = config.capacity.unwrap_or(needed).max(1);
         let too_large = |pages| SlotError::TooLarge { pages, capacity };
         let align = if config.stock.is_some() {
-            // Growth begins, or where there is none the slot begins, at a huge page of the stock.
+            // Growth begins at a huge page of the stock; without growth the slot itself begins at one.
             let aligned = if capacity > needed { needed } else { 0 };
             first = (first + aligned).next_multiple_of(HUGE_PAGES) - aligned;
             HUGE_SIZE
@@ -264,8 +263,8 @@ impl Slot {
         Ok(slot)
     }
 
-    /// Whether the strategy brings a tracker that answers for pages that are not there yet. For a
-    /// caller's own tracker a thread answers; any other waits for the whole image first.
+    /// Whether the strategy's tracker handles pages that are missing so far. For a caller's own tracker a thread
+    /// answers; any other waits for the whole image first.
     fn answers_for_missing(&self) -> bool {
         self.choice.strategy == Strategy::WriteSet(Some(TrackerKind::UffdSigbus))
     }
@@ -288,7 +287,7 @@ impl Slot {
         })
     }
 
-    /// Puts another image into the slot. What was learned about the old one is forgotten.
+    /// Puts another image into the slot. The write set of the old one is dropped.
     ///
     /// `regions` as in [`SlotConfig::regions`].
     ///
@@ -307,7 +306,7 @@ impl Slot {
         let result = (|| {
             self.forget_staged();
             match &mut self.method {
-                // What was written before is of no more interest, and may lie where the image has no page.
+                // Earlier writes no longer matter, and may be where the image has no page.
                 Method::WriteSet(tracker) | Method::Reprotect(tracker) if external => {
                     tracker.drain(&mut self.written)?;
                     self.written.clear();
@@ -373,7 +372,7 @@ impl Slot {
         &self.choice
     }
 
-    /// What the slot has done so far.
+    /// The counters of the slot.
     #[must_use]
     pub fn stats(&self) -> SlotStats {
         self.stats
@@ -402,8 +401,8 @@ impl Slot {
         self.state.quarantine(reason.into());
     }
 
-    /// Whether it was made before a fork, in the parent of this process, and is of no use here: the protection is gone,
-    /// or is the parent's; and whoever fills it is in the parent, with its memory.
+    /// Whether it was made before a fork, in the parent of this process, and is unusable here: the protection is
+    /// missing or belongs to the parent, and its filler is in the parent, with the parent's memory.
     #[inline]
     fn is_of_parent(&self) -> bool {
         self.generation != fork::generation()

@@ -11,7 +11,7 @@ use afresh_sys::{Feature, Features};
 
 use crate::{SlotError, TrackerKind};
 
-/// How a slot is brought back to its image.
+/// How a slot is reset to its image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Strategy {
@@ -74,7 +74,7 @@ impl FromStr for Strategy {
     }
 }
 
-/// Who writes the slot's memory besides the guest.
+/// Writers of slot memory other than the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostAccess {
     /// Only threads of this process, in user mode.
@@ -85,7 +85,7 @@ pub enum HostAccess {
     Syscalls,
 }
 
-/// What was chosen, and why.
+/// The chosen strategy, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The strategy, never [`Strategy::Auto`], with its tracker named.

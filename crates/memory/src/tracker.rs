@@ -1,7 +1,7 @@
 //! Trackers: how a slot knows which pages were written.
 //!
-//! Several mechanisms stand behind one interface; which one serves is decided by what the host allows
-//! (see [`crate::Strategy`]). All share one contract, and one test drives them all:
+//! Several mechanisms share one interface; the host's features decide which one is used (see [`crate::Strategy`]).
+//! All share one contract, and one test drives them all:
 //!
 //! * a page that was written since it was last armed is reported by the next [`Tracker::drain`];
 //! * reporting too much is allowed, reporting too little never;
@@ -63,20 +63,20 @@ impl fmt::Display for TrackerKind {
 
 /// Notices writes to a slot.
 ///
-/// Ranges are pages relative to the slot's first accessible page. The slot calls these methods only
-/// while no guest runs.
+/// Ranges are pages relative to the slot's first accessible page. The slot calls these methods only while no guest
+/// runs.
 ///
 /// # Safety
-/// The slot copies over every page that it is told of, through raw pointers, and calls content pristine that it is not
-/// told of. An implementation must therefore see to it that
+/// The slot copies over every reported page, through raw pointers, and treats every unreported page as pristine. An
+/// implementation must therefore ensure that
 ///
 /// * [`Tracker::drain`] reports only pages that the slot asked to be watched and has not hidden since, in order and
 ///   without overlaps;
-/// * it reports *every* page that was written since it was last armed, by whoever the mechanism is documented to
-///   notice;
-/// * pages named in [`Tracker::open`], and pages that were reported and not armed again, can be written without a fault
-///   that nobody answers;
-/// * it changes no memory and no mapping outside the slot, and answers for the slot's until it is dropped.
+/// * it reports *every* page that was written since it was last armed, by any writer that the mechanism is documented
+///   to notice;
+/// * pages named in [`Tracker::open`], and pages that were reported and not armed again, can be written without an
+///   unhandled fault;
+/// * it changes no memory and no mapping outside the slot, and handles the slot's faults until it is dropped.
 pub unsafe trait Tracker: Send {
     /// Which mechanism this is.
     fn kind(&self) -> TrackerKind;
@@ -175,8 +175,8 @@ struct Everything {
     watched: Vec<PageRange>,
 }
 
-// SAFETY: reports exactly the ranges it was asked to watch, sorted, and protects nothing. The slot hides nothing of which
-// it is not told again before the next drain.
+// SAFETY: reports exactly the watched ranges, sorted, and protects nothing. The slot registers every page that it
+// hides again before the next drain.
 unsafe impl Tracker for Everything {
     fn kind(&self) -> TrackerKind {
         TrackerKind::Everything
@@ -193,7 +193,7 @@ unsafe impl Tracker for Everything {
     }
 
     fn hide(&mut self, range: PageRange) {
-        // What remains below and above it.
+        // The remaining parts below and above it.
         let parts = |watched: PageRange| {
             let below = PageRange::new(
                 watched.start,

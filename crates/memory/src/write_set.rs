@@ -1,10 +1,10 @@
 //! The write set: pages that recent runs wrote, left writable and copied back at every reset.
 //!
-//! The set is a superset of what a run writes, so it costs copying, never correctness. It learns a page
-//! when a tracker reports it, and sheds a page that several samples in a row found unchanged; a page
-//! that comes back after it was shed must stay idle twice as long. A page that runs write and leave as they found it (the
-//! counts of references in Python's objects) is never found changed, and comes back at once: each time it does, it
-//! must stay idle twice as long as before.
+//! The set contains all pages that a run writes, so its excess costs copying, never correctness. It learns a page
+//! when a tracker reports it, and sheds a page that several samples in a row found unchanged; a page that comes back
+//! after it was shed must stay idle twice as long. Some pages are written by runs and left as they were (reference
+//! counts of Python objects). Such a page is never found changed, and comes back at once: each time, its required
+//! idle time doubles.
 //!
 //! The copy list is kept flat and joined: runs of pages whose source is contiguous are one `memcpy`.
 
@@ -18,21 +18,21 @@ use crate::tracker::push_run;
 
 /// Samples in a row that must find a page unchanged before it is shed.
 const IDLE_SAMPLES: u8 = 3;
-/// Most doublings of that for a page that keeps coming back. Noticing a page costs about fifty times as much
-/// as copying it, so a page that has idled for as many runs may go: with few doublings neither choice
-/// costs more than about twice the better one.
+/// Maximum doublings of that for a page that keeps coming back. Noticing a page costs about fifty times as much as
+/// copying it, so a page that has idled for as many runs may go: with few doublings neither choice costs more than
+/// about twice the better one.
 const MAX_RETURNS: u8 = 1;
 /// The same for a page that came back before the next sample, so that it was in use while it was found unchanged. To
 /// notice it once in some five hundred runs is no price.
 const MAX_AT_ONCE: u8 = 4;
-/// Pages written once that a slot which moves between images keeps open. To look at so many costs a few
-/// microseconds at every move; each would cost about three when it is written and not open.
+/// Pages written once that a slot which moves between images keeps open. Sampling them costs a few microseconds at
+/// every move; each would cost about three when it is written while closed.
 const CROWD: usize = 64;
 
-/// What is known of a page that was shed.
+/// The history of a page that was shed.
 #[derive(Clone, Copy, Debug)]
 struct Shed {
-    /// How often the samples that it must stay idle for are doubled.
+    /// The number of doublings of its required idle samples.
     doublings: u8,
     /// Samples that had been taken, if one found it idle.
     at: Option<u32>,
@@ -80,8 +80,8 @@ pub(crate) struct WriteSet {
     /// Sorted by page.
     entries: Vec<Entry>,
     copies: Vec<Copy>,
-    /// How many of `copies` lie below the slot's initial end; the others are accessible only in a run
-    /// that has grown the slot.
+    /// The number of `copies` below the slot's initial end; the others are accessible only in a run that has grown
+    /// the slot.
     core: usize,
     /// Pages that were shed once.
     shed: HashMap<usize, Shed>,
@@ -91,7 +91,7 @@ pub(crate) struct WriteSet {
     cursor: usize,
 }
 
-/// What a sample of the set found.
+/// The result of a sample of the set.
 #[derive(Debug, Default)]
 pub(crate) struct Sampled {
     /// Pages that differed from the image.
@@ -174,7 +174,7 @@ impl WriteSet {
             let to = base.wrapping_add(page * PAGE_SIZE);
             let source = image.source(page);
             let from = source.map_or(std::ptr::null(), |source| source.from);
-            // Views of two files may happen to lie side by side; no copy goes from one into the next.
+            // Views of two files may happen to be adjacent; no copy crosses from one into the next.
             let same_file = source.is_some_and(|source| source.backing == backing);
             backing = source.map_or(std::ptr::null(), |source| source.backing);
             if let Some(last) = self.copies.last_mut() {
@@ -243,7 +243,7 @@ impl WriteSet {
         })
     }
 
-    /// As [`WriteSet::look`], of pages of which `differs` tells whether they differ.
+    /// As [`WriteSet::look`], with `differs` as the comparison.
     pub(crate) fn look_by(
         &mut self,
         initial_end: usize,
@@ -282,7 +282,7 @@ impl WriteSet {
         found
     }
 
-    /// As [`WriteSet::sample`], of pages that `changed` restores, and says whether they differed.
+    /// As [`WriteSet::sample`], for pages that `changed` restores; it returns whether they differed.
     pub(crate) fn sample_by(
         &mut self,
         end: usize,
@@ -384,7 +384,7 @@ fn note(known: &mut HashMap<usize, Shed>, page: usize, at: Option<u32>) {
 /// Makes the page at `to` equal to the image's; returns whether it differed.
 ///
 /// # Safety
-/// The page must be readable and, if it may differ, writable, and nothing else may use it meanwhile.
+/// The page must be readable and, if it may differ, writable, and must not be used elsewhere during the call.
 pub(crate) unsafe fn restore_if_changed(image: &Image, page: usize, to: *mut u8) -> bool {
     // SAFETY: the caller's promise: the page is quiet for the time of this call.
     let live = unsafe { std::slice::from_raw_parts(to, PAGE_SIZE) };

@@ -1,9 +1,10 @@
 //! A slot over a tracker that the test plays: every strategy's bookkeeping, without a kernel's help.
 //!
-//! The tracker is told of each write and holds the slot to its contract: a page that was not armed again
-//! is not reported again. So a page that the slot forgets to copy back, or to arm, is found by the
-//! comparison with plain vectors. It needs nothing of the host, so Miri can run it over the pretend
-//! kernel, where it finds undefined behaviour that tests on hardware cannot.
+//! The test reports each write to the tracker, which holds the slot to its contract: a page that
+//! was not armed again is not reported again. So a page that the slot forgets to copy back, or to
+//! arm, is found by the comparison with plain vectors. It needs nothing from the host, so Miri can
+//! run it over the pretend kernel, where it finds undefined behaviour that tests on hardware
+//! cannot.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,7 +14,7 @@ use afresh_memory::{
 };
 use afresh_sys::planted::{self, Bug};
 
-/// Pages of the image, of which the last region's end can grow to the capacity.
+/// Pages of the image; the last region can grow to the capacity.
 const PAGES: usize = if cfg!(miri) { 6 } else { 10 };
 const CAPACITY: usize = if cfg!(miri) { 9 } else { 16 };
 /// Programs, and steps of each.
@@ -22,7 +23,7 @@ const STEPS: usize = if cfg!(miri) { 10 } else { 120 };
 /// Resets of a steady stretch: one sample of the write set, or enough of them to shed what is idle.
 const STEADY: usize = if cfg!(miri) { 34 } else { 110 };
 
-/// What the test and its tracker share: which pages are protected, and which were written since.
+/// State that the test and its tracker share: the protected pages, and the pages written since.
 #[derive(Debug)]
 struct Pages {
     armed: [bool; CAPACITY],
@@ -31,7 +32,7 @@ struct Pages {
 
 type Shared = Arc<Mutex<Pages>>;
 
-/// Tells the tracker, as a fault would, that `page` is written.
+/// Reports a write of `page` to the tracker, as a fault would.
 fn touch(shared: &Shared, page: usize) {
     let mut pages = shared.lock().unwrap();
     if std::mem::take(&mut pages.armed[page]) {
@@ -139,7 +140,7 @@ impl Play {
             touch(told, page);
         }
         for offset in [0, at, PAGE_SIZE - 1] {
-            // SAFETY: the page is accessible, and nobody else uses the slot.
+            // SAFETY: the page is accessible, and this is the only user of the slot.
             unsafe { self.slot.base().add(page * PAGE_SIZE + offset).write_volatile(byte) };
             self.live[page * PAGE_SIZE + offset] = byte;
         }
@@ -204,7 +205,7 @@ impl Play {
                 }
                 (self.live, self.back) = (bytes.clone(), bytes);
             }
-            // The same content in another place; the place before is nobody's then.
+            // The same content in another place; the old place is free then.
             10 => {
                 let before = self.slot.image().clone();
                 self.slot.switch(&before.compact().unwrap()).unwrap();

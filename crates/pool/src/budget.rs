@@ -1,13 +1,13 @@
 //! One budget for everything that the pools of this process keep.
 //!
-//! Each pool keeps to its own [`crate::Limits`]; what a process can bear is bounded here, over all of them:
-//! items, the memory they keep, and mappings, of which the kernel allows a process 65,530 by default. Where
-//! a bound is passed, the items that have been idle longest go, whichever pool they are in; one in use never
-//! does. What has been idle for some time goes also without that, but for one item a pool.
+//! Each pool keeps to its own [`crate::Limits`]. The bounds here apply to the whole process, over all pools: items,
+//! the memory they keep, and mappings (the kernel allows a process 65,530 by default). Where a bound is exceeded, the
+//! items that have been idle longest are evicted, from any pool; one in use never is. Items that have been idle for
+//! some time are evicted even within the bounds, except one per pool.
 //!
-//! Promises: after an item was made, and after one came back with more memory than before, the bounds
-//! are kept again, unless what passes them is in use. Handing an item out and taking it back costs nothing
-//! more for it. May break it: items that say of themselves that they take less than they do.
+//! Promises: after an item was made, and after one came back with more memory than before, the bounds are kept again,
+//! unless what passes them is in use. Handing an item out and taking it back costs nothing more for it. May break it:
+//! items that understate their sizes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -16,16 +16,16 @@ use std::time::Duration;
 
 use afresh_sys::{Inherited, fork};
 
-/// What pools may keep, all together.
+/// The bounds of all pools together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Most items alive.
     pub items: usize,
-    /// Most bytes of private memory that idle items keep.
+    /// Maximum bytes of private memory that idle items keep.
     pub resident_bytes: usize,
     /// Most mappings.
     pub mappings: usize,
-    /// How long an item may be idle while its pool has another, to the nearest as much again.
+    /// How long an item may be idle while its pool has another, up to twice that.
     pub idle: Option<Duration>,
 }
 
@@ -42,7 +42,7 @@ impl Default for Bounds {
     }
 }
 
-/// What pools keep now, all together.
+/// The usage of all pools together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
@@ -50,13 +50,13 @@ pub struct Usage {
     pub items: usize,
     /// Bytes of private memory that idle items keep.
     pub resident_bytes: usize,
-    /// Mappings of items, and those that are held beside them.
+    /// Mappings of items, and others that [`Budget::hold`] counts.
     pub mappings: usize,
     /// Items that went to keep the bounds, or because they had been idle.
     pub evicted: u64,
 }
 
-/// What items take: counted up and down, and wished for.
+/// Amounts that items take: counted up and down, and requested.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Room {
     pub(crate) items: usize,
@@ -92,7 +92,7 @@ pub struct Budget {
     max_items: AtomicUsize,
     max_bytes: AtomicUsize,
     max_mappings: AtomicUsize,
-    /// Milliseconds; 0 for ever.
+    /// Milliseconds; 0 for no limit.
     idle: AtomicU64,
     items: AtomicUsize,
     bytes: AtomicUsize,
@@ -134,7 +134,7 @@ impl Budget {
         this
     }
 
-    /// The budget of this process. A forked child goes on with a copy: it has the same pools, and its own accounts.
+    /// The budget of this process. A forked child continues with a copy: it has the same pools, and its own accounts.
     #[must_use]
     pub fn process() -> &'static Self {
         static PROCESS: Inherited<Budget> = Inherited::new();
@@ -168,7 +168,7 @@ impl Budget {
         }
     }
 
-    /// What is kept now.
+    /// The present usage.
     #[must_use]
     pub fn usage(&self) -> Usage {
         Usage {
@@ -179,7 +179,7 @@ impl Budget {
         }
     }
 
-    /// Counts mappings that are no item's, and cannot be evicted, for as long as the value lives.
+    /// Counts mappings that do not belong to an item, and cannot be evicted, until the value is dropped.
     #[must_use]
     pub fn hold(&'static self, mappings: usize) -> MappingCharge {
         self.mappings.fetch_add(mappings, Ordering::Relaxed);
@@ -193,8 +193,8 @@ impl Budget {
         self.clock.load(Ordering::Relaxed)
     }
 
-    /// The list of pools. In a forked child it may be locked by a thread that is not there: then there is none,
-    /// nothing is evicted, and each pool has its own limits still.
+    /// The list of pools. In a forked child a thread of the parent may hold the lock. Then this returns `None`,
+    /// nothing is evicted, and each pool still keeps its own limits.
     fn list(&self) -> Option<MutexGuard<'_, Vec<Pooled>>> {
         /// Times that a child looks whether the list is free.
         const MAX_LOCK_ATTEMPTS: u32 = 1000;
@@ -260,7 +260,7 @@ impl Budget {
         }
     }
 
-    /// What has to go.
+    /// The amounts to evict.
     fn excess(&self) -> Option<Room> {
         // A bit more than needed, so that the next item does not begin the search again.
         let over = |used: &AtomicUsize, bound: &AtomicUsize| {
@@ -320,8 +320,8 @@ impl Budget {
         pools.len()
     }
 
-    /// Starts the thread that drops what has been idle. It ends when there is no pool left, or nothing is to be
-    /// dropped for being idle.
+    /// Starts the thread that drops what has been idle. It ends when no pool is left, or items are not evicted for
+    /// being idle.
     #[cold]
     fn start_keeper(&'static self) {
         let keeper = move || {

@@ -1,12 +1,14 @@
 //! A pool of warm things that are reset when they come back: slots, Wasm instances, micro-VMs.
 //!
-//! An item belongs to a *key* (its image, its module); asking for a key prefers an idle item that already
-//! holds it. No limits are needed up front; where they are wanted, [`Limits`] bounds the number of
-//! items and the memory that idle ones may keep, and [`Exhausted`] says what happens at the bound.
+//! An item belongs to a *key* (its image, its module); a request for a key prefers an idle item
+//! that already holds it. No limits are needed up front. Optional [`Limits`] bound the number of
+//! items and the memory that idle ones may keep, and [`Exhausted`] selects the response at the
+//! bound.
 //!
-//! Promises: an item is handed out only after its [`Recycle::recycle`] succeeded; an item whose
-//! recycling failed, or whose user panicked, is dropped, counted and never seen again. Threads share
-//! nothing on the way through: each has a shard, and looks into others only when its own is empty.
+//! Promises: an item is leased only after its [`Recycle::recycle`] succeeded; an item whose
+//! recycling failed, or whose user panicked, is dropped, counted and never seen again. Threads
+//! share nothing on the way through: each has a shard, and looks into others only when its own is
+//! empty.
 //!
 //! ```
 //! use afresh_memory::{Image, Slot, SlotConfig};
@@ -44,25 +46,25 @@ pub trait Recycle: Send + 'static {
     /// Why recycling failed.
     type Error: std::fmt::Display;
 
-    /// What the item is warm for. Equal keys are interchangeable.
+    /// The kind of work that the item is warm for. Equal keys are interchangeable.
     fn key(&self) -> usize;
 
-    /// Makes the item pristine, and says what that took.
+    /// Makes the item pristine, and returns the cost.
     ///
     /// # Errors
     /// Any error: the item is dropped.
     fn recycle(&mut self) -> Result<Recycled, Self::Error>;
 
-    /// What kind of error it is, in a word or two: the pool counts failures by that.
+    /// The kind of an error, in a word or two: the pool counts failures by it.
     fn reason(_: &Self::Error) -> &'static str {
         "reset"
     }
 
-    /// Bytes of private memory the item keeps while idle, roughly; asked after every recycling, so it
-    /// must be cheap.
+    /// Bytes of private memory the item keeps while idle, roughly; called after every recycling, so
+    /// it must be cheap.
     fn resident_bytes(&self) -> usize;
 
-    /// Mappings that the item takes for as long as it lives, roughly; asked once, when it was made.
+    /// Approximate mappings of the item during its life; queried once, when it was made.
     fn mappings(&self) -> usize {
         0
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// What a request gets when the pool is at its limit.
+/// The response to a request when the pool is at its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Exhausted {
@@ -17,12 +17,12 @@ pub enum Exhausted {
 /// Bounds of a pool. The default has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most items alive at once, idle and in use.
+    /// Maximum items alive at once, idle and in use.
     pub items: usize,
-    /// Most bytes of private memory that idle items keep together. Above it, items coming back are
-    /// trimmed.
+    /// Maximum bytes of private memory that idle items keep together. Above it, items coming back
+    /// are trimmed.
     pub resident_bytes: usize,
-    /// What happens at `items`.
+    /// The response at `items`.
     pub exhausted: Exhausted,
 }
 

@@ -16,10 +16,10 @@ use crate::returning::{Failures, Returning, locked};
 use crate::shard::{Idle, Shard};
 use crate::{Exhausted, Limits, PoolStats, Recycle, Resets};
 
-/// Most shards of a pool. More than any sensible number of busy threads.
+/// Maximum shards of a pool. More than any sensible number of busy threads.
 const MAX_SHARDS: usize = 64;
 
-/// Why no item could be had.
+/// Why the pool returned no item.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError<E> {
@@ -31,7 +31,7 @@ pub enum PoolError<E> {
         /// The limit.
         limit: usize,
     },
-    /// The pool stayed at its limit for as long as the caller was ready to wait.
+    /// The pool stayed at its limit until the caller's timeout.
     #[error("no item of the pool came back within {0:?}")]
     TimedOut(std::time::Duration),
     /// Making a new item failed.
@@ -44,7 +44,7 @@ pub struct Pool<T: Recycle> {
     shared: Arc<Shared<T>>,
 }
 
-/// What a pool consists of; the process's budget looks at it too.
+/// The state of a pool; the process budget reads it as well.
 pub(crate) struct Shared<T: Recycle> {
     shards: Box<[Shard<T>]>,
     limits: Limits,
@@ -59,9 +59,9 @@ pub(crate) struct Shared<T: Recycle> {
     on_demand: AtomicU64,
     trimmed: AtomicU64,
     evicted: AtomicU64,
-    /// Of items that are no more.
+    /// The counts of dropped items.
     retired: Mutex<Resets>,
-    /// Requests that wait, so that a return needs to signal only when somebody does.
+    /// Requests that wait, so that a return signals only when a request waits.
     waiting: AtomicUsize,
     gate: Mutex<()>,
     came_back: Condvar,
@@ -74,7 +74,7 @@ impl<T: Recycle> std::fmt::Debug for Pool<T> {
     }
 }
 
-/// How many shards a pool has: a few for each thread that can run, so that two rarely meet. Known once.
+/// The number of shards of a pool: a few for each thread that can run, so that two rarely meet. Known once.
 fn shards() -> usize {
     static SHARDS: Inherited<usize> = Inherited::new();
     *SHARDS.get_or_make(|| {
@@ -96,11 +96,10 @@ impl<T: Recycle> Pool<T> {
 
     /// Hands out an item for `key`: an idle one, or one that `make` makes.
     ///
-    /// At the limit, `make` gets an idle item of another key, if there is one, to turn into what is
-    /// wanted or to drop.
+    /// At the limit, `make` gets an idle item of another key, if one exists, to convert or to drop.
     ///
     /// # Errors
-    /// [`PoolError::Exhausted`] or [`PoolError::TimedOut`] at the limit, and what `make` returns.
+    /// [`PoolError::Exhausted`] or [`PoolError::TimedOut`] at the limit, and any error of `make`.
     #[inline]
     pub fn get<E>(
         &self,
@@ -110,8 +109,8 @@ impl<T: Recycle> Pool<T> {
         self.shared.get(key, make)
     }
 
-    /// Makes an item that is new, whatever is idle and whatever the limit; it is dropped when it comes
-    /// back. For comparing a used item with one that has never been used.
+    /// Makes a new item, regardless of idle items and of the limit; it is dropped when it comes back. For comparing a
+    /// used item with one that has never been used.
     ///
     /// # Errors
     /// What `make` returns.
@@ -140,7 +139,7 @@ impl<T: Recycle> Pool<T> {
         self.shared.limits
     }
 
-    /// What it has done so far.
+    /// Its counters so far.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         self.shared.stats()
@@ -259,11 +258,11 @@ impl<T: Recycle> Shared<T> {
         }
     }
 
-    /// Waits for a return; `false` at the deadline, if there is one.
+    /// Waits for a return; `false` at the deadline, if one is set.
     fn wait_until(&self, deadline: Option<Instant>) -> bool {
         let guard = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        // An item that came back before we were counted signalled nobody: look once more.
+        // An item that came back before we were counted sent no signal, so check once more.
         let there = self.alive.load(Ordering::SeqCst) < self.limits.items
             || self.shards.iter().any(|shard| !shard.is_empty());
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
@@ -327,7 +326,7 @@ impl<T: Recycle> Shared<T> {
     #[inline]
     fn give_back(&self, idle: Box<Idle<T>>, spare: bool) {
         if std::thread::panicking() && !is(Bug::Unwound) {
-            // What the unwound code left half-done inside the item is unknown.
+            // The unwound code may have left the item in an unknown state.
             self.abandoned.fetch_add(1, Ordering::Relaxed);
             return self.discard(*idle);
         }

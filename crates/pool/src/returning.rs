@@ -1,4 +1,4 @@
-//! What happens to an item on its way back into its pool, and what is noted of those that get no further.
+//! An item on its way back into its pool, and the records of items that fail on the way.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use crate::{Recycle, Recycled};
 #[derive(Default)]
 pub(crate) struct Failures {
     pub(crate) by_reason: BTreeMap<&'static str, u64>,
-    /// What was wrong with the last one.
+    /// The error of the last one.
     pub(crate) last: Option<String>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) fn locked<T>(counts: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Returning<'a, T: Recycle> {
     pool: &'a Shared<T>,
     pub(crate) idle: Option<Box<Idle<T>>>,
-    /// What is wrong with it, if it does not get further than it has come; and in words, if they are known.
+    /// The reason to record if it gets no further, and a description if one is known.
     pub(crate) why: (&'static str, Option<String>),
     /// Whether it keeps more memory than before.
     pub(crate) grew: bool,
@@ -41,11 +41,12 @@ impl<'a, T: Recycle> Returning<'a, T> {
         Self { pool, idle: Some(idle), why: ("panic", None), grew: false }
     }
 
-    /// Makes the item pristine and enters it into the accounts; `false` when it is gone instead.
+    /// Makes the item pristine and enters it into the accounts; `false` if it must be dropped
+    /// instead.
     #[inline]
     pub(crate) fn clean(&mut self, spare: bool) -> bool {
         let Some(idle) = self.idle.as_mut() else { return false };
-        // What a parent made is not handed out in a child, so there is no use in making it pristine.
+        // A child does not use items of its parent, so there is no use in making them pristine.
         if idle.generation != fork::generation() {
             self.why.0 = "fork";
             return false;

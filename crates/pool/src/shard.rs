@@ -1,8 +1,8 @@
-//! One thread's share of a pool's idle items.
+//! One thread's share of the idle items in a pool.
 //!
-//! The item that came back last sits in a single atomic place: the common case, one thread that takes an
-//! item and brings it back, is one swap each way. The others are kept by key behind a lock, most recently
-//! returned last, so that the warmest is handed out first.
+//! The item that came back last sits in a single atomic place: the common case, one thread that takes an item and
+//! brings it back, is one swap each way. The others are kept by key behind a lock, most recently returned last, so
+//! that the warmest is leased first.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use crate::{Recycle, Resets};
 /// An idle item and what the pool knows of it. Boxed once, when the item is made.
 pub(crate) struct Idle<T> {
     pub(crate) item: T,
-    /// Its share of the pool's count of resident bytes.
+    /// Its share of the resident bytes that the pool counts.
     pub(crate) resident: usize,
     /// Mappings it takes.
     pub(crate) mappings: usize,
@@ -22,9 +22,9 @@ pub(crate) struct Idle<T> {
     pub(crate) since: u64,
     /// The budget's clock when it came back.
     pub(crate) stamp: u64,
-    /// What bringing it back took, each time.
+    /// The costs of its resets.
     pub(crate) resets: Resets,
-    /// Of the process that it was made in.
+    /// The process that it was made in.
     pub(crate) generation: u32,
 }
 
@@ -33,10 +33,10 @@ struct Bucket<T> {
     idle: Vec<Box<Idle<T>>>,
 }
 
-/// Idle items, on cache lines of their own (two, because processors fetch them in pairs).
+/// Idle items, on separate cache lines (two, because processors fetch them in pairs).
 #[repr(align(128))]
 pub(crate) struct Shard<T> {
-    /// The item that came back last, or null. Whoever swaps it out owns it.
+    /// The item that came back last, or null. The thread that swaps it out owns it.
     last: AtomicPtr<Idle<T>>,
     buckets: Mutex<Vec<Bucket<T>>>,
 }
@@ -54,7 +54,7 @@ impl<T> Drop for Shard<T> {
 }
 
 impl<T> Shard<T> {
-    /// Takes the item in the fast place, of whatever key.
+    /// Takes the item in the fast place, with any key.
     #[inline]
     fn take_last(&self) -> Option<Box<Idle<T>>> {
         // A read first: finding nothing must not make the cache line bounce between threads.
@@ -90,7 +90,7 @@ impl<T: Recycle> Shard<T> {
         let at = buckets.iter().position(|b| b.key == key)?;
         let idle = buckets[at].idle.pop();
         if at > 0 {
-            // What is asked for now will likely be asked for next.
+            // The next request will likely have the same key.
             buckets.swap(0, at);
         }
         idle

@@ -1,10 +1,10 @@
-//! What a pool tells of itself: counts, which promise nothing but to have been true a moment ago.
+//! Counters of a pool. They are not synchronised, and may be a moment old.
 
 use std::collections::BTreeMap;
 
 use afresh_memory::ResetReport;
 
-/// What bringing an item back took.
+/// The cost of a reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recycled {
     /// Pages of memory that were copied back, cleared, or thrown away.
@@ -13,7 +13,7 @@ pub struct Recycled {
     pub grown: bool,
     /// Whether pages were thrown away instead of copied.
     pub discarded: bool,
-    /// Whether more than memory could not be brought back in place, and was made anew.
+    /// Whether state other than memory could not be reset in place, and was made anew.
     pub replaced: bool,
 }
 
@@ -29,27 +29,28 @@ impl From<ResetReport> for Recycled {
     }
 }
 
-/// What the resets of a pool's items took, in numbers.
+/// The costs of the resets in a pool, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resets {
-    /// How many brought back at most so many pages as [`Resets::BOUNDS`] says at the same place, and more than at the place before; the
-    /// last ones brought back more than any bound.
+    /// The number of resets for each bound in [`Resets::BOUNDS`]: those that copied at most that
+    /// many pages back, and more than the previous bound; the last one counts resets above every
+    /// bound.
     pub by_pages: [u64; Resets::BOUNDS.len() + 1],
     /// Pages, over all.
     pub pages: u64,
-    /// How many followed a growth of memory.
+    /// Resets after a growth of memory.
     pub grown: u64,
-    /// How many threw pages away.
+    /// Resets that discarded pages.
     pub discarded: u64,
-    /// How many made an item anew.
+    /// Resets that made an item anew.
     pub replaced: u64,
 }
 
 impl Resets {
-    /// Up to how many pages the resets of each count brought back.
+    /// Bounds of the counts, in pages copied back.
     pub const BOUNDS: [u64; 9] = [0, 1, 4, 16, 64, 256, 1024, 4096, 16_384];
 
-    /// How many there were.
+    /// The number of resets.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.by_pages.iter().sum()
@@ -70,7 +71,7 @@ impl Resets {
         self.replaced += u64::from(reset.replaced);
     }
 
-    /// What came after `earlier`, which was the same pool's.
+    /// The difference from `earlier`, a value from the same pool.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut by_pages = self.by_pages;
@@ -86,7 +87,7 @@ impl Resets {
         }
     }
 
-    /// Counts all that the other has, too.
+    /// Adds the counts of the other.
     pub fn join(&mut self, other: &Self) {
         self.by_pages.iter_mut().zip(other.by_pages).for_each(|(sum, more)| *sum += more);
         self.pages += other.pages;
@@ -96,7 +97,7 @@ impl Resets {
     }
 }
 
-/// What a pool has done so far, summed over its shards; a snapshot that may be a moment old.
+/// Counters of a pool, summed over its shards; a snapshot that may be a moment old.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
@@ -110,7 +111,7 @@ pub struct PoolStats {
     pub in_use: usize,
     /// Hand-outs that came back and were made pristine.
     pub returned: u64,
-    /// What making them pristine took.
+    /// The costs of making them pristine.
     pub resets: Resets,
     /// Items dropped because recycling failed.
     pub quarantined: u64,
@@ -120,7 +121,7 @@ pub struct PoolStats {
     pub last_failure: Option<String>,
     /// Items dropped because their user panicked.
     pub abandoned: u64,
-    /// Items handed out beyond the limit.
+    /// Items leased beyond the limit.
     pub on_demand: u64,
     /// Times an item was trimmed to stay within the memory budget.
     pub trimmed: u64,

@@ -8,7 +8,7 @@ use afresh_pool::{Bounds, Budget, Lease, Limits, Pool, Recycle, Recycled};
 struct Item {
     name: usize,
     bytes: usize,
-    /// What it keeps once it is back.
+    /// Memory that it keeps after it is returned.
     keeps: usize,
 }
 
@@ -48,7 +48,7 @@ fn alone() -> MutexGuard<'static, ()> {
     guard
 }
 
-/// Nothing is in the accounts any more, once the thread that looks for idle items has let go of what it looks at.
+/// The accounts are empty after the thread that evicts idle items has dropped its references.
 fn empty() {
     let since = Instant::now();
     loop {

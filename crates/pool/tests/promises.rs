@@ -1,4 +1,4 @@
-//! What a pool promises: affinity, limits, waiting, budgets, and that nothing broken is handed out.
+//! The promises of a pool: affinity, limits, waiting, budgets, and that no broken item is returned.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

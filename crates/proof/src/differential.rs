@@ -18,16 +18,16 @@ use crate::random::Random;
 use crate::reference::{self, Reference};
 use crate::stateful::{self, FUNCTIONS, Features};
 
-/// What was met, so that a run cannot pass on nothing.
+/// Counts of exercised features, so that a run cannot pass on nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Coverage {
     /// Modules that ran.
     pub modules: u64,
-    /// Of them in reset mode.
+    /// Those in reset mode.
     pub reset: u64,
-    /// Of them in fresh mode.
+    /// Those in fresh mode.
     pub fresh: u64,
-    /// Modules that could not be warmed, and said why.
+    /// Modules that could not be warmed, with a reason.
     pub refused: u64,
     /// Modules whose start failed in plain wasmtime, and here too.
     pub unstarted: u64,
@@ -35,11 +35,11 @@ pub struct Coverage {
     pub calls: u64,
     /// Calls that trapped.
     pub traps: u64,
-    /// Exceptions that nobody caught.
+    /// Uncaught exceptions.
     pub thrown: u64,
     /// Leases that ended after calls which changed something.
     pub spoilt: u64,
-    /// Of them those whose store a host function spoilt.
+    /// Those whose store a host function spoilt.
     pub meddled: u64,
     /// Leases in which a comparison with the warm state found nothing, and `look` neither.
     pub clean: u64,
@@ -51,7 +51,7 @@ pub struct Coverage {
     pub replaced: u64,
     /// Resets after which a memory was shrunk.
     pub shrunk: u64,
-    /// Guests thawed, of the warm state or of a lease's.
+    /// Guests thawed, from the warm state or from a lease.
     pub thawed: u64,
 }
 
@@ -145,7 +145,7 @@ impl Bench {
     /// Checks the module of one seed.
     ///
     /// # Errors
-    /// The first difference, with what led to it.
+    /// The first difference, with the calls before it.
     pub fn check(&mut self, seed: u64) -> Result<()> {
         let wasm = wat::parse_str(module(seed)).context("the generated module is not valid")?;
         let mut random = Random::new(!seed);
@@ -196,7 +196,7 @@ impl Bench {
                 self.seen.unstarted += 1;
                 return Ok(());
             }
-            // The warm-up left what no other instance can hold, and that is said.
+            // The warm-up left state that no other instance can hold, and the error says that.
             Err(WarmError::State(_)) if !cleared => {
                 self.seen.refused += 1;
                 return Ok(());
@@ -242,7 +242,7 @@ impl Bench {
         let mut lease = warm.lease().context("a lease to fork")?;
         self.run(&mut lease, &spoil);
         let frozen = match lease.freeze() {
-            // What it holds now may be something that no other instance can hold; not so once it is cleared.
+            // Its present state may be one that no other instance can hold; it is not after clearing.
             Err(FreezeError::State(_)) => {
                 self.seen.refused += 1;
                 spoil.push(("clear".to_owned(), Vec::new()));
@@ -298,7 +298,7 @@ impl Bench {
         self.compare(&mut lease, probe, expected).context("first instance")?;
         drop(lease);
         for round in 0..2 + random.below(3) {
-            // Now and then so many that the write set is sampled and sheds.
+            // Now and then enough for the write set to be sampled and to shed.
             let times = if random.one_in(25) { 130 } else { 1 };
             let spoil = calls(random, 7);
             for _ in 0..times {
@@ -358,7 +358,7 @@ impl Bench {
     }
 }
 
-/// What a guest's histories have in common.
+/// The common part of all histories of a guest.
 struct Scene<'a> {
     reference: &'a Reference,
     warm_up: &'a [Call],

@@ -6,11 +6,11 @@
 //!
 //! Host functions of the random modules change guest state and the store that they are called in ([`meddling`]).
 //!
-//! What is promised: the reference is an instance of the original module in an engine of plain wasmtime,
-//! which shares no code of ours. Both suites count what they met, so that they cannot pass on nothing.
+//! Promises: the reference is an instance of the original module in an engine of plain wasmtime, which shares no code
+//! with ours. Both suites count what they met, so that they cannot pass on nothing.
 //!
-//! `cargo xtask soak` drives both for as long as it is told to; the tests run a sample of the random
-//! modules and all of the specification.
+//! `cargo xtask soak` drives both for a given time; the tests run a sample of the random modules and all of the
+//! specification.
 
 pub mod differential;
 pub mod meddling;

@@ -68,7 +68,7 @@ pub fn limiter() -> Limiter {
     Limiter::new(|host| host.state::<Refusing>())
 }
 
-/// Changes one thing that an export leads to, if there is one.
+/// Changes one item behind an export, if one exists.
 fn touch<T: Meddler>(mut caller: Caller<'_, T>, what: i32, value: i32) -> Result<i32> {
     let (what, at) = ((what & 0x7fff) as usize, (value & 0x7fff) as usize);
     let index = (what >> 3) & 3;

@@ -1,9 +1,9 @@
-//! What a call came to, in a form that compares across instances and stores.
+//! The result of a call, in a form that compares across instances and stores.
 
 use afresh_wasm::CallError;
 use afresh_wasm::wasmtime::{Error, Trap, Val};
 
-/// Results by their bits, references by what any store can tell of them.
+/// Results by their bits, references by properties that every store can read.
 #[must_use]
 pub fn values(values: &[Val]) -> String {
     let mut shown = String::new();
@@ -31,7 +31,7 @@ pub fn values(values: &[Val]) -> String {
 pub fn failure(error: &Error) -> String {
     match error.downcast_ref::<Trap>() {
         Some(trap) => format!("trap: {trap:?}"),
-        // An exception that nobody caught, or an error of a host function.
+        // An uncaught exception, or an error of a host function.
         None => "thrown".to_owned(),
     }
 }

@@ -51,11 +51,11 @@ fn define<T: Meddler>(linker: &mut Linker<T>) -> Result<()> {
          -> Result<i32> {
             let Some(object) = object else { return Ok(-1) };
             let data = object.data(&caller)?.and_then(|data| data.downcast_ref::<i32>());
-            data.copied().ok_or_else(|| Error::msg("an object of nobody's"))
+            data.copied().ok_or_else(|| Error::msg("an object without a type"))
         },
     )?;
     meddling::define(linker)?;
-    // What the specification's tests print through.
+    // The print functions of the specification tests.
     linker.func_wrap("spectest", "print", || {})?;
     linker.func_wrap("spectest", "print_i32", |_: i32| {})?;
     linker.func_wrap("spectest", "print_i64", |_: i64| {})?;
@@ -113,7 +113,7 @@ impl Plain {
     /// Calls an export; a pending exception is taken, as an embedder must.
     ///
     /// # Errors
-    /// The trap, the uncaught exception, or that there is no such export.
+    /// The trap, the uncaught exception, or a missing export.
     pub fn invoke(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>> {
         let func = self
             .instance

@@ -1,14 +1,13 @@
 //! The WebAssembly specification's tests through warm guests.
 //!
-//! Every module of the suite that stands alone is instantiated in plain wasmtime, and what its file asks
-//! of it is done there first: that gives the outcome of each call, held against what the file says it
-//! must be. Then the whole list of calls runs through a warm guest, once for each kind of instance, and
-//! each outcome must be the same, bit for bit: on the first instance, on recycled ones, on one made from
-//! the warm state, and on one that was thawed; in reset mode and in fresh mode.
+//! Every self-contained module of the suite is instantiated in plain wasmtime, and the steps of its file run there
+//! first: that gives the outcome of each call, checked against the file. Then the whole list of calls runs through a
+//! warm guest, once for each kind of instance, and each outcome must be the same, bit for bit: on the first instance,
+//! on recycled ones, on one made from the warm state, and on one that was thawed; in reset mode and in fresh mode.
 //!
-//! What is left out, and counted with the reason: modules that import from other modules, or what only
-//! a store can define; calls that pass host objects, which a lease cannot make; what plain wasmtime
-//! itself does not do as the file says.
+//! Left out, and counted with the reason: modules that import from other modules, or items that only a store can
+//! define; calls that pass host objects, which a lease cannot make; steps where plain wasmtime itself differs from
+//! the file.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -24,7 +23,7 @@ use wast::{QuoteWat, Wast, WastArg, WastDirective, WastExecute, WastInvoke, Wast
 use crate::outcome;
 use crate::reference::{self, Plain, Reference};
 
-/// What the suite came to.
+/// The counts of the suite.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
     /// Files read.
@@ -33,7 +32,7 @@ pub struct Counts {
     pub scripts: usize,
     /// Calls in those lists.
     pub calls: usize,
-    /// How many of them are assertions that plain wasmtime meets.
+    /// The number of assertions among them that plain wasmtime meets.
     pub assertions: usize,
     /// Assertions that plain wasmtime itself does not meet.
     pub unmet: usize,
@@ -43,7 +42,7 @@ pub struct Counts {
     pub fresh: usize,
     /// Calls made on warm guests, all equal.
     pub compared: usize,
-    /// What did not run and why, by reason.
+    /// Steps that did not run, by reason.
     pub left_out: BTreeMap<String, usize>,
 }
 
@@ -77,7 +76,7 @@ impl std::fmt::Display for Counts {
 fn general(reason: &str) -> String {
     let mut general = String::new();
     let mut quoted = false;
-    // Where in a module something lies belongs to the module too.
+    // Offsets in a module belong to the module as well.
     let reason = reason.split(" (at offset").next().unwrap_or_default();
     for c in reason.chars().take(200) {
         match c {
@@ -115,10 +114,10 @@ struct Script {
     plain: Plain,
 }
 
-/// How much to run.
+/// The part of the suite to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
-    /// Every so many modules is also thawed; 1 for all.
+    /// One module of this many is also thawed; 1 for all.
     pub thaw_every: usize,
     /// Runs only files whose name contains this.
     pub only: Option<&'static str>,
@@ -378,7 +377,7 @@ fn prove(engine: &Engine, wasm: &[u8], steps: &[Step], mode: Mode, thaw: bool) -
     Ok(Proved::Compared(compared))
 }
 
-/// Every kind of instance that a warm guest hands out.
+/// Every kind of instance that a warm guest leases.
 fn passes(warm: &Warm, steps: &[Step]) -> Result<usize> {
     let mut compared = 0;
     for kind in ["first", "recycled", "recycled again", "new", "recycled after the new one"] {
@@ -404,7 +403,7 @@ fn passes(warm: &Warm, steps: &[Step]) -> Result<usize> {
     Ok(compared)
 }
 
-/// What a file says that a call must come to.
+/// The result of a call that a file expects.
 #[derive(Clone, Copy)]
 enum Expect<'a> {
     Returns(&'a [WastRet<'a>]),
@@ -481,8 +480,7 @@ fn v128_fits(wanted: &V128Pattern, bits: u128) -> bool {
     }
 }
 
-/// Whether a value of plain wasmtime's is what the file wants. Numbers exactly; of references, whether
-/// they are null and of which hierarchy.
+/// Whether a value of plain wasmtime's is what the file wants. Numbers exactly; references by nullness and hierarchy.
 fn fits(store: &Store<()>, wanted: &WastRetCore<'_>, value: &Val) -> bool {
     match (wanted, value) {
         (WastRetCore::I32(v), Val::I32(x)) => v == x,

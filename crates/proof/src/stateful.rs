@@ -12,12 +12,12 @@ use std::fmt::Write;
 use crate::meddling;
 use crate::random::Random;
 
-/// How many functions beside the state machine.
+/// Number of functions in addition to the state machine.
 pub const FUNCTIONS: usize = 6;
 /// Functions that references point to.
 const LEAVES: usize = 4;
 
-/// What a module may contain beyond what reset mode takes.
+/// Features of a module that reset mode refuses.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Features {
     /// Changes to GC objects in place, which reset mode refuses.
@@ -82,7 +82,7 @@ fn address(random: &mut Random, wide: bool) -> String {
     if wide { format!("(i64.extend_i32_u {address})") } else { address }
 }
 
-/// Adds an `i64` to what a function has read.
+/// Adds an `i64` to the values that a function has read.
 fn read(value: &str) -> String {
     format!("(local.set $acc (i64.add (i64.mul (local.get $acc) (i64.const 31)) {value}))")
 }

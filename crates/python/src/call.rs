@@ -1,10 +1,10 @@
-//! What belongs to one call of a guest: its output, its tools, its limits, and how it is ended.
+//! The state of one guest call: its output, its tools, its limits, and the ways to end it.
 //!
-//! It is host state of the lease ([`Host::state`]), so none of it outlives a call. What the guest's imports do is done
-//! on the thread that runs it; Python's lock is taken for a tool, for streamed output, and to look at signals.
+//! It is host state of the lease ([`Host::state`]), so none of it outlives a call. The guest's imports run on its
+//! thread. Python's lock is taken for a tool, for streamed output, and to check signals.
 //!
 //! Signals are looked at on the main thread only, where Python handles them, every tick of 5 ms. Where other threads
-//! are busy in Python, taking the lock may take as long as a tick, so that they are looked at less often then.
+//! are busy in Python, taking the lock may take a whole tick, so signals are checked less often then.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,11 +63,11 @@ pub(crate) enum Reason {
     Timeout,
     /// Somebody stopped it.
     Stopped,
-    /// An exception that no guest may catch: of a signal's handler, or of a tool that was interrupted.
+    /// An exception that no guest may catch: from a signal handler, or from an interrupted tool.
     Interrupted(PyErr),
 }
 
-/// What a call may use.
+/// The limits of a call.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     pub(crate) timeout: Option<Duration>,
@@ -101,7 +101,7 @@ pub(crate) struct CallState {
     /// Called with the name and the arguments of a tool.
     tools: Option<Py<PyAny>>,
     signals: Signals,
-    /// Who is told of an interruption, where no call has begun.
+    /// Receives an interruption where no call has begun.
     warm_up: Option<Interruption>,
 }
 
@@ -110,7 +110,7 @@ pub(crate) struct CallState {
 pub(crate) struct Failures {
     /// The most recent ones.
     recent: VecDeque<PyErr>,
-    /// How many there were before those.
+    /// The number of dropped entries before those.
     dropped: usize,
 }
 
@@ -160,7 +160,7 @@ struct Signals {
 }
 
 impl Signals {
-    /// Of the thread that asks: its process's first, which is Python's main thread.
+    /// For the calling thread: the first of its process is Python's main thread.
     fn of_this_thread() -> Self {
         Self { mine: exit::is_main_thread(), next: None }
     }
@@ -171,7 +171,7 @@ impl Signals {
             return Ok(());
         }
         let result = Python::attach(|py| py.check_signals());
-        // Waiting for the lock takes a tenth of the guest's time at most.
+        // At most a tenth of the time goes to waiting for the lock.
         self.next = Some(now + now.elapsed() * 10);
         result
     }
@@ -353,12 +353,12 @@ impl HostCallbacks for CallState {
     }
 }
 
-/// What interrupted a warm-up, whose state nobody sees.
+/// The interruption of a warm-up, whose state is not visible otherwise.
 #[derive(Clone, Default)]
 pub(crate) struct Interruption(Arc<Mutex<Option<PyErr>>>);
 
 impl Interruption {
-    /// What it was, if it was.
+    /// The exception, if it was interrupted.
     pub(crate) fn take(&self) -> Option<PyErr> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -33,7 +33,7 @@ create_exception!(
     "A value cannot be carried between host and guest."
 );
 
-/// The type of time limits: `TimeoutError` as everybody knows it, and one of ours.
+/// The type of time limits: a subclass of `TimeoutError` and of our base class.
 const TIMEOUT: &std::ffi::CStr = c"
 class TimeLimitError(AfreshError, TimeoutError):
     '''The call ran longer than its time limit.'''
@@ -70,7 +70,7 @@ fn message_of(error: &dyn std::error::Error) -> String {
     let mut source = error.source();
     while let Some(cause) = source {
         let cause_text = cause.to_string();
-        // Transparent errors say the same as what they wrap.
+        // A transparent error repeats the text of its source.
         if !text.ends_with(&cause_text) {
             text = format!("{text}: {cause_text}");
         }
@@ -79,7 +79,7 @@ fn message_of(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// An exception that tells every cause, with each as its `__cause__`.
+/// An exception with every cause in its message, and each as its `__cause__`.
 pub(crate) fn raise<E: pyo3::PyTypeInfo>(error: &dyn std::error::Error) -> PyErr {
     Python::attach(|py| {
         let raised = PyErr::from_type(py.get_type::<E>(), message_of(error));
@@ -101,7 +101,7 @@ pub(crate) fn time_limit(message: String) -> PyErr {
     })
 }
 
-/// What a failed call is to Python, unless the call itself knows better.
+/// The Python exception for a failed call, unless the call itself has a more specific one.
 pub(crate) fn of_call(error: &afresh::CallError) -> PyErr {
     match error {
         afresh::CallError::Timeout { .. } => time_limit(message_of(error)),
@@ -110,7 +110,7 @@ pub(crate) fn of_call(error: &afresh::CallError) -> PyErr {
     }
 }
 
-/// What a session that refuses is to Python.
+/// The Python exception for a refusing session.
 pub(crate) fn of_session(error: &afresh::SessionError) -> PyErr {
     match error {
         afresh::SessionError::Call(error) => of_call(error),

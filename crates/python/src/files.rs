@@ -7,11 +7,11 @@ use pyo3::prelude::*;
 
 use crate::error::{self, OpenError};
 
-/// A file of the host's below the guest's own: the directory that it is seen in and its name there, where it is, and
-/// what it is known as.
+/// A host file below the guest's own: its directory and its name in the guest, its path on the
+/// host, and its identity.
 pub(crate) type Below = (String, String, PathBuf, String);
 
-/// A tree with the files, and a directory for those that nobody keeps; none where a guest has none.
+/// A tree with the files, and a directory for temporary files; `None` where a guest has no files.
 pub(crate) fn tree(below: &[Below]) -> PyResult<Option<Tree>> {
     if below.is_empty() {
         return Ok(None);

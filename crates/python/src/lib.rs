@@ -18,7 +18,7 @@ mod warm;
 
 use pyo3::prelude::*;
 
-/// What the Python half is made of.
+/// The parts of the Python module.
 #[pymodule]
 #[pyo3(name = "_native")]
 fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -1,4 +1,4 @@
-//! One evaluation: the request that an interpreter gets, and what becomes of its answer.
+//! One evaluation: the request to an interpreter, and its answer.
 
 use std::time::Instant;
 
@@ -46,7 +46,7 @@ impl Setup {
         Request::new(form, what, &self.tools, source, name, arguments)
     }
 
-    /// The request for what does as little as any evaluation does, in a clone of its own.
+    /// The request for a minimal evaluation, in its own clone.
     pub(crate) fn least(&self, form: CallConvention) -> Vec<u8> {
         let mut request = self.request(RUN, "1+1", "<sandbox>", None, form);
         request.address_to(1, entropy_bytes());
@@ -62,8 +62,8 @@ pub(crate) struct Outcome {
     us: f64,
 }
 
-/// Makes one call of a guest with everything that belongs to it. The error is for the session to know of. `counts` says
-/// whether the pages that differ afterwards are counted, which takes a comparison of all that calls write.
+/// Makes one call of a guest with everything that belongs to it. The error is for the session to know of. `counts` is
+/// whether the pages that differ afterwards are counted, which takes a comparison of all written pages.
 pub(crate) fn evaluate(
     lease: &mut Lease<'_>,
     handler: &Function,
@@ -165,7 +165,7 @@ impl Outcome {
         exact: bool,
     ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>)> {
         let broken = |error: minicbor::decode::Error| {
-            MarshalError::new_err(format!("what the guest answered cannot be read: {error}"))
+            MarshalError::new_err(format!("the guest's answer cannot be decoded: {error}"))
         };
         let mut from = Decoder::new(answer);
         let count = from.array().map_err(broken)?;

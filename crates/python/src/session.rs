@@ -1,7 +1,7 @@
-//! A sandbox's live guest: calls that go on from one another, and the tree of its states.
+//! The live guest of a sandbox: calls that continue from one another, and the tree of its states.
 //!
-//! Promises: two calls at the same time are refused by name, never mixed; whatever a session does, Python's
-//! lock is released.
+//! Promises: two calls at the same time are refused by name, never mixed; Python's lock is released during every
+//! session operation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
@@ -21,7 +21,7 @@ use crate::outcome::{Callables, Outcome, Setup, evaluate};
 use crate::signals;
 use crate::warm::{Warm, no_interpreter, reference};
 
-/// A state of a sandbox's tree.
+/// A state in the tree of a sandbox.
 #[pyclass(frozen, eq, hash, module = "afresh._native")]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Checkpoint {
@@ -75,19 +75,19 @@ impl<'a> From<&'a Plain> for afresh::Checkpoint<'a> {
 #[pyclass(frozen, module = "afresh._native")]
 pub(crate) struct Session {
     live: Mutex<Option<afresh::Session>>,
-    /// Whether the live guest is to be dropped by the thread that uses it.
+    /// Whether the thread that uses the live guest must drop it.
     closing: AtomicBool,
     warm: Py<Warm>,
     setup: RwLock<Arc<Setup>>,
-    /// Of this session alone, as the garbage collector has to count it.
+    /// The dispatcher of this session alone, as the garbage collector must count it.
     dispatch: Mutex<Option<Py<PyAny>>>,
     stop: Stop,
 }
 
-/// What is told of a state: id, parent, name, pages stored, own pages, own bytes.
+/// The description of a state: id, parent, name, pages stored, own pages, own bytes.
 type StateSummary = (Checkpoint, Option<Checkpoint>, Option<String>, usize, usize, usize);
 
-/// What is told of a difference: pages, bytes, runs of pages, whether anything beside memory differs.
+/// The description of a difference: pages, bytes, runs of pages, whether other state differs.
 type Differing = (usize, usize, Vec<(usize, usize, usize)>, bool);
 
 impl Session {
@@ -252,7 +252,7 @@ impl Stopper {
 
 #[pymethods]
 impl Session {
-    /// Evaluates code; `what` is as the guest's documentation says, `arguments` an array as `encode` makes it.
+    /// Evaluates code; `what` is a request kind of the guest, `arguments` an array from `encode`.
     #[pyo3(signature = (what, code, name, arguments, sink, stopper, exact))]
     #[allow(clippy::too_many_arguments, reason = "called by the Python half only")]
     fn run<'py>(
@@ -366,7 +366,7 @@ impl Session {
         self.with(py, |session| Ok(checkpoint(session.at())))
     }
 
-    /// Saves what became of it since it was last saved there; returns the id of what is there.
+    /// Saves the changes since it was last saved there; returns the id of the saved state.
     fn save(&self, py: Python<'_>, to: &str) -> PyResult<String> {
         let to = reference(to)?;
         self.with(py, |session| {
@@ -375,7 +375,7 @@ impl Session {
         })
     }
 
-    /// What became of it since a state.
+    /// The changes since a state.
     fn delta<'py>(&self, py: Python<'py>, since: StateRef<'_>) -> PyResult<Bound<'py, PyBytes>> {
         let since = since.plain();
         let delta = self.with(py, |session| session.delta(&since).map_err(refused))?;

@@ -1,8 +1,9 @@
-//! Who else handles the signals by which a guest's trap is noticed.
+//! Other handlers of the signals that wasmtime uses for traps.
 //!
-//! wasmtime notices traps by SIGILL and its like. Python's own handlers (`faulthandler`, `signal.signal`) pass nothing on
-//! to handlers from before theirs, so one that comes after the engine would turn a guest's trap into the end of the process.
-//! Those that come before are passed what is not the engine's. wasmtime of other packages passes on, too.
+//! wasmtime notices traps by SIGILL and its like. Python's own handlers (`faulthandler`, `signal.signal`) pass
+//! nothing on to handlers from before theirs, so one that comes after the engine would turn a guest's trap into the
+//! end of the process. Those that come before receive faults that are not the engine's. wasmtime of other packages
+//! passes on, too.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -21,8 +22,8 @@ const SIGNALS: [(libc::c_int, &str); 4] = [
 /// For each signal, the last handler that was found not to be Python's.
 static CHECKED: [AtomicUsize; SIGNALS.len()] = [const { AtomicUsize::new(0) }; SIGNALS.len()];
 
-/// Refuses to run a guest whose traps and faults would reach a handler of Python's: it would end the process, or
-/// return to the faulting instruction for ever.
+/// Refuses to run a guest whose traps and faults would reach a Python handler: it would end the process, or return to
+/// the faulting instruction without end.
 pub(crate) fn check() -> PyResult<()> {
     for ((signal, name), checked) in SIGNALS.iter().zip(&CHECKED) {
         // SAFETY: all zeroes are a valid value of the plain structure, and the call only fills it in.
@@ -39,7 +40,7 @@ pub(crate) fn check() -> PyResult<()> {
         let removed = handler <= libc::SIG_IGN && checked.load(Ordering::Relaxed) > libc::SIG_IGN;
         if removed || handler > libc::SIG_IGN && is_of_python(handler) {
             return Err(SessionError::new_err(format!(
-                "the handler of {name}, by which guests' traps and faults are noticed, was replaced: call \
+                "the handler of {name}, which notices guests' traps and faults, was replaced: call \
                  `signal.signal` and `faulthandler.enable()` before the first `afresh.warm`, or undo the latter with \
                  `faulthandler.disable()`"
             )));
@@ -49,11 +50,11 @@ pub(crate) fn check() -> PyResult<()> {
     Ok(())
 }
 
-/// Whether a function lies in the same file as the interpreter.
+/// Whether a function is in the same file as the interpreter.
 #[cold]
 fn is_of_python(function: usize) -> bool {
     let file = |address: usize| {
-        // SAFETY: as above; the call only looks addresses up, whatever they are.
+        // SAFETY: as above; the call only looks addresses up, and accepts any.
         unsafe {
             let mut found: libc::Dl_info = std::mem::zeroed();
             (libc::dladdr(address as *const _, &raw mut found) != 0)

@@ -1,4 +1,5 @@
-//! Values between Python and an interpreter, as CBOR: the host's half of what the guests' `wire.rs` describes.
+//! Values between Python and an interpreter, as CBOR: the host side of the format that the guests' `wire.rs`
+//! describes.
 //!
 //! Promises: the objects made of one value keep to a budget, which is charged before they are made, and nesting ends at
 //! [`MAX_DEPTH`]. Values that only have a name (functions, promises) become `afresh.Opaque`.
@@ -26,7 +27,7 @@ const NAMED: Tag = Tag::new(39);
 /// Real and imaginary part.
 const COMPLEX: Tag = Tag::new(43_000);
 
-/// Something of Python's own that is looked up once.
+/// A Python object that is looked up once.
 struct PythonType {
     cell: PyOnceLock<Py<PyAny>>,
     module: &'static str,
@@ -51,7 +52,7 @@ static DAY_TYPE: PythonType = PythonType::new("datetime", "date");
 static UTC: PythonType = PythonType::new("datetime", "timezone");
 
 fn broken(error: minicbor::decode::Error) -> PyErr {
-    MarshalError::new_err(format!("what the guest sent cannot be read: {error}"))
+    MarshalError::new_err(format!("the guest's value cannot be decoded: {error}"))
 }
 
 fn infallible(error: minicbor::encode::Error<std::convert::Infallible>) -> PyErr {
@@ -67,19 +68,19 @@ const TURN: usize = 1 << 14;
 mod cost {
     pub(super) const PLAIN: usize = 8;
     pub(super) const NUMBER: usize = 40;
-    /// Of a string or bytes without content.
+    /// Bytes of an empty string or bytes object.
     pub(super) const TEXT: usize = 64;
     pub(super) const LIST: usize = 88;
     pub(super) const DICT: usize = 88;
-    /// Of a dictionary or set that is not empty.
+    /// Bytes of a dictionary or set that is not empty.
     pub(super) const TABLE: usize = 160;
     pub(super) const ENTRY: usize = 104;
     pub(super) const MEMBER: usize = 64;
-    /// Of a date or another object of a class.
+    /// Bytes of a date or another object of a class.
     pub(super) const OBJECT: usize = 160;
 }
 
-/// The error for values that cannot be made into Python's, whatever made that fail.
+/// The error for values that cannot be converted to Python's, for any reason.
 pub(crate) fn marshal_error(py: Python<'_>, error: PyErr) -> PyErr {
     if error.is_instance_of::<MarshalError>(py) || !error.is_instance_of::<PyException>(py) {
         return error;
@@ -172,7 +173,7 @@ impl<'b> Values<'b> {
                 number.into_pyobject(py)?.into_any()
             }
             Item::Simple | Item::Break | Item::Unknown(_) => {
-                return Err(MarshalError::new_err("what the guest sent is not a value"));
+                return Err(MarshalError::new_err("the guest's bytes are not a value"));
             }
             _ => {
                 let number = from.i64().map_err(broken)?;
@@ -268,7 +269,7 @@ impl<'b> Values<'b> {
                 OPAQUE.get(py)?.call1((kind, shown))
             }
             other => Err(MarshalError::new_err(format!(
-                "what the guest sent has values of an unknown kind (tag {})",
+                "the guest's value has parts of an unknown kind (tag {})",
                 other.as_u64()
             ))),
         }
@@ -298,7 +299,7 @@ fn hashable(key: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
 }
 
 fn length(given: Option<u64>) -> PyResult<u64> {
-    given.ok_or_else(|| MarshalError::new_err("a length is missing in what the guest sent"))
+    given.ok_or_else(|| MarshalError::new_err("a length is missing in the guest's value"))
 }
 
 /// Writes a value.
@@ -360,7 +361,7 @@ fn write_int(number: &Bound<'_, PyInt>, out: &mut Encoder<&mut Vec<u8>>) -> PyRe
     Ok(())
 }
 
-/// What is found less often.
+/// Less frequent types.
 fn write_other(
     value: &Bound<'_, PyAny>,
     out: &mut Encoder<&mut Vec<u8>>,
@@ -372,7 +373,7 @@ fn write_other(
         return Ok(());
     }
     if value.is_instance(DAY_TYPE.get(py)?)? {
-        // As text, which says whether a time has a zone: one without is the guest's local time, not the host's.
+        // As text, which shows whether a time has a zone: one without is the guest's local time, not the host's.
         let tag = if value.is_instance(DATETIME.get(py)?)? { TIMESTAMP } else { DAY };
         let text: String = value.call_method0("isoformat")?.extract()?;
         out.tag(tag).map_err(infallible)?.str(&text).map_err(infallible)?;
@@ -385,7 +386,7 @@ fn write_other(
         }
         return Ok(());
     }
-    // What says of itself how it is plain: data classes, models, arrays, and mappings of any kind.
+    // Objects with a method that returns a plain form: data classes, models, arrays, and mappings of any kind.
     for method in ["model_dump", "tolist"] {
         if let Some(plain) = value.getattr_opt(method)?
             && !value.is_instance_of::<PyType>()

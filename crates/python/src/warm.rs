@@ -52,7 +52,9 @@ pub(crate) fn limits(
     let timeout = match timeout {
         None => None,
         Some(seconds) => Some(Duration::try_from_secs_f64(seconds).map_err(|_| {
-            PyValueError::new_err(format!("a timeout of {seconds} s is none: give seconds above 0"))
+            PyValueError::new_err(format!(
+                "a timeout of {seconds} s is invalid: give seconds above 0"
+            ))
         })?),
     };
     Ok(Limits { timeout, memory: memory.unwrap_or(usize::MAX), output, result })
@@ -84,7 +86,7 @@ impl Warm {
         wasm_options.wasi.env = env;
         let mut options = Options::new().wasm(wasm_options);
         match (files::tree(&below)?, &wasm) {
-            // Sandboxes of an interpreter of the package's own have files, with nothing below them if nothing is said.
+            // Sandboxes of an interpreter of this package have files, with nothing below them by default.
             (None, Some(_)) => {
                 options = options.files(afresh::files::Tree::new(afresh::files::Budget::default()));
             }
@@ -189,7 +191,7 @@ impl Warm {
         outcome.into_python(py, false)
     }
 
-    /// A live guest of its own, with tools by their names and the function that calls them.
+    /// Makes a live guest, with tools by their names and the function that calls them.
     #[pyo3(signature = (tools, dispatch, timeout, memory, output, result))]
     fn session(
         slf: &Bound<'_, Self>,
@@ -213,7 +215,7 @@ impl Warm {
         let form = self.interpreter.as_ref().map(|interpreter| interpreter.form);
         let least = form.map(|form| Call::bytes(form.function(), self.setup.least(form)));
         let saved = py.detach(|| {
-            // What every evaluation touches is read first when the snapshot is opened, and not page by page.
+            // Pages that every evaluation touches are read first when the snapshot is opened, and not one by one.
             let recorded = least.map(|call| self.guest.save(&to, &SaveOptions::new().record(call)));
             match recorded {
                 // A guest that answers nothing now is saved as well.
@@ -227,7 +229,7 @@ impl Warm {
     }
 }
 
-/// What is meant by a reference.
+/// Parses a reference.
 pub(crate) fn reference(text: &str) -> PyResult<Reference> {
     text.parse().map_err(|error: afresh::ReferenceError| error::raise::<SaveError>(&error))
 }

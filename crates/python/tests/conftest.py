@@ -1,4 +1,4 @@
-"""What several tests need."""
+"""Common parts of the tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sb(js: afresh.Warm) -> Iterator[afresh.Sandbox]:
 
 @pytest.fixture
 def alone() -> Callable[[str], str]:
-    """Runs a program in a Python of its own, and returns what it prints."""
+    """Runs a program in a new Python process, and returns its output."""
 
     def run(program: str) -> str:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The asynchronous twin: the loop goes on, and what is cancelled ends."""
+"""The asynchronous twin: the loop is never blocked, and cancelled calls end."""
 
 from __future__ import annotations
 

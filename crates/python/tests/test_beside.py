@@ -1,4 +1,4 @@
-"""Beside others who use signals, processes and threads: each in a Python of its own."""
+"""With other users of signals, processes and threads: each in a new Python process."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_child_of_a_fork_goes_on_with_new_sandboxes_and_is_told_of_old_ones(al
                 with js.sandbox(timeout=60) as sb:
                     assert sb.eval("6 * 7") == 42
                     assert js.eval("typeof x") == "undefined"
-                # What it was, it still is; but nobody notices what it writes here.
+                # It keeps its state, but writes here are not recorded.
                 assert old.eval("typeof x") == "number"
                 try:
                     old.checkpoint("here")

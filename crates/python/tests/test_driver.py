@@ -26,7 +26,7 @@ class Host:
         return self.answer if frame[0] == driver.TOOL else b""
 
     def run(self, source: str, *, what: int = driver.RUN, **given: Any) -> Any:
-        """What a request gives: its value, or the error's four parts."""
+        """The result of a request: its value, or the error's four parts."""
         frame, succeeded = driver.evaluate(driver.request(what, source, **given))
         assert frame[0] == driver.ANSWER
         answer = _native.decode(frame[1:])
@@ -177,7 +177,7 @@ def test_tools_are_known_while_they_are_offered(host: Host) -> None:
         host.run("add()", tools=offered)[2],
         8,
     ]
-    # Gone again, and what they hid is back.
+    # Tools are removed, and the names that they hid are back.
     assert host.run("len('abc')") == 3
     assert host.run("add")[0] == "NameError"
 

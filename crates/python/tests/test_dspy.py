@@ -39,7 +39,7 @@ def test_it_is_what_dspy_asks_for(interpreter: Interpreter) -> None:
         interpreter.execute("1 +")
     with pytest.raises(CodeExecutionError, match="ZeroDivisionError"):
         interpreter.execute("1 / 0")
-    # Undone, and it goes on.
+    # The error is undone, and the session continues.
     with pytest.raises(CodeExecutionError, match="undone"):
         interpreter.execute("x = 0\nwhile True: pass")
     assert interpreter.execute("SUBMIT(x)") == FinalOutput({"output": 42})

@@ -1,6 +1,6 @@
-"""The code interpreter of LangChain's agents over warm guests.
+"""The code interpreter for LangChain agents over warm guests.
 
-Their packages are as they are; the model says what it is told. `cargo xtask cpython` runs these.
+The packages are unmodified; the model gives scripted answers. `cargo xtask cpython` runs these.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def agent(saver: InMemorySaver, turns: Sequence[Sequence[str]], **options: Any) 
 
 
 def answers(agent: Any, turns: int) -> list[list[str]]:
-    """What the interpreter said, turn by turn."""
+    """The interpreter's answers, turn by turn."""
     seen = 0
     said = []
     for _ in range(turns):

@@ -46,7 +46,7 @@ def test_the_library_is_read_once_and_again_when_another_takes_its_place(
     assert len(reads) == 1
     before = library.stat()
     time.sleep(0.05)
-    # Of the same length, and with the times of before.
+    # With the same length and times as before.
     library.write_bytes(b"library two")
     os.utime(library, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert known(library.parent) == digest(b"library two")

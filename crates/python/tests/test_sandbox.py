@@ -95,7 +95,7 @@ def test_forks_share_the_past_and_no_random_number(js: afresh.Warm) -> None:
         drawn = {fork.eval("Math.random()") for fork in forks}
         assert len(drawn) == 50
         child = forks[7].fork()[0]
-    # Forks go on when their parent is closed.
+    # Forks continue when their parent is closed.
     assert child.eval("own") == 7
 
 

@@ -1,4 +1,4 @@
-"""Tools: functions of the host's that programs call."""
+"""Tools: host functions that programs call."""
 
 from __future__ import annotations
 

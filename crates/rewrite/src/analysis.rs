@@ -1,8 +1,7 @@
-//! What a module can change, and from where.
+//! Which parts of a module can change, and from where.
 //!
-//! The promise: whatever a call of a root can change in its instance is listed here as
-//! changeable or is the subject of a [`Refusal`]. Memory bytes and memory sizes are left out, as
-//! the engine restores every memory whole.
+//! Promises: every part of an instance that a call of a root can change is listed here as changeable or is the
+//! subject of a [`Refusal`]. Memory bytes and memory sizes are left out, as the engine restores every memory whole.
 //!
 //! The analysis follows direct calls from the roots. Once an indirect call or a call out of the
 //! module is reachable, every function whose address is taken counts as reachable too, and every
@@ -121,7 +120,7 @@ pub struct Table {
     pub written: bool,
     /// Whether a reachable function writes its elements or grows it, or the host may.
     pub changeable: bool,
-    /// Whether the host may: it is exported, and a root can reach a function of the host's.
+    /// Whether the host may: it is exported, and a root can reach a host function.
     pub by_host: bool,
     /// Whether a reachable function grows it.
     pub growable: bool,
@@ -157,9 +156,9 @@ pub struct Analysis {
     pub exported_functions: Vec<String>,
     /// Whether instantiation runs a start function.
     pub has_start: bool,
-    /// How many functions the module has, imports included.
+    /// The number of functions, imports included.
     pub functions: u32,
-    /// How many of them a root can reach.
+    /// The number of functions that a root can reach.
     pub reachable: u32,
     /// Whether values that are garbage-collected can occur: references to structs, arrays, exceptions or
     /// objects of the host.

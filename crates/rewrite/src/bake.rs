@@ -23,7 +23,7 @@ use crate::model::{self, Model};
 use crate::names;
 use crate::prepare::{Prepared, Visible};
 
-/// The value of a global or of a table's element.
+/// The value of a global or of an element of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WarmValue {
     /// An `i32`.
@@ -63,7 +63,7 @@ pub struct WarmState {
 }
 
 impl WarmState {
-    /// The first global or element that no new instance can start with, if there is one.
+    /// The first global or element that no new instance can start with, if any.
     #[must_use]
     pub fn opaque(&self) -> Option<BakeError> {
         let global = self.globals.iter().find(|(_, value)| **value == WarmValue::Opaque);
@@ -89,7 +89,7 @@ pub enum BakeError {
     Mismatch(String),
     /// A global holds a reference that has no constant form.
     #[error(
-        "global {global} holds a reference to a host or GC object or to a function of somebody else, \
+        "global {global} holds a reference to a host or GC object or to a foreign function, \
          which no new instance can start with; clear it at the end of the warm-up"
     )]
     OpaqueGlobal {
@@ -98,8 +98,8 @@ pub enum BakeError {
     },
     /// A table's element is a reference that has no constant form.
     #[error(
-        "element {element} of table {table} is a reference to a host or GC object or to a function of \
-         somebody else, which no new instance can start with; clear it at the end of the warm-up"
+        "element {element} of table {table} is a reference to a host or GC object or to a \
+         foreign function, which no new instance can start with; clear it at the end of the warm-up"
     )]
     OpaqueElement {
         /// The table's index.
@@ -320,8 +320,8 @@ pub(crate) fn elements(
         }
     }
     if !model.address_taken.is_empty() {
-        // `ref.func` in code needs its function declared outside of code, which a segment or a
-        // global that is gone now may have done.
+        // `ref.func` in code needs its function declared outside of code. The declaration may have
+        // been in a segment or a global that was removed.
         let functions: Vec<u32> = model.address_taken.iter().copied().collect();
         section.declared(Elements::Functions(functions.into()));
     }
@@ -334,7 +334,7 @@ pub(crate) fn elements(
 /// Maximum segments for one table. One with more holes takes a single segment: engines limit segments to 100,000.
 const MAX_RUNS: usize = 1000;
 
-/// How many runs of functions a table has.
+/// The number of runs of functions in a table.
 fn runs(elements: &[WarmValue]) -> usize {
     let is_null = |value: &WarmValue| *value == WarmValue::Null;
     elements.chunk_by(|a, b| is_null(a) == is_null(b)).filter(|run| !is_null(&run[0])).count()

@@ -1,12 +1,11 @@
-//! The data segments of a component's modules.
+//! The data segments of nested core modules.
 //!
 //! Each core module nested in the component, at any depth, loses its movable data segments; all
 //! else stays byte for byte, and so does every index and every type.
 //!
-//! Which memory an engine makes when is not guessed from the text. A second component, the probe,
-//! has the same modules, instances and types, but no code that does anything; each of its memories
-//! begins with a mark of its own. Whoever instantiates the probe reads from each memory that was
-//! made which one it is ([`PreparedComponent::marked`]).
+//! Which memory an engine makes when is not guessed from the text. A second component, the probe, has the same
+//! modules, instances and types, but its code does nothing; each of its memories begins with a unique mark. After
+//! instantiating the probe, a caller reads from each memory which one it is ([`PreparedComponent::marked`]).
 
 use wasm_encoder::{CodeSection, Component, ConstExpr, DataSection, Encode, Function, SectionId};
 use wasmparser::{BinaryReader, DataKind, Parser};
@@ -37,7 +36,7 @@ pub enum PrepareComponentError {
     /// The bytes are not a component.
     #[error("not a component; prepare a core module with `prepare`")]
     NotAComponent,
-    /// The component's sections cannot be told apart.
+    /// The sections of the component cannot be parsed.
     #[error("not a valid component: {0}")]
     Invalid(#[from] wasmparser::Error),
     /// One of its core modules is not understood.
@@ -45,7 +44,7 @@ pub enum PrepareComponentError {
     Module {
         /// The module's place among the component's core modules, in the order of the binary.
         index: usize,
-        /// What is wrong with it.
+        /// The error.
         source: AnalyzeError,
     },
     /// Something is instantiated that the binary does not hold.
@@ -57,10 +56,10 @@ pub enum PrepareComponentError {
         /// What.
         what: &'static str,
     },
-    /// More core instances than anybody could have meant.
+    /// An excessive number of core instances.
     #[error("the component makes more than 10000 instances")]
     TooManyInstances,
-    /// A name that is kept for what is added.
+    /// A name reserved for added exports.
     #[error("the component exports {name:?}, which is reserved (is it prepared already?)")]
     Reserved {
         /// The name.
@@ -109,14 +108,13 @@ impl PreparedComponent {
 /// The length of the mark that a memory of the probe begins with.
 pub const MARK_BYTES: usize = 8;
 
-/// The mark of memory `index` of the component's module number `module`.
+/// The mark of memory `index` of module number `module`.
 fn mark(module: usize, index: u32) -> [u8; MARK_BYTES] {
     ((module as u64 + 1) << 32 | u64::from(index)).to_le_bytes()
 }
 
 impl Memory {
-    /// Whether its memory in the probe is marked: one that somebody else defines is not, nor is
-    /// one that is too small for it.
+    /// Whether its memory in the probe is marked: an imported memory is not, nor is one that is too small.
     #[must_use]
     pub fn has_mark(&self) -> bool {
         let bytes = u128::from(self.minimum) << self.page_size_log2.min(64);
@@ -163,14 +161,14 @@ pub struct OpenComponent {
 }
 
 impl OpenComponent {
-    /// How many core modules the component has.
+    /// The number of core modules in the component.
     #[must_use]
     pub fn modules(&self) -> usize {
         self.revealed.len()
     }
 
-    /// The state of an instance of core module `module`; `ask` calls the function that the way to
-    /// it leads to. The inner error says why no new instance could start with the state.
+    /// The state of an instance of core module `module`; `ask` calls the function that the way to it leads to. The
+    /// inner error is the reason why no new instance could start with the state.
     ///
     /// # Errors
     /// Those of `ask`.
@@ -239,7 +237,7 @@ pub fn bake_component(wasm: &[u8], states: &[Option<WarmState>]) -> Result<Vec<u
 /// Turns a core module into what takes its place.
 type Replace<'a> = dyn FnMut(&[u8]) -> Result<Vec<u8>, PrepareComponentError> + 'a;
 
-/// The component with every core module replaced by what `replace` makes of it.
+/// The component with `replace` applied to every core module.
 fn each_module(
     wasm: &[u8],
     depth: u32,
@@ -252,7 +250,7 @@ fn each_module(
     })
 }
 
-/// What takes the place of a section's contents, from its id and its contents; `None` leaves it as it is.
+/// Returns new contents of a section, from its id and its contents; `None` leaves it as it is.
 type ReplaceSection<'a> =
     dyn FnMut(u8, &[u8]) -> Result<Option<Vec<u8>>, PrepareComponentError> + 'a;
 

@@ -1,9 +1,10 @@
 //! Calls that go through a component's shim, taken into the module that makes them.
 //!
-//! A function that a component imports and that needs the caller's memory cannot be there before the caller is. So the
-//! tools that make components have a first module, the shim, whose functions call through a table, and a last one that fills the table. Engines
-//! look up each of the shim's functions for each new instance, which is a tenth of what such an instance costs. Here the module
-//! that imports such functions gets them as functions of its own, over the shim's table.
+//! A function that a component imports and that needs the caller's memory cannot be there before the caller is. So
+//! the tools that make components have a first module, the shim, whose functions call through a table, and a last one
+//! that fills the table. Engines look up each shim function for each new instance, which is a tenth of the cost of
+//! such an instance. Here the module that imports such functions gets them as its own functions, over the shim's
+//! table.
 //!
 //! Promises: each call arrives where it did, and traps where it did; no index of the component changes, and
 //! code of any other form stays as it is, byte for byte. May break it: a shim of another form, which is
@@ -67,7 +68,7 @@ fn level(wasm: &[u8], depth: u32) -> Result<Vec<u8>, PrepareComponentError> {
     })
 }
 
-/// A section of core instances, with the shims that they are to be given.
+/// A section of core instances, with their shims as arguments.
 fn instances(
     section: InstanceSectionReader<'_>,
     first: usize,
@@ -100,7 +101,7 @@ fn instances(
     Ok(reader.read_bytes(size as usize)?.to_vec())
 }
 
-/// What becomes of the modules and instances of one component.
+/// Changes to the modules and instances of one component.
 #[derive(Default)]
 struct Plan {
     modules: BTreeMap<usize, Vec<u8>>,
@@ -120,7 +121,7 @@ struct Level<'a> {
     /// None for those from elsewhere.
     modules: Vec<Option<&'a [u8]>>,
     instances: Vec<CoreInstance<'a>>,
-    /// Which export of which instance it is, if any.
+    /// The instance and the export that it is, if it is one.
     functions: Vec<Option<(u32, &'a str)>>,
     /// Whether others can instantiate a module of this component: it is an export, an argument of a component, or
     /// aliased by an inner component. They would lack the shim.
@@ -259,7 +260,7 @@ impl<'a> Level<'a> {
         args: &BTreeMap<&str, u32>,
         shims: &[Option<Shim<'a>>],
     ) -> Option<(Vec<u8>, u32)> {
-        // What an import is, if it is a function of a shim's.
+        // The target of an import, if it is a function of a shim.
         let source = |module: &str, name: &str| {
             let CoreInstance::Bag(functions) = self.instances.get(*args.get(module)? as usize)?
             else {
@@ -320,7 +321,7 @@ fn aliases_modules(wasm: &[u8]) -> wasmparser::Result<bool> {
     Ok(false)
 }
 
-/// A function of a shim's.
+/// A function of a shim.
 #[derive(Clone, Copy)]
 struct Slot {
     params: u32,
@@ -408,13 +409,13 @@ struct DirectImport {
     slot: Slot,
 }
 
-/// What a module imports.
+/// The imports of a module.
 struct Imports {
     /// By function.
     functions: Vec<Option<DirectImport>>,
     /// Where each of them has gone.
     places: Vec<u32>,
-    /// How many are functions now.
+    /// The number of imports that are functions now.
     taken: u32,
     tables: u32,
 }
@@ -422,7 +423,7 @@ struct Imports {
 impl Imports {
     fn new(functions: Vec<Option<DirectImport>>, tables: u32, defined: u32) -> Self {
         let taken = functions.iter().flatten().count() as u32;
-        // Functions of the module's own come behind all others, in their order.
+        // The new own functions come behind all others, in their order.
         let (mut import, mut own) = (0, functions.len() as u32 - taken + defined);
         let places = functions.iter().map(|function| {
             let next = if function.is_some() { &mut own } else { &mut import };
@@ -433,7 +434,7 @@ impl Imports {
         Self { functions, places, taken, tables }
     }
 
-    /// Where a function has gone.
+    /// The new index of a function.
     fn place(&self, function: u32) -> u32 {
         self.places.get(function as usize).copied().unwrap_or(function.wrapping_sub(self.taken))
     }
@@ -511,7 +512,7 @@ impl Reencode for Absorbing<'_> {
         Ok(())
     }
 
-    /// What others say of the code is no longer true of it.
+    /// Other sections' claims about the code are no longer true.
     fn parse_custom_section(
         &mut self,
         module: &mut Module,

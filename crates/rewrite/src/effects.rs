@@ -1,4 +1,4 @@
-//! What one function body can do to the state of its instance.
+//! The effects of one function body on the state of its instance.
 //!
 //! The list of instructions here is what the proof of a restore rests on: an instruction that
 //! changes state and is missing from it would go unnoticed. Modules are validated first with the
@@ -132,7 +132,7 @@ impl Effects {
         }
     }
 
-    /// A continuation starts or goes on: as far as reachability goes, a call of any function
+    /// A continuation starts or continues: as far as reachability goes, a call of any function
     /// whose address is taken.
     fn resumes(&mut self, instruction: &'static str) {
         self.indirect = true;

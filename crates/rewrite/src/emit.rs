@@ -42,7 +42,7 @@ pub(crate) fn contents(section: &impl Encode) -> wasmparser::Result<Vec<u8>> {
 pub(crate) struct Sections(BTreeMap<u8, Vec<u8>>);
 
 impl Sections {
-    /// Puts `section` in the place of the original's section `id`.
+    /// Replaces the original section `id` by `section`.
     pub(crate) fn replace(
         &mut self,
         id: SectionId,
@@ -57,8 +57,7 @@ impl Sections {
         self.0.insert(id.into(), Vec::new());
     }
 
-    /// Appends the items of `section` to those of the original's section `id`, or of what has
-    /// taken its place.
+    /// Appends the items of `section` to those of the original section `id`, or of its replacement.
     pub(crate) fn append(
         &mut self,
         model: &Model<'_>,
@@ -114,7 +113,7 @@ const MAX_ITEMS: u32 = 1_000_000;
 /// Types, functions, globals, tables and exports added behind the original's.
 pub(crate) struct Additions {
     types: Vec<Signature>,
-    /// Where each of them is.
+    /// The index of each of them.
     known: HashMap<Signature, u32>,
     first_type: u32,
     functions: Vec<(u32, Function)>,
@@ -169,7 +168,7 @@ impl Additions {
         self.first_global + self.globals.len() - 1
     }
 
-    /// A mutable global of the type's default value.
+    /// A mutable global with the default value of its type.
     pub(crate) fn default_global(&mut self, val_type: ValType) -> u32 {
         let init = match val_type {
             ValType::I32 => ConstExpr::i32_const(0),

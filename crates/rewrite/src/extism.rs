@@ -1,11 +1,11 @@
 //! Plug-ins of Extism: linked over Extism's kernel, with functions that take and give bytes as any handler here does.
 //!
-//! A plug-in exports functions without parameters. What they read and answer lies in the memory of a module of Extism's, the
-//! kernel, which the plug-in imports as [`KERNEL`]; there it also imports what the host has for it, by the same name.
+//! A plug-in exports functions without parameters. Their input and output are in the memory of the kernel, a module
+//! of Extism that the plug-in imports as [`KERNEL`]; it imports host functions by the same name.
 //!
-//! Promises: a function of the whole does what Extism's own library has the plug-in do: the kernel is reset, the input is
-//! put there, the function is called, and its answer is what the kernel says is the output. What fails, by a message or by a
-//! status, is told to the host by [`FAILED`].
+//! Promises: a function of the whole equals the plug-in under Extism's own library: the kernel is reset, the input is
+//! written there, the function is called, and its answer is the kernel's output. A failure, by a message or by a
+//! status, is reported to the host through [`FAILED`].
 //!
 //! May break it: a kernel that is not the first module, for input goes to the first memory; [`linked`] sees to that.
 
@@ -19,16 +19,16 @@ use crate::link::{LinkError, link_over};
 use crate::model::features;
 use crate::names;
 
-/// What plug-ins call the kernel, and the host's functions beside it.
+/// The plug-ins' import module for the kernel and for host functions.
 pub const KERNEL: &str = "extism:host/env";
 
-/// The host's function that ends a call which failed: `(status: i32)`, with what the kernel has as the error.
+/// The host's function that ends a call which failed: `(status: i32)`, with the kernel's error.
 pub const FAILED: (&str, &str) = ("afresh:extism", "failed");
 
 /// The module that has the whole's exports.
 const ADAPTER: &str = "afresh:extism/adapter";
 
-/// What the adapter calls of the kernel, each `(i64...) -> i64?`.
+/// The kernel functions that the adapter calls, each `(i64...) -> i64?`.
 const OF_KERNEL: [(&str, usize, bool); 6] = [
     ("reset", 0, false),
     ("alloc", 1, true),
@@ -38,11 +38,11 @@ const OF_KERNEL: [(&str, usize, bool); 6] = [
     ("error_get", 0, true),
 ];
 
-/// What runs before a plug-in's first function, as Extism has it, where `_initialize` does not.
+/// The function that runs before a plug-in's first function, as in Extism, if `_initialize` does not exist.
 const CONSTRUCTORS: &str = "__wasm_call_ctors";
 const HASKELL: &str = "hs_init";
 
-/// An export of the plug-in's that the adapter calls.
+/// An export that the adapter calls.
 struct Export {
     name: String,
     ty: FuncType,
@@ -66,12 +66,12 @@ fn functions(name: &str, wasm: &[u8]) -> Result<Vec<Export>, LinkError> {
     Ok(exports)
 }
 
-/// Makes one module of Extism's kernel and a plug-in: the last of `modules`, by their names, of which it may import from the
-/// others. Each export of its without parameters, and with no result or a status, becomes one of the form
-/// `(len: i32) -> i64` beside `afresh_buffer`.
+/// Makes one module of the Extism kernel and a plug-in: the last of `modules`, by their names. It may import from the
+/// others. Each of its exports without parameters, and with no result or a status, becomes one of the form `(len:
+/// i32) -> i64`, in addition to `afresh_buffer`.
 ///
 /// # Errors
-/// [`LinkError`], for what is no kernel too.
+/// [`LinkError`], also for a module that is not a kernel.
 pub fn linked(kernel: &[u8], modules: &[(&str, &[u8])]) -> Result<Vec<u8>, LinkError> {
     let Some((name, plugin)) = modules.last() else {
         return Err(LinkError::Names("there is no plug-in to link".to_owned()));
@@ -170,7 +170,7 @@ fn adapter(plugin: &str, exports: &[Export]) -> Vec<u8> {
         handlers.push((&*export.name, function, status));
     }
 
-    // What the last call left in the kernel goes, as Extism has it, and the input comes.
+    // The kernel drops the state of the last call, as in Extism, and receives the input.
     let mut body = Function::new([(1, ValType::I64)]);
     body.instructions()
         .call(reset)

@@ -1,10 +1,10 @@
-//! Code that takes note of what the guest changes: functions that do the work of one table or
-//! segment instruction and record it.
+//! Code that records changes by the guest: functions that do the work of one table or segment instruction and record
+//! it.
 //!
-//! The promise: each function traps exactly when and as the instruction it stands for does, and
-//! otherwise has the same effect. Notes are taken before the instruction, so that nothing which ends it in its middle leaves
-//! a change without one: growth is the runtime's work, and a call hook can end the call when that is done. A note may say
-//! more than was done, or more than the table has.
+//! The promise: each function traps exactly when and as the instruction it stands for does, and otherwise has the
+//! same effect. Notes are taken before the instruction, so that nothing which ends it in its middle leaves a change
+//! without one: growth is the runtime's work, and a call hook can end the call when that is done. A note may cover
+//! more than the change, or more than the table has.
 //!
 //! A dropped segment is a flag, 0 or -1, kept in a global. A read of a dropped segment must trap
 //! unless both its offset and its length are 0; setting every bit of the offset makes the original
@@ -16,7 +16,7 @@ use wasm_encoder::{BlockType, Function, HeapType, InstructionSink, RefType, Tabl
 
 use crate::emit::Additions;
 
-/// What is recorded about a table.
+/// The record of a table.
 #[derive(Clone, Copy)]
 pub(crate) struct Watch {
     /// The copy that a restore reads.
@@ -80,7 +80,7 @@ impl Guards {
         self.tables[table as usize]
     }
 
-    /// The function for an instruction, made on first use; none if nothing is to be recorded.
+    /// The function for an instruction, made on first use; `None` if nothing is recorded.
     pub(crate) fn function(&mut self, guarded: Guarded, add: &mut Additions) -> Option<u32> {
         if !self.records(guarded) {
             return None;
@@ -111,8 +111,8 @@ impl Guards {
         }
     }
 
-    /// Notes that elements from local `start` up to the value of local `end` are about to change. An end beyond what the
-    /// index can say comes round; then the instruction traps, and changes nothing.
+    /// Notes that elements from local `start` up to the value of local `end` are about to change. An end beyond the
+    /// range of the index wraps around; then the instruction traps, and changes nothing.
     fn mark(&self, table: u32, start: u32, end: u32, sink: &mut InstructionSink<'_>) {
         if let Some(watch) = self.watched.get(&table) {
             let index = self.table(table).index_type();
@@ -121,8 +121,7 @@ impl Guards {
         }
     }
 
-    /// Pushes local `offset`, with every bit set if the flag says dropped and the read is not
-    /// empty at 0.
+    /// Pushes local `offset`, with every bit set if the segment was dropped and the read is not empty at 0.
     fn offset(flag: Option<&u32>, offset: u32, length: u32, sink: &mut InstructionSink<'_>) {
         sink.local_get(offset);
         if let Some(&flag) = flag {
@@ -309,7 +308,7 @@ impl Guards {
             };
             sink.global_set(low).table_size(table).global_set(high);
         } else {
-            // What was noted may have ended in a trap beyond the table's end.
+            // The recorded range may have ended in a trap beyond the end of the table.
             sink.table_size(table).global_get(high).table_size(table).global_get(high);
             if wide {
                 sink.i64_lt_u()
@@ -334,7 +333,7 @@ impl Guards {
             };
             sink.table_copy(table, shadow);
         } else {
-            // The shadow's elements are nullable, so each has to be shown not to be null.
+            // The shadow's elements are nullable, so each must be checked for null.
             sink.loop_(BlockType::Empty).global_get(low);
             sink.global_get(low).table_get(shadow).ref_as_non_null().table_set(table);
             sink.global_get(low);

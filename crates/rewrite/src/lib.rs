@@ -1,13 +1,14 @@
-//! Static analysis and rewriting of Wasm modules, so that an engine can bring back everything
-//! that a call may have changed.
+//! Static analysis and rewriting of Wasm modules, so that an engine can restore everything that a
+//! call may have changed.
 //!
-//! * [`analyze`] says what a module can change, and why it may be impossible to restore.
+//! * [`analyze`] finds the state that a module can change, and why it may be impossible to restore.
 //! * [`prepare`] moves data segments out into the engine's image and adds functions that save
 //!   and restore globals, tables and dropped segments from inside the module.
 //! * [`bake`] writes the state of a warm instance into a new module.
-//! * [`link`] makes one module of several that import from one another; [`extism`] one of a plug-in of Extism's.
-//! * [`prepare_component`] moves the data segments of a component's modules, [`open_component`] shows
-//!   the state of its core instances, and [`bake_component`] writes it into a new component.
+//! * [`link`] makes one module of several that import from one another; [`extism`] makes one of an
+//!   Extism plug-in.
+//! * [`prepare_component`] moves the data segments of nested modules, [`open_component`] shows the
+//!   state of its core instances, and [`bake_component`] writes it into a new component.
 //!
 //! ```
 //! use afresh_rewrite::{PrepareOptions, names, prepare};
@@ -46,7 +47,7 @@ mod reveal;
 mod seal;
 mod stack;
 
-/// Tells one build of this crate from another: what one prepared need not be what the other would.
+/// Identifies the build of this crate: preparations of different builds may differ.
 pub const BUILD: &str = env!("AFRESH_REWRITE_BUILD");
 
 pub use analysis::{

@@ -1,11 +1,12 @@
-//! Linking: several modules, of which later ones import what earlier ones export, become one module.
+//! Linking: several modules become one module. Later ones import exports of earlier ones.
 //!
 //! Promises: an instance of the one does what instances of the many do that are made in order, each with the exports
-//! of those before it, as wasmtime's `Linker::module` makes them: reactors among them are initialised as soon as they are
-//! made. All state is then of one module, and can be kept and brought back as any module's.
+//! of those before it, as wasmtime's `Linker::module` makes them: reactors among them are initialised as soon as they
+//! are made. All state then belongs to one module, and can be kept and restored as any module's.
 //!
-//! May break it: a host function that looks for an export of the instance that calls it finds those of the last module,
-//! and memories and allocators of the others. Where two go by one name, and it could find the wrong one, they are refused.
+//! May break it: a host function that looks for an export of the instance that calls it finds those of the last
+//! module, and memories and allocators of the others. Where two have one name, and it could find the wrong one, they
+//! are refused.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -30,7 +31,7 @@ use crate::place::{IndexSpaces, KINDS, fits, kind, kind_of};
 #[non_exhaustive]
 pub enum LinkError {
     /// There is nothing to link, or two modules have one name.
-    #[error("{0}; give each module a name of its own, by which later ones import from it")]
+    #[error("{0}; give each module a unique name, which later ones use to import from it")]
     Names(String),
     /// A module is not valid, or what all make together is not.
     #[error("{what} is not valid: {error}")]
@@ -47,7 +48,7 @@ pub enum LinkError {
     Import {
         /// Who imports.
         module: String,
-        /// Whose export it would be.
+        /// The module that it imports from.
         from: String,
         /// The export.
         name: String,
@@ -56,11 +57,11 @@ pub enum LinkError {
     },
     /// Host functions could find another module's memory or allocator than that of the module that calls them.
     #[error(
-        "what the module {module:?} exports as {name:?} is another thing than a later module's {name:?}, which host functions \
-         would find instead; have one of them export it under another name, or import the other's"
+        "the export {name:?} of the module {module:?} differs from a later module's {name:?}, \
+         which host functions would find instead; have one of them export it under another name, or import the other's"
     )]
     Shadowed {
-        /// Who exports the one that would not be found.
+        /// The exporter of the hidden one.
         module: String,
         /// The export.
         name: String,
@@ -100,20 +101,20 @@ struct Import<'a> {
 struct Part<'a> {
     name: &'a str,
     wasm: &'a [u8],
-    /// Whether the host completes it, and finds all that it exports under its name.
+    /// Whether the host completes it, and finds all of its exports under its name.
     library: bool,
     imports: Vec<Import<'a>>,
     /// By kind, imports included; types of functions and tags are not looked at.
     types: [Vec<TypeRef>; KINDS],
     exports: Vec<Export<'a>>,
-    /// Where each export is, by its name.
+    /// The index of each export, by its name.
     by_name: HashMap<&'a str, usize>,
     start: Option<u32>,
     counts: Counts,
     place: IndexSpaces,
 }
 
-/// What is counted and never imported.
+/// Counts of items that are never imported.
 #[derive(Default)]
 struct Counts {
     types: u32,
@@ -204,12 +205,13 @@ impl<'a> Part<'a> {
         self.exports.get(*self.by_name.get(name)?)
     }
 
-    /// What an export is in the whole.
+    /// The kind and index of an export in the whole.
     fn found(&self, export: &Export<'_>) -> (usize, u32) {
         (export.kind, self.place.items[export.kind][export.index as usize])
     }
 
-    /// What runs of it as soon as it is made, beside its start function: what initialises it, where others begin after it.
+    /// Its code that runs as soon as it is made, in addition to its start function: the initialiser of a module that
+    /// others follow.
     fn initializer(&self, last: bool) -> Option<u32> {
         let export = self.export(INITIALIZE).filter(|export| !last && export.kind == 0)?;
         Some(self.found(export).1)
@@ -229,7 +231,7 @@ fn of_host(parts: &mut [Part<'_>]) {
     }
 }
 
-/// Says where everything is in the whole: imports of the host's first, then each module's own.
+/// Assigns indices in the whole: host imports first, then each module's own.
 fn place(parts: &mut [Part<'_>]) -> Result<(), LinkError> {
     let mut next = [0; KINDS];
     for import in parts.iter().flat_map(|part| &part.imports).filter(|import| import.of_host) {
@@ -288,7 +290,7 @@ struct Whole {
     code: CodeSection,
     data: DataSection,
     names: BTreeMap<u32, String>,
-    /// What instantiation runs: instructions, once a module other than the last runs anything.
+    /// The instructions of instantiation, once a module other than the last runs anything.
     start: Vec<u8>,
 }
 
@@ -297,7 +299,7 @@ type Encoded = Result<(), wasm_encoder::reencode::Error>;
 impl Whole {
     /// Appends a module.
     fn add(&mut self, part: &mut Part<'_>) -> Encoded {
-        // Where something has run already, what would be there before anything runs has to come now.
+        // If code has run already, data that must be present before any code is copied now.
         let late = !self.start.is_empty();
         let (mut elements, mut data) = (Vec::new(), Vec::new());
         let place = &mut part.place;
@@ -347,7 +349,7 @@ impl Whole {
                 }
                 Payload::CustomSection(section) => {
                     if let KnownCustom::Name(section) = section.as_known() {
-                        // What cannot be read of names is left out.
+                        // Unreadable names are left out.
                         for name in section.into_iter().flatten() {
                             let Name::Function(names) = name else { continue };
                             for name in names.into_iter().flatten() {
@@ -411,7 +413,7 @@ impl Whole {
     }
 }
 
-/// Instructions that say where a segment goes.
+/// Instructions for the offset of a segment.
 fn offset(place: &mut IndexSpaces, offset: ConstExpr<'_>, to: &mut Vec<u8>) -> Encoded {
     let mut reader = offset.get_operators_reader();
     while !reader.is_end_then_eof() {
@@ -458,7 +460,7 @@ fn put_data(
     Ok(())
 }
 
-/// What the whole exports: all that the last module does, and what host functions of the others look for.
+/// The exports of the whole: all of the last module's, and those of the others that host functions look for.
 fn exports(parts: &[Part<'_>]) -> Result<ExportSection, LinkError> {
     let mut all: BTreeMap<Cow<'_, str>, (usize, u32)> = BTreeMap::new();
     let mut section = ExportSection::new();
@@ -501,7 +503,7 @@ fn exports(parts: &[Part<'_>]) -> Result<ExportSection, LinkError> {
     Ok(section)
 }
 
-/// Makes one module of several, each with a name by which later ones import from it. Imports of other names stay.
+/// Makes one module of several, each with a name that later ones use to import from it. Imports of other names stay.
 ///
 /// # Errors
 /// [`LinkError`], naming the module and what is wrong with it.
@@ -509,8 +511,8 @@ pub fn link(modules: &[(&str, &[u8])]) -> Result<Vec<u8>, LinkError> {
     link_all(modules, false)
 }
 
-/// As [`link`], over a library that host functions know and complete: what the modules import by its name, and it does not
-/// export, is theirs, and they find all that it exports, its memories too, as [`names::of_library`] says.
+/// As [`link`], over a library that host functions know and complete: imports by its name that it does not export go
+/// to the host functions, which find all of its exports, its memories too, under the names of [`names::of_library`].
 ///
 /// # Errors
 /// As [`link`].

@@ -74,7 +74,7 @@ pub(crate) struct Model<'a> {
     pub(crate) sections: BTreeMap<u8, &'a [u8]>,
     pub(crate) customs: Vec<(&'a str, &'a [u8])>,
     pub(crate) types: u32,
-    /// How many parameters each type has, by index; 0 where it is no function's.
+    /// The number of parameters of each type, by index; 0 for a type that is not a function.
     pub(crate) params: Vec<u32>,
     /// The type of each function, by index.
     pub(crate) signatures: Vec<u32>,
@@ -407,8 +407,8 @@ impl<'a> Model<'a> {
     }
 }
 
-/// Whether a value of this type may be garbage-collected. A reference to a type of the module's own says
-/// nothing here: what that type is says it.
+/// Whether a value of this type may be garbage-collected. A reference to a defined type does not decide it here: the
+/// type itself does.
 fn is_collected(ty: ValType) -> bool {
     match ty {
         ValType::Ref(ty) => match ty.heap_type() {

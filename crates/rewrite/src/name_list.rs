@@ -1,4 +1,4 @@
-//! Lists of names in errors: the first few, shortened, and how many there are beside.
+//! Lists of names in errors: the first few, shortened, and the number of the others.
 //!
 //! A module may have a hundred thousand exports, and worlds of components import hundreds of functions; both come from
 //! strangers, and errors go into logs and answers.

@@ -1,7 +1,7 @@
 //! The export names that rewriting adds to a module.
 //!
-//! Every name starts with [`PREFIX`]; a module that already exports such a name is refused, so
-//! an added export never hides one of the guest's own.
+//! Every name starts with [`PREFIX`]; a module that already exports such a name is refused, so an added export never
+//! hides a guest export.
 
 /// The guest's own export that takes fresh entropy, `(param i64 i64)`: the host calls it after every
 /// restore.
@@ -17,21 +17,21 @@ pub const CLONES: &str = "afresh:host/clones@0.1.0";
 /// before a handler that takes bytes.
 pub const BUFFER: &str = "afresh_buffer";
 
-/// The guest's own exports that may be its allocator, `(param i32) (result i32)`, the first that is there: the host
-/// calls it for bytes that it hands to a handler which takes an address, or that a host function gives back.
+/// The guest's own exports that may be its allocator, `(param i32) (result i32)`, in order of preference: the host
+/// calls it for bytes that it passes to a handler which takes an address, or that a host function returns.
 pub const ALLOCATORS: [&str; 4] = ["afresh_alloc", "host_alloc", "alloc", "malloc"];
 
-/// The guest's own exports that the host calls by itself; roots wherever they are there.
+/// The guest's own exports that the host calls by itself; roots wherever they exist.
 pub const HOOKS: [&str; 6] =
     [RESEED, BUFFER, ALLOCATORS[0], ALLOCATORS[1], ALLOCATORS[2], ALLOCATORS[3]];
 
-/// The prefix of a library's exports.
+/// The prefix of library exports.
 const LIBRARY: &str = "library:";
 
 /// The prefix of every added export.
 pub const PREFIX: &str = "afresh:";
 
-/// What a module of a component's imports the table of a shim's from ([`crate::direct_calls`]).
+/// The name that a module of a component imports its shim's table from ([`crate::direct_calls`]).
 pub(crate) const SHIM: &str = "afresh:shim";
 
 /// `(func (result i32))`: stores the present state as the one to come back to. 0 is success;
@@ -48,13 +48,13 @@ pub const RESTORE: &str = "afresh:restore";
 /// only when the host calls it: once, in the instance that is warmed, before [`SAVE`].
 pub const START: &str = "afresh:start";
 
-/// What an export of a library is called in the whole that modules are linked into [over it](crate::link_over).
+/// The name of a library export in the whole that modules are linked into [over it](crate::link_over).
 #[must_use]
 pub fn of_library(library: &str, export: &str) -> String {
     format!("{LIBRARY}{library}.{export}")
 }
 
-/// Whether the host calls an export by itself, whatever calls name.
+/// Whether the host calls an export by itself, independent of the declared calls.
 #[must_use]
 pub fn is_hook(export: &str) -> bool {
     HOOKS.contains(&export) || export.starts_with(LIBRARY)

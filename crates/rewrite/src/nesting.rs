@@ -1,12 +1,12 @@
-//! What a component instantiates, and a way to every core instance in it.
+//! The instantiations in a component, and a way to every core instance in it.
 //!
-//! Each component, at any depth, gets one more export, an instance named [`STATE`]. It holds the function
-//! that shows the state of each core instance the component makes, and the same instance of each component
-//! it instantiates; so whoever has the outermost instance reaches all of them.
+//! Each component, at any depth, gets one more export, an instance named [`STATE`]. It holds the function that shows
+//! the state of each core instance the component makes, and the same instance of each component it instantiates; so
+//! the outermost instance reaches all of them.
 //!
-//! Everything added stands at the end of its component, so no index of the original changes. What comes
-//! from outside, as an import or out of another instance, is nothing that this can follow; it is remembered
-//! as unknown, and matters only where it is instantiated.
+//! Everything added stands at the end of its component, so no index of the original changes. Items from outside,
+//! imported or from another instance, cannot be followed here; they are recorded as unknown, and matter only where
+//! they are instantiated.
 
 use wasm_encoder::{
     Alias, CanonicalFunctionSection, ComponentAliasSection, ComponentExportKind,
@@ -33,7 +33,7 @@ const CANONICAL: u8 = 8;
 const IMPORT: u8 = 10;
 const EXPORT: u8 = 11;
 
-/// Core instances that one component may come to; more are refused rather than counted for ever.
+/// Maximum core instances of one component; more are refused rather than counted without end.
 const MOST_INSTANCES: usize = 10_000;
 
 /// One component of the binary.
@@ -45,7 +45,7 @@ struct Definition {
     children: Vec<usize>,
     /// Whether it has [`STATE`].
     shows: bool,
-    /// What it instantiates that nobody here knows.
+    /// The kind of an instantiated item that is unknown here.
     unknown: Option<&'static str>,
 }
 
@@ -54,7 +54,7 @@ struct Definition {
 pub struct InstancePath {
     /// The exports to go through: instances, and then the function.
     pub path: Vec<String>,
-    /// The place of the instance's module among the component's modules.
+    /// The position of its module among the modules of the component.
     pub module: usize,
 }
 
@@ -84,12 +84,12 @@ struct Spaces<'a> {
     definition: Definition,
 }
 
-/// Turns a core module into what takes its place, and says whether that shows its state.
+/// Replaces a core module, and returns whether the replacement shows its state.
 type ReplaceModule<'a> = dyn FnMut(&[u8]) -> Result<(Vec<u8>, bool), PrepareComponentError> + 'a;
 
 impl Nesting {
-    /// Rewrites the component: every core module becomes what `replace` makes of it, which also says
-    /// whether that shows anything.
+    /// Rewrites the component with `replace` for every core module, which also returns whether the replacement shows
+    /// state.
     pub(crate) fn open(
         wasm: &[u8],
         replace: &mut ReplaceModule<'_>,

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use wasm_encoder::reencode::{Error, Reencode};
 use wasmparser::{ExternalKind, TypeRef};
 
-/// How many kinds of items modules import and export.
+/// The number of kinds of items that modules import and export.
 pub(crate) const KINDS: usize = 5;
 
 /// The number of a kind.
@@ -19,7 +19,7 @@ pub(crate) fn kind(of: ExternalKind) -> usize {
     }
 }
 
-/// As [`kind`], of what is imported.
+/// As [`kind`], for an import.
 pub(crate) fn kind_of(ty: &TypeRef) -> usize {
     match ty {
         TypeRef::Func(_) | TypeRef::FuncExact(_) => 0,
@@ -92,8 +92,8 @@ fn within(export: (u64, Option<u64>), import: (u64, Option<u64>)) -> Result<(), 
     }
 }
 
-/// Whether an export can be an import, as far as validation of the whole does not say it: types of functions, tags, elements and
-/// values show where they are used.
+/// Whether an export can satisfy an import, where validation of the whole does not check it: types of functions,
+/// tags, elements and values are checked at their uses.
 pub(crate) fn fits(export: &TypeRef, import: &TypeRef) -> Result<(), String> {
     match (export, import) {
         (TypeRef::Memory(export), TypeRef::Memory(import)) => {

@@ -1,11 +1,10 @@
-//! Preparing a core module: data segments move out into the image, and, as asked for, the module
-//! learns to save and restore its own state and to show it to the host.
+//! Preparing a core module: data segments move out into the image, and, on request, the module gets
+//! code that saves and restores its own state and shows it to the host.
 //!
-//! What is promised: every original index, import and export stays; every call of an original
-//! export has the same results, effects and traps as before. What may differ: fuel consumed and
-//! the depth at which the stack overflows, by a little, as some instructions become calls. A start
-//! function of a module that can be restored or baked becomes [`names::START`], for the host to
-//! call.
+//! Promises: every original index, import and export stays; every call of an original export has
+//! the same results, effects and traps as before. Fuel consumption and the depth at which the stack
+//! overflows may differ by a little, as some instructions become calls. A start function of a
+//! module that can be restored or baked becomes [`names::START`], for the host to call.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +24,7 @@ use crate::names;
 use crate::refusal::Refusals;
 use crate::seal::Seal;
 
-/// What a prepared module has to be able to do.
+/// The required abilities of a prepared module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrepareOptions {
     /// The functions that are called after the save.
@@ -56,14 +55,14 @@ pub enum PrepareError {
     /// A warm instance could not be baked.
     #[error("a warm instance of the module cannot be kept as a new module: {0}")]
     NotBakeable(Refusals),
-    /// With what preparation adds, the module exceeds a limit of engines.
+    /// With the additions of preparation, the module exceeds a limit of engines.
     #[error(
         "with the copies to restore it from, the module has {count} {what}, and engines take {limit}"
     )]
     TooMany {
         /// The kind of item.
         what: &'static str,
-        /// How many there would be.
+        /// Their number with the additions.
         count: u32,
         /// The maximum.
         limit: u32,
@@ -93,7 +92,7 @@ impl From<wasmparser::Error> for PrepareError {
 pub struct DataSegment {
     /// The memory's index.
     pub memory: u32,
-    /// Byte offset in it. The bytes lie within the memory's minimum size.
+    /// Byte offset in it. The bytes are within the memory's minimum size.
     pub offset: u64,
     /// The bytes.
     pub bytes: Vec<u8>,
@@ -101,7 +100,7 @@ pub struct DataSegment {
     pub place: usize,
 }
 
-/// What [`names::RESTORE`] brings back.
+/// The state that [`names::RESTORE`] restores.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Restorable {
     /// Mutable globals, by index.
@@ -150,13 +149,13 @@ pub struct Prepared {
     /// Data that left the module, in the order it must be written: later segments may overlap
     /// earlier ones.
     pub segments: Vec<DataSegment>,
-    /// What the module is and does; its memories are the ones the engine must provide.
+    /// The analysis of the module; its memories are the ones the engine must provide.
     pub analysis: Analysis,
-    /// What a restore brings back, if asked for.
+    /// The state that a restore covers, if requested.
     pub restorable: Option<Restorable>,
-    /// What the host can read, if asked for.
+    /// The state that the host can read, if requested.
     pub visible: Option<Visible>,
-    /// The module before the rewriting; empty unless it is to be baked.
+    /// The module before the rewriting; empty unless it will be baked.
     pub(crate) original: Vec<u8>,
 }
 
@@ -475,7 +474,7 @@ fn show(model: &Model<'_>, analysis: &Analysis, guards: &Guards, add: &mut Addit
     let mut visible = Visible::default();
     let mut functions = false;
     for (index, global) in (0..).zip(&model.globals) {
-        // A reference that nobody can set is what the initial value makes it, in every instance.
+        // A reference that is never set equals its initial value in every instance.
         let of = analysis.globals.get(index as usize);
         let fixed = matches!(global.ty.content_type, wasmparser::ValType::Ref(_))
             && of.is_some_and(|of| of.set_by.is_empty() && !of.exported);

@@ -1,4 +1,4 @@
-//! Why a module's state cannot be brought back.
+//! Why a module's state cannot be restored.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub enum Refusal {
         /// The memory's index.
         memory: u32,
     },
-    /// An imported memory belongs to whoever exports it.
+    /// An imported memory belongs to its exporter.
     #[error(
         "memory {memory} is imported as {module:?} {name:?}: its content belongs to the exporter; \
          link the two, or let the module define its memory"
@@ -25,7 +25,7 @@ pub enum Refusal {
         /// The import's field name.
         name: String,
     },
-    /// An imported mutable global belongs to whoever exports it.
+    /// An imported mutable global belongs to its exporter.
     #[error(
         "global {global}, imported as {module:?} {name:?}, is mutable: its value belongs to the \
          exporter; link the two, or let the module define it"

@@ -1,13 +1,12 @@
 //! A core module that shows its state by one exported function, so that a component can pass it on.
 //!
-//! Hosts cannot reach into a component: a global or a table of a core instance is nobody's but the
-//! component's. So each module gets a function [`READ`] that gives the value of any of its mutable
-//! globals, and flags that say which passive segments were dropped, and whether a table or a GC object
-//! was written, which no new instance could start with.
+//! Hosts cannot reach into a component: a global or a table of a core instance is accessible only inside it. So each
+//! module gets a function [`READ`] that returns the value of any of its mutable globals, and flags for dropped
+//! passive segments, and for a written table or GC object, which no new instance could start with.
 //!
-//! What is promised: indices, imports, exports, results, effects and traps stay; all that a call can
-//! change beside memory is shown, or what changes it is flagged. An imported item is shown by the module
-//! that defines it. What may differ is the fuel consumed.
+//! Promises: indices, imports, exports, results, effects and traps stay; all state that a call can change, except
+//! memory, is shown, or its change is flagged. An imported item is shown by the module that defines it. Fuel
+//! consumption may differ.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +26,7 @@ use crate::prepare::{DataSegment, Visible, move_data};
 /// The export that shows a module's state: `(func (param i32) (result i64))`.
 pub(crate) const READ: &str = "afresh:read";
 
-/// What one number of [`READ`] stands for.
+/// The meaning of one number of [`READ`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RevealedValue {
     /// A global, as its bits; of a `v128` the low half.
@@ -44,7 +43,7 @@ enum RevealedValue {
     Objects { flag: u32 },
 }
 
-/// What a module shows, in the order of the numbers that [`READ`] takes.
+/// The state that a module shows, in the order of the numbers that [`READ`] takes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Revealed {
     shown: Vec<RevealedValue>,
@@ -297,7 +296,7 @@ pub(crate) fn bake_nested(model: &Model<'_>, warm: &WarmState) -> Result<Vec<u8>
         global.is_some_and(|global| global.import.is_none() && global.ty.mutable)
     };
     if let Some(index) = warm.globals.keys().find(|index| !settable(index)) {
-        let why = format!("global {index} is none that the module defines and can set");
+        let why = format!("global {index} is not a mutable global of the module");
         return Err(bake::BakeError::Mismatch(why));
     }
     let visible = Visible { globals: warm.globals.keys().copied().collect(), ..Visible::default() };
@@ -309,7 +308,7 @@ pub(crate) fn bake_nested(model: &Model<'_>, warm: &WarmState) -> Result<Vec<u8>
     Ok(sections.finish(model))
 }
 
-/// Whether the module exports a name that is kept for what is added.
+/// The first reserved name that the module exports, if it exports one.
 pub(crate) fn reserved<'a>(model: &Model<'a>) -> Option<&'a str> {
     model.exports.iter().map(|e| e.name).find(|name| name.starts_with(names::PREFIX))
 }

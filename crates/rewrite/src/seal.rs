@@ -1,9 +1,9 @@
-//! Exports that nobody may call once the state to come back to is saved.
+//! Exports that must not be called once the state to come back to is saved.
 //!
-//! What only they change is not restored, so a call of one would be seen by the next. Looking names up is not
-//! the only way to them: a host function that the guest calls can take any export of its caller. So each of
-//! them gives way to a function that traps once a flag is set, and does as the original before. References
-//! to the original are left alone: a function whose reference is taken is reachable wherever the host is.
+//! State that only they change is not restored, so the next call would see the effect of such a call. Looking names
+//! up is not the only way to them: a host function that the guest calls can take any export of its caller. So each of
+//! them gives way to a function that traps once a flag is set, and does as the original before. References to the
+//! original stay: a function whose reference is taken is reachable wherever the host is.
 
 use wasm_encoder::{BlockType, ExportKind, ExportSection, Function, SectionId, ValType};
 use wasmparser::ExternalKind;
@@ -45,7 +45,7 @@ impl Seal {
         add.function_of(ty, body)
     }
 
-    /// Puts the sealed functions in the place of the module's own exports.
+    /// Replaces the module's exports by the sealed functions.
     pub(crate) fn exports(
         &mut self,
         model: &Model<'_>,

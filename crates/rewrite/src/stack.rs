@@ -1,11 +1,10 @@
-//! How much stack a guest was built for.
+//! The stack size that a guest was built for.
 //!
-//! A linker that puts the guest's own stack first in memory, as those of Rust, of WASI's C and of CPython do, leaves
-//! its size in plain sight: the first global is the stack pointer, which starts at the end of the stack, and no data
-//! lies below. Who asked the linker for megabytes of that stack recurses deeply, and takes about as much of the
-//! engine's.
+//! A linker that puts the guest's own stack first in memory (those of Rust, C for WASI and CPython do) leaves its
+//! size in plain sight: the first global is the stack pointer, which starts at the end of the stack, and no data is
+//! below. A guest linked with megabytes of that stack recurses deeply, and takes about as much engine stack.
 //!
-//! A hint, not a fact: whoever relies on it bounds it.
+//! A hint, not a fact: its users must bound it.
 
 use wasmparser::{DataKind, Operator, Parser, Payload, ValType};
 
@@ -26,8 +25,8 @@ impl ScannedModule {
     }
 }
 
-/// Bytes of stack in memory that the module asks for, or that of a component's modules which asks for most;
-/// none where it cannot be told.
+/// Bytes of stack in memory that the module asks for, or the largest of all modules in a component; `None` if
+/// unknown.
 #[must_use]
 pub fn linear_stack(wasm: &[u8]) -> Option<u64> {
     let (mut most, mut seen) = (None, ScannedModule::default());
@@ -60,7 +59,7 @@ pub fn linear_stack(wasm: &[u8]) -> Option<u64> {
     most
 }
 
-/// What an expression of one constant gives.
+/// The value of an expression with one constant.
 fn constant(mut operators: wasmparser::OperatorsReader<'_>) -> Option<u64> {
     match operators.read().ok()? {
         Operator::I32Const { value } => Some(u64::from(value as u32)),

@@ -230,7 +230,7 @@ impl AsRef<[u8]> for BufferedAnswer {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chunked;
 
-/// A body in pieces, each of which is counted until it is dropped. One that does not fit ends the body.
+/// A body in pieces. Each piece is counted until it is dropped. One that does not fit ends the body.
 pub(crate) struct MeteredBody {
     body: axum::body::Body,
     budget: Budget,
@@ -279,8 +279,8 @@ impl Body for MeteredBody {
     }
 }
 
-/// The bytes of an answer, which are counted for as long as anybody has them: a connection takes all of a body at once, and keeps
-/// it until its client has.
+/// The bytes of an answer, which are counted until their last holder drops them: a connection takes all of a body at
+/// once, and keeps it until its client has received it.
 pub(crate) fn held(bytes: Bytes, share: Share) -> Bytes {
     if bytes.is_empty() {
         return bytes;

@@ -1,9 +1,9 @@
 //! Admission: a bound on concurrent requests, shared fairly by guests or by tenants.
 //!
-//! Promises: no more permits are out than there are places, and no queue exceeds its own limit.
-//! A free place goes to the next line in turn that has a request waiting, so a guest with a thousand requests
-//! in its line delays another guest's request by one place, not by a thousand. A line is bounded: who does not
-//! fit is told at once. Somebody who stops waiting loses nothing for those behind. A call that waits for its client can park: its
+//! Promises: no more permits are out than there are places, and no queue exceeds its own limit. A free place goes to
+//! the next line in turn that has a request waiting, so a guest with a thousand requests in its line delays another
+//! guest's request by one place, not by a thousand. A line is bounded: a request that does not fit is refused at
+//! once. A request that stops waiting does not delay those behind it. A call that waits for its client can park: its
 //! place is free for others, and it precedes its line when it resumes. At most as many park as there are places.
 
 use std::collections::VecDeque;

@@ -88,7 +88,7 @@ pub struct GuestConfig {
     pub wasm: GuestOptions,
     /// The function that answers, of guests that take and give bytes.
     pub call: String,
-    /// Content type of the guest's answers.
+    /// Content type of guest answers.
     pub content_type: String,
     /// Most time for one request once it has been read: for waiting, and for the guest.
     pub timeout: Duration,
@@ -132,10 +132,10 @@ impl GuestConfig {
     }
 }
 
-/// Reads a time as `wasmtime serve` does: seconds, or a number with `s`, `ms` or `us` behind it.
+/// Parses a time as `wasmtime serve` does: seconds, or a number with `s`, `ms` or `us` behind it.
 ///
 /// # Errors
-/// Text that is none, for people.
+/// A message for any other text.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let number: u64 = digits.parse().map_err(|_| {

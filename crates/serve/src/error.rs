@@ -49,7 +49,7 @@ pub enum ManifestError {
     },
 }
 
-/// A server could not be started, or not be given other guests; in that case it goes on with those it has.
+/// A server could not be started, or could not change its guests; in that case it continues with those it has.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {

@@ -74,7 +74,7 @@ impl ErrorResponse {
     }
 
     pub(crate) fn unavailable() -> Self {
-        let message = "no instance of the guest can be had; try again";
+        let message = "no instance of the guest is available; try again";
         Self::busy(StatusCode::SERVICE_UNAVAILABLE, message)
     }
 }

@@ -18,7 +18,7 @@ pub(crate) enum Failure {
     #[error("the guest failed: {0}")]
     Guest(String),
     /// No instance is available.
-    #[error("no instance can be had: {0}")]
+    #[error("no instance is available: {0}")]
     Instance(String),
     /// The host failed.
     #[error("the host failed: {0}")]

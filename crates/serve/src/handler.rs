@@ -146,10 +146,10 @@ impl Handler {
     }
 
     /// Asks so many times, and before each compares the memories that the next instance gets with the warm state; the
-    /// answers with the first. `progress` is told after each.
+    /// answers with the first. `progress` is called after each.
     ///
     /// # Errors
-    /// When no comparison can be made; what differs is no error.
+    /// When no comparison can be made; a difference is not an error.
     pub async fn verify(
         &self,
         path: &str,

@@ -1,8 +1,8 @@
 //! Warm guests behind HTTP.
 //!
 //! A [`Server`] answers requests with guests that [`afresh::open`] opens: plain modules with the byte interface,
-//! micro-VMs, and components of the world `wasi:http/proxy`. Every request is answered from a pristine copy of
-//! the warm guest. What is too large, too slow or too much is refused with a status that says so, one guest's
+//! micro-VMs, and components of the world `wasi:http/proxy`. Every request is answered from a pristine copy of the
+//! warm guest. A request over a limit of size, time or number is refused with a status for the reason, one guest's
 //! flood does not starve another, and guests are exchanged without a lost request.
 //!
 //! hyper and tokio do the serving. Wasm runs in the task of its request, on a fiber, and gives way every few

@@ -156,8 +156,8 @@ fn warm_call(text: &str) -> Call {
     Call::text(name, arguments.split(',').filter(|argument| !argument.is_empty()))
 }
 
-/// What a guest's file is called seen from here: as it was written where that is the name of a remote or absolute,
-/// else from the directory of the file.
+/// The path of a guest file from the current directory: unchanged if it is the name of a remote or
+/// absolute, else relative to the directory of the configuration.
 fn seen_from(dir: &Path, reference: &str) -> String {
     if reference.contains("://") || Path::new(reference).is_absolute() {
         return reference.to_owned();

@@ -139,7 +139,7 @@ impl Metrics {
         let resident = Gauge::default();
         registry.register_with_unit(
             "process_resident",
-            "Memory of the server's process that is resident, images and all",
+            "Resident memory of the server process, including images",
             Unit::Bytes,
             resident.clone(),
         );
@@ -182,7 +182,7 @@ impl Metrics {
                 "Sandboxes that ended, or were lost before they were ever saved",
                 &counts.lost,
             ),
-            ("adverts", "What hosts were heard to say of themselves", &counts.adverts),
+            ("adverts", "Heartbeats received from hosts", &counts.adverts),
         ];
         for (name, help, counter) in all {
             fleet.register(name, help, counter.clone());

@@ -69,7 +69,7 @@ impl Pools {
             Unit::Bytes,
             pools.resident.clone(),
         );
-        let help = "What each guest is, how isolated its calls are, and what resets it; always 1";
+        let help = "Kind, isolation and reset strategy of each guest; always 1";
         registry.register("guest_info", help, pools.about.clone());
         let help = "Resets, by how many pages each brought back";
         registry.register("reset_pages", help, pools.pages.clone());
@@ -91,7 +91,7 @@ impl Pools {
             ("pool_dropped", "Instances put out of use, by reason", &pools.dropped),
             (
                 "pool_quarantined",
-                "Instances that could not be brought back, by what failed",
+                "Instances that could not be reset, by reason",
                 &pools.quarantined,
             ),
         ] {
@@ -101,7 +101,7 @@ impl Pools {
     }
 }
 
-/// Metrics of one guest's pool. They live as long as the pool.
+/// Metrics of one guest's pool. They are dropped with the pool.
 #[derive(Debug)]
 pub(crate) struct PoolMetrics {
     pools: Pools,

@@ -1,8 +1,7 @@
 //! Components of the world `wasi:http/proxy`: a new instance answers each request, in its own task.
 //!
-//! Promises: bodies stream both ways; the task ends when the guest has, when it took too long, or when
-//! nobody waits for its answer any more. A guest asks nothing of other servers: it is told that such a request
-//! is denied.
+//! Promises: bodies stream both ways; the task ends when the guest has, when it took too long, or when its client has
+//! left. A guest cannot send requests to other servers: they are denied.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -261,7 +260,7 @@ type Answered = Result<
     http::types::ErrorCode,
 >;
 
-/// Has an instance handle a request. What it answers is sent before it is done, perhaps.
+/// Has an instance handle a request. Parts of its answer may be sent before it is done.
 pub(crate) async fn handle<B>(
     mut used: Used<OwnedComponentLease>,
     indices: &ProxyIndices,

@@ -1,7 +1,7 @@
 //! A guest under its route: from a request to its answer, within the guest's budget.
 //!
-//! Promises: the body is read before a place is taken, so slow clients hold no place; what is over a
-//! limit is refused and counted; what a guest fails with is logged, and not told to clients.
+//! Promises: the body is read before a place is taken, so slow clients hold no place; a request
+//! over a limit is refused and counted; a guest's failure is logged, and not shown to clients.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -150,7 +150,7 @@ impl Route {
             let (status, headers, body) =
                 wire::answer(&parts.method, &answer).ok_or_else(|| {
                     self.refused(Failure::Guest(
-                        "what the program answered is not HTTP, or breaks off".to_owned(),
+                        "the program's answer is not HTTP, or is incomplete".to_owned(),
                     ))
                 })?;
             let body = Body::from(body::held(Bytes::from(body), share));

@@ -19,7 +19,7 @@ pub(crate) struct RoutingTable {
     pub(crate) common: RouteContext,
 }
 
-/// Whether a path lies below a route, by whole segments.
+/// Whether a path is below a route, by whole segments.
 pub(crate) fn below(path: &str, route: &str) -> bool {
     let route = route.strip_suffix('/').unwrap_or(route);
     let rest = path.strip_prefix(route);

@@ -41,7 +41,7 @@ impl Runner {
         };
         let options = config.open.clone().timeout(config.timeout).memory(config.memory).wasm(wasm);
         let reference = config.reference.clone();
-        // Warming and compiling keep a thread busy, and may wait for a runtime of their own.
+        // Warming and compiling block a thread, and may start another runtime.
         let opening = std::thread::Builder::new().name("afresh-open".to_owned());
         let (sender, receiver) = tokio::sync::oneshot::channel();
         opening.spawn(move || sender.send(afresh::open(&reference, &options)))?;

@@ -48,7 +48,7 @@ pub(crate) enum Phase {
 /// Whom a listener is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Audience {
-    /// Guests, and what is asked of the server unless that has a listener of its own.
+    /// Guests, and the server's own operations unless those have another listener.
     Requests { operations: bool },
     /// Requests to the server only.
     Operations,

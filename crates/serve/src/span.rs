@@ -1,6 +1,6 @@
 //! The span of a request: its fields in logs and traces, by OpenTelemetry's conventions.
 //!
-//! Where nobody takes spans, none of this costs more than a look whether somebody does.
+//! Without a subscriber for spans, this costs only the check for one.
 
 use hyper::{Method, Request, StatusCode};
 use tracing::Span;
@@ -8,7 +8,8 @@ use tracing::field::Empty;
 
 use crate::service::REQUEST_ID;
 
-/// A span for a request, which goes on with the trace that the request came with; whoever is handed the request goes on with the span.
+/// A span for a request, which continues the trace that the request came with; handlers of the request continue the
+/// span.
 pub(crate) fn request<B>(request: &mut Request<B>) -> Span {
     let id = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
     #[cfg(feature = "otel")]
@@ -33,7 +34,8 @@ pub(crate) fn request<B>(request: &mut Request<B>) -> Span {
     span
 }
 
-/// A span for what is asked of the server itself: for logs, at the level TRACE. Of traces, those that matter would be few beside it.
+/// A span for an operation of the server itself: for logs, at the level TRACE. Such spans would hide the relevant
+/// ones in traces.
 pub(crate) fn operation<B>(request: &Request<B>) -> Span {
     let id = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
     let path = request.uri().path();

@@ -1,7 +1,8 @@
 //! HTTP/1.1 as bytes, for Linux programs that listen on a port.
 //!
-//! Promises: what the program gets is one request, whatever the client wrote into its head, for only parsed parts are written;
-//! headers that are about the client's connection are not passed on, in either direction; an answer that breaks off is none.
+//! Promises: the program gets one request, whatever the client wrote into its head, because only parsed parts are
+//! written; headers about the client's connection are not passed on, in either direction; an incomplete answer is an
+//! error.
 
 use axum::http::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,

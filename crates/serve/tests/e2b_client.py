@@ -1,4 +1,4 @@
-"""What an unmodified client of E2B does with a server of ours; the server is named by the environment."""
+"""An unmodified E2B client against our server, which the environment names."""
 
 from e2b import SandboxQuery, SandboxState
 from e2b.exceptions import AuthenticationException, FileNotFoundException, SandboxException

@@ -1,4 +1,4 @@
-"""What an unmodified client of E2B does with sandboxes that are Linux programs: code, commands and files together."""
+"""An unmodified E2B client with sandboxes that are Linux programs: code, commands and files together."""
 
 import http.client
 import os
@@ -22,7 +22,7 @@ def ticks(sandbox: Sandbox) -> int:
 
 
 def goes_on(sandbox: Sandbox) -> bool:
-    """Whether it ticks while nobody calls. Where the machine is busy that takes more than one look."""
+    """Whether it ticks between calls. Where the machine is busy that takes more than one look."""
     for _ in range(10):
         before = ticks(sandbox)
         time.sleep(1)
@@ -62,7 +62,7 @@ http.server.ThreadingHTTPServer(('0.0.0.0', 8001), Echo).serve_forever()
 
 
 def ask(sandbox: Sandbox, port: int, path: str, data: bytes | None = None, shown: bool = True) -> http.client.HTTPResponse:
-    """What a program in the sandbox answers."""
+    """The answer of a program in the sandbox."""
     url = urllib.parse.urlsplit(os.environ["E2B_SANDBOX_URL"])
     connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
     token = {"X-Access-Token": sandbox._envd_access_token} if shown else {}
@@ -83,7 +83,8 @@ while True:
 
 
 def reached(*sandboxes: Sandbox) -> None:
-    """Servers outside that the template names are reached: by code, by a command, and by one that goes on between calls."""
+    """Servers outside that the template names are reached: by code, by a command, and by one that runs between
+    calls."""
     for sandbox in sandboxes:
         assert "".join(sandbox.run_code(FETCH).logs.stdout) == "from outside, true\n"
         assert sandbox.commands.run(f'python3 -c "{FETCH}"').stdout == "from outside, true\n"
@@ -133,7 +134,8 @@ def from_outside(sandbox: Sandbox) -> None:
         for said in (b"hello\n", b"x" * 200_000 + b"\n"):
             line.sendall(said)
             assert stream.readline() == said.upper()
-    # Who stops taking what it sends has nobody else wait; what was open when the sandbox goes elsewhere is not open there.
+    # A client that stops reading does not block others; connections are closed when the sandbox moves to another
+    # host.
     stalled = ask(sandbox, 8000, "/large")
     assert sandbox.run_code("2 + 2").text == "4"
     fork = sandbox.fork(count=1, timeout=600)[0]
@@ -143,7 +145,7 @@ def from_outside(sandbox: Sandbox) -> None:
 
 
 def background(sandbox: Sandbox) -> None:
-    """What is left running goes on, beside code and other commands."""
+    """Programs that are left running continue, in parallel with code and other commands."""
     assert none_left(sandbox)
     assert not sandbox.commands.kill(77)
     counting = "n=0; while :; do n=$((n+1)); echo $n > /tmp/next; mv /tmp/next /tmp/ticks; sleep 0.1; done"
@@ -171,13 +173,13 @@ def background(sandbox: Sandbox) -> None:
     except CommandExitException as error:
         assert error.exit_code == 137, error.exit_code
     assert sandbox.commands.kill(counter.pid) and none_left(sandbox)
-    # What it is sent, and what is told to each who hears it.
+    # Its input, and the output for each subscriber.
     reader = sandbox.commands.run("while read line; do echo got $line; done; echo over", background=True, stdin=True)
     reader.send_stdin("one\n")
     again = sandbox.commands.connect(reader.pid)
     sandbox.commands.send_stdin(reader.pid, "two\n" * 20_000)
     reader.close_stdin()
-    # Who does not take what is printed would be told no more.
+    # A client that does not read output would receive no more.
     whole: list[str] = []
     hearing = threading.Thread(target=lambda: whole.append(reader.wait().stdout))
     hearing.start()
@@ -195,7 +197,7 @@ def background(sandbox: Sandbox) -> None:
     sandbox.commands.stream_input(reader.pid, ["one\n", b"two\n", "three\n"])
     sandbox.commands.close_stdin(reader.pid)
     assert reader.wait().stdout == "two\nthree\none\n"
-    # Who goes away ends nothing, and its limit does.
+    # A client that disconnects ends nothing; the limit of the command does.
     began = time.monotonic()
     left = sandbox.commands.run("sleep 1; echo first; sleep 1; echo second", background=True)
     left.disconnect()
@@ -211,7 +213,7 @@ def background(sandbox: Sandbox) -> None:
 
 
 class Screen:
-    """What a terminal shows, heard by a thread."""
+    """The output of a terminal, read by a thread."""
 
     def __init__(self, sandbox: Sandbox, shell: CommandHandle) -> None:
         self.sandbox, self.shell, self.shown, self.ended = sandbox, shell, b"", None
@@ -264,7 +266,7 @@ def terminals(sandbox: Sandbox) -> None:
 
 
 def kept(sandbox: Sandbox) -> None:
-    """Programs are in what is kept: forks and resumed sandboxes go on with them."""
+    """Saved states include programs: forks and resumed sandboxes continue with them."""
     counting = "n=0; while :; do n=$((n+1)); echo $n > /tmp/next; mv /tmp/next /tmp/ticks; sleep 0.1; done"
     counter = sandbox.commands.run(counting, background=True, timeout=0)
     assert goes_on(sandbox)
@@ -286,7 +288,7 @@ def kept(sandbox: Sandbox) -> None:
     assert goes_on(resumed)
     assert resumed.commands.kill(counter.pid) and resumed.kill()
     assert sandbox.commands.kill(counter.pid)
-    # One that ends the program itself is undone, to where the last call ended; so is what others would have told.
+    # Code that ends the program itself is undone, to the end of the last call; so is the output of other commands.
     sandbox.files.write("/home/user/before", "before")
     last = sandbox.commands.run("sleep 1; kill -9 1 $PPID", background=True)
     try:
@@ -314,7 +316,7 @@ def main() -> None:
     assert heard[-1][1] - heard[0][1] > 0.5, heard
     assert sandbox.run_code("1 / 0").error.name == "ZeroDivisionError"
 
-    # What programs print that the code starts, and what it prints beside Python's own streams.
+    # Output of programs that the code starts, and its own output outside Python's streams.
     heard.clear()
     mixed = "import os, subprocess\nprint('one')\nsubprocess.run(['echo', 'two'])\nos.system('echo three >&2')\nos.write(1, b'four\\n')"
     execution = sandbox.run_code(mixed, on_stdout=hear)

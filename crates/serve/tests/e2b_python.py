@@ -1,4 +1,4 @@
-"""What an unmodified client of E2B does with sandboxes in Python, its own default language."""
+"""An unmodified E2B client with sandboxes in Python, its default language."""
 
 import time
 

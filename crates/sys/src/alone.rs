@@ -1,5 +1,5 @@
-//! A test in a process of its own: for what concerns the whole process (a fork, a filter of system calls, a
-//! limit), and must not meet other tests.
+//! A test in a separate process, for code that affects the whole process (a fork, a filter of system calls, a limit),
+//! and must not meet other tests.
 //!
 //! Promises: the test ran, alone, and passed; one that hangs is ended; a name that no test has is an
 //! error. For the tests of this workspace only.
@@ -11,13 +11,13 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Set in the process of its own.
+/// Set in the separate process.
 const CHILD: &str = "AFRESH_TEST_ALONE";
 /// A test that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// The command that runs the test `name`, and no other, in this program once more. The caller says by a variable
-/// of its own what that process is for.
+/// The command that runs the test `name`, and no other, in this program once more. The caller marks the purpose of
+/// that process by a variable.
 ///
 /// # Panics
 /// When no test has that name: the process would run nothing, and end well.
@@ -73,12 +73,12 @@ pub fn alone(name: &str, test: impl FnOnce()) {
     assert!(status.success(), "{status} after {:?}\n{}", start.elapsed(), text(errors));
 }
 
-/// Reads to the end what a child says.
+/// Reads the output of a child to the end.
 fn listen(stream: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut stream) = stream {
-            // What cannot be read is only missing from the message.
+            // Unreadable output is only missing from the message.
             let _ = stream.read_to_end(&mut bytes);
         }
         String::from_utf8_lossy(&bytes).into_owned()

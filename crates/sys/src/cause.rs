@@ -1,4 +1,4 @@
-//! Faults: what the kernel says about an access that it could not serve, and who answers.
+//! Faults: the kernel's report of a failed access, and its handlers.
 
 /// Which signal a fault came as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +23,7 @@ pub enum FaultCause {
     /// or write-protected; but so does a file that ends before the address, or a page that could not be
     /// read back from swap. Those come again however often the access is retried.
     Unavailable,
-    /// The content of the page is lost: the hardware reported an error, or somebody poisoned the page. No retry
-    /// cures it.
+    /// The content of the page is lost: the hardware reported an error, or the page was poisoned. No retry cures it.
     Poisoned,
     /// Anything else, as the kernel numbers it.
     Other(i32),
@@ -40,21 +39,21 @@ pub struct Fault {
     pub signal: FaultSignal,
     /// Why the access could not be served.
     pub cause: FaultCause,
-    /// Whether the access was a write, where the processor tells.
+    /// Whether the access was a write, where the processor reports it.
     pub write: Option<bool>,
 }
 
 /// Answers faults in a registered range.
 ///
-/// Called in signal context: an implementation must not allocate, log or panic, and may lock only what is
-/// never held where such a fault can happen. While it runs, the thread takes no other signal but those of its own
-/// faults. A fault of its own that no registered range answers ends the process.
+/// Called in signal context: an implementation must not allocate, log or panic, and may lock only what is never held
+/// where such a fault can happen. While it runs, the thread takes no signal except for its own faults. If the handler
+/// itself faults outside every registered range, the process ends.
 pub trait FaultHandler: Send + Sync {
     /// Handles a fault; `true` when the access can be retried, `false` to pass the fault on.
     fn on_fault(&self, fault: &Fault) -> bool;
 
-    /// Whether faults that come as `signal` can be for this handler. Asked once, when it is registered; a signal
-    /// that nobody asked for is left to whoever else handles it.
+    /// Whether faults that come as `signal` can be for this handler. Queried once, at registration; other signals are
+    /// left to other handlers.
     fn answers(&self, signal: FaultSignal) -> bool {
         let _ = signal;
         true

@@ -1,5 +1,5 @@
-//! Names of the kernel's errors, as [`SysError::errno`](crate::SysError::errno) holds them; which error
-//! means what is said where it is met.
+//! Names of kernel errors, as [`SysError::errno`](crate::SysError::errno) holds them; their meaning
+//! is documented at each use.
 
 pub use libc::{
     EACCES, EAGAIN, EBUSY, EEXIST, EFAULT, EINTR, EINVAL, EIO, ENODEV, ENOENT, ENOSYS, ENXIO,

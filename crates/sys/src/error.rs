@@ -1,4 +1,4 @@
-//! What a failed system call says: which call, which errno, and what to do about it.
+//! A failed system call: which call, which errno, and the way out.
 
 use std::fmt;
 
@@ -48,7 +48,7 @@ pub enum Call {
     Schedule,
     /// Count events of the processor.
     Perf,
-    /// Copy memory that may be gone.
+    /// Copy memory that may be unmapped.
     Copy,
     /// Wait for descriptors.
     Poll,
@@ -60,7 +60,7 @@ pub enum Call {
     Process,
     /// Draw random bytes.
     Random,
-    /// A call of KVM's, by its name.
+    /// A KVM call, by its name.
     Kvm(&'static str),
 }
 
@@ -129,8 +129,7 @@ impl SysError {
         Self::new(call, std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }
 
-    /// Whether the kernel said that memory, maps or descriptors ran out, which giving some back
-    /// can cure.
+    /// Whether memory, maps or descriptors ran out, which releasing some can cure.
     #[must_use]
     pub fn is_exhaustion(&self) -> bool {
         matches!(self.errno, libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::ENOSPC)

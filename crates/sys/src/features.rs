@@ -1,4 +1,4 @@
-//! What this kernel allows this process to do.
+//! The features that this kernel allows this process to use.
 //!
 //! Probed once by trying, not by reading version numbers: seccomp, sysctls and containers decide as
 //! much as the kernel does. Any feature can be masked, by [`Features::without`] or for the whole
@@ -22,8 +22,8 @@ pub enum Feature {
     UffdSigbus,
     /// userfaultfd write protection lifted by the kernel (WP_ASYNC).
     UffdAsync,
-    /// userfaultfd that also answers for faults of the kernel's own, KVM's among them. Needs privilege:
-    /// `CAP_SYS_PTRACE`, or access to `/dev/userfaultfd`.
+    /// userfaultfd that also handles faults in the kernel, including those of KVM. Needs privilege: `CAP_SYS_PTRACE`,
+    /// or access to `/dev/userfaultfd`.
     UffdKernel,
     /// `PAGEMAP_SCAN`.
     PagemapScan,

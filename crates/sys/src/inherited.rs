@@ -1,13 +1,13 @@
 //! A static that a child of a fork keeps: facts of the host, which are true for the child as well.
 //!
-//! Why not `OnceLock`: who asks while another thread is making the value waits for that thread. In a child forked at
-//! that moment the thread is not there, and the child waits for ever. Here everybody who comes first makes a
-//! value, and one of them stays.
+//! Why not `OnceLock`: a thread that reads it while another thread is making the value waits for that thread. In a
+//! child forked at that moment the thread is missing, and the child waits without end. Here every early caller makes
+//! a value, and one of the values stays.
 
 use std::fmt;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A value that is made when it is first asked for, and stays; nobody waits for anybody.
+/// A value that is made on first use, and stays; no caller waits.
 pub struct Inherited<T: 'static> {
     value: AtomicPtr<T>,
 }
@@ -27,8 +27,8 @@ impl<T: Send + Sync> Inherited<T> {
         unsafe { self.value.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The value, made by `make` where there is none. Threads that ask first at the same time all make one; all but one
-    /// of them are dropped and never seen.
+    /// The value, made by `make` if it is missing. Threads that race for the first value all make one; all but one of
+    /// them are dropped and never seen.
     #[inline]
     pub fn get_or_make(&'static self, make: impl FnOnce() -> T) -> &'static T {
         // SAFETY: what was once published is never freed and never changed.
@@ -67,8 +67,8 @@ impl<T> fmt::Debug for Inherited<T> {
     }
 }
 
-// SAFETY: the cell hands out shared references to a `T` that one thread made; `T` is asked to be both wherever a value
-// can be reached.
+// SAFETY: the cell returns shared references to a `T` that one thread made; `T` must be both wherever a value can be
+// reached.
 unsafe impl<T: Send + Sync> Sync for Inherited<T> {}
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Fault injection: make a chosen system call of this thread fail.
 //!
-//! Every wrapper in this crate passes `gate` first. Tests arm a [`Plan`]; without one the gate is
-//! one thread-local load beside a system call. Plans belong to a thread, so that tests which run
+//! Every wrapper in this crate passes `gate` first. Tests arm a [`Plan`]; without one the gate
+//! costs one thread-local load per system call. Plans belong to a thread, so that tests which run
 //! side by side do not disturb one another; a fault handler runs in the faulting thread and is
 //! reached too.
 
@@ -14,9 +14,9 @@ use crate::{Call, SysError};
 pub struct Plan {
     /// Only calls of this kind count, or every call when `None`.
     pub call: Option<Call>,
-    /// How many matching calls succeed before the one that fails.
+    /// Matching calls that succeed before the one that fails.
     pub after: usize,
-    /// How many calls fail from there on.
+    /// Calls that fail from there on.
     pub times: usize,
     /// The errno to fail with.
     pub errno: i32,
@@ -43,7 +43,7 @@ pub fn with<R>(plan: Plan, body: impl FnOnce() -> R) -> (R, usize) {
     (result, FIRED.get())
 }
 
-/// Fails if the armed plan says that this call must.
+/// Fails if the armed plan selects this call.
 #[inline]
 pub(crate) fn gate(call: Call) -> Result<(), SysError> {
     match PLAN.get() {

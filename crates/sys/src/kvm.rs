@@ -1,10 +1,10 @@
 //! KVM: the gate that its calls pass, and what `kvm-ioctls` lacks: the dirty ring, and the dirty log with manual
 //! protection.
 //!
-//! Promises: an entry of the ring is reported exactly once; a page that was reported stays
-//! writable until it is given back (`DirtyRing::give_back` and `reset_dirty_rings`, or
-//! `clear_dirty_log`). May break it: an older kernel without the capability, which is an error
-//! when the capability is enabled and never later.
+//! Promises: an entry of the ring is reported exactly once; a page that was reported stays writable
+//! until it is returned (`DirtyRing::give_back` and `reset_dirty_rings`, or `clear_dirty_log`). May
+//! break it: an older kernel without the capability, which is an error when the capability is
+//! enabled and never later.
 //!
 //! Source of the interface: `Documentation/virt/kvm/api.rst`, sections 4.37, 4.117 and 8.29.
 
@@ -22,10 +22,10 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use crate::{Call, SysError, inject};
 
-/// Makes a call of KVM's, which `name` names in errors and in plans of [`inject`].
+/// Makes a KVM call, which `name` names in errors and in plans of [`inject`].
 ///
 /// # Errors
-/// What the call says.
+/// The call's error.
 pub fn call<T, E: Into<io::Error>>(
     name: &'static str,
     make: impl FnOnce() -> Result<T, E>,
@@ -37,12 +37,12 @@ pub fn call<T, E: Into<io::Error>>(
 /// Runs a vCPU until its next exit.
 ///
 /// # Errors
-/// What `KVM_RUN` says; `EINTR` when a signal came or its stop flag is up.
+/// Any error of `KVM_RUN`; `EINTR` when a signal came or its stop flag is up.
 pub fn run(vcpu: &mut VcpuFd) -> Result<VcpuExit<'_>, SysError> {
     call("KVM_RUN", || vcpu.run())
 }
 
-/// What an `ioctl` returned, with errno where that is a failure.
+/// The result of an `ioctl`, with errno on failure.
 fn done(returned: libc::c_int) -> io::Result<u32> {
     u32::try_from(returned).map_err(|_| io::Error::last_os_error())
 }

@@ -71,7 +71,7 @@ impl PageRange {
         self.len * PAGE_SIZE
     }
 
-    /// Whether `page` lies in the range.
+    /// Whether `page` is in the range.
     #[must_use]
     pub const fn contains(self, page: usize) -> bool {
         page >= self.start && page < self.end()

@@ -1,32 +1,32 @@
 //! A static that belongs to one process: the child of a fork makes its own.
 //!
-//! A forked child inherits every static as it was at that moment, and much of it is wrong there: threads are
-//! gone, locks may be held by them, descriptors speak of the parent's memory, keys that should be secret are known
-//! twice. [`PerProcess`] is how this project keeps such state. Reading one is three loads.
+//! A forked child inherits every static as it was at that moment, and much of it is wrong there: threads are missing
+//! and may hold locks, descriptors refer to the parent's memory, and secret keys are known twice. [`PerProcess`] is
+//! how this project keeps such state. Reading one is three loads.
 
 use std::fmt;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::fork;
 
-/// A value that is made when a process first asks for it, and made anew in each forked child.
+/// A value that is made on first use in a process, and made anew in each forked child.
 ///
-/// What the parent had is leaked in the child, not dropped: its destructor would wait for threads that are not
-/// there, or take back what is still the parent's.
+/// The parent's value is leaked in the child, not dropped: its destructor would wait for missing threads, or release
+/// resources that the parent still uses.
 pub struct PerProcess<T: 'static> {
     current: AtomicPtr<ProcessValue<T>>,
     make: fn() -> T,
 }
 
 struct ProcessValue<T> {
-    /// Of the process that made it.
+    /// The process that made it.
     generation: u32,
     value: T,
 }
 
 impl<T: Send + Sync> PerProcess<T> {
-    /// A cell whose value `make` makes. Two threads that ask first at the same time may both call it; one of the
-    /// two values is dropped and never seen.
+    /// A cell whose value `make` makes. Two threads that race for the first value may both call it; one of the two
+    /// values is dropped and never seen.
     #[must_use]
     pub const fn new(make: fn() -> T) -> Self {
         Self { current: AtomicPtr::new(std::ptr::null_mut()), make }
@@ -73,8 +73,8 @@ impl<T: Send + Sync + fmt::Debug> fmt::Debug for PerProcess<T> {
     }
 }
 
-// SAFETY: the cell hands out shared references to a `T` that may be made by one thread and dropped by it, or seen by
-// others; `T` is asked to be both wherever a value can be reached.
+// SAFETY: the cell returns shared references to a `T` that may be made by one thread and dropped by it, or seen by
+// others; `T` must be both wherever a value can be reached.
 unsafe impl<T: Send + Sync> Sync for PerProcess<T> {}
 
 #[cfg(test)]

@@ -1,13 +1,11 @@
 //! Planted bugs: mutants of the reset, chosen by an environment variable, which the suites must catch.
 //!
-//! A suite that never failed proves little. The places that a reset depends on ask here whether they are
-//! to be wrong; each suite runs its own tests again, in a child, once for each bug, and demands that they
-//! fail ([`must_be_caught`]).
+//! A suite that never failed proves little. The places that a reset depends on query it for a planted bug. Each suite
+//! runs its own tests again, in a child, once for each bug, and demands that they fail ([`must_be_caught`]).
 //!
-//! Promises: in a program built without the feature `planted`, or without debug assertions,
-//! [`is`] is `false` when the program is compiled, and nothing of this is left. The feature is for the
-//! tests of this workspace only, which have it as a development dependency. With it, nothing happens
-//! unless `AFRESH_PLANT` names a bug.
+//! Promises: in a program built without the feature `planted`, or without debug assertions, [`is`] is `false` at
+//! compile time, and no code of this is left. The feature is only for the tests of this workspace, which enable it in
+//! a development dependency. With it, nothing happens unless `AFRESH_PLANT` names a bug.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -19,7 +17,7 @@ pub const ENABLED: bool = cfg!(all(feature = "planted", debug_assertions));
 
 macro_rules! bugs {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// What can be wrong.
+        /// The planted bugs.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         #[repr(u8)]
@@ -29,7 +27,7 @@ macro_rules! bugs {
             /// Every bug.
             pub const ALL: &'static [Bug] = &[$(Bug::$name),*];
 
-            /// What `AFRESH_PLANT` calls it.
+            /// Its name in `AFRESH_PLANT`.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self { $(Bug::$name => $text,)* }
@@ -49,7 +47,7 @@ bugs! {
     Sample = "sample",
     /// Pages that were shed are not protected again.
     Rearm = "rearm",
-    /// What was written above the initial size stays for whoever grows next.
+    /// Content above the initial size stays for the next growth.
     GrownContent = "grown-content",
     /// Growth is not undone.
     GrownSize = "grown-size",
@@ -81,27 +79,27 @@ bugs! {
     Withhold = "withhold",
     /// A slot whose reset failed stays in use.
     Quarantine = "quarantine",
-    /// A global is not brought back.
+    /// A global is not restored.
     Global = "global",
-    /// A table's element is not brought back.
+    /// An element of a table is not restored.
     Element = "element",
     /// A dropped segment stays dropped.
     Segment = "segment",
     /// An instance whose table grew is used again.
     Replace = "replace",
-    /// wasmtime goes on believing in the size that a memory had grown to.
+    /// wasmtime still believes in the size that a memory had grown to.
     View = "view",
-    /// An exception that nobody caught is still pending in the next call.
+    /// An uncaught exception is still pending in the next call.
     Exception = "exception",
     /// Host state of a call is still there in the next.
     HostState = "host-state",
-    /// A program that was brought back is not shown its new generation.
+    /// A reset program does not get its new generation.
     OldGeneration = "old-generation",
     /// A thawed instance does not know that a segment was dropped.
     Thaw = "thaw",
     /// A patch of a page lacks a run of bytes.
     Patch = "patch",
-    /// What a turn made of the guest's own state is lost.
+    /// The changes of a turn to the guest's own state are lost.
     Turn = "turn",
     /// A page that a turn changed is taken for one that it did not.
     Since = "since",
@@ -111,29 +109,29 @@ bugs! {
     Exit = "exit",
     /// A mapping that a call changed stays as it is.
     Mapping = "mapping",
-    /// What a process wrote to contents of a file is taken for what they were.
+    /// Writes of a process to the contents of a file are taken for the original.
     Lent = "lent",
-    /// Of a guest's processes only the first is brought back.
+    /// Only the first process of a guest is reset.
     Family = "family",
-    /// An item that could not be recycled is handed out again.
+    /// An item that could not be recycled is leased again.
     Unclean = "unclean",
-    /// An item whose user panicked is handed out again.
+    /// An item whose user panicked is leased again.
     Unwound = "unwound",
-    /// The pool hands out what is warm for something else.
+    /// The pool leases an item that is warm for another key.
     Key = "key",
     /// A child is handed what its parent made.
     Parents = "parents",
     /// A global of the warm state is not baked.
     Bake = "bake",
-    /// What the warm-up left of a component's core modules is not kept.
+    /// The state that the warm-up left in a component's core modules is not kept.
     Nested = "nested",
-    /// What the warm-up left in a component's memories is not kept.
+    /// The memories of a component after the warm-up are not kept.
     NestedMemory = "nested-memory",
-    /// A component's memories are laid out in another order than wasmtime asks for them.
+    /// The memories of a component are laid out in another order than wasmtime requests them.
     Order = "order",
     /// Handles that the warm-up of a component left alive go unnoticed.
     Handle = "handle",
-    /// A name gets a new meaning whatever it means by now.
+    /// A name gets a new meaning regardless of its present one.
     Expected = "expected",
 }
 
@@ -169,7 +167,7 @@ pub fn prepare() {
     let _ = is(Bug::Lazy);
 }
 
-/// Whether `bug` is planted, for fault handlers: `false` before anybody asked [`is`].
+/// Whether `bug` is planted, for fault handlers: `false` before the first call of [`is`].
 #[inline(always)]
 #[must_use]
 pub fn is_in_handler(bug: Bug) -> bool {
@@ -203,7 +201,7 @@ pub fn must_be_caught(bugs: &[Bug], tests: &[&str]) {
             .args(tests)
             .args(["--exact", "--include-ignored"])
             .env(VARIABLE, bug.name())
-            // A failure is enough; nobody needs the smallest input.
+            // A failure is enough; the smallest input is not needed.
             .env("PROPTEST_MAX_SHRINK_ITERS", "0")
             .output()
             .expect("this program runs once more");

@@ -1,15 +1,15 @@
 //! A thread that belongs to a value and ends with it.
 //!
-//! In the child of a fork there is no such thread, though the value that owns it is there. Joining it would wait for
-//! ever, or hand its stack to the C library twice, which took it back when it forked. So a worker knows the process it
-//! runs in, and in any other nothing is done.
+//! In the child of a fork there is no such thread, though the value that owns it is there. Joining it would wait
+//! without end, or return its stack to the C library twice, which reclaimed it at the fork. So a worker knows the
+//! process it runs in, and in any other nothing is done.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};
 
 use crate::fork;
 
-/// Owner's end of a thread. Dropping it lets the thread go on by itself.
+/// Owner's end of a thread. Dropping it detaches the thread.
 #[derive(Debug)]
 pub struct Worker {
     handle: Option<JoinHandle<()>>,
@@ -39,7 +39,7 @@ impl Worker {
         }
     }
 
-    /// Waits until the thread has ended; a panic of it is nobody's here. Returns at once in a child of the process that
+    /// Waits until the thread has ended, and ignores its panics. Returns at once in a child of the process that
     /// started it.
     pub fn join(mut self) {
         if self.is_here()

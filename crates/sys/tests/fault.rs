@@ -1,4 +1,4 @@
-//! Faults by address: who waits for whom, what a handler is told, and what is not for it.
+//! Faults by address: which calls wait for which, the contents of a fault, and faults outside the handler's range.
 #![cfg(not(miri))]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use afresh_sys::fault::{self, Fault, FaultCause, FaultHandler, FaultSignal};
 use afresh_sys::{Interest, PAGE_SIZE, PageRange, Protection, Reservation, Uffd};
 
-/// Opens the page that was touched; before that it does what `first` says.
+/// Opens the page that was touched, after a call of `first`.
 struct Opens<F> {
     memory: Arc<Reservation>,
     first: F,
@@ -41,7 +41,7 @@ fn watch(
     fault::register(memory.base().as_ptr(), memory.pages() * PAGE_SIZE, handler).unwrap()
 }
 
-/// A handler that does not end until it is told to, as one that waits for a page of a remote does not.
+/// A handler that does not end until the test allows it, as one that waits for a remote page.
 #[derive(Clone, Default)]
 struct FaultCounts {
     inside: Arc<AtomicUsize>,
@@ -106,7 +106,7 @@ fn dropping_a_range_waits_for_its_own_handler_and_ends_it_for_good() {
         assert!(!dropped.load(Ordering::SeqCst), "a thread is in the handler");
         held.go.store(true, Ordering::SeqCst);
     });
-    // What the handler owned is gone with the registration.
+    // Values that the handler owned are dropped with the registration.
     assert_eq!(Arc::strong_count(&held.go), 1);
     assert_eq!(Arc::strong_count(&memory), 1);
 }
@@ -187,7 +187,7 @@ fn a_handler_learns_that_the_content_of_a_page_is_lost() {
     if let Err(error) = uffd.poison(start, PAGE_SIZE) {
         return println!("SKIPPED: pages cannot be poisoned: {error}");
     }
-    /// Takes the poisoned page away, so that the access goes on.
+    /// Replaces the poisoned page, so that the access continues.
     struct Replaces(Arc<Reservation>, Arc<Mutex<Vec<Fault>>>);
     impl FaultHandler for Replaces {
         fn on_fault(&self, fault: &Fault) -> bool {
@@ -204,7 +204,7 @@ fn a_handler_learns_that_the_content_of_a_page_is_lost() {
     assert_eq!(seen.len(), 1);
     if seen[0].cause == FaultCause::Unavailable {
         return println!(
-            "SKIPPED: this kernel was built without CONFIG_MEMORY_FAILURE, and tells no lost page"
+            "SKIPPED: this kernel was built without CONFIG_MEMORY_FAILURE, and reports no lost page"
         );
     }
     assert_eq!((seen[0].signal, seen[0].cause), (FaultSignal::Bus, FaultCause::Poisoned));

@@ -89,7 +89,7 @@ fn scattered_pieces_are_filled_in_order() {
     let memory = Reservation::new(9).unwrap();
     memory.map_anonymous(PageRange::new(0, 9), Protection::ReadWrite).unwrap();
     let piece = |page, pages| file::Piece { to: memory.page_ptr(page), len: pages * PAGE_SIZE };
-    // SAFETY: the pieces lie in memory mapped writable just now.
+    // SAFETY: the pieces are in memory mapped writable just now.
     let read =
         unsafe { file::read_scattered(file.as_fd(), &[piece(7, 1), piece(2, 2)], PAGE_SIZE) };
     assert_eq!(read.unwrap(), 3 * PAGE_SIZE);
@@ -100,7 +100,7 @@ fn scattered_pieces_are_filled_in_order() {
 fn a_range_of_others_is_not_released() {
     let owner = Reservation::new(2).unwrap();
     owner.map_anonymous(PageRange::new(0, 2), Protection::ReadWrite).unwrap();
-    // SAFETY: the owner outlives the borrower, and leaves the mappings to it meanwhile.
+    // SAFETY: the owner outlives the borrower, and does not change the mappings in between.
     let borrowed = unsafe { Reservation::of_others(owner.base(), 2) };
     let file = Memfd::new(c"others").unwrap();
     file.write_at(&numbered(1), 0).unwrap();

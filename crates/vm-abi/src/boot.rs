@@ -1,10 +1,10 @@
-//! What a guest is told at its start.
+//! Information for a guest at its start.
 
 use core::mem::{offset_of, size_of};
 
 use crate::MAX_REGIONS;
 
-/// What a guest is told at its start, in a page that it can only read; RDI points to it.
+/// Information for a guest at its start, in a page that it can only read; RDI points to it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BootInfo {
@@ -12,7 +12,7 @@ pub struct BootInfo {
     pub magic: u64,
     /// [`ABI_VERSION`](crate::ABI_VERSION).
     pub version: u32,
-    /// How many of `regions` are in use.
+    /// The number of used entries in `regions`.
     pub region_count: u32,
     /// First byte of the heap.
     pub heap: u64,

@@ -73,7 +73,7 @@ impl FromWire for Vec<u8> {
 
 impl IntoWire for &[u8] {
     fn into_wire(self, out: &mut Vec<u8>) {
-        // A longer string cannot be told apart from one with something behind it, so it is refused.
+        // A longer string would be ambiguous, so it is refused.
         u32::try_from(self.len()).unwrap_or(u32::MAX).into_wire(out);
         out.extend_from_slice(self);
     }
@@ -103,7 +103,7 @@ impl IntoWire for String {
     }
 }
 
-/// What a host function reports to the guest besides a value.
+/// Errors that a host function reports to the guest instead of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HostError {
@@ -124,7 +124,7 @@ impl core::fmt::Display for HostError {
 
 impl core::error::Error for HostError {}
 
-/// What a host function may return: a value, or a `Result` of one and a [`HostError`].
+/// Return types of a host function: a value, or a `Result` of one and a [`HostError`].
 pub trait HostReturn {
     /// Encodes the value, or passes the error on.
     ///

@@ -1,4 +1,4 @@
-//! What one side encodes, the other decodes, or refuses.
+//! Each side decodes the other's encoding, or refuses it.
 
 use std::fmt::Debug;
 

@@ -9,7 +9,7 @@ use afresh_pager::Options;
 use afresh_store::Store;
 use afresh_vm::{Frozen, Sandbox, SnapshotMemory, SnapshotOptions};
 
-/// Rounds of each way, of which the median is shown.
+/// Rounds of each way; the median is shown.
 const ROUNDS: usize = 5;
 /// Bytes of the heap that the guest's allocator works in.
 const RESERVED: u64 = 16 * 4096;

@@ -1,7 +1,7 @@
 //! Making a sandbox: from a program to a warm image.
 //!
-//! Promises: every refusal says what to change. May break it: a program whose initialisation never
-//! ends; it is stopped by the time limit like any call.
+//! Promises: every refusal names the necessary change. May break it: a program whose initialisation never ends; it is
+//! stopped by the time limit like any call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,7 +100,7 @@ impl SandboxBuilder {
         self
     }
 
-    /// Adds addresses that nobody can access; `bytes` is a multiple of 4096.
+    /// Adds inaccessible addresses; `bytes` is a multiple of 4096.
     #[must_use]
     pub fn gap(mut self, bytes: u64) -> Self {
         self.regions.push((bytes, RegionKind::Gap, Content::Zeros));
@@ -114,9 +114,9 @@ impl SandboxBuilder {
         self
     }
 
-    /// The processor that the guest sees; [`CpuTemplate::host`] if not set. A guest may remember what it
-    /// detects, so its snapshots thaw only on hosts that have every feature of the template. One that is
-    /// thawed keeps the template it was built with, whatever is set here.
+    /// The processor that the guest sees; [`CpuTemplate::host`] if not set. A guest may remember what it detects, so
+    /// its snapshots thaw only on hosts that have every feature of the template. A thawed one keeps the template it
+    /// was built with, regardless of this setting.
     #[must_use]
     pub fn cpu(mut self, template: CpuTemplate) -> Self {
         self.cpu = Some(template);
@@ -145,8 +145,8 @@ impl SandboxBuilder {
         self
     }
 
-    /// How much randomness a call, or the initialisation, may ask for altogether, in bytes; 1 MiB if not
-    /// set. A guest that needs more stretches some by a generator of its own.
+    /// Maximum randomness of a call, or of the initialisation, in bytes; 1 MiB if not set. A guest that needs more
+    /// expands it with its own generator.
     #[must_use]
     pub fn random(mut self, bytes: u64) -> Self {
         self.config.limits.random = bytes;
@@ -167,10 +167,10 @@ impl SandboxBuilder {
         self
     }
 
-    /// Takes up to `bytes` of the memory that is zero in the image from `stock` (an `Arc<afresh_frames::Stage>`,
-    /// say) when a sandbox is made, this one or a fork of it: whole 2 MiB that are resident, so that the
-    /// guest's first writes need no fault of the host's. What the first call does not use goes back at the
-    /// first reset. None if not set.
+    /// Takes up to `bytes` of the memory that is zero in the image from `stock` (an `Arc<afresh_frames::Stage>`, say)
+    /// when a sandbox is made, this one or a fork of it. The memory comes as resident blocks of 2 MiB, so the guest's
+    /// first writes need no host fault. Memory that the first call does not use is released at the first reset. None
+    /// if not set.
     #[must_use]
     pub fn zero_memory(mut self, stock: Arc<dyn ZeroPageSource>, bytes: u64) -> Self {
         let pages = usize::try_from(bytes / PAGE).unwrap_or(usize::MAX);

@@ -1,8 +1,9 @@
 //! One run of a guest: from entry to exit, serving its hypercalls.
 //!
-//! Promises: whatever a guest passes, a hypercall either acts on memory that the guest itself may
-//! reach or ends the call with an error that says why; nothing is allocated by a length that was
-//! not checked against guest memory and against a limit; the time limit holds inside hypercalls too.
+//! Promises: for any arguments, a hypercall either acts on memory that the guest itself may reach
+//! or ends the call with an error that gives the reason; nothing is allocated by a length that was
+//! not checked against guest memory and against a limit; the time limit also holds inside
+//! hypercalls.
 //! May break it: a host function that trusts its arguments' values, or that takes its time.
 
 use afresh_sys::random;
@@ -60,8 +61,8 @@ impl Sandbox {
         Ok(())
     }
 
-    /// Calls the guest with `input` and returns its output. What the guest wrote stays until the
-    /// next [`reset`](Self::reset).
+    /// Calls the guest with `input` and returns its output. The guest's writes stay until the next
+    /// [`reset`](Self::reset).
     ///
     /// # Errors
     /// See [`CallError`]. After an error of the guest the sandbox must be reset.
@@ -79,8 +80,8 @@ impl Sandbox {
         Ok(output)
     }
 
-    /// Once pages of the guest will never come, every failure is that one: KVM says no more than that an
-    /// address is bad.
+    /// Once pages of the guest will never come, every failure is that one: KVM reports only a bad
+    /// address.
     fn explain(&self, error: CallError) -> CallError {
         self.memory.slot.failure().map_or(error, CallError::Memory)
     }
@@ -95,7 +96,7 @@ impl Sandbox {
         }
     }
 
-    /// Calls the guest, then brings the sandbox back to its image whatever came of the call.
+    /// Calls the guest, then resets the sandbox to its image, also after an error.
     ///
     /// # Errors
     /// The call's error, or the reset's where that failed.

@@ -1,4 +1,4 @@
-//! What is the same for every sandbox that is forked from one: limits, log, how it is reset.
+//! Settings shared by all forks of a sandbox: limits, log, reset method.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use crate::strategy::ResetMethod;
 
 pub(crate) type Log = Arc<dyn Fn(u8, &str) + Send + Sync>;
 
-/// What does not change from fork to fork.
+/// The settings that all forks share.
 #[derive(Clone, Default)]
 pub(crate) struct Config {
     pub(crate) timeout: Option<Duration>,
     pub(crate) log: Option<Log>,
     pub(crate) reset: ResetMethod,
     pub(crate) limits: Limits,
-    /// Where resident zero memory comes from, and how many pages of it at most.
+    /// The source of resident zero memory, and its maximum pages.
     pub(crate) stock: Option<(Arc<dyn ZeroPageSource>, usize)>,
 }
 
@@ -30,7 +30,7 @@ impl std::fmt::Debug for Config {
     }
 }
 
-/// How many bytes a guest may have the host hold, or make, for one call.
+/// Maximum bytes that the host holds, or makes, for one call of a guest.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) output: u64,

@@ -1,16 +1,15 @@
 //! Which processor a guest sees: a named template, the same on every host that can serve it.
 //!
-//! A template is a list of features. CPUID shows those and no other, so that what a guest detects while it
-//! is warmed up is there wherever its snapshot is thawed; a snapshot records the template's name and its
-//! features, and a host that lacks one of them refuses it by name.
+//! A template is a list of features. CPUID shows those and no other, so a feature detected during the warm-up exists
+//! wherever the snapshot is thawed; a snapshot records the template's name and its features, and a host that lacks
+//! one of them refuses it by name.
 //!
-//! Promises: nothing that a template leaves out is shown; the order and meaning of `FEATURES` may change
-//! freely, for only names are ever stored. May break it: a guest that uses an instruction without asking
-//! for it. What a template leaves out is also forbidden where the processor can do so: AVX and AVX-512 by
-//! XCR0; RDRAND, RDSEED, RDTSCP and INVPCID by KVM on Intel, by the guest's CPUID; protection keys, user
-//! access to the FS and GS base, shadow stacks, AMX, MPX, TSX tracing and UMWAIT are in no template and
-//! stay off. The others (SSE4, AES, SHA, GFNI, BMI, ADX, MOVBE and so on) have no switch: level 3 can
-//! execute them wherever the processor has them.
+//! Promises: nothing that a template leaves out is shown; the order and meaning of `FEATURES` may change freely, for
+//! only names are ever stored. May break it: a guest that uses an instruction without checking for it. Features that
+//! a template leaves out are also forbidden where the processor can do so: AVX and AVX-512 by XCR0; RDRAND, RDSEED,
+//! RDTSCP and INVPCID by KVM on Intel, by the guest's CPUID; protection keys, user access to the FS and GS base,
+//! shadow stacks, AMX, MPX, TSX tracing and UMWAIT are in no template and stay off. The others (SSE4, AES, SHA, GFNI,
+//! BMI, ADX, MOVBE and so on) have no switch: level 3 can execute them wherever the processor has them.
 
 use std::borrow::Cow;
 
@@ -35,7 +34,7 @@ enum Level {
     Host,
 }
 
-/// What must be on for a feature to work.
+/// The state that a feature needs to be enabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Needs {
     Nothing,
@@ -69,10 +68,10 @@ macro_rules! features {
     };
 }
 
-/// Every feature that a template can hold: what a program at level 3 may detect and use. Not among them,
-/// so never shown: what needs a switch that a guest does not have (protection keys, FSGSBASE, CET, AMX,
-/// MPX), what is state of its own (TSX), what waits (MONITOR, WAITPKG), what tells of the host's processor
-/// (RDPID, performance counters), and virtualisation.
+/// Every feature that a template can hold: what a program at level 3 may detect and use. Left out, so never shown:
+/// features that need a switch that a guest does not have (protection keys, FSGSBASE, CET, AMX, MPX), that have
+/// separate state (TSX), that wait (MONITOR, WAITPKG) or that reveal the host's processor (RDPID, performance
+/// counters), and virtualisation.
 #[rustfmt::skip]
 static FEATURES: &[Feature] = features! {
     0x1 0 Ecx:
@@ -207,7 +206,7 @@ impl CpuTemplate {
         name: &'static str,
         mut register: impl FnMut(u32, u32, Register) -> u32,
     ) -> Self {
-        // Features of one register stand together, so that each is asked for once.
+        // Features of one register are grouped, so that each register is read once.
         let mut last = None;
         let mut shown = |f: &Feature| {
             let place = (f.leaf, f.index, f.register);
@@ -237,7 +236,7 @@ impl CpuTemplate {
         Ok(Self { name: name.into(), set: close(set) })
     }
 
-    /// The same with one feature more, and with what that needs.
+    /// The same with one feature more, and its prerequisites.
     ///
     /// # Errors
     /// [`UnknownFeature`].
@@ -372,7 +371,7 @@ mod tests {
             assert_eq!(again, template);
         }
         assert!(CpuTemplate::recorded("x".into(), &["avx9000".into()]).is_err());
-        // What cannot be is not believed.
+        // A feature without its prerequisites is dropped.
         let odd = CpuTemplate::recorded("x".into(), &["avx2".into()]).unwrap();
         assert_eq!(odd.features().count(), 0);
     }

@@ -1,8 +1,8 @@
-//! What a guest died of.
+//! Why a guest crashed.
 //!
 //! A guest has no interrupt table, so that any fault stops the vCPU with its registers as they
-//! were. The reason is read off them: a page fault has replaced the sentinel that every call starts
-//! with in CR2; anything else is told by the instruction.
+//! were. The reason follows from them: a page fault has replaced the sentinel that every call
+//! starts with in CR2; for any other fault the instruction decides.
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
@@ -21,7 +21,7 @@ pub struct Crash {
     pub rip: Option<u64>,
     /// The address of the page fault, if it was one.
     pub cr2: Option<u64>,
-    /// What happened, as far as the registers and the instruction tell.
+    /// The cause, as far as the registers and the instruction show it.
     pub reason: CrashReason,
 }
 

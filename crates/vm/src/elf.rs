@@ -1,9 +1,8 @@
 //! A guest program: a static position-independent ELF executable, checked field by field.
 //!
-//! Promises: a `Program` never reaches outside the file or outside its own span, its entry lies in
-//! an executable segment, no page is both writable and executable, and every relocation is one
-//! that `image` can apply. May break it: nothing in the input; every malformed field is an error
-//! that names it.
+//! Promises: a `Program` never reaches outside the file or outside its own span, its entry is in an executable
+//! segment, no page is both writable and executable, and every relocation is one that `image` can apply. May break
+//! it: nothing in the input; every malformed field is an error that names it.
 
 use object::Endianness;
 use object::elf::{
@@ -22,7 +21,7 @@ const MAX_SPAN: u64 = 1 << 30;
 /// Size of one `Elf64_Rela`.
 const RELA: u64 = 24;
 
-/// What is wrong with a guest program.
+/// Why a guest program is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ElfError {
@@ -47,8 +46,8 @@ pub enum ElfError {
     /// `e_type` is neither `ET_DYN` nor `ET_EXEC`.
     #[error("ELF type {0} is not an executable; link it with -static-pie")]
     Type(u16),
-    /// The program headers lie outside the file or have the wrong entry size.
-    #[error("the ELF program header table lies outside the file or has a wrong entry size")]
+    /// The program headers are outside the file or have the wrong entry size.
+    #[error("the ELF program header table is outside the file or has a wrong entry size")]
     ProgramHeaders,
     /// `PT_INTERP` is present.
     #[error("the program asks for a dynamic loader; link it with -static-pie")]
@@ -63,7 +62,7 @@ pub enum ElfError {
     #[error("the program has {0} loadable segments; at most {MAX_SEGMENTS} are supported")]
     TooManySegments(usize),
     /// A segment's `p_offset`/`p_filesz` reach outside the file.
-    #[error("segment {0}: its file range lies outside the file")]
+    #[error("segment {0}: its file range is outside the file")]
     SegmentFile(usize),
     /// `p_filesz` exceeds `p_memsz`.
     #[error("segment {0}: its file size is larger than its memory size")]
@@ -84,13 +83,13 @@ pub enum ElfError {
     #[error("the entry point {0:#x} is not in an executable segment")]
     Entry(u64),
     /// The dynamic section cannot be read.
-    #[error("the dynamic section lies outside the file or is malformed")]
+    #[error("the dynamic section is outside the file or is malformed")]
     Dynamic,
     /// `DT_NEEDED` is present.
     #[error("the program needs shared libraries; link it statically")]
     NeedsLibrary,
-    /// A relocation table lies outside the program or has a wrong entry size.
-    #[error("the relocation table lies outside the program or has a wrong entry size")]
+    /// A relocation table is outside the program or has a wrong entry size.
+    #[error("the relocation table is outside the program or has a wrong entry size")]
     RelocationTable,
     /// A `DT_RELR` table names more places than the program has words.
     #[error("the relocation table names more places than the program has words")]

@@ -1,7 +1,7 @@
-//! What can go wrong with a sandbox, by operation: making one, calling it, and KVM beneath both.
+//! Errors of a sandbox, by operation: making one, calling it, and KVM beneath both.
 //!
-//! Promises: each error names its cause, and the way out where there is one. May break it: nothing here; the
-//! errors of a single file stay in that file.
+//! Promises: each error names its cause, and the way out if one exists. May break it: nothing here; the errors of a
+//! single file stay in that file.
 
 use afresh_memory::{ImageError, ResetError, SlotError, TrackError};
 use afresh_sys::SysError;
@@ -27,7 +27,7 @@ pub enum KvmError {
     /// The kernel lacks something that every sandbox needs.
     #[error("this kernel's KVM lacks {0}; Linux 5.5 or newer is needed")]
     Lacks(&'static str),
-    /// The processor lacks features of the template that was asked for.
+    /// The processor lacks features of the requested template.
     #[error(
         "this host's processor, as KVM offers it, lacks {} of CPU template {template}; choose one with fewer features with SandboxBuilder::cpu",
         missing.join(", ")
@@ -38,7 +38,7 @@ pub enum KvmError {
         /// The features, by name.
         missing: Vec<String>,
     },
-    /// Guests see the host's processor, whatever template they are given.
+    /// Guests see the host's processor, regardless of their template.
     #[error(
         "this host's KVM is paravirtual and lets the processor answer CPUID, so a guest cannot be shown CPU template \
          {template}; leave SandboxBuilder::cpu out, or use a host with hardware virtualisation"
@@ -50,7 +50,7 @@ pub enum KvmError {
     /// Finding out what a guest sees failed.
     #[error("finding out what processor a guest sees here failed: {0}")]
     Probe(#[source] Box<BuildError>),
-    /// The tracker that was asked for is not available.
+    /// The requested tracker is not available.
     #[error("this kernel's KVM has no {0}; choose another tracker")]
     NoTracker(&'static str),
     /// A KVM call failed.
@@ -88,7 +88,7 @@ pub enum BuildError {
     Watchdog(#[source] std::io::Error),
 }
 
-/// What a guest did wrong, or had done to it. The sandbox must be reset and is then pristine.
+/// A failure of the guest, or its forced end. The sandbox must be reset and is then pristine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuestError {
@@ -140,12 +140,12 @@ pub enum GuestError {
         /// The length.
         len: u64,
     },
-    /// It passed, or asked for, more than the host allows.
+    /// It passed, or requested, more than the host allows.
     #[error(
         "guest's {what} of {len} bytes is above the limit of {limit}; raise it with SandboxBuilder::{setting}"
     )]
     OverLimit {
-        /// What is too large.
+        /// The part that is too large.
         what: &'static str,
         /// Its length.
         len: u64,
@@ -217,7 +217,7 @@ pub enum CallError {
     /// failed; the sandbox is quarantined.
     #[error("moving the guest to a machine with a dirty log failed: {0}")]
     Replace(#[source] Box<BuildError>),
-    /// A snapshot could not be put in place; the sandbox is quarantined.
+    /// A snapshot could not be restored; the sandbox is quarantined.
     #[error(transparent)]
     Restore(#[from] SlotError),
 }

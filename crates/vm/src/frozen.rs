@@ -1,8 +1,8 @@
 //! A guest's state as pages and bytes: what a snapshot holds of it.
 //!
-//! The pages are those of the guest's own memory and then those of its program's file, so that a snapshot
-//! is all another machine needs. The bytes say how large everything is and where calls start. Descriptors,
-//! entry code and page tables are in neither: they are built anew, for the host that thaws.
+//! The pages are those of guest memory and then those of the program file, so another machine needs only the
+//! snapshot. The bytes hold all sizes and the entry of calls. Descriptors, entry code and page tables are in neither:
+//! they are built anew, for the host that thaws.
 //!
 //! Promises: what was frozen is what a sandbox thawed from it starts with, bit for bit; what is read from
 //! elsewhere is checked before it is used. May break it: memory shared with the host, which is no part of
@@ -22,8 +22,8 @@ use crate::snapshot::Snapshot;
 
 /// Kind of guest, in snapshots.
 const KIND: &str = "vm";
-/// What gives the state its meaning: the form of the bytes below, and the interface that the guest speaks.
-/// Goes up when either changes in a way that older states do not survive.
+/// The version of the state: the form of the bytes below, and the guest's interface. Goes up when either changes in a
+/// way that older states do not survive.
 const ENGINE: &str = "afresh-vm state 2";
 
 /// Maximum length of the bytes: a list of names takes many times as much once it is decoded.
@@ -41,7 +41,7 @@ enum Kind {
 /// The bytes of a frozen guest. Sizes are in bytes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Header {
-    /// blake3 of the program's file.
+    /// blake3 of the program file.
     pub(crate) program: [u8; 32],
     pub(crate) program_bytes: u64,
     memory: u64,
@@ -169,7 +169,7 @@ impl Frozen {
         let program = usize::try_from(header.program_bytes.div_ceil(PAGE))
             .ok()
             .filter(|pages| *pages <= all.pages())
-            .ok_or_else(|| ThawError::State("the program lies outside its pages".to_owned()))?;
+            .ok_or_else(|| ThawError::State("the program is outside its pages".to_owned()))?;
         let own = all.pages() - program;
         Ok(Self {
             guest: all.slice(PageRange::new(0, own)),
@@ -253,8 +253,7 @@ impl ReadProgram {
     }
 }
 
-/// What this host has of the features that templates know. Where KVM cannot be asked nothing can be thawed
-/// either, and that is then the error.
+/// The features of this host that templates know. Without KVM nothing can be thawed either, which is then the error.
 fn offered() -> Vec<String> {
     match CpuTemplate::host() {
         Ok(host) => host.features().map(str::to_owned).collect(),

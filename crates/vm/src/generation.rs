@@ -1,4 +1,4 @@
-//! Numbers that tell pristine states apart.
+//! Numbers that distinguish pristine states.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,5 +1,5 @@
-//! Where everything lies in a guest's physical memory, which is also its virtual memory: every
-//! mapped page has the same address in both.
+//! The layout of guest-physical memory, which is also guest-virtual memory: every mapped page has
+//! the same address in both.
 //!
 //! ```text
 //! 0            0x40000                                     + memory
@@ -31,9 +31,9 @@ pub enum LayoutError {
     /// Program, stack and input buffer do not fit.
     #[error("memory of {memory} bytes is too small; program, stack and input need {needed}")]
     TooSmall {
-        /// What was asked for.
+        /// The requested size.
         memory: u64,
-        /// What is needed at least.
+        /// The minimum size.
         needed: u64,
     },
     /// A size is zero or not a multiple of the page size.
@@ -67,13 +67,13 @@ impl Span {
         self.start + self.len
     }
 
-    /// Whether `len` bytes at `address` lie inside.
+    /// Whether `len` bytes at `address` are inside.
     pub fn holds(self, address: u64, len: u64) -> bool {
         address >= self.start && address.checked_add(len).is_some_and(|end| end <= self.end())
     }
 }
 
-/// What an extra region is for.
+/// The kind of an extra region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RegionKind {
@@ -83,18 +83,18 @@ pub enum RegionKind {
     ReadOnly,
     /// Memory shared with the host and with every guest that maps it; it is not reset.
     Shared,
-    /// Addresses that nobody can access.
+    /// Inaccessible addresses.
     Gap,
 }
 
-/// An extra region in its place.
+/// An extra region at its address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Placed {
     pub(crate) span: Span,
     pub(crate) kind: RegionKind,
 }
 
-/// Sizes asked for, in bytes.
+/// Requested sizes, in bytes.
 #[derive(Debug, Clone)]
 pub(crate) struct Sizes {
     pub(crate) memory: u64,

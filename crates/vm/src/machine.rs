@@ -35,7 +35,7 @@ use crate::strategy::{Abilities, DirtyTracking};
 use crate::system::ExtendedState;
 use crate::tracker::{Shared, Source, Watched};
 
-/// What one process needs to know of KVM.
+/// KVM facts of a process.
 struct Host {
     kvm: Kvm,
     cpuid: CpuId,
@@ -72,12 +72,12 @@ fn open() -> Result<Host, KvmError> {
     Ok(Host { kvm: device, cpuid, ring_limit })
 }
 
-/// What KVM offers to show by CPUID.
+/// The CPUID leaves that KVM can show.
 pub(crate) fn supported_cpuid() -> Result<&'static CpuId, KvmError> {
     Ok(&host()?.cpuid)
 }
 
-/// What this host offers.
+/// The abilities of this host.
 pub(crate) fn abilities() -> Result<Abilities, KvmError> {
     let host = host()?;
     let manual = host.kvm.check_extension_raw(c_ulong::from(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2));
@@ -106,7 +106,7 @@ pub(crate) struct MemorySlot {
     pub(crate) span: Span,
     pub(crate) host: *mut u8,
     pub(crate) read_only: bool,
-    /// Whether the guest's writes are part of what a reset undoes.
+    /// Whether a reset undoes the guest's writes.
     pub(crate) tracked: bool,
 }
 
@@ -125,7 +125,7 @@ pub(crate) enum Exit {
     Other(String),
 }
 
-/// What KVM has to finish for the guest when it runs next; see the head of this file.
+/// The part that KVM must finish when the guest runs next; see the head of this file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PendingExit {
     Nothing,
@@ -159,7 +159,7 @@ pub(crate) struct Machine {
     left: PendingExit,
     /// Which extended state the guest may use, where the processor asks.
     xcr0: Option<u64>,
-    /// Which of the vCPU's events can be set, and are set to none.
+    /// The vCPU events that can be set, and are set to none.
     events: u32,
     debug: kvm_debugregs,
     /// The thread on which every signal interrupts the vCPU; 0 for none.
@@ -210,11 +210,11 @@ impl Machine {
         Ok(Self { vcpu, vm, created, fresh, tracking, ring, left, xcr0, events, debug, admitted })
     }
 
-    /// Gives the machine its memory, once. Returns what the engine needs to track it, unless
-    /// tracking is off. `pages` bounds the guest-physical space.
+    /// Gives the machine its memory, once. Returns what the engine needs to track it, unless tracking is off. `pages`
+    /// bounds the guest-physical space.
     ///
     /// # Safety
-    /// The memory must stay mapped for as long as the machine runs.
+    /// The memory must stay mapped while the machine exists.
     pub(crate) unsafe fn attach(
         &mut self,
         memory: &[MemorySlot],
@@ -302,8 +302,8 @@ impl Machine {
         self.fresh
     }
 
-    /// What else differs from a new vCPU, by name: nothing that a guest can read, but some of it decides
-    /// how the next call begins.
+    /// The name of other state that differs from a new vCPU: the guest cannot read it, but some of it decides how the
+    /// next call begins.
     pub(crate) fn compare_rest(
         &self,
         processor: &Processor,
@@ -357,9 +357,9 @@ impl Machine {
         }
     }
 
-    /// Brings the vCPU back after a call that did not end by itself: finishes what is half done, and takes
-    /// away what is still to be delivered. Says whether it can be used again; if not, only a new machine
-    /// will do. Comes before memory is reset, for what is half done may write there.
+    /// Brings the vCPU back after a call that did not end by itself: finishes what is half done, and takes away what
+    /// is still to be delivered. Says whether it can be used again; if not, only a new machine will do. Comes before
+    /// memory is reset, because an unfinished operation may write there.
     pub(crate) fn revive(&mut self) -> Result<bool, KvmError> {
         if self.left == PendingExit::Unknown {
             return Ok(false);
@@ -490,7 +490,7 @@ impl Machine {
     }
 }
 
-/// Sets XCR0, where there is one.
+/// Sets XCR0, if the processor has it.
 fn set_xcr0(vcpu: &VcpuFd, xcr0: Option<u64>) -> Result<(), KvmError> {
     let Some(value) = xcr0 else { return Ok(()) };
     let mut xcrs = kvm_xcrs { nr_xcrs: 1, ..Default::default() };

@@ -1,8 +1,8 @@
 //! A guest's memory as the host reaches it: bounds-checked copies that note what they write.
 //!
-//! Promises: no address that a guest names is used unchecked, no reference to guest memory is ever
-//! formed, and every page written through this interface is known to the next reset, whatever
-//! tracks the guest's own writes. May break it: writing through the slot's raw address elsewhere.
+//! Promises: no address from a guest is used unchecked, no reference to guest memory is ever formed, and every page
+//! written through this interface is known to the next reset, for every tracker of the guest's own writes. May break
+//! it: writing through the slot's raw address elsewhere.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ struct Window {
     shared: Option<Arc<SharedMemory>>,
 }
 
-/// Where each accessible guest address lies in the host.
+/// The host address of each accessible guest address.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Map {
     windows: Vec<Window>,
@@ -76,7 +76,7 @@ impl Map {
     }
 }
 
-/// The memory of one sandbox: its slot, its map and who is told what the host writes.
+/// The memory of one sandbox: its slot, its map and the tracker that is notified of host writes.
 #[derive(Debug)]
 pub(crate) struct GuestMemory {
     pub(crate) slot: Slot,
@@ -138,8 +138,7 @@ impl GuestMemory {
             let _fits = shared.read((address - window.span.start) as usize, out);
             return Ok(());
         }
-        // SAFETY: the window holds `len` bytes at `address`, mapped for as long as `self` lives; the vCPU is
-        // stopped.
+        // SAFETY: the window holds `len` bytes at `address`, mapped until `self` is dropped; the vCPU is stopped.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 self.pointer(window, address),

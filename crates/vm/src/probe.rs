@@ -1,12 +1,12 @@
-//! What a guest's own instructions find, where KVM does not say.
+//! Probes guest instructions where KVM does not report their behaviour.
 //!
-//! On hardware every CPUID of a guest ends in KVM, and XSAVE works as the guest's CR4 and XCR0 allow. Where
-//! KVM is paravirtual, a guest is a program at level 3 of the host's own processor: CPUID may be answered
-//! by that, and XSAVE work although KVM offers none. Believing KVM there would leave the upper halves of
-//! the vector registers from call to call. Such a host is told by a processor that has XSAVE under a KVM
-//! that does not; there a guest of a few instructions is run, once a process, and asked.
+//! On hardware every CPUID of a guest ends in KVM, and XSAVE works as the guest's CR4 and XCR0 allow. Where KVM is
+//! paravirtual, a guest is a program at level 3 on the host's processor: CPUID may be answered by that, and XSAVE
+//! work although KVM offers none. Believing KVM there would leave the upper halves of the vector registers from call
+//! to call. Such a host is recognised by a processor that has XSAVE under a KVM that does not offer it. There a guest
+//! of a few instructions is run, once a process, to find out.
 //!
-//! Promises: what a template says is what a guest sees, or is refused. May break it: a paravirtual KVM that
+//! Promises: a guest sees exactly its template, or the template is refused. May break it: a paravirtual KVM that
 //! offers XSAVE and does not serve it as hardware does.
 
 use std::sync::{Arc, OnceLock};
@@ -27,12 +27,12 @@ use crate::strategy::{ResetMethod, Tracking};
 use crate::system::{ExtendedState, System};
 use crate::template::{ProgramFile, Template, first_image};
 
-/// What guests of this host find.
+/// The behaviour of guests on this host.
 #[derive(Debug)]
 enum CpuBehaviour {
     /// What KVM says.
     AsKvmSays,
-    /// Something else, whatever KVM was told.
+    /// Other values than KVM was given.
     Own { shown: CpuTemplate, xsave: bool },
 }
 
@@ -92,7 +92,7 @@ fn processor(template: CpuTemplate) -> Result<Processor, KvmError> {
     match found()? {
         CpuBehaviour::AsKvmSays => Processor::new(template, supported),
         CpuBehaviour::Own { xsave, .. } => {
-            // What KVM is told decides nothing that the guest sees, but must be what it offers.
+            // KVM's CPUID values do not affect the guest here, but must be those that KVM offers.
             let offered = Processor::new(host_template(supported), supported)?;
             let extended = if *xsave { ExtendedState::Native } else { ExtendedState::Fxsave };
             Ok(Processor { template, extended, ..offered })
@@ -101,8 +101,7 @@ fn processor(template: CpuTemplate) -> Result<Processor, KvmError> {
 }
 
 impl CpuTemplate {
-    /// Every feature that a guest can have here, of those that templates know; what guests get if nothing
-    /// else is asked for.
+    /// Every feature that a guest can have here, of those that templates know; the default of guests.
     ///
     /// # Errors
     /// [`KvmError`] where KVM cannot be used at all.
@@ -156,7 +155,7 @@ fn ask(code: &[u8]) -> Result<Option<u64>, KvmError> {
     }
 }
 
-/// A guest without anything of the embedder's, for whatever processor KVM offers.
+/// A guest without the embedder's parts, for any processor that KVM offers.
 fn prepare(elf: &[u8]) -> Result<Sandbox, BuildError> {
     let program = Program::parse(elf)?;
     let sizes = Sizes { memory: 256 << 10, stack: 4096, input: 4096, regions: Vec::new() };

@@ -1,9 +1,8 @@
 //! A template as KVM takes it: the leaves of CPUID, and the extended state that goes with them.
 //!
-//! Promises: a leaf shows what the template holds, what is needed to run at all (long mode, paging), sizes
-//! and names; nothing else of what the host has. The vendor, family and model stay the host's, for the
-//! meaning of some instructions depends on them. May break it: a feature bit outside the leaves below; those
-//! leaves are not shown.
+//! Promises: a leaf shows the template's features, the prerequisites to run at all (long mode, paging), sizes and
+//! names; no other feature of the host. The vendor, family and model stay the host's, for the meaning of some
+//! instructions depends on them. May break it: a feature bit outside the leaves below; those leaves are not shown.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -16,9 +15,9 @@ use crate::system::ExtendedState;
 
 /// DE, PSE, MSR, PAE, MCE, APIC, MTRR, PGE, MCA, PAT, PSE36 and the FPU: without them there is no long mode.
 const SYSTEM_1_EDX: u32 = 0x0003_72ed;
-/// Where a virtual machine says that it is one.
+/// The bit that marks a virtual machine.
 const HYPERVISOR_1_ECX: u32 = 1 << 31;
-/// What AMD repeats of leaf 1; SYSCALL, NX and long mode.
+/// AMD's copy of leaf 1; SYSCALL, NX and long mode.
 const SYSTEM_EXTENDED_EDX: u32 = 0x0003_f3ff | 1 << 11 | 1 << 20 | 1 << 29;
 /// The last leaf shown of each kind.
 const LAST: u32 = 0xd;
@@ -30,15 +29,15 @@ const SIGNATURE: [u32; 3] =
 /// Bytes of an area for x87 and SSE alone.
 const LEGACY_AREA: u32 = 576;
 
-/// What every vCPU of a sandbox is made of.
+/// The parts of every vCPU of a sandbox.
 #[derive(Debug)]
 pub(crate) struct Processor {
     pub(crate) template: CpuTemplate,
     pub(crate) cpuid: CpuId,
     pub(crate) extended: ExtendedState,
-    /// What it may use of the extended state.
+    /// The extended state that it may use.
     pub(crate) xcr0: u64,
-    /// Model-specific registers of a vCPU that never ran, once somebody compares.
+    /// Model-specific registers of a vCPU that never ran, read at the first comparison.
     pub(crate) fresh_msrs: OnceLock<BTreeMap<u32, u64>>,
 }
 
@@ -93,7 +92,7 @@ impl Processor {
     }
 }
 
-/// What is shown of an entry, if anything.
+/// The part of an entry that is shown, if any.
 fn shown(entry: &kvm_cpuid_entry2, template: &CpuTemplate, xcr0: u64) -> Option<kvm_cpuid_entry2> {
     let mut out = *entry;
     let (leaf, index) = (entry.function, entry.index);

@@ -1,7 +1,8 @@
 //! Bringing a sandbox back to its image.
 //!
-//! Promises: what the last call began is over before memory is reset; a vCPU of which that is not certain is
-//! replaced, with its machine; a reset that failed leaves a sandbox that refuses everything.
+//! Promises: operations of the last call are over before memory is reset; if that is not certain,
+//! the vCPU is replaced, with its machine; a reset that failed leaves a sandbox that refuses
+//! everything.
 
 use afresh_memory::ResetReport;
 

@@ -1,4 +1,4 @@
-//! A sandbox: one guest, called and brought back.
+//! A sandbox: one guest, called and reset.
 //!
 //! Promises: after a reset every byte and register the guest can see equals the image; a call that
 //! failed leaves a sandbox that refuses calls until it is reset; a reset that failed leaves one that
@@ -48,7 +48,7 @@ pub struct Sandbox {
     process: u32,
     /// Where calls start.
     pub(crate) entry: u64,
-    /// Bytes of randomness that the present call asked for.
+    /// Bytes of randomness that the present call has drawn.
     pub(crate) drawn: u64,
     /// Runs in which the dirty ring filled up.
     pub(crate) ring_overflows: u32,
@@ -139,8 +139,8 @@ impl Sandbox {
         self.template.system.regs(&self.template.layout, target, arguments)
     }
 
-    /// Refuses a sandbox that the parent of this process made. The dirty ring and the vCPU's run page are
-    /// shared with it, so that whatever is done here would be missing, or felt, there.
+    /// Refuses a sandbox that the parent of this process made. The dirty ring and the vCPU's run
+    /// page are shared with it, so actions here would be missing, or take effect, there.
     pub(crate) fn check_process(&self) -> Result<(), CallError> {
         if self.process == fork::generation() { Ok(()) } else { Err(CallError::Forked) }
     }
@@ -189,18 +189,18 @@ impl Sandbox {
         &self.template.processor.template
     }
 
-    /// Bytes of memory of its own that the sandbox keeps resident between calls.
+    /// Bytes of private memory that the sandbox keeps resident between calls.
     #[must_use]
     pub fn write_set_bytes(&self) -> usize {
         self.memory.slot.write_set_len() * crate::PAGE as usize
     }
 
-    /// Where the guest's heap lies.
+    /// The guest's heap.
     pub fn heap(&self) -> Span {
         self.template.layout.heap
     }
 
-    /// Where the extra regions lie, in the order of the builder.
+    /// The extra regions, in the order of the builder.
     pub fn regions(&self) -> Vec<Span> {
         self.template.layout.regions.iter().map(|region| region.span).collect()
     }

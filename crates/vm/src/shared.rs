@@ -1,7 +1,8 @@
 //! Memory that the host and any number of guests see at once.
 //!
-//! Promises: it is mapped for as long as anyone refers to it, and only copied from and to, never
-//! borrowed; threads of the host may read and write it at the same time, and find a mixture at worst. May break it: expecting it to be reset; it is not part of any image.
+//! Promises: it is mapped until the last reference is dropped, and only copied from and to, never borrowed; host
+//! threads may read and write it at the same time, and find a mixture at worst. May break it: expecting it to be
+//! reset; it is not part of any image.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -48,8 +49,8 @@ impl SharedMemory {
     /// The memory as words. Every access of the host goes through them, and all are of this size: two threads
     /// of the host may come to the same word.
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is readable and writable, begins at a page and is whole pages long, and lasts as
-        // long as `self`. Whoever else writes it is a guest, which no rule of this process's memory model speaks of.
+        // SAFETY: the mapping is readable and writable, begins at a page and is whole pages long, and lasts until
+        // `self` is dropped. Other writers are guests, which are outside this process's memory model.
         unsafe {
             std::slice::from_raw_parts(self.mapping.base().as_ptr().cast(), self.len() / WORD)
         }
@@ -91,7 +92,7 @@ impl SharedMemory {
             if len == WORD {
                 words[word].store(merge(0), Ordering::Relaxed);
             } else {
-                // What others write beside it stays.
+                // Concurrent writes to the rest of the word stay.
                 let mut before = words[word].load(Ordering::Relaxed);
                 while let Err(now) = words[word].compare_exchange_weak(
                     before,

@@ -1,8 +1,8 @@
 //! Frozen states of a guest, to be restored or forked.
 //!
-//! Promises: a snapshot never changes; it shares every page that it has in common with its relatives;
-//! it stays valid whatever becomes of the sandbox or of other snapshots. May break it: memory shared
-//! with the host, which is no part of any snapshot.
+//! Promises: a snapshot never changes; it shares all common pages with its relatives; it stays
+//! valid after the end of the sandbox or of other snapshots. May break it: memory shared with the
+//! host, which is no part of any snapshot.
 
 use std::sync::Arc;
 
@@ -63,8 +63,8 @@ impl Sandbox {
         self.snapshot_of(self.memory.slot.image().clone())
     }
 
-    /// Freezes the present state. Costs time and memory in proportion to what was written since the
-    /// state that the sandbox returns to; the sandbox itself does not change.
+    /// Freezes the present state. Costs time and memory in proportion to the writes since the state
+    /// that the sandbox returns to; the sandbox itself does not change.
     ///
     /// # Errors
     /// [`CallError::NeedsReset`] after a failed call; otherwise when memory runs out.
@@ -169,7 +169,7 @@ impl Guest for Sandbox {
     }
 }
 
-/// What a tree keeps besides memory: which guest it is, and where its calls start.
+/// The state in a tree except memory: the identity of the guest, and the entry of its calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuestState {
     template: u64,
@@ -195,7 +195,7 @@ impl Snapshot {
         if !own.is_sibling(frozen) {
             return Err(ThawError::State("it is of another guest".to_owned()));
         }
-        // What keeps the guest in its place is this sandbox's own.
+        // The system pages are those of this sandbox.
         let (all, from) = (self.image.pages(), frozen.guest.pages());
         let system = self.image.slice(PageRange::new(from, all - from));
         let image = Image::join(&[frozen.guest.clone(), system]);

@@ -1,4 +1,4 @@
-//! How a sandbox is reset: one of the engine's strategies, over one of the ways to notice what KVM's guest writes.
+//! How a sandbox is reset: a strategy of the engine, and a way to notice the writes of a KVM guest.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ pub enum Tracking {
     Nothing,
 }
 
-/// What KVM is asked to track.
+/// The tracking that KVM does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DirtyTracking {
     /// Nothing.
@@ -36,12 +36,13 @@ pub(crate) enum DirtyTracking {
     Ring(u32),
 }
 
-/// How a sandbox is brought back to its image.
+/// How a sandbox is reset to its image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ResetMethod {
-    /// What a reset does. A tracker that a strategy names counts for nothing here: [`ResetMethod::tracking`] does.
+    /// The strategy of a reset. A tracker that a strategy names counts for nothing here: [`ResetMethod::tracking`]
+    /// does.
     pub strategy: Strategy,
-    /// How it knows what was written, for the strategies that ask.
+    /// How it notices writes, for the strategies that need that.
     pub tracking: Tracking,
 }
 
@@ -69,13 +70,13 @@ impl ResetMethod {
         Self { strategy, tracking }
     }
 
-    /// What this method means on this host.
+    /// The concrete form of this method on this host.
     pub(crate) fn here(self) -> Self {
         abilities().map_or(self, |abilities| self.resolve(&abilities).0)
     }
 
-    /// What this method means on a host with `abilities`, nothing in it automatic any more, with the reason in
-    /// words. What is forced means itself.
+    /// The concrete form of this method on a host with `abilities`, without automatic parts, and the reason. Explicit
+    /// choices stay.
     pub(crate) fn resolve(self, abilities: &Abilities) -> (Self, &'static str) {
         let strategy = match self.strategy {
             Strategy::Auto | Strategy::WriteSet(_) => Strategy::WriteSet(None),
@@ -102,7 +103,7 @@ impl ResetMethod {
         (Self { strategy, tracking }, reason)
     }
 
-    /// What the engine does.
+    /// The engine's strategy.
     pub(crate) fn engine(self, abilities: &Abilities) -> Strategy {
         let (resolved, _) = self.resolve(abilities);
         match (resolved.strategy, resolved.tracking) {
@@ -116,7 +117,7 @@ impl ResetMethod {
         }
     }
 
-    /// What it needs of KVM, for a guest of `pages` writable pages.
+    /// The tracking that KVM must do, for a guest of `pages` writable pages.
     pub(crate) fn dirty_tracking(
         self,
         pages: usize,
@@ -150,11 +151,11 @@ impl fmt::Display for ResetMethod {
     }
 }
 
-/// What this host offers to micro-VMs.
+/// The abilities of this host for micro-VMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Abilities {
-    /// Entries of the largest dirty ring; 0 where there is none.
+    /// Entries of the largest dirty ring; 0 without one.
     pub ring: u32,
     /// Whether the dirty log can be read without re-protecting.
     pub log: bool,
@@ -165,7 +166,7 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// What the automatic method means here, and why.
+    /// The concrete form of the automatic method here, and the reason.
     #[must_use]
     pub fn choice(&self) -> (ResetMethod, &'static str) {
         ResetMethod::default().resolve(self)

@@ -40,7 +40,7 @@ const BITMAP_LEN: usize = PORT as usize / 8 + 2;
 pub(crate) enum ExtendedState {
     /// The processor has XSAVE: `xrstor64` puts every enabled component in its initial state.
     Xsave,
-    /// The same, but the processor's own: KVM, paravirtual, knows nothing of it.
+    /// The same, but the processor's own: a paravirtual KVM does not control it.
     Native,
     /// It has not: `fxrstor64` does.
     Fxsave,
@@ -116,7 +116,7 @@ impl System {
         }
     }
 
-    /// Special registers at the start of a call, on top of what the vCPU was created with.
+    /// Special registers at the start of a call, based on those of a new vCPU.
     pub(crate) fn sregs(&self, created: &kvm_sregs, extended: ExtendedState) -> kvm_sregs {
         let data = segment(DATA, 3, false);
         let mut sregs = *created;
@@ -139,7 +139,7 @@ impl System {
         sregs.cr3 = self.tables;
         // PE, MP, ET, NE, WP, PG.
         sregs.cr0 = 0x8001_0033;
-        // PAE, OSFXSR, OSXMMEXCPT and, where there is XSAVE, OSXSAVE.
+        // PAE, OSFXSR, OSXMMEXCPT and, with XSAVE, OSXSAVE.
         sregs.cr4 = 0x620;
         if extended == ExtendedState::Xsave {
             sregs.cr4 |= 1 << 18;

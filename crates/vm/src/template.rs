@@ -1,7 +1,7 @@
-//! What every sandbox of one program and configuration shares, and the image that the first of them
-//! starts from.
+//! State that all sandboxes of one program and configuration share, and the image that the first of
+//! them starts from.
 //!
-//! Promises: a template says for every guest address who may do what there, and never changes. May
+//! Promises: a template defines the access rights of every guest address, and never changes. May
 //! break it: contents that do not belong to the regions of the layout.
 
 use std::sync::{Arc, OnceLock};
@@ -18,10 +18,10 @@ use crate::processor::Processor;
 use crate::shared::SharedMemory;
 use crate::system::System;
 
-/// What every sandbox of one program and configuration shares.
+/// State that all sandboxes of one program and configuration share.
 #[derive(Debug)]
 pub(crate) struct Template {
-    /// Tells the templates of one process apart.
+    /// Distinguishes the templates of a process.
     pub(crate) id: u64,
     pub(crate) file: ProgramFile,
     pub(crate) layout: Layout,
@@ -37,7 +37,7 @@ pub(crate) struct Template {
     pub(crate) read_only: Vec<Span>,
 }
 
-/// What an extra region holds at first.
+/// The initial content of an extra region.
 pub(crate) enum Content {
     Zeros,
     Bytes(Vec<u8>),
@@ -131,7 +131,7 @@ impl Template {
             accessible.push(pages_of(placed.span));
         }
         accessible.push(pages_of(system.span));
-        // The guest may also pass pointers into the pages that tell it where it is.
+        // The guest may also pass pointers into the pages with its boot information.
         map.add(Span { start: system.boot(), len: PAGE }, false, None);
         Self {
             id: next_generation(),

@@ -1,7 +1,7 @@
 //! Thawing: a sandbox out of a frozen guest, without running its initialisation.
 //!
-//! Promises: the sandbox starts in the state that was frozen, and returns to it at every reset; the parts
-//! that keep a guest in its place are built here and never read from a snapshot.
+//! Promises: the sandbox starts in the frozen state, and returns to it at every reset; the system pages of a guest
+//! are built here and never read from a snapshot.
 
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ impl SandboxBuilder {
     }
 }
 
-/// What the regions of the layout hold: what the builder brings must be what was frozen.
+/// The contents of the regions: the builder's must equal the frozen ones.
 fn contents(
     brought: Vec<(u64, RegionKind, Content)>,
     layout: &Layout,

@@ -24,7 +24,7 @@ pub(crate) struct Watched {
     pub(crate) first: usize,
     /// Its length in pages.
     pub(crate) pages: usize,
-    /// Where KVM writes its bitmap; empty with a ring.
+    /// The destination of KVM's bitmap; empty with a ring.
     pub(crate) bitmap: Vec<u64>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) enum Source {
     Ring(DirtyRing),
 }
 
-/// What the tracker and the running vCPU share: a full ring is emptied in the middle of a run.
+/// State that the tracker and the running vCPU share: a full ring is emptied in the middle of a run.
 #[derive(Debug)]
 struct State {
     vm: Arc<VmFd>,
@@ -155,7 +155,7 @@ impl State {
         if pages.is_empty() {
             return Ok(());
         }
-        // What the ring holds must be read before it is given back.
+        // The entries of the ring must be read before it is returned to KVM.
         if matches!(self.source, Source::Ring(_)) {
             self.collect()?;
         }

@@ -1,7 +1,7 @@
 //! Comparing a sandbox with its image.
 //!
-//! Promises: whatever differs is found, memory or register; a sandbox that did not pass cannot be called. May
-//! break it: what only a guest's own instructions could tell, such as caches.
+//! Promises: every difference is found, memory or register; a sandbox that did not pass cannot be called. May break
+//! it: differences that only a guest's own instructions show, such as caches.
 
 use crate::PAGE;
 use crate::call::Phase;
@@ -30,21 +30,21 @@ pub enum VerifyError {
     /// It is not.
     #[error(transparent)]
     Differs(#[from] Difference),
-    /// It could not be told.
+    /// The comparison failed.
     #[error(transparent)]
     Call(#[from] CallError),
 }
 
 impl Sandbox {
-    /// Compares all memory and all registers with the image. The registers are those of a call's
-    /// start, after the entry code cleared the extended state.
+    /// Compares all memory and all registers with the image. The registers are those at the start of a call, after
+    /// the entry code cleared the extended state.
     ///
     /// # Errors
-    /// The first difference, or why it could not be told. The sandbox must then be reset; where there is
-    /// no call or write that the difference could come from, it is quarantined instead.
+    /// The first difference, or why the comparison failed. The sandbox must then be reset; if no call or write can be
+    /// the cause, it is quarantined instead.
     pub fn verify(&mut self) -> Result<(), VerifyError> {
         self.check()?;
-        // Whatever interrupts this, a panic too, must not leave a sandbox that looks ready.
+        // If this is interrupted, by a panic for example, the sandbox must not look ready.
         self.state = State::NeedsReset;
         let outcome = self.compare();
         self.state = match &outcome {
@@ -81,7 +81,7 @@ impl Sandbox {
         }
         let state = self.machine.get_xsave().map_err(CallError::from)?;
         let fresh = self.machine.fresh_xsave();
-        // Everything but the header, which says how the state is stored rather than what it is.
+        // Everything except the header, which describes the storage of the state.
         let differs =
             |(index, (a, b)): (usize, (&u32, &u32))| !(128..144).contains(&index) && a != b;
         if state.iter().zip(fresh).enumerate().any(differs) {

@@ -15,9 +15,9 @@ use afresh_sys::{PerProcess, fork, host};
 
 /// No call is running.
 const IDLE: u64 = 0;
-/// The running call was told to stop because its time is over.
+/// The running call must stop because its time is over.
 const TIMED_OUT: u64 = u64::MAX;
-/// The running call was told to stop by a [`StopHandle`].
+/// A [`StopHandle`] stopped the running call.
 const STOPPED: u64 = u64::MAX - 1;
 /// The running call has no deadline.
 const NEVER: u64 = u64::MAX - 2;
@@ -84,7 +84,7 @@ impl Watch {
         thread
     }
 
-    /// Whether the running call was told to stop. If not, a stale stop flag is lowered.
+    /// Whether the running call must stop. If not, a stale stop flag is lowered.
     pub(crate) fn interrupted(&self) -> Option<Stopped> {
         let flag = lock(&self.flag);
         match self.deadline.load(Ordering::SeqCst) {
@@ -99,7 +99,7 @@ impl Watch {
         }
     }
 
-    /// Whether the running call was told to stop, between two looks at the guest.
+    /// Whether the running call must stop, between two looks at the guest.
     pub(crate) fn stopped(&self) -> Option<Stopped> {
         match self.deadline.load(Ordering::Relaxed) {
             TIMED_OUT => Some(Stopped::Timeout),
@@ -146,7 +146,7 @@ impl Watch {
 }
 
 /// Stops the call that a sandbox is running, from any thread. The sandbox is then as after a
-/// timeout: it has to be reset, and is pristine again.
+/// timeout: it must be reset, and is pristine again.
 #[derive(Debug, Clone)]
 pub struct StopHandle(pub(crate) Arc<Watch>);
 
@@ -246,8 +246,8 @@ impl Watchdog {
             if next == NEVER {
                 watched = self.wake.wait(watched).unwrap_or_else(PoisonError::into_inner);
             } else {
-                // Calls that begin meanwhile may have nearer deadlines: look every millisecond
-                // instead of having each of them wake us.
+                // Calls that begin in the meantime may have nearer deadlines: look every
+                // millisecond instead of being woken by each of them.
                 self.parked.store(false, Ordering::SeqCst);
                 let pause = (next - now().min(next)).clamp(50_000, 1_000_000);
                 (watched, _) = self

@@ -63,7 +63,7 @@ fn program(data: u64, relr: &[u64]) -> Vec<u8> {
     file
 }
 
-/// Where the writable segment of [`program`] begins for so many words of relocations.
+/// The beginning of the writable segment of [`program`] for `words` words of relocations.
 fn writable(words: usize) -> u64 {
     ((64 + 3 * 56 + 4 * 16 + 8 * words) as u64).next_multiple_of(4096)
 }

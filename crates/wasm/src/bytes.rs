@@ -164,7 +164,7 @@ pub(crate) async fn warm_up(
     }
     memory
         .write(&mut *store, at, input)
-        .map_err(|_| broken("the input lies outside the guest's memory".to_owned()))?;
+        .map_err(|_| broken("the input is outside the guest's memory".to_owned()))?;
     let arguments = if takes_address { &[address, length][..] } else { &[length][..] };
     let results = call_dynamic(way, store, instance, name, arguments, limits).await?;
     match results[..] {
@@ -212,7 +212,7 @@ pub async fn hand_over_async(
 
 fn length(bytes: &[u8]) -> wasmtime::Result<i32> {
     i32::try_from(bytes.len())
-        .map_err(|_| wasmtime::Error::msg("what is handed over is larger than 2 GiB"))
+        .map_err(|_| wasmtime::Error::msg("the bytes passed to the guest are larger than 2 GiB"))
 }
 
 fn allocator(caller: &mut Caller<'_, Host>) -> wasmtime::Result<wasmtime::Func> {
@@ -221,7 +221,7 @@ fn allocator(caller: &mut Caller<'_, Host>) -> wasmtime::Result<wasmtime::Func> 
         .find_map(|name| caller.get_export(name).and_then(Extern::into_func))
         .ok_or_else(|| {
             wasmtime::Error::msg(format!(
-                "the guest exports no allocator for what its host hands it: {}",
+                "the guest exports no allocator for bytes from its host: {}",
                 names::ALLOCATORS.join(", ")
             ))
         })

@@ -136,7 +136,7 @@ mod tests {
                 });
             }
             for _ in 0..200 {
-                // As a mapping of the file does, this sees whatever is written to it.
+                // Like a mapping of the file, this sees later writes to it.
                 let file = std::fs::File::open(cache.path(&key, "state")).unwrap();
                 let mut first = [0];
                 std::os::unix::fs::FileExt::read_exact_at(&file, &mut first, 0).unwrap();

@@ -174,7 +174,7 @@ pub(crate) fn block<T>(future: impl Future<Output = wasmtime::Result<T>>) -> was
         Poll::Ready(result) => return result,
         Poll::Pending => {}
     }
-    // A thread for blocking work has a runtime, too, and may block. Nothing but an attempt shows the difference.
+    // A thread for blocking work also has a runtime, and may block. Nothing but an attempt shows the difference.
     match catch_unwind(|| runtime.block_on(async {})) {
         Ok(()) => runtime.block_on(future),
         Err(_) => Err(wasmtime::Error::msg(

@@ -1,4 +1,4 @@
-//! The clock that guests read: it never goes back, whatever state a guest is brought to.
+//! The clock that guests read: it never goes back, in any state of the guest.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +20,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Reads `reading` now: the clock of a guest that was frozen when it read so much, or 0.
+    /// Reads `reading` now: the last reading of a frozen guest, or 0.
     pub(crate) fn from(reading: u64) -> Self {
         Self {
             start: Instant::now(),

@@ -1,10 +1,9 @@
 //! Components, in fresh mode: a new store and instance for every call, over memories that already hold
 //! the component's data, or what its warm-up left ([`crate::nested`]).
 //!
-//! The active data segments of every core module are moved into images. Which memory wasmtime makes
-//! when is found out by one instantiation of a probe, whose memories say what they are; every later
-//! instantiation takes slots in that order, and between calls the slots are reset, and the pages that
-//! calls write stay resident.
+//! The active data segments of every core module are moved into images. An instantiation of a probe, whose memories
+//! identify themselves, shows once in which order wasmtime makes the memories. Every later instantiation takes slots
+//! in that order. Between calls the slots are reset, and the pages that calls write stay resident.
 
 use std::sync::Arc;
 
@@ -167,7 +166,7 @@ fn in_order<'a>(
 ) -> Result<Vec<Declared<'a>>, WarmError> {
     let unknown = |memory: &GuestMemory| {
         WarmError::State(format!(
-            "a memory of {} bytes that the component makes is none of those its modules declare",
+            "the component makes a memory of {} bytes, which its modules do not declare",
             memory.bytes()
         ))
     };
@@ -208,7 +207,7 @@ impl WarmComponent {
         engine.check_process()?;
         let Outline { prepared, linker, stores, cold } =
             Outline::new(engine, options, &guest.wasm, &Clock::from(0))?;
-        // Where instantiation does nothing, what it leaves is what the images hold already.
+        // If instantiation runs no code, the images already hold its result.
         let starts = prepared.modules.iter().any(|module| module.starts);
         let warmed = match starts || !warm_up.calls.is_empty() {
             true => nested::warm(guest, &linker, &stores, &cold, warm_up).await.map(Some),

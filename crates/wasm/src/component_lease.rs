@@ -29,7 +29,7 @@ pub struct ComponentLease<'a> {
     pub(crate) instance: Instance,
     pub(crate) memories: PoolLease<'a, FreshMemories>,
     pub(crate) warm: &'a Inner,
-    /// Of each of its calls.
+    /// The limits of each of its calls.
     pub(crate) limits: CallLimits,
     /// A call on a fiber has begun and was not over when its future was dropped.
     pub(crate) unfinished: bool,

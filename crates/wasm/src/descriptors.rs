@@ -29,7 +29,7 @@ use crate::stores::Stores;
 const WASI: &str = "wasi_snapshot_preview1";
 /// Standard input, output and error come before the directories.
 const STANDARD: u32 = 3;
-/// Where a name goes; what is asked about it comes before.
+/// The address of a name; the queried data is below it.
 const NAME: u32 = 64;
 /// Errno: no such descriptor.
 const BADF: i32 = 8;
@@ -203,7 +203,7 @@ fn find(store: Store<Host>, host: &mut Host) -> wasmtime::Result<Option<String>>
     let given = STANDARD + directories;
     let mut asker = Asker::new(store)?;
     let then = asker.see_all(given)?;
-    // Its table is lent to the asking store and given back, so that nothing is added to the guest's.
+    // Its table is swapped into the querying store and back, so nothing is added to the guest's.
     asker.store.data_mut().swap_wasi(host);
     let found = asker.compare(&then, given, directories);
     asker.store.data_mut().swap_wasi(host);

@@ -44,8 +44,8 @@ const REFUSED: [&str; 2] = [
     "attempted to use a garbage-collected object that has been unrooted",
 ];
 
-/// Whether a value could be a `ty`. References that are not null are left to wasmtime: it says, before
-/// anything runs, whether one belongs to this store and is still rooted, where asking it would panic.
+/// Whether a value could be a `ty`. References that are not null are left to wasmtime: it reports, before anything
+/// runs, whether one belongs to this store and is still rooted; querying it here would panic.
 fn may_match(store: impl AsContext, value: &Val, ty: &ValType) -> bool {
     match value {
         Val::FuncRef(Some(_))

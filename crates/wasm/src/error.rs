@@ -50,7 +50,7 @@ pub enum LoadError {
         "the engine was made before a fork, and compiles with threads that only its parent has: make one in the child"
     )]
     Forked,
-    /// A limit was asked for that the engine was not set up to keep.
+    /// The engine was not configured to enforce a requested limit.
     #[error("the engine does not keep a {limit}: set `{setting}` when making it")]
     Limit {
         /// Which limit.
@@ -106,7 +106,7 @@ impl LoadError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WarmError {
-    /// The guest cannot run in the mode that was asked for.
+    /// The guest cannot run in the requested mode.
     #[error("the guest cannot run in {mode} mode: {reason}")]
     Refused {
         /// The mode.
@@ -179,18 +179,18 @@ pub enum CallError {
     /// No such function.
     #[error("the guest exports no function {name:?}; it exports {available}")]
     NoSuchExport {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// The exported functions.
         available: String,
     },
-    /// The guest exports it, but its calls were said to be others.
+    /// The guest exports it, but it is not among the declared calls.
     #[error(
-        "{name:?} is none of the exports that calls were said to name ({roots}), so what only it changes \
-         would stay: add it to `GuestOptions::roots`"
+        "{name:?} is not among the exports that calls may name ({roots}), so its changes would \
+         stay: add it to `GuestOptions::roots`"
     )]
     NotARoot {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// The names that calls may use.
         roots: String,
@@ -212,7 +212,7 @@ pub enum CallError {
         trap: wasmtime::Trap,
         /// The trap, and what wasmtime knows of its cause.
         message: String,
-        /// Where in the guest it happened, a frame a line.
+        /// The guest's stack, a frame a line.
         backtrace: Option<String>,
     },
     /// The guest threw an exception that nothing in it catches. The exception itself is dropped.
@@ -230,7 +230,7 @@ pub enum CallError {
     /// The guest ended itself with a non-zero code.
     #[error("the guest exited with code {0}")]
     Exit(i32),
-    /// A function of an Extism plug-in said that it failed.
+    /// A function of an Extism plug-in reported a failure.
     #[error("the plug-in failed: {message}")]
     Failed {
         /// What it returned.
@@ -271,8 +271,8 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Where in the guest the call failed, a frame a line, if that is known. Messages leave it out, so that
-    /// they stay on one line.
+    /// The guest's stack at the failure, a frame a line, if it is known. Messages leave it out, so
+    /// that they stay on one line.
     #[must_use]
     pub fn backtrace(&self) -> Option<String> {
         match self {

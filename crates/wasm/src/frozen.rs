@@ -1,8 +1,8 @@
 //! A warm guest as pages and bytes: what a snapshot holds of it.
 //!
-//! The pages are those of its module, so that a snapshot is all another machine needs, and then those of
-//! its memories, one after the other, and those of its files. The bytes say how long each is, and hold globals,
-//! tables, dropped segments, and everything of the file tree but the pages.
+//! The pages are those of its module, so that a snapshot is all another machine needs, and then those of its
+//! memories, one after the other, and those of its files. The bytes hold the length of each, globals, tables, dropped
+//! segments, and everything of the file tree except the pages.
 //!
 //! Promises: what was frozen is what a guest made from it starts with, bit for bit. Data from elsewhere is checked
 //! before it is used: sizes against the pages that are present, the module against its digest, the state against the
@@ -78,7 +78,7 @@ impl Program {
         match &self.source {
             Source::Bytes(bytes) => Ok(bytes.to_vec()),
             Source::Pages(image) => {
-                // Not all that is filled together with it: the memories can wait.
+                // Only these pages: the memories can wait.
                 image.resolve(PageRange::new(0, image.pages())).map_err(ThawError::Image)?;
                 let mut wasm = vec![0; self.bytes];
                 image.read(0, &mut wasm);
@@ -158,9 +158,9 @@ impl Frozen {
         self.nested.is_some()
     }
 
-    /// The native stack that its calls may take, if that is more than usual: its engine has to be made with it
-    /// ([`crate::EngineConfig::stack`]), to find the compiled code and to run what ran before. From a stranger's snapshot it
-    /// is no more than a guest's own file may ask for.
+    /// The native stack that its calls may take, if that is more than usual. Its engine needs the same value
+    /// ([`crate::EngineConfig::stack`]), to find the compiled code and to run the same calls. In a stranger's
+    /// snapshot the limit is that of a guest file.
     #[must_use]
     pub fn stack(&self) -> Option<usize> {
         Some(self.program.stack?.min(MOST_STACK) as usize)
@@ -289,7 +289,7 @@ impl Frozen {
             Some(pages.slice(PageRange::new(from - len, len)))
         };
         let module =
-            part(header.module_bytes).ok_or_else(|| bad("the module lies outside its pages"))?;
+            part(header.module_bytes).ok_or_else(|| bad("the module is outside its pages"))?;
         let program = Program {
             digest: header.module,
             bytes: header.module_bytes as usize,
@@ -299,7 +299,7 @@ impl Frozen {
         };
         let mut memories = Vec::new();
         for (shape, bytes) in &header.memories {
-            let image = part(*bytes).ok_or_else(|| bad("a memory lies outside its pages"))?;
+            let image = part(*bytes).ok_or_else(|| bad("a memory is outside its pages"))?;
             memories.push(WarmMemory { shape: *shape, image, bytes: *bytes as usize });
         }
         if header.state.memories.len() != memories.len() {
@@ -308,12 +308,12 @@ impl Frozen {
         if let Some(layers) = layers {
             let files = files.as_mut().ok_or_else(|| bad("it has layers, and no files"))?;
             let image =
-                part(layers.page_bytes()).ok_or_else(|| bad("a layer lies outside its pages"))?;
+                part(layers.page_bytes()).ok_or_else(|| bad("a layer is outside its pages"))?;
             files.layers = Some(layers.take(image));
         }
         if let Some(files) = &mut files {
             let image =
-                part(files.page_bytes()).ok_or_else(|| bad("a file lies outside its pages"))?;
+                part(files.page_bytes()).ok_or_else(|| bad("a file is outside its pages"))?;
             files.take(&image).map_err(ThawError::Image)?;
         }
         Ok(Self { program, memories, state: header.state, read, nested, files, memory })

@@ -1,4 +1,4 @@
-//! Guests: a module or component, and how it is to be run.
+//! Guests: a module or component, and its options.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,19 +115,19 @@ pub struct GuestOptions {
     /// The tree below the files of snapshots that do not contain it: a tree over layers that [have
     /// names](afresh_files::Layer::known_as).
     pub files_below: Option<afresh_files::Tree>,
-    /// Most time one call may take; needs [`crate::EngineConfig::timeouts`]. A call is never stopped before
-    /// it is over, and by two ticks of 5 ms, or as late as the host's threads run, after it.
+    /// Time limit of one call; needs [`crate::EngineConfig::timeouts`]. A call is never stopped before it is over,
+    /// and by two ticks of 5 ms, or as late as the host's threads run, after it.
     pub timeout: Option<Duration>,
-    /// Most fuel one call may use; needs [`crate::EngineConfig::fuel`].
+    /// Maximum fuel of one call; needs [`crate::EngineConfig::fuel`].
     pub fuel: Option<u64>,
-    /// Most bytes one of its memories may grow to.
+    /// Maximum bytes of one of its memories.
     pub memory_limit: usize,
     /// The exports that calls will name; what only others can change need not be restored. A call of
     /// another is refused, in either mode; the warm-up may call any.
     pub roots: Roots,
     /// Limits of the pool of instances.
     pub limits: Limits,
-    /// Compare memory with the image after every so many resets.
+    /// Interval in resets of comparisons between memory and image.
     pub verify_every: Option<u32>,
     /// The embedder's host functions.
     pub imports: Imports,

@@ -57,7 +57,7 @@ impl<P, R> std::fmt::Debug for Entry<P, R> {
 pub struct Lease<'a> {
     pub(crate) live: Live<'a>,
     pub(crate) warm: &'a Inner,
-    /// Of each of its calls.
+    /// The limits of each of its calls.
     pub(crate) limits: CallLimits,
     /// The guest of an owned lease, dropped after everything that borrows from it. No function hands out what `live`
     /// or `warm` refer to for longer than it borrows the lease, so nothing else outlives it.
@@ -258,7 +258,7 @@ impl<'a> Lease<'a> {
         let Parts { store, .. } = self.live.parts();
         memory.write(store, address, input).map_err(|_| {
             CallError::Interface(format!(
-                "the guest made room at {address:#x}, and {len} bytes there lie outside its memory"
+                "the guest made room at {address:#x}, and {len} bytes there are outside its memory"
             ))
         })
     }
@@ -273,7 +273,7 @@ impl<'a> Lease<'a> {
         let answer = address.checked_add(len).and_then(|end| data.get(address..end));
         answer.map(<[u8]>::to_vec).ok_or_else(|| {
             CallError::Interface(format!(
-                "the handler's answer, {len} bytes at {address:#x}, lies outside its memory"
+                "the handler's answer, {len} bytes at {address:#x}, is outside its memory"
             ))
         })
     }

@@ -26,18 +26,18 @@ pub struct LeaseOptions {
 }
 
 impl LeaseOptions {
-    /// As the guest's options say.
+    /// The guest's options.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Most time that each of its calls may take; as [`crate::GuestOptions::timeout`].
+    /// Time limit of each of its calls; as [`crate::GuestOptions::timeout`].
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Most fuel that each of its calls may use; needs [`crate::EngineConfig::fuel`].
+    /// Maximum fuel of each of its calls; needs [`crate::EngineConfig::fuel`].
     pub fn fuel(mut self, fuel: u64) -> Self {
         self.fuel = Some(fuel);
         self

@@ -96,7 +96,7 @@ pub(crate) struct MemoryPolicy {
     pub(crate) host_access: HostAccess,
     pub(crate) verify_every: Option<u32>,
     pub(crate) memory64_capacity: usize,
-    /// Where whole blocks of a growth come from.
+    /// The source of whole blocks for growth.
     pub(crate) stock: Option<Arc<dyn ZeroPageSource>>,
 }
 
@@ -172,8 +172,7 @@ impl GuestMemory {
         self.base as *mut u8
     }
 
-    /// Whether it can be what wasmtime asks for: a baked module declares its memories as large as they
-    /// are when warm.
+    /// Whether it fits wasmtime's request: a baked module declares its memories with their warm size.
     fn answers(&self, asked: &Shape) -> bool {
         self.shape.memory64 == asked.memory64
             && self.shape.maximum == asked.maximum
@@ -204,7 +203,7 @@ impl GuestMemory {
         Ok(image)
     }
 
-    /// How many pages differ from the image.
+    /// The number of pages that differ from the image.
     pub(crate) fn dirty_pages(&self) -> Result<usize, ImageError> {
         Ok(self.slot().differing()?.iter().map(|run| run.len).sum())
     }
@@ -290,7 +289,7 @@ enum Scope {
 struct Layout {
     left: VecDeque<Arc<GuestMemory>>,
     whose: MemoryOwner,
-    /// Memories asked for after the last one was taken.
+    /// Requests after the last one was taken.
     beyond: usize,
 }
 
@@ -311,7 +310,7 @@ thread_local! {
     static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `instantiate` inside of `scope`, and gives back what has become of it.
+/// Runs `instantiate` inside of `scope`, and returns the scope afterwards.
 fn within<R>(scope: Scope, instantiate: impl FnOnce() -> R) -> wasmtime::Result<(R, Scope)> {
     /// Leaves the scope, also when a host function panics.
     struct Leave(usize);
@@ -341,8 +340,8 @@ pub(crate) fn record_memories<R>(
     }
 }
 
-/// Runs `instantiate` with `memories` laid out for wasmtime to take, in the order in which it makes
-/// them. Fails unless it asked for exactly these: an instance would run on other memory than its own.
+/// Runs `instantiate` with `memories` laid out for wasmtime to take, in the order in which it makes them. Fails
+/// unless it requested exactly these: an instance would run on another's memory.
 ///
 /// The memories are laid out on the polling thread during each poll: while the instantiation waits, others may use
 /// that thread, and it may continue on another.
@@ -379,7 +378,7 @@ pub(crate) async fn with_memories<R>(
     Ok(result)
 }
 
-/// The memory that the instantiation under way has for this request; none when it has to be made.
+/// The memory that the present instantiation has for this request; `None` if it must be made.
 fn laid_out(asked: &Shape) -> Result<Option<Arc<GuestMemory>>, String> {
     SCOPES.with_borrow_mut(|scopes| {
         let Some(Scope::Lay(layout)) = scopes.last_mut() else { return Ok(None) };
@@ -402,7 +401,7 @@ fn laid_out(asked: &Shape) -> Result<Option<Arc<GuestMemory>>, String> {
 #[derive(Debug, Default)]
 pub(crate) struct SlotMemories;
 
-// SAFETY: every memory is a slot whose capacity and guards cover what wasmtime asks for; see `View`.
+// SAFETY: every memory is a slot whose capacity and guards cover wasmtime's request; see `View`.
 unsafe impl MemoryCreator for SlotMemories {
     fn new_memory(
         &self,

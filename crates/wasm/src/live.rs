@@ -1,7 +1,7 @@
-//! A live instance on lease, in either mode: the one place where a lease asks which it is.
+//! A live instance on lease, in either mode: the one place where a lease depends on the mode.
 //!
-//! Promises: whatever a call needs of its instance it gets from [`Parts`], which are the same in both modes; what
-//! only a mode can do (showing its state, comparing, ending otherwise than usual) is decided here, once each.
+//! Promises: a call gets the parts of its instance from [`Parts`], which are the same in both modes. Operations that
+//! depend on the mode (reading the state, comparing, unusual ends) are implemented here, once each.
 
 use std::any::Any;
 

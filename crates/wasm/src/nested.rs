@@ -77,7 +77,7 @@ pub(crate) async fn warm(
             Arguments::Bytes(input) => {
                 let text = String::from_utf8(input.clone()).map_err(|_| {
                     failed(CallError::Interface(
-                        "a component's function takes text, and the input is none".to_owned(),
+                        "a component's function takes text, and the input is not text".to_owned(),
                     ))
                 })?;
                 caller.call_text(name, &[text]).await.map(drop).map_err(failed)?;

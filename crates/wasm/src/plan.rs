@@ -37,7 +37,7 @@ pub(crate) struct Plan {
 const KIND: &str = "plan";
 
 impl Plan {
-    /// Decides the mode of a module and prepares it. `warms` says whether a warm-up has to be kept.
+    /// Decides the mode of a module and prepares it. `warms` is whether a warm-up must be kept.
     pub(crate) fn make(
         wasm: &[u8],
         options: &GuestOptions,

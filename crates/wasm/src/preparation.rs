@@ -54,7 +54,7 @@ struct CachedPreparation {
 }
 
 impl Preparation {
-    /// Decides the mode of a module and prepares it. `warms` says whether a warm-up has to be kept.
+    /// Decides the mode of a module and prepares it. `warms` is whether a warm-up must be kept.
     pub(crate) fn make(
         wasm: &[u8],
         options: &GuestOptions,
@@ -141,7 +141,7 @@ impl Preparation {
             let mut image = ImageBuilder::new(page_align_up(bytes) / PAGE_SIZE);
             for segment in self.segments.iter().filter(|s| s.memory == index) {
                 let bytes = wasm.get(segment.place.clone());
-                let bytes = bytes.ok_or_else(|| bad("a segment lies outside the module"))?;
+                let bytes = bytes.ok_or_else(|| bad("a segment is outside the module"))?;
                 image.segment(segment.offset as usize, bytes)?;
             }
             memories.push(WarmMemory { shape, image: image.build()?, bytes });
@@ -194,7 +194,7 @@ mod tests {
         };
         let [entry] = &entries()[..] else { panic!("{:?}", entries()) };
 
-        // Another engine, as another process has it.
+        // Another engine, as in another process.
         let engine = Engine::new(config.clone()).unwrap();
         let (made, prepared) = Preparation::make(&wasm, &options, true).unwrap();
         let (found, compiled) = kept(&engine).expect("it was kept");
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(memories(&found), memories(&made));
         assert_eq!(memories(&found)[8..10], [7, 1]);
         assert_eq!(warmed(&engine, &wasm), 0x107 + 15);
-        // For other roots, or another module, it is not there.
+        // Other roots or another module have no entry.
         let roots = afresh_rewrite::Roots::Named(vec!["add".to_owned()]);
         let other = GuestOptions { roots, ..GuestOptions::default() };
         assert!(Preparation::kept(&engine, &wasm, &digest, &other).is_none());

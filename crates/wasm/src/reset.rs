@@ -1,4 +1,4 @@
-//! Reset mode: one live instance, brought back to its warm state after every call.
+//! Reset mode: one live instance, reset to its warm state after every call.
 //!
 //! Memory comes back by the slot's strategy; globals, tables and dropped segments by a function that was added to the
 //! module and runs inside it, because the host's setters cost a hundred times as much. If a change cannot be undone
@@ -163,10 +163,10 @@ impl ResetState {
     }
 }
 
-/// A live instance that can be brought back. In the warm state whenever no lease has it, but for a session's, which is in
-/// the state that its last call left.
+/// A live instance that can be reset. In the warm state whenever it is not leased, except in a session, where it is
+/// in the state that its last call left.
 pub(crate) struct ResetInstance {
-    /// Roots nothing of a lease that is over.
+    /// Has no roots of an earlier lease.
     pub(crate) store: ScopedStore,
     /// The only one in the store, so that nothing in it is left unrestored.
     pub(crate) instance: Instance,
@@ -364,7 +364,7 @@ impl ResetInstance {
     }
 }
 
-/// Why an instance could not be brought back.
+/// Why an instance could not be reset.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoreError {
     /// The memory.

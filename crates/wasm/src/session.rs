@@ -281,7 +281,7 @@ impl InstanceLayout {
     }
 }
 
-/// How a session's memories are kept: it pays to notice what is written, whatever that costs once.
+/// The memory policy of a session: noticing writes pays, even at a one-time cost.
 fn policy(state: &ResetState) -> MemoryPolicy {
     let mut policy = state.blueprint.policy.clone();
     let learning = Strategy::WriteSet(None);

@@ -4,8 +4,8 @@
 //! to map one, touch it and unmap it takes longer than such a call. Stacks that come back are kept by the thread
 //! on which they do, up to a bound.
 //!
-//! Promises: a stack has one user at a time, and a guard below it. Its content is what the last user
-//! left, unless wasmtime asks for zeros; no guest can read it.
+//! Promises: a stack has one user at a time, and a guard below it. Its content is left over from the last user,
+//! unless wasmtime requests zeros; no guest can read it.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -35,7 +35,7 @@ struct Stack {
     reservation: Option<Reservation>,
     base: usize,
     top: usize,
-    /// Whether another call may have it after this one.
+    /// Whether another call may reuse it.
     reusable: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Converts states of sessions to frozen guests and back, so that a session is saved and continues elsewhere.
 //!
-//! Promises: nothing of the live instance is looked at, so any state of a tree can be saved; what comes from
-//! elsewhere is checked against the module before a session can go there.
+//! Promises: the live instance is not read, so any state of a tree can be saved; a state from elsewhere is checked
+//! against the module before a session can move to it.
 
 use afresh_rewrite::WarmState;
 use afresh_snapshot::Frozen as Kept;

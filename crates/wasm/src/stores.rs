@@ -19,8 +19,8 @@ use crate::{Engine, Frozen, LoadError, ThawError};
 /// Epochs and fuel for our own functions: as good as unlimited, and far from overflow.
 const UNLIMITED: u64 = 1 << 60;
 
-/// Makes stores with nothing of a call in them. Holding it keeps the engine, and with it the thread that
-/// timeouts count on, alive.
+/// Makes stores without state of any call. Holding it keeps the engine, and with it the thread that timeouts count
+/// on, alive.
 pub(crate) struct Stores {
     engine: Engine,
     wasi: Arc<Wasi>,
@@ -30,7 +30,7 @@ pub(crate) struct Stores {
     pub(crate) files: Arc<OnceLock<Files>>,
     pub(crate) clock: Clock,
     memory_limit: usize,
-    /// Most instances in one store, if not as many as wasmtime allows.
+    /// Maximum instances in one store; `None` for wasmtime's limit.
     instances: Option<usize>,
     /// The engine's configuration, copied because every restore reads it.
     timeouts: bool,
@@ -77,7 +77,7 @@ impl Stores {
         })
     }
 
-    /// The limits of one lease, where they are to be others than the guest's.
+    /// The limits of one lease, where they differ from the guest's.
     ///
     /// # Errors
     /// As [`Engine::keep_limits`].
@@ -150,8 +150,8 @@ impl Stores {
         self.files.get().cloned().or_else(given)
     }
 
-    /// Makes the files of a frozen guest those that every call starts from. Of those of the options nothing but the
-    /// budget is taken.
+    /// Makes the files of a frozen guest those that every call starts from. Of the files in the options only the
+    /// budget is used.
     pub(crate) fn thaw_files(&self, frozen: &Frozen) -> Result<(), ThawError> {
         if let Some(files) = &frozen.files {
             let allowed = self.wasi.files.as_ref().map(Tree::budget).unwrap_or_default();
@@ -162,7 +162,7 @@ impl Stores {
         Ok(())
     }
 
-    /// Refuses a frozen guest that is larger than calls may make it: a snapshot asks for memory, and the options decide.
+    /// Refuses a frozen guest that is larger than calls may make it: the options limit the memory of a snapshot.
     ///
     /// # Errors
     /// [`ThawError::State`] with the sizes.
@@ -221,7 +221,7 @@ pub(crate) struct CallLimits {
     /// The timeout in ticks of the epoch.
     ticks: u64,
     pub(crate) fuel: Option<u64>,
-    /// Whether the embedder is asked at each tick.
+    /// Whether each tick calls the embedder.
     watched: bool,
     /// Whether the call lets other tasks run after each tick, on a fiber.
     gives_way: bool,

@@ -10,9 +10,9 @@ pub enum ArgumentError {
     /// Too few or too many.
     #[error("{given} arguments given, {wanted} wanted")]
     Count {
-        /// How many were given.
+        /// The number of arguments given.
         given: usize,
-        /// How many the function takes.
+        /// The number of parameters of the function.
         wanted: usize,
     },
     /// Not a value of the type.

@@ -203,7 +203,7 @@ impl Warmer<'_> {
                             reason: e.to_string(),
                         })
                     }
-                    // The call itself says what is missing.
+                    // The call itself reports the missing export.
                     None => Ok(Vec::new()),
                 }
                 .map_err(failed(name))?,
@@ -442,8 +442,8 @@ impl Warm {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Compares the next instance that the pool would hand out with the warm state, before it takes fresh
-    /// entropy: bytes of memory that differ, and other items that do. Both must be 0.
+    /// Compares the next idle instance of the pool with the warm state, before it takes fresh entropy: bytes of
+    /// memory that differ, and other items that do. Both must be 0.
     ///
     /// # Errors
     /// [`WarmError`] when the pool is exhausted or the state cannot be read.
@@ -503,8 +503,8 @@ impl Warm {
         }
     }
 
-    /// How many instances were replaced, and how many resets had to shrink a memory, because a call had
-    /// grown a table or memory.
+    /// The number of replaced instances, and of resets that had to shrink a memory, because a call had grown a table
+    /// or memory.
     #[must_use]
     pub fn growth_stats(&self) -> (u64, u64) {
         let blueprint = self.inner.pools.blueprint();

@@ -22,8 +22,8 @@ type Ask = dyn Fn(&mut Host) -> bool + Send + Sync;
 pub struct Watch(Option<Arc<Ask>>);
 
 impl Watch {
-    /// A watch that ends a call by `false`, or by a panic, which becomes an error of the call. It finds the state of the
-    /// call in its host state ([`Host::data`], [`Host::state`]), and is asked on the thread that runs the guest.
+    /// A watch that ends a call by `false`, or by a panic, which becomes an error of the call. It finds the state of
+    /// the call in its host state ([`Host::data`], [`Host::state`]), and runs on the thread of the guest.
     pub fn new(ask: impl Fn(&mut Host) -> bool + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(ask)))
     }

@@ -375,7 +375,7 @@ impl Process {
             }
             Unload => {
                 let (_, _, engine) = self.guest.take().unwrap();
-                // SAFETY: the only engine, and nothing of it is left.
+                // SAFETY: the only engine, and nothing made from it is left.
                 unsafe { engine.unload_process_handlers() };
             }
             Ours => {
@@ -400,7 +400,7 @@ impl Process {
 
     /// Everybody's own faults are answered, again and again; then the guest traps.
     fn end(mut self, steps: &[Step], with_us: bool) -> i32 {
-        // Where we are on top; below others that is up to them.
+        // Only where we are on top; below others they decide.
         if with_us && steps.last() == Some(&Ours) {
             self.ours.iter().for_each(|(page, _)| (0..3).for_each(|_| page.poke()));
         }

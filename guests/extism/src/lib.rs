@@ -12,7 +12,7 @@ thread_local! {
     static SERVED: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Puts as many words in the dictionary as it is told, or as the configuration says; and a variable for later.
+/// Puts `count` words, or the number in the configuration, into the dictionary; and a variable for later.
 #[plugin_fn]
 pub fn warm(count: String) -> FnResult<()> {
     let configured = config::get("words")?;
@@ -24,7 +24,7 @@ pub fn warm(count: String) -> FnResult<()> {
     Ok(())
 }
 
-/// Looks words up, which a space separates: the sum of what they mean, how many calls there were, and a variable.
+/// Looks words up, separated by spaces: the sum of their values, the number of calls so far, and a variable.
 #[plugin_fn]
 pub fn handle(input: String) -> FnResult<String> {
     SERVED.set(SERVED.get() + 1);
@@ -47,7 +47,7 @@ pub fn plant(secret: String) -> FnResult<String> {
     WORDS.with_borrow_mut(|words| words.insert(secret.clone(), 1));
     var::set("secret", &secret)?;
     var::remove("warmed")?;
-    // Handles that nobody frees, more than the kernel has room for at first.
+    // Handles that are never freed, more than the kernel has room for at first.
     for _ in 0..64 {
         std::mem::forget(extism_pdk::Memory::from_bytes(secret.repeat(4096 / secret.len().max(1)))?);
     }
@@ -56,7 +56,7 @@ pub fn plant(secret: String) -> FnResult<String> {
     Ok(SECRET.with_borrow(Clone::clone))
 }
 
-/// What of a secret is to be seen.
+/// The visible traces of a secret.
 #[plugin_fn]
 pub fn probe(secret: String) -> FnResult<String> {
     let mut traces = Vec::new();
@@ -90,7 +90,7 @@ pub fn panic(message: String) -> FnResult<()> {
 /// Asks its host for a page.
 #[plugin_fn]
 pub fn fetch(_: String) -> FnResult<()> {
-    // SAFETY: a function of the host's, to which no handle is one that it cannot read.
+    // SAFETY: a host function, which can read every handle.
     let answer = unsafe { extism::http_request(0, 0) };
     Ok(assert_eq!(answer, 0))
 }

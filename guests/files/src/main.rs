@@ -1,5 +1,5 @@
-//! A command that uses files in every way that Rust's library has, and panics where one is not as it should be.
-//! What it leaves is the same each time, and it must not be there when it begins.
+//! A command that uses files in every way that Rust's library has, and panics where one is not as
+//! it should be. Its results are the same each time, and must not exist when it begins.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};

@@ -54,7 +54,7 @@ fn begin(outparam: ResponseOutparam, status: u16) -> OutgoingBody {
 fn answer(outparam: ResponseOutparam, status: u16, text: &str) {
     let body = begin(outparam, status);
     let stream = body.write().expect("its stream is taken once");
-    // Whoever is gone misses nothing.
+    // An error means that the client has left.
     let _ = stream.blocking_write_and_flush(text.as_bytes());
     drop(stream);
     let _ = OutgoingBody::finish(body, None);
@@ -109,7 +109,7 @@ impl wasip2::exports::http::incoming_handler::Guest for Handler {
         let target = request.path_with_query().unwrap_or_default();
         let (path, query) = target.split_once('?').unwrap_or((&target, ""));
         let number = query.parse().unwrap_or(0);
-        // Routes of the server may lie in front.
+        // The path may begin with a route of the server.
         match path.rsplit('/').next().unwrap_or_default() {
             "hello" => answer(outparam, 200, "hello\n"),
             "echo" => echo(&request, outparam),

@@ -16,7 +16,7 @@ use rquickjs::{CatchResultExt, CaughtError, Context, Ctx, Function, Object, Pers
 const PROGRAM: &str = include_str!("app.js");
 
 /// Bytes that a call may allocate before the cycle collector runs. A collection marks every object
-/// and so writes to every page of the heap; garbage of one call is gone with the reset anyway.
+/// and so writes to every page of the heap; garbage of one call is dropped at the reset anyway.
 const COLLECT_AFTER: usize = 64 << 20;
 
 /// The running engine. Fields drop in this order: the function before the context it belongs to.
@@ -96,7 +96,7 @@ impl Engine {
     }
 }
 
-/// What was thrown, in a line.
+/// The exception, in a line.
 fn describe(error: CaughtError<'_>) -> String {
     match error {
         CaughtError::Exception(exception) => {

@@ -1,4 +1,4 @@
-//! What the guest asks of its host: to take what a program prints, and to call a function of the host's.
+//! Requests of the guest to its host: to take printed text, and to call a host function.
 
 use crate::wire::Failed;
 
@@ -6,7 +6,8 @@ use crate::wire::Failed;
 unsafe extern "C" {
     /// Takes `len` bytes that the program wrote to standard output (1) or standard error (2).
     fn write(stream: i32, address: *const u8, len: usize);
-    /// Calls a function of the host's; the request is the array `[name, arguments]`. Returns how long the answer is.
+    /// Calls a host function; the request is the array `[name, arguments]`. Returns how long the
+    /// answer is.
     fn call(address: *const u8, len: usize) -> usize;
     /// Copies the answer of the last call to `address`, where there is room for it.
     fn take(address: *mut u8);

@@ -13,12 +13,12 @@
 //! | 5 | a script as 0, whose value stays: it becomes `globalThis[Symbol.for("afresh.value")]`, and the answer is `undefined` |
 //!
 //! `tools` are the names of the functions that the host offers: each is a global function for the program. `name` is
-//! what stack traces call the source. The answer is `[0, value, text]` or `[1, name, message, stack, host]`: what was
-//! thrown, and the number of the host's own error if it was one. What the program prints goes to the host at once.
+//! what stack traces call the source. The answer is `[0, value, text]` or `[1, name, message, stack, host]`: the
+//! exception, and the number of the host error if it was one. Output of the program goes to the host at once.
 //!
-//! `Math.random` is replaced by a generator that starts from a fixed seed, so that warming is reproducible and
-//! clones of one snapshot draw the same numbers until `afresh_reseed` is called. Recursion without end traps;
-//! running out of memory is an error of the program's, where there is enough left to say so.
+//! `Math.random` is replaced by a generator that starts from a fixed seed, so that warming is reproducible and clones
+//! of one snapshot draw the same numbers until `afresh_reseed` is called. Recursion without end traps; running out of
+//! memory is an error of the program, if there is enough left to report it.
 
 mod host;
 mod wire;
@@ -46,7 +46,7 @@ const COLLECT_AFTER: usize = 16 << 20;
 /// The running engine. Fields drop in this order: what lives in the context before it.
 struct Engine {
     helpers: Rc<Helpers>,
-    /// The names of the host's functions that are defined.
+    /// The names of the defined host functions.
     tools: Vec<String>,
     context: Context,
 }
@@ -91,7 +91,7 @@ fn start() -> Result<Engine, String> {
     Ok(Engine { helpers: Rc::new(Helpers::new(helpers)), tools: Vec::new(), context })
 }
 
-/// Defines what programs find beside the language.
+/// Defines the global names that programs get in addition to the language.
 fn load(ctx: &Ctx<'_>) -> rquickjs::Result<Persistent<Object<'static>>> {
     let globals = ctx.globals();
     let draw = Function::new(ctx.clone(), || RANDOM.with_borrow_mut(Random::next_f64))?;
@@ -126,7 +126,7 @@ impl From<minicbor::decode::Error> for Failure<'_> {
     }
 }
 
-/// A function of the host's, as the program calls it.
+/// A host function, as the program calls it.
 fn tool<'js>(ctx: &Ctx<'js>, helpers: &Rc<Helpers>, name: &str) -> rquickjs::Result<Function<'js>> {
     let (helpers, own) = (helpers.clone(), name.to_owned());
     let call = move |ctx: Ctx<'js>, arguments: Rest<Value<'js>>| {
@@ -172,7 +172,7 @@ impl Engine {
         let (helpers, tools) = (&self.helpers, &mut self.tools);
         self.context.with(|ctx| {
             let value = run(&ctx, helpers, tools, request);
-            // What the program left to be done, after it ended with an error, too.
+            // Jobs that the program left, even after it ended with an error.
             while ctx.execute_pending_job() {}
             let carried = value.and_then(|value| {
                 let mut out = Encoder::new(&mut *answer);
@@ -185,7 +185,7 @@ impl Engine {
                 answer.clear();
                 let mut out = Encoder::new(answer);
                 if write_error(&ctx, helpers, ended, &mut out).is_err() {
-                    fail("an error cannot be told");
+                    fail("the error has no text");
                 }
             }
         });
@@ -199,7 +199,7 @@ fn carry<'js>(
     out: &mut Encoder<&mut Vec<u8>>,
 ) -> Result<(), Failed> {
     out.array(3)?.u8(0)?;
-    // What the host can show itself.
+    // The host can show such values itself.
     let plain = !value.is_object() && !value.is_symbol();
     // A program may spoil what showing takes; its value is carried all the same.
     let shown = match plain {
@@ -344,7 +344,7 @@ fn write_error<'js>(
         }
         Failure::Threw(CaughtError::Exception(exception)) => {
             let object = exception.as_object();
-            // Whatever the program made of them.
+            // The program may have replaced them.
             let text = |key: &str| {
                 let value: Value<'_> = object.get(key).ok()?;
                 helpers.text(ctx, &value).ok()

@@ -8,7 +8,7 @@
 //! | ArrayBuffer, Uint8Array | bytes |
 //! | arrays, other typed arrays | arrays |
 //! | Map | maps; Set: tag 258 and an array; Date: tag 1 and seconds; on the way in also as text, by tags 0 and 1004 |
-//! | other objects | maps of their own properties |
+//! | other objects | maps of own properties |
 //! | functions, symbols, promises, errors | tag 39 and `[kind, text]`: only named, never carried |
 //!
 //! Nothing deeper than [`MAX_DEPTH`] is carried, so that a cycle ends.
@@ -46,7 +46,7 @@ impl From<rquickjs::Error> for Failed {
 
 impl From<minicbor::decode::Error> for Failed {
     fn from(error: minicbor::decode::Error) -> Self {
-        Self(format!("what the host sent cannot be read: {error}"))
+        Self(format!("the host's value cannot be decoded: {error}"))
     }
 }
 
@@ -77,7 +77,7 @@ impl Helpers {
         helpers.get::<_, Function<'_>>(name)?.call(arguments)
     }
 
-    /// A string as UTF-8; what is none is replaced.
+    /// A string as UTF-8; invalid parts are replaced.
     pub(crate) fn text<'js>(&self, ctx: &Ctx<'js>, value: &Value<'js>) -> Result<String> {
         let Some(string) = value.as_string() else {
             return Err(Failed("it is no string".to_owned()));
@@ -330,7 +330,7 @@ impl Helpers {
                     from.bytes()?.iter().map(|byte| format!("{byte:02x}")).collect();
                 let number: Value<'_> =
                     self.call(ctx, "bigint", (format!("0x{digits}0").as_str(),))?;
-                // A digit was added so that there is one; taken away by the helper that knows the sign.
+                // A digit was added so that the text is not empty; the helper that knows the sign removes it.
                 self.call(ctx, "unpad", (number, tag == NEGATIVE))?
             }
             other => {

@@ -44,7 +44,7 @@ pub extern "C" fn warm(n: i32) {
 #[unsafe(no_mangle)]
 pub extern "C" fn empty() {}
 
-/// How many primes lie below `n`, as far as the warm-up sieved.
+/// The number of primes below `n`, as far as the warm-up sieved.
 #[unsafe(no_mangle)]
 pub extern "C" fn primes(n: i32) -> i32 {
     let n = usize::try_from(n).unwrap_or(0);
@@ -154,8 +154,8 @@ pub extern "C" fn trap() {
     core::arch::wasm32::unreachable()
 }
 
-/// Calls itself `depth` times, each with a frame of its own, and returns the depth it reached;
-/// overflows the stack, and traps, when that is too many.
+/// Calls itself `depth` times, each with a new frame, and returns the depth it reached; overflows
+/// the stack, and traps, when that is too deep.
 #[unsafe(no_mangle)]
 pub extern "C" fn recurse(depth: i32) -> i32 {
     let frame = black_box([depth; 16]);

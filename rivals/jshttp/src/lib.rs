@@ -22,7 +22,7 @@ mod bindings {
 
 const PROGRAM: &str = include_str!("../../../guests/js/src/app.js");
 
-/// As in the JavaScript guest: garbage of one request is gone with it anyway.
+/// As in the JavaScript guest: garbage of one request is dropped with it anyway.
 const COLLECT_AFTER: usize = 64 << 20;
 
 struct Handler;
@@ -44,7 +44,7 @@ fn start() -> rquickjs::Result<Engine> {
     let context = Context::full(&runtime)?;
     let handler = context.with(|ctx| {
         let globals = ctx.globals();
-        // The same numbers for everybody, so that every server has the same work.
+        // The same numbers for every server, so that each has the same work.
         let draw = Function::new(ctx.clone(), || 0.5)?;
         globals.get::<_, Object<'_>>("Math")?.set("random", draw)?;
         ctx.eval::<(), _>(PROGRAM)?;
@@ -102,7 +102,7 @@ impl wasip2::exports::http::incoming_handler::Guest for Handler {
         ResponseOutparam::set(outparam, Ok(response));
         let stream = body.write().expect("its stream is taken once");
         for piece in said.as_bytes().chunks(4096) {
-            // Whoever is gone misses nothing.
+            // An error means that the client has left.
             if stream.blocking_write_and_flush(piece).is_err() {
                 return;
             }

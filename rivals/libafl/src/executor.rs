@@ -1,8 +1,8 @@
 //! A LibAFL executor over an instance of a warm Linux program.
 //!
-//! Each input is a call that starts from the warm state: memory, registers and files. The map of edges is plain memory of the
-//! program's; it is read when the program waits for more input, or has crashed, and before anything is brought back. So the
-//! program needs no shared memory, and nobody has to clear the map.
+//! Each input is a call that starts from the warm state: memory, registers and files. The map of edges is plain
+//! memory of the program; it is read when the program waits for more input, or has crashed, and before the reset. So
+//! the program needs no shared memory, and the map needs no clearing.
 
 use afresh_linux::{CallError, Instance, Warm};
 use libafl::Error;
@@ -19,7 +19,7 @@ pub type Edges = HitcountsMapObserver<OwnedMapObserver<u8>>;
 #[derive(Debug)]
 pub struct WarmExecutor<OT> {
     instance: Instance,
-    /// Where the map lies in the program.
+    /// The address of the map in the program.
     map: u64,
     /// The observer of the map, and others.
     observers: (Edges, OT),
@@ -81,7 +81,7 @@ where
         let kind = match self.instance.call_pristine(&framed(&bytes)) {
             Ok(_) => ExitKind::Ok,
             Err(CallError::Ended { .. }) => ExitKind::Crash,
-            // Its process is gone, and what it did with it.
+            // Its process has ended, with all its state.
             Err(CallError::Late { .. }) => return Ok(ExitKind::Timeout),
             Err(error) => return Err(failed(error)),
         };

@@ -71,7 +71,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a round came to.
+/// The result of a round.
 #[derive(Clone, Copy)]
 struct Score {
     speed: f64,
@@ -90,7 +90,7 @@ fn row(state: u64, name: &str, mut scores: Vec<Score>) -> f64 {
     speed
 }
 
-/// The target, compiled with what counts its edges.
+/// The target, compiled with instrumentation for its edges.
 fn compile() -> Result<PathBuf, Failure> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzzed");
     let out = std::env::temp_dir().join(format!("afresh-fuzzed-{}", std::process::id()));

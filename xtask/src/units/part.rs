@@ -1,4 +1,4 @@
-//! A part of a package: what compiles of it for whoever takes only some of its features.
+//! A part of a package: the units that compile for users of only some features.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// `package`: as cargo's metadata tells it.
+    /// `package`: an entry in the output of `cargo metadata`.
     pub(super) fn new(package: &Value, features: &str) -> Self {
         let mut part = Self { features: BTreeSet::new(), without: BTreeSet::new() };
         let mut asked = BTreeSet::new();

@@ -83,7 +83,7 @@ fn hand_over(stream: &UnixStream, memory: &Reservation, uffd: &Uffd) {
 const SOCKET: &str = "AFRESH_TEST_MONITOR_SOCKET";
 const MONITOR_PAGES: usize = 64;
 
-/// The monitor: a process of its own, for the pager serves one until it exits.
+/// The monitor: a separate process, because the pager serves one until it exits.
 fn monitor(socket: &Path) {
     let uffd = Uffd::open_for_pager().unwrap();
     let memory = Reservation::new(MONITOR_PAGES).unwrap();
@@ -94,7 +94,7 @@ fn monitor(socket: &Path) {
     hand_over(&stream, &memory, &uffd);
     for page in (0..MONITOR_PAGES).rev() {
         let mut seen = [0xff; PAGE_SIZE];
-        // SAFETY: the page lies in the reservation, which is readable and which only the kernel fills;
+        // SAFETY: the page is in the reservation, which is readable and filled only by the kernel;
         // the buffer has room for it.
         unsafe { seen.as_mut_ptr().copy_from_nonoverlapping(memory.page_ptr(page), PAGE_SIZE) };
         assert!(seen.iter().all(|byte| *byte == page as u8), "page {page}");

@@ -47,7 +47,7 @@ fn a_program_is_a_guest_as_any_other() {
     assert!(found.is_pristine() && found.proves_nothing().is_none(), "{found:?}");
     assert_eq!((found.calls, found.failed_calls, found.answers_differ), (5, 0, 0));
     assert!(guest.pool_stats().created >= 1);
-    // From several threads at once, each with a process of its own.
+    // From several threads at once, each with a separate process.
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
@@ -102,7 +102,7 @@ fn a_program_of_bytes_is_a_guest_too() {
         (guest.kind(), guest.call("", b"a\n").unwrap()),
         (Kind::Program, b"1\na\n".to_vec())
     );
-    // What a file is can be said where it cannot be told.
+    // The kind of a file can be given where it cannot be recognised.
     let refused = Guest::from_bytes("text", b"no program", &options.kind(Kind::Program));
     assert!(refused.unwrap_err().to_string().contains("text"));
 }
@@ -171,7 +171,7 @@ fn files_of_a_programs_session_are_read_and_written_from_outside() {
         .linux(|program| program.arg("-c").arg("while read line; do eval \"$line\"; done"));
     let Some(guest) = opened(afresh::open("/bin/sh", &options)) else { return };
     let mut session = guest.session().unwrap();
-    // Before its first call, in a state that nobody has called.
+    // Before its first call, in a state without calls.
     session.files().unwrap().write("/notes/in.txt", b"from outside\n").unwrap();
     assert_eq!(session.call("", b"cat /notes/in.txt\n").unwrap(), b"from outside\n");
     session.call("", b"echo inside > /notes/out.txt; n=1\n").unwrap();
@@ -203,7 +203,7 @@ fn files_of_a_programs_session_are_read_and_written_from_outside() {
             .count(),
         0
     );
-    // What is written to an instance that was brought back is there, too.
+    // Files written to a restored instance are visible as well.
     assert_eq!(other.call("", b"ls / | grep -c notes\n").unwrap(), b"0\n");
 }
 
@@ -234,16 +234,16 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
     assert_eq!(came, wanted);
     let apart = pieces[3].2 - pieces[0].2;
     assert!(apart >= std::time::Duration::from_millis(500), "{apart:?}");
-    // Where nobody hears, what is for the host is part of the answer.
+    // Without a listener, messages to the host are part of the answer.
     assert_eq!(session.call("", b"echo host >/dev/host\n").unwrap(), b"host\n");
     session.checkpoint("kept").unwrap();
-    // Whoever wants no more ends it, and the session goes back.
+    // A listener that wants no more ends the call, and the session goes back.
     let unheard =
         session.with(|lease| lease.call_heard("", b"n=2; echo a; echo b\n", |_, _| false));
     assert!(unheard.is_err() && session.failed().is_some());
     session.rollback("kept").unwrap();
     assert_eq!(session.call("", b"echo [$n]\n").unwrap(), b"[]\n");
-    // Who has a session of its own is told apart, and goes on between two calls.
+    // A process with its own session is reported by its id, and continues between two calls.
     let (sender, receiver) = std::sync::mpsc::channel();
     let heard = move || {
         let sender = sender.clone();
@@ -269,7 +269,7 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
     assert_eq!(came.len(), 2);
     assert_eq!(came[0], (None, "own\n".to_owned()));
     assert!(came[1].0.is_some() && came[1].1 == "begun\n");
-    // A guest of another kind tells it whole.
+    // A guest of another kind reports the answer whole.
     let wasm = wat::parse_str(
         r#"(module (memory (export "memory") 1) (data (i32.const 8) "hi")
             (func (export "afresh_buffer") (param i32) (result i32) (i32.const 64))
@@ -297,7 +297,8 @@ fn a_snapshot_reads_of_the_host_what_its_opener_grants() {
     let place = tempfile::tempdir().unwrap();
     let reference: Reference = format!("{}@sh", place.path().display()).parse().unwrap();
     guest.save(&reference, &SaveOptions::default()).unwrap();
-    // The snapshot may be a stranger's: it names the directory, and whoever opens it has to grant it.
+    // The snapshot may come from a stranger: it names the directory, and its reader has to grant
+    // it.
     let error = afresh::open(reference.to_string(), &Options::new()).unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.contains("grant it again"), "{error}: {cause}");

@@ -1,4 +1,5 @@
-//! Whatever is named is opened the same way; what cannot be is refused with the cause and the way out.
+//! Every kind of reference is opened the same way; an unusable one is refused with the cause and
+//! the way out.
 
 use std::error::Error;
 use std::path::Path;

@@ -70,7 +70,7 @@ struct Live {
     now: Model,
 }
 
-/// What the session holds, read through the guest and past it.
+/// The session's contents, read through the guest and directly.
 fn look(session: &mut Session) -> Model {
     let size = val(session, "size", &[]).unwrap() as usize;
     let mut bytes = vec![0; size * WASM_PAGE];
@@ -270,7 +270,7 @@ fn forks_of_forks_are_independent_and_share_one_tree() {
     assert_eq!((difference.pages, difference.bytes, difference.state), (1, 10, false));
 }
 
-/// Runs for ever, panics through a host function, asks for random numbers.
+/// Runs without end, panics through a host function, asks for random numbers.
 const FRAGILE: &str = r#"(module
     (import "host" "panic" (func $panic))
     (import "afresh" "generation" (func $generation (result i64)))
@@ -366,7 +366,7 @@ fn a_session_is_saved_and_goes_on_elsewhere() {
     let options = Options::new().wasm(GuestOptions { imports, ..GuestOptions::default() });
     let mut again = afresh::open(&to, &options).unwrap().session().unwrap();
     assert_eq!(val(&mut again, "load", &[]).unwrap(), 43);
-    // A state of one guest is none of another's.
+    // A state of one guest is not valid in another.
     assert!(matches!(session.rollback(again.at()), Err(SessionError::Tree(_))));
 }
 
@@ -441,7 +441,7 @@ fn a_fork_holds_what_it_wrote_and_one_that_nobody_called_holds_nothing() {
                 }
             }
             let each = pss_kib().saturating_sub(before) / busy.len();
-            // 24 MiB are full; a fork of its own would hold them all again.
+            // 24 MiB are full; a full copy would hold them all again.
             assert!(each < 1024, "a fork holds {each} KiB");
             drop(idle);
         },

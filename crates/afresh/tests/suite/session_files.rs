@@ -140,7 +140,7 @@ fn a_file_below_is_saved_once() {
 #[test]
 fn a_directory_below_is_saved_once() {
     let mut session = lies_below_and_is_saved_once(|below| Layer::directory(below).unwrap());
-    // The directory is gone, and the session goes on with what it saved.
+    // The directory is removed, and the session continues with its saved copy.
     assert_eq!(session.files().unwrap().read("/lib/below").unwrap().len(), 300_000);
 }
 
@@ -156,7 +156,7 @@ fn lies_below_and_is_saved_once(layer: impl FnOnce(&std::path::Path) -> Layer) -
     let to = format!("{}@a", dir.path().join("store").display()).parse().unwrap();
     session.files().unwrap().write("/own", b"1").unwrap();
     session.save_turn(&to, &SaveOptions::new()).unwrap();
-    // Whoever read the layer again would find nothing.
+    // Reading the layer again would find nothing.
     std::fs::write(&below, b"").unwrap();
     session.files().unwrap().write("/own", b"2").unwrap();
     let saved = session.save_turn(&to, &SaveOptions::new()).unwrap();
@@ -165,7 +165,7 @@ fn lies_below_and_is_saved_once(layer: impl FnOnce(&std::path::Path) -> Layer) -
     let mut again = afresh::open(to.to_string(), &Options::new()).unwrap().session().unwrap();
     assert_eq!(again.files().unwrap().read("/lib/below").unwrap(), content);
     assert_eq!(again.files().unwrap().read("/own").unwrap(), b"2");
-    // Saved from what was opened, it is the same.
+    // Saved from the opened snapshot, it is the same.
     let whole = format!("{}@b", dir.path().join("store").display()).parse().unwrap();
     again.save(&whole, &SaveOptions::new()).unwrap();
     let mut third = afresh::open(whole.to_string(), &Options::new()).unwrap().session().unwrap();

@@ -176,7 +176,7 @@ fn whatever_a_session_did_it_opens_as_it_was_saved() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    // Files of the guest's own, which may be over a layer that whoever opens it does not have.
+    // Files of the guest, which may be over a layer that the next reader does not have.
     let below = dir.path().join("below");
     std::fs::write(&below, vec![7; 50_000]).unwrap();
     let layer = Layer::file(&below, "f3").unwrap();
@@ -198,9 +198,9 @@ fn whatever_a_session_did_it_opens_as_it_was_saved() {
             match random.below(6) {
                 0 => states.push(session.checkpoint("kept").unwrap()),
                 1 => drop(session.rollback(states[random.below(states.len())]).unwrap()),
-                // One of a session that goes on from what is on disk is another session of that name.
+                // A fork of a session that continues from disk is another session of that name.
                 2 if !reopened => session = session.fork(1).unwrap().remove(0),
-                // Goes on from what is on disk.
+                // Continues from disk.
                 3 if turn > 3 => {
                     session = open(&to).session().unwrap();
                     states = vec![session.at()];
@@ -257,7 +257,7 @@ fn a_turn_costs_what_it_changed_and_many_turns_are_folded() {
     let journals = std::fs::read_dir(dir.path().join("store/journals")).unwrap().count();
     assert_eq!(journals, 1, "folded journals are gone");
 
-    // Two that go on from one state: the first wins, the second is told.
+    // Two sessions continue from one state: the first wins, the second gets an error.
     val(&mut again, "fill", &ints([5000, 9, 9])).unwrap();
     again.save_turn(&to, &SaveOptions::new()).unwrap();
     val(&mut session, "fill", &ints([6000, 9, 9])).unwrap();
@@ -265,7 +265,7 @@ fn a_turn_costs_what_it_changed_and_many_turns_are_folded() {
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.contains("somebody else"), "{cause}");
     assert!(look(&mut open(&to).session().unwrap()) == look(&mut again));
-    // Under another name it goes on.
+    // Under another name it continues.
     let other = reference(dir.path(), "b");
     session.save_turn(&other, &SaveOptions::new()).unwrap();
     val(&mut session, "fill", &ints([7000, 9, 9])).unwrap();
@@ -379,7 +379,7 @@ fn a_delta_applies_to_an_equal_state_and_to_no_other() {
     assert!(look(&mut there) == look(&mut fork));
     there.apply(&second).unwrap();
     assert!(look(&mut there) == look(&mut here));
-    // It goes on from there, and back.
+    // It continues from there, and back.
     change(&mut there, &mut random);
     there
         .save_turn(&reference(tempfile::tempdir().unwrap().path(), "x"), &SaveOptions::new())

@@ -30,7 +30,7 @@ pub(super) enum Fill {
     Move,
 }
 
-/// Who answers a fault.
+/// The handler of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     /// The faulting thread, in a signal handler.
@@ -39,7 +39,7 @@ pub(super) enum Answer {
     Thread,
 }
 
-/// What the answering side needs.
+/// The resources of the handler.
 struct Filler {
     uffd: Uffd,
     fill: Fill,
@@ -121,7 +121,7 @@ impl Drop for Server {
 
 /// A mapping filled by fault-around.
 pub(super) struct Around {
-    // The order matters: whoever answers goes before what it answers for.
+    // The order matters: the handler is dropped before the memory that it serves.
     _registration: Option<fault::Registration>,
     _server: Option<Server>,
     filler: Arc<Filler>,

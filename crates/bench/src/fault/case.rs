@@ -1,4 +1,4 @@
-//! What is touched, and in which order.
+//! The touched pages, and their order.
 
 use afresh_sys::PAGE_SIZE;
 

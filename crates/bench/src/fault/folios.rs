@@ -1,9 +1,8 @@
 //! Folios of several sizes between 4 KiB and 2 MiB (mTHP): a setting of the whole host, which only root may
 //! change.
 //!
-//! The setting is made before the clock starts and taken back when it has stopped, cycle by cycle, so that
-//! no other row, and no other process for longer than that, runs under it. Who is killed in between leaves
-//! it behind.
+//! The setting is made before the clock starts and taken back when it has stopped, cycle by cycle, so that no other
+//! row, and no other process for longer than that, runs under it. A killed process leaves the setting behind.
 
 use std::fs;
 use std::path::PathBuf;

@@ -58,7 +58,7 @@ impl Strategy for Mapped {
     }
 }
 
-/// A range of somebody's reservation filled by a source of zero memory, as slots and guests do it.
+/// A range of a reservation filled by a source of zero memory, as slots and guests do it.
 pub(super) struct Source {
     source: Arc<dyn ZeroSource>,
     memory: Reservation,

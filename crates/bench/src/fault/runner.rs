@@ -14,7 +14,7 @@ use super::{Case, Sample, Strategy};
 use crate::row::spread;
 use crate::{Row, Sink};
 
-/// What every case is compared with.
+/// The baseline of every case.
 const PLAIN: &str = "plain";
 /// Cycles of a burst; those of its first half are not measured.
 const BURST: usize = 8;
@@ -187,14 +187,15 @@ impl Runner {
                 ("give_back", figure(of(|s| s.give)[0])),
                 // Processor time of a background thread, a page touched.
                 ("background", figure(worked / cycles as f64)),
-                // Of the measured thread, in user mode and in the kernel; zero where nobody counts them.
+                // Of the measured thread, in user mode and in the kernel; zero where they are not
+                // counted.
                 ("instructions", figure(of(|s| s.instructions)[0])),
             ],
         }
     }
 }
 
-/// One cycle of every instance, each in a thread of its own when there are several, begun together.
+/// One cycle of every instance, in separate threads when there are several, begun together.
 fn cycle(instances: &mut [Box<dyn Strategy>], case: &Case) -> Result<Vec<Sample>> {
     for instance in instances.iter_mut() {
         instance.prepare()?;

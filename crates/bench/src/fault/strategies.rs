@@ -12,7 +12,7 @@ use super::kernel::{Fresh, Kernel, Moved, Resident};
 use super::pooled::{ByPage, Direct, Mapped, Source};
 use super::{Case, Strategy};
 
-/// What a strategy is made of.
+/// The construction of a strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Make {
     Resident,
@@ -158,8 +158,8 @@ const ALL: &[Spec] = &[
 ];
 
 impl Spec {
-    /// The strategies of a case; those that a thread of its own answers, and those that set the host up,
-    /// run single-threaded.
+    /// The strategies of a case; those with a handler thread, and those that set the host up, run
+    /// single-threaded.
     pub(super) fn of(case: &Case, threads: usize) -> impl Iterator<Item = &'static Spec> {
         let detailed = case.name == "16MiB/seq";
         ALL.iter().filter(move |spec| {

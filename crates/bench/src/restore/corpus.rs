@@ -29,7 +29,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Best effort: there is nobody left to tell.
+        // Best effort: an error has no receiver here.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

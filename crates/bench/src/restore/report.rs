@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::Row;
 use crate::row::{quantile, spread};
 
-/// What one run measured, in milliseconds.
+/// The measurements of one run, in milliseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
     /// To the last touch.
@@ -20,7 +20,7 @@ pub(super) struct Sample {
     pub(super) faults: usize,
 }
 
-/// Delays of single touches, in microseconds, from a run of their own.
+/// Delays of single touches, in microseconds, from a separate run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Delays {
     pub(super) p50: f64,

@@ -1,4 +1,4 @@
-//! What the pager's strategies are measured against: the kernel's own ways, and userfaultfd as textbooks have it.
+//! The pager's rivals: the kernel's own ways, and userfaultfd as in textbooks.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ impl Rival {
             Self::ReadSmall => {
                 target.map_anonymous(all, Protection::ReadWrite)?;
                 target.advise(all, Advice::NoHugePage)?;
-                // SAFETY: just mapped, and nobody else's yet.
+                // SAFETY: just mapped, and not shared yet.
                 unsafe { source.read(0, target.page_ptr(0), all.len) }?;
             }
             Self::UffdCopy | Self::UffdContinue => {
@@ -173,7 +173,7 @@ impl OnDemand {
 }
 
 impl Filler {
-    /// Fills the window that begins at page `first`, as far as nobody else has.
+    /// Fills the part of the window at page `first` that is still missing.
     fn fill(&self, first: usize) -> Result<(), SysError> {
         let end = (first + WINDOW).min(self.target.pages());
         let mut page = first;

@@ -18,12 +18,12 @@ use super::rivals::Rival;
 use crate::Sink;
 use crate::row::quantile;
 
-/// What is touched, and how.
+/// The touched pages, and the kind of access.
 struct Case {
     name: &'static str,
     order: Order,
     write: bool,
-    /// The file lies in the cache in large folios.
+    /// The file is cached in large folios.
     large: bool,
     /// The file is put out of the cache before every run.
     cold: bool,
@@ -142,7 +142,7 @@ fn touch(memory: *mut u8, page: u32, write: bool) -> bool {
     unsafe {
         let at = memory.add(page as usize * PAGE_SIZE).cast::<u64>();
         if write {
-            // Another word than the first, which tells whether the page is right.
+            // Another word than the first, which identifies the page.
             at.add(1).write_volatile(1);
         }
         at.read_volatile() == word(page as usize)

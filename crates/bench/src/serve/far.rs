@@ -1,7 +1,7 @@
 //! `sandbox/resume_s3`: a sandbox that another host has saved, taken out of an S3 server that is 5 ms further away than loopback.
 //!
-//! A host makes sandboxes, saves them and ends. A second one, which has nothing of them, is asked to go on with each: that takes its
-//! entry out of the ledger, its pages out of the store, and a first piece of code.
+//! A host makes sandboxes, saves them and ends. A second one, which has no copy of them, continues each: it reads the
+//! entry from the ledger and the pages from the store, and runs a first piece of code.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -95,7 +95,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, later: Duration) {
         }
     }
     drop(sender);
-    // Whatever it says, the connection is over.
+    // The connection is over in any case.
     let _ = writer.join();
 }
 

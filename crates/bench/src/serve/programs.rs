@@ -1,4 +1,4 @@
-//! What sandboxes of a Linux program, the host's Python, take over HTTP, beside new processes of the same.
+//! The cost over HTTP of sandboxes with a Linux program, the host's Python, compared with new processes of the same.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -25,7 +25,7 @@ const STRATEGIES: [&str; 3] = ["afresh", "new-process", "host"];
 /// The port of a sandbox that its own server listens on.
 const PORT: u16 = 8000;
 const PYTHON: &str = "/usr/bin/python3";
-/// What every sandbox starts from, and every process starts with.
+/// The initial code of every sandbox and of every process.
 const SETUP: &str = "import json, re, urllib.parse";
 const CODE: &str = "json.loads(json.dumps({'n': [1, 2, 3]}))['n']";
 const COMMAND: &str = "echo 3 > n && read n < n && exit $((n - 3))";
@@ -164,14 +164,14 @@ fn served(
     Ok(served)
 }
 
-/// Asks for a page over a connection of its own.
+/// Requests a page over a new connection.
 fn page(addr: SocketAddr, request: &[u8]) -> anyhow::Result<()> {
     let (status, body) = Connection::to(addr)?.exchange(request)?;
     ensure!(status == 200 && body == b"served", "it answers {status}");
     Ok(())
 }
 
-/// Runs a process of the host's to its end.
+/// Runs a host process to its end.
 fn process(program: &str, code: &str, dir: &tempfile::TempDir) -> anyhow::Result<()> {
     let mut command = Command::new(program);
     command.arg("-c").arg(code).current_dir(dir.path());

@@ -1,4 +1,4 @@
-//! What sandboxes' operations take over HTTP.
+//! The cost of sandbox operations over HTTP.
 
 use std::path::Path;
 use std::time::Instant;
@@ -65,19 +65,19 @@ impl Sandboxes {
     }
 }
 
-/// A request to what listens on a port of a sandbox.
+/// A request to a listener on a sandbox port.
 pub(super) fn to_port(sandbox: &Value, port: u16, path: &str) -> Vec<u8> {
     let headers = format!("{}e2b-sandbox-port: {port}\r\n", inside(sandbox));
     request("GET", path, &headers, b"")
 }
 
-/// What shows that a request may be sent into a sandbox.
+/// The token that allows a request into a sandbox.
 fn inside(sandbox: &Value) -> String {
     let of = |name: &str| sandbox[name].as_str().unwrap_or_default();
     format!("e2b-sandbox-id: {}\r\nx-access-token: {}\r\n", of("sandboxID"), of("envdAccessToken"))
 }
 
-/// What is measured of sandboxes.
+/// The cases of sandboxes.
 pub(super) const CASES: [&str; 6] = [
     "sandbox/create",
     "sandbox/run",
@@ -87,7 +87,7 @@ pub(super) const CASES: [&str; 6] = [
     "sandbox/resume",
 ];
 
-/// What sandboxes' operations take, one after another.
+/// The costs of sandbox operations, one after another.
 pub(super) fn sandboxes(
     files: &Files,
     options: &Options,
@@ -96,7 +96,7 @@ pub(super) fn sandboxes(
     let dir = std::env::temp_dir().join(format!("afresh-bench-serve-{}", std::process::id()));
     std::fs::create_dir_all(&dir)?;
     let result = operations(files, &dir, options, sink);
-    // What is left of it is only in the way.
+    // The remains are only in the way.
     let _ = std::fs::remove_dir_all(&dir);
     result
 }

@@ -1,4 +1,4 @@
-//! Servers in processes of their own, and a client that is as simple as can be.
+//! Servers in separate processes, and a minimal client.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use serde_json::Value;
 /// Longest that anything may take.
 pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A server in a process of its own.
+/// A server in a separate process.
 pub(super) struct Server {
     pub(super) child: Child,
     pub(super) addr: SocketAddr,
@@ -149,7 +149,7 @@ pub(super) fn raise_files() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum });
 }
 
-/// KiB of a process's memory that are resident.
+/// KiB of resident memory of a process.
 pub(super) fn resident(pid: u32) -> anyhow::Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));

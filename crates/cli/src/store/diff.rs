@@ -76,7 +76,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     Ok(if equal { ExitCode::SUCCESS } else { ExitCode::from(DIFFERS) })
 }
 
-/// What of two guests differs, and how.
+/// The differences between the builds of two guests.
 fn builds(a: &GuestBuild, b: &GuestBuild) -> Vec<(&'static str, String, String)> {
     let cpu = |build: &GuestBuild| match &build.cpu[..] {
         [] => "none".to_owned(),

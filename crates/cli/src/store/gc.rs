@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     remote: RemoteArguments,
 }
 
-/// What an object store needs besides, which others write to meanwhile.
+/// Further options for an object store with concurrent writers.
 #[cfg(feature = "remote")]
 #[derive(Debug, Args)]
 struct RemoteArguments {
@@ -75,9 +75,7 @@ fn collect(arguments: &Arguments) -> anyhow::Result<Collected> {
     match &arguments.place {
         place @ Place::Remote(_) => Ok(place.remote()?.gc(None, arguments.remote.grace())?),
         place if arguments.remote.grace.is_none() => Ok(place.store()?.gc()?),
-        _ => anyhow::bail!(
-            "--grace is for object stores; in a directory whoever saves holds a lock meanwhile"
-        ),
+        _ => anyhow::bail!("--grace is for object stores; in a directory every save holds a lock"),
     }
 }
 

@@ -29,13 +29,14 @@ pub(crate) struct Arguments {
     /// A file with the guest's own state (registers, devices), kept with the memory.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
-    /// What kind of guest the memory belongs to [default: the parent's, or `raw`].
+    /// The kind of guest that the memory belongs to [default: the parent's, or `raw`].
     #[arg(long)]
     kind: Option<String>,
-    /// What gives the memory its meaning, such as the hash of a kernel [default: the parent's, or `none`].
+    /// The identity of the code in the memory, such as the hash of a kernel [default: the parent's,
+    /// or `none`].
     #[arg(long)]
     module: Option<String>,
-    /// Name and version of what runs the guest [default: the parent's, or `none`].
+    /// Name and version of the program that runs the guest [default: the parent's, or `none`].
     #[arg(long)]
     engine: Option<String>,
     /// How pages are stored.
@@ -43,7 +44,7 @@ pub(crate) struct Arguments {
     encoding: EncodingArgument,
 }
 
-/// Moves a bar along with what is read.
+/// Advances a bar with the bytes that are read.
 struct Watched<'a> {
     pages: FilePages,
     bar: &'a ProgressBar,

@@ -1,5 +1,5 @@
-//! The verbs that work on snapshots which exist. What they do is in `afresh-store` and `afresh-pager`; here
-//! it is asked for and printed.
+//! The verbs that work on snapshots which exist. They are implemented in `afresh-store` and
+//! `afresh-pager`; this parses options and prints results.
 
 pub(crate) mod compact;
 pub(crate) mod diff;

@@ -86,7 +86,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             };
             let thread = std::thread::Builder::new().name(format!("vmm-{number}"));
             if let Err(error) = thread.spawn_scoped(scope, work) {
-                // The stream is closed, so that VMM fails; the others go on.
+                // The stream is closed, so that VMM fails; the others continue.
                 eprintln!("afresh: VMM {number}: starting a thread: {error}");
             }
         }

@@ -1,4 +1,4 @@
-//! A picture of a snapshot's pages: a character for each of so many pages.
+//! A map of the pages in a snapshot: a character for each group of pages.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ const LINES: usize = 8;
 /// Columns where there is no terminal to ask.
 const COLUMNS: usize = 80;
 
-/// What each kind is drawn as.
+/// The character of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Palette {
     Ascii,

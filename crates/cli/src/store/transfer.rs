@@ -144,8 +144,8 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Runs `work` under a progress bar, and says what was copied at which rate. `work` tells the bytes that
-    /// are done and those there are in all.
+    /// Runs `work` under a progress bar, and says what was copied at which rate. `work` reports the
+    /// bytes done and the total.
     fn run(
         &self,
         settings: &Settings,

@@ -1,4 +1,4 @@
-//! A host in a network namespace of its own, from which packets can be dropped.
+//! A host in a separate network namespace, from which packets can be dropped.
 
 use std::process::{Command, Stdio};
 
@@ -7,7 +7,7 @@ pub(crate) struct Namespace {
     name: String,
     /// The test's address, as the namespace sees it.
     pub(crate) ours: String,
-    /// The address of whoever is within.
+    /// The address inside the namespace.
     pub(crate) theirs: String,
 }
 
@@ -25,7 +25,7 @@ impl Drop for Namespace {
 }
 
 impl Namespace {
-    /// Makes one, or says why there is none.
+    /// Makes one, or prints why that is impossible.
     pub(crate) fn new() -> Option<Self> {
         let number = std::process::id();
         let net = format!("10.213.{}", number % 256);
@@ -67,7 +67,7 @@ impl Namespace {
         command.status().is_ok_and(|status| status.success())
     }
 
-    /// Drops every packet to this port of the test's, or lets them pass again.
+    /// Drops every packet to this port of the test, or lets them pass again.
     pub(crate) fn cut(&self, port: u16, cut: bool) {
         assert!(self.drops(if cut { "--append" } else { "--delete" }, port));
     }

@@ -1,4 +1,4 @@
-//! Hosts of a fleet, each a process of its own, and a client that talks to any of them.
+//! Hosts of a fleet, in separate processes, and a client that connects to any of them.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,8 +18,8 @@ use crate::servers::{Nats, Place, Proxy, TEST_TIMEOUT, with_us};
 pub(crate) const LEASE: &str = "2s";
 const KEY: &str = "key-of-acme";
 
-/// A guest whose answers count its calls: the number is in its memory, so whoever runs it twice is found out. Code that begins with
-/// `!` takes a while before it is counted.
+/// A guest whose answers count its calls: the number is in its memory, so a second run of a call is detected. Code
+/// that begins with `!` takes a while before it is counted.
 const COUNTER: &str = r#"(module
     (memory (export "memory") 3)
     (data (i32.const 1024) "\83\00\f6\6a0000000000")
@@ -173,7 +173,7 @@ impl Host {
         line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok()).unwrap()
     }
 
-    /// A number of the host's metrics.
+    /// A value from the host's metrics.
     pub(crate) fn metric(&self, name: &str) -> u64 {
         let (_, text) = self.ask("GET", "/metrics", "", b"").unwrap();
         let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
@@ -183,7 +183,7 @@ impl Host {
 
 /// Everything a test needs.
 pub(crate) struct Fleet {
-    /// What the file of every host says besides.
+    /// Further lines in the configuration of every host.
     more: String,
     pub(crate) hosts: Vec<Host>,
     pub(crate) proxy: Proxy,
@@ -198,7 +198,8 @@ impl Fleet {
         Self::with("", &[])
     }
 
-    /// As [`Fleet::start`], with further guests in files of these names, and with what the file of every host says of them.
+    /// As [`Fleet::start`], with further guests in files of these names, and `more` in the configuration of every
+    /// host.
     pub(crate) fn with(more: &str, guests: &[(&str, &str)]) -> Option<Self> {
         let nats = Nats::start()?;
         let dir = tempfile::tempdir().unwrap();
@@ -267,7 +268,7 @@ impl Fleet {
         });
     }
 
-    /// Collects the fleet's store, with what the ledger says or without; why not, if it is refused.
+    /// Collects the fleet's store, with or without the ledger; the reason, if it is refused.
     pub(crate) fn collect(&self, with_ledger: bool) -> Result<String, String> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
         self.place.name(command.args(["-o", "json", "gc"]));
@@ -292,7 +293,7 @@ impl Fleet {
     }
 }
 
-/// Waits, but not for ever.
+/// Waits, with a limit.
 pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + TEST_TIMEOUT;
     while !done() {
@@ -301,7 +302,7 @@ pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// One request, on a connection of its own; nothing if nobody answers.
+/// One request, on a new connection; `None` without an answer.
 pub(crate) fn exchange(
     addr: SocketAddr,
     method: &str,
@@ -362,12 +363,12 @@ pub(crate) struct Sandbox {
     token: String,
 }
 
-/// What came of a piece of code.
+/// The result of a piece of code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ran {
     /// The calls that the sandbox has seen.
     Count(u64),
-    /// The status of a refusal; 0 where nobody answered.
+    /// The status of a refusal; 0 without an answer.
     Refused(u16),
 }
 
@@ -386,7 +387,7 @@ impl Sandbox {
         &self.id
     }
 
-    /// Makes one, by way of whoever is at this address; nothing where that is refused for now.
+    /// Makes one through the host at this address; `None` if that is refused for now.
     pub(crate) fn make_at(addr: SocketAddr) -> Option<Self> {
         let body = json!({"templateID": "counter", "timeout": 3600}).to_string();
         let key = format!("X-API-Key: {KEY}\r\n");
@@ -405,12 +406,12 @@ impl Sandbox {
         self.run_at(host.addr)
     }
 
-    /// Runs code, by way of whoever is at this address.
+    /// Runs code through the host at this address.
     pub(crate) fn run_at(&self, addr: SocketAddr) -> Ran {
         self.evaluate_at(addr, "1")
     }
 
-    /// Runs code that takes some seconds, by way of whoever is at this address.
+    /// Runs code that takes some seconds, through the host at this address.
     pub(crate) fn run_slowly_at(&self, addr: SocketAddr) -> Ran {
         self.evaluate_at(addr, "!")
     }
@@ -475,7 +476,7 @@ impl Sandbox {
         self.ask_at(host.addr, method, rest)
     }
 
-    /// As [`Sandbox::ask`], by way of whoever is at this address.
+    /// As [`Sandbox::ask`], through the host at this address.
     pub(crate) fn ask_at(&self, addr: SocketAddr, method: &str, rest: &str) -> u16 {
         let path = format!("/sandboxes/{}{rest}", self.id);
         let key = format!("X-API-Key: {KEY}\r\n");
@@ -492,14 +493,14 @@ impl Sandbox {
         status
     }
 
-    /// Saves it, and goes on: paused and connected.
+    /// Saves it, and continues: paused and connected.
     pub(crate) fn save(&self, host: &Host) {
         assert_eq!(self.ask_soon(host, "POST", "/pause"), 204);
         assert!(matches!(self.ask_soon(host, "POST", "/connect"), 200 | 201));
     }
 }
 
-/// What somebody else's key is told about a sandbox.
+/// The status that another client's key gets for a sandbox.
 pub(crate) fn others_ask(host: &Host, sandbox: &Sandbox) -> u16 {
     let path = format!("/sandboxes/{}", sandbox.id);
     host.ask("GET", &path, "X-API-Key: key-of-other\r\n", b"").map_or(0, |(status, _)| status)

@@ -1,7 +1,7 @@
-//! Three hosts on one machine, each a process of its own, over a real nats-server and, where there is one, a real S3 server.
+//! Three hosts on one machine, in separate processes, over a real nats-server and, if available, a real S3 server.
 //!
-//! A sandbox here counts its calls in its own memory. Whoever ran it twice, or answered for it after another host had
-//! taken it over, would give a number again that was given before.
+//! A sandbox here counts its calls in its own memory. A host that ran it twice, or answered for it after another host
+//! had taken it over, would return a number a second time.
 
 mod apart;
 mod checker;
@@ -42,7 +42,7 @@ fn calls_land_where_the_snapshot_is_held_and_any_host_takes_them() {
         (count("afresh_fleet_calls_held_total"), count("afresh_fleet_calls_elsewhere_total"));
     assert!(held >= 72 && held * 100 >= (held + elsewhere) * 95, "{held} and {elsewhere}");
     assert!(count("afresh_fleet_calls_forwarded_total") >= 30);
-    // Whose it is counts on every host, and so do ids that are none.
+    // Every host checks the owner, and refuses invalid ids.
     for host in &fleet.hosts {
         assert_eq!(others_ask(host, &sandboxes[0]), 404);
         let (status, _) =
@@ -97,7 +97,7 @@ fn what_a_killed_host_had_saved_goes_on_elsewhere() {
     assert_eq!(sandbox.run_soon(&fleet.hosts[1]), Ran::Count(4));
     assert_eq!(sandbox.run_soon(&fleet.hosts[2]), Ran::Count(5));
     assert_eq!(sandbox.run_soon(&fleet.hosts[1]), Ran::Count(6));
-    // One that was never saved is gone, and its client is told so, or it lived elsewhere.
+    // A sandbox that was never saved is lost and reported to its client, unless it lived elsewhere.
     assert!(matches!(lost.run_soon(&fleet.hosts[2]), Ran::Refused(502) | Ran::Count(2)));
 }
 
@@ -262,7 +262,7 @@ fn what_killed_sandboxes_had_saved_is_removed_from_the_store_and_the_others_go_o
     for sandbox in &kept {
         assert_eq!(sandbox.ask_soon(&fleet.hosts[1], "DELETE", ""), 204);
     }
-    // What those had saved is nobody's now; a new one is made from the template all the same.
+    // Their saved states are unreferenced now; a new one is made from the template all the same.
     fleet.place.age();
     assert!(collect(&fleet)["removed"].as_u64().unwrap() > 0);
     let new = Sandbox::new(&fleet.hosts[1]);
@@ -274,7 +274,7 @@ fn what_killed_sandboxes_had_saved_is_removed_from_the_store_and_the_others_go_o
 #[test]
 fn a_sandbox_that_is_killed_in_the_middle_of_a_call_is_gone_at_once_on_all_hosts() {
     let Some(fleet) = Fleet::start() else { return };
-    // Saved, so that there is something that it could be taken up from.
+    // Saved, so it could be restored from there.
     let sandbox = saved(&fleet, 2);
     assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(3));
     let addr = fleet.hosts[0].addr;

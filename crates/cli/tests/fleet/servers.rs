@@ -1,5 +1,5 @@
-//! Real servers on loopback: nats-server with a store directory of its own, an S3 gateway, and a proxy that can swallow
-//! what passes through it.
+//! Real servers on loopback: nats-server with a separate store directory, an S3 gateway, and a proxy that can drop
+//! traffic.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -29,7 +29,7 @@ fn free() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-/// What `cargo xtask test` could install, by its variable.
+/// A program that `cargo xtask test` could install, by its variable.
 fn program(variable: &str) -> Option<std::ffi::OsString> {
     let program = std::env::var_os(variable);
     if program.is_none() {
@@ -119,7 +119,7 @@ impl Nats {
         self.child.wait().unwrap();
     }
 
-    /// Starts it again with what it had written.
+    /// Starts it again with its store directory.
     pub(crate) fn start_again(&mut self) {
         self.child = Self::spawn(self.address, self.dir.path(), &self.cluster);
         assert!(listens(&mut self.child, self.address, TEST_TIMEOUT));
@@ -188,7 +188,7 @@ impl Place {
         self.address
     }
 
-    /// Tells a host where it is.
+    /// Passes a host the address.
     pub(crate) fn tell(&self, command: &mut Command) {
         self.name(command.arg("--store"));
     }
@@ -233,7 +233,7 @@ impl Proxy {
         Self::at("127.0.0.1", server)
     }
 
-    /// As [`Proxy::before`], at this address of the machine's.
+    /// As [`Proxy::before`], at this address of the machine.
     pub(crate) fn at(address: &str, server: SocketAddr) -> Self {
         let listener = TcpListener::bind((address, 0)).unwrap();
         let address = listener.local_addr().unwrap();
@@ -274,7 +274,7 @@ impl Proxy {
 fn pass(mut from: TcpStream, mut to: TcpStream, all: &Swallows, own: &AtomicBool) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(n @ 1..) = from.read(&mut buffer) {
-        // What was dropped once is gone, as it would be for a connection that was cut for long.
+        // Dropped data stays lost, as on a connection that was cut for long.
         if own.load(Ordering::SeqCst) {
             while all.any() {
                 std::thread::sleep(Duration::from_millis(10));

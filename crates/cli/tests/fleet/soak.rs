@@ -1,8 +1,9 @@
-//! The soak: a fleet under load while guests trap, run over their time and grow, clients go away in the middle, and hosts are drained
-//! and killed. `cargo xtask soak --server` runs it for as long as it is told to.
+//! The soak: a fleet under load while guests trap, run over their time and grow, clients go away in the middle, and
+//! hosts are drained and killed. `cargo xtask soak --server` runs it for a given time.
 //!
-//! What must hold all the time: every answer is the right one, nothing of an earlier request is in any, a sandbox that was acknowledged as
-//! saved goes on from there or from later, and no state is gone on from twice. At the end, what the server keeps in memory has not grown.
+//! Invariants: every answer is the right one and contains nothing of an earlier request, a sandbox that was
+//! acknowledged as saved continues from there or from later, and no state is continued twice. At the end, what the
+//! server keeps in memory has not grown.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
@@ -76,7 +77,7 @@ impl Dice {
     }
 }
 
-/// What all threads share.
+/// The state that all threads share.
 struct Soak {
     addresses: RwLock<Vec<SocketAddr>>,
     /// How many hosts were killed; counted before it happens.
@@ -86,7 +87,7 @@ struct Soak {
     runs: AtomicU64,
     saves: AtomicU64,
     refused: AtomicU64,
-    /// What was wrong, in words.
+    /// The errors, in words.
     wrong: Mutex<Vec<String>>,
 }
 
@@ -107,7 +108,7 @@ impl Soak {
 
     fn refused(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
-        // Whoever is refused asks again a little later.
+        // A refused client retries a little later.
         std::thread::sleep(Duration::from_millis(5));
     }
 
@@ -198,7 +199,7 @@ impl Counting {
         Self { sandbox, next: (1, 1), saved: None, killed }
     }
 
-    /// Runs code; `false` when the sandbox is gone, and may be.
+    /// Runs code; `false` when the sandbox is lost, and may be.
     fn run(&mut self, soak: &Soak, addr: SocketAddr) -> Result<bool, String> {
         let before = soak.killed.load(Ordering::SeqCst);
         let ran = self.sandbox.run_at(addr);
@@ -206,7 +207,7 @@ impl Counting {
         let host_lost = soak.killed.load(Ordering::SeqCst) != self.killed;
         match ran {
             Ran::Count(count) => {
-                // The host that had it may have been one that was killed: then it goes on from what was saved.
+                // The host that had it may have been killed: then it continues from the saved state.
                 let least =
                     if host_lost { self.saved.map_or(1, |saved| saved + 1) } else { self.next.0 };
                 if !(least.min(self.next.0)..=self.next.1).contains(&count) {
@@ -229,9 +230,9 @@ impl Counting {
         }
     }
 
-    /// Saves it, and lets it go on.
+    /// Saves it, and lets it continue.
     fn save(&mut self, soak: &Soak, dice: &mut Dice) -> Result<(), String> {
-        // What is saved is at least what it has answered last.
+        // The saved state includes its last answer.
         let count = self.next.0 - 1;
         while soak.goes_on() {
             let status = self.sandbox.ask_at(soak.any(dice), "POST", "/pause");
@@ -242,7 +243,7 @@ impl Counting {
                 404 if self.saved.is_none()
                     && soak.killed.load(Ordering::SeqCst) != self.killed =>
                 {
-                    // The next call finds out, and is told the same.
+                    // The next call gets the same answer.
                     return Ok(());
                 }
                 other => return Err(format!("pausing it answers {other}")),
@@ -251,7 +252,7 @@ impl Counting {
         if soak.goes_on() {
             soak.saves.fetch_add(1, Ordering::Relaxed);
             let host_lost = soak.killed.load(Ordering::SeqCst) != self.killed;
-            // What was saved may be what it was taken back to.
+            // The saved state may be the one that it was taken back to.
             self.saved = Some(if host_lost { self.saved.unwrap_or(0) } else { count });
         }
         while soak.goes_on() {

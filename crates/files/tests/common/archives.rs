@@ -1,4 +1,4 @@
-//! Tars to be read, with whatever names.
+//! Tars for tests, with any names.
 
 use std::io::Write;
 

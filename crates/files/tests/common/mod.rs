@@ -1,4 +1,4 @@
-//! Layers kept as whoever saves a tree keeps them.
+//! Layers kept as a saver keeps them.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ impl LayerBytes for Pages {
     }
 }
 
-/// Layers as whoever saves a tree keeps them.
+/// Layers as a saver keeps them.
 pub(crate) struct Keeper {
     pub(crate) description: Vec<u8>,
     pub(crate) pages: u64,

@@ -5,7 +5,7 @@ use crate::error::CallError;
 use crate::sentry::{Exchanged, InboundConnection};
 
 impl Instance {
-    /// Connects to the listener on `port` of the program's loopback, in any process; `None` without one.
+    /// Connects to the listener on the program's loopback `port`, in any process; `None` without one.
     ///
     /// # Errors
     /// As [`Instance::change_files`].
@@ -13,8 +13,9 @@ impl Instance {
         self.change(|state| state.dial(port))
     }
 
-    /// Hands `bytes` over, as many as the connection has room for (64 KiB), and takes at most `room` bytes of what the program has
-    /// written. One that is not there any more, in the state that the program has gone to, has ended.
+    /// Passes on the part of `bytes` that the connection has room for (64 KiB), and takes at most
+    /// `room` bytes of output. A connection that does not exist in the program's present state has
+    /// ended.
     ///
     /// # Errors
     /// As [`Instance::change_files`].

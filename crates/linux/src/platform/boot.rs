@@ -1,6 +1,6 @@
 //! How a process becomes a guest's: the calls it makes before anything of the guest is in it.
 //!
-//! They are the only ones that nobody looks at, and the last of them installs the filter. Most are made once, by the zygote
+//! Only these are not inspected, and the last of them installs the filter. Most are made once, by the zygote
 //! ([`super::zygote`]): what it has given up its children do not have. Before the filter the process gives up what it
 //! could do if a call ever passed: capabilities, new processes and files by limits, names of files, the network and
 //! signals by Landlock where the kernel has it.
@@ -84,8 +84,8 @@ fn write_message(control: &mut Control) {
     }
 }
 
-/// Writes what the zygote does before it forks for the first time. `list` is what the kernel has mapped for it. Says where the vDSO
-/// is then, for it and all its children; nowhere if there is none.
+/// Writes what the zygote does before it forks for the first time. `list` is what the kernel has mapped for it.
+/// Returns the address of the vDSO after that, for it and all its children; `None` without one.
 pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     write_message(control);
     let mut data = Data { control, next: stub::BOOT_DATA };
@@ -101,7 +101,7 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     call(libc::SYS_munmap, &[0, stub::CODE]);
     let behind = stub::CONTROL + stub::CONTROL_LEN as u64;
     call(libc::SYS_munmap, &[behind, stub::ABOVE - behind]);
-    // Until the first return to the guest: an earlier interrupt would find this code instead of the guest's.
+    // Until the first return to the guest: an earlier interrupt would find this code instead of guest code.
     let all = data.words(&[u64::MAX]);
     call(libc::SYS_rt_sigprocmask, &[libc::SIG_SETMASK as u64, all, 0, 8]);
     let stack = data.words(&[stub::SIGNAL_STACK, 0, stub::SIGNAL_STACK_LEN as u64]);
@@ -194,7 +194,7 @@ pub(super) fn write_template(control: &mut Control, pieces: &[FileMapping], file
     calls.write(control, Continuation::Fork);
 }
 
-/// Mappings of the kernel's clock: start, length, and whether it is code.
+/// Mappings of the kernel clock: start, length, and whether it is code.
 fn clock_mappings(list: &str) -> Vec<(u64, u64, bool)> {
     let mut found = Vec::new();
     for line in list.lines() {
@@ -210,8 +210,8 @@ fn clock_mappings(list: &str) -> Vec<(u64, u64, bool)> {
     found
 }
 
-/// Its vDSO goes to a place that is the same in every process, all else that
-/// the kernel mapped goes away. Says where the vDSO is then; nowhere if there is none.
+/// Moves its vDSO to a place that is the same in every process, and unmaps the other kernel mappings. Returns
+/// the address of the vDSO; `None` without one.
 fn settle(list: &str) -> (Vec<[u64; 7]>, Option<u64>) {
     let mut clock = clock_mappings(list);
     let first = clock.iter().map(|(start, ..)| *start).min().unwrap_or_default();

@@ -32,7 +32,7 @@ impl Control {
         };
         let file = Memfd::new(c"afresh-control").map_err(kernel)?;
         file.set_len(stub::CONTROL_LEN).map_err(kernel)?;
-        // SAFETY: a new mapping at an address of the kernel's choice replaces no other.
+        // SAFETY: a new mapping at an address that the kernel chooses replaces no other.
         let base = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -55,9 +55,9 @@ impl Control {
     /// Copies `bytes` to `offset`.
     pub(crate) fn write(&mut self, offset: usize, bytes: &[u8]) {
         assert!(offset <= stub::CONTROL_LEN && bytes.len() <= stub::CONTROL_LEN - offset);
-        // SAFETY: the assertion keeps the range inside the mapping, which lives as long as `self`. The guest may write
-        // the same bytes at the same time: it is another process, so this is no data race within this program,
-        // and any mixture is as good as what it could have written afterwards.
+        // SAFETY: the assertion keeps the range inside the mapping, which is unmapped only when `self` is dropped.
+        // The guest may write the same bytes at the same time: it is another process, so this is no data race within
+        // this program, and any mixture is as good as what it could have written afterwards.
         unsafe {
             self.base.add(offset).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len())
         };

@@ -6,8 +6,8 @@
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-/// As long as it lives, the thread that made it stays on the processor that it was on. No thread must be started meanwhile: it
-/// would stay there for good.
+/// As long as it lives, the thread that made it stays on the processor that it was on. No thread must be started in
+/// that time: it would stay there permanently.
 #[derive(Debug)]
 pub(crate) struct CpuPinning {
     /// The CPUs that it may use otherwise; `None` if unknown, or if there is only one.

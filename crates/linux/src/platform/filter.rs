@@ -4,8 +4,8 @@
 //! the signal stack of the process only. All else stops. From the stub's page it becomes a question to the sentry,
 //! and one that makes a process ends the process. From
 //! anywhere else, calls whose answer may need new registers or maps raise SIGSYS, so that the stub can carry out
-//! orders; the others become questions, too. A read is of the former kind where it may be one of the caller's input, which mostly waits;
-//! other files are mostly read without. Other architectures' calls end the process.
+//! orders; the others become questions, too. A read is of the former kind if it may be the caller's input, which
+//! mostly waits; reads of other files mostly do not. Other architectures' calls end the process.
 
 use libc::{
     BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW,

@@ -1,4 +1,4 @@
-//! A stub process that forks when it is told to, and what goes to and fro between it and the sentry.
+//! A stub process that forks on request, and the messages between it and the sentry.
 //!
 //! It has a socket, on which it is sent a control area, and what else its child is to have. It answers with the child's number. No guest
 //! ever runs in it.

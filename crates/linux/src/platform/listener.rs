@@ -1,4 +1,4 @@
-//! The listener of a guest's filter, where calls arrive and are answered.
+//! The listener of a guest filter, where calls arrive and are answered.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -35,8 +35,8 @@ pub(crate) enum Answer {
     Value(i64),
     /// It is made once more, after the signal that waits for the process.
     Again,
-    /// It is made. Only for calls whose arguments the sentry chose: they lie in the kernel, and the one thread that could
-    /// change them waits.
+    /// It is made. Only for calls whose arguments the sentry chose: they are in the kernel, and the
+    /// one thread that could change them waits.
     Made,
 }
 

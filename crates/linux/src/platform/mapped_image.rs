@@ -1,5 +1,5 @@
-//! Showing an image in the guest's process: mapped copy-on-write where the guest has its memory, and read-only in a window of
-//! the stub's, which copies are made from.
+//! Maps an image in the guest's process: copy-on-write at the guest's addresses, and read-only in a window for the
+//! stub, as the source of copies.
 //!
 //! The process is lent the image's files while it maps them, and keeps none: a file may hold other images, too.
 //!
@@ -205,8 +205,7 @@ impl Process {
         self.execute(&StubCommands { calls, ..StubCommands::default() }, Continuation::Ask)
     }
 
-    /// Shows `segments`, which are parts of the image's, in place of whatever is there, and watches what the guest may
-    /// write.
+    /// Maps `segments`, which are parts of the image, over the present mappings, and watches the writable ones.
     pub(crate) fn show(
         &mut self,
         image: &MappedImage,

@@ -20,8 +20,8 @@ pub(crate) fn read(
         let count = left.len().min(RANGES);
         let given = &left.make_contiguous()[..count];
         let local = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: out.len() };
-        // SAFETY: the local vector is one live, exclusively borrowed slice, which is as long as all that is asked for or longer;
-        // the remote ones are checked by the kernel.
+        // SAFETY: the local vector is one live, exclusively borrowed slice, at least of the requested size; the
+        // kernel checks the remote ones.
         let n = unsafe {
             let (pid, count) = (pid.as_raw_nonzero().get(), count as libc::c_ulong);
             libc::process_vm_readv(pid, &local, 1, given.as_ptr(), count, 0)

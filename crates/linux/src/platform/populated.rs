@@ -22,8 +22,8 @@ fn failed(error: std::io::Error) -> PlatformError {
 }
 
 impl Process {
-    /// The parts of `range` that hold pages. What does not is zero in anonymous memory, and in a mapping of a file as the file
-    /// is.
+    /// The parts of `range` that hold pages. Other parts are zero in anonymous memory, and have the
+    /// file's content in a mapping of a file.
     pub(crate) fn populated(&self, range: Range<u64>) -> Result<Vec<Range<u64>>, PlatformError> {
         self.pages(range, |entry| entry & HELD != 0)
     }

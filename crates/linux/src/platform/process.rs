@@ -83,7 +83,7 @@ pub(crate) struct Process {
     pub(super) window: usize,
     /// The question that waits, if the stub asked.
     asked: Option<u64>,
-    /// Whether an interrupt was sent that it has not taken yet.
+    /// Whether an interrupt to it is pending.
     interrupting: bool,
     /// Offset of the frame in the control area, once one was seen.
     frame: Option<usize>,
@@ -245,7 +245,8 @@ impl Process {
         }
         self.frame = Some(offset);
         self.bases = Bases { fs, gs };
-        // The stub runs with all signals blocked and makes no call that traps. Whatever interrupted it left orders undone.
+        // The stub runs with all signals blocked and makes no call that traps. An interrupt within it left orders
+        // undone.
         if stub::holds(self.register(Register::Rip)) {
             return Err(self.forged("its own code was interrupted"));
         }
@@ -432,7 +433,7 @@ impl Process {
         self.read_ranges(&[(address, out.len())], out)
     }
 
-    /// Reads ranges (start, length), one after the other, into `out`, which is as long as all of them.
+    /// Reads ranges (start, length), one after the other, into `out`, which has their total length.
     pub(crate) fn read_ranges(
         &self,
         ranges: &[(u64, usize)],
@@ -481,7 +482,7 @@ impl Process {
 
     /// The kernel's mappings of the guest: start, end, protection.
     ///
-    /// Whatever else is mapped must be the stub's own, or an entry for it appears, too.
+    /// Any other mapping must belong to the stub, or an entry for it appears, too.
     pub(crate) fn mappings(&self) -> Result<Vec<(u64, u64, u64)>, PlatformError> {
         let text = self.maps()?;
         let mut list = Vec::new();

@@ -1,11 +1,11 @@
-//! Segments: the mappings of the guest's address space, and their pages in its image.
+//! Segments: the mappings of a guest, and their pages in its image.
 //!
-//! An image counts pages from 0; the guest's memory lies scattered over its address space. Each mapping of a frozen guest is a
-//! segment, with pages of its own in the image. A page keeps its number from one checkpoint to the next as long as it is
-//! mapped, so that checkpoints share what did not change.
+//! An image counts pages from 0; guest memory is scattered over its address space. Each mapping of a frozen guest is
+//! a segment, with separate pages in the image. A page keeps its number from one checkpoint to the next while it is
+//! mapped, so checkpoints share unchanged pages.
 //!
-//! Promises: segments are sorted, inside of what guests may map, and overlap neither in addresses nor in pages; this is
-//! checked of those that come out of a snapshot.
+//! Promises: segments are sorted, inside the guest's address range, and overlap neither in addresses nor in pages;
+//! segments from a snapshot are checked for that.
 
 use std::ops::Range;
 
@@ -91,7 +91,7 @@ impl Segments {
                 || last.is_none_or(|last| last > pages as u64)
                 || segment.protection & !7 != 0
             {
-                return Err("a segment lies outside of it");
+                return Err("a segment is outside of it");
             }
         }
         let this = Self::new(list, pages);

@@ -1,7 +1,8 @@
-//! Where guests' processes are started from: a thread that lasts as long as this process.
+//! Starts guest processes: from a thread that lasts until this process ends.
 //!
-//! A guest's process dies with the thread that started it (`PR_SET_PDEATHSIG`), so that none outlives a host that was killed. A
-//! thread of the caller's may end while others still use the guest; this one does not.
+//! A guest's process dies with the thread that started it (`PR_SET_PDEATHSIG`), so that none
+//! outlives a host that was killed. A caller's thread may end while others still use the guest;
+//! this one does not.
 
 use std::io;
 use std::process::{Child, Command};

@@ -15,9 +15,9 @@
 //! IMAGE .. ABOVE               the warm image, read-only
 //! ```
 //!
-//! None of it is trusted. The guest may jump anywhere into this code and may write its own orders: what it gains are
-//! system calls from this page, and the sentry lets one of those through only if it is, to the last argument, the next of its own
-//! orders.
+//! None of it is trusted. The guest may jump anywhere into this code and may write its own orders. It gains only
+//! system calls from this page, and the sentry lets one of those through only if it equals, to the last argument, its
+//! own next order.
 //!
 //! A guest can also have the processor interrupt this code, for example by a trap flag that it sets with `rt_sigreturn`: the
 //! kernel then enters the handler at its start, and orders are left undone. So orders carry a receipt, a random word that the
@@ -44,7 +44,7 @@ pub(crate) const CLOCK: Range<u64> = CODE + 0x10_0000..CODE + 0x20_0000;
 pub(crate) const IMAGE: u64 = 0x7100_0000_0000;
 /// Longest image.
 pub(crate) const IMAGE_LEN: u64 = 1 << 40;
-/// Where nothing of ours is any more, up to the top.
+/// The end of our mappings; everything above is free.
 pub(crate) const ABOVE: u64 = IMAGE + IMAGE_LEN;
 /// One past the last address of user memory on x86-64 with four levels of page tables.
 pub(crate) const TOP: u64 = 0x7fff_ffff_f000;

@@ -1,7 +1,8 @@
 //! Templates: processes that show an image, and that others which show it are forked from.
 //!
-//! To map an image takes some hundred calls in each process, of which a fork takes over all. What a process touches of it are faults of its
-//! own, as ever. A template is made for a state that processes are made from again and again.
+//! Mapping an image takes some hundred calls in each process; a fork copies the result of all. A process still takes
+//! a fault for each page that it touches. A template is made for a state that processes are made from again and
+//! again.
 //!
 //! Promises: no guest runs in a template, so that nothing of one is in its children; there are at most [`MAX_TEMPLATES`]; each goes with the state
 //! that it is of, and belongs to the process that made it: one that is forked from that makes its own. Where none can be had, or it was

@@ -1,10 +1,12 @@
 //! The process that guests' processes are forked from.
 //!
-//! It is a stub in which no guest has ever run: it has given up what a guest's process must not have, and forks when it is asked to. To
-//! fork a process of five mappings takes a fraction of what a new program takes. Its children are this process's, and end with it.
+//! It is a stub in which no guest has ever run: it has given up what a guest's process must not have, and forks when
+//! it is asked to. Forking a process of five mappings takes a fraction of the time of a new program. Its children are
+//! this process's, and end with it.
 //!
-//! It stays where it was started: its children have the user, the groups and the cgroup that this process had then, and the zygote's
-//! own namespaces, where the host gives it some. When the user or the group is another one, there is a new zygote. A child that this process forks has a zygote of its own.
+//! It stays where it was started: its children have the user, the groups and the cgroup that this process had then,
+//! and the zygote's own namespaces, where the host gives it some. When the user or the group is another one, there is
+//! a new zygote. A child that this process forks has another zygote.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -79,8 +81,9 @@ pub(super) fn start(
     })
 }
 
-/// Moves this process, which has one thread, into namespaces of its own: no network, no queues and mounts that others see, no rights but
-/// over these. A second wall, should a call ever pass. A host may refuse some of them; [`walls`](super::walls) reports those.
+/// Moves this process, which has one thread, into new namespaces: no network, no queues and mounts that others see,
+/// no capabilities outside them. A second wall, should a call ever pass. A host may refuse some of them;
+/// [`walls`](super::walls) reports those.
 fn move_apart() {
     let [users, others @ ..] = NAMESPACES.map(|(flag, ..)| flag);
     let all = others.into_iter().fold(users, UnshareFlags::union);

@@ -4,10 +4,10 @@ use afresh_files::{Kind, Stat, Time};
 
 use crate::sentry::fs::devices::type_of;
 
-/// Who owns every file.
+/// The owner of every file.
 const OWNER: u32 = crate::sentry::kernel::identity::USER as u32;
 
-/// What is told of a file.
+/// The status of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileStatus {
     pub(crate) inode: u64,

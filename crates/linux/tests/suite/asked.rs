@@ -1,4 +1,5 @@
-//! What programs ask for here and there: sizes of pipes, seals, what a process says of itself and of its parent's end.
+//! Less frequent requests: sizes of pipes, seals, settings of a process, and its signal at the
+//! parent's end.
 
 use crate::common;
 

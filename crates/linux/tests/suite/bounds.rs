@@ -1,4 +1,4 @@
-//! What the sentry keeps and does for a guest is bounded, however the guest asks for it.
+//! The sentry's work and memory for a guest are bounded, for every request.
 
 use std::time::Duration;
 

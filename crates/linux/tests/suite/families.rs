@@ -14,7 +14,7 @@ use afresh_sys::planted::{self, Bug};
 
 const LIMIT: Duration = Duration::from_secs(200);
 
-/// Workers that count what they are asked, in memory of their own, and all together in memory that they share.
+/// Workers that count their requests, in private memory, and all together in memory that they share.
 const WORKERS: &str = r#"
 import mmap, os, signal, sys
 shared = mmap.mmap(-1, 4096)
@@ -66,7 +66,7 @@ fn ask(instance: &mut Instance, request: &str) -> String {
     String::from_utf8(answer).unwrap().trim_end().to_owned()
 }
 
-/// What a call leaves in any of its processes is gone with the next reset.
+/// Changes of a call in any of its processes are undone at the next reset.
 fn is_brought_back(warm: &Warm) {
     let mut instance = warm.instance();
     for round in 0..6 {
@@ -246,7 +246,7 @@ fn a_child_that_uses_its_parents_memory_is_frozen_in_it() {
     }
 }
 
-/// What the workers of a state have counted; nothing of one that was fired.
+/// The counts of the workers in a state; `None` for one that was fired.
 #[derive(Clone)]
 struct Model {
     asked: Vec<Option<u32>>,

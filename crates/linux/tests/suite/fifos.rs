@@ -1,4 +1,4 @@
-//! Named pipes: who opens one meets somebody, bytes go through, and who waits to be met is part of every state.
+//! Named pipes: an open waits for its peer, bytes pass through, and a waiting open is part of every state.
 
 use crate::common;
 

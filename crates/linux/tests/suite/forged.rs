@@ -1,5 +1,5 @@
-//! Snapshots from strangers: a state of every kind, changed at random, is refused or runs within its walls. Nothing of it stops or
-//! breaks whoever opens it.
+//! Snapshots from strangers: a state of every kind, changed at random, is refused or runs within its walls. None of
+//! it stops or breaks its reader.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -78,7 +78,7 @@ fn a_forged_state_is_refused_or_runs_within_its_walls() {
         let warm = Warm::thaw(&frozen, &program)?;
         let mut instance = warm.instance();
         let answer = instance.call(b"look\n");
-        // What was refused, and what is brought back.
+        // After a refusal, and after a reset.
         let _ = instance.call_pristine(b"look\n");
         let _ = instance.freeze();
         Ok::<_, afresh_linux::ThawError>(answer)
@@ -118,6 +118,6 @@ fn a_forged_state_is_refused_or_runs_within_its_walls() {
     }
     println!("{refused} refused, {ran} ran");
     assert!(refused > 0 && ran > 0, "{refused} refused, {ran} ran");
-    // Nobody else has suffered.
+    // No other guest is affected.
     assert_eq!(warm.instance().call(b"look\n").unwrap(), expected);
 }

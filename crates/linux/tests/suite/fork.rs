@@ -1,4 +1,4 @@
-//! A forked child of the sentry's process leaves its parent's guest alone, and has one of its own.
+//! A forked child of the sentry leaves its parent's guest alone, and has a new one.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

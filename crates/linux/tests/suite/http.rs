@@ -1,4 +1,4 @@
-//! Servers: a request goes in through a connection of its own, and each finds the server as it was warmed.
+//! Servers: a request arrives on a new connection, and each finds the server as it was warmed.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -169,7 +169,7 @@ fn the_host_connects_to_what_listens_beside_calls() {
     }
     assert_eq!(sent, text.len());
     assert!(got == text.to_uppercase().as_bytes());
-    // Calls go on beside it, and a state in which it is open is kept.
+    // Calls continue at the same time, and a state with an open connection is kept.
     assert_eq!(guest.call(b"one\n").unwrap(), b"line one\n");
     guest.exchange(dialed, b"more", 0).unwrap();
     guest.proceed(quiet).unwrap();
@@ -180,7 +180,8 @@ fn the_host_connects_to_what_listens_beside_calls() {
     guest.hang_up(dialed, false).unwrap();
     guest.proceed(quiet).unwrap();
     assert!(guest.exchange(dialed, b"", 100).unwrap().ended);
-    // Who goes on from it elsewhere hangs up what was another's, and the server is free for the next.
+    // A caller that continues from it elsewhere hangs up foreign connections, and the server is
+    // free for the next.
     let guest = fork.guest_mut().unwrap();
     guest.hang_up_strangers(&[]).unwrap();
     let next = guest.dial(8000).unwrap().unwrap();

@@ -1,4 +1,5 @@
-//! Programs of OCI images: what the image says is done, what it holds is seen, and nothing of the host's.
+//! Programs of OCI images: the image's configuration applies, its contents are visible, and those
+//! of the host are not.
 
 use afresh_linux::{Frozen, Instance, Program, Warm, WarmError};
 use afresh_memory::Image;
@@ -17,7 +18,7 @@ while read -r line; do
 done
 "#;
 
-/// A shell and a script of its own, in two layers.
+/// A shell and a script, in two layers.
 fn layout(config: &str) -> Option<Layout> {
     let app = tempfile::tempdir().unwrap();
     std::fs::create_dir(app.path().join("app")).unwrap();
@@ -47,7 +48,7 @@ fn a_program_is_started_as_its_image_says_and_is_pristine_after_each_call() {
         assert_eq!(ask(&mut instance, "c"), "hello world dear c /app c 1,");
     }
     instance.verify().unwrap();
-    // Arguments take the place of the image's command, variables that of its own.
+    // Arguments replace the image's command, and variables replace its variables.
     let other = program.arg("you").env("GREETING", "bye");
     assert_eq!(ask(&mut other.warm().unwrap().instance(), "d"), "bye you dear d /app d 1,");
 }
@@ -75,12 +76,12 @@ fn a_guest_of_an_image_sees_the_image_and_what_is_granted_and_nothing_else_of_th
     let run = shell(&format!("cat {}/given", granted.path().display())).unwrap();
     assert_eq!(run.output, b"given");
 
-    // What it says is to be run may be put aside.
+    // The command of the image may be replaced.
     let cat = Program::of_image(&other.open()).unwrap().entry_point(["cat", "word"]);
     assert_eq!(cat.clone().run(b"").unwrap().output, b"dear");
     assert_eq!(cat.arg("-").run(b"also").unwrap().output, b"dearalso");
 
-    // An image that names no program is told so, and one that has it not.
+    // An image without a program is an error, and so is one whose program is missing.
     let none = Program::of_image(&image).unwrap().warm();
     assert!(matches!(none, Err(WarmError::NoProgram)));
     let error = Program::of_image(&image).unwrap().arg("python3").warm().unwrap_err().to_string();
@@ -106,7 +107,7 @@ fn a_snapshot_holds_its_image_once_and_opens_without_it() {
     };
     let mut thawed = load("first").instance();
     assert_eq!(ask(&mut thawed, "after"), "hello world dear after /app before 1,after 2,");
-    // What was thawed is frozen with the pages that it has for its image, however often.
+    // A thawed guest is frozen with the pages of its image, however often.
     let (again, before) = (thawed.freeze().unwrap(), frozen.image().clone());
     ask(&mut thawed, "apart");
     let changed = |one: &Image, other: &Image| -> usize {

@@ -96,7 +96,7 @@ enum Step {
         times: usize,
         act: Act,
     },
-    /// What is frozen without going on from there is the same elsewhere.
+    /// A state that is frozen and left again is the same elsewhere.
     Freeze {
         branch: usize,
     },
@@ -141,11 +141,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a mapping shows.
+/// The content of a mapping.
 #[derive(Clone, Debug)]
 enum Content {
     Own(Vec<u64>),
-    /// The first pages of what several may show.
+    /// The first pages of memory that several processes may map.
     Shared(usize, usize),
 }
 
@@ -188,7 +188,7 @@ impl World {
         Self { kin, shared: Vec::new(), file: vec![0; 2 * PAGES] }
     }
 
-    /// Does it; the line that tells the program, or none where it cannot be done.
+    /// Performs it, and returns the line for the program; `None` if it is impossible.
     fn act(&mut self, who: usize, act: &Act) -> Option<String> {
         let (what, a, b, c) = match *act {
             Act::Fork { child } => {
@@ -292,7 +292,7 @@ impl World {
         Some(format!("{who} {what} {a} {b} {c}\n"))
     }
 
-    /// The sum that a process should tell.
+    /// The sum that a process should return.
     fn sum(&self, kin: &Kin) -> u64 {
         let mix = |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x0100_0000_01b3);
         let mut all = 0xcbf2_9ce4_8422_2325;
@@ -450,7 +450,7 @@ fn what_once_went_wrong_stays_right() {
     // Copied back to where it may not be written any more.
     let closed = [map(4), snapshot.clone(), write, protect, snapshot.clone(), fork];
     play(mapper, &closed).unwrap();
-    // Watched where something else lies by now.
+    // Watched at an address with another mapping by now.
     let keep = || [snapshot.clone(), snapshot.clone()];
     let begin = [&[act(Act::Fork { child: 1 }), back(0)][..], &keep(), &[back(0), map(1)]];
     let heap = [&[back(0), back(0)][..], &keep(), &[act(Act::Break { pages: 2 })]];

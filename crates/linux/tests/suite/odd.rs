@@ -1,4 +1,4 @@
-//! What the Linux Test Project found, and few programs do. The list of what passes is in `docs/linux-calls.md`.
+//! Rare cases, found by the Linux Test Project. `docs/linux-calls.md` lists the cases that pass.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

@@ -171,7 +171,7 @@ fn a_guest_reaches_what_is_granted_by_name_and_nothing_else() {
         assert!(ask(&mut instance, "ask test 7 x").starts_with("gaierror"));
         assert_eq!(ask(&mut instance, "ask 198.51.100.2 9 x"), "OSError 101");
         assert_eq!(ask(&mut instance, "name localhost"), "127.0.0.1");
-        // Whoever is asked for a name, the answer is the same.
+        // Every DNS server gives the same answer.
         assert_eq!(ask(&mut instance, "lookup 192.0.2.53"), ask(&mut instance, "lookup 127.0.0.1"));
         // The guest's own loopback is its own.
         let own = format!("ask 127.0.0.1 {} x", server.port);
@@ -179,7 +179,7 @@ fn a_guest_reaches_what_is_granted_by_name_and_nothing_else() {
         instance.reset();
     }
     instance.verify().unwrap();
-    // Nothing is granted to who grants nothing.
+    // Without grants there are no servers.
     let Some(alone) = self::program(&[]) else { return };
     let mut alone = alone.warm().unwrap().instance();
     assert!(ask(&mut alone, "ask server.test 7 hello").starts_with("gaierror"));
@@ -214,7 +214,7 @@ fn no_connection_outlives_its_state() {
     instance.call(b"exit\n").unwrap_err();
     server.wait_for(0);
     instance.reset();
-    // Who goes on from a state with a connection finds it closed; who had it keeps it.
+    // A fork of a state with a connection finds it closed; the original keeps it.
     assert_eq!(ask(&mut instance, "keep server.test 7"), "7");
     let frozen = instance.freeze().unwrap();
     assert_eq!(ask(&mut instance, "use still"), "got still");
@@ -239,7 +239,7 @@ fn no_connection_outlives_its_state() {
     server.wait_for(0);
 }
 
-/// However a state is stored, whoever it was taken of goes on with all that it had.
+/// Storing a state in another form does not affect the guest that it was taken from.
 #[test]
 fn a_checkpoint_that_is_stored_anew_cuts_no_connection() {
     let server = Server::of_lines();
@@ -284,7 +284,7 @@ fn what_was_connected_before_it_was_warm_is_over_then() {
 #[test]
 fn servers_that_are_gone_or_silent_take_no_more_than_the_calls_time() {
     let silent = Server::start(|mut stream| {
-        // Until the other side is gone.
+        // Until the other side closes.
         let _ = stream.read_to_end(&mut Vec::new());
         std::thread::sleep(Duration::from_secs(60));
     });

@@ -1,4 +1,5 @@
-//! Descriptors of processes: they are told when the process ends, take signals and waits, and are part of every state.
+//! Descriptors of processes (pidfd): they become readable when the process ends, take signals and
+//! waits, and are part of every state.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

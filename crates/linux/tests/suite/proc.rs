@@ -1,4 +1,4 @@
-//! What `/proc` and `/dev/fd` tell of a guest's own processes, and that it is nobody else's.
+//! The contents of `/proc` and `/dev/fd` for a guest's processes, which no other process sees.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

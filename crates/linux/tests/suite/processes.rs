@@ -1,4 +1,5 @@
-//! Programs that start programs: shells with pipelines, Python's subprocess and fork, pip. What children leave is gone with a reset.
+//! Programs that start programs: shells with pipelines, Python's subprocess and fork, pip. A reset
+//! undoes changes of children.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -30,7 +31,7 @@ fn ask(instance: &mut Instance, request: &str) -> String {
     String::from_utf8(answer).unwrap()
 }
 
-/// Two calls from the warm state with what is between them verified.
+/// Two calls from the warm state, with a verification between them.
 fn is_pristine(warm: &Warm, request: &str, expected: &str) {
     let mut instance = warm.instance();
     for round in 0..4 {

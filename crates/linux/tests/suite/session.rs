@@ -24,7 +24,7 @@ fn ask(branch: &mut Branch<Instance>, request: &str) -> String {
     String::from_utf8(answer).unwrap()
 }
 
-/// What the program finds, but for the number of its calls, which each look raises.
+/// The program's view, except for the number of its calls, which each look raises.
 fn look(branch: &mut Branch<Instance>) -> String {
     let text = ask(branch, "look\n");
     let rest = text.split_once(" data ").map(|(_, rest)| rest.to_owned());
@@ -171,7 +171,7 @@ fn a_frozen_program_goes_on_where_it_was() {
         assert_eq!(instance.call(b"dirty\n").unwrap(), b"done\n");
         instance.verify().unwrap();
     }
-    // What calls have left, too.
+    // Also the state after calls.
     assert_eq!(instance.call(b"dirty\n").unwrap(), b"done\n");
     let frozen = instance.freeze().unwrap();
     let expected = instance.call(b"look\n").unwrap();
@@ -199,7 +199,7 @@ fn python_thaws_with_the_files_it_was_granted_and_without_them_is_refused() {
     thawed.verify().unwrap();
     // Only what is below the system's own directories is granted without being asked for. Which program is named means nothing.
     if Warm::thaw(&frozen, &Program::new("/usr/bin/python3")).is_ok() {
-        println!("SKIPPED: this python lies in the system's own directories");
+        println!("SKIPPED: this python is in the system's own directories");
         return;
     }
     for path in ["/usr/bin/python3", "/", "/root"] {
@@ -261,7 +261,7 @@ fn saved(warm: &Warm, with: &SnapshotOptions) -> (tempfile::TempDir, Store) {
     (folder, store)
 }
 
-/// A snapshot of which nothing comes but what is touched.
+/// A snapshot whose pages come only when touched.
 fn untouched(store: &Store) -> Frozen {
     let options = Options { background: false, window: Some(1), ..Options::default() };
     Frozen::load(store.load("warm").unwrap(), &options).unwrap()
@@ -289,7 +289,7 @@ fn a_thawed_program_answers_while_pages_are_still_on_their_way() {
         }
         assert_eq!(other.call_pristine(b"look\n").unwrap(), clean);
         assert!(!thawed.image().is_complete());
-        // What is compared must have come.
+        // Compared pages must have arrived.
         one.verify().unwrap();
         other.verify().unwrap();
         assert!(thawed.image().is_complete());
@@ -326,7 +326,7 @@ fn what_a_call_touches_is_there_beforehand_next_time() {
     assert_eq!(pages(&frozen.memory().touched()), before);
 }
 
-/// Changes a bit in the first half of the layer: of the memory, which lies before the files.
+/// Changes a bit in the first half of the layer: of the memory, which comes before the files.
 fn damage(folder: &std::path::Path) {
     let blobs = std::fs::read_dir(folder.join("blobs/sha256")).unwrap().map(|blob| blob.unwrap());
     let layer = blobs.max_by_key(|blob| blob.metadata().unwrap().len()).unwrap().path();
@@ -363,7 +363,7 @@ fn damage_that_is_met_late_ends_the_call_and_says_so() {
     assert!(thawed.image().failure().is_some());
 }
 
-/// Whatever a snapshot's state says, it is refused, or becomes a guest that harms nobody.
+/// A forged state of a snapshot is refused, or becomes a harmless guest.
 #[test]
 fn a_snapshot_of_a_stranger_is_refused_or_harmless() {
     let Some(warm) = canary() else { return };
@@ -382,7 +382,7 @@ fn a_snapshot_of_a_stranger_is_refused_or_harmless() {
     let (mut refused, mut ran) = (0, 0);
     for round in 0..150 {
         let mut state = good.clone();
-        // Registers and frames make up most of it; what is checked lies around them.
+        // Registers and frames make up most of it; the checked fields are around them.
         let place = if round % 2 == 0 { next(600) } else { state.len() - 1 - next(900) };
         match next(4) {
             0 => state[place] ^= 1 << next(8),

@@ -1,4 +1,5 @@
-//! Signals that are read, waited for and sent by timers, and limits that a process sets itself: part of every state, gone with a reset.
+//! Signals that are read, waited for and sent by timers, and limits that a process sets itself:
+//! part of every state, undone by a reset.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

@@ -1,4 +1,5 @@
-//! Sockets that keep packets apart, options that are told again and limits that hold, and who is at the other end.
+//! Sockets with packet boundaries, options that are returned and limits that hold, and credentials
+//! of the peer.
 
 use crate::common;
 

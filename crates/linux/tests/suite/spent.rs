@@ -1,4 +1,5 @@
-//! Processor time: told by process, thread and child, and what rings when it is spent; it goes on within a state, and goes back with it.
+//! CPU time: by process, thread and child, and timers that expire on it; it continues within a
+//! state, and goes back with it.
 
 use crate::common;
 
@@ -107,7 +108,7 @@ fn processor_time_is_told_and_rings_in_every_state() {
     in_every_state(&program, &warm, "hold", ["look", "True 7.0", "False 0.0"]);
     let mut instance = warm.instance();
     assert_eq!(ask(&mut instance, "limit"), "done");
-    // What a call has spent is nothing of the next one's.
+    // A call's CPU time does not count for the next one.
     for _ in 0..2 {
         instance.reset();
         assert_eq!(ask(&mut instance, "burn"), "burnt");

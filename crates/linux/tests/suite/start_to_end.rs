@@ -93,10 +93,10 @@ fn a_guest_opens_what_was_granted_and_nothing_else() {
     };
     let Some(none) = opened(Program::new(&path)) else { return };
     assert_eq!(none, "");
-    // A granted link leads to where it does; one in a granted directory only to what is granted, too.
+    // A granted link leads to its target; a link in a granted directory leads only to granted files.
     let directory = Program::new(&path).grant(held).grant(link.parent().unwrap());
     assert_eq!(opened(directory).unwrap(), format!("{}\n", file.display()));
-    // The root is a grant of everything but what the kernel tells of the host and the sentry.
+    // Granting the root grants everything except the kernel's files about the host and the sentry.
     let all = format!("{}\n{}\n/etc/login.defs\n", file.display(), link.display());
     assert_eq!(opened(Program::new(&path).grant("/")).unwrap(), all);
 }
@@ -113,19 +113,19 @@ print(socket.gethostbyname(socket.gethostname()), socket.getservbyname('https'))
     let own = "user /home/user True user 3\n127.0.0.1 443\n";
     assert_eq!(String::from_utf8_lossy(&run.output), own, "{run:?}");
 
-    // What is given is what counts.
+    // A given file replaces the generated one.
     let passwd = "mine:x:1000:1000::/tmp:/bin/sh\n";
     let run = program.file("/etc/passwd", passwd).run(b"").unwrap();
     assert!(run.output.starts_with(b"mine /tmp True user 1\n"), "{run:?}");
 }
 
-/// Where the pages of an image lie.
+/// The storage of the pages in an image.
 fn places(image: &afresh_memory::Image) -> std::collections::HashSet<usize> {
     let pages = image.stored().flat_map(|run| run.start..run.end());
     pages.map(|page| image.page(page).unwrap().as_ptr() as usize).collect()
 }
 
-/// What a library holds lies in memory once, however many programs are warm that have it mapped, and nothing of it was copied.
+/// The content of a library is in memory once, however many warm programs have it mapped, and is never copied.
 #[test]
 fn warm_programs_share_what_their_libraries_hold() {
     let Some(program) = common::python() else { return };

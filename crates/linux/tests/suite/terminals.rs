@@ -177,7 +177,7 @@ fn terminals_edit_lines_and_control_jobs_in_every_state() {
     in_every_state(&program, &warm, "hold", ["look", held, "nothing"]);
 }
 
-/// Programs that nobody wrote for this, driven as a person would.
+/// Ordinary programs, driven as a person would.
 const SCREENS: &str = r#"
 import os, pty, re, select, shutil, signal, subprocess, sys, time
 

@@ -131,7 +131,7 @@ fn a_guest_whose_threads_misbehave_ends_alone() {
     ends("die 11\n", &ended(End::Signal(11)));
     ends("die 9\n", &ended(End::Signal(9)));
     ends("die 15\n", &ended(End::Signal(15)));
-    // The first thread is gone; the worker waits for nobody.
+    // The first thread has ended; the worker waits without a waker.
     ends("thread ends\n", &ended(End::Deadlock));
 }
 

@@ -48,7 +48,7 @@ fn attempt(warm: &mut Instance, request: &str) -> Result<String, CallError> {
     answer
 }
 
-/// Processes that this one has, where the kernel tells: those under a filter, and others.
+/// Child processes, if the kernel reports them: those under a filter, and others.
 fn children() -> Option<(Vec<u32>, Vec<u32>)> {
     let mut all = Vec::new();
     for task in std::fs::read_dir("/proc/self/task").ok()?.flatten() {
@@ -62,7 +62,7 @@ fn status(id: u32) -> String {
     std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default()
 }
 
-/// What a process has open, in order.
+/// The open files of a process, in order.
 fn open_in(id: u32) -> Vec<String> {
     let list = std::fs::read_dir(format!("/proc/{id}/fd")).unwrap();
     let what = |entry: std::fs::DirEntry| std::fs::read_link(entry.path()).unwrap();
@@ -119,15 +119,15 @@ fn hostile_guest() {
     // Other architectures' numbers end it.
     assert!(ended(&attempt(&mut warm, "10\n")));
     assert!(ended(&attempt(&mut warm, "11\n")));
-    // Two that newer kernels keep from filters end whoever calls them from elsewhere than a probe.
+    // Two calls that newer kernels keep from filters end a caller outside a probe.
     let answer = attempt(&mut warm, "17\n");
     assert!(ended(&answer) || answer.is_ok(), "{answer:?}");
-    // Forged frames: a signal stack of its own, SIGSYS blocked.
+    // Forged frames: another signal stack, SIGSYS blocked.
     for request in ["12 0\n", "12 1\n", "12 2\n", "20 3\n"] {
         let answer = attempt(&mut warm, request);
         assert!(forged(&answer) || ended(&answer), "{request}: {answer:?}");
     }
-    // All it can have is less than what would harm.
+    // It can gain only harmless calls.
     attempt(&mut warm, "13\n").unwrap();
     // Pointers everywhere, also into its own descriptors' way: it may well end over it.
     let _ = attempt(&mut warm, "14\n");
@@ -222,7 +222,7 @@ fn the_zygote_has_nothing_that_a_guest_must_not_have() {
     alone("walls::the_zygote_has_nothing_that_a_guest_must_not_have", || {
         let Some(warm) = common::warm("canary.c", |program| program) else { return };
         let Some((guests, others)) = children() else {
-            return println!("SKIPPED: this kernel does not tell a process's children");
+            return println!("SKIPPED: this kernel does not report the children of a process");
         };
         assert_eq!((guests, others.len()), (vec![warm.process_id().unwrap()], 1));
         let status = status(others[0]);
@@ -239,9 +239,7 @@ fn the_zygote_has_nothing_that_a_guest_must_not_have() {
         assert_eq!(foreign, None, "{maps}");
         let may = Command::new("unshare").args(["-U", "-n", "-i", "-m", "-u", "true"]).status();
         if !may.is_ok_and(|status| status.success()) {
-            return println!(
-                "SKIPPED: this host gives no namespaces to who asks, or has no unshare"
-            );
+            return println!("SKIPPED: this host refuses new namespaces, or has no unshare");
         }
         // Its guests have the same.
         for process in [others[0], warm.process_id().unwrap()] {

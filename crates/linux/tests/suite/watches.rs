@@ -1,4 +1,4 @@
-//! Watching files (`inotify`): what is changed is told in order, and what was not read yet is part of every state.
+//! Watching files (`inotify`): changes are reported in order, and unread events are part of every state.
 
 use crate::common;
 

@@ -1,10 +1,10 @@
-//! What holds the bytes of images: sealed memfds, and packs that many images share.
+//! Storage for the bytes of images: sealed memfds, and packs that many images share.
 //!
-//! The first images of a process get a file each, sealed for ever. A process with thousands of images
-//! would run out of descriptors that way, so once [`OWN_FILES`] are alive the next ones, and small ones at
-//! once, share a pack: a file that only this module writes, each range of it exactly once: before anybody maps
-//! it, or, in packs of images that are filled lazily, page by page as their doors do. What is lent lies in files of
-//! others ([`super::lent`]).
+//! The first images of a process get a file each, sealed permanently. A process with thousands of images would run
+//! out of descriptors that way. So once [`OWN_FILES`] are alive, the next ones share a pack, and small ones do so at
+//! once. A pack is a file that only this module writes, each range of it exactly once: before it is mapped, or, in
+//! packs of images that are filled lazily, page by page through their inserters. Borrowed content is in files of
+//! other owners ([`super::lent`]).
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -28,9 +28,9 @@ const MIN_FILE_PAGES: usize = 256;
 const PACK_IMAGES: usize = 256;
 
 static OWNED: AtomicUsize = AtomicUsize::new(0);
-/// A child of a fork begins packs of its own: the files of its parent's are its parent's to write.
+/// A child of a fork begins new packs: only the parent writes the files of its packs.
 static PACKS: PerProcess<Packs> = PerProcess::new(Packs::default);
-/// Of images that are filled lazily: each range is filled while slots map it.
+/// For images that are filled lazily: each range is filled while slots map it.
 static FILLED_PACKS: PerProcess<Packs> = PerProcess::new(Packs::default);
 
 /// A file shared by many backings.
@@ -38,12 +38,12 @@ struct Pack {
     file: Memfd,
     /// Next free page.
     next: Mutex<usize>,
-    /// Set when space could not be given back: no further backing may keep it.
+    /// Set when space could not be released: no further backing may keep it.
     closed: AtomicBool,
 }
 
 /// Packs with live backings. A new one is made only while all others are full, so their number follows the number of
-/// live backings, whichever of them are kept.
+/// live backings, in any order of drops.
 #[derive(Default)]
 struct Packs(Mutex<Vec<Weak<Pack>>>);
 
@@ -91,7 +91,7 @@ enum Store {
         start: usize,
         made: Mark,
     },
-    /// A part of a file of somebody else's.
+    /// A part of a borrowed file.
     Lent(Arc<dyn FileOwner>),
 }
 
@@ -104,7 +104,7 @@ pub(super) struct Filling {
 }
 
 impl Filling {
-    /// Why a page does not come although it was asked for.
+    /// Why a requested page does not come.
     fn refusal(&self) -> ImageError {
         let unknown = || "the filler left pages out".to_owned();
         ImageError::Filler(self.filler.failure().unwrap_or_else(unknown))
@@ -118,9 +118,9 @@ pub(crate) struct Backing {
     pages: usize,
     /// Pages that hold content, sorted; between them the file has holes, which read as zero.
     stored: Vec<PageRange>,
-    /// Who puts content in place that is not there yet.
+    /// Fills in content that is missing so far.
     filling: Option<Filling>,
-    /// Whether all content is in place: saves asking the filler.
+    /// Whether all content is in place: then the filler need not be called.
     complete: AtomicBool,
 }
 
@@ -161,8 +161,8 @@ impl Backing {
     pub(super) fn unfilled(pages: usize) -> Result<Self, SysError> {
         let view = Reservation::new(pages)?;
         if !claim_own() {
-            // On boundaries of huge pages, so that none ever holds pages of two images: what one image
-            // lacks must not come with a page of another's.
+            // On boundaries of huge pages, so that none ever holds pages of two images: a missing page of one image
+            // must not arrive with a page of another.
             let (pack, start) =
                 FILLED_PACKS.get().room(pages.next_multiple_of(HUGE_PAGES), HUGE_PAGES)?;
             let store = Store::Packed { pack, start, made: Mark::now() };
@@ -181,14 +181,14 @@ impl Backing {
         }
     }
 
-    /// One of what somebody lends. Pages that nobody shows may hold anything, so that none counts as a hole.
+    /// A backing over a borrowed file. Pages outside every image may hold anything, so none counts as a hole.
     pub(super) fn lent(lender: Arc<dyn FileOwner>) -> Result<Self, SysError> {
         let pages = lender.part().len;
         let view = Reservation::new(pages)?;
         Self::viewed(Store::Lent(lender), view, pages, vec![PageRange::new(0, pages)])
     }
 
-    /// The backing, once it is known who fills which pages.
+    /// The backing, once each page has a known filler.
     pub(super) fn filled_by(mut self, stored: Vec<PageRange>, filling: Filling) -> Self {
         self.stored = stored;
         self.filling = Some(filling);
@@ -323,7 +323,7 @@ impl Backing {
     }
 }
 
-/// Takes one of the places for backings with a file of their own.
+/// Takes one of the places for backings with a separate file.
 fn claim_own() -> bool {
     OWNED
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < OWN_FILES).then_some(n + 1))
@@ -336,12 +336,11 @@ impl Drop for Backing {
             Store::Own(_) => {
                 OWNED.fetch_sub(1, Ordering::Relaxed);
             }
-            // The space is not handed out again, so an error costs memory until the pack goes, never
-            // content.
+            // The space is not reused, so an error costs memory until the pack is dropped, never content.
             Store::Packed { pack, start, made } if made.is_alone() => {
                 pack.give_back(PageRange::new(*start, self.pages));
             }
-            // A child may have it. Its memory goes with the pack.
+            // A child may use it. Its memory goes with the pack.
             Store::Packed { pack, .. } => pack.closed.store(true, Ordering::Relaxed),
             Store::Lent(_) => {}
         }

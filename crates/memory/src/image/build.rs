@@ -1,6 +1,6 @@
 //! Building images: from segments, from a live range, from a file.
 //!
-//! Whatever the source, zero pages are found and left out, and the rest goes into one sealed backing.
+//! For every source, zero pages are found and left out, and the rest goes into one sealed backing.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -102,7 +102,7 @@ impl Image {
     /// Captures `pages` pages of live memory at `source`.
     ///
     /// # Safety
-    /// The whole range must be readable, and nothing may write it meanwhile.
+    /// The whole range must be readable, and must not be written during the call.
     ///
     /// # Errors
     /// [`ImageError::System`] when memory or descriptors ran out.
@@ -223,7 +223,7 @@ pub(super) unsafe fn store_pages(
     })
 }
 
-/// Most mappings that a slot should need for one backing.
+/// Maximum mappings that a slot should need for one backing.
 const MAX_RUNS: usize = 256;
 /// Gaps of up to this many pages are always kept as holes.
 const SMALL_GAP: usize = 16;
@@ -241,7 +241,7 @@ pub(super) fn gap_limit(runs: &[PageRange]) -> usize {
     }
 }
 
-/// Where `runs` lie in a backing of their own: one after the other, but for small gaps between them.
+/// The places of `runs` in a separate backing: one after the other, except for small gaps between them.
 fn places(runs: &[PageRange]) -> Vec<PageRange> {
     let limit = gap_limit(runs);
     let mut places = Vec::with_capacity(runs.len());
@@ -257,7 +257,7 @@ fn places(runs: &[PageRange]) -> Vec<PageRange> {
     places
 }
 
-/// `runs`, which lie at `places` of a backing.
+/// `runs`, stored at `places` of a backing.
 fn extents(runs: &[PageRange], places: &[PageRange], backing: &Arc<Backing>) -> Vec<Extent> {
     let extent = |(run, place): (&PageRange, &PageRange)| Extent {
         range: *run,
@@ -292,8 +292,8 @@ fn store(
 /// Pages that are read at a time.
 const BATCH_PAGES: usize = 256;
 
-/// Has `read` put the pages of `runs` into bytes, so many at a time, one run after the other, and hands them to `each`, a run or a
-/// part of one at a time.
+/// Reads the pages of `runs` through `read` in batches, one run after the other, and passes them to `each`, one run
+/// or a part of one per call.
 pub(crate) fn read_parts<E>(
     runs: &[PageRange],
     mut read: impl FnMut(&[PageRange], &mut [u8]) -> Result<(), E>,

@@ -1,4 +1,4 @@
-//! Where two images differ, told by where their pages are stored, without reading them.
+//! Differences of two images, found by the places of their pages, without reading them.
 
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@ use afresh_sys::PageRange;
 use super::Extent;
 use crate::ImageError;
 
-/// A run of an image's pages, and the part of a file that holds it. Cheap to clone.
+/// A run of image pages, and the part of a file that holds it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ImageFile(pub(super) Extent);
 
@@ -24,8 +24,8 @@ impl ImageFile {
     /// The file.
     ///
     /// # Safety
-    /// The file may be writable. It must not be written through the descriptor, a copy of it or a shared mapping: the
-    /// image's pages are handed out as references, and other images can be stored in the same file.
+    /// The file may be writable. It must not be written through the descriptor, a copy of it or a shared mapping:
+    /// references to the image's pages exist, and other images can be stored in the same file.
     #[must_use]
     pub unsafe fn file(&self) -> BorrowedFd<'_> {
         self.0.backing.file().0.as_fd()

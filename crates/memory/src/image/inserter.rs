@@ -1,9 +1,9 @@
 //! How content gets into the file of a lazily filled image.
 //!
-//! Slots map that file while it is filled, and whatever is in its page cache can be read there by any
-//! thread, by the kernel, and by forked children. So a page enters the page cache whole: it is staged
-//! elsewhere, checked, and then inserted by userfaultfd's COPY, which copies into a page of the kernel's
-//! own before it shows it to anybody. Nothing ever stores into the file's memory.
+//! Slots map that file while it is filled, and every page in its page cache can be read there by any thread, by the
+//! kernel, and by forked children. So a page enters the page cache whole: it is staged elsewhere, checked, and then
+//! inserted by userfaultfd's COPY, which copies into a private kernel page before it is visible. Nothing ever stores
+//! into the file's memory.
 //!
 //! Promises: a page that can be seen is whole, and never changes afterwards. While the inserter stands,
 //! the kernel puts no page there by itself: the mapping is registered for missing pages, which also keeps
@@ -79,16 +79,16 @@ impl Arrived {
     }
 }
 
-/// What a [`super::Filler`] is made from, and puts content through.
+/// Makes a [`super::Filler`], and puts its content in place.
 #[derive(Debug)]
 pub struct Inserter {
     /// A shared mapping of the whole file.
     memory: Reservation,
-    /// What `memory` is registered with. Without it nobody else sees the file before it is complete, and
-    /// content is stored into `memory`.
+    /// The userfaultfd that `memory` is registered with. Without it the file is not visible elsewhere before it is
+    /// complete, and content is stored into `memory`.
     uffd: Option<&'static Uffd>,
     arrived: Arc<Arrived>,
-    /// Pages that somebody stores or has stored, a bit each; empty where the kernel tells.
+    /// Pages that are stored or being stored, a bit each; empty where the kernel reports that.
     claimed: Box<[AtomicU64]>,
 }
 
@@ -105,7 +105,7 @@ impl Inserter {
         let (file, start) = backing.file();
         memory.map_shared(all, Protection::ReadWrite, file, start)?;
         let uffd = SIGBUS.get().ok().filter(|uffd| {
-            // Before the first page, so that none comes of itself. Reading a page too early through the
+            // Before the first page, so that the kernel inserts none itself. Reading a page too early through the
             // view is a fault then, and not a page of zeros.
             let starts = [memory.page_ptr(0), backing.page_ptr(0).cast_mut()];
             let register = |start| uffd.register(start, all.byte_len(), Interest::MISSING);
@@ -122,19 +122,19 @@ impl Inserter {
         Ok((backing, Inserter { memory, uffd, arrived: arrived.clone(), claimed }, arrived))
     }
 
-    /// Whether pages can be put in place while slots use the image. Otherwise slots wait for all of them.
+    /// Whether pages can be filled while slots use the image. Otherwise slots wait for all of them.
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.uffd.is_some()
     }
 
-    /// Pages that can be put in place: from the image's first to its last that is stored.
+    /// Pages that can be filled: from the image's first to its last stored one.
     #[must_use]
     pub fn pages(&self) -> usize {
         self.memory.pages()
     }
 
-    /// The pages that the filler answers for, in order. No other page will be asked for.
+    /// The pages that the filler answers for, in order. No other page will be requested.
     #[must_use]
     pub fn filled(&self) -> &[PageRange] {
         &self.arrived.filled
@@ -149,12 +149,12 @@ impl Inserter {
     /// Puts `content`, whole pages, in place from page `first` on. Each page is put once. May be called in
     /// a signal handler.
     ///
-    /// Afterwards everybody may see it: what is to be checked has been checked before.
+    /// The content is visible afterwards, so it must be checked before.
     ///
     /// # Errors
-    /// `EEXIST` for a page that is there already, `EINVAL` for pages outside the image or parts of pages,
-    /// `ESRCH` in a child of the process that made the image; otherwise what the kernel says. What was put
-    /// in place before the error stays.
+    /// `EEXIST` for a page that is already present, `EINVAL` for pages outside the image or parts of pages, `ESRCH`
+    /// in a child of the process that made the image; otherwise the kernel's error. Pages filled before the error
+    /// stay.
     pub fn put(&self, first: usize, content: &[u8]) -> Result<(), SysError> {
         let pages = PageRange::new(first, content.len() / PAGE_SIZE);
         let fits = first.checked_add(pages.len).is_some_and(|end| end <= self.pages());
@@ -173,7 +173,7 @@ impl Inserter {
     fn insert(&self, uffd: &Uffd, pages: PageRange, content: &[u8]) -> Result<(), SysError> {
         let (mut done, mut tries) = (0, 0);
         while done < content.len() {
-            // SAFETY: inside the inserter, which is as long as the image; inside `content`.
+            // SAFETY: inside the inserter, which has the size of the image; inside `content`.
             let (to, from) = unsafe {
                 (self.memory.page_ptr(pages.start).add(done), content.as_ptr().add(done))
             };
@@ -197,7 +197,7 @@ impl Inserter {
         Ok(())
     }
 
-    /// Stores pages that nobody sees before all of them are there.
+    /// Stores pages that become visible only when all of them are present.
     fn store(&self, pages: PageRange, content: &[u8]) -> Result<(), SysError> {
         for (page, bytes) in (pages.start..).zip(content.chunks_exact(PAGE_SIZE)) {
             let bit = 1 << (page % 64);
@@ -205,9 +205,9 @@ impl Inserter {
                 return Err(SysError::new(Call::UffdFill, EEXIST));
             }
             let from = bytes.as_ptr();
-            // SAFETY: inside the inserter, and claimed, so nobody else writes the page. Nobody reads it: slots
-            // map the file when it is complete, and the image's own view is read where a page was noted,
-            // which this one was not yet.
+            // SAFETY: inside the inserter, and claimed, so there is no other writer of the page. There is no reader
+            // either: slots map the file when it is complete, and the image's own view is read only where a page was
+            // noted, which this one was not yet.
             unsafe { self.memory.page_ptr(page).copy_from_nonoverlapping(from, PAGE_SIZE) };
             self.arrived.note(PageRange::new(page, 1));
         }

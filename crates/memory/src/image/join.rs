@@ -30,8 +30,8 @@ impl Image {
         Image::from_extents(pages, extents)
     }
 
-    /// This image, of `pages` pages, with others in place of what it has there: each from a page of it on, in order and apart
-    /// from one another. Shares the content of all.
+    /// This image, with `pages` pages, where `parts` replace some of its content: each from a page
+    /// on, in order and disjoint. Shares the content of all.
     ///
     /// # Errors
     /// [`ImageError::OutOfBounds`] when a part is not inside, or out of order.
@@ -53,8 +53,7 @@ impl Image {
         })
     }
 
-    /// The pages `range` as an image of their own, which shares this one's content. Pages past the end
-    /// are zero.
+    /// The pages `range` as a separate image, which shares the content. Pages past the end are zero.
     #[must_use]
     pub fn slice(&self, range: PageRange) -> Image {
         let extents = self

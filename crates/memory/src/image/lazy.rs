@@ -4,10 +4,9 @@
 //! one that is missing, when the engine is about to read one, and ahead of both. Every slot of the image
 //! shares what has arrived, and once all has, the image is like any other.
 //!
-//! Promises: no page is read before its whole content is in place ([`Inserter`] says how). When
-//! the filler fails, the image has failed for good: slots close their memory and refuse use, and every
-//! error names the cause. Where the host has no way to put pages in place under running guests, slots wait
-//! for all of them ([`Image::fills_first`]).
+//! Promises: no page is read before its whole content is in place (see [`Inserter`]). When the filler fails, the
+//! image has failed for good: slots close their memory and refuse use, and every error names the cause. Where the
+//! host has no way to put pages in place under running guests, slots wait for all of them ([`Image::fills_first`]).
 
 use std::sync::Arc;
 
@@ -19,8 +18,7 @@ use crate::ImageError;
 
 /// Fetches the content of a lazily filled image and puts it in place, through the inserter it was made with.
 ///
-/// Pages are counted as in the image. What it says is not relied on: whether a page is in place, the inserter
-/// knows.
+/// Pages are counted as in the image. Its answer is not trusted: the inserter knows whether a page is in place.
 pub trait Filler: Send + Sync {
     /// Returns once `page` is in place, or `false` once it is certain that it will never be. Called in a
     /// signal handler of the thread that needs it: nothing may be locked that the thread could hold.
@@ -34,8 +32,8 @@ pub trait Filler: Send + Sync {
 }
 
 impl Image {
-    /// An image of `pages` pages, of which those in `stored` (in order, disjoint) will be filled in by
-    /// the filler that `make` returns. All others are zero.
+    /// An image of `pages` pages. Those in `stored` (in order, disjoint) will be filled in by the filler that `make`
+    /// returns. All others are zero.
     ///
     /// # Errors
     /// [`ImageError`] when memory or descriptors ran out, or what `make` returns.
@@ -47,7 +45,7 @@ impl Image {
         build::check_sorted(stored, pages)?;
         let stored: Vec<PageRange> = stored.iter().copied().filter(|run| !run.is_empty()).collect();
         let limit = build::gap_limit(&stored);
-        // What slots map as one: small gaps are filled with zeros rather than split a mapping.
+        // Ranges that slots map as one: small gaps are filled with zeros rather than split a mapping.
         let mut joined: Vec<PageRange> = Vec::new();
         for run in &stored {
             match joined.last_mut() {
@@ -108,7 +106,7 @@ impl Image {
     }
 }
 
-/// The lazily filled parts of what a slot maps, for the handler of faults on missing pages.
+/// The lazily filled parts of the mappings, for the handler of faults on missing pages.
 #[derive(Debug)]
 pub(crate) struct Missing {
     runs: Vec<Extent>,
@@ -118,7 +116,7 @@ pub(crate) struct Missing {
     capacity: usize,
 }
 
-/// What a fault on a page met.
+/// The result of a fault on a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultOutcome {
     /// The page is in place: something else caused the fault.
@@ -163,7 +161,7 @@ impl Missing {
         self.runs.get(at).filter(|run| run.range.contains(page))
     }
 
-    /// A number for what fills `page` of the slot, which no other image has.
+    /// A number for the source of `page`, unique to its image.
     pub(crate) fn source_of(&self, page: usize) -> usize {
         self.run_of(page).map_or(0, |run| Arc::as_ptr(&run.backing).cast::<u8>() as usize)
     }
@@ -179,7 +177,7 @@ impl Missing {
     /// Ends access: nothing may be read as if it were content. The retry raises SIGSEGV, or `EFAULT`.
     pub(crate) fn close(&self) {
         let all = PageRange::new(self.first, self.capacity);
-        // Where even that is refused, the missing pages go on raising faults.
+        // If even that is refused, the missing pages still raise faults.
         let _ = self.memory.protect(all, Protection::None);
     }
 

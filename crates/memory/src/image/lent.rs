@@ -1,7 +1,7 @@
-//! Parts of a file of somebody else's as images, without a copy.
+//! Parts of borrowed files as images, without a copy.
 //!
-//! Promises: whoever lends a part lives as long as an image shows any of it, and all images of one part share one view of it. May break
-//! it: whoever changes pages that are lent.
+//! Promises: the lender of a part lives until no image contains any of it, and all images of one part share one view
+//! of it. May break it: a change of lent pages.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -11,7 +11,7 @@ use afresh_sys::{Memfd, PageRange};
 use super::{Backing, Extent, Image};
 use crate::ImageError;
 
-/// Who owns a file of which a part is lent.
+/// The owner of a file whose parts are lent.
 pub trait FileOwner: fmt::Debug + Send + Sync {
     /// The file.
     fn file(&self) -> &Memfd;
@@ -20,7 +20,7 @@ pub trait FileOwner: fmt::Debug + Send + Sync {
     fn part(&self) -> PageRange;
 }
 
-/// What images show of one lent part. Its owner keeps it.
+/// The state that images of one lent part share. Its owner keeps it.
 #[derive(Debug, Default)]
 pub struct BorrowedFile {
     backing: Mutex<Weak<Backing>>,

@@ -1,7 +1,7 @@
-//! What became of an image's pages in another one: taken over, perhaps elsewhere, zero, or stored anew.
+//! Origins of pages relative to an earlier image: taken over, perhaps from another position, zero, or stored anew.
 //!
-//! Told by where pages are stored, so that nothing of them is read, and a part of an image that has moved (what lies
-//! behind a memory that grew) is found where it was.
+//! The comparison uses the places where pages are stored, so no page is read, and a part of an image that has moved
+//! (the part behind a memory that grew) is found at its old position.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use afresh_sys::planted::{Bug, is};
 
 use super::{Backing, Extent, Image};
 
-/// A run of an image's pages, as [`Image::since`] tells it.
+/// A run of pages in an image, as [`Image::since`] returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageOrigin {
     /// They are those of the earlier image from page `from` on.
@@ -30,12 +30,12 @@ pub enum PageOrigin {
     New {
         /// The pages of this image.
         pages: PageRange,
-        /// The page of the earlier image that lies where the first one does, if there is one: most likely what it was.
+        /// The page of the earlier image at the position of the first one, if it exists: most likely its predecessor.
         was: Option<usize>,
     },
 }
 
-/// Extents of one image by what holds them.
+/// Extents of one image by their backing.
 struct ExtentsByBacking<'a>(HashMap<*const Backing, Vec<&'a Extent>>);
 
 impl<'a> ExtentsByBacking<'a> {
@@ -48,8 +48,8 @@ impl<'a> ExtentsByBacking<'a> {
         Self(places)
     }
 
-    /// Where page `at` of a backing is in the image, and how many pages follow it there; or none, and how many
-    /// pages of the backing are not in the image either.
+    /// The position of page `at` of a backing in the image, and the number of pages that follow it there; or `None`,
+    /// and the number of pages of the backing that are not in the image either.
     fn find(&self, backing: &Arc<Backing>, at: usize) -> (Option<usize>, usize) {
         let Some(extents) = self.0.get(&Arc::as_ptr(backing)) else { return (None, usize::MAX) };
         let index = extents.partition_point(|extent| extent.at + extent.range.len <= at);
@@ -65,20 +65,20 @@ impl<'a> ExtentsByBacking<'a> {
 }
 
 impl Image {
-    /// What each of this image's pages is with regard to an `earlier` one, in order. Costs time in proportion to
-    /// the number of extents, not of pages.
+    /// The origin of each page with regard to an `earlier` image, in order. Costs time in proportion to the number of
+    /// extents, not of pages.
     #[must_use]
     pub fn since(&self, earlier: &Image) -> Vec<PageOrigin> {
         let places = ExtentsByBacking::of(earlier);
         let mut runs = Vec::new();
         let mut page = 0;
-        // Where the last page that was taken over lay there, and here.
+        // The position of the last page that was taken over, there and here.
         let mut shift = (0, 0);
         let was = |shift: (usize, usize), page: usize| {
             (page + shift.0).checked_sub(shift.1).filter(|was| *was < earlier.pages())
         };
         let zeros = |runs: &mut Vec<PageOrigin>, from: usize, len: usize, shift| {
-            // Taking zeros over joins what lies on both sides.
+            // Taking zeros over joins the runs on both sides.
             let there = was(shift, from).unwrap_or(earlier.pages());
             let room = PageRange::new(there, len.min(earlier.pages() - there));
             let next =
@@ -104,7 +104,7 @@ impl Image {
                         push(&mut runs, PageOrigin::Same { from, len });
                         shift = (from, page);
                     }
-                    // The place that it lies at, as if nothing were new there.
+                    // Its own position, as if it were unchanged.
                     None if is(Bug::Since) && page < earlier.pages() => {
                         push(&mut runs, PageOrigin::Same { from: page, len: 1.min(len) });
                         page += 1;
@@ -123,7 +123,7 @@ impl Image {
     }
 }
 
-/// Adds a run, joined with the last one where it goes on from there.
+/// Adds a run, joined with the last one if it continues it.
 fn push(runs: &mut Vec<PageOrigin>, run: PageOrigin) {
     match (runs.last_mut(), run) {
         (Some(PageOrigin::Same { from, len }), PageOrigin::Same { from: next, len: more })
@@ -156,7 +156,7 @@ mod tests {
         let before = Image::join(&[memory.clone(), files.clone()]);
         assert_eq!(before.since(&before), [PageOrigin::Same { from: 0, len: 43 }]);
 
-        // The memory grows by 5 pages, of which one is written; so is page 2.
+        // The memory grows by 5 pages, and one of them is written; so is page 2.
         let mut builder = ImageBuilder::new(45);
         builder.segment(2 * afresh_sys::PAGE_SIZE, b"new").unwrap();
         builder.segment(44 * afresh_sys::PAGE_SIZE, b"grown").unwrap();

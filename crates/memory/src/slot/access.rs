@@ -24,8 +24,8 @@ impl Slot {
         self.check()?;
         self.check_bytes(offset, out.len())?;
         self.fetch(offset, out.len())?;
-        // SAFETY: the bytes are accessible; the copy goes through a raw pointer because a guest thread
-        // may write them meanwhile, in which case the caller sees some mixture.
+        // SAFETY: the bytes are accessible. The copy uses a raw pointer because a guest thread may write them during
+        // the copy, in which case the caller sees some mixture.
         unsafe { std::ptr::copy(self.base().add(offset), out.as_mut_ptr(), out.len()) };
         Ok(())
     }

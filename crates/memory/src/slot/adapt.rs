@@ -1,10 +1,10 @@
-//! What a slot makes of experience: when learning does not pay, when the write set is looked at again, and
-//! when memory that a run grew into is given back.
+//! How a slot adapts: when learning does not pay, when the write set is sampled again, and when memory from growth is
+//! released.
 //!
-//! A guest that writes other pages on every run makes a write set grow and fault for nothing; throwing
-//! pages away is cheaper then. Each reset that learned something compares what it cost, by the host's
-//! calibrated prices, with what discarding would have cost; after a streak of losses the slot discards
-//! for a while, then tries again, with longer pauses each time it fails.
+//! A guest that writes other pages on every run makes a write set grow and fault for nothing; throwing pages away is
+//! cheaper then. Each reset that learned something compares its cost, by the host's calibrated prices, with the cost
+//! of discarding. After a streak of losses the slot discards for a while, then tries again, with longer pauses each
+//! time it fails.
 //!
 //! A guest that turned to lighter work leaves a set that is copied for nothing. A *sample* compares the
 //! whole set with the image; while nothing moves, samples become rare. In between *looks* compare a
@@ -22,25 +22,25 @@ const MAX_PAUSE: u32 = 8192;
 /// Resets between two samples of the write set, at first and at most.
 const FIRST_SAMPLE: u32 = 11;
 const MAX_SAMPLE: u32 = 1024;
-/// The most while much of the set is in use and found unchanged: to shed that page by page, and have it come back, is no less
-/// dear than to copy it for some thousand resets.
+/// The maximum while much of the set is in use and found unchanged: shedding that page by page, and learning it
+/// again, costs as much as copying it for some thousand resets.
 const USED_SAMPLE: u32 = 4 * FIRST_SAMPLE;
 /// Pages copied for each page that is looked at.
 const PAGES_A_LOOK: i64 = 128;
-/// What a reset counts for at least, so that small sets are looked at every 32 resets.
+/// The minimum count of a reset, so that small sets are sampled every 32 resets.
 const LEAST_A_RESET: i64 = 4;
 /// Pages looked at before they count, where not all of the set is expected to be written.
 const BELIEVED: usize = 16;
-/// Resets without growth before memory that a run grew into is given back, at first and at most.
+/// Resets without growth before memory from growth is released: first value and maximum.
 const FIRST_GROWTH: u64 = 64;
 const MAX_GROWTH: u64 = 8192;
 
-/// What the coming restoration of the write set should do.
+/// The action of the next restoration of the write set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Copy.
     Copy,
-    /// Look at so many pages, then copy.
+    /// Sample this many pages, then copy.
     Look(usize),
     /// Compare every page, and shed.
     Sample,
@@ -98,8 +98,8 @@ impl Adapt {
         self.pause_left == 0
     }
 
-    /// Counts a reset of a write set of `set` pages of which `learned` were new; `true` when the slot
-    /// should discard from now on.
+    /// Counts a reset of a write set of `set` pages, where `learned` were new; `true` when the slot should discard
+    /// from now on.
     #[inline]
     pub(crate) fn learned(&mut self, set: usize, learned: usize) -> bool {
         if learned == 0 {
@@ -129,7 +129,7 @@ impl Adapt {
         true
     }
 
-    /// What this reset of a set of `set` pages should do.
+    /// The action of this reset for a set of `set` pages.
     #[inline]
     pub(crate) fn next(&mut self, set: usize) -> Next {
         self.sample_left = self.sample_left.saturating_sub(1);
@@ -194,8 +194,8 @@ impl Adapt {
         self.grown_at = resets;
     }
 
-    /// Whether memory that earlier runs grew into has been idle for long enough at reset `resets`. Each time
-    /// it is given back the next wait is twice as long.
+    /// Whether memory that earlier runs grew into has been idle for long enough at reset `resets`. Each release
+    /// doubles the next wait.
     pub(crate) fn growth_idle(&mut self, resets: u64) -> bool {
         let idle = resets.saturating_sub(self.grown_at) >= self.keep_growth;
         if idle {
@@ -209,7 +209,7 @@ impl Adapt {
 mod tests {
     use super::*;
 
-    /// Runs resets of a set of which all of `written` in 256 pages are written until a sample is due.
+    /// Runs resets of a set, with `written` in 256 pages written each time, until a sample is due.
     fn resets_to_sample(adapt: &mut Adapt, set: usize, written: usize) -> u32 {
         for reset in 1.. {
             match adapt.next(set) {

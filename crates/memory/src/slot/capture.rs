@@ -1,4 +1,4 @@
-//! Taking a slot's content: in what it differs from its image, and an image of it.
+//! Taking a slot's content: its differences from the image, and an image of it.
 
 use afresh_sys::PageRange;
 
@@ -15,14 +15,14 @@ impl Slot {
         Ok(self.capture()?.0)
     }
 
-    /// As [`Slot::freeze`], sharing nothing: the whole content in one file of its own, each page copied once.
-    /// For what is going to be the image of many.
+    /// As [`Slot::freeze`], sharing nothing: the whole content in one separate file, each page copied once. For an
+    /// image that many slots will use.
     ///
     /// # Errors
     /// As [`Slot::freeze`].
     pub fn freeze_apart(&mut self) -> Result<Image, ImageError> {
         let changed = self.differing()?;
-        // SAFETY: the runs are accessible pages of this slot, and `&mut self` says that no guest runs.
+        // SAFETY: the runs are accessible pages of this slot, and `&mut self` excludes a running guest.
         unsafe { self.image.derive_apart(self.space.end, &changed, self.base()) }
     }
 
@@ -69,7 +69,7 @@ impl Slot {
         if changed.is_empty() && self.space.end == self.image.pages() {
             return Ok((self.image.clone(), changed));
         }
-        // SAFETY: the runs are accessible pages of this slot, and `&mut self` says that no guest runs.
+        // SAFETY: the runs are accessible pages of this slot, and `&mut self` excludes a running guest.
         let image = unsafe { self.image.derive(self.space.end, &changed, base)? };
         Ok((image, changed))
     }

@@ -55,7 +55,7 @@ impl Slot {
             return Err(ImageError::Filler(cause).into());
         }
         if image.fills_first() {
-            self.read_first(image, "userfaultfd is not to be had")?;
+            self.read_first(image, "userfaultfd is unavailable")?;
         }
         let mut runs = image.runs();
         if runs.len() > MAX_MAPPINGS {
@@ -83,7 +83,8 @@ impl Slot {
                     start + run.at + part.start - run.range.start,
                 )?;
                 if !run.backing.is_complete() {
-                    // A child would not be asked about missing pages, and get zeros.
+                    // Faults of a child on missing pages would not be handled, and it would get
+                    // zeros.
                     let withheld = withhold(&self.space.memory, self.space.absolute(part))?;
                     if let State::Filling(filling) = &mut self.state {
                         filling.withheld.push(withheld);
@@ -104,7 +105,7 @@ impl Slot {
         Ok(())
     }
 
-    /// Waits for all of an image, and says so where the strategy is explained.
+    /// Waits for all of an image, and adds the reason to the explanation of the strategy.
     pub(super) fn read_first(&mut self, image: &Image, why: &str) -> Result<(), ImageError> {
         if !image.is_complete() {
             image.complete()?;
@@ -116,7 +117,7 @@ impl Slot {
         Ok(())
     }
 
-    /// Tells the tracker about every region.
+    /// Registers every region with the tracker.
     pub(super) fn watch_regions(&mut self) -> Result<(), SlotError> {
         if let Method::Reprotect(tracker) | Method::WriteSet(tracker) = &mut self.method {
             for region in self.space.regions.iter().filter(|r| !r.is_empty()) {

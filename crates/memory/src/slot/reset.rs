@@ -8,7 +8,7 @@ use super::{FORKED, Method, Slot, State};
 use crate::ResetError;
 use crate::write_set::restore_if_changed;
 
-/// What a reset did.
+/// The result of a reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ResetReport {
@@ -27,7 +27,7 @@ pub struct ResetReport {
 pub struct Mismatch {
     /// Index of the page.
     pub page: usize,
-    /// How many of its bytes differ.
+    /// The number of bytes that differ.
     pub bytes: usize,
 }
 
@@ -106,8 +106,8 @@ impl Slot {
                     if let Next::Look(pages) = next {
                         self.look(pages)?;
                     }
-                    // SAFETY: the set holds accessible pages of this slot, opened for writing when they
-                    // were learned; `&mut self` and the caller's promise keep everybody else away.
+                    // SAFETY: the set holds accessible pages of this slot, opened for writing when they were learned;
+                    // `&mut self` and the caller's promise exclude other users.
                     unsafe { self.write_set.copy_back() };
                 }
                 let restored = self.write_set.len();
@@ -137,8 +137,7 @@ impl Slot {
         Ok(learned)
     }
 
-    /// Compares a few pages of the set with the image, and gives back memory that no run has grown into for
-    /// long.
+    /// Compares a few pages of the set with the image, and releases memory that no run has grown into for long.
     #[cold]
     fn look(&mut self, pages: usize) -> Result<(), ResetError> {
         let (base, initial_end) = (self.base(), self.space.initial_end());
@@ -149,8 +148,8 @@ impl Slot {
         self.release_growth()
     }
 
-    /// Compares the whole set with the image, restores what differs, and sheds idle pages. Their private
-    /// copies are given back.
+    /// Compares the whole set with the image, restores what differs, and sheds idle pages. Their private copies are
+    /// released.
     #[cold]
     fn sample(&mut self) -> Result<(), ResetError> {
         let set = self.write_set.len();

@@ -1,18 +1,17 @@
 //! Missing pages of a lazily filled image in slots that a virtual machine runs on: threads of the process
 //! answer for them.
 //!
-//! KVM touches a guest's memory in the kernel, where no signal can be answered. A userfaultfd with events
-//! lets KVM sleep instead, and host code that touches the memory as well, until a thread has had the page
-//! put in place. It needs privilege ([`afresh_sys::Feature::UffdKernel`]); without it the image is filled
-//! first.
+//! KVM touches a guest's memory in the kernel, where no signal can be answered. A userfaultfd with events lets KVM
+//! sleep instead, and host code that touches the memory as well, until a thread has filled the page. It needs
+//! privilege ([`afresh_sys::Feature::UffdKernel`]); without it the image is filled first.
 //!
-//! One thread at a time leads: it takes the next fault, makes another thread lead, and answers the fault
-//! itself. At most [`PER_IMAGE`] threads answer for one image; its further faults wait in a queue, so that a
-//! slow source keeps its own guests waiting and nobody else's.
+//! One thread at a time leads: it takes the next fault, makes another thread lead, and answers the fault itself. At
+//! most [`PER_IMAGE`] threads handle faults of one image; its further faults wait in a queue, so a slow source delays
+//! only its own guests.
 //!
-//! Promises: nobody who touches a missing page goes on before its content is in place; when it will never
-//! be, the slot's memory is closed and KVM gets `EFAULT`. May break it: more images with slow sources at the
-//! same time than [`THREADS`] can answer for; then all wait for the first of them, until its time is up.
+//! Promises: an access to a missing page continues only when its content is in place; when it will never be, the
+//! slot's memory is closed and KVM gets `EFAULT`. May break it: more images with slow sources at the same time than
+//! [`THREADS`] can answer for; then all wait for the first of them, until its time is up.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,7 +32,7 @@ use crate::image::{FaultOutcome, Missing};
 const THREADS: usize = 64;
 /// Threads that answer for one image at most.
 const PER_IMAGE: usize = 2;
-/// How long a thread waits for something to do before it ends.
+/// Idle time of a thread before it ends.
 const IDLE: Duration = Duration::from_secs(10);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -44,11 +43,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The threads, and the slots they answer for, by the address of their first page.
 struct Server {
     uffd: Uffd,
-    /// Of the process it was opened in.
+    /// The process it was opened in.
     generation: u32,
     slots: Mutex<BTreeMap<usize, Arc<Entry>>>,
     crew: Mutex<FaultThreads>,
-    /// Rung when somebody is to lead.
+    /// Signalled when a leader is needed.
     bell: Condvar,
     /// Set when faults can be taken no more.
     ended: AtomicBool,
@@ -97,7 +96,7 @@ impl FaultThreads {
 /// A fault on a page of a slot.
 struct Fault {
     slot: Arc<Entry>,
-    /// Of what fills the page.
+    /// The source of the page.
     image: usize,
     address: usize,
 }
@@ -105,7 +104,7 @@ struct Fault {
 /// One slot.
 struct Entry {
     missing: Missing,
-    /// Whether the slot's memory is still filled by `missing`: it may be closed only as long as it is.
+    /// Whether the slot's memory is still filled by `missing`: only then may it be closed.
     current: Mutex<bool>,
     /// The thread ended, or the filler panicked.
     broken: AtomicBool,
@@ -126,7 +125,7 @@ impl Entry {
 
     fn answer(&self, address: usize) {
         let page = self.page(address);
-        // A thread that unwinds would leave everybody waiting.
+        // A thread that unwinds would leave all others waiting.
         let met = catch_unwind(AssertUnwindSafe(|| self.missing.meet(page)));
         if met.is_err() {
             self.broken.store(true, Ordering::Release);
@@ -138,8 +137,8 @@ impl Entry {
 }
 
 impl Server {
-    /// The server of this process, started when it is first needed. A child of a fork has no thread of
-    /// its parent's, and gets one of its own.
+    /// The server of this process, started when it is first needed. A child of a fork has no thread of its parent,
+    /// and starts a new one.
     fn get() -> Result<&'static Self, SysError> {
         static STARTED: Mutex<Option<&'static Server>> = Mutex::new(None);
         let mut started = lock(&STARTED);
@@ -172,7 +171,7 @@ impl Server {
         Ok(())
     }
 
-    /// What each thread does: leads, answers, and leads again when it is asked to.
+    /// The loop of each thread: leads, handles a fault, and leads again on request.
     fn work(&'static self) {
         loop {
             let mut crew = lock(&self.crew);
@@ -204,8 +203,7 @@ impl Server {
         }
     }
 
-    /// Takes faults until there is one that this thread is to answer; somebody else leads then. `None` when
-    /// faults can be taken no more.
+    /// Takes faults until one is for this thread; another thread leads then. `None` when faults can be taken no more.
     fn lead(&'static self) -> Option<Fault> {
         loop {
             self.uffd.wait().ok()?;
@@ -220,7 +218,7 @@ impl Server {
         }
     }
 
-    /// The slot of a fault; whoever touches memory whose slot is gone is woken.
+    /// The slot of a fault; a thread that touches memory of a dropped slot is woken.
     fn find(&self, address: usize) -> Option<Fault> {
         let slot = lock(&self.slots).range(..=address).next_back().map(|(_, slot)| slot.clone());
         let Some(slot) = slot else {
@@ -231,7 +229,7 @@ impl Server {
         Some(Fault { slot, image, address })
     }
 
-    /// Hands the lead on and returns the fault, or has it wait.
+    /// Passes the lead on and returns the fault, or queues it.
     fn take(&'static self, fault: Fault) -> Option<Fault> {
         let mut crew = lock(&self.crew);
         let replaced = crew.idle > 0 || crew.threads < THREADS;
@@ -255,7 +253,7 @@ impl Server {
         let _ = self.uffd.wake(page, PAGE_SIZE);
     }
 
-    /// Nobody answers from now on, so nobody may wait.
+    /// Wakes all waiting threads, because faults are no longer handled.
     fn give_up(&self) {
         self.ended.store(true, Ordering::SeqCst);
         self.bell.notify_all();
@@ -284,7 +282,7 @@ impl Served {
         let first = entry.missing.address(0) as usize;
         lock(&server.slots).insert(first, entry.clone());
         let mut this = Self { server, entry, parts: Vec::new() };
-        // Announced first, looked for second: whoever gives up closes this slot too, or is seen here.
+        // Registered before the check: a server that gives up closes this slot too, or is seen here.
         if server.ended.load(Ordering::SeqCst) {
             return Err(SysError::new(Call::UffdRead, EIO));
         }
@@ -310,8 +308,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // In the child of a fork the descriptor still stands for the parent's memory, which goes on
-        // missing pages.
+        // In the child of a fork the descriptor still refers to the parent's memory, whose pages are still missing.
         if self.server.generation != fork::generation() {
             return;
         }
@@ -326,8 +323,8 @@ impl Drop for Served {
 }
 
 impl Slot {
-    /// Has the thread answer for what is missing of the image just placed, or, where that is not to be
-    /// had, waits for all of it.
+    /// Makes the thread handle missing pages of the image just placed, or, if there is no such thread, waits for all
+    /// of them.
     pub(super) fn serve(&mut self) -> Result<(), SlotError> {
         let features = self.config.features.as_ref().unwrap_or_else(|| Features::host());
         let missing =

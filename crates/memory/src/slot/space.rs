@@ -1,4 +1,4 @@
-//! The address space of a slot: where its pages lie, and which of them are accessible.
+//! The address space of a slot: the addresses of its pages, and the accessible ones.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ pub(super) struct Space {
     pub(super) first: usize,
     /// Pages from page 0 on that can ever be accessible; guards follow.
     pub(super) capacity: usize,
-    /// What is accessible when the slot has not grown: sorted, disjoint, within the capacity.
+    /// The accessible pages when the slot has not grown: sorted, disjoint, within the capacity.
     pub(super) regions: Vec<PageRange>,
     /// End of the last region now.
     pub(super) end: usize,
-    /// The furthest that `end` ever was since the image was placed. What lies between is hidden: inaccessible, and
-    /// as the last reset left it.
+    /// The furthest that `end` ever was since the image was placed. The pages in between are
+    /// hidden: inaccessible, and as the last reset left them.
     pub(super) high_water: usize,
 }
 
@@ -65,7 +65,7 @@ impl Space {
         self.high_water = self.high_water.max(end);
     }
 
-    /// What is accessible now, region by region.
+    /// The pages that are accessible now, region by region.
     pub(super) fn accessible(&self) -> impl Iterator<Item = PageRange> + '_ {
         self.regions_to(self.end)
     }

@@ -1,14 +1,14 @@
-//! Zero memory from a stock instead of from faults, and what becomes of it.
+//! Zero memory from a stock instead of from faults, and its later use.
 //!
 //! Where a slot comes by whole 2 MiB of zero memory, by growth or at its creation, a stock may move
 //! resident huge pages there. Such a one is watched as a whole: it is write-protected by one entry of
 //! the page table, and its first write opens, and reports, all of it. So a dense writer takes one
 //! signal in 512 pages and no fault.
 //!
-//! The first reset after that judges each huge page. One in which at least an eighth of the pages were
-//! written stays, as part of the write set, and is still a huge page: from then on growing costs one
-//! change of protection and resetting one `memset`. Any other huge page is thrown away; its pages come from
-//! faults like everybody's, and are watched one by one.
+//! The first reset after that judges each huge page. One in which at least an eighth of the pages were written stays,
+//! as part of the write set, and is still a huge page: from then on growing costs one change of protection and
+//! resetting one `memset`. Any other huge page is released; its pages come from ordinary faults, and are watched one
+//! by one.
 //!
 //! Promises: a slot holds memory beyond what its guest touched only until its first reset after a growth,
 //! and at most eight times what was written from then on. May break it: nothing that a guest does; the
@@ -20,13 +20,13 @@ use super::{Method, Slot};
 use crate::tracker::push_run;
 use crate::{ResetError, SlotError};
 
-/// A huge page is kept when at least one page in so many was written.
+/// A huge page is kept when at least one of this many pages was written.
 const DENSE: usize = 8;
 /// Pages between two that are looked at when the tracker reports huge pages only.
 const STRIDE: usize = 16;
 
 impl Slot {
-    /// The huge pages that lie wholly in `range`: huge page boundaries are those of the address space.
+    /// The huge pages entirely within `range`: their boundaries are those of the address space.
     fn huge_pages_in(&self, range: PageRange) -> PageRange {
         let base = self.base() as usize / PAGE_SIZE;
         let start = (base + range.start).next_multiple_of(HUGE_PAGES) - base;
@@ -104,8 +104,8 @@ impl Slot {
         }
     }
 
-    /// Blocks of `range`, which a run is growing into again, that proved dense while they consisted of small
-    /// pages, because the stock had none to spare at the time: the stock is asked again.
+    /// Blocks of `range`, which a run is growing into again, that proved dense while they consisted of small pages,
+    /// because the stock was empty at the time: the stock is queried again.
     pub(super) fn restage(&mut self, range: PageRange) -> Result<(), SlotError> {
         if self.config.stock.is_none() || !self.takes_huge_pages() {
             return Ok(());
@@ -134,9 +134,9 @@ impl Slot {
         Ok(())
     }
 
-    /// Keeps the huge pages that the run wrote densely and throws the others away. Must come after what was
-    /// written has been learned, and before anything is copied back. Returns how many pages of the
-    /// write set lay in staged huge pages.
+    /// Keeps the huge pages that the run wrote densely and throws the others away. Must come after what was written
+    /// has been learned, and before anything is copied back. Returns how many pages of the write set were in staged
+    /// huge pages.
     #[cold]
     pub(super) fn settle_staged(&mut self) -> Result<usize, ResetError> {
         let (mut learned, mut used) = (0, 0);

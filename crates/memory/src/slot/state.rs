@@ -4,7 +4,7 @@ use afresh_sys::Withheld;
 
 use super::serve::Served;
 
-/// What a slot can be in.
+/// The states of a slot.
 pub(super) enum State {
     /// All of the image is in place.
     Ready,
@@ -14,22 +14,22 @@ pub(super) enum State {
     Quarantined {
         /// The first reason there was.
         reason: String,
-        /// What answered for missing pages still does, so that they never read as zeros.
+        /// The handler of missing pages stays active, so that they never read as zeros.
         filling: Option<Filling>,
     },
 }
 
-/// What a slot holds while pages of its image are missing.
+/// Held by a slot while pages of its image are missing.
 #[derive(Default)]
 pub(super) struct Filling {
     /// Where a thread answers for them.
     pub(super) served: Option<Served>,
-    /// The parts that children of the process do not inherit meanwhile: they would get zeros.
+    /// The parts that child processes do not inherit during that time: they would get zeros.
     pub(super) withheld: Vec<Withheld>,
 }
 
 impl State {
-    /// What answers for missing pages, if there are any.
+    /// The handler of missing pages, if pages are missing.
     pub(super) fn filling(&self) -> Option<&Filling> {
         match self {
             Self::Ready => None,

@@ -1,11 +1,10 @@
 //! Moving a slot to a related image by touching only what differs, and taking its present content as
 //! its image.
 //!
-//! Promises: afterwards the slot equals the new image and returns to it. The pages that differ are
-//! copied and stay in the write set; the mappings below still show the old image, which nothing may
-//! uncover: as long as that is so the slot is `stale`, and whoever would discard private pages maps
-//! the new image afresh instead. A page whose bytes are the same in both may still be the old image's, so
-//! the slot holds that image until its mappings show another.
+//! Promises: afterwards the slot equals the new image and returns to it. The pages that differ are copied and stay in
+//! the write set. The mappings below still show the old image, and must stay covered: until that changes the slot is
+//! `stale`, and code that would discard private pages maps the new image instead. A page whose bytes are the same in
+//! both may still be the old image's, so the slot holds that image until its mappings show another.
 
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange, Protection};
@@ -51,7 +50,7 @@ impl Slot {
         self.shown.is_some()
     }
 
-    /// Returns to `image` from now on, of which the mappings know nothing.
+    /// Returns to `image` from now on, although the mappings do not show it.
     fn stand_on(&mut self, image: &Image) {
         let before = std::mem::replace(&mut self.image, image.clone());
         self.shown.get_or_insert(if planted::is(Bug::Shown) { Image::zero(0) } else { before });

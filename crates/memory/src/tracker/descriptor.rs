@@ -4,9 +4,9 @@ use std::sync::OnceLock;
 
 use afresh_sys::{PerProcess, SysError, Uffd, UffdMode};
 
-/// A descriptor that is opened when it is first needed and lives as long as the process. It stays bound
-/// to the memory of the process that opened it, so the child of a fork opens another. A failure may
-/// be a shortage that passes, so the next user tries again.
+/// A descriptor that is opened on first use and never closed. It stays bound to the memory of the
+/// process that opened it, so the child of a fork opens another. A failure may be a shortage that
+/// passes, so the next user tries again.
 pub(crate) struct Descriptor {
     opened: PerProcess<OnceLock<Uffd>>,
     mode: UffdMode,

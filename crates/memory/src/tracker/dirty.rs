@@ -1,9 +1,8 @@
 //! A set of dirty pages that fault handlers fill and a reset empties.
 //!
-//! Two levels of bits: one a page, and one a word of pages, so that emptying costs time in proportion
-//! to what is in the set, not to the slot's capacity; and a flag that makes the common case, an empty
-//! set, one load. Marking is lock-free and allocates nothing, so it may run in a signal handler, in
-//! several threads at once.
+//! Two levels of bits: one a page, and one a word of pages, so that emptying costs time in proportion to the entries
+//! of the set, not to the slot's capacity. A flag makes the common case, an empty set, one load. Marking is lock-free
+//! and allocates nothing, so it may run in a signal handler, in several threads at once.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,9 +21,8 @@ pub struct DirtyPages {
     pages: usize,
 }
 
-/// A word for every 64 pages. For a slot of 4 GiB that is 128 KiB, of which most are never used: so a large
-/// array is a mapping of its own. The allocator would hand out memory that had other uses before, and
-/// make all of it resident by zeroing it.
+/// A word for every 64 pages. A slot of 4 GiB needs 128 KiB, mostly unused, so a large array is a separate mapping.
+/// The allocator would return memory with earlier uses, and make all of it resident by zeroing it.
 #[derive(Debug)]
 enum Words {
     Small(Box<[AtomicU64]>),
@@ -58,9 +56,9 @@ impl Deref for Words {
     fn deref(&self) -> &[AtomicU64] {
         match self {
             Words::Small(words) => words,
-            // SAFETY: `zeroed` made the first `len` words of the reservation accessible, which hold zeros, a
-            // valid value, until somebody writes others through these references. It is aligned to pages,
-            // belongs to `self`, and nothing else knows where it is.
+            // SAFETY: `zeroed` made the first `len` words of the reservation accessible. They hold zeros, a valid
+            // value, until these references write others. It is aligned to pages, belongs to `self`, and nothing else
+            // knows where it is.
             Words::Large(memory, len) => unsafe {
                 std::slice::from_raw_parts(memory.base().cast::<AtomicU64>().as_ptr(), *len)
             },
@@ -127,7 +125,7 @@ impl DirtyPages {
         }
     }
 
-    /// How many runs of the set hold a page of `range` or a neighbour of it.
+    /// The number of runs in the set that hold a page of `range` or a neighbour of it.
     pub(crate) fn runs_touching(&self, range: PageRange) -> usize {
         let end = range.end().saturating_add(1).min(self.pages);
         let mut page = range.start.saturating_sub(1);

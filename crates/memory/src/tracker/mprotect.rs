@@ -1,9 +1,9 @@
 //! mprotect answered by SIGSEGV in the writing thread: works on every Linux, in any container.
 //!
-//! Each run of open pages splits a mapping, and a process may have only so many (`vm.max_map_count`, 65,530 by
-//! default), for everything that it does. So the trackers of a process share a budget of runs, a part of it each. The
-//! more of its part a slot has open *now*, the larger the blocks that one fault opens; a slot that has more than its
-//! part when it is drained closes gaps between its runs. A scattered writer costs copying then, not mappings.
+//! Each run of open pages splits a mapping, and the kernel limits the mappings of a process (`vm.max_map_count`,
+//! 65,530 by default). So the trackers of a process share a budget of runs, a part of it each. The more of its part a
+//! slot has open *now*, the larger the blocks that one fault opens; a slot that has more than its part when it is
+//! drained closes gaps between its runs. A scattered writer costs copying then, not mappings.
 //!
 //! May break it: as with SIGBUS, a system call that writes a protected page fails with `EFAULT`.
 
@@ -22,8 +22,7 @@ const MAX_ORDER: usize = 8;
 /// Pages to each side that are opened when the kernel has no mapping left for a small block.
 const WIDE: usize = 1 << 20;
 
-/// A tracker's part of the budget is as if there were at least so many of them, so that the first ones do not take
-/// it all.
+/// Minimum divisor of the budget, so that the first trackers do not take it all.
 const AT_LEAST: usize = 8;
 
 /// The runs of all trackers of this process, and how many trackers there are. A child of a fork has its parent's
@@ -36,8 +35,8 @@ struct Budget {
 static BUDGET: Budget = Budget { runs: AtomicUsize::new(0), trackers: AtomicUsize::new(0) };
 
 impl Budget {
-    /// Runs that all trackers may have: half of what the kernel allows, as a run costs two mappings when nothing
-    /// around it is open; and half of that, as others need mappings too.
+    /// Maximum runs of all trackers: half of the mappings that the kernel allows, as a run costs two when everything
+    /// around it is closed; and half of that, as other code needs mappings too.
     fn all(&self) -> usize {
         host::max_mappings() / 4
     }
@@ -56,7 +55,7 @@ struct Watch {
     watched: DirtyPages,
     /// Pages that can be written now.
     open: DirtyPages,
-    /// Runs in `open`, as far as threads that open pages at the same time can tell; put right by each drain.
+    /// Runs in `open`, approximately while threads open pages at the same time; corrected by each drain.
     runs: AtomicUsize,
     /// Its part of the budget at the last drain.
     part: AtomicUsize,
@@ -95,7 +94,7 @@ impl Watch {
 
     /// Opens a range and marks it; `false` when the kernel refused.
     fn lift(&self, range: PageRange) -> bool {
-        // Marked before it is opened: whoever sees the page open finds it in the set.
+        // Marked before it is opened: a thread that sees the page open finds it in the set.
         self.dirty.mark(range);
         self.open(range).is_ok()
     }

@@ -37,8 +37,8 @@ impl Scan {
     }
 }
 
-// SAFETY: the kernel is asked about the watched ranges only, which are sorted and disjoint, and reports in order every
-// page that lost its write protection since it was set; nothing but a write, or this tracker, lifts it.
+// SAFETY: only watched ranges are scanned, which are sorted and disjoint, and the kernel reports in order every page
+// that lost its write protection since it was set; only a write, or this tracker, lifts it.
 unsafe impl Tracker for Scan {
     fn kind(&self) -> TrackerKind {
         TrackerKind::UffdScan

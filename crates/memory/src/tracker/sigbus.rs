@@ -4,8 +4,8 @@
 //! page is open and costs nothing. Works without privilege. One descriptor serves every slot of the
 //! process.
 //!
-//! It also answers for pages of a lazily filled image that are not there yet. Such a fault and one on a
-//! protected page look alike; a page that is in place is taken for protected.
+//! It also handles missing pages of a lazily filled image. Such a fault and one on a protected page look alike; a
+//! page that is in place is taken for protected.
 //!
 //! May break it: a *system call* that writes a protected page fails with `EFAULT`, because the
 //! kernel, not a thread, takes the fault. Slots whose memory system calls write use the scan tracker
@@ -26,8 +26,8 @@ use super::{DirtyPages, Tracker, TrackerKind};
 use crate::TrackError;
 use crate::image::{FaultOutcome, Missing};
 
-/// Largest number of pages opened for one fault when writes run forward. What is opened too much is
-/// copied back needlessly until the write set sheds it, so the window stays small.
+/// Largest number of pages opened for one fault when writes run forward. A page opened in excess is copied back
+/// needlessly until the write set sheds it, so the window stays small.
 const MAX_WINDOW: usize = 16;
 
 /// Pages to each side that are opened when opening just the page failed: the writer must get on, and
@@ -40,7 +40,7 @@ struct Watch {
     base: usize,
     /// Pages under write protection or open; gaps between regions are in neither state.
     watched: DirtyPages,
-    /// Blocks, counted from the one that `base` lies in, that are opened as wholes.
+    /// Blocks that are opened as a whole, counted from the one that contains `base`.
     huge: DirtyPages,
     /// The page that would continue the last fault's window, and that window's size.
     next: AtomicUsize,
@@ -52,12 +52,12 @@ struct Watch {
     repeats: AtomicUsize,
 }
 
-/// How often a page may fault in a row that is open already. Threads that met it at the same time come
-/// once each; a page that the kernel cannot bring back, from swap say, comes for ever.
+/// Maximum consecutive faults on a page that is already open. Threads that met it at the same time come once each; a
+/// page that the kernel cannot bring back, from swap say, faults without end.
 const MAX_REPEATS: usize = 10_000;
 
 impl Watch {
-    /// The huge page that `page` lies in, counted from the one that `base` lies in.
+    /// The huge page that contains `page`, counted from the one that contains `base`.
     fn huge_page_of(&self, page: usize) -> usize {
         (self.base % HUGE_SIZE / PAGE_SIZE + page) / HUGE_PAGES
     }
@@ -81,7 +81,7 @@ impl Watch {
 
     /// Opens a range and marks it; `false` when the kernel refused.
     fn lift(&self, range: PageRange) -> bool {
-        // Marked before it is opened: whoever sees the page open finds it in the set.
+        // Marked before it is opened: a thread that sees the page open finds it in the set.
         let left = usize::from(planted::is_in_handler(Bug::Mark) && range.len > 1);
         self.dirty.mark(PageRange::new(range.start, range.len - left));
         let start = (self.base + range.byte_start()) as *const u8;
@@ -243,11 +243,11 @@ mod tests {
     const CHILD: &str = "AFRESH_TEST_LOST_PAGE";
     const NAME: &str =
         "tracker::sigbus::tests::a_page_that_is_lost_ends_the_process_and_does_not_hang_it";
-    /// How the child says that it cannot play.
+    /// The child's exit status for a skipped test.
     const SKIPPED: i32 = 9;
 
-    /// Touches a page that no retry brings back: past the end of its file, which the kernel reports as it
-    /// reports a page that it cannot read from swap, or poisoned.
+    /// Touches a page that no retry restores: past the end of its file, which the kernel reports as it reports a page
+    /// that it cannot read from swap, or poisoned.
     fn touch_a_lost_page(poisoned: bool) -> Result<std::convert::Infallible, TrackError> {
         let all = PageRange::new(0, 2);
         let file = Memfd::new(c"afresh-test")?;
@@ -268,7 +268,7 @@ mod tests {
                 std::process::exit(SKIPPED);
             }
         }
-        // SAFETY: what this does is what is asked.
+        // SAFETY: the fault is the purpose.
         unsafe { lost.write_volatile(1) };
         println!("a page that is lost was written");
         std::process::exit(3);
@@ -290,13 +290,13 @@ mod tests {
                     Some(status) => break status,
                     None if started.elapsed() > Duration::from_secs(60) => {
                         child.kill().unwrap();
-                        panic!("{how}: the access is retried for ever");
+                        panic!("{how}: the access is retried without end");
                     }
                     None => std::thread::sleep(Duration::from_millis(5)),
                 }
             };
             if status.code() == Some(SKIPPED) {
-                println!("SKIPPED: {how}: not to be had here");
+                println!("SKIPPED: {how}: unavailable here");
                 continue;
             }
             assert_eq!(status.signal(), Some(libc::SIGBUS), "{how}: {status}");

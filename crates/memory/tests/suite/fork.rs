@@ -1,5 +1,5 @@
-//! What a forked child may rely on: what it makes itself works there, what its parent made is refused where it could
-//! not be right, and nothing that a child does reaches its parent.
+//! The guarantees for a forked child: its own objects work, its parent's are refused where they could not be right,
+//! and the child's actions never reach the parent.
 #![cfg(not(miri))]
 
 use std::io::{Read, Write};
@@ -9,10 +9,10 @@ use afresh_memory::{
 };
 use afresh_sys::alone;
 
-/// A forked child that runs `check`, and ends by what it returns.
+/// Forks a child that runs `check`, and exits with its result.
 fn forked(check: impl FnOnce() -> bool) -> libc::pid_t {
-    // SAFETY: the child uses the allocator, which the C library's fork keeps whole, and locks of this crate, which no
-    // other thread of this process takes: each test here is a process of its own.
+    // SAFETY: the child uses the allocator, which the C library's fork keeps consistent, and locks of this crate,
+    // which no other thread of this process takes: each test here is a separate process.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: ends a child that hangs.
@@ -92,7 +92,7 @@ fn a_slot_made_in_a_child_notices_the_childs_writes_under_every_tracker() {
             // The parent has used the mechanism, so that a child finds what the parent left of it.
             let Some(mut parents) = slot(&image, strategy, access) else { continue };
             assert!(works(&mut parents, 7));
-            // The same addresses, so that whatever speaks of the parent's pages speaks of these.
+            // The same addresses, so that a stale reference to the parent's pages would reach these.
             assert!(
                 in_child(|| {
                     drop(parents);
@@ -142,7 +142,7 @@ fn whatever_is_asked_of_a_parents_slot_in_a_child_is_refused() {
 #[test]
 fn images_that_a_child_makes_and_drops_change_none_of_its_parents() {
     alone("fork::images_that_a_child_makes_and_drops_change_none_of_its_parents", || {
-        // More than get a file of their own, so that the last ones share one.
+        // More images than get their own files, so that the last ones share one.
         let mut images: Vec<Image> = (0..110).map(|at| image(at as u8)).collect();
         let child_first = in_child(|| {
             let mine: Vec<Image> = (0..20).map(|_| image(200)).collect();
@@ -154,7 +154,7 @@ fn images_that_a_child_makes_and_drops_change_none_of_its_parents() {
             })
         });
         assert!(child_first);
-        // What the parent makes now, the child must not have written to, nor what was there before.
+        // The child must not have written to the parent's new images, nor to the earlier ones.
         images.extend((110..130).map(image));
         for (at, image) in images.iter().enumerate() {
             let slot = slot(image, Strategy::FullCopy, HostAccess::Threads).unwrap();

@@ -31,7 +31,7 @@ fn content() -> Vec<u8> {
 fn uffd_missing() -> bool {
     let missing = !Features::host().has(Feature::UffdSigbus);
     if missing {
-        println!("SKIPPED: userfaultfd in SIGBUS mode is not to be had here");
+        println!("SKIPPED: userfaultfd in SIGBUS mode is unavailable here");
     }
     missing
 }
@@ -101,7 +101,7 @@ fn threads_that_touch_and_a_stream_agree_on_every_byte() {
                     let page = (step * 37 * seed + seed) % PAGES;
                     let mut bytes = vec![0; PAGE_SIZE];
                     let from = (base + page * PAGE_SIZE) as *const u8;
-                    // SAFETY: the page is inside the slot, which outlives the scope; nobody writes it.
+                    // SAFETY: the page is inside the slot, which outlives the scope; it is not written.
                     unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), PAGE_SIZE) };
                     assert!(bytes == content[page * PAGE_SIZE..][..PAGE_SIZE], "page {page}");
                 }
@@ -136,7 +136,7 @@ fn a_strategy_that_cannot_wait_for_pages_has_them_all_first() {
     }
 }
 
-/// An image whose pages the kernel refuses to put in place one by one.
+/// An image whose pages the kernel refuses to fill one by one.
 fn without_a_door(content: &[u8]) -> (Image, std::sync::Arc<common::VecFiller>) {
     let call = Some(afresh_sys::Call::UffdRegister);
     let plan = inject::Plan { call, after: 0, times: usize::MAX, errno: libc::EINVAL };
@@ -216,7 +216,7 @@ fn a_dead_source_is_an_error_with_its_cause_and_never_zeros() {
     assert!(slot.quarantined().is_some());
 }
 
-/// Run in a process of its own, which the fault ends.
+/// Run in a separate process, which the fault ends.
 #[test]
 fn touching_a_page_that_never_comes_raises_sigsegv() {
     const CHILD: &str = "AFRESH_TEST_TOUCH";
@@ -240,7 +240,7 @@ fn touching_a_page_that_never_comes_raises_sigsegv() {
     println!("read {read} where nothing must be read");
 }
 
-/// A guest adapter's tracker that says of every page that it was written.
+/// A guest adapter's tracker that reports every page as written.
 #[derive(Default)]
 struct PageRanges(Vec<PageRange>);
 
@@ -279,7 +279,7 @@ fn kernel_reads(slot: &Slot, at: usize) -> Result<u8, std::io::Error> {
     let mut pipe = [0; 2];
     // SAFETY: the array has room for two descriptors.
     assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
-    // SAFETY: the byte is inside the slot; whether it can be read is what is asked.
+    // SAFETY: the byte is inside the slot; the kernel reports whether it can be read.
     let sent = unsafe { libc::write(pipe[1], slot.base().add(at).cast(), 1) };
     let error = std::io::Error::last_os_error();
     let mut byte = 0_u8;
@@ -329,7 +329,7 @@ fn a_slot_with_a_tracker_of_the_callers_is_filled_when_the_kernel_touches_it() {
         slot.reset().unwrap();
         assert_eq!(slot.verify().unwrap(), []);
     }
-    // Another image in the same slot, and the first one's source dies meanwhile.
+    // Another image in the same slot, while the first one's source dies.
     let (one, dying) = lazy_image(&content, &occupied(&content), Duration::ZERO);
     let (other, _) = lazy_image(&content, &occupied(&content), Duration::ZERO);
     let mut slot = own_slot(&one, None);

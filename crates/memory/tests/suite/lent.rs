@@ -1,4 +1,4 @@
-//! Images of parts of files that somebody else has.
+//! Images of parts of borrowed files.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ impl FileOwner for Owner {
     }
 }
 
-/// Whose page `n` holds `n` everywhere, but for the last, which is zero.
+/// A file whose page `n` holds `n` everywhere, except for the last, which is zero.
 fn owner() -> Arc<Owner> {
     let file = Memfd::new(c"lent").unwrap();
     file.set_len(11 * PAGE_SIZE).unwrap();
@@ -32,7 +32,7 @@ fn owner() -> Arc<Owner> {
 
 fn lend(owner: &Arc<Owner>, from: usize, len: usize) -> Image {
     let lender: Arc<dyn FileOwner> = owner.clone();
-    // SAFETY: nobody writes the file any more.
+    // SAFETY: the file is not written any more.
     unsafe { owner.lent.image(&lender, PageRange::new(from, len)) }.unwrap()
 }
 
@@ -81,14 +81,15 @@ fn nothing_is_lent_that_is_not_in_the_part() {
     let owner = owner();
     let lender: Arc<dyn FileOwner> = owner.clone();
     for range in [PageRange::new(7, 2), PageRange::new(1 << 40, 2), PageRange::new(9, 0)] {
-        // SAFETY: nobody writes the file.
+        // SAFETY: the file is not written.
         let refused = unsafe { owner.lent.image(&lender, range) };
         assert!(refused.is_err(), "{range:?}");
     }
     assert_eq!(lend(&owner, 8, 0).pages(), 0);
 }
 
-/// Pages of the part that are not lent may come later: nothing shows them before, though they lie between two that are.
+/// Pages of the part that are not lent yet may be lent later: no image contains them before, even
+/// between two lent pages.
 #[test]
 fn what_lies_between_two_parts_is_in_no_image() {
     let owner = owner();

@@ -1,5 +1,5 @@
-//! One property test drives every strategy: after any sequence of writes, growths, resets, image
-//! switches, freezes and trims, a reset leaves every byte equal to what a naive full copy holds.
+//! One property test drives every strategy: after any sequence of writes, growths, resets, image switches, freezes
+//! and trims, a reset leaves every byte equal to a naive full copy.
 #![cfg(not(miri))]
 
 use crate::common;
@@ -108,7 +108,7 @@ const CAPACITY: usize = 256;
 /// Room for growth by some blocks of 512 pages.
 const FAR: usize = 140 + 5 * 512;
 
-/// Where slots get whole blocks from in the tests that have a stock.
+/// The stock in tests that use one.
 static STAGE: LazyLock<Arc<Stage>> = LazyLock::new(|| Arc::new(Stage::new(16 * 512).unwrap()));
 
 /// Gives the stage time to have `pages` ready; without them slots grow as if there were none.
@@ -154,7 +154,7 @@ fn writable(slot: &Slot, page: usize) -> bool {
 
 /// A slot whose memory several threads write.
 struct Shared<'a>(&'a Slot);
-// SAFETY: the threads use the slot's address only, and write pages of their own.
+// SAFETY: the threads use only the slot's address, and write separate pages.
 unsafe impl Send for Shared<'_> {}
 
 fn poke(slot: &Slot, page: usize, byte: u8) {

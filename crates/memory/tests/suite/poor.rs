@@ -1,5 +1,5 @@
-//! Hosts that forbid what others allow: the next strategy is taken, and said aloud; nobody is killed by a question.
-//! Each case runs in a process of its own, under a seccomp filter.
+//! Hosts that forbid a facility: the next strategy is taken and reported, and a probe never kills
+//! the process. Each case runs in a separate process, under a seccomp filter.
 #![cfg(all(not(miri), target_os = "linux"))]
 
 use afresh_memory::{
@@ -17,7 +17,7 @@ fn forbid(call: libc::c_long, verdict: u32) -> bool {
     let statement =
         |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut program = [
-        // The number of the call lies first.
+        // The number of the system call is the first field.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, 0, 1),
         statement(libc::BPF_RET | libc::BPF_K, verdict, 0, 0),
@@ -41,7 +41,7 @@ fn image() -> Result<Image, afresh_memory::ImageError> {
     builder.build()
 }
 
-/// Whatever is chosen here works.
+/// Checks that the chosen strategy works.
 fn works(access: HostAccess) {
     let config = SlotConfig { host_access: access, ..SlotConfig::default() };
     let mut slot = Slot::new(&image().unwrap(), config).unwrap();

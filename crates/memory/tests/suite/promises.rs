@@ -1,5 +1,5 @@
-//! What a slot promises beside restoring bytes: guards, limits, quarantine, adaptation, secrets,
-//! bounded descriptors, and errors when system calls fail.
+//! The promises of a slot in addition to restoring bytes: guards, limits, quarantine, adaptation,
+//! secrets, bounded descriptors, and errors when system calls fail.
 #![cfg(not(miri))]
 
 use std::os::unix::process::ExitStatusExt;
@@ -220,7 +220,7 @@ fn after_heavy_work_light_calls_are_light_again_within_a_hundred_and_memory_fall
     for kind in [TrackerKind::UffdSigbus, TrackerKind::Mprotect, TrackerKind::UffdScan] {
         let config =
             SlotConfig { strategy: Strategy::WriteSet(Some(kind)), ..SlotConfig::default() };
-        // Of zeros: what is resident in it is the slot's own.
+        // Zeros: its resident pages belong to the slot.
         let Ok(mut slot) = Slot::new(&Image::zero(8192), config) else {
             println!("SKIPPED: no tracker {kind} on this host");
             continue;
@@ -272,10 +272,10 @@ fn memory_that_one_run_grew_into_is_given_back_and_can_be_grown_into_again() {
     }
 }
 
-/// How many of `pages` pages from `start` on are in memory, accessible or not.
+/// The number of pages in memory, among `pages` pages from `start` on, accessible or not.
 fn resident_in(start: usize, pages: usize) -> usize {
     let mut map = vec![0u8; pages];
-    // SAFETY: asks about a range that the slot keeps reserved; `map` has a byte for each page.
+    // SAFETY: queries a range that the slot keeps reserved; `map` has a byte for each page.
     let outcome = unsafe { libc::mincore(start as *mut _, pages * PAGE_SIZE, map.as_mut_ptr()) };
     assert_eq!(outcome, 0);
     map.iter().filter(|byte| **byte & 1 != 0).count()
@@ -330,7 +330,7 @@ fn a_system_call_may_write_slot_memory_when_the_caller_says_so() {
     let (mut reader, mut writer) = std::io::pipe().unwrap();
     for _ in 0..5 {
         writer.write_all(b"from the kernel").unwrap();
-        // SAFETY: 15 bytes of page 2, accessible; no other reference to them exists meanwhile.
+        // SAFETY: 15 bytes of page 2, accessible; no other reference to them exists at this time.
         let target = unsafe { std::slice::from_raw_parts_mut(slot.base().add(2 * PAGE_SIZE), 15) };
         reader.read_exact(target).unwrap();
         assert_eq!(slot.reset().unwrap().restored, 1);
@@ -345,7 +345,7 @@ fn an_opened_range_takes_a_system_call_under_every_tracker() {
         slot.open_range(PAGE_SIZE, 2 * PAGE_SIZE).unwrap();
         let (mut reader, mut writer) = std::io::pipe().unwrap();
         writer.write_all(&[1; 5000]).unwrap();
-        // SAFETY: accessible; no other reference to these bytes exists meanwhile.
+        // SAFETY: accessible; no other reference to these bytes exists at this time.
         let target = unsafe { std::slice::from_raw_parts_mut(slot.base().add(PAGE_SIZE), 5000) };
         reader.read_exact(target).unwrap();
         slot.reset().unwrap();
@@ -355,7 +355,7 @@ fn an_opened_range_takes_a_system_call_under_every_tracker() {
 
 #[test]
 fn ten_thousand_images_do_not_exhaust_descriptors() {
-    // Other tests of this process would count, too.
+    // Other tests of this process would count as well.
     afresh_sys::alone("promises::ten_thousand_images_do_not_exhaust_descriptors", || {
         let count = || std::fs::read_dir("/proc/self/fd").unwrap().count();
         let before = count();
@@ -489,7 +489,7 @@ fn planted_bugs_of_the_safeguards_are_caught() {
 
 #[test]
 fn hundreds_of_scattered_writers_stay_within_the_mappings_of_a_process() {
-    // Other tests of this process would count, too.
+    // Other tests of this process would count as well.
     afresh_sys::alone(
         "promises::hundreds_of_scattered_writers_stay_within_the_mappings_of_a_process",
         || {
@@ -515,7 +515,7 @@ fn hundreds_of_scattered_writers_stay_within_the_mappings_of_a_process() {
                     assert_eq!(slot.verify().unwrap(), []);
                 }
             }
-            // Whoever comes next has room.
+            // The next slot has room.
             assert!(mappings() < most * 3 / 4);
         },
     );

@@ -142,7 +142,7 @@ fn a_read_of_a_slot_whose_source_is_dead_is_an_error() {
         let mut slot = Slot::new(&image, SlotConfig::default()).unwrap();
         let mut bytes = [0; 2 * PAGE_SIZE];
         slot.read(PAGE_SIZE, &mut bytes[..5]).unwrap();
-        // It still says that all is well.
+        // It still reports success.
         filler.unwrap().dead.store(true, Ordering::Release);
         for at in [0, 1] {
             let error = slot.read(at * PAGE_SIZE, &mut bytes).unwrap_err();

@@ -1,4 +1,4 @@
-//! What a slot promises when whole blocks of its memory come from a stock.
+//! The promises of a slot with whole blocks of memory from a stock.
 #![cfg(not(miri))]
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(super) const BLOCK: usize = 512;
 /// Pages that a slot has before it grows.
 pub(super) const FIRST_PAGES: usize = 16;
 
-/// A stage that can be shut, and counts what became of its memory.
+/// A stage that can be shut, and counts the uses of its memory.
 #[derive(Debug)]
 pub(super) struct Gate {
     stage: Stage,
@@ -77,7 +77,7 @@ pub(super) fn slot(gate: &Arc<Gate>, blocks: usize) -> Option<Slot> {
 
 fn write(slot: &Slot, pages: impl Iterator<Item = usize>) {
     for page in pages {
-        // SAFETY: the tests pass accessible pages of their own slots.
+        // SAFETY: the tests pass accessible pages of slots they own.
         unsafe { slot.base().add(page * PAGE_SIZE + 5).write_volatile(3) };
     }
 }

@@ -1,5 +1,5 @@
-//! Slots whose missing pages threads answer for, as for virtual machines: a slow source keeps its own guests
-//! waiting, and nobody else's.
+//! Slots whose missing pages are handled by threads, as for virtual machines: a slow source delays
+//! only its own guests.
 #![cfg(not(miri))]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -8,8 +8,9 @@ Warm an interpreter once, then start every sandbox from a pristine copy of it:
 ...     sb.eval("greet('you')")
 'hello, you'
 
-A sandbox is a live guest: `Sandbox.checkpoint` keeps its state, `Sandbox.rollback` goes to any state that was kept, and
-`Sandbox.fork` makes sandboxes that go on from the present one. Each costs what changed, however large the guest is.
+A sandbox is a live guest: `Sandbox.checkpoint` keeps its state, `Sandbox.rollback` returns to any kept state, and
+`Sandbox.fork` makes sandboxes that continue from the present one. Each costs time for the changes only, however large
+the guest is.
 """
 
 from __future__ import annotations

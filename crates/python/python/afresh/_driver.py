@@ -1,15 +1,15 @@
-"""The guest's half of the language ``python``: what evaluates requests inside CPython.
+"""The guest's half of the language ``python``: evaluates requests inside CPython.
 
-`Language.warm_up` has the guest run the source of this file once; `install` then takes the place of what the guest's
-``turn`` export calls, so that a turn is a request and no source. Nothing of it runs on the host but `request`, which
+`Language.warm_up` runs the source of this file in the guest once; `install` then replaces the function behind the
+guest's ``turn`` export, so that a turn is a request and no source. Nothing of it runs on the host but `request`, which
 the host uses to make one, and the tests.
 
 Promises: whatever a program does, a request is answered once, by one frame to the host; the program's names are
-those of ``__main__`` and nothing of the driver is among them. May break it: a program that changes this module,
-which harms nobody but itself.
+those of ``__main__`` and nothing of the driver is among them. May break it: a program that changes this module, which
+harms only itself.
 
 A request is a header (`HEADER`), then the names of tools and the source, its name and the arguments; names of tools and
-arguments are CBOR, as are answers. Frames to the host begin with what they are: `ANSWER`, `STDOUT`, `STDERR`, `TOOL`.
+arguments are CBOR, as are answers. Frames to the host begin with their kind: `ANSWER`, `STDOUT`, `STDERR`, `TOOL`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-# What a request wants: to run source, a module, a function with arguments, or a setup, which has to succeed.
+# The kind of a request: run source, a module, a function with arguments, or a setup, which has to succeed.
 RUN, MODULE, APPLY, SETUP = 0, 1, 2, 4
 ANSWER, STDOUT, STDERR, TOOL = 0, 1, 2, 3
 
-# What is wanted, the clone's number, entropy of its own, and the lengths of tools, source and name.
+# The kind of request, the clone's number, its entropy, and the lengths of tools, source and name.
 HEADER = struct.Struct("<BQ16sIII")
 
 # How deep a value may be nested.
 DEEPEST = 120
 # Calls after which the interpreter has made a function over.
 _OFTEN = 40
-# Lists as long as this are looked at for being of one kind.
+# Lists of at least this length are checked for a single element type.
 LONG = 16
 
 NONE_GIVEN = b"\x80"
@@ -80,7 +80,7 @@ class MarshalError(Exception):
 
 
 class ToolError(Exception):
-    """A tool of the host's failed with an error that Python has no type for."""
+    """A host tool failed with an error that Python has no type for."""
 
 
 # Values
@@ -112,7 +112,7 @@ def _write_int(out: bytearray, value: int) -> None:
         else:
             _head(out, 1, ~value)
     else:
-        # Bytes of a number's size, tagged as one or as one less than none.
+        # A bignum: tagged as positive, or as negative, which stores -1 - value.
         out.append(0xC2 if value >= 0 else 0xC3)
         value = value if value >= 0 else ~value
         _write_bytes(out, value.to_bytes((value.bit_length() + 7) // 8, "big"))
@@ -136,7 +136,7 @@ def _write_list(out: bytearray, value: Any, depth: int) -> None:
     if len(value) >= LONG:
         kinds = set(map(type, value))
         if kinds == {float}:
-            # As they lie in memory: 64 bits, little-endian.
+            # As in memory: 64 bits, little-endian.
             out += b"\xd8\x56"
             return _write_bytes(out, array("d", value).tobytes())
         if kinds == {int}:
@@ -154,7 +154,7 @@ def _write_list(out: bytearray, value: Any, depth: int) -> None:
 
 
 def _write_tuple(out: bytearray, value: tuple[Any, ...], depth: int) -> None:
-    # A tag of ours for what would be a list.
+    # A private tag on a list.
     out += b"\xda\x00\x01\x00\x30"
     _head(out, 4, len(value))
     for part in value:
@@ -197,7 +197,7 @@ def _date(out: bytearray, value: Any) -> bool:
 
 
 def _other(out: bytearray, value: Any, depth: int) -> None:
-    """What is found less often."""
+    """Less frequent types."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         if isinstance(value, numpy.generic):
@@ -206,7 +206,7 @@ def _other(out: bytearray, value: Any, depth: int) -> None:
                 return write(out, item, depth)
         elif isinstance(value, numpy.ndarray):
             return write(out, value.tolist(), depth)
-    # What is derived from a type that is known, as that.
+    # A subclass of a known type is written as that type.
     for kind, plain in _PLAIN.items():
         if isinstance(value, kind):
             return plain(out, kind(value))
@@ -255,7 +255,7 @@ def write(out: bytearray, value: Any, depth: int = 0) -> None:
 
 
 def read(data: bytes, at: int) -> tuple[Any, int]:
-    """A value of the host's, and where the next begins."""
+    """A value from the host, and the position of the next."""
     first = data[at]
     major, info, at = first >> 5, first & 31, at + 1
     if major == 7:
@@ -326,7 +326,7 @@ def shown(value: Any) -> str:
 
 
 class Tool:
-    """A function of the host's."""
+    """A host function."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -362,7 +362,7 @@ def _offer(told: bytes) -> None:
     """Makes the host's functions known, unless they are those that are known already."""
     global _tools_told  # noqa: PLW0603
     names = read(told, 0)[0]
-    # Names of the program's and no builtins, which libraries use, and this file.
+    # Names of the program, not builtins, which libraries use, nor this file.
     space = sys.modules["__main__"].__dict__
     for gone in [name for name in _tools if name not in names]:
         tool = _tools.pop(gone)
@@ -378,7 +378,7 @@ def _offer(told: bytes) -> None:
 
 
 def on_clone(function: Callable[[], object]) -> Callable[[], object]:
-    """Has a function called first in every clone: to seed generators of the program's own."""
+    """Registers a function to be called first in every clone: to seed the program's generators."""
     _on_clone.append(function)
     return function
 
@@ -391,7 +391,7 @@ def _scattered(number: int) -> int:
 
 
 def _begin(generation: int, entropy: bytes) -> None:
-    """What a clone does first: draws of its own."""
+    """The first step of a clone: separate random draws."""
     global _generation  # noqa: PLW0603
     _generation = generation
     modules: dict[str, Any] = sys.modules
@@ -416,7 +416,7 @@ def _begin(generation: int, entropy: bytes) -> None:
 
 
 class _Out(io.RawIOBase):
-    """A stream of the host's."""
+    """A host stream."""
 
     def __init__(self, stream: int) -> None:
         self._stream = stream
@@ -441,7 +441,7 @@ def _flush() -> None:
         try:
             stream.flush()
         except Exception:
-            # Whatever the program put there.
+            # The program may have replaced the stream by any object.
             continue
 
 
@@ -456,7 +456,7 @@ def _run(source: str, name: str, space: dict[str, Any]) -> Any:
         try:
             return eval(compile(source, name, "eval", dont_inherit=True), space)
         except SyntaxError as error:
-            # One of the program's own has gone through more than this.
+            # A SyntaxError of the program itself has more frames than this.
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise
     tree = ast.parse(source, name)
@@ -483,7 +483,7 @@ def _do(what: int, source: str, name: str, arguments: bytes) -> Any:
 
 
 def _failed(out: bytearray, error: BaseException, source: str, name: str) -> None:
-    """What was raised: its type, what it says, where, and the number of the host's own error if it was one."""
+    """An exception: its type, message and traceback, and the number of the host error if it was one."""
     if isinstance(error, MarshalError):
         kind, message, told = "MarshalError", str(error), None
     else:
@@ -533,7 +533,7 @@ def evaluate(data: bytes) -> tuple[bytes, bool]:
 
 
 def _turn(source: bytes | None, _environ: object) -> tuple[int, bool]:
-    """What the guest's `turn` calls: the status of the turn, and whether it was the last."""
+    """The function behind the guest's `turn`: the status of the turn, and whether it was the last."""
     if source is None:
         # There was no room for the request.
         return 1, False
@@ -546,10 +546,10 @@ def _turn(source: bytes | None, _environ: object) -> tuple[int, bool]:
 
 
 def settle() -> None:
-    """Has the driver's own code as quick as it gets, and puts everything that is there out of the collector's sight.
+    """Warms the driver's code up to full speed, and hides all present objects from the collector.
 
-    Code that runs often is made over by the interpreter, and a collection writes to all that it sees: in every clone
-    anew, if not now.
+    The interpreter specialises frequent code, and a collection writes to all objects that it sees: in every clone anew,
+    if not now.
     """
     values = [None, True, 7, 1.5, "text", b"bytes", (1, 2), [1, "two"], {"key": [1]}, {1}]
     for _ in range(_OFTEN):
@@ -565,14 +565,14 @@ def settle() -> None:
 
 
 def _furnish() -> None:
-    """Has programs find what they may ask of their sandbox."""
+    """Makes the functions of the sandbox available to programs."""
     guest = types.ModuleType("afresh_guest", "What a program may ask of its sandbox.")
     guest.__dict__.update(on_clone=on_clone, ToolError=ToolError)
     sys.modules["afresh_guest"] = guest
 
 
 def install() -> None:
-    """Takes the place of what the guest's `turn` calls, and of its streams."""
+    """Replaces the function behind the guest's `turn`, and its streams."""
     global _call  # noqa: PLW0603
     _call = __import__("_host").call
     sys.stdout, sys.stderr = _stream(STDOUT), _stream(STDERR)

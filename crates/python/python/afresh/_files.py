@@ -8,7 +8,7 @@ from . import _native
 class Files:
     """The files of a sandbox: what its program finds, and what it left. They are part of every checkpoint.
 
-    Paths begin at the root of the sandbox's own tree; nothing of the host is reached.
+    Paths begin at the root of the sandbox tree; the host's files are never reached.
 
     >>> import afresh
     >>> with afresh.warm("js").sandbox() as sb:

@@ -19,7 +19,7 @@ from .errors import OpenError
 
 _GUESTS = Path(__file__).resolve().parent / "guests"
 
-# Of a file of the host's that a guest finds: its directory there, its name, where it is, and what it is known as.
+# A host file in a guest: its directory there, its name, its path on the host, and its identity.
 Below: TypeAlias = tuple[str, str, str, str]
 
 # The distribution that CPython comes from, and what its interface is known of.
@@ -37,12 +37,12 @@ class Language:
     """A guest that comes with the package.
 
     Attributes:
-        name: What it is called.
+        name: Its name.
         file: Its module.
         stack: Bytes of native stack that it wants, if more than a module gets by itself.
-        below: Files of the host's that it finds.
+        below: Host files that it can read.
         env: Its environment.
-        note: What is said when it has to be compiled.
+        note: The message when it has to be compiled.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Language:
 
     def announce(self, cache: Path) -> Callable[[], None]:
         """Says so on standard error when it may have to be compiled; gives what to call once it is."""
-        # What is kept in the cache is the engine's matter; this only remembers that something was.
+        # The engine decides what its cache keeps; this only remembers that an entry was made.
         about = self.file.stat()
         stamp = cache / f"{self.name}-{__version__}-{about.st_size}-{about.st_mtime_ns}.ready"
         if self.note is None or stamp.is_file():
@@ -90,7 +90,7 @@ class Language:
 
 
 def python_prelude() -> str:
-    """What CPython runs first: the driver, in a module of its own."""
+    """The first source that CPython runs: the driver, in a separate module."""
     source = Path(_driver.__file__).read_text(encoding="utf-8")
     return (
         f"import sys, types\nsys.modules['_afresh'] = types.ModuleType('_afresh')\n"
@@ -102,7 +102,7 @@ def python_prelude() -> str:
 def _artifacts() -> Path | None:
     """Where CPython's files are: where ``$AFRESH_PYTHON`` says, or in the distribution that has them.
 
-    Nothing of that distribution is imported: it would load an engine of its own.
+    That distribution is not imported: it would load another engine.
     """
     given = os.environ.get("AFRESH_PYTHON")
     if given:
@@ -112,7 +112,7 @@ def _artifacts() -> Path | None:
     if found is None or found.origin is None:
         return None
     package = Path(found.origin).parent
-    # Where installers note what they installed; to ask for it takes milliseconds, most of them to import who answers.
+    # The record that installers write; the import of its reader takes milliseconds.
     if not (package.parent / f"{module}-{_PYTHON_VERSION}.dist-info").is_dir() and not _is_installed():
         return None
     return package.resolve() / "artifacts"
@@ -128,17 +128,17 @@ def _is_installed() -> bool:
         return False
 
 
-# What was found, by what ``$AFRESH_PYTHON`` said, with the files that it was read from as they were: their paths, and
-# what the system tells them apart by. Finding it reads the distributions that are installed, for milliseconds.
+# The results of earlier lookups by the value of ``$AFRESH_PYTHON``, with the files that they were read from: their
+# paths and identities. Finding it reads the distributions that are installed, for milliseconds.
 _Seen: TypeAlias = tuple[tuple[Path, tuple[int, ...]], ...]
 _found: dict[str | None, tuple[_Seen, tuple[Below, ...]]] = {}
 
-# Seconds after which a file's times tell a change of it from the last: clocks of file systems are coarse.
+# Seconds after which the times of a file distinguish two changes: clocks of file systems are coarse.
 _SETTLES = 2.0
 
 
 def _seen(files: Iterable[Path]) -> _Seen:
-    """What tells files from others that take their places; none that are missing."""
+    """The identities of files, which differ from those of replacements; missing files are left out."""
     seen = []
     for file in files:
         with contextlib.suppress(OSError):
@@ -163,7 +163,7 @@ def python_below() -> tuple[Below, ...]:
     library = artifacts / "python-stdlib.zip"
     if not library.is_file():
         return ()
-    # Looked at first: who changes them meanwhile is noticed the next time.
+    # Read before the files, so that a change in between is noticed the next time.
     seen = _seen((library, artifacts / "SHA256SUMS"))
     below = (("/usr/local/lib", "python315.zip", str(library), _identity(artifacts, library)),)
     settled = time.time_ns() - int(_SETTLES * 1e9)
@@ -173,7 +173,7 @@ def python_below() -> tuple[Below, ...]:
 
 
 def _identity(artifacts: Path, file: Path) -> str:
-    """What a file is known as: its digest, as the distribution says it or as it is."""
+    """The identity of a file: its digest, from the distribution's list or from its contents."""
     sums = artifacts / "SHA256SUMS"
     if sums.is_file():
         for line in sums.read_text(encoding="utf-8").splitlines():

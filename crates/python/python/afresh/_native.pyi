@@ -1,4 +1,4 @@
-"""Types of the native half. No part of the package's interface."""
+"""Types of the native half. They are not part of the public interface."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -35,7 +35,7 @@ class Pending:
 
 @final
 class Checkpoint:
-    """A state of a sandbox's tree."""
+    """A state in the tree of a sandbox."""
 
 @final
 class Stopper:

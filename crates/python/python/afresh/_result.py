@@ -1,4 +1,4 @@
-"""What an evaluation gave."""
+"""The result of an evaluation."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from .errors import ProgramError
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an evaluation gave: a value or an error, and what was printed meanwhile.
+    """The result of an evaluation: a value or an error, and the output.
 
     Attributes:
-        value: The value of the last expression, as a Python value; ``None`` when there is none.
+        value: The value of the last expression, as a Python value; ``None`` without one.
         text: The value as the guest's language shows it.
-        stdout: What the program printed.
-        stderr: What it printed as errors.
-        error: What ended it: a `ProgramError`, a `TimeLimitError`, a `GuestError`, a `StoppedError`; ``None`` when it
-            came to its end.
+        stdout: Output of the program.
+        stderr: Error output of the program.
+        error: The error that ended it: a `ProgramError`, a `TimeLimitError`, a `GuestError`, a `StoppedError`; ``None``
+            on success.
         truncated: Whether more was printed than is kept.
-        dirty_pages: Pages of memory (4 KiB) that differ from the state that the sandbox stands on; ``None`` where
-            nobody counts them, as after a run from the warm state, which is forgotten: to count takes a tenth of it.
+        dirty_pages: Pages of memory (4 KiB) that differ from the sandbox's last state; ``None`` if they are not
+            counted, as after a run from the warm state, whose memory is dropped: counting would take a tenth of its
+            time.
         us: Microseconds that the guest ran.
     """
 
@@ -82,7 +83,7 @@ def _plain(value: Any) -> str:
 
 
 def result(outcome: _native.Outcome) -> Result:
-    """What the native half found."""
+    """Converts the result of the native half."""
     value, text, failed, stdout, stderr, truncated, dirty_pages, us = outcome
     error: BaseException | None
     if isinstance(failed, tuple):

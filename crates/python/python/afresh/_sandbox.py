@@ -32,7 +32,7 @@ def _sink(on_output: OnOutput | None) -> _native.Sink | None:
 
 
 class _Sandbox:
-    """What both kinds of sandboxes have."""
+    """The common part of both kinds of sandboxes."""
 
     def __init__(self, session: _native.Session) -> None:
         self._session = session
@@ -59,7 +59,7 @@ class _Sandbox:
         return tree(self._session)
 
     def diff(self, one: Checkpoint | str, two: Checkpoint | str) -> Difference:
-        """In what two states differ.
+        """The difference of two states.
 
         >>> import afresh
         >>> with afresh.warm("js").sandbox() as sb:
@@ -83,10 +83,10 @@ class _Sandbox:
 
 
 class Sandbox(_Sandbox):
-    """A live guest, made by `Warm.sandbox`. What one call leaves the next one finds.
+    """A live guest, made by `Warm.sandbox`. Each call continues from the state that the last one left.
 
-    A sandbox belongs to whoever calls it: two calls at the same time are refused with a `BusyError`. Forks are
-    sandboxes of their own, and each can run in a thread of its own.
+    A sandbox runs one call at a time: a second one is refused with a `BusyError`. Forks are separate sandboxes, and
+    each can run in a separate thread.
 
     >>> import afresh
     >>> with afresh.warm("js").sandbox() as sb:
@@ -118,7 +118,7 @@ class Sandbox(_Sandbox):
 
         Args:
             code: What to run. The value of its last expression is the result's.
-            name: What tracebacks call it.
+            name: Its name in tracebacks.
             on_output: Called with ``"stdout"`` or ``"stderr"`` and a piece of text while the program prints it.
 
         Raises:
@@ -147,7 +147,7 @@ class Sandbox(_Sandbox):
         return self.run_code(code).unwrap()
 
     def apply(self, function: str, *arguments: Any) -> Any:
-        """Calls a function, given as an expression of the guest's language, with Python values.
+        """Calls a function, given as an expression in the language of the guest, with Python values.
 
         >>> import afresh
         >>> with afresh.warm("js").sandbox() as sb:
@@ -187,8 +187,8 @@ class Sandbox(_Sandbox):
 
         ``to`` is a directory, an archive (``.afresh``), or a remote (``s3://``, ``gs://``, ``az://``, ``oci://``), with
         ``@NAME`` behind it where it has names. In a directory the first time takes a snapshot, unless the sandbox
-        was loaded from one there; from then on it costs what changed, so that every turn can be saved. Elsewhere
-        each is a snapshot of its own.
+        was loaded from one there; from then on it costs what changed, so that every turn can be saved. Elsewhere each
+        is a separate snapshot.
 
         >>> import afresh, tempfile
         >>> with tempfile.TemporaryDirectory() as dir, afresh.warm("js").sandbox() as sb:
@@ -202,7 +202,7 @@ class Sandbox(_Sandbox):
         return self._session.save(os.fspath(to))
 
     def delta(self, since: Checkpoint | str) -> bytes:
-        """What it became since a state of its tree, below the page: `apply_delta` applies it to an equal state.
+        """The changes since a state of its tree, smaller than whole pages; `apply_delta` applies them elsewhere.
 
         >>> import afresh
         >>> warm = afresh.warm("js", setup="globalThis.log = []")
@@ -306,10 +306,10 @@ class _Running:
 
 
 class AsyncSandbox(_Sandbox):
-    """The asynchronous twin of `Sandbox`. The guest runs in a thread, so the event loop goes on meanwhile.
+    """The asynchronous twin of `Sandbox`. The guest runs in a thread, so it does not block the event loop.
 
     Cancelling a task stops the guest within 10 ms, also in a tool; the sandbox has to be rolled back then. Asynchronous
-    tools are awaited on the loop that calls, others run on threads of their own.
+    tools are awaited on the calling loop, others run on separate threads.
 
     >>> import afresh, asyncio
     >>> async def main():

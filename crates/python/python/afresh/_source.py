@@ -1,9 +1,9 @@
-"""What is done to sources before they are evaluated.
+"""Transformations of sources before they are evaluated.
 
 At a prompt, people and models write ``const rows = …`` again and again. A script may declare a constant only once, so
-its outermost constants become variables. What is read here is no more of the language than that takes: comments,
-strings, templates, regular expressions, brackets and words. A source in which they do not end is left as it is:
-evaluating it says what is wrong with it.
+its outermost constants become variables. Only the necessary part of the language is parsed here: comments, strings,
+templates, regular expressions, brackets and words. A source in which they do not end is left as it is: evaluating it
+says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def constants_as_variables(code: str) -> str:
 def _outermost(code: str) -> list[int]:
     """Where ``const`` stands at the outermost level."""
     found: list[int] = []
-    # Brackets that are open; a backtick is a template that goes on after the bracket.
+    # Open brackets; a backtick stands for a template that continues after the bracket.
     opened: list[str] = []
     # The last word or sign.
     last = ""

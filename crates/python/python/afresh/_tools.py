@@ -1,8 +1,8 @@
-"""Tools: functions of the host's that a program calls.
+"""Tools: host functions that a program calls.
 
 A tool is any callable with a name. Its arguments come as Python values, checked against its annotations where they name
 plain types; what it returns goes back, and what it raises is an error that the program may catch. An asynchronous tool
-is awaited: on the caller's event loop in an asynchronous sandbox, on a loop of its own in a plain one.
+is awaited: on the caller's event loop in an asynchronous sandbox, on a separate loop in a plain one.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ def _fits(value: Any, wanted: Any) -> bool:
 class Dispatcher:
     """Calls tools for one sandbox and its forks.
 
-    A tool whose call may have to end before the tool does runs on a thread of its own, with the caller's context. That
-    is every tool of an asynchronous sandbox, of a sandbox with a time limit, and of a guest on a daemon thread, which
-    the interpreter ends without notice. Any other tool runs on the thread that called the guest.
+    A tool whose call may have to end before the tool does runs on a separate thread, with the caller's context. That is
+    every tool of an asynchronous sandbox, of a sandbox with a time limit, and of a guest on a daemon thread, which the
+    interpreter ends without notice. Any other tool runs on the thread that called the guest.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ async def _awaited(awaitable: Any) -> Any:
 
 
 def _settle(function: Callable[[], Any], loop: asyncio.AbstractEventLoop | None) -> Any:
-    """Calls a function on a thread of its own, and awaits what it returns if that is awaitable."""
+    """Calls a function on a separate thread, and awaits its result if that is awaitable."""
     result = function()
     if not inspect.isawaitable(result):
         return result
@@ -159,7 +159,7 @@ def _settle(function: Callable[[], Any], loop: asyncio.AbstractEventLoop | None)
 
 
 def _run(awaitable: Any) -> Any:
-    """Awaits on an event loop of its own, on this thread."""
+    """Awaits on a new event loop, on this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""What a sandbox's states are, to look at: the tree, and in what two states differ."""
+"""The states of a sandbox, for display: the tree, and the difference of two states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class State:
     """One state of a tree.
 
     Attributes:
-        checkpoint: What names it.
+        checkpoint: Its identifier.
         parent: The state that it was made from; ``None`` for the first.
         name: Its name, if it was given one.
         stored_pages: Pages that it stores or shares.
@@ -103,13 +103,13 @@ class Tree:
 
 @dataclass(frozen=True)
 class Difference:
-    """In what two states differ.
+    """The difference of two states.
 
     Attributes:
         pages: How many pages (4 KiB) of memory do.
         bytes: How many bytes of them do.
         runs: Which pages, as ``(memory, first page, number of pages)``.
-        state: Whether anything beside memory does: globals, tables, sizes.
+        state: Whether other state differs: globals, tables, sizes.
     """
 
     pages: int

@@ -8,7 +8,7 @@ from typing import Final, final
 
 @final
 class Undefined:
-    """JavaScript's ``undefined``, where it has to be told from ``None``."""
+    """JavaScript's ``undefined``, where it must differ from ``None``."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ class Opaque:
     """Something that stays in the guest: a function, a symbol, a promise, an object without a plain form.
 
     Attributes:
-        kind: What it is, in one word.
+        kind: Its kind, in one word.
         text: How the guest shows it.
     """
 

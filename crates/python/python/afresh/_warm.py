@@ -82,7 +82,7 @@ class Warm:
         result_limit: int | str = _RESULT,
         tools: Tools | None = None,
     ) -> Sandbox:
-        """A live guest of its own, which starts from the warm state. Its first call makes it.
+        """A live guest, which starts from the warm state. Its first call makes it.
 
         Args:
             timeout: Most seconds that one call may take. One that takes longer ends with a `TimeLimitError`, and the
@@ -91,8 +91,8 @@ class Warm:
             output_limit: Maximum bytes kept of each stream; output beyond that is dropped, and the result says so.
             result_limit: Maximum memory of the Python objects made of one result, or of one tool's arguments.
             tools: Functions that programs may call by their names, as a list or as a dictionary. With a timeout they
-                run on threads of their own, and one that does not return in time is abandoned: it gets an
-                ``Abandoned`` exception, and nothing takes its result.
+                run on separate threads, and one that does not return in time is abandoned: it gets an ``Abandoned``
+                exception, and its result is dropped.
 
         >>> import afresh
         >>> def price(item: str) -> float:
@@ -114,7 +114,8 @@ class Warm:
         tools: Tools | None = None,
         executor: Executor | None = None,
     ) -> AsyncSandbox:
-        """As `sandbox`, for an event loop: guests run in the threads of ``executor``, or of the loop's own.
+        """As `sandbox`, for an event loop: guests run in the threads of ``executor``, or of the loop's default
+        executor.
 
         Has to be called where the event loop runs.
         """
@@ -176,8 +177,8 @@ def warm(
 
     Args:
         guest: A language (``"js"``, or ``"python"``, which is CPython with numpy and pandas, the extra
-            ``afresh[python]``), the path of a Wasm module or component or of a micro-VM's program,
-            or a snapshot: a directory, an archive or a remote, with ``@NAME`` behind it where it has names.
+            ``afresh[python]``), the path of a Wasm module or component or of a micro-VM program, or a snapshot: a
+            directory, an archive or a remote, with ``@NAME`` behind it where it has names.
         setup: Code that an interpreter runs once; what it leaves is what every sandbox starts from.
         calls: Calls that warm a guest up that is no interpreter: names of exports, and the bytes that each is given.
         timeout: Most seconds for one call of this object's own `run_code` and `call`.
@@ -187,7 +188,7 @@ def warm(
 
     Raises:
         OpenError: The guest cannot be opened, or its warm-up failed.
-        ProgramError: What the setup threw.
+        ProgramError: The setup raised an error.
     """
     name = os.fspath(guest)
     language = _languages.find(name)
@@ -227,7 +228,7 @@ def warm(
     except OpenError:
         if setup is None or language is None:
             raise
-        # The guest says no more than that the setup failed; the same once more says why.
+        # The guest reports only that the setup failed; running it again shows why.
         with opened(None).sandbox() as again:
             again.run_code(setup, name="<setup>").unwrap()
         raise

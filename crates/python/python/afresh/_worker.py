@@ -1,4 +1,4 @@
-"""A thread with an event loop of its own, for coroutines from any thread."""
+"""A thread with an event loop, for coroutines from any thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 class ThreadWorker:
-    """Runs coroutines on a thread of its own, which starts with the first.
+    """Runs coroutines on a separate thread, which starts with the first.
 
     >>> async def answer():
     ...     return 42
@@ -49,11 +49,11 @@ class ThreadWorker:
             loop.close()
 
     def run_sync(self, coro: Coroutine[Any, Any, _T]) -> _T:
-        """What the coroutine returns; waits for it."""
+        """Waits for the coroutine and returns its result."""
         return asyncio.run_coroutine_threadsafe(coro, self._started()).result()
 
     def run_async(self, coro: Coroutine[Any, Any, _T]) -> asyncio.Future[_T]:
-        """What the coroutine returns, as a future of the caller's loop."""
+        """The result of the coroutine, as a future of the caller's loop."""
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coro, self._started()))
 
     def close(self) -> None:

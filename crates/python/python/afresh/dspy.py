@@ -7,8 +7,8 @@ dspy.configure(interpreter_factory=afresh.dspy.interpreter_factory(setup="import
 ```
 
 Promises: each interpreter starts from the warm state in microseconds, and none sees another's. Code that is cut
-short by a time limit or a trap is undone: the interpreter goes on from where it was before, where others end. What may
-break it: tools, which are the caller's own functions and run in its process.
+short by a time limit or a trap is undone: the interpreter continues from its last state, where others end. May break
+it: tools, which are the caller's own functions and run in its process.
 
 It is made for DSPy 3.4's ``CodeInterpreter``.
 """
@@ -29,7 +29,7 @@ from .errors import AfreshError, ProgramError
 
 __all__ = ["Interpreter", "interpreter_factory"]
 
-# What the guest has beside the program: how it submits.
+# The guest's helper for the program: how it submits.
 _SUBMIT = '''
 def _afresh_submit():
     import sys, types
@@ -69,12 +69,13 @@ def _check(names: Mapping[str, Any], what: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """What stays in the guest, as it shows itself."""
+    """A value that stays in the guest, in its printed form."""
     return value.text if isinstance(value, Opaque) else value
 
 
 class Interpreter:
-    """One session of code: what one execution leaves the next one finds. Made by `interpreter_factory`.
+    """One session of code: each execution continues from the state that the last one left. Made by
+    `interpreter_factory`.
 
     Attributes:
         tools: Functions that code may call by their names; may be changed between executions.
@@ -208,7 +209,7 @@ def interpreter_factory(
 
     Args:
         warm: The CPython that they start from; if not given, the language ``python``, warmed now with ``setup``.
-        setup: What that runs once.
+        setup: Code that it runs once.
         tools: Functions that every interpreter offers.
         timeout: Most seconds for one execution.
         memory_limit: Most memory.

@@ -39,8 +39,8 @@ class ProgramError(AfreshError):
     When it was an error of a tool, that one is the ``__cause__``.
 
     Attributes:
-        name: The name of the error's type in the guest's language.
-        message: What it says.
+        name: The name of the error type in the language of the guest.
+        message: The message.
         traceback: Where in the program it happened, as the guest's language shows it; ``None`` if it does not say.
     """
 

@@ -2,8 +2,8 @@
 
 ``from afresh.langchain import CodeInterpreterMiddleware``: it is that package's middleware, unmodified, with its three
 modes (``thread``, ``turn``, ``call``), its tools and subagents, over `afresh.quickjs`. Each interpreter is a sandbox
-forked from one warm guest, and code that is cut short is undone. Who imports ``langchain_quickjs`` itself gets it over
-``quickjs_rs`` as before. Tools that a program calls at the same time run one after the other.
+forked from one warm guest, and code that is cut short is undone. Programs that import ``langchain_quickjs`` itself
+still get it over ``quickjs_rs``. Tools that a program calls at the same time run one after the other.
 """
 
 from __future__ import annotations

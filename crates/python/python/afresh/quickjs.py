@@ -1,6 +1,6 @@
 """The interface of `quickjs-rs` on warm guests: ``import afresh.quickjs as quickjs_rs``.
 
-A context is a sandbox of its own, forked from one warm guest. A snapshot holds the whole state, closures and pending
+Each context is a separate sandbox, forked from one warm guest. A snapshot holds the whole state, closures and pending
 promises included, and restores in another process, too. An evaluation that is cut short by a time limit or a trap
 leaves no trace: the context is as it was before.
 
@@ -72,7 +72,7 @@ class QuickJSError(Exception):
 
 
 class JSError(QuickJSError):
-    """What a program threw: ``name``, ``message``, ``stack``."""
+    """An uncaught exception of the program: ``name``, ``message``, ``stack``."""
 
     def __init__(self, name: str, message: str, stack: str | None = None) -> None:
         super().__init__(f"{name}: {message}")
@@ -82,7 +82,7 @@ class JSError(QuickJSError):
 
 
 class HostError(JSError):
-    """What a program sees of an exception of the host's."""
+    """A host exception, as a program sees it."""
 
 
 class MarshalError(QuickJSError):
@@ -118,7 +118,7 @@ class DeadlockError(QuickJSError):
 
 
 class SourceTransform(IntFlag):
-    """What is done to scripts before they are evaluated."""
+    """Transformations of scripts before they are evaluated."""
 
     NONE = 0
     TOP_LEVEL_CONST_TO_VAR = 8
@@ -131,7 +131,7 @@ def _interpreter() -> Warm:
 
 @lru_cache(maxsize=1)
 def _build() -> bytes:
-    """What the guest is, by its bytes."""
+    """The identity of the guest: a digest of its bytes."""
     language = _languages.find("js")
     if language is None:
         raise QuickJSError("the language js is not in this installation")
@@ -160,7 +160,7 @@ class Snapshot:
 
 
 def _checked(snapshot: Snapshot) -> bytes:
-    """The state in a snapshot; `ValueError` says why there is none."""
+    """The state in a snapshot; raises `ValueError` if it is invalid."""
     data = snapshot.to_bytes()
     if len(data) < _HEADER.size:
         raise ValueError(f"the snapshot's length is {len(data)}, less than a header has")
@@ -177,7 +177,7 @@ def _checked(snapshot: Snapshot) -> bytes:
 
 
 class Runtime:
-    """What contexts have in common: their limits."""
+    """The common part of contexts: their limits."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class Runtime:
         stack_limit: int | None = None,
         transform_flags: SourceTransform = SourceTransform.NONE,
     ) -> None:
-        # The engine has a stack of its own, whose end is a trap.
+        # The engine has a separate stack, and a trap at its end.
         del stack_limit
         self._memory_limit = memory_limit
         self._transform_flags = SourceTransform(transform_flags)
@@ -208,7 +208,7 @@ class Runtime:
         self._closed = True
 
     def new_context(self, *, timeout: float = 5.0) -> Context:
-        """A context of its own, in which one evaluation takes so many seconds at most."""
+        """A new context. ``timeout`` is the limit of one evaluation, in seconds."""
         if self._closed:
             raise QuickJSError("runtime is closed")
         context = Context(self, timeout=timeout)
@@ -225,7 +225,7 @@ class Runtime:
             raise QuickJSError("context belongs to a different runtime")
 
     def restore_snapshot(self, snapshot: Snapshot, ctx: Context, *, inject_globals: bool = True) -> None:
-        """Puts a snapshot's state in the place of a context's; without ``inject_globals`` it is only checked."""
+        """Replaces the state of a context by a snapshot's; without ``inject_globals`` it is only checked."""
         self._own(ctx)
         if not isinstance(snapshot, Snapshot):
             raise TypeError("snapshot must be a Snapshot")
@@ -245,7 +245,7 @@ class Runtime:
 
 
 class Context:
-    """A context: its global object, and the functions of the host's that it knows."""
+    """A context: its global object, and the host functions that it knows."""
 
     def __init__(self, runtime: Runtime, *, timeout: float = 5.0) -> None:
         self._runtime = runtime
@@ -284,7 +284,7 @@ class Context:
             raise QuickJSError("context is closed")
 
     def register(self, name: str, fn: Callable[..., Any], *, is_async: bool | None = None) -> None:
-        """Makes a function of the host's a global function."""
+        """Makes a host function a global function."""
         self._open()
         waits = inspect.iscoroutinefunction(fn) if is_async is None else is_async
         self._functions[name] = (fn, waits)
@@ -365,7 +365,7 @@ class Context:
     async def eval_async(
         self, code: str, *, module: bool = False, timeout: float | None = None, filename: str = "<eval>"
     ) -> Any:
-        """The value that a script gives which may await, and call asynchronous functions of the host's."""
+        """The value of a script that may await, and call asynchronous host functions."""
         return await self._awaited(_MODULE if module else _SCRIPT, code, filename, timeout)
 
     async def _awaited(self, what: int, code: str, filename: str, timeout: float | None) -> Any:
@@ -388,7 +388,7 @@ class Context:
     async def eval_handle_async(
         self, code: str, *, module: bool = False, timeout: float | None = None, filename: str = "<eval>"
     ) -> Handle:
-        """A handle to the value that a script gives. What it declares stays; a promise has become its value."""
+        """A handle to the value that a script gives. Its declarations stay; a promise is replaced by its result."""
         if module:
             await self._awaited(_MODULE, code, filename, timeout)
             return Handle(self, self._kept("() => undefined"))
@@ -405,7 +405,7 @@ class Context:
         return Handle(self, self._kept("() => undefined"))
 
     def _apply(self, function: str, *arguments: Any) -> Any:
-        """Calls a function with values, where handles stand for what they hold."""
+        """Calls a function with values, where handles stand for their values."""
         self._open()
         plain = [argument._number if isinstance(argument, Handle) else argument for argument in arguments]
         held = [at for at, argument in enumerate(arguments) if isinstance(argument, Handle)]
@@ -462,7 +462,7 @@ class Context:
 
 # Where the guest leaves the value of a script that stays, and finds that of a promise.
 _PLACE = 'Symbol.for("afresh.value")'
-# Where a context keeps what handles hold, beside everything else of its state.
+# The place where a context keeps the values of handles, with the rest of its state.
 _TABLE = """
     const { table, keep } = (globalThis[Symbol.for("afresh.handles")] ??= (() => {
         const table = new Map();
@@ -527,7 +527,7 @@ class Handle:
         return bool(self._context._apply("return plain[0] instanceof Promise;", self))
 
     async def await_promise(self, *, timeout: float | None = None) -> Handle:
-        """A handle to what the promise becomes."""
+        """A handle to the result of the promise."""
         if not self.is_promise():
             raise QuickJSError("the handle holds no promise")
         self._context._apply(f"globalThis[{_PLACE}] = plain[0];", self)
@@ -574,10 +574,10 @@ class Handle:
 
 
 class _Sanitised(Exception):  # noqa: N818
-    """What a guest learns of an exception of the host's."""
+    """A host exception, as a guest sees it."""
 
 
-# What the guest calls it.
+# The guest's name for it.
 _Sanitised.__name__ = "HostError"
 
 

@@ -15,7 +15,7 @@ fn segment(memory: u32, offset: u64, bytes: &[u8]) -> (u32, u64, Vec<u8>) {
     (memory, offset, bytes.to_vec())
 }
 
-/// Of segments all but their places.
+/// Segments without their places.
 fn told(segments: &[DataSegment]) -> Vec<(u32, u64, Vec<u8>)> {
     segments.iter().map(|s| segment(s.memory, s.offset, &s.bytes)).collect()
 }

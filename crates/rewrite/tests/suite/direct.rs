@@ -72,7 +72,7 @@ fn through(slot: u32) -> String {
     THROUGH.replace("SLOT", &slot.to_string())
 }
 
-/// What its function answers to each question.
+/// The answers of its function to each question.
 fn answers(wasm: &[u8]) -> Vec<u32> {
     let engine = Engine::new(&Config::new()).unwrap();
     let component = Component::new(&engine, wasm).unwrap();
@@ -87,7 +87,7 @@ fn answers(wasm: &[u8]) -> Vec<u32> {
     (0..6).map(|which| run.call(&mut store, (which,)).unwrap().0).collect()
 }
 
-/// What its modules import, one after the other.
+/// The imports of its modules, one after the other.
 fn imports(wasm: &[u8]) -> Vec<String> {
     let mut found = Vec::new();
     for payload in wasmparser::Parser::new(0).parse_all(wasm) {

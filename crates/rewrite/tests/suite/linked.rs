@@ -273,7 +273,7 @@ fn what_does_not_fit_is_refused_by_name() {
     let command = r#"(module (func (export "_start")))"#;
     assert!(matches!(refused(&[("a", command), ("b", memory)]), LinkError::Command(_)));
     assert!(linked(&texts(&[("a", memory), ("b", command)])).is_ok());
-    // Two memories by one name, of which a host function could find the wrong one.
+    // Two memories with one name: a host function could find the wrong one.
     let asking = r#"(module (import "host" "tell" (func (param i32) (result i32)))
         (memory (export "memory") 1))"#;
     let shadowed = refused(&[("a", asking), ("b", r#"(module (memory (export "memory") 1))"#)]);
@@ -341,7 +341,8 @@ fn number(ty: ValType) -> Option<wasm_encoder::ValType> {
     })
 }
 
-/// A random module that ends, with what it may import from a library; none where chance makes none.
+/// A random terminating module, with the imports that a library offers; `None` if no module came
+/// out.
 fn random_module(random: &mut Random, available: Option<Vec<u8>>) -> Option<Vec<u8>> {
     let bytes: Vec<u8> = (0..6000).map(|_| random.next() as u8).collect();
     let mut config = wasm_smith::Config {
@@ -506,7 +507,7 @@ fn over_a_library_the_host_provides_what_it_lacks_and_finds_both_memories() {
     let instance = linker.instantiate(&mut store, &Module::new(&engine, &whole).unwrap()).unwrap();
     let run = instance.get_typed_func::<(), i32>(&mut store, "run").unwrap();
     assert_eq!(run.call(&mut store, ()).unwrap(), 733);
-    // Without a library that the host completes the same import has nobody.
+    // If the host does not complete the library, the same import has no provider.
     let error = link(&[("library", &library), ("over", &over)]).unwrap_err();
     assert!(matches!(&error, LinkError::Import { name, .. } if name == "tell"), "{error}");
 }

@@ -54,7 +54,7 @@ fn module(random: &mut Random) -> Option<Vec<u8>> {
     Some(module.to_bytes())
 }
 
-/// What a call came to, in a form that compares across instances.
+/// The result of a call, in a form that compares across instances.
 fn show(result: Result<Vec<Val>, String>) -> String {
     let values = match result {
         Ok(values) => values,
@@ -102,7 +102,7 @@ fn perform(run: &mut Running, calls: &[Call]) -> Vec<String> {
     results
 }
 
-/// What the tests really exercised, so that they cannot pass on nothing.
+/// Counts of exercised features, so that the tests cannot pass on nothing.
 #[derive(Debug, Default)]
 struct Coverage {
     modules: u32,
@@ -194,7 +194,7 @@ fn check(engine: &Engine, wasm: &[u8], random: &mut Random, seen: &mut Coverage)
         assert_eq!(saved, run.warm_state(&prepared), "restored state differs");
     }
 
-    // The restored instance goes on as the original, which was never spoilt, does.
+    // The restored instance continues as the original, which was never spoilt, does.
     let after = calls(random, &mut original);
     let expected = perform(&mut original, &after);
     assert_eq!(expected, perform(&mut run, &after), "restored instance behaves differently");

@@ -1,8 +1,8 @@
 //! Sources of sandboxes on all hosts of a fleet: templates that the first host has warmed, and snapshots that clients
 //! have made.
 //!
-//! Promises: a template is the same on all hosts that serve it, down to its pages, so what a sandbox saves on
-//! one host is a difference to what the others hold already.
+//! Promises: a template is the same on all hosts that serve it, down to its pages, so a sandbox saved on one host is
+//! a difference from data that the others have already.
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};

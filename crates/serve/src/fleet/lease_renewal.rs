@@ -64,7 +64,7 @@ pub(super) async fn check_terms(
     life: &str,
     terms: Terms,
 ) -> Result<(), afresh::Cause> {
-    let own = nats::find(&links.hosts, life).await?.ok_or("the lease is gone already")?;
+    let own = nats::find(&links.hosts, life).await?.ok_or("the lease has already expired")?;
     let lease_ms = milliseconds(terms);
     for found in nats::all(&links.client, &links.hosts, ">", MAX_ENDED_LIVES).await? {
         let Ok(other) = serde_json::from_slice::<LeaseEntry>(&found.value) else { continue };
@@ -140,7 +140,7 @@ fn settle(fleet: &Arc<Fleet>) {
     });
 }
 
-/// The revision of a life's entry, and whether it is broken; `None` without an entry.
+/// The revision of a life, and whether it is broken; `None` without an entry.
 async fn seen(fleet: &Fleet, life: &str) -> Result<Option<(u64, bool)>, NatsError> {
     let Some(found) = nats::find(&fleet.links.hosts, life).await? else { return Ok(None) };
     let entry: Option<LeaseEntry> = serde_json::from_slice(&found.value).ok();

@@ -43,7 +43,7 @@ impl From<NatsError> for ErrorResponse {
         match error {
             NatsError::Changed => Self::busy(
                 StatusCode::SERVICE_UNAVAILABLE,
-                "another host has just taken the sandbox; try again",
+                "another host took the sandbox; try again",
             ),
             NatsError::Away(why) => {
                 tracing::warn!(why, "the fleet's ledger does not answer");

@@ -278,7 +278,7 @@ impl Fleet {
             tracing::warn!(
                 id = record.id,
                 over,
-                "a sandbox is gone: its time is over, or it was lost before it was ever saved"
+                "a sandbox does not exist any more: its time is over, or it was lost before it was ever saved"
             );
             self.counts.lost.inc();
             nats::remove(&self.links.sandboxes, key, anchor.revision).await?;

@@ -66,7 +66,7 @@ const WHOSE: usize = 6;
 /// Hex digits of an id.
 const LENGTH: usize = 22;
 
-/// The first digits of the ids of a tenant's sandboxes, which select its entries.
+/// The first digits of the ids of a tenant, which select its entries.
 pub(crate) fn whose(tenant: &str) -> String {
     let digest = Sha256::digest(tenant.as_bytes());
     digest.iter().take(WHOSE / 2).map(|byte| format!("{byte:02x}")).collect()

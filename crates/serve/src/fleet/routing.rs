@@ -99,7 +99,7 @@ impl Fleet {
             ForwardResult::Answered(response) => RouteDecision::Answered(response),
             ForwardResult::NotThere(request) if own.is_some() => RouteDecision::Here(request),
             ForwardResult::NotThere(_) => {
-                let why = "the host that serves this path has just gone; try again";
+                let why = "the host that serves this path has left; try again";
                 RouteDecision::Answered(
                     ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why).into_response(),
                 )

@@ -1,4 +1,4 @@
-//! Trace context: the header `traceparent` of W3C's Trace Context.
+//! Trace context: the header `traceparent` of the W3C recommendation Trace Context.
 //!
 //! Promises: a header that is not as the recommendation has it is no context, and its `tracestate` is nothing then.
 

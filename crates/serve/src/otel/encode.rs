@@ -89,7 +89,7 @@ pub(super) struct FinishedSpan {
     pub(super) description: String,
 }
 
-/// Of a span's flags: it is known whether its parent is in another process, and that it is.
+/// Flags of a span: it is known whether its parent is in another process, and that it is.
 const KNOWN: u32 = 0x100;
 const REMOTE: u32 = 0x200;
 /// The flag that W3C has for a trace that is kept.

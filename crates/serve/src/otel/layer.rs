@@ -1,8 +1,9 @@
 //! From `tracing`'s spans and events to those of OpenTelemetry.
 //!
-//! Fields are attributes, except those that say something of the span itself, by the names that `tracing-opentelemetry`
-//! has for them: `otel.name`, `otel.kind`, `otel.status_code`, `otel.status_description`; and `traceparent` and `tracestate`, what
-//! a request came with. An event within a span, of the level INFO or worse, is one of the span's.
+//! Fields are attributes, except those that say something of the span itself, by the names that
+//! `tracing-opentelemetry` has for them: `otel.name`, `otel.kind`, `otel.status_code`, `otel.status_description`; and
+//! `traceparent` and `tracestate`, what a request came with. An event within a span, of the level INFO or worse,
+//! becomes an event of that span.
 //! Promises: nothing here waits, and what one span holds is bounded.
 
 use std::hash::{BuildHasher, RandomState};
@@ -48,7 +49,7 @@ pub struct Layer {
     ids: Ids,
 }
 
-/// Numbers that nobody guesses and that do not come twice: hashes of a count, under a key of this process's own.
+/// Numbers that are unpredictable and unique: hashes of a count, under a key of this process.
 #[derive(Debug)]
 struct Ids {
     key: RandomState,

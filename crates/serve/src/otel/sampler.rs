@@ -38,7 +38,7 @@ impl Sampler {
     pub(super) fn keeps(self, trace: u128, parent: Option<Context>) -> bool {
         match parent {
             Some(parent) if self.parent => parent.sampled,
-            // The bits that all of OpenTelemetry's libraries use, so that each keeps the same traces.
+            // The bits that all OpenTelemetry libraries use, so that each keeps the same traces.
             _ => (trace as u64) >> 1 < self.below,
         }
     }

@@ -1,8 +1,8 @@
 //! Finished spans on their way to a collector, in batches, as OTLP over HTTP says.
 //!
 //! Promises: what a collector says to send again is sent again, later each time, and given up in the end; what it
-//! refuses is not. Whatever becomes of a span is counted. A collector may be hostile: no more of its answer is read than is
-//! of use, it leads nowhere else, and it is not waited for longer than the settings say.
+//! refuses is not. Every span is counted, sent or not. A collector may be hostile: no more of its answer is read than
+//! is of use, it leads nowhere else, and it is not waited for longer than the settings say.
 
 use std::sync::Arc;
 use std::time::Duration;

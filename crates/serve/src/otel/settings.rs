@@ -1,7 +1,7 @@
 //! Where traces go and how, from the variables that OpenTelemetry's specification names.
 //!
-//! Promises: a variable that is not understood is an error or a warning that names it, never another value. Headers, in which
-//! keys come, are shown to nobody.
+//! Promises: a variable that is not understood is an error or a warning that names it, never another value. Headers,
+//! which may contain keys, are never shown.
 
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ impl Settings {
         &self.notes
     }
 
-    /// What the environment says; nothing where traces are not asked for. They are by an endpoint, or by
+    /// The settings in the environment; `None` if traces are not requested. They are by an endpoint, or by
     /// `OTEL_TRACES_EXPORTER=otlp`.
     ///
     /// # Errors
@@ -102,7 +102,7 @@ impl Settings {
         Self::read(|name| std::env::var(name).ok())
     }
 
-    /// The same, from whatever gives the values of variables.
+    /// The same, from any source of variables.
     ///
     /// # Errors
     /// [`SettingsError`], with the variable.

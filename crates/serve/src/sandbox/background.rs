@@ -1,7 +1,8 @@
 //! Background work in idle sandboxes: programs that commands or code have left running.
 //!
-//! Promises: they run in slices, between which calls get their turn. A slice that is cut short takes the sandbox back to where its
-//! last call ended, and the next call lets it go on from there.
+//! Promises: they run in slices, between which calls get their turn. A slice that is cut short
+//! takes the sandbox back to the end of its last call, and the next call lets it continue from
+//! there.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -61,7 +62,7 @@ impl Sandboxes {
     }
 }
 
-/// Runs the background work of a sandbox until there is none.
+/// Runs the background work of a sandbox to its end.
 async fn drive(all: Weak<Sandboxes>, sandbox: Arc<Sandbox>) {
     while let Some(at) = sandbox.commands.next() {
         // A sleep, however short, lasts a millisecond.
@@ -77,7 +78,7 @@ async fn drive(all: Weak<Sandboxes>, sandbox: Arc<Sandbox>) {
             continue;
         };
         if let Err(refusal) = all.step(&sandbox).await {
-            tracing::debug!(id = sandbox.id, why = refusal.message, "goes on with the next call");
+            tracing::debug!(id = sandbox.id, why = refusal.message, "continues with the next call");
             sandbox.commands.rest();
         }
     }

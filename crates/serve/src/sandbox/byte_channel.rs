@@ -36,7 +36,7 @@ pub(super) struct Receiver {
 pub(super) enum SendError {
     /// There is no room now.
     Full(Bytes),
-    /// The receiver is gone.
+    /// The receiver was dropped.
     Gone,
 }
 
@@ -65,19 +65,19 @@ impl Sender {
     /// Gives a piece once there is room for it.
     pub(super) async fn give(&self, piece: Bytes) {
         if let Ok(permit) = self.room.clone().acquire_many_owned(weight(&piece)).await {
-            // The receiver may be gone.
+            // The receiver may have been dropped.
             let _ = self.pieces.send((piece, permit));
         }
     }
 
-    /// Whether the receiver is gone.
+    /// Whether the receiver was dropped.
     pub(super) fn is_left(&self) -> bool {
         self.pieces.is_closed()
     }
 }
 
 impl Receiver {
-    /// The next pieces, joined; `None` once all senders are gone.
+    /// The next pieces, joined; `None` once all senders are dropped.
     pub(super) async fn take(&mut self) -> Option<Bytes> {
         std::future::poll_fn(|context| self.poll_take(context)).await
     }

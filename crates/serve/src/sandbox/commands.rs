@@ -20,7 +20,7 @@ use super::connect::{self, ConnectError};
 use super::registry::lock;
 use crate::concurrency::Permit;
 
-/// Subscribers of a sandbox's commands, and its background work.
+/// Subscribers to commands in a sandbox, and its background work.
 #[derive(Default)]
 pub(super) struct Commands {
     known: Mutex<CommandState>,
@@ -33,7 +33,7 @@ pub(super) struct Commands {
     pub(super) lines: super::tunnels::Tunnels,
 }
 
-/// A call that runs in its place.
+/// A running call of a sandbox.
 pub(super) struct RunningCall<'a>(&'a Commands);
 
 impl Drop for RunningCall<'_> {
@@ -56,7 +56,7 @@ struct CommandState {
     ears: Vec<Subscription>,
     /// How many there have been.
     count: u64,
-    /// When commands have run as long as they may, by their numbers.
+    /// The deadlines of commands, by their numbers.
     limits: BTreeMap<u32, Instant>,
     /// When something happens in the sandbox by itself.
     due: Option<Instant>,
@@ -223,7 +223,7 @@ impl Commands {
     }
 }
 
-/// The receiver of a command's output.
+/// The receiver of output from a command.
 pub(super) struct Subscriber {
     giver: Sender,
     last: Arc<OnceLock<Bytes>>,

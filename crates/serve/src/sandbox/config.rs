@@ -21,8 +21,9 @@ pub struct SandboxConfig {
     pub max_snapshots: usize,
     /// Maximum calls that run at the same time, of all tenants. One tenant has at most three quarters of them.
     pub max_running_calls: usize,
-    /// Maximum bytes of memory that the server's process and its programs use while a sandbox is made or comes back from the store.
-    /// By default three quarters of the host's memory, or of the control group's limit. Live sandboxes can grow past it.
+    /// Maximum bytes of memory that the server's process and its programs use while a sandbox is made or comes back
+    /// from the store. By default three quarters of the limit: the host's memory or that of the control group. Live
+    /// sandboxes can grow past it.
     pub max_memory: u64,
     /// After so long without a call a sandbox is saved, and comes back with the next.
     pub idle_timeout: Duration,

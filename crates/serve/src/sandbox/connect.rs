@@ -30,7 +30,7 @@ pub(super) struct ConnectError {
 }
 
 impl ConnectError {
-    /// `code` is one of Connect's.
+    /// `code` is an error code of Connect.
     pub(super) fn new(code: &'static str, why: impl Into<String>) -> Self {
         Self { code, why: why.into(), refusal: None }
     }
@@ -139,7 +139,7 @@ fn event(event: &Value) -> Vec<u8> {
     message(0, &json!({ "event": event }))
 }
 
-/// The first message of a command's stream: its number.
+/// The first message on a command's stream: its number.
 pub(super) fn started(number: u32) -> Vec<u8> {
     event(&json!({"start": {"pid": number}}))
 }

@@ -17,7 +17,7 @@ use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;
 
-/// The version of E2B's agent with this interface. Its clients choose their requests by it.
+/// The version of the E2B agent with this interface. Its clients choose their requests by it.
 const AGENT: &str = "0.6.5";
 /// Seconds that a sandbox lives if its client does not say.
 const DEFAULT_TIMEOUT_SECONDS: u64 = 300;

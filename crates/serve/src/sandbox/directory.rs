@@ -20,7 +20,7 @@ impl Directory {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 return Err(format!(
-                    "another server keeps its sandboxes in {}; end it, or give this one a directory of its own",
+                    "another server keeps its sandboxes in {}; end it, or give this one another directory",
                     dir.display()
                 )
                 .into());
@@ -42,7 +42,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let first = Directory::lock(dir.path()).unwrap();
         let refused = Directory::lock(dir.path()).err().expect("it is locked").to_string();
-        assert!(refused.contains("of its own"), "{refused}");
+        assert!(refused.contains("another directory"), "{refused}");
         drop(first);
         Directory::lock(dir.path()).unwrap();
     }

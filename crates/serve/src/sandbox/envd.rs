@@ -1,7 +1,8 @@
-//! Files of a sandbox in the shape of E2B's agent: whole files by plain HTTP, everything else by Connect with JSON.
+//! Files of a sandbox in the shape of the E2B agent: whole files by plain HTTP, everything else by
+//! Connect with JSON.
 //!
-//! Promises: a relative path starts in the home directory; no path leads out of the sandbox's
-//! tree; a file that does not fit leaves the tree unchanged.
+//! Promises: a relative path starts in the home directory; no path leads out of the sandbox tree; a
+//! file that does not fit leaves the tree unchanged.
 
 use std::sync::Arc;
 
@@ -166,7 +167,7 @@ fn listing(tree: &Tree, path: &str, depth: u32) -> Result<Vec<Value>, Refused> {
     Ok(found)
 }
 
-/// Performs one of the agent's file operations.
+/// Performs a file operation for the agent.
 fn operate(tree: &mut Tree, method: &str, asked: &FilesystemRequest) -> Result<Value, Refused> {
     let path = absolute(&asked.path);
     match method {

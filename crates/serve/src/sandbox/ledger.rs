@@ -324,8 +324,8 @@ impl Ledger {
         }
     }
 
-    /// Whether a name in the store is that of something that was saved for a server which was killed before it wrote it
-    /// down: a snapshot, or the first save of a sandbox. Of a fleet's the others may know.
+    /// Whether a name in the store is that of something that was saved for a server which was killed before it wrote
+    /// it down: a snapshot, or the first save of a sandbox. In a fleet, other hosts may know it.
     pub(super) fn has_lost(&self, name: &str) -> bool {
         match self {
             Self::Alone { sandboxes, snapshots, .. } => match name.split_once('-') {

@@ -1,7 +1,7 @@
 //! The end of sandboxes, and the care of idle ones: killing, sweeping, tidying, and saving all when the server ends.
 //!
-//! Promises: a killed sandbox is gone for all clients at once, also during a call; no saved state is
-//! removed while an entry names it.
+//! Promises: a killed sandbox is removed for all clients at once, also during a call; no saved state is removed while
+//! an entry names it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -31,7 +31,7 @@ const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
 const SAVE_ALL_TIMEOUT: Duration = Duration::from_secs(30);
 const SAVE_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A sandbox that is being killed, for as long as its end may take.
+/// A sandbox that is being killed, until its end is complete.
 struct KillGuard {
     all: Arc<Mutex<HashMap<String, Arc<str>>>>,
     id: String,

@@ -24,7 +24,7 @@ pub(super) struct Memory {
     used: AtomicU64,
 }
 
-/// Three quarters of the host's memory or of the limit of the control group.
+/// Three quarters of the limit: the host's memory or that of the control group.
 pub(super) fn usual_limit() -> u64 {
     let total = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;

@@ -1,8 +1,8 @@
 //! One sandbox: a session that is live or saved, and its record.
 //!
-//! Promises: calls of one sandbox run one after another. Each piece of code begins on a checkpoint of its
-//! own; one that is cut short is undone by going back there. So is what went on after it, to where it ended. A sandbox that is
-//! saved comes back with the next call, lazily.
+//! Promises: calls of one sandbox run one after another. Each piece of code begins on a new checkpoint; one that is
+//! cut short is undone by going back there. So is what went on after it, to where it ended. A sandbox that is saved
+//! comes back with the next call, lazily.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -257,8 +257,8 @@ fn undo(
     session.rollback(to).map(drop).map_err(|error| refused(&error))
 }
 
-/// Runs something in a session: what is wanted, and its source. What is printed meanwhile is told to `speaker`. A call that is cut
-/// short is undone, and told as an error of the code. `mark` is then where the call began.
+/// Runs something in a session: what is wanted, and its source. Output is passed to `speaker` at once. A call that is
+/// cut short is undone, and reported as an error of the code. `mark` is then where the call began.
 pub(super) fn run(
     session: &mut Session,
     language: &Language,
@@ -307,7 +307,8 @@ pub(super) fn command(
     run(session, language, (COMMAND, &wanted.to_string()), mark, speaker)
 }
 
-/// Lets what runs in the background go on for a slice of time. One that is cut short takes the session back to where its last call ended.
+/// Lets background work run for a slice of time. One that is cut short takes the session back to where its last call
+/// ended.
 #[cfg(feature = "linux")]
 pub(super) fn go_on(
     session: &mut Session,
@@ -329,7 +330,7 @@ pub(super) fn go_on(
     match went {
         Err(_) if session.failed().is_some() => {
             undo(session, ended, speaker)?;
-            let message = "what ran in the background was cut short, and undone";
+            let message = "background work was cut short, and undone";
             Err(ErrorResponse::new(StatusCode::CONFLICT, message))
         }
         went => went.map_err(|error| refused(&error)),
@@ -364,6 +365,6 @@ fn cut_short(error: &SessionError, late: bool) -> Outcome {
         _ if late => "TimeoutError",
         _ => "GuestError",
     };
-    let message = format!("{}; what the code did was undone", describe(error));
+    let message = format!("{}; the code was undone", describe(error));
     Outcome::Threw(Thrown { name: name.to_owned(), message, trace: None })
 }

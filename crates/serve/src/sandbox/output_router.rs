@@ -27,7 +27,7 @@ const MAX_EARLY_BYTES: usize = 1 << 20;
 /// The encoding of a piece of at most [`PIECE`] bytes.
 pub(super) type EncodeOutput = fn(Stream, &[u8]) -> Vec<u8>;
 
-/// The receivers of a call's output. The default has none.
+/// The receivers of output from a call. The default has none.
 #[derive(Default)]
 pub(super) struct OutputRouter(Option<Box<RoutedOutput>>);
 
@@ -96,7 +96,7 @@ impl ClientPatience {
         let given = self.runtime.block_on(giving).is_ok();
         if let Some(parked) = parked {
             let entered = self.runtime.block_on(parked.enter(self.time));
-            let none = |_| wasmtime::Error::msg("no place became free for the call to go on");
+            let none = |_| wasmtime::Error::msg("no place became free for the call to continue");
             *lock(place) = Some(entered.map_err(none)?);
         }
         Ok(given)
@@ -218,7 +218,7 @@ impl HostCallbacks for OutputRouter {
     }
 }
 
-/// Pieces of output, none of which ends within a character, where it is text.
+/// Pieces of output; none of them ends within a character of text.
 fn pieces(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let most = rest.len().min(PIECE);
@@ -275,7 +275,7 @@ impl RoutedOutput {
             self.late = !self.patience.give(place, &code.giver, message.into(), 1)?;
             if self.late {
                 return Err(wasmtime::Error::msg(
-                    "nobody took what the code printed, within the time that it has",
+                    "the code's output was not read within its time limit",
                 ));
             }
         }
@@ -304,7 +304,7 @@ impl RoutedOutput {
                     true
                 });
                 if !given {
-                    let why = "nobody took what the command printed; connect to it again";
+                    let why = "the command's output was not read; connect to it again";
                     self.commands.drop_ear(*key, &ConnectError::new("resource_exhausted", why));
                 }
                 given

@@ -25,10 +25,10 @@ use crate::wire;
 
 /// The header that names a port where the host does not.
 const PORT: &str = "e2b-sandbox-port";
-/// Ports that are the server's own in every sandbox: those of E2B's agent and of its code interpreter.
+/// Ports that the server itself handles in every sandbox: those of the E2B agent and of its code interpreter.
 const OWN: [u16; 2] = [49983, 49999];
 
-/// The port of a sandbox's programs that a request is for; `None` if the server answers it.
+/// The port of a sandbox program that a request is for; `None` if the server answers it.
 pub(super) fn of(headers: &HeaderMap) -> Option<u16> {
     let named = match headers.get(SANDBOX) {
         Some(_) => headers.get(PORT)?.to_str().ok()?,
@@ -56,7 +56,8 @@ async fn forward(
     let client = dial(all, &sandbox, port).await?;
     let hung_up = |error: hyper::Error| {
         tracing::debug!(id = sandbox.id, port, %error, "no answer");
-        let message = format!("what listens on port {port} of the sandbox gave no answer of HTTP");
+        let message =
+            format!("the listener on port {port} of the sandbox did not answer with HTTP");
         ErrorResponse::new(StatusCode::BAD_GATEWAY, message)
     };
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(client));
@@ -85,7 +86,8 @@ async fn forward(
     Ok(Response::from_parts(parts, Body::new(body)))
 }
 
-/// Repeats the protocol that the connection switches to. Of the connection's headers, this one is for both sides.
+/// Repeats the protocol that the connection switches to. Among the headers about a connection, only this one is for
+/// both sides.
 fn speaks(headers: &mut HeaderMap, protocol: Option<HeaderValue>) {
     if let Some(protocol) = protocol {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -93,7 +95,7 @@ fn speaks(headers: &mut HeaderMap, protocol: Option<HeaderValue>) {
     }
 }
 
-/// Carries the bytes of two ends that speak another protocol now, under the permit of the client's connection.
+/// Copies bytes between two ends that speak another protocol now, under the client's connection permit.
 async fn carry(from: OnUpgrade, to: OnUpgrade, _place: Option<ConnectionPermit>) {
     let (Ok(from), Ok(to)) = (from.await, to.await) else { return };
     // Either may just go away.

@@ -1,4 +1,4 @@
-//! Commands in a sandbox, in the shape of E2B's agent.
+//! Commands in a sandbox, in the shape of the E2B agent.
 //!
 //! Promises: a sandbox of a Linux program runs several at the same time as code. They are part of its state, and continue after a
 //! pause, a snapshot or a fork. A client that starts a command or connects to it gets its output from then on. May
@@ -124,7 +124,7 @@ struct Input {
     pty: Option<String>,
 }
 
-/// A part of a command's input.
+/// A part of the input to a command.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Part {
@@ -203,7 +203,7 @@ fn find(listed: &Value, wanted: &Selector) -> Result<u32, ConnectError> {
 }
 
 impl CommandTarget {
-    /// One call of the guest's half of commands, and the work after its answer.
+    /// One call to the guest side of commands, and the work after its answer.
     async fn ask<R: Send + 'static>(
         &self,
         mut speaker: OutputRouter,
@@ -337,7 +337,7 @@ struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// The answer of the guest's half of commands; an exception becomes an error.
+    /// The answer from the guest side of commands; an exception becomes an error.
     fn of(&mut self, wanted: &Value) -> Result<Value, ConnectError> {
         let mut mark = lock(&self.sandbox.mark);
         match command(self.session, self.language, wanted, &mut mark, self.speaker)? {

@@ -1,7 +1,7 @@
 //! How many snapshots a tenant has, against how many it may have.
 //!
-//! Counted once in a while, and kept up to date in between: hosts of a fleet count what the others have made that much later.
-//! What a host admits itself never passes the limit, however many ask at once.
+//! Counted once in a while, and kept up to date in between: hosts of a fleet count what the others have made that
+//! much later. Admissions by one host never exceed the limit, however many requests are concurrent.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

@@ -531,7 +531,7 @@ impl Sandboxes {
             tokio::spawn(async move {
                 if let Err(refusal) = this.with(&own, |_| Ok(())).await {
                     let why = refusal.message;
-                    tracing::debug!(id = own.id, why, "goes on with the next call");
+                    tracing::debug!(id = own.id, why, "continues with the next call");
                 }
             });
         }

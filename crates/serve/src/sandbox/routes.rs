@@ -21,7 +21,7 @@ use super::registry::Sandboxes;
 use super::{control, envd, execute, extensions, process};
 use crate::error_response::ErrorResponse;
 
-/// The header of E2B's clients that names a sandbox where the host does not.
+/// The header of E2B clients that names a sandbox where the host does not.
 pub(super) const SANDBOX: &str = "e2b-sandbox-id";
 
 /// Words of paths that are not names.
@@ -139,7 +139,7 @@ impl FromRequestParts<Arc<Sandboxes>> for AuthorizedSandbox {
         let sandbox = all.any(&id).filter(|sandbox| !sandbox.times().paused);
         let sandbox = sandbox.ok_or_else(|| {
             all.ledger.absent(&id).unwrap_or_else(|| {
-                // The answer of E2B's edge, which its clients expect.
+                // The answer of the E2B edge, which its clients expect.
                 ErrorResponse::new(
                     StatusCode::BAD_GATEWAY,
                     format!("The sandbox {id} was not found"),

@@ -1,7 +1,8 @@
 //! Snapshots of sandboxes, which others are made from: how they are kept, found and forgotten.
 //!
-//! Promises: what was saved and got no record is taken out of the store again, whichever client goes away meanwhile; after a server
-//! was killed, when the next one starts. No host admits more than a tenant may have.
+//! Promises: a saved state without a record is removed from the store again, even if its client
+//! disconnects; after a server was killed, when the next one starts. No host admits more than a
+//! tenant may have.
 
 use std::sync::Arc;
 

@@ -18,7 +18,7 @@ use super::registry::Sandboxes;
 use crate::body::Chunked;
 use crate::error_response::ErrorResponse;
 
-/// The form of a run's answer.
+/// The form of the answer to a run.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     /// The first bytes, with the number of the run.

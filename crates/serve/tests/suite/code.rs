@@ -119,14 +119,14 @@ fn what_code_prints_arrives_while_it_runs() {
         let printed: String = printed.map(|line| line["text"].as_str().unwrap()).collect();
         let wanted: String = (0..20000).map(|i| format!("{i} {}\n", "x".repeat(50))).collect();
         assert!(printed == wanted + &"ä".repeat(100_000) + "\n");
-        // Who goes away ends nothing; what is printed after that is told to nobody.
+        // A client that disconnects ends nothing; later output is dropped.
         let code = "console.log('first'); let until = Date.now() + 500; while (Date.now() < until) {} \
                     for (let i = 0; i < 1000; i++) console.log('x'.repeat(1000)); var after = 7";
         let mut answer = client.begin(&sandbox, code).await;
         answer.chunk().await.unwrap().unwrap();
         drop(answer);
         assert_eq!(client.value(&sandbox, "after").await, "7");
-        // Who stays and takes nothing is waited for, as long as the call may last.
+        // A client that stays connected but reads nothing is awaited until the time limit of the call.
         let code = "for (;;) console.log('x'.repeat(100000))";
         let answer = client.begin(&sandbox, code).await;
         tokio::time::sleep(Duration::from_secs(6)).await;
@@ -180,7 +180,7 @@ fn a_template_is_warmed_set_up_and_asked_as_its_language_wants() {
         let lines = client.execute(&one, "fail badly").await.unwrap();
         assert_eq!(lines[1]["value"], "badly");
         assert!(lines[1]["traceback"].as_str().unwrap().starts_with("Traceback"), "{lines:?}");
-        // Each clone has entropy of its own, and files are where it looks for them.
+        // Each clone has separate entropy, and files are where it looks for them.
         assert_eq!(
             client.execute(&one, "write /home/user/a x").await.unwrap()[1]["type"],
             "result"
@@ -188,13 +188,13 @@ fn a_template_is_warmed_set_up_and_asked_as_its_language_wants() {
         let two = client.post("/sandboxes", json!({"templateID": "js"})).await;
         assert_eq!(client.value(&two, "base").await, "[ 40 ]");
         server.end().await;
-        // It comes back with what it was, over the same library.
+        // It comes back with its state, over the same library.
         let server = serve(with(sandboxes.clone())).await;
         let client = Client::of(&server);
         assert_eq!(client.execute(&one, "read /home/user/a").await.unwrap()[1]["type"], "result");
         assert_eq!(client.value(&two, "base").await, "[ 40 ]");
         server.end().await;
-        // A setup that does not come to its end is an error, and so is one for what is warm.
+        // A setup that fails is an error, and so is one for a warm snapshot.
         let why = async |change: &dyn Fn(&mut SandboxConfig)| {
             let mut changed = sandboxes.clone();
             change(&mut changed);
@@ -220,7 +220,7 @@ fn anyhow(error: &dyn std::error::Error) -> String {
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// Has a client of E2B, a program of its own, do all that it knows to do with sandboxes like these.
+/// Runs an E2B client, in a separate program, through all operations on such sandboxes.
 fn client_of_e2b(sandboxes: SandboxConfig, mut command: Command) {
     run(async {
         let server = serve(with(sandboxes)).await;
@@ -255,7 +255,7 @@ fn client_of_e2b(sandboxes: SandboxConfig, mut command: Command) {
     });
 }
 
-/// What a variable names, or why the test that wants it is left out.
+/// The path in a variable, or the reason why the test for it is left out.
 fn named(variable: &str, by: &str) -> Option<PathBuf> {
     let place = std::env::var_os(variable).map(PathBuf::from);
     if place.is_none() {
@@ -331,7 +331,7 @@ fn an_unmodified_client_of_e2b_runs_code_and_commands_in_a_linux_program() {
     let Some(guest) =
         ["/usr/bin/python3", "/bin/python3"].into_iter().find(|p| Path::new(p).is_file())
     else {
-        println!("SKIPPED: there is no python3 of the system's");
+        println!("SKIPPED: the system has no python3");
         return;
     };
     let dir = scratch();

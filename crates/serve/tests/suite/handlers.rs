@@ -6,7 +6,7 @@ use afresh_serve::{GuestConfig, Handler};
 
 use crate::common::{TEST_TIMEOUT, built, built_by, client, config, get, post, raw, run, serve};
 
-/// What the tools of JavaScript and Python build is served as it is, asked without a server, and verified.
+/// Output of the JavaScript and Python tools is served as it is, called without a server, and verified.
 #[test]
 fn handlers_of_other_languages_start_from_what_their_tools_left() {
     for (name, expected) in [

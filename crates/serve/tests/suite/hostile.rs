@@ -1,4 +1,4 @@
-//! What clients do that mean no good: nothing of it grows without bounds.
+//! Actions of malicious clients: none of them grows anything without bounds.
 
 use afresh_serve::GuestConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -27,7 +27,7 @@ fn an_answer_that_its_client_does_not_take_is_counted_while_it_is_kept() {
         let mut begun = [0; 15];
         slow.read_exact(&mut begun).await.unwrap();
         assert_eq!(&begun, b"HTTP/1.1 200 OK");
-        // There is no room for another beside it.
+        // Another does not fit.
         for _ in 0..3 {
             assert_eq!(get(&client, &url).await.0, 503);
         }

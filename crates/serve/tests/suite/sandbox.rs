@@ -1,4 +1,5 @@
-//! Sandboxes over HTTP: they keep what code did, go back, fork, are saved and come back, and are nobody else's.
+//! Sandboxes over HTTP: they keep the state of code, go back, fork, are saved and come back, and are visible to their
+//! tenant only.
 
 use std::path::Path;
 use std::time::Duration;
@@ -24,7 +25,7 @@ pub(crate) fn with(sandboxes: SandboxConfig) -> Config {
     config
 }
 
-/// A client of the control plane and of what is inside sandboxes.
+/// A client of the control plane and of the agents inside sandboxes.
 pub(crate) struct Client {
     pub(crate) http: reqwest::Client,
     base: String,
@@ -76,7 +77,7 @@ impl Client {
         Ok(text.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
     }
 
-    /// The text of code's value.
+    /// The text of the value of code.
     pub(crate) async fn value(&self, sandbox: &Value, code: &str) -> String {
         let lines = self.execute(sandbox, code).await.unwrap();
         let result = lines.iter().find(|line| line["type"] == "result");
@@ -207,7 +208,7 @@ fn paused_idle_and_saved_sandboxes_come_back_also_in_another_process() {
 
         let server = serve(with(sandboxes)).await;
         let client = Client::of(&server);
-        // What nobody paused was saved when the server ended.
+        // An unpaused sandbox was saved when the server ended.
         assert_eq!(client.value(&idle, "all.length").await, "5");
         assert_eq!(client.execute(&paused, "1").await, Err(502));
         client.post(&path(&paused, "/connect"), json!({"timeout": 600})).await;
@@ -264,7 +265,7 @@ fn a_sandbox_ends_when_its_time_is_over() {
     });
 }
 
-/// What begins with `kind` in the store of sandboxes, and what there are records of in the folder `records`, by their ids.
+/// The ids in the store of sandboxes that begin with `kind`, and the ids of records in the folder `records`.
 fn kept(dir: &Path, kind: &str, records: &str) -> (Vec<String>, Vec<String>) {
     let store = afresh::store::Store::open(dir.join("snapshots")).unwrap();
     let names = store.list().unwrap().into_iter().map(|listed| listed.tag.name);
@@ -300,7 +301,7 @@ fn clients_that_go_away_leave_nothing_between_two_states() {
                 let _ = tokio::time::timeout(patience, asked).await;
             }
         }
-        // What is under way when it is looked at is between two states still: it is settled when it stays so.
+        // An operation in progress may be between two states: the result counts when it is stable.
         let (mut snapshots, mut paused) = Default::default();
         let mut settled = 0;
         for _ in 0..200 {
@@ -380,7 +381,7 @@ fn a_tenant_has_as_many_snapshots_as_it_may() {
         let (status, answer) = client.ask(Method::POST, &snapshots, json!({})).await;
         assert_eq!(status, 429, "{answer}");
         assert!(answer["message"].as_str().unwrap().contains("2 snapshots"), "{answer}");
-        // Somebody else's are not counted.
+        // Those of another tenant are not counted.
         client.key = "key-of-other";
         let theirs = client.create().await;
         client.post(&path(&theirs, "/snapshots"), json!({})).await;
@@ -536,7 +537,7 @@ fn files_that_nobody_takes_and_long_labels_are_bounded() {
         assert_eq!(taken.content_length(), Some(24 << 20));
         assert_eq!(taken.bytes().await.unwrap().len(), 24 << 20);
         drop(slow);
-        // What is kept of each sandbox is small, whatever its client calls it.
+        // The record of each sandbox is small, whatever its client calls it.
         let long = "x".repeat(20 << 10);
         for (path, body) in [
             ("/sandboxes".to_owned(), json!({"templateID": "script", "metadata": {"a": long}})),

@@ -113,7 +113,7 @@ fn what_resets_take_and_what_becomes_of_instances_is_counted() {
             let before = read().await;
             let since = |text: &str, line: &str| metric(text, line) - metric(&before, line);
             for _ in 0..20 {
-                // The name, the request and the answer lie in three pages, and the stack in none.
+                // The name, the request and the answer are in three pages, and the stack in none.
                 post(&client, &url, "x").await;
             }
             for request in ["!grow", "!grow", "!trap"] {
@@ -140,7 +140,7 @@ fn what_resets_take_and_what_becomes_of_instances_is_counted() {
             let process = metric(&after, "afresh_process_resident_bytes");
             assert!(kept >= 3.0 * 4096.0 && process > kept, "{kept} of {process}");
             assert_eq!(metric(&after, &format!("afresh_pool_discarded_total{guest}")), 0.0);
-            // The counts go on where the guests are exchanged.
+            // The counts continue when the guests are exchanged.
             server.handle.reload(&config).await.unwrap();
             post(&client, &url, "x").await;
             let later = read().await;
@@ -207,7 +207,7 @@ fn one_guests_flood_does_not_starve_another_and_ends_in_429() {
             let (client, url) = (client.clone(), server.url("/greedy"));
             flood.spawn(async move { post(&client, &url, "!spin").await.0 });
         }
-        // Once those that run and wait are all there are, the others have been told.
+        // Once only running and waiting requests are left, the others have been refused.
         let mut told = Vec::new();
         while told.len() < 24 - 6 {
             told.push(flood.join_next().await.unwrap().unwrap());
@@ -217,7 +217,7 @@ fn one_guests_flood_does_not_starve_another_and_ends_in_429() {
             let answer = post(&client, &server.url("/modest"), "one").await;
             assert_eq!(answer, (200, "warm".to_owned()));
         }
-        // The flood was still there: nobody of it has been answered.
+        // The flood was still waiting: none of it has been answered.
         assert!(flood.try_join_next().is_none());
         flood.abort_all();
         server.end().await;
@@ -294,7 +294,7 @@ fn what_is_held_in_memory_is_bounded_over_all_requests() {
         slow.read_exact(&mut answer).await.unwrap();
         assert_eq!(&answer, b"HTTP/1.1 200");
         drop(slow);
-        // It is given back a moment after the answer has gone out.
+        // It is released a moment after the answer was sent.
         while !get(&client, &server.url("/metrics")).await.1.contains("afresh_buffered_bytes 0") {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -405,7 +405,7 @@ fn unknown_routes_and_operations_are_answered_as_json_and_by_their_own_door() {
     });
 }
 
-/// Asks until told to stop; gives the answers, and panics when one does not come.
+/// Sends requests until stopped; returns the answers, and panics when one does not come.
 async fn ask_always(url: String, stop: Arc<AtomicBool>) -> Vec<String> {
     let client = client();
     let mut answers = Vec::new();
@@ -464,7 +464,8 @@ fn a_server_that_ends_answers_what_has_reached_it() {
             let answered = answered.clone();
             asking.spawn(async move {
                 loop {
-                    // Who gets no connection has lost nothing; who has one gets an answer.
+                    // A client without a connection has lost nothing; a client with one gets an
+                    // answer.
                     let Ok(mut stream) = TcpStream::connect(addr).await else { return };
                     let request = b"POST / HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx";
                     stream.write_all(request).await.unwrap();

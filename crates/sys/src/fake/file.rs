@@ -84,7 +84,7 @@ pub struct Piece {
     pub len: usize,
 }
 
-/// Most pieces that one scattered read takes.
+/// Maximum pieces of one scattered read.
 pub const MAX_PIECES: usize = 1024;
 
 /// Always fails.

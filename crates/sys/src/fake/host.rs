@@ -1,4 +1,4 @@
-//! The host says nothing in the interpreter.
+//! The host reports nothing in the interpreter.
 
 use std::time::Duration;
 

@@ -18,7 +18,7 @@ pub enum Protection {
     ReadWrite,
 }
 
-/// What to tell the kernel about a range.
+/// Advice to the kernel about a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Advice {
@@ -80,10 +80,10 @@ impl Reservation {
         Ok(Self { base, pages, layout, owned: true, sources: Mutex::new(vec![None; pages]) })
     }
 
-    /// Takes charge of memory that somebody else owns.
+    /// Wraps memory that another value owns.
     ///
     /// # Safety
-    /// The range must stay allocated for as long as the value lives.
+    /// The range must stay allocated until the value is dropped.
     #[must_use]
     pub unsafe fn of_others(base: NonNull<u8>, pages: usize) -> Self {
         let layout = Layout::new::<u8>();
@@ -105,7 +105,7 @@ impl Reservation {
     /// Address of a page.
     ///
     /// # Panics
-    /// If `page` lies outside.
+    /// If `page` is outside.
     #[must_use]
     pub fn page_ptr(&self, page: usize) -> *mut u8 {
         assert!(page <= self.pages);
@@ -131,7 +131,8 @@ impl Reservation {
                 None => vec![0; PAGE_SIZE],
             };
             sources[page] = from;
-            // SAFETY: the page lies inside the allocation; nobody else uses it during a remap.
+            // SAFETY: the page is inside the allocation, which is not used elsewhere during a
+            // remap.
             unsafe {
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.page_ptr(page), PAGE_SIZE);
             }

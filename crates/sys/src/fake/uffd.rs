@@ -16,14 +16,14 @@ pub enum UffdMode {
 /// Which faults a registered range reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interest {
-    /// Pages that are not there.
+    /// Missing pages.
     pub missing: bool,
 }
 
 impl Interest {
     /// Only writes to write-protected pages.
     pub const WRITES: Self = Self { missing: false };
-    /// Only pages that are not there.
+    /// Only missing pages.
     pub const MISSING: Self = Self { missing: true };
 }
 

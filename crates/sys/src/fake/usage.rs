@@ -3,9 +3,9 @@
 /// Page faults so far that needed no disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Of the whole process.
+    /// The count of the whole process.
     pub process: u64,
-    /// Of the calling thread.
+    /// The count of the calling thread.
     pub thread: u64,
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{PageRange, Reservation, SysError};
 
-/// Keeps nothing from anybody.
+/// A no-op: withholds nothing.
 #[derive(Debug)]
 pub struct Withheld(());
 

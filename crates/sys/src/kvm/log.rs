@@ -48,7 +48,7 @@ pub fn enable_manual_protect(vm: &VmFd) -> Result<(), SysError> {
 /// Copies the dirty bitmap of memory slot `slot`, which has `pages` pages, into `bitmap`.
 ///
 /// # Errors
-/// `EINVAL` where `bitmap` is too short for `pages`; otherwise what the kernel says.
+/// `EINVAL` where `bitmap` is too short for `pages`; otherwise the kernel's error.
 pub fn get_dirty_log(vm: &VmFd, slot: u32, pages: u64, bitmap: &mut [u64]) -> Result<(), SysError> {
     if (bitmap.len() as u64) < pages.div_ceil(64) {
         return Err(SysError::invalid(Call::Kvm("KVM_GET_DIRTY_LOG")));
@@ -65,10 +65,11 @@ pub fn get_dirty_log(vm: &VmFd, slot: u32, pages: u64, bitmap: &mut [u64]) -> Re
 /// Clears the bits set in `bitmap` for pages `first_page..first_page + num_pages` of the slot and
 /// write-protects those pages, so that the next write to each is logged again.
 ///
-/// `first_page` is a multiple of 64; `num_pages` is one too, unless the range ends at the slot's end.
+/// `first_page` is a multiple of 64; `num_pages` is one too, unless the range ends at the slot's
+/// end.
 ///
 /// # Errors
-/// `EINVAL` for a misaligned range or a bitmap that is too short; otherwise what the kernel says.
+/// `EINVAL` for a misaligned range or a bitmap that is too short; otherwise the kernel's error.
 pub fn clear_dirty_log(
     vm: &VmFd,
     slot: u32,

@@ -57,10 +57,10 @@ pub fn enable_dirty_ring(vm: &VmFd, entries: u32) -> Result<(), SysError> {
     call(ENABLE, || vm.enable_cap(&enable))
 }
 
-/// Write-protects again every page whose ring entry was given back.
+/// Write-protects again every page whose ring entry was returned.
 ///
 /// # Errors
-/// What the kernel says; the pages are then in an unknown state and the VM must be given up.
+/// The kernel's error; the pages are then in an unknown state and the VM must be given up.
 pub fn reset_dirty_rings(vm: &VmFd) -> Result<u32, SysError> {
     call("KVM_RESET_DIRTY_RINGS", || {
         // SAFETY: the fd is a VM and the call takes no argument.
@@ -84,7 +84,7 @@ pub struct DirtyRing {
     entries: u32,
     /// Next entry to read.
     fetch: u32,
-    /// Entries read but not given back; they keep their place in the ring.
+    /// Entries read but not returned; they keep their place in the ring.
     held: u32,
 }
 
@@ -95,11 +95,11 @@ impl DirtyRing {
     /// Maps the ring of `vcpu`, created after `enable_dirty_ring(vm, entries)`.
     ///
     /// # Errors
-    /// What `mmap` says; `EINVAL` where the ring is not enabled.
+    /// Any error of `mmap`; `EINVAL` where the ring is not enabled.
     pub fn map(vcpu: &VcpuFd, entries: u32) -> Result<Self, SysError> {
         let len = entries as usize * size_of::<kvm_dirty_gfn>();
         let base = call(MAP, || {
-            // SAFETY: a fresh mapping at an address of the kernel's choice.
+            // SAFETY: a fresh mapping at an address that the kernel chooses.
             let base = unsafe {
                 libc::mmap(
                     std::ptr::null_mut(),
@@ -140,7 +140,7 @@ impl DirtyRing {
         if flags.load(Ordering::Acquire) & F_DIRTY == 0 {
             return None;
         }
-        // SAFETY: the entry lies inside the mapping and the kernel wrote it before it set the flag.
+        // SAFETY: the entry is inside the mapping and the kernel wrote it before it set the flag.
         let (slot, offset) =
             unsafe { ((&raw const (*entry).slot).read(), (&raw const (*entry).offset).read()) };
         self.fetch = self.fetch.wrapping_add(1);

@@ -68,7 +68,7 @@ pub struct KickSignal(i32);
 /// Installs, once a process, a handler that does nothing for the kick signal.
 ///
 /// # Errors
-/// What `sigaction` says, or `AlreadyExists` where the program uses that signal itself.
+/// Any error of `sigaction`, or `AlreadyExists` where the program uses that signal itself.
 pub fn install_kick_handler() -> io::Result<KickSignal> {
     // A child inherits the handler with the number.
     static INSTALLED: Inherited<Result<i32, i32>> = Inherited::new();
@@ -117,16 +117,16 @@ impl KickSignal {
     /// Lets every signal interrupt `vcpu`, this one among them, whether the calling thread blocks it or not.
     ///
     /// # Errors
-    /// What `KVM_SET_SIGNAL_MASK` says.
+    /// Any error of `KVM_SET_SIGNAL_MASK`.
     pub fn admit_all(self, vcpu: &VcpuFd) -> Result<(), SysError> {
         set_mask(vcpu, || Ok(0))
     }
 
-    /// Lets the signal interrupt `vcpu`, and otherwise those that the calling thread does not block now. A signal
-    /// that it blocks, and that has come, would interrupt every run.
+    /// Lets the signal interrupt `vcpu`, and otherwise those that the calling thread does not block now. A pending
+    /// signal that it blocks would interrupt every run.
     ///
     /// # Errors
-    /// What `rt_sigprocmask` or `KVM_SET_SIGNAL_MASK` says.
+    /// Any error of `rt_sigprocmask` or `KVM_SET_SIGNAL_MASK`.
     pub fn admit(self, vcpu: &VcpuFd) -> Result<(), SysError> {
         set_mask(vcpu, || {
             let mut blocked = 0u64;
@@ -160,7 +160,7 @@ impl KickSignal {
         }
     }
 
-    /// Sends the signal to thread `tid` of this process. A thread that is gone is not an error.
+    /// Sends the signal to thread `tid` of this process. A thread that has ended is not an error.
     pub fn send(self, tid: i32) {
         // SAFETY: tgkill only delivers a signal whose handler does nothing, inside this process.
         unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, self.0) };

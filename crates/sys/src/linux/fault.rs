@@ -1,12 +1,12 @@
 //! SIGBUS and SIGSEGV, dispatched by address.
 //!
-//! Whoever owns a range of addresses registers it with a [`FaultHandler`]; a fault inside the range goes to that
-//! handler *in the faulting thread*, and every other fault goes on to the handlers of others: wasmtime's, the
-//! embedder's, or the default action.
+//! The owner of a range of addresses registers it with a [`FaultHandler`]. A fault inside the range goes to that
+//! handler *in the faulting thread*, and every other fault is passed to other handlers: wasmtime's, the embedder's,
+//! or the default action.
 //!
 //! Promises: a lookup takes no lock and allocates nothing, so that it can run anywhere a fault can happen.
-//! Registering waits for no handler. Dropping a [`Registration`] waits for handlers of its own range, and for no
-//! others; afterwards that range's handler is never called again.
+//! Registering waits for no handler. Dropping a [`Registration`] waits only for handlers of the same range;
+//! afterwards that range's handler is never called again.
 //!
 //! May break it: another library that installs its handler later without passing faults on.
 //! [`ensure_installed`] puts ours on top again; adapters call it after they have started such a library.
@@ -30,10 +30,10 @@ use table::{EntryGuard, Table, Unpublished};
 type Owner = Arc<dyn FaultHandler>;
 
 static TABLE: Table<Owner> = Table::new();
-/// Serialises those who change the table or the installed handlers.
+/// Serialises changes of the table and of the installed handlers.
 static CHANGES: PerProcess<Mutex<Unpublished<Owner>>> =
     PerProcess::new(|| Mutex::new(Unpublished::new()));
-/// The signals that some range was ever registered for. The child of a fork inherits its parent's handlers, too.
+/// The signals that some range was ever registered for. The child of a fork also inherits its parent's handlers.
 static WANTED: AtomicU32 = AtomicU32::new(0);
 
 const SIGNALS: [(FaultSignal, u32, &Chain); 2] =
@@ -57,9 +57,9 @@ impl std::fmt::Debug for Registration {
 /// Registers `len` bytes at `start`.
 ///
 /// # Errors
-/// `EEXIST` when the range overlaps a registered one, `EINVAL` when it is empty or ends beyond all addresses; an error of
-/// `sigaction`, which only a sandbox that filters it returns; `EUSERS` when too many handlers of others lie over
-/// one another.
+/// `EEXIST` when the range overlaps a registered one, `EINVAL` when it is empty or ends beyond all addresses; an
+/// error of `sigaction`, which only a sandbox that filters it returns; `EUSERS` when too many foreign handlers are
+/// stacked.
 pub fn register(
     start: *const u8,
     len: usize,
@@ -86,12 +86,12 @@ impl Drop for Registration {
         let Some(held) = self.held.take() else { return };
         let generation = fork::generation();
         TABLE.remove(&mut changes(), generation, &held);
-        // Without the lock: waiting for this range's handlers concerns nobody else.
+        // Without the lock: only this caller waits for the handlers of its range.
         drop(held.close(generation));
     }
 }
 
-/// Makes sure that our handlers are the first to see the signals that anybody has registered a range for.
+/// Makes our handlers the first for every signal with a registered range.
 ///
 /// Cheap when they already are: one or two `sigaction` reads.
 ///
@@ -112,10 +112,10 @@ fn install() -> Result<(), SysError> {
         .try_for_each(|(_, _, chain)| chain.install())
 }
 
-/// Takes our handlers away where they are the first, so that what lies beneath can be taken away in its turn
-/// (wasmtime's `Engine::unload_process_handlers` ends the process when its handler is not on top). Until a range is
-/// registered again, or [`ensure_installed`] called, no fault in a registered range is answered: call it when there
-/// is none.
+/// Removes our handlers where they are the first, so that the handlers beneath can be removed in turn (wasmtime's
+/// `Engine::unload_process_handlers` ends the process when its handler is not on top). Until a range is registered
+/// again, or [`ensure_installed`] called, faults in registered ranges are not handled: call it when no range is
+/// registered.
 ///
 /// # Errors
 /// An error of `sigaction`.
@@ -149,7 +149,8 @@ extern "C" fn on_signal<const LAYER: usize>(
 ) {
     // SAFETY: `errno` is thread-local; it is saved so that the interrupted code finds it unchanged.
     let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: installed with SA_SIGINFO, so the kernel, or whoever passes a fault on, passes what the kernel made.
+    // SAFETY: installed with SA_SIGINFO, so the kernel, or a handler that passes a fault on, passes the kernel's
+    // arguments.
     unsafe { answer(LAYER, signal, info, context) };
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
@@ -166,7 +167,7 @@ unsafe fn answer(
     let chain = Chain::of(signal);
     // SAFETY: the caller's promise.
     let first = unsafe { (*List::of(info)).is_empty() };
-    // Who has it back from a handler that it was passed on to has looked already.
+    // If a handler further down returned the fault to us, it was looked up already.
     // SAFETY: the caller's promise.
     if first && unsafe { decode(signal, info, context) }.is_some_and(|fault| dispatch(&fault)) {
         return;
@@ -190,11 +191,11 @@ const BUS_MCEERR_AR: i32 = 4;
 const BUS_MCEERR_AO: i32 = 5;
 const SI_KERNEL: i32 = 0x80;
 
-/// What kind of fault it is; `None` when it is none of an address: sent by somebody, about memory that the thread did
-/// not touch, or of an access whose address the kernel does not know.
+/// Decodes the fault; `None` when it has no address: sent by a process, about memory that the thread did not touch,
+/// or by an access whose address the kernel does not know.
 ///
 /// # Safety
-/// The arguments must be what the kernel passed to a handler.
+/// The arguments must be those that the kernel passed to a handler.
 unsafe fn decode(
     signal: libc::c_int,
     info: *const libc::siginfo_t,

@@ -8,8 +8,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use crate::{Call, MoveError, PAGE_SIZE, PageRange, Protection, Reservation, SysError, inject};
 
 impl Reservation {
-    /// Replaces `range` by a private (copy-on-write) view of any file from `file_page` on. If the file
-    /// shrinks, reading what is gone raises SIGBUS.
+    /// Replaces `range` by a private (copy-on-write) view of any file from `file_page` on. If the file shrinks,
+    /// reading the missing part raises SIGBUS.
     ///
     /// # Errors
     /// `ENOMEM` when the number of mappings is exhausted, `ENODEV` when the file cannot be mapped.
@@ -24,13 +24,13 @@ impl Reservation {
         self.place(range, protection, flags, file.as_raw_fd(), file_page * PAGE_SIZE)
     }
 
-    /// Moves the mapping at `from` in `staging` to `to` in this reservation, where it takes the place of
-    /// whatever was mapped, at once for every thread: a concurrent access finds the old memory or the
-    /// new. The source range must be one mapping; it is empty afterwards.
+    /// Moves the mapping at `from` in `staging` to `to` in this reservation. It replaces the previous mapping at once
+    /// for every thread: a concurrent access finds the old memory or the new. The source range must be one mapping;
+    /// it is empty afterwards.
     ///
     /// # Errors
     /// `EINVAL` for ranges of different length or outside; `ENOMEM` when mappings or a limit are exhausted. The error
-    /// says whether the old memory is lost.
+    /// includes whether the old memory is lost.
     pub fn take_mapping(
         &self,
         to: PageRange,
@@ -44,10 +44,10 @@ impl Reservation {
 /// Fills `len` bytes at `to` from `offset` of `file` on. Safe to call in a signal handler.
 ///
 /// # Safety
-/// `to .. to + len` must be writable memory that nobody relies on meanwhile.
+/// `to .. to + len` must be writable memory that is not used elsewhere during the call.
 ///
 /// # Errors
-/// `EIO` when the file ends early; whatever `pread` says.
+/// `EIO` when the file ends early; any error of `pread`.
 pub unsafe fn read_into(
     file: BorrowedFd<'_>,
     to: *mut u8,
@@ -80,15 +80,15 @@ pub unsafe fn read_into(
     Ok(())
 }
 
-/// Copies `len` bytes of this process's memory from `from` to `to`. Where the file behind a mapping has
-/// become shorter, or cannot be read, that is an error and not a SIGBUS. About a tenth slower than `memcpy`.
+/// Copies `len` bytes of this process's memory from `from` to `to`. Where the file behind a mapping has become
+/// shorter, or cannot be read, that is an error and not a SIGBUS. About a tenth slower than `memcpy`.
 ///
 /// # Safety
-/// `from .. from + len` must be mapped readable and not be changed meanwhile, `to .. to + len` be writable
-/// memory that nobody relies on meanwhile; they must not overlap.
+/// `from .. from + len` must be mapped readable and not change during the call, `to .. to + len` be writable memory
+/// that is not used elsewhere during the call; they must not overlap.
 ///
 /// # Errors
-/// `EFAULT` where a page of `from` is gone; `ENOSYS` or `EPERM` in a sandbox that filters the call.
+/// `EFAULT` where a page of `from` is missing; `ENOSYS` or `EPERM` in a sandbox that filters the call.
 pub unsafe fn copy_mapped(from: *const u8, to: *mut u8, len: usize) -> Result<(), SysError> {
     let mut done = 0;
     while done < len {
@@ -115,11 +115,11 @@ pub unsafe fn copy_mapped(from: *const u8, to: *mut u8, len: usize) -> Result<()
     Ok(())
 }
 
-/// The first bytes of `file` at or behind `from` that are no hole, or `None` when only a hole follows. A
-/// file system that does not know calls everything data. Moves the file's position.
+/// The first bytes of `file` at or behind `from` that are no hole, or `None` when only a hole follows. A file system
+/// that does not know calls everything data. Moves the file's position.
 ///
 /// # Errors
-/// Whatever `lseek` says.
+/// Any error of `lseek`.
 pub fn next_data(file: BorrowedFd<'_>, from: u64) -> Result<Option<Range<u64>>, SysError> {
     inject::gate(Call::Read)?;
     let seek = |to: u64, whence| {
@@ -136,10 +136,10 @@ pub fn next_data(file: BorrowedFd<'_>, from: u64) -> Result<Option<Range<u64>>, 
     }
 }
 
-/// Tells the kernel to drop the clean cached pages of `file`; they are read from disk again.
+/// Asks the kernel to drop the clean cached pages of `file`; they are read from disk again.
 ///
 /// # Errors
-/// Whatever `posix_fadvise` says.
+/// Any error of `posix_fadvise`.
 pub fn drop_cache(file: BorrowedFd<'_>) -> Result<(), SysError> {
     // SAFETY: plain call on a borrowed descriptor.
     match unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) } {
@@ -148,11 +148,11 @@ pub fn drop_cache(file: BorrowedFd<'_>) -> Result<(), SysError> {
     }
 }
 
-/// Tells the kernel to begin writing the dirty pages of `file` to disk, so that a later `fsync` finds little
-/// left. Promises nothing about when they are there.
+/// Asks the kernel to begin writing the dirty pages of `file` to disk, so that a later `fsync` finds little left.
+/// Does not promise when they are on disk.
 ///
 /// # Errors
-/// Whatever `sync_file_range` says; `ESPIPE` for what is no file on a disk.
+/// Any error of `sync_file_range`; `ESPIPE` if it is not a file on a disk.
 pub fn begin_writing(file: BorrowedFd<'_>) -> Result<(), SysError> {
     inject::gate(Call::Write)?;
     // SAFETY: plain call on a borrowed descriptor; a length of 0 means up to the end.
@@ -171,17 +171,17 @@ pub struct Piece {
     pub len: usize,
 }
 
-/// Most pieces that one scattered read takes.
+/// Maximum pieces of one scattered read.
 pub const MAX_PIECES: usize = 1024;
 
-/// Reads consecutive bytes of `file`, from `offset` on, into at most [`MAX_PIECES`] pieces of memory.
-/// Returns the bytes read, which may be fewer than wanted.
+/// Reads consecutive bytes of `file`, from `offset` on, into at most [`MAX_PIECES`] pieces of memory. Returns the
+/// bytes read, which may be fewer than wanted.
 ///
 /// # Safety
 /// As [`read_into`], for every piece.
 ///
 /// # Errors
-/// `EINVAL` for too many pieces, `EIO` when the file ends early; whatever `preadv` says.
+/// `EINVAL` for too many pieces, `EIO` when the file ends early; any error of `preadv`.
 pub unsafe fn read_scattered(
     file: BorrowedFd<'_>,
     pieces: &[Piece],

@@ -78,8 +78,8 @@ pub fn of(file: impl AsFd, range: PageRange) -> Option<Folios> {
         if frame == 0 {
             return None;
         }
-        // Tails say only that they are tails: walk to the head, then to the end. Folios are aligned
-        // to their size, so a walk is short and each folio is walked once.
+        // A tail does not show its head: walk to the head, then to the end. Folios are aligned to
+        // their size, so a walk is short and each folio is walked once.
         let mut head = frame;
         while flags(head)? & COMPOUND_TAIL != 0 {
             head -= 1;

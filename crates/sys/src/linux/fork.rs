@@ -1,10 +1,9 @@
 //! Noticing `fork`: a child inherits memory but not threads, not the protection of userfaultfd, and it should not
-//! inherit secrets. Whoever depends on such things compares generations, or keeps them in a
-//! [`crate::PerProcess`].
+//! inherit secrets. Code that depends on such things compares generations, or keeps them in a [`crate::PerProcess`].
 //!
-//! The kernel itself tells: a page marked `MADV_WIPEONFORK` reads as zero in a child, however the child was made,
-//! and whichever library forked. No system call is needed to look. Where the kernel cannot mark a page, a
-//! handler of the C library's `fork` clears the word instead; it misses children made by a bare system call.
+//! The kernel itself marks the child: a page with `MADV_WIPEONFORK` reads as zero in a child, for every kind of fork,
+//! by any library. No system call is needed to look. Where the kernel cannot mark a page, a handler of the C
+//! library's `fork` clears the word instead; it misses children made by a bare system call.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -24,14 +23,14 @@ static PLAIN: AtomicU32 = AtomicU32::new(0);
 #[must_use]
 pub fn generation() -> u32 {
     let word = WORD.load(Ordering::Acquire);
-    // SAFETY: what is published in `WORD` lives as long as the process.
+    // SAFETY: a value published in `WORD` is never freed.
     match unsafe { word.as_ref() }.map_or(0, |word| word.load(Ordering::Acquire)) {
         0 => settle(),
         generation => generation,
     }
 }
 
-/// How often the C library was told to fork, in this process and those it descends from.
+/// The number of forks through the C library, in this process and its ancestors.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 /// Whether that is counted.
 static COUNTED: Inherited<bool> = Inherited::new();
@@ -59,7 +58,7 @@ impl Mark {
         Self { generation: generation(), forks }
     }
 
-    /// Whether nobody else can have what was made then: this process made it, and has forked nothing since.
+    /// Whether values made then exist only here: this process made them, and has not forked since.
     #[must_use]
     pub fn is_alone(self) -> bool {
         self == Self::now()
@@ -116,11 +115,11 @@ fn word() -> &'static AtomicU32 {
         (&raw const PLAIN).cast_mut()
     });
     match WORD.compare_exchange(std::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
-        // SAFETY: both `PLAIN` and the page live as long as the process.
+        // SAFETY: neither `PLAIN` nor the page is ever freed.
         Ok(_) => unsafe { &*new },
         Err(present) => {
             if !std::ptr::eq(new, &raw const PLAIN) {
-                // SAFETY: the page was just mapped, and nobody else knows it.
+                // SAFETY: the page was just mapped, and is not shared yet.
                 unsafe { libc::munmap(new.cast(), crate::PAGE_SIZE) };
             }
             // SAFETY: as in `generation`.
@@ -135,8 +134,8 @@ extern "C" fn clear() {
 
 /// A page that reads as zero in every child, or `None` where the kernel does not do that (before Linux 4.14).
 fn marked_page() -> Option<*mut AtomicU32> {
-    // SAFETY: a new private mapping at an address of the kernel's choice disturbs nothing; it is released again when
-    // it cannot be marked, before anybody knows it.
+    // SAFETY: a new private mapping at an address that the kernel chooses disturbs nothing; it is released again when
+    // it cannot be marked, before it is shared.
     unsafe {
         let page = libc::mmap(
             std::ptr::null_mut(),
@@ -218,7 +217,7 @@ mod tests {
     fn a_child_that_the_c_library_does_not_know_of_is_noticed_too() {
         let made = marked_page();
         if made.is_none() {
-            println!("SKIPPED: MADV_WIPEONFORK is not to be had");
+            println!("SKIPPED: MADV_WIPEONFORK is unavailable");
             return;
         }
         // Made before, so that the child needs no allocator.

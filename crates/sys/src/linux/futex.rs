@@ -22,7 +22,7 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout: Duration) {
     }
 }
 
-/// Wakes everyone who waits for `word`.
+/// Wakes all waiters for `word`.
 pub fn wake_all(word: &AtomicU32) {
     // SAFETY: the call takes the word's address only as a key.
     unsafe {

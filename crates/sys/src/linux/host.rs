@@ -1,4 +1,4 @@
-//! What the host says about memory and time: headroom, pressure, thread priority, CPU clocks.
+//! The host's memory and time: headroom, pressure, thread priority, CPU clocks.
 //!
 //! Read from `/proc` and the memory control group, both hierarchies. Nothing here is exact: other
 //! processes take memory between the reading and its use. It is there to refuse growth early, while
@@ -35,8 +35,8 @@ pub fn thread_id() -> i32 {
     unsafe { libc::gettid() }
 }
 
-/// Mappings that the kernel lets a process have: `vm.max_map_count`, or its default where that cannot be read. Read once
-/// a process, so that it may be asked in a signal handler later.
+/// Mappings that the kernel lets a process have: `vm.max_map_count`, or its default where that cannot be read. Read
+/// once a process, so that later calls are safe in a signal handler.
 #[must_use]
 pub fn max_mappings() -> usize {
     static MAX_MAPPINGS: Inherited<usize> = Inherited::new();
@@ -71,7 +71,7 @@ struct Group {
     path: PathBuf,
     limit: &'static str,
     usage: &'static str,
-    /// Name, in `memory.stat`, of the file cache that goes away under pressure.
+    /// Name, in `memory.stat`, of the file cache that is reclaimed under pressure.
     cache: &'static str,
 }
 
@@ -127,8 +127,8 @@ pub fn address_space() -> Option<u64> {
     Some(limit.rlim_cur.saturating_sub(used * crate::PAGE_SIZE as u64))
 }
 
-/// Share of the last ten seconds in which some task waited for memory, in percent (PSI); `None`
-/// where the kernel does not tell.
+/// Share of the last ten seconds in which some task waited for memory, in percent (PSI); `None` where the kernel does
+/// not report it.
 #[must_use]
 pub fn memory_pressure() -> Option<f32> {
     let text = fs::read_to_string("/proc/pressure/memory").ok()?;
@@ -158,20 +158,20 @@ pub fn thread_cpu_time() -> Duration {
     Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec.clamp(0, 999_999_999) as u32)
 }
 
-/// Processor time that another process has used, if there is such a one.
+/// CPU time of another process; `None` if it does not exist.
 #[must_use]
 pub fn process_cpu_time(pid: u32) -> Option<Duration> {
     // As the kernel numbers the clocks of processes (`CPUCLOCK_SCHED`).
     let clock = (!(pid as libc::clockid_t)) << 3 | 2;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel fills the structure, or refuses a clock that is none.
+    // SAFETY: the kernel fills the structure, or refuses an invalid clock.
     let rc = unsafe { libc::clock_gettime(clock, &mut time) };
     let length =
         Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec.clamp(0, 999_999_999) as u32);
     (rc == 0).then_some(length)
 }
 
-/// A number that nobody can guess, and that no other process draws but for a chance of one in 2^64.
+/// An unpredictable number. Another process draws the same with a probability of one in 2^64.
 #[must_use]
 pub fn random_word() -> u64 {
     let mut word = [0; 8];

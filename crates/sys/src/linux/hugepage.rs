@@ -1,7 +1,7 @@
 //! Huge pages and moved pages: what a pool of frames needs beyond plain maps.
 //!
-//! [`Memfd::hugetlb`] draws on the administrator's reserved huge pages and fails where there are
-//! none; everything else works without privilege. [`Reservation::take_pages`] moves page tables, not
+//! [`Memfd::hugetlb`] draws on the administrator's reserved huge pages and fails without them;
+//! everything else works without privilege. [`Reservation::take_pages`] moves page tables, not
 //! bytes.
 
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -22,7 +22,7 @@ impl Memfd {
         if fd < 0 {
             return Err(SysError::last(Call::MemfdCreate));
         }
-        // SAFETY: the kernel just returned this descriptor and nobody else owns it.
+        // SAFETY: the kernel just returned this descriptor, and this is its only owner.
         Ok(Self::from_owned(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 }

@@ -1,7 +1,7 @@
 //! Anonymous memory files: the store behind images.
 //!
-//! A memfd is written with `pwrite` only, never through a shared writable mapping, so that
-//! [`Memfd::seal`] (F_SEAL_WRITE) can make it immutable for ever.
+//! A memfd is written with `pwrite` only, never through a shared writable mapping, so that [`Memfd::seal`]
+//! (F_SEAL_WRITE) can make it immutable.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -9,10 +9,10 @@ use crate::{Call, PageRange, SysError, inject};
 
 /// Pieces that the kernel takes in one call (`IOV_MAX`).
 const MOST_VECTORS: usize = 1024;
-/// Times that the kernel is asked to seal a file whose pages are held; it waits itself each time.
+/// Attempts to seal a file with pinned pages; the kernel itself waits in each.
 const SEAL_ATTEMPTS: u32 = 20;
 
-/// Takes `written` bytes off the pieces from `first` on; returns the first of which something is left.
+/// Skips `written` bytes of the pieces from `first` on; returns the first piece with bytes left.
 fn advance(vectors: &mut [libc::iovec], mut first: usize, mut written: usize) -> usize {
     while let Some(vector) = vectors.get_mut(first) {
         let part = written.min(vector.iov_len);
@@ -52,7 +52,7 @@ impl Memfd {
         if fd < 0 {
             return Err(SysError::last(Call::MemfdCreate));
         }
-        // SAFETY: the kernel just returned this descriptor and nobody else owns it.
+        // SAFETY: the kernel just returned this descriptor, and this is its only owner.
         Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
     }
 
@@ -152,14 +152,14 @@ impl Memfd {
         Ok(())
     }
 
-    /// Makes content and length immutable for every process, for ever.
+    /// Makes content and length immutable for every process, permanently.
     ///
-    /// The kernel refuses as long as anybody holds one of the pages, who could write to it; memory that is being
-    /// compacted or reclaimed is held too. It waits some 150 ms for them (`memfd_wait_for_pins`), which a busy host can
-    /// exceed, so it is asked a bounded number of times.
+    /// The kernel refuses while a page is pinned, because the holder could write to it; memory that is being
+    /// compacted or reclaimed is pinned too. It waits some 150 ms for them (`memfd_wait_for_pins`), which a busy host
+    /// can exceed, so the call is repeated a bounded number of times.
     ///
     /// # Errors
-    /// `EBUSY` while a shared writable mapping exists, and when pages are still held after all that.
+    /// `EBUSY` while a shared writable mapping exists, and when pages are still pinned after all that.
     pub fn seal(&self) -> Result<(), SysError> {
         let seals =
             libc::F_SEAL_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
@@ -187,7 +187,7 @@ impl Memfd {
         }
     }
 
-    /// Length in bytes; 0 where it cannot be told.
+    /// Length in bytes; 0 if it is unknown.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.stat().map_or(0, |stat| usize::try_from(stat.st_size).unwrap_or(0))

@@ -9,8 +9,7 @@
 
 const PR_GET_MEMORY_MERGE: libc::c_int = 68;
 
-/// Whether all memory of this process is to be merged (`PR_SET_MEMORY_MERGE`), which children and programs that
-/// are started inherit.
+/// Whether all memory of this process is merged (`PR_SET_MEMORY_MERGE`), which children and started programs inherit.
 #[must_use]
 pub fn merges_memory() -> bool {
     // SAFETY: the request takes no arguments; kernels that do not know it refuse.

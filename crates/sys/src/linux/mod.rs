@@ -38,7 +38,7 @@ use crate::features::Probed;
 use crate::{Call, Feature, PageRange, SysError};
 use trial::{Trial, any_ends_the_process, ends_the_process};
 
-/// Finds what is missing by trying each facility once on a page of its own.
+/// Finds missing facilities by trying each one once on a separate page.
 pub(crate) fn probe() -> Probed {
     let mut missing = BTreeMap::new();
     let short = Cell::new(false);
@@ -52,7 +52,7 @@ pub(crate) fn probe() -> Probed {
         missing.insert(Feature::Memfd, error.to_string());
     }
     if let Some(why) = missing.get(&Feature::Memfd).cloned() {
-        // What they watch is mapped from such files.
+        // They watch mappings of such files.
         missing.insert(Feature::UffdSigbus, why.clone());
         missing.insert(Feature::UffdAsync, why);
     }
@@ -63,7 +63,7 @@ pub(crate) fn probe() -> Probed {
     }
     let known: Vec<Feature> = missing.keys().copied().collect();
     let mut note = |feature, probe: &dyn Fn() -> Result<(), SysError>| {
-        // What is known to be missing is not tried: it may be what ends the process.
+        // A facility that is known to be missing is not tried: the trial may end the process.
         if known.contains(&feature) {
             return;
         }

@@ -1,4 +1,5 @@
-//! `PAGEMAP_SCAN`: which pages of a range were written since they were write-protected, and which of a process's are its own.
+//! `PAGEMAP_SCAN`: the pages of a range that were written since they were write-protected, and the private pages of a
+//! process.
 //!
 //! For the first the range must be registered with a userfaultfd in asynchronous write-protect mode
 //! ([`crate::UffdMode::Async`]). The kernel walks page tables, so a scan costs time in proportion to
@@ -53,8 +54,8 @@ pub fn written(
     })
 }
 
-/// Calls `found` with each run of addresses in `range` where the process whose page map `file` is has pages of its own: neither
-/// a file's nor the kernel's page of zeros, which a read leaves in memory that nobody has written.
+/// Calls `found` with each run of addresses in `range` where the process whose page map `file` is has private pages:
+/// neither pages of a file nor the kernel's zero page, which a read leaves in untouched memory.
 ///
 /// # Errors
 /// `ENOTTY` before Linux 6.7.

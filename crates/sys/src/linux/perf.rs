@@ -38,7 +38,7 @@ impl Instructions {
     ///
     /// # Errors
     /// `EACCES` or `EPERM` where `kernel.perf_event_paranoid` or seccomp forbids it, `ENOENT` where
-    /// the processor's counters are not to be had, as in many virtual machines.
+    /// the processor's counters are unavailable, as in many virtual machines.
     pub fn start() -> Result<Self, SysError> {
         inject::gate(Call::Perf)?;
         let attributes = Attributes {
@@ -53,7 +53,7 @@ impl Instructions {
             breakpoint_type: 0,
             breakpoint_address: 0,
         };
-        // SAFETY: the structure is as long as it says and lives through the call; 0 and -1 name this
+        // SAFETY: the structure has its stated size and lives through the call; 0 and -1 name this
         // thread on any processor, -1 no group.
         let fd = unsafe {
             libc::syscall(
@@ -68,7 +68,7 @@ impl Instructions {
         if fd < 0 {
             return Err(SysError::last(Call::Perf));
         }
-        // SAFETY: the kernel just returned this descriptor and nobody else owns it.
+        // SAFETY: the kernel just returned this descriptor, and this is its only owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) };
         Ok(Self { counter: File::from(fd) })
     }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use crate::{Call, SysError, inject};
 
-/// Waits until one of `fds` can be read, or has nothing more to come, or `timeout` is over. Says which; none where
-/// time ran out or a signal came.
+/// Waits until one of `fds` can be read, or has nothing more to come, or `timeout` is over. Returns
+/// the readable ones; none at the timeout or after a signal.
 ///
 /// # Errors
-/// What `poll` says.
+/// Any error of `poll`.
 pub fn readable<const N: usize>(
     fds: [BorrowedFd<'_>; N],
     timeout: Duration,
@@ -18,7 +18,8 @@ pub fn readable<const N: usize>(
     let mut waiting =
         fds.map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 });
     let most = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
-    // SAFETY: as many initialised entries as it says, which the call writes to and keeps nothing of.
+    // SAFETY: the count matches the initialised entries, which the call writes to and does not
+    // keep.
     let ready = unsafe { libc::poll(waiting.as_mut_ptr(), N as libc::nfds_t, most) };
     if ready < 0 {
         let error = SysError::last(Call::Poll);

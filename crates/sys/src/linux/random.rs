@@ -5,7 +5,7 @@ use crate::{Call, SysError, inject};
 /// Fills `bytes`. Waits, at the host's start, until the kernel has gathered enough.
 ///
 /// # Errors
-/// What `getrandom` says.
+/// Any error of `getrandom`.
 pub fn fill(bytes: &mut [u8]) -> Result<(), SysError> {
     inject::gate(Call::Random)?;
     let mut done = 0;

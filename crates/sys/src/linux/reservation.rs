@@ -35,7 +35,7 @@ impl Protection {
     }
 }
 
-/// What to tell the kernel about a range (`madvise`).
+/// Advice to the kernel about a range (`madvise`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Advice {
@@ -49,7 +49,7 @@ pub enum Advice {
     HugePage,
     /// Never use huge pages.
     NoHugePage,
-    /// Make huge pages of what is there now.
+    /// Make huge pages of the present pages.
     Collapse,
     /// Do not inherit the range across `fork`.
     DontFork,
@@ -93,7 +93,7 @@ pub struct Reservation {
     kept: AtomicUsize,
     /// Whether a part of the range was lost.
     torn: AtomicBool,
-    /// Of the process that reserved it.
+    /// The process that reserved it.
     generation: u32,
 }
 
@@ -125,8 +125,7 @@ impl Reservation {
         let slack = align - PAGE_SIZE;
         let total = bytes.checked_add(slack).ok_or(SysError::new(Call::Map, libc::ENOMEM))?;
         inject::gate(Call::Map)?;
-        // SAFETY: a new private anonymous mapping at an address of the kernel's choice disturbs
-        // nothing that exists.
+        // SAFETY: a new private anonymous mapping at an address that the kernel chooses disturbs nothing.
         let raw = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -144,7 +143,7 @@ impl Reservation {
         let base = start.next_multiple_of(align);
         for (from, len) in [(start, base - start), (base + bytes, start + total - base - bytes)] {
             if len > 0 {
-                // SAFETY: the slack lies inside the mapping just made, and nobody uses it yet.
+                // SAFETY: the slack is inside the mapping just made, and is not used yet.
                 unsafe { libc::munmap(from as *mut _, len) };
             }
         }
@@ -154,12 +153,11 @@ impl Reservation {
         Ok(this)
     }
 
-    /// Takes charge of what is mapped at `pages` pages from `base` on, which somebody else reserved and
-    /// will release.
+    /// Wraps the mappings of `pages` pages from `base` on, which another owner reserved and will release.
     ///
     /// # Safety
-    /// The range must be mapped, belong to the caller, and stay reserved for as long as the value lives.
-    /// Until then only this value may change its mappings.
+    /// The range must be mapped, belong to the caller, and stay reserved until the value is dropped. Until then only
+    /// this value may change its mappings.
     #[must_use]
     pub unsafe fn of_others(base: NonNull<u8>, pages: usize) -> Self {
         Self::new_at(base, pages, false)
@@ -203,12 +201,11 @@ impl Reservation {
     /// Address of page `page`, which may be one past the end.
     ///
     /// # Panics
-    /// If `page` lies outside the reservation: a bug in the caller that must not become a wild
-    /// pointer.
+    /// If `page` is outside the reservation: a bug in the caller that must not become a wild pointer.
     #[must_use]
     pub fn page_ptr(&self, page: usize) -> *mut u8 {
         assert!(page <= self.pages, "page {page} outside a reservation of {}", self.pages);
-        // SAFETY: just checked to lie inside (or one past) the mapping this value owns.
+        // SAFETY: just checked to be inside (or one past) the mapping this value owns.
         unsafe { self.base.as_ptr().add(page * PAGE_SIZE) }
     }
 
@@ -321,7 +318,7 @@ impl Reservation {
         if range.is_empty() {
             return Ok(());
         }
-        // SAFETY: the range lies inside the reservation, which this value owns.
+        // SAFETY: the range is inside the reservation, which this value owns.
         let rc = unsafe {
             libc::mprotect(self.page_ptr(range.start).cast(), range.byte_len(), protection.bits())
         };
@@ -331,7 +328,7 @@ impl Reservation {
     /// Advises the kernel about `range`.
     ///
     /// # Errors
-    /// Whatever `madvise` says; `EAGAIN` is retried a bounded number of times.
+    /// Any error of `madvise`; `EAGAIN` is retried a bounded number of times.
     pub fn advise(&self, range: PageRange, advice: Advice) -> Result<(), SysError> {
         self.check(range, Call::Advise)?;
         if range.is_empty() {
@@ -343,8 +340,7 @@ impl Reservation {
         for attempt in 0.. {
             inject::gate(Call::Advise)?;
             let advise = |bits| {
-                // SAFETY: this value owns the range. Discarding changes bytes only as the caller of this
-                // method asked.
+                // SAFETY: this value owns the range. Discarding changes bytes only as the caller requested.
                 let rc = unsafe {
                     libc::madvise(self.page_ptr(range.start).cast(), range.byte_len(), bits)
                 };
@@ -371,15 +367,15 @@ impl Reservation {
         Ok(())
     }
 
-    /// How many pages of `range` are resident, by `mincore`. A page of a file counts when the file
-    /// has it in memory, mapped here or not.
+    /// The number of resident pages in `range`, by `mincore`. A page of a file counts when the file has it in memory,
+    /// mapped here or not.
     #[must_use]
     pub fn resident_pages(&self, range: PageRange) -> usize {
         if self.check(range, Call::Map).is_err() || range.is_empty() {
             return 0;
         }
         let mut vector = vec![0u8; range.len];
-        // SAFETY: the range lies inside the reservation and the vector has one byte a page.
+        // SAFETY: the range is inside the reservation and the vector has one byte a page.
         let rc = unsafe {
             libc::mincore(self.page_ptr(range.start).cast(), range.byte_len(), vector.as_mut_ptr())
         };

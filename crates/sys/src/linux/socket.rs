@@ -23,11 +23,11 @@ fn failed(call: Call) -> impl Fn(Errno) -> SysError {
     move |errno| SysError::new(call, errno.raw_os_error())
 }
 
-/// A listening socket at `path` that only this user can connect to, from its first moment. As many connections as
-/// `backlog` says wait to be accepted.
+/// A listening socket at `path` that only this user can connect to, from its first moment. At most `backlog`
+/// connections wait to be accepted.
 ///
 /// # Errors
-/// What the kernel says; `EADDRINUSE` where something has that name.
+/// Any error of the kernel; `EADDRINUSE` if the name exists.
 pub fn listen_privately(path: &Path, backlog: i32) -> Result<UnixListener, SysError> {
     inject::gate(Call::Socket)?;
     let make = || {
@@ -43,11 +43,11 @@ pub fn listen_privately(path: &Path, backlog: i32) -> Result<UnixListener, SysEr
     make().map(UnixListener::from).map_err(failed(Call::Socket))
 }
 
-/// Receives what there is: bytes into `buffer`, of which it returns the number, and up to four descriptors to the end
-/// of `fds`. 0 bytes mean that the other side has ended.
+/// Receives available bytes into `buffer`, and up to four descriptors to the end of `fds`; returns the number of
+/// bytes. 0 bytes mean that the other side has ended.
 ///
 /// # Errors
-/// What `recvmsg` says; `EAGAIN` once the stream's time limit is over.
+/// Any error of `recvmsg`; `EAGAIN` once the stream's time limit is over.
 pub fn receive(
     stream: &UnixStream,
     buffer: &mut [u8],
@@ -74,7 +74,7 @@ pub fn receive(
 /// Makes reading of `fd` return where it would wait.
 ///
 /// # Errors
-/// What `fcntl` says.
+/// Any error of `fcntl`.
 pub fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), SysError> {
     inject::gate(Call::Socket)?;
     fcntl_getfl(fd)
@@ -86,7 +86,7 @@ pub fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), SysError> {
 fn peer_pidfd(stream: &UnixStream) -> Result<OwnedFd, SysError> {
     const SO_PEERPIDFD: libc::c_int = 77;
     let (mut fd, mut len) = (-1, size_of::<libc::c_int>() as libc::socklen_t);
-    // SAFETY: the option is a descriptor, which is as long as said.
+    // SAFETY: the option is a descriptor, with the stated size.
     let got = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),
@@ -103,7 +103,7 @@ fn peer_pidfd(stream: &UnixStream) -> Result<OwnedFd, SysError> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Another process, whatever its number is given to after it.
+/// Another process, even if its PID is reused after its end.
 #[derive(Debug)]
 pub struct Peer(OwnedFd);
 

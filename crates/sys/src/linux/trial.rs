@@ -1,9 +1,9 @@
 //! Calls that may end the process that makes them: tried in a child first.
 //!
-//! A seccomp profile can answer a call it forbids with an error, which is well, or with SIGSYS, which ends the process.
-//! Whoever probes for a facility must not die of the question. A thread without a filter, which is most, need not ask;
-//! where there is one, a single child makes all the calls, and only if it dies one for each: a child takes milliseconds of
-//! a large process.
+//! A seccomp profile can answer a call it forbids with an error, which is well, or with SIGSYS, which ends the
+//! process. A probe for a facility must not end the process. A thread without a filter, which is the common case,
+//! needs no trial. With a filter, a single child makes all the calls, and only if it dies one child each: a child
+//! takes milliseconds of a large process.
 
 /// The calls that profiles are known to kill for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub(super) fn any_ends_the_process() -> bool {
     is_filtered() && ended(&[Trial::MemfdCreate, Trial::Userfaultfd]).is_some()
 }
 
-/// Whether a profile decides what this thread may call, as far as can be told.
+/// Whether a profile restricts this thread's system calls, as far as visible.
 fn is_filtered() -> bool {
     let status = std::fs::read("/proc/thread-self/status").unwrap_or_default();
     !status.split(|byte| *byte == b'\n').any(|line| line == b"Seccomp:\t0")
@@ -36,8 +36,8 @@ pub(super) fn ends_the_process(call: Trial) -> Option<String> {
 
 /// The signal that ends a child which makes the calls; `None` where it lives.
 fn ended(calls: &[Trial]) -> Option<i32> {
-    // SAFETY: a new process with a copy of this one's memory, of which the child uses nothing but its stack: it makes
-    // system calls only, so that it does not matter what other threads were doing.
+    // SAFETY: a new process with a copy of this one's memory. The child uses only its stack and makes system calls
+    // only, so the state of other threads does not matter.
     let child = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
     match child {
         0 => attempt(calls),
@@ -65,7 +65,7 @@ fn attempt(calls: &[Trial]) -> ! {
     // SAFETY: system calls whose arguments are numbers or live through the call; the descriptors end with the process.
     unsafe {
         let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // The file that a crash leaves would be nobody's.
+        // A core file would be useless.
         libc::setrlimit(libc::RLIMIT_CORE, &none);
         for call in calls {
             match call {

@@ -5,8 +5,8 @@
 //!
 //! * [`UffdMode::Sigbus`]: the faulting thread gets SIGBUS, see [`crate::fault`]. No handler thread;
 //!   but a *system call* that touches such a page fails with `EFAULT`.
-//! * [`UffdMode::Async`]: the kernel lifts write protection itself, and [`crate::pagemap`] tells
-//!   afterwards which pages it was.
+//! * [`UffdMode::Async`]: the kernel lifts write protection itself, and [`crate::pagemap`] reports
+//!   the written pages afterwards.
 //! * [`UffdMode::Events`]: faults are read from the descriptor by a handler thread.
 //!
 //! All three work without privilege (`UFFD_USER_MODE_ONLY`), unless seccomp forbids the call.
@@ -54,7 +54,7 @@ pub enum UffdMode {
 /// Which faults a registered range reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interest {
-    /// Pages that are not there.
+    /// Missing pages.
     pub missing: bool,
     /// Writes to write-protected pages.
     pub write_protect: bool,
@@ -65,7 +65,7 @@ pub struct Interest {
 impl Interest {
     /// Only writes to write-protected pages.
     pub const WRITES: Self = Self { missing: false, write_protect: true, minor: false };
-    /// Only pages that are not there.
+    /// Only missing pages.
     pub const MISSING: Self = Self { missing: true, write_protect: false, minor: false };
     /// Only unmapped pages of a shared file.
     pub const MINOR: Self = Self { missing: false, write_protect: false, minor: true };
@@ -98,7 +98,7 @@ pub enum UffdEvent {
         /// Whether the page is there but write-protected.
         write_protected: bool,
     },
-    /// A range was discarded (`MADV_DONTNEED` and the like).
+    /// A range was discarded (`MADV_DONTNEED` and similar calls).
     Remove {
         /// First address.
         start: usize,
@@ -121,8 +121,8 @@ pub enum UffdEvent {
 pub struct Uffd {
     fd: OwnedFd,
     mode: UffdMode,
-    /// Of the process that has it. In a forked child the descriptor still stands for the memory that it
-    /// stood for, and dropping a slot there would end the parent's protection.
+    /// The process that has it. In a forked child the descriptor still stands for the memory that
+    /// it stood for, and dropping a slot there would end the parent's protection.
     generation: u32,
 }
 
@@ -149,7 +149,7 @@ impl Uffd {
         if fd < 0 {
             return Err(SysError::last(Call::UffdOpen));
         }
-        // SAFETY: the kernel just returned this descriptor and nobody else owns it.
+        // SAFETY: the kernel just returned this descriptor, and this is its only owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) };
         Self::negotiate(fd, mode, more)
     }
@@ -260,7 +260,7 @@ impl Uffd {
         Ok(())
     }
 
-    /// Fills `len` bytes of missing pages at `to` with a copy of `from` and wakes whoever waits.
+    /// Fills `len` bytes of missing pages at `to` with a copy of `from` and wakes waiting threads.
     /// Returns the bytes filled, which are fewer when a page was there already.
     ///
     /// # Safety
@@ -311,10 +311,10 @@ impl Uffd {
     /// source are skipped. Returns the bytes moved.
     ///
     /// # Safety
-    /// The source range must be anonymous memory that nothing else uses; it is gone afterwards.
+    /// The source range must be anonymous memory without another user; it is empty afterwards.
     ///
     /// # Errors
-    /// `EEXIST` when a destination page was there already, `EBUSY` when a source page is pinned.
+    /// `EEXIST` when a destination page was already present, `EBUSY` when a source page is pinned.
     pub unsafe fn take(&self, to: *mut u8, from: *mut u8, len: usize) -> Result<usize, SysError> {
         const ALLOW_SRC_HOLES: u64 = 2;
         inject::gate(Call::UffdFill)?;
@@ -339,7 +339,7 @@ impl Uffd {
         self.ioctl(Call::UffdFill, UFFDIO_WAKE, &mut argument)
     }
 
-    /// Reads the next event, or `None` when there is none now.
+    /// Reads the next event, or returns `None` if no event is pending.
     ///
     /// # Errors
     /// `EINVAL` when the descriptor is not in [`UffdMode::Events`].
@@ -370,7 +370,8 @@ impl Uffd {
         }
         Ok(Some(match message.event {
             EVENT_PAGEFAULT => {
-                // SAFETY: the event number says which member of the union the kernel wrote.
+                // SAFETY: the event number identifies the member of the union that the kernel
+                // wrote.
                 let fault = unsafe { message.arg.pagefault };
                 UffdEvent::Fault {
                     address: fault.address as usize,
@@ -391,9 +392,9 @@ impl Uffd {
             EVENT_FORK => {
                 // SAFETY: as above.
                 let child = unsafe { message.arg.fork }.ufd;
-                // Nobody asked for the child's memory. Left open, each fork of a peer would cost a
+                // The child's memory is not served. Left open, each fork of a peer would cost a
                 // descriptor.
-                // SAFETY: reading the event has made the descriptor, which nobody else knows of.
+                // SAFETY: reading the event has made the descriptor, and this is its only owner.
                 drop(unsafe { OwnedFd::from_raw_fd(child as libc::c_int) });
                 UffdEvent::Other(EVENT_FORK)
             }

@@ -1,11 +1,11 @@
-//! How many page faults were taken: a measure of how busy others are with memory.
+//! Counts of page faults: a measure of the host's memory activity.
 
 /// Page faults so far that needed no disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Of the whole process.
+    /// The count of the whole process.
     pub process: u64,
-    /// Of the calling thread.
+    /// The count of the calling thread.
     pub thread: u64,
 }
 

@@ -1,5 +1,5 @@
-//! What a userfaultfd needs beyond filling for the memory of a virtual machine: faults that KVM takes in the
-//! kernel, and, when a VMM and its pager are two processes, remove events and poisoned pages.
+//! Operations of a userfaultfd for the memory of a virtual machine, in addition to filling: faults that KVM takes in
+//! the kernel, and, when a VMM and its pager are two processes, remove events and poisoned pages.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
@@ -37,7 +37,7 @@ impl Uffd {
                 return Err(SysError::last(Call::UffdOpen));
             }
         }
-        // SAFETY: the kernel just returned this descriptor and nobody else owns it.
+        // SAFETY: the kernel just returned this descriptor, and this is its only owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) };
         Self::negotiate(fd, UffdMode::Events, 0)
     }

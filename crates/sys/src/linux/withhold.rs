@@ -49,7 +49,7 @@ impl Ranges {
 
     fn with<R>(&self, edit: impl FnOnce(&mut BTreeMap<usize, WithheldRange>) -> R) -> R {
         self.lock();
-        // SAFETY: locked, so nobody else has a reference.
+        // SAFETY: locked, so there is no other reference.
         let result = edit(unsafe { &mut *self.ranges.get() });
         self.unlock();
         result
@@ -78,7 +78,7 @@ extern "C" fn in_child() {
             libc::mmap(at, kept.len, libc::PROT_NONE, flags | place, -1, 0)
         };
         if raw as usize != *start {
-            // Pointers into the range would lead to somebody else's memory.
+            // Pointers into the range would lead to another owner's memory.
             // SAFETY: ends the child.
             unsafe { libc::abort() };
         }
@@ -125,7 +125,7 @@ pub fn withhold(memory: &Arc<Reservation>, range: PageRange) -> Result<Withheld,
     Ok(Withheld { memory, range, generation, restores: true })
 }
 
-/// Keeps all of `memory` from children, which have inaccessible memory there, whatever is mapped in it meanwhile. A child
+/// Keeps all of `memory` from children, which have inaccessible memory there, for every later mapping in it. A child
 /// made by a bare system call inherits what is not advised otherwise.
 #[must_use]
 pub fn withhold_all(memory: &Arc<Reservation>) -> Withheld {
@@ -146,7 +146,7 @@ impl Drop for Withheld {
         RANGES.with(|ranges| {
             ranges.remove(&start);
             if self.restores && self.generation == super::fork::generation() {
-                // Whatever is mapped there now is inherited again. Fails only where nothing is mapped.
+                // The present mapping there is inherited again. Fails only where nothing is mapped.
                 let _ = self.memory.advise(self.range, Advice::DoFork);
             }
         });

@@ -1,4 +1,4 @@
-//! The guest is not trusted: whatever it passes to a hypercall, and whatever is in its file.
+//! The guest is not trusted: neither its arguments of hypercalls, nor its file.
 
 use std::sync::OnceLock;
 
@@ -59,7 +59,7 @@ proptest! {
             });
             let [a, b, c, d, e] = arguments;
             match sandbox.run(&words(&[7, number, a, b, c, d, e])) {
-                // A hypercall that ends the call returns bytes of the guest's own memory.
+                // A hypercall that ends the call returns bytes of guest memory.
                 Ok(output) => prop_assert!(output.len() <= 2 << 20),
                 Err(CallError::Guest(_)) => {}
                 Err(other) => return Err(TestCaseError::fail(format!("{other}"))),
@@ -135,7 +135,7 @@ fn each_malformed_field_has_its_own_error() {
     assert_eq!(with(entry(7) + 8, &u64::MAX.to_le_bytes()), ElfError::RelocationTable);
     assert_eq!(with(entry(9) + 8, &[7]), ElfError::RelocationTable);
     assert_eq!(with(entry(7), &[1]), ElfError::NeedsLibrary);
-    // The table lies in the first segment, where offsets and addresses agree.
+    // The table is in the first segment, where offsets and addresses agree.
     let first = word(entry(7) + 8);
     assert_eq!(with(first + 8, &[6]), ElfError::RelocationType(6));
     assert_eq!(with(first, &u64::MAX.to_le_bytes()), ElfError::RelocationTarget(u64::MAX));
@@ -281,7 +281,7 @@ fn what_a_guest_has_the_host_hold_or_make_is_limited() {
     // Four zero bytes are an empty list, so that the rest is one argument too many.
     assert_eq!(sandbox.run(&words(&call(4000))).unwrap(), (-2_i64).to_le_bytes());
     limited(&mut sandbox, &call(4001), "SandboxBuilder::arguments");
-    // Beyond the guest's memory it is a bad pointer, whatever the limit.
+    // Beyond guest memory it is a bad pointer, for every limit.
     let error = sandbox.run(&words(&call(1 << 40))).unwrap_err();
     assert!(matches!(error, CallError::Guest(GuestError::BadPointer { .. })), "{error}");
     sandbox.verify().unwrap();

@@ -1,4 +1,4 @@
-//! A forked child makes micro-VMs of its own, with deadlines that are kept; its parent's it cannot run.
+//! A forked child makes its own micro-VMs, with deadlines that are kept; it cannot run those of its parent.
 
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ fn tries() {
         // Pages that no round before wrote.
         let pages = [1, 200 * round, 200, 1, round];
         parents.call(&words(&pages)).unwrap();
-        // SAFETY: this process has one thread besides the harness's, which waits.
+        // SAFETY: the only other thread of this process is the harness's, which waits.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: ends a child that hangs.
@@ -76,7 +76,7 @@ fn tries() {
                 assert!(matches!(parents.restore(&snapshot), Err(CallError::Forked)));
                 assert!(matches!(parents.snapshot(), Err(CallError::Forked)));
                 assert!(matches!(parents.verify(), Err(VerifyError::Call(CallError::Forked))));
-                // A guest of its own is as good as any, and draws other numbers.
+                // A new guest works, and draws other numbers.
                 let mut own = snapshot.fork().unwrap();
                 assert_eq!(own.run(&words(&[2, 200 * round, 200, 1])).unwrap(), [0; 8]);
             }));

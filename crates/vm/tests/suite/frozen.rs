@@ -32,7 +32,7 @@ fn warm() -> (Sandbox, Snapshot) {
     (sandbox, snapshot)
 }
 
-/// What a guest answers to some calls, each from its pristine state.
+/// The answers of a guest to some calls, each from its pristine state.
 fn answers(sandbox: &mut Sandbox) -> Vec<Vec<u8>> {
     let mut inputs: Vec<_> = (0..PAGES).step_by(7).map(|page| words(&[2, page, 1, 1])).collect();
     inputs.extend([
@@ -75,7 +75,7 @@ fn a_guest_out_of_a_snapshot_answers_like_the_one_that_was_frozen() {
                 Err(error) => {
                     // Only what is forced may be missing.
                     assert!(method != ResetMethod::default(), "{error}");
-                    println!("SKIPPED: {method:?} is not to be had here: {error}");
+                    println!("SKIPPED: {method:?} is unavailable here: {error}");
                     continue;
                 }
             };
@@ -259,7 +259,7 @@ fn damage(dir: &Path) {
     file.write_all_at(&[byte[0] ^ 1], middle).unwrap();
 }
 
-/// Whether guests run while pages are missing; says loudly when they do not.
+/// Whether guests run while pages are missing; prints it when they do not.
 fn lazily() -> bool {
     let lazily = Features::host().has(Feature::UffdKernel);
     if !lazily {
@@ -285,7 +285,7 @@ fn only_the_pages_that_calls_touch_are_fetched() {
     let touched: usize = frozen.memory().touched().iter().map(|run| run.len).sum();
     assert!((3..30).contains(&(touched - program)), "{touched} pages, {program} of the program");
     assert!(!frozen.memory().pages().is_complete());
-    // What was learned is there beforehand next time.
+    // The recorded pages are present at once next time.
     let with =
         SnapshotOptions { working_set: frozen.memory().touched(), ..SnapshotOptions::default() };
     let store = save(&snapshot.freeze().unwrap(), dir.path(), &with);
@@ -316,7 +316,7 @@ fn guests_that_run_while_pages_arrive_agree_with_the_one_that_was_frozen() {
                 for _ in 0..3 {
                     scope.spawn(|| {
                         let Ok(mut thawed) = builder().reset_method(method).thaw(&frozen) else {
-                            eprintln!("SKIPPED: {method:?} is not to be had here");
+                            eprintln!("SKIPPED: {method:?} is unavailable here");
                             return;
                         };
                         let fork = thawed.pristine();
@@ -373,11 +373,11 @@ fn a_damaged_page_ends_the_call_with_its_cause() {
     names_it(&builder().thaw(&frozen).unwrap_err());
 }
 
-/// Fills an image from a whole one, as long as it is neither dead nor stuck.
+/// Fills an image from a whole one, unless it is dead or stuck.
 struct Fitful {
     content: Image,
     inserter: Inserter,
-    /// Held while a page is put in place.
+    /// Held while a page is filled.
     putting: Mutex<()>,
     dead: AtomicBool,
     stuck: AtomicBool,
@@ -444,7 +444,7 @@ fn a_source_that_dies_ends_the_call_and_one_that_hangs_does_not_outlast_the_time
     assert_eq!(thawed.run(&one).unwrap(), 11_u64.to_le_bytes());
     filler.stuck.store(true, Ordering::Release);
     let unstick = Arc::clone(&filler);
-    // In case the kernel cannot interrupt the wait: then it lasts as long as the filler does.
+    // In case the kernel cannot interrupt the wait: then it lasts until the filler ends.
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(5));
         unstick.stuck.store(false, Ordering::Release);
@@ -469,7 +469,7 @@ fn a_source_that_dies_ends_the_call_and_one_that_hangs_does_not_outlast_the_time
     assert!(error.contains("the source is dead"), "{error}");
 }
 
-/// Run in a process of its own, on a host that is told to lack the feature.
+/// Run in a separate process, on a host that pretends to lack the feature.
 #[test]
 fn without_a_userfaultfd_for_the_kernel_everything_is_there_first() {
     const CHILD: &str = "AFRESH_TEST_EAGER";
@@ -493,7 +493,7 @@ fn without_a_userfaultfd_for_the_kernel_everything_is_there_first() {
     let options = Options { background: false, ..Options::default() };
     let frozen = Frozen::load(store.load("a").unwrap(), &options).unwrap();
     let mut thawed = builder().thaw(&frozen).unwrap();
-    // Nothing is streamed, so only the thaw can have asked for it.
+    // Nothing is streamed, so only the thaw can have requested it.
     let end = Instant::now() + Duration::from_secs(10);
     while !frozen.memory().pages().is_complete() {
         assert!(Instant::now() < end, "the thaw did not wait for everything");
@@ -529,7 +529,7 @@ fn states_that_do_not_fit_are_refused_by_name() {
     for len in 0..bytes.len() {
         assert!(Frozen::from_parts(pages.clone().into(), &bytes[..len]).is_err());
     }
-    // Bit flips: an error, or a guest that runs into whatever it runs into, contained.
+    // Bit flips: an error, or a guest that fails in any way, contained.
     for at in 0..bytes.len() {
         for bit in [0, 7] {
             let mut flipped = bytes.clone();

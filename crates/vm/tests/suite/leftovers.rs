@@ -1,4 +1,4 @@
-//! Whatever a call leaves in the processor, or half done in KVM, the next call does not find it.
+//! State that a call leaves in the processor, or unfinished in KVM, does not reach the next call.
 
 use std::time::Duration;
 
@@ -6,29 +6,30 @@ use crate::common::{guest, kvm};
 use afresh_sys::planted::{self, Bug};
 use afresh_vm::{CallError, GuestError, ResetMethod, Sandbox, VerifyError};
 
-/// What the sample guest `taint` can leave: each byte is explained there.
+/// Leftovers that the sample guest `taint` can make: each byte is explained there.
 const ALL: &[u8] = b"iIbwjJlzZBWoODftTUrscSgG0xmyYakXvVqpPMRh31udnKE8C7";
 /// The same, never ending.
 const ENDLESS: u8 = b'L';
 
 fn sandbox(method: ResetMethod) -> Option<Sandbox> {
     let builder = Sandbox::builder().memory(1 << 20).reset_method(method);
-    // Long enough for whatever ends by itself, on a busy host too.
+    // Long enough for every call that ends by itself, even on a busy host.
     match builder.timeout(Duration::from_secs(2)).build(&guest("taint")) {
         Ok(sandbox) => Some(sandbox),
         Err(error) => {
             assert!(method != ResetMethod::default(), "{error}");
-            println!("SKIPPED: {method:?} is not to be had here: {error}");
+            println!("SKIPPED: {method:?} is unavailable here: {error}");
             None
         }
     }
 }
 
-/// Where XSAVE notes which components are in use. The content of each is stored and compared all the same;
-/// one that holds nothing may be noted either way, by whether a host switched tasks just then.
+/// The field of XSAVE that records the components in use. The content of each is stored and
+/// compared all the same; one that holds nothing may be noted either way, by whether a host
+/// switched tasks just then.
 const IN_USE: std::ops::Range<usize> = 256 + 512..256 + 520;
 
-/// What the guest finds at the start of a call, in words, with the first difference named.
+/// Compares the words that the guest finds at the start of a call, and names the first difference.
 fn compare(found: &[u8], expected: &[u8], after: &str) {
     assert_eq!(found.len(), expected.len(), "after {after}");
     let place = (0..found.len()).find(|at| !IN_USE.contains(at) && found[*at] != expected[*at]);

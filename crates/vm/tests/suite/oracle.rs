@@ -7,7 +7,7 @@ use afresh_vm::{ResetMethod, Sandbox};
 use proptest::prelude::*;
 
 const PAGE: u64 = 4096;
-/// Pages of the guest's heap that the programs use.
+/// Pages of the heap that the programs use.
 const PAGES: u64 = 400;
 
 #[derive(Debug, Clone)]

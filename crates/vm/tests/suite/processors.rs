@@ -1,4 +1,4 @@
-//! A guest sees the processor of its template, here and wherever its snapshot is thawed.
+//! A guest sees the processor of its template, on this host and on every host that thaws it.
 
 use crate::common::{guest, kvm, words};
 use afresh_vm::{
@@ -20,7 +20,7 @@ fn templates() -> Vec<CpuTemplate> {
             Ok(_) => true,
             Err(error) => {
                 assert_ne!(template.name(), "host", "{error}");
-                println!("SKIPPED: CPU template {template} is not to be had here: {error}");
+                println!("SKIPPED: CPU template {template} is unavailable here: {error}");
                 false
             }
         }
@@ -118,7 +118,7 @@ fn a_snapshot_keeps_the_processor_that_the_guest_was_warmed_up_with() {
         assert_eq!(frozen.cpu_template(), template.name());
         let names: Vec<&str> = template.features().collect();
         assert_eq!(frozen.build().cpu, names);
-        // Whatever the builder says.
+        // The builder's template has no effect.
         let mut thawed = Sandbox::builder().cpu(CpuTemplate::v2()).thaw(&frozen).unwrap();
         assert_eq!(thawed.cpu(), &template);
         let mut fork = thawed.pristine().fork().unwrap();
@@ -144,7 +144,7 @@ fn what_this_host_lacks_is_named() {
     assert!(error.contains("x86-64-v2+"), "{error}");
     assert!(error.contains(lacking) || error.contains("paravirtual"), "{error}");
 
-    // The same in a snapshot from elsewhere, and a feature that nobody knows.
+    // The same in a snapshot from elsewhere, and an unknown feature.
     let sandbox = Sandbox::builder().build(&guest("dirty")).unwrap();
     let frozen = sandbox.pristine().freeze().unwrap();
     let (pages, bytes) = (frozen.memory().clone(), frozen.bytes().unwrap());

@@ -5,7 +5,7 @@ use afresh_sys::errno::EIO;
 use afresh_sys::{Call, inject};
 use afresh_vm::{ResetMethod, Sandbox};
 
-/// Calls that write to pages of their own, and what goes with them.
+/// Calls that write to separate pages, with the operations around them.
 fn use_it(elf: &[u8], method: ResetMethod) -> Option<Sandbox> {
     let mut sandbox = Sandbox::builder().memory(1 << 20).reset_method(method).build(elf).ok()?;
     let _ = sandbox.call(&words(&[1, 3, 9, 1, 7]));
@@ -17,7 +17,7 @@ fn use_it(elf: &[u8], method: ResetMethod) -> Option<Sandbox> {
     if let Ok(snapshot) = snapshot {
         let _ = sandbox.restore(&snapshot);
     }
-    // Ended in the middle, so that the processor is brought back too.
+    // Ended in the middle, so that the processor is reset as well.
     let _ = sandbox.run(b"no words");
     let _ = sandbox.reset();
     Some(sandbox)
@@ -29,11 +29,11 @@ fn whichever_system_call_fails_a_sandbox_is_right_or_refuses() {
         return;
     }
     let elf = guest("dirty");
-    // What is found out once a process is found out before.
+    // Facts that are probed once per process are probed here.
     drop(use_it(&elf, ResetMethod::default()));
     for method in ResetMethod::ALL {
         if use_it(&elf, method).is_none() {
-            println!("SKIPPED: {method} is not to be had here");
+            println!("SKIPPED: {method} is unavailable here");
             continue;
         }
         let mut left = 0;

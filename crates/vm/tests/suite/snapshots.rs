@@ -170,7 +170,7 @@ proptest! {
 
 #[test]
 fn forks_share_the_memory_they_do_not_write() {
-    // Other tests of this process would count, too.
+    // Other tests of this process would count as well.
     afresh_sys::alone("snapshots::forks_share_the_memory_they_do_not_write", || {
         if !kvm() {
             return;
@@ -194,7 +194,7 @@ fn forks_share_the_memory_they_do_not_write() {
         let mut more: Vec<Sandbox> = (0..6).map(|_| snapshot.fork().unwrap()).collect();
         more.iter_mut().for_each(read_all);
         let each = pss_kib().saturating_sub(before) / 6;
-        // 16 MiB are warm; a fork of its own would cost all of them again.
+        // 16 MiB are warm; a full copy would cost all of them again.
         assert!(each < 4 << 10, "a fork costs {each} KiB");
     });
 }

@@ -1,5 +1,5 @@
-//! One conformance test for every way of noticing writes: whatever the guest and the host write,
-//! and wherever, the next reset undoes it.
+//! One conformance test for every way of noticing writes: the next reset undoes every write of the
+//! guest and the host, at any address.
 
 use crate::common::{guest, kvm, words};
 use afresh_vm::{ResetMethod, Sandbox, SandboxBuilder, Span, Tracking};

@@ -14,8 +14,8 @@ type FindLimiter = dyn (Fn(&mut Host) -> &mut dyn ResourceLimiter) + Send + Sync
 pub struct Limiter(Option<Arc<FindLimiter>>);
 
 impl Limiter {
-    /// The limiter that `find` finds in the lease's host state. It is asked while memories and tables grow, and
-    /// when instances are made; what it counts must be in the state, to be new for each lease.
+    /// The limiter that `find` finds in the lease's host state. It is called when memories and tables grow, and when
+    /// instances are made. Its counts must be in the state, to be new for each lease.
     pub fn new(
         find: impl (Fn(&mut Host) -> &mut dyn ResourceLimiter) + Send + Sync + 'static,
     ) -> Self {

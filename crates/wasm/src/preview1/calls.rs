@@ -490,7 +490,7 @@ impl Call<'_> {
         Err(NOTSOCK.into())
     }
 
-    /// Answers a poll in which files are asked about: they are ready. Whether there were any.
+    /// Answers a poll with files in it: they are ready. Returns whether it had any.
     pub(super) fn poll_files(
         &mut self,
         asked: i32,

@@ -118,6 +118,6 @@ impl Bytes<'_> {
 
 fn outside(at: usize) -> Fail {
     Fail::Trap(wasmtime::Error::msg(format!(
-        "a pointer of a WASI call ({at:#x}) lies outside the guest's memory"
+        "a pointer of a WASI call ({at:#x}) is outside the guest's memory"
     )))
 }

@@ -233,7 +233,7 @@ impl Call<'_> {
     }
 }
 
-/// Finds or makes what is to be opened.
+/// Finds or makes the file to open.
 fn open(
     files: &mut Files,
     fd: i32,

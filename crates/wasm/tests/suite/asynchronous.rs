@@ -118,7 +118,7 @@ async fn lease(warm: &Warm) -> OwnedLease {
     warm.lease_async(&LeaseOptions::new()).await.unwrap()
 }
 
-/// Nothing of earlier calls is to be seen by the next thousand.
+/// The next thousand calls see nothing of earlier ones.
 async fn pristine(warm: &Warm, sum: &Entry<(), i32>) {
     for _ in 0..1000 {
         assert_eq!(lease(warm).await.invoke_async(sum, ()).await.unwrap(), 42);
@@ -350,7 +350,7 @@ fn the_wrong_kind_of_call_says_which_is_right() {
         let plain = guest(NAPS, GuestOptions::default()).warm(WarmUp::new()).unwrap();
         let error = lease(&plain).await.call_async("nap", &[]).await.unwrap_err();
         assert!(matches!(error, CallError::Synchronous), "{error}");
-        // Without the option nothing may wait, and the error says so before anything runs.
+        // Without the option nothing may wait, and the error is reported before anything runs.
         let options = GuestOptions { asynchronous: false, ..options(Mode::Auto) };
         let error = guest(SPOILED, options).warm(WarmUp::new()).unwrap_err();
         assert!(error.to_string().contains("GuestOptions::asynchronous"), "{error}");

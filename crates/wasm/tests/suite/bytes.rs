@@ -7,9 +7,9 @@ use afresh_wasm::{
     Mode, Val, Warm, WarmUp, hand_over, hand_over_async,
 };
 
-/// Its allocator gives out ever higher addresses. `echo` answers with its input and what the host said to it, `status`
-/// gives the first byte of its input, `silent` nothing; `down` recurses and asks the host at the bottom; `host_alloc`
-/// itself recurses without end once `spoil` was called.
+/// Its allocator gives out ever higher addresses. `echo` answers with its input and the host's reply to it, `status`
+/// returns the first byte of its input, `silent` nothing; `down` recurses and calls the host at the bottom;
+/// `host_alloc` itself recurses without end once `spoil` was called.
 const GUEST: &str = r#"(module
     (import "host" "say" (func $say (param i32 i32) (result i32)))
     (memory (export "memory") 4)
@@ -137,7 +137,7 @@ fn an_allocator_without_end_traps_wherever_it_is_called_from() {
             let down = lease.call("down", &[Val::I32(steps)]);
             assert!(matches!(down, Err(CallError::Trap { .. } | CallError::Host(_))), "{down:?}");
         }
-        // And the next call is as good as ever.
+        // And the next call works.
         assert_eq!(guest.lease().unwrap().call_bytes(&echo, b"no ").unwrap(), b"no yes");
     }
 }

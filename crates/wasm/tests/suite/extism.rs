@@ -72,7 +72,7 @@ fn inputs_and_answers_of_any_size_come_whole() {
         let input: Vec<u8> = (0..size).map(|n: usize| (n % 251) as u8).collect();
         assert!(warm.lease().unwrap().call_bytes(&echo, &input).unwrap() == input, "{size}");
     }
-    // One lease, whose kernel is reset by each call: nothing of an input is left for the next.
+    // One lease, whose kernel is reset by each call: no input is left for the next.
     let mut lease = warm.lease().unwrap();
     assert_eq!(lease.call_bytes(&echo, b"long input").unwrap(), b"long input");
     assert_eq!(lease.call_bytes(&echo, b"").unwrap(), b"");

@@ -9,7 +9,7 @@ use afresh_wasm::{
     Wasi,
 };
 
-/// Where paths and buffers go.
+/// Addresses of paths and buffers.
 const PATH: usize = 1024;
 const BUFFER: usize = 4096;
 
@@ -161,7 +161,7 @@ fn nothing_leads_out_of_the_tree() {
         let error = open(&mut lease, path, false).unwrap_err();
         assert!([63, 44].contains(&error), "{path}: {error}");
     }
-    // Nor does a link, wherever it claims to lead.
+    // Nor does a link, for any target.
     lease.write_memory(PATH, b"../../etc/passwdlink").unwrap();
     let (target, name) = (PATH as i64, PATH as i64 + 16);
     assert_eq!(ask(&mut lease, "path_symlink", &[target, 16, 3, name, 4]), 0);

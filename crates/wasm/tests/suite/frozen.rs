@@ -1,5 +1,5 @@
-//! Warm guests that go through a snapshot: they start in the same state, whatever it consists of, and a
-//! snapshot that is damaged never runs.
+//! Warm guests that are saved as a snapshot: they start in the same state, of every kind, and a
+//! damaged snapshot never runs.
 
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -155,7 +155,7 @@ fn a_lease_is_frozen_with_what_its_calls_did_and_forks_from_there() {
 fn lazy() -> bool {
     let lazy = Features::host().has(Feature::UffdSigbus);
     if !lazy {
-        println!("SKIPPED: userfaultfd in SIGBUS mode is not to be had here: nothing is lazy");
+        println!("SKIPPED: userfaultfd in SIGBUS mode is unavailable here: nothing is lazy");
     }
     lazy
 }

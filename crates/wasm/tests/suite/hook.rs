@@ -143,7 +143,7 @@ fn an_error_of_a_hook_ends_the_call_and_leaves_nothing_behind() {
         let guest = guest(&engine, GUEST, options(mode, &log, false));
         let warm = guest.warm(WarmUp::new().call("warm", &[])).unwrap();
         let add = warm.entry::<i32, i32>("add").unwrap();
-        // Growth is the runtime's work, before and after which it asks, too.
+        // Growth is runtime work, with a hook call before and after it.
         for (name, times) in [("add", CALL.len()), ("grow", CALL.len() + 4)] {
             for (time, trap) in (1..=times).flat_map(|time| [(time, false), (time, true)]) {
                 let mut lease = warm.lease().unwrap();
@@ -264,7 +264,8 @@ fn a_session_tells_its_calls_and_not_what_brings_it_back() {
     }
 }
 
-/// A reactor whose start function asks, and that holds a reference which no other instance can have.
+/// A reactor whose start function calls the host, and that holds a reference which no other
+/// instance can have.
 const COLD: &str = r#"(module
     (import "host" "ask" (func $ask (result i32)))
     (import "host" "token" (func $token (result externref)))

@@ -198,7 +198,7 @@ fn each_lease_has_wasi_of_its_own() {
             let mut lease = warm.lease().unwrap();
             assert_eq!(copied(&mut lease), "guest-input guest-programWHO=guest");
             drop(lease);
-            // One that was never used is forgotten, too.
+            // An unused lease is dropped as well.
             drop(warm.lease_with(&own).unwrap());
             assert_eq!(copied(&mut warm.lease().unwrap()), "guest-input guest-programWHO=guest");
             assert!(warm.compare().unwrap().is_clean());
@@ -242,7 +242,7 @@ fn a_lease_may_have_directories_of_its_own_under_the_guests_names() {
     }
 }
 
-/// Counts in memory and a global, and says how many variables the environment has.
+/// Counts in memory and a global, and returns the number of environment variables.
 const COMPONENT: &str = r#"(component
     (import "wasi:cli/environment@0.2.0" (instance $env
         (export "get-environment" (func (result (list (tuple string string)))))))

@@ -19,7 +19,7 @@ fn assembly_script_starts_every_call_from_its_warm_heap() {
     let Some(wasm) = built("warehouse.wasm") else { return };
     for mode in [Mode::Reset, Mode::Fresh] {
         let engine = Engine::new(EngineConfig::default()).unwrap();
-        // It imports what it says why it gives up with.
+        // Its import is the function that reports why it gives up.
         let options = GuestOptions { mode, stub_imports: true, ..GuestOptions::default() };
         let guest = Guest::with_options(&engine, &wasm, options).unwrap();
         let warm = guest.warm(WarmUp::new().call("warm", &[])).unwrap();

@@ -1,4 +1,4 @@
-//! Reset mode: whatever a call changes, the next one starts from the warm state.
+//! Reset mode: after any change by a call, the next one starts from the warm state.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +42,7 @@ fn call(warm: &Warm, name: &str, arguments: &[Val]) -> Result<Vec<i64>, CallErro
         .collect())
 }
 
-/// Every later lease starts pristine, whatever the one before did.
+/// Every later lease starts pristine after any earlier one.
 fn pristine(warm: &Warm) {
     for _ in 0..3 {
         assert_eq!(warm.lease().unwrap().differences().unwrap(), (0, 0));

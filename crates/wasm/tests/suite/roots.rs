@@ -1,4 +1,4 @@
-//! Only the exports that calls were said to name can be called: what only others change is not restored.
+//! Only the declared exports can be called: changes by others are not restored.
 
 use afresh_wasm::wasmtime::Caller;
 use afresh_wasm::{

@@ -10,7 +10,7 @@ use crate::hypercall::{fail, hypercall};
 
 static BOOT: AtomicPtr<BootInfo> = AtomicPtr::new(core::ptr::null_mut());
 
-/// What the host told this guest about its memory.
+/// The host's information about this guest's memory.
 pub fn boot() -> &'static BootInfo {
     let boot = BOOT.load(Ordering::Relaxed);
     if boot.is_null() {
@@ -20,10 +20,10 @@ pub fn boot() -> &'static BootInfo {
     unsafe { &*boot }
 }
 
-/// Sets the heap up, initialises, and tells the host where calls start.
+/// Sets the heap up, initialises, and passes the entry of calls to the host.
 ///
 /// # Safety
-/// `boot` is what the entry point was given.
+/// `boot` is the argument of the entry point.
 pub unsafe fn ready(
     boot: *const BootInfo,
     init: fn(),

@@ -1,5 +1,5 @@
 //! The heap: sizes rounded up to a power of two, a free list for each, new blocks from the front of
-//! the region. Whatever a call leaks, the reset takes back.
+//! the region. The reset releases all leaks of a call.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::UnsafeCell;
@@ -60,7 +60,7 @@ unsafe impl GlobalAlloc for Heap {
         let size = SMALLEST << class;
         let align = size.min(4096).max(layout.align());
         let start = state.next.next_multiple_of(align);
-        // The last block may be cut to what was asked for.
+        // The last block may be cut to the requested size.
         match start.checked_add(layout.size()) {
             Some(end) if end <= state.end => {
                 state.next = (start + size).min(state.end);

@@ -1,5 +1,5 @@
-//! What a guest of an afresh micro-VM needs: entry points, typed host functions, a heap, logging,
-//! panics with a message.
+//! The runtime of a guest in an afresh micro-VM: entry points, typed host functions, a heap,
+//! logging, panics with a message.
 //!
 //! ```ignore
 //! #![no_std]

@@ -1,4 +1,4 @@
-//! Micro-VM guests that are built beside the tests.
+//! Micro-VM guests that are built next to the tests.
 
 use std::path::{Path, PathBuf};
 

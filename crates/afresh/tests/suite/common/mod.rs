@@ -1,4 +1,4 @@
-//! Calling a session's module with numbers, and random programs that can be had again.
+//! Calling a session's module with numbers, and reproducible random programs.
 
 use afresh::wasm::Val;
 use afresh::{CallError, Session, SessionError};

@@ -1,7 +1,7 @@
 //! Paths below `/proc` outside the tree: processes of the guest, and their files.
 //!
-//! Promises: what they lead to is the guest's own, whatever is granted of the host. Paths are taken apart here once, so that opening,
-//! listing and telling agree about what there is.
+//! Promises: what they lead to is the guest's own, whatever is granted of the host. Paths are
+//! parsed here once, so that opening, listing and reading a link agree on the existing entries.
 
 use afresh_files::{Kind, Node, Tree};
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::tty::terminals::TerminalEnd;
 use crate::sentry::{Kernel, path_of};
 
-/// Names of a process's own descriptors, which are links in the tree.
+/// Names of the descriptors of a process in `/dev`: links in the tree.
 pub(in crate::sentry) const OWN_DESCRIPTORS: [(&str, &str); 4] = [
     ("/dev/fd", "/proc/self/fd"),
     ("/dev/stdin", "/proc/self/fd/0"),

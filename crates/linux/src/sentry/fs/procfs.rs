@@ -1,7 +1,7 @@
 //! Files of `/proc` about the guest's processes, as of the moment when they are opened.
 //!
-//! Promises: all of it is the guest's own. What a program was started with is told as it was then; it cannot be changed by writing
-//! to its own memory.
+//! Promises: all of it is the guest's own. The arguments of a program are shown as they were at its
+//! start; writing to its own memory does not change them.
 
 use std::fmt::Write;
 

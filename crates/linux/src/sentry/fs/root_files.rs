@@ -1,7 +1,7 @@
-//! The files that a guest begins with: what was granted of the host's, as layers below its own, and what every guest has.
+//! The initial files of a guest: granted host files, as layers below its own, and the files of every guest.
 //!
-//! Promises: nothing of `/proc`, `/sys` and `/dev` is the host's, whatever is granted; links of the host's mean what they mean in
-//! the guest's tree. May break it: whoever changes granted files while a guest runs.
+//! Promises: `/proc`, `/sys` and `/dev` never come from the host, whatever is granted; host links are resolved in the
+//! guest's tree. May break it: changes to granted files while a guest runs.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -31,8 +31,8 @@ pub(crate) fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
 
-/// What is to be seen of the host's: directories, which are looked at when the guest looks, and single files and links, which
-/// the guest gets copies of.
+/// The visible host files: directories, which are read on demand, and single files and links, which the guest gets
+/// copies of.
 #[derive(Debug, Default)]
 struct TreePlan {
     directories: Vec<PathBuf>,
@@ -134,8 +134,8 @@ pub(crate) fn thawed_budget(storage: u64, granted: &[PathBuf]) -> Budget {
     Budget { bytes, files }
 }
 
-/// The tree with what is granted (sorted) below it, too, and room for `storage` bytes of the guest's own; and the directories of the
-/// host's that it lies over.
+/// The tree with the granted files (sorted) below it, and room for `storage` bytes of guest data; and the host
+/// directories that it is over.
 pub(crate) fn prepare(
     below: Tree,
     granted: &[PathBuf],
@@ -179,7 +179,7 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
         format!("MemTotal: {kib:>14} kB\nMemFree: {kib:>15} kB\nMemAvailable: {kib:>10} kB\n");
     let none = ["Buffers", "Cached", "SwapCached", "SwapTotal", "SwapFree"];
     let none: String = none.iter().map(|name| format!("{name}: {:>14} kB\n", 0)).collect();
-    // What every processor of this kind has; what this one has besides programs ask it itself.
+    // The common features of such processors; programs query the others of this one themselves.
     let processor = "processor\t: 0\nvendor_id\t: afresh\ncpu family\t: 0\nmodel\t\t: 0\nmodel name\t: afresh\n\
                      physical id\t: 0\nsiblings\t: 1\ncore id\t\t: 0\ncpu cores\t: 1\n\
                      flags\t\t: fpu tsc cx8 cmov mmx fxsr sse sse2 syscall nx lm\n\n";
@@ -226,8 +226,8 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Says who the guest is and what its names mean where nobody else does: neither an image nor what was granted. `users` for a guest that
-/// stands on the host's system, of which it does not see who its users are.
+/// Defines the guest's user and names, unless the image or a granted file does. `users` for a guest on the host's
+/// system that does not see its user database.
 pub(crate) fn settle(tree: &mut Tree, users: bool) -> Result<(), Refused> {
     let passwd = format!(
         "root:x:0:0:root:/root:/bin/sh\n\

@@ -1,6 +1,7 @@
 //! Seals of unnamed files (`memfd_create`): operations that are forbidden on a file for good.
 //!
-//! Promises: sealed operations are refused to all calls and to mappings. Seals last as long as the file, and are in every state.
+//! Promises: sealed operations are refused to all calls and to mappings. Seals last until the file
+//! is removed, and are in every state.
 
 use std::collections::BTreeMap;
 
@@ -55,7 +56,7 @@ impl Seals {
         Self(there.map(|(node, seals)| (*node, *seals)).collect())
     }
 
-    /// Refuses to write to a file up to `end`, which is as long as `size`.
+    /// Refuses to write to a file up to `end`, if its size is `size`.
     pub(in crate::sentry) fn may_write(
         &self,
         node: Node,

@@ -1,4 +1,4 @@
-//! CPU time of the guest's processes and threads, and timers that count it.
+//! CPU time of guest processes and threads, and timers that count it.
 //!
 //! It is the CPU time of the host processes that run them; the time of the sentry does not count. All of it counts as user
 //! time (`utime`). It is measured from the first call that needs it, at each switch of processes or threads, so other guests

@@ -5,7 +5,7 @@ pub(in crate::sentry) const RELEASE: &str = "6.1.0";
 
 pub(in crate::sentry) const VERSION: &str = "#1";
 
-/// The PID of a guest's first process and thread.
+/// The PID of the first process and thread of a guest.
 pub(crate) const PID: u64 = 2;
 
 /// Its user and group.

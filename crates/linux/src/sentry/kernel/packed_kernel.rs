@@ -1,8 +1,8 @@
 //! A guest's state as plain bytes, for snapshots, and back.
 //!
-//! What comes out of a snapshot may be a stranger's. It names no place of the host's that the caller did not grant, asks for
-//! no more than what every guest may have, and is refused where it does not fit together. No path of the host's is opened
-//! before that is known.
+//! Bytes from a snapshot may come from a stranger. They name no host path that the caller did not grant, ask for no
+//! more than every guest may have, and are refused if they are inconsistent. No host path is opened before that is
+//! known.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -247,7 +247,7 @@ impl Kernel {
                 PackedOpen::Fifo(fifo) => {
                     let stat = held(&tree, &fifo.open)?;
                     if stat.kind != Kind::Device || stat.device != FIFO {
-                        return Err(damaged("a named pipe is none"));
+                        return Err(damaged("a named pipe has another kind of file"));
                     }
                     FileObject::Fifo(fifo)
                 }
@@ -256,15 +256,15 @@ impl Kernel {
                     FileObject::Terminal(end)
                 }
                 PackedOpen::Watches(watches) if watches.is_sound() => FileObject::Watches(watches),
-                PackedOpen::Watches(_) => return Err(damaged("what watches files is none")),
+                PackedOpen::Watches(_) => return Err(damaged("a watcher of files is invalid")),
                 PackedOpen::Event(count, semaphore, edges) => {
                     FileObject::Event { count, semaphore, edges }
                 }
                 PackedOpen::Timer(timer) => FileObject::Timer(timer),
                 PackedOpen::Epoll(set) if set.is_sound() => FileObject::Epoll(set),
-                PackedOpen::Epoll(_) => return Err(damaged("a set of descriptors is none")),
+                PackedOpen::Epoll(_) => return Err(damaged("a set of descriptors is invalid")),
                 PackedOpen::Socket(socket) if socket.is_sound() => FileObject::Socket(socket),
-                PackedOpen::Socket(_) => return Err(damaged("a socket is none")),
+                PackedOpen::Socket(_) => return Err(damaged("a socket is invalid")),
                 // Its process may have ended: it is empty then.
                 PackedOpen::Folder(folder, at) => FileObject::Folder(folder, at),
                 // A number that is not given yet would be another's later.
@@ -313,16 +313,16 @@ impl Kernel {
         packed.terminals.check(terminals, is_terminal).map_err(damaged)?;
         let is_open = |id| table.description(id).is_some();
         if !table.carried().is_sound(is_open, packed.channels.parcels()) {
-            return Err(damaged("descriptors are on their way that are none"));
+            return Err(damaged("descriptors in flight are invalid"));
         }
         if !packed.pending.is_sound() {
-            return Err(damaged("a signal that is none"));
+            return Err(damaged("an invalid signal"));
         }
         if !packed.names.is_sound() {
-            return Err(damaged("a name of a host that is none"));
+            return Err(damaged("an invalid host name"));
         }
         if !packed.alarms.is_sound() {
-            return Err(damaged("a timer that is none"));
+            return Err(damaged("an invalid timer"));
         }
         let (mut threads, mut alarms) = (packed.threads, packed.alarms);
         {
@@ -342,10 +342,10 @@ impl Kernel {
         }
         let file = |node: &Node| tree.stat(*node).map(|stat| stat.kind) == Ok(Kind::File);
         if !packed.seals.is_sound(|node| file(&node)) {
-            return Err(damaged("what is sealed is no file"));
+            return Err(damaged("a seal is not on a file"));
         }
         if !packed.system_v.is_sound(|node| file(&node)) {
-            return Err(damaged("a segment of shared memory is none"));
+            return Err(damaged("a segment of shared memory is invalid"));
         }
         if !shares.iter().all(file) {
             return Err(damaged("memory is shared through what is no file"));
@@ -355,7 +355,7 @@ impl Kernel {
         }
         let directory = |node| tree.stat(node).map(|stat| stat.kind) == Ok(Kind::Directory);
         if !family.directories().chain([packed.directory]).all(directory) {
-            return Err(damaged("its directory is none"));
+            return Err(damaged("its directory is invalid"));
         }
         let mut state = Self {
             layout: packed.layout,

@@ -59,7 +59,7 @@ impl ArgumentStrings {
 pub(crate) struct Executable {
     /// The path of its program, without links.
     pub(crate) program: Vec<u8>,
-    /// Its name, of which 15 bytes are shown.
+    /// Its name; 15 bytes are shown.
     pub(crate) name: Vec<u8>,
     pub(crate) strings: ArgumentStrings,
 }

@@ -1,7 +1,8 @@
 //! Processes of a guest: plain data. One of them is the current one.
 //!
-//! What belongs to a process lies in [`Kernel`](crate::sentry::Kernel) itself for the current one, so that every call finds its own there, and here for all
-//! others. Files, pipes and open descriptions are everybody's. A guest is frozen with all of them, the first being the current one.
+//! The state of the current process is in [`Kernel`](crate::sentry::Kernel) itself, so that every call finds it
+//! there; that of all others is here. All processes share files, pipes and open descriptions. A guest is frozen with
+//! all of them, the first being the current one.
 
 use std::collections::BTreeMap;
 
@@ -499,8 +500,8 @@ impl Kernel {
         state.count_memory();
     }
 
-    /// The current process, which is not the first, ends: its parent is told, and becomes the current one. Those who use its memory
-    /// must have ended before. Nothing of it is left but what its parent may ask for.
+    /// The current process, which is not the first, ends: its parent is notified, and becomes the current one. Those
+    /// who use its memory must have ended before. Nothing of it is left but what its parent may ask for.
     pub(crate) fn bury(&mut self, end: End) {
         self.give_up_all(None);
         self.leave_terminal();

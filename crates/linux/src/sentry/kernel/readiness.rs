@@ -208,8 +208,9 @@ impl Kernel {
         }
     }
 
-    /// What a guest whose threads all wait can be called through. Once it was called it is the same again: who answers
-    /// lines may open a port for its own use meanwhile, and is not done because that listens.
+    /// The input source through which a guest can be called when all its threads wait. After a call it is the same
+    /// again: a program that answers lines may open a port for its own use, and that listener does not complete the
+    /// call.
     pub(crate) fn ear(&self, called: Option<InputSource>) -> Option<InputSource> {
         match called {
             None | Some(InputSource::Input) if self.awaits_input() => Some(InputSource::Input),
@@ -229,8 +230,8 @@ impl Kernel {
         self.table.descriptions().filter_map(port).min().map(|(_, id)| id)
     }
 
-    /// Whether somebody beside those who serve is at work though all wait: whoever starts a server and looks every now and then whether it
-    /// is there, or asks it for something. Who waits for a child is as far as the child is.
+    /// Whether a process other than the servers is active though all wait: one that starts a server and polls it, or
+    /// has sent it a request. A process that waits for a child counts as the child does.
     pub(crate) fn is_underway(&self) -> bool {
         let works = |wait: &Wait| {
             !matches!(wait.on, WaitReason::Children(_) | WaitReason::Borrower(_) | WaitReason::Stop)
@@ -242,8 +243,8 @@ impl Kernel {
         })
     }
 
-    /// Whether something is due by itself after `now` in a process that may still answer what came in: any but those that only serve
-    /// others, which wake up for ever.
+    /// Whether a timer expires after `now` in a process that may still answer the input: any except pure servers,
+    /// which wake up periodically.
     pub(crate) fn may_answer(&self, now: MonotonicTime) -> bool {
         let servers = self.servers();
         let reads = |id: u32| {

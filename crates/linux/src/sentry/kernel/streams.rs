@@ -139,9 +139,9 @@ impl std::fmt::Display for End {
         match self {
             End::Exit(status) => write!(f, "exited with status {status}"),
             End::Signal(number) => write!(f, "ended by signal {number}"),
-            End::Deadlock => f.write_str("waits for what can never happen"),
+            End::Deadlock => f.write_str("waits for an event that cannot happen"),
             End::Output => f.write_str("wrote more output than it may"),
-            End::Unheard => f.write_str("was ended by whoever heard its output"),
+            End::Unheard => f.write_str("was ended by the receiver of its output"),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Threads of a guest: plain data. One of them is in the process.
 //!
-//! The process has one thread of the kernel's. The *current* thread's registers are in the stub or running; every other's are kept
-//! here, with what it waits for. So all of them stand still whenever the sentry looks, and a snapshot is complete by itself.
+//! The process has one kernel thread. The *current* thread's registers are in the stub or running; every other's are
+//! kept here, with the reason for its wait. So all of them stand still whenever the sentry looks, and a snapshot is
+//! complete by itself.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,7 @@ pub(crate) const THREADS: usize = 256;
 /// The signal stack of a thread that has none (`SS_DISABLE`).
 pub(crate) const NO_STACK: [u64; 3] = [0, 2, 0];
 
-/// A moment: nanoseconds of the host's `CLOCK_MONOTONIC`.
+/// A moment: nanoseconds of `CLOCK_MONOTONIC` on the host.
 pub(crate) type MonotonicTime = u64;
 
 /// The event that a thread waits for.
@@ -207,8 +208,8 @@ impl Threads {
         id
     }
 
-    /// Makes `id` the current thread, whose registers were those of `context`; hands back what its own are. The current one's are
-    /// given up when it is gone.
+    /// Makes `id` the current thread, whose registers were those of `context`; hands back what its own are. Those of
+    /// the current one are dropped if it has ended.
     pub(crate) fn switch(&mut self, id: u32, context: Option<Context>) -> Option<Context> {
         if let Some(thread) = self.list.get_mut(&self.current) {
             thread.context = context;

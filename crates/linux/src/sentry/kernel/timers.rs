@@ -1,7 +1,8 @@
 //! Timers that send signals: the alarm (`alarm`, `setitimer`), and POSIX timers (`timer_create`).
 //!
-//! Promises: so many at most, and each has at most one signal on its way; how often it has run out meanwhile is counted. They belong to
-//! the process: a child has none, and another program neither. A frozen one is checked before it counts.
+//! Promises: their number is limited, and each has at most one pending signal; further expirations in that time are
+//! counted. They belong to the process: a child has none, and another program neither. A frozen one is checked before
+//! it counts.
 
 use std::collections::BTreeMap;
 

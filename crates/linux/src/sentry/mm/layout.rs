@@ -14,7 +14,7 @@ use crate::platform::{GUEST, IMAGE_LEN};
 use crate::sentry::mm::shared::{Share, Shared};
 
 pub(crate) const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
-/// Maximum mappings of a guest. Each takes one or more of the kernel's, which allows 65,530.
+/// Maximum mappings of a guest. Each takes one or more kernel mappings; the kernel allows 65,530.
 pub(in crate::sentry) const MAPPINGS: usize = 4000;
 /// `mmap` places mappings below this.
 const CEILING: u64 = 0x6fff_0000_0000;
@@ -112,7 +112,7 @@ impl Layout {
             let whole = start.is_multiple_of(PAGE) && m.end.is_multiple_of(PAGE);
             if start < at || m.end <= start || m.end > GUEST.end || !whole || m.protection & !7 != 0
             {
-                return Err("its mappings overlap, or lie where none may");
+                return Err("its mappings overlap, or are outside the guest's range");
             }
             (at, bytes) = (m.end, bytes + (m.end - start));
         }

@@ -1,9 +1,10 @@
 //! Memory that several see: shared mappings of files, and of no file, which are those of a file without a name.
 //!
-//! Each process that maps such a file has a copy of its bytes. One process runs at a time, so it is enough that the one which stops
-//! hands in what it wrote (*publish*), and the one which goes on takes what others did (*absorb*): the file itself is the truth
-//! between them. Calls that read or write the file do the same around themselves. What the files held when a process last took from them
-//! is remembered (*absorbed*), so that it looks at what has changed since, and not at all that it shares.
+//! Each process that maps such a file has a copy of its bytes. One process runs at any time, so it is enough that a
+//! process that stops writes its changes to the file (*publish*), and the next one reads those of others (*absorb*):
+//! the file itself is the truth between them. Calls that read or write the file do the same around themselves. The
+//! contents that a process last read are remembered (*absorbed*), so that it looks only at later changes, and not at
+//! all shared memory.
 //!
 //! Promises: who runs sees what all others wrote before. May break it: two mappings of one part of a file in one process, which
 //! are refused if one of them can be written.
@@ -184,8 +185,8 @@ impl Kernel {
         placed.filter(|part| part.start < part.end).collect()
     }
 
-    /// What of the memory of the current process, which `process` plays, others have changed since it had `absorbed` them:
-    /// ranges with their new bytes, and whether the guest may write there.
+    /// The memory of the current process, which runs in `process`, that others have changed since it had `absorbed`
+    /// it: ranges with their new bytes, and whether the guest may write there.
     pub(crate) fn news(
         &self,
         process: &Process,
@@ -237,7 +238,7 @@ impl Kernel {
         gone.into_iter().for_each(|node| self.tree.release(node));
     }
 
-    /// Keeps a file as long as it is mapped.
+    /// Keeps a file while it is mapped.
     pub(in crate::sentry) fn keep_shared(&mut self, node: Node) -> Result<(), Errno> {
         if !self.shares.contains(&node) {
             self.tree.hold(node).map_err(|refused| refused.errno())?;

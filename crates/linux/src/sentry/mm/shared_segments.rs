@@ -3,8 +3,8 @@
 //! A segment is a file without a name, and attaching it maps that, so that its memory is shared, brought back and saved as all shared
 //! memory is.
 //!
-//! Promises: a segment lasts until it is removed and nobody has it attached; who is attached is what is mapped. May break it: attaching one
-//! twice in a process, which is refused as any second mapping is.
+//! Promises: a segment lasts until it is removed and no process has it attached; the mappings are the attachments.
+//! May break it: attaching one twice in a process, which is refused as any second mapping is.
 
 use std::collections::BTreeMap;
 

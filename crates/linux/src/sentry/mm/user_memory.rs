@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use crate::platform::Process;
 use crate::sentry::{PAGE, PATH_LEN, SyscallResult};
 
-/// Bytes of the guest's memory.
+/// Bytes of guest memory.
 pub(in crate::sentry) fn copy_in(
     process: &Process,
     address: u64,
@@ -24,7 +24,7 @@ pub(in crate::sentry) fn copy_out(
     if process.write(address, bytes)? { Ok(()) } else { Err(Errno::FAULT.into()) }
 }
 
-/// A word of the guest's memory.
+/// A word of guest memory.
 pub(in crate::sentry) fn word_in(process: &Process, address: u64) -> SyscallResult<u64> {
     let mut bytes = [0; 8];
     if process.read(address, &mut bytes)? {

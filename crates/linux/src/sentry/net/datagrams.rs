@@ -71,7 +71,7 @@ impl Sentry {
         Ok(true)
     }
 
-    /// Sends a datagram: to `to`, or to whom the socket is connected.
+    /// Sends a datagram to `to`, or to the connected peer.
     pub(in crate::sentry) fn post_letter(
         &mut self,
         descriptor: u64,
@@ -206,7 +206,7 @@ impl Sentry {
             return Ok((crate::sentry::ZERO, ReceivedMessage::default()));
         }
         let (outcome, came) = self.take_letter(process, descriptor, incoming, pieces, stays)?;
-        // It comes from whom it is connected to.
+        // The connected peer is the only sender.
         Ok((outcome, ReceivedMessage { from: None, ..came }))
     }
 

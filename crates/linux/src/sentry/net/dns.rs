@@ -1,8 +1,8 @@
 //! Host names, as a guest asks for them: DNS questions to port 53 of any address.
 //!
-//! Promises: every name that is granted has an address of its own, which stays the same for as long as the guest's state does
-//! and means nothing outside; all other names do not exist. May break it: nothing outside; which server is behind a name
-//! is found out when it is connected to.
+//! Promises: every granted name has a unique address, which stays the same in the guest's state and means nothing
+//! outside; all other names do not exist. May break it: nothing outside; which server is behind a name is found out
+//! when it is connected to.
 
 use std::net::{IpAddr, Ipv4Addr};
 

@@ -1,5 +1,5 @@
-//! Connections of the host's own to what listens within a guest. They last as long as either side keeps them, and are in every frozen
-//! state; whoever goes on from one hangs up those that are not theirs.
+//! Host connections to listeners within a guest. They last until both sides close them, and are in every frozen
+//! state; a caller that continues from one hangs up foreign connections.
 
 use crate::sentry::Kernel;
 use crate::sentry::kernel::channels::{Channel, ChannelEnd};
@@ -84,7 +84,7 @@ impl Kernel {
         }
     }
 
-    /// The channels of the host's connections except `known`.
+    /// The channels of host connections except `known`.
     pub(crate) fn strangers(&self, known: &[InboundConnection]) -> Vec<u64> {
         let own = |(id, channel): (u64, &Channel)| match channel.end {
             ChannelEnd::Feeds => known.iter().all(|one| one.to != id).then_some(id),

@@ -1,5 +1,5 @@
-//! Options of sockets: what was set is told again, what only the system knows is told as it is. Time limits of waits hold; all else means
-//! nothing here, for there is no network that it could be about.
+//! Options of sockets: options that were set are returned, and those that only the system knows have its values. Time
+//! limits of waits hold; all else means nothing here, for there is no network that it could be about.
 //!
 //! Promises: so many of so many bytes at most. A frozen one is checked before it counts.
 

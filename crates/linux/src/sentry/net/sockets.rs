@@ -87,7 +87,7 @@ impl Address {
         }
     }
 
-    /// Whether it is as long as addresses are, at most.
+    /// Whether its length is at most that of an address.
     pub(crate) fn is_short(&self) -> bool {
         self.0.len() <= MAX_ADDRESS + 18
     }

@@ -177,7 +177,7 @@ impl Terminal {
         }
     }
 
-    /// Erases the last character, and those before it as long as `more` says so.
+    /// Erases the last character, and earlier ones while `more` returns true.
     fn erase(&mut self, byte: u8, mut more: impl FnMut(u8) -> bool) {
         let whole = self.termios.has_input(libc::IUTF8);
         let mut first = true;
@@ -348,7 +348,7 @@ impl Terminal {
         self.tell(FLUSH_WRITE, 0);
     }
 
-    /// Behaves otherwise from now on. What was typed stays: in one, where lines are not any more, or as a line.
+    /// Behaves otherwise from now on. Typed input stays: joined if the new mode has no lines, else as a line.
     pub(in crate::sentry) fn behave(&mut self, new: Termios) {
         let old = std::mem::replace(&mut self.termios, new);
         if old.is_canonical() && !self.termios.is_canonical() {

@@ -1,4 +1,5 @@
-//! Calls on terminals: opening them, reading and writing at both ends, and `ioctl`. Whose foreground a terminal is decides who may.
+//! Calls on terminals: opening them, reading and writing at both ends, and `ioctl`. The foreground process group
+//! decides who may.
 //!
 //! Not as in Linux: who gives up its terminal and leads no session (`TIOCNOTTY`) keeps it as `/dev/tty`.
 

@@ -1,8 +1,8 @@
-//! Terminals of a guest (`/dev/ptmx`, `/dev/pts/N`): each lasts as long as its master is open.
+//! Terminals of a guest (`/dev/ptmx`, `/dev/pts/N`): each lasts until its master is closed.
 //!
-//! Promises: all of a terminal is plain data, and bounded; the line that is being typed, what was echoed and nobody has read, and whose
-//! foreground it is are in every state. A frozen one is checked before it counts. What a byte does is said in `discipline`, what a call
-//! does in `terminal_calls`.
+//! Promises: all of a terminal is plain data, and bounded; the line that is being typed, unread output and the
+//! foreground group are in every state. A frozen one is checked before it counts. `line_discipline` documents bytes, and
+//! `terminal` documents calls.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -227,7 +227,7 @@ impl Terminals {
         }
     }
 
-    /// The first error of terminals from a snapshot, of which `ends` are open, if any.
+    /// The first error of terminals from a snapshot with open `ends`.
     pub(in crate::sentry) fn check<'a>(
         &self,
         ends: impl Iterator<Item = &'a TerminalEnd>,
@@ -238,7 +238,7 @@ impl Terminals {
             match (end.id, end.master) {
                 (Some(id), true) => counts.entry(id).or_default().0 += 1,
                 (Some(id), false) => counts.entry(id).or_default().1 += 1,
-                (None, true) => return Err("a terminal is none"),
+                (None, true) => return Err("a terminal is invalid"),
                 (None, false) => {}
             }
         }
@@ -317,7 +317,8 @@ impl Kernel {
         terminal.edges += 1;
     }
 
-    /// The current process ends: if it leads a session, its terminal is hung up, and who is in the foreground there is told.
+    /// The current process ends: if it leads a session, its terminal is hung up, and the foreground group there is
+    /// notified.
     pub(in crate::sentry) fn leave_terminal(&mut self) {
         let own = &self.family.own;
         if own.session != own.id {

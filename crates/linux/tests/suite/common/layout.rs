@@ -66,7 +66,7 @@ pub(crate) fn programs(names: &[&str]) -> Option<Vec<u8>> {
     Some(layer(root.path()))
 }
 
-/// A layer with what is in a directory.
+/// A layer with the contents of a directory.
 pub(crate) fn layer(root: &Path) -> Vec<u8> {
     let out = Command::new("tar").arg("-C").arg(root).args(["-cf", "-", "."]).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));

@@ -12,7 +12,7 @@ use afresh_linux::{Instance, PlatformError, Program, WarmError};
 pub(crate) fn compiled(name: &str, flags: &[&str]) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guests").join(name);
     let mut out = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    // Tests run side by side: each has a file of its own.
+    // Tests run in parallel: each has a separate file.
     let thread = std::thread::current().name().unwrap_or("main").replace("::", "-");
     out.push(format!("{name}-{thread}-{}", std::process::id()));
     let made =
@@ -52,7 +52,7 @@ pub(crate) fn warm(name: &str, shape: impl Fn(Program) -> Program) -> Option<Ins
     Some(instance)
 }
 
-/// CPython, with what of the host it needs granted.
+/// CPython, with the host files that it needs granted.
 pub(crate) fn python() -> Option<Program> {
     let ask = "import sys; print(sys.executable); print(sys.base_prefix); print(sys.prefix)";
     let out = match Command::new("python3").args(["-c", ask]).output() {

@@ -1,4 +1,4 @@
-//! What a call leaves is part of every state: of none that a reset, a rollback or a fork goes back to, and of each that was taken since.
+//! Changes of a call are in every state taken since, and in no state that a reset, a rollback or a fork goes back to.
 
 use afresh_linux::{Frozen, Instance, Program, Warm};
 use afresh_pager::{Options, SnapshotOptions};
@@ -23,7 +23,7 @@ pub(crate) fn pristine(warm: &Warm, work: &str, done: &str) {
     assert_eq!(instance.stats().processes, 1);
 }
 
-/// Has the program `hold` something, which `look` tells as `held`, and as `none` where nothing is held.
+/// Makes the program `hold` something: `look` then returns `held`, and otherwise `none`.
 pub(crate) fn in_every_state(program: &Program, warm: &Warm, hold: &str, look: [&str; 3]) {
     let [look, held, none] = look;
     let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());

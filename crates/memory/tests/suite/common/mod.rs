@@ -25,7 +25,7 @@ pub(crate) struct VecFiller {
 }
 
 impl VecFiller {
-    /// Puts one page in place; whoever comes second waits.
+    /// Puts one page in place; a second caller waits.
     fn deliver(&self, page: usize) -> bool {
         let state = &self.states[page];
         loop {
@@ -86,7 +86,7 @@ impl Filler for VecFiller {
     }
 }
 
-/// An image of `content` that is filled when its pages are needed; `stored` as `Image::lazy` has it.
+/// An image of `content` that is filled when its pages are needed; `stored` is as in `Image::lazy`.
 pub(crate) fn lazy_image(
     content: &[u8],
     stored: &[PageRange],

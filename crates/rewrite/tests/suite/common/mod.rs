@@ -40,7 +40,7 @@ pub(crate) fn wat(text: &str) -> Vec<u8> {
 
 pub(crate) type Host = Store<StoreLimits>;
 
-/// An instance in a store of its own.
+/// An instance in a separate store.
 pub(crate) struct Running {
     pub(crate) store: Host,
     pub(crate) instance: Instance,

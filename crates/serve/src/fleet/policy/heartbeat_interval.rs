@@ -1,4 +1,4 @@
-//! The interval of a host's heartbeats.
+//! The interval of heartbeats.
 //!
 //! Promises: however many hosts there are, each hears about as many adverts a second as its budget says; hosts
 //! that were started together do not speak together.

@@ -13,6 +13,6 @@ pub use lease::{Lease, Terms};
 pub use members::{Member, Members, NodeStatus};
 pub use placement::{Placement, Seed};
 
-/// A moment: time since some beginning that is the same for all moments of one host. It goes on while the process is
+/// A moment: time since some beginning that is the same for all moments of one host. It advances while the process is
 /// stopped and while the machine sleeps.
 pub type Moment = std::time::Duration;

@@ -1,4 +1,4 @@
-//! A server of the test's own, guests for it, and a client that does what it is told byte by byte.
+//! A server for tests, guests for it, and a client that is controlled byte by byte.
 
 #![allow(dead_code, reason = "without features some of it is unused")]
 
@@ -59,7 +59,7 @@ pub(crate) fn scratch() -> TempDir {
     tempfile::tempdir().unwrap()
 }
 
-/// Writes a guest's file, whole at once as whoever exchanges one should.
+/// Writes a guest's file atomically, as an exchange of one should.
 pub(crate) fn write(dir: &Path, name: &str, text: &str) -> String {
     let (path, part) = (dir.join(name), dir.join("part"));
     std::fs::write(&part, wat::parse_str(text).unwrap()).unwrap();
@@ -90,7 +90,7 @@ pub(crate) fn built_by(name: &str, command: &str) -> Option<String> {
     None
 }
 
-/// A configuration on a port of its own.
+/// A configuration with a free port.
 pub(crate) fn config(guests: impl IntoIterator<Item = GuestConfig>) -> Config {
     let mut config = Config::default();
     config.addr.set_port(0);
@@ -117,7 +117,7 @@ impl Running {
         format!("http://{}{path}", self.addr)
     }
 
-    /// Of what is asked of the server itself.
+    /// The response of an operation of the server itself.
     pub(crate) fn operations(&self, path: &str) -> String {
         format!("http://{}{path}", self.admin)
     }

@@ -1,6 +1,7 @@
-//! HTTPS: the same answers for who shakes hands, none for who does not, and clear words about files that will not do.
+//! HTTPS: the same answers after a handshake, none without one, and clear errors about invalid
+//! files.
 //!
-//! The certificates and keys beside this file are for 127.0.0.1, and for nothing else.
+//! The certificates and keys in this folder are for 127.0.0.1, and for nothing else.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -37,7 +38,7 @@ fn who_shakes_hands_is_answered_and_nobody_else() {
         assert!(stranger.get(&url).send().await.is_err());
         let answer = raw(server.addr, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
         assert!(!answer.starts_with("HTTP/"), "{answer}");
-        // One that says nothing is given up, and holds nobody up meanwhile.
+        // A silent one is dropped after a time, and does not delay others.
         let silent = tokio::net::TcpStream::connect(server.addr).await.unwrap();
         assert_eq!(post(&client, &url, "y").await, (200, "warm".to_owned()));
         let mut byte = [0; 1];

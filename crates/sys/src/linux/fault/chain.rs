@@ -1,27 +1,28 @@
-//! Handlers of others: who gets a fault that belongs to none of our ranges.
+//! Handlers of others, for faults outside our ranges.
 //!
-//! wasmtime, language runtimes, crash reporters and we all want SIGSEGV, and each remembers only what was there when
-//! it came. Ours must be called first, so it is put on top again whenever a range is registered; it must lose
-//! nobody by that, and end nobody's politeness in a circle. Hence:
+//! wasmtime, language runtimes, crash reporters and we all want SIGSEGV, and each remembers only its predecessor.
+//! Ours must be called first, so it is put on top again whenever a range is registered. That must lose no other
+//! handler, and must not end in a circle of handlers that pass faults to one another. Hence:
 //!
-//! * **Each time we are put on top it is with another entry point**, a *layer*, that remembers what lay beneath it.
-//!   Whoever is installed over a layer and passes faults on comes back to that very layer, which goes on
-//!   downwards. Whoever takes itself away puts a layer back, by which we see that it is gone.
-//! * **A fault carries the list of who had it already**, in the part of `siginfo_t` that the kernel clears at each
-//!   delivery (since Linux 4.20) and nobody uses. Nobody is offered a fault twice; when all had it the default action
-//!   ends the process. As the list dies with the delivery, nothing is left over when a handler jumps out
-//!   (`siglongjmp`) and never comes back.
+//! * **Each time we are put on top it is with another entry point**, a *layer*, that remembers the handler beneath
+//!   it. A handler above a layer that passes faults on comes back to that very layer, which continues downwards. A
+//!   handler that removes itself puts a layer back, which shows us that it has left.
+//! * **A fault carries a list of the handlers that had it already**, in the part of `siginfo_t` that the kernel
+//!   clears at each delivery (since Linux 4.20) and leaves unused. No handler is offered a fault twice; when all had
+//!   it the default action ends the process. As the list dies with the delivery, nothing is left over when a handler
+//!   jumps out (`siglongjmp`) and never comes back.
 //!
-//! A handler beneath us is called as the kernel would have called it: with its mask, once if it asked to be reset.
+//! A handler beneath us is called as the kernel would have called it: with its mask, and once if it has
+//! `SA_RESETHAND`.
 //!
-//! May break it: a handler installed over ours that neither knows the fault nor passes it on. Nothing can be
-//! done about that, here as anywhere. Twelve of others at the same time, of which each comes on top of the last.
+//! May break it: a handler installed over ours that neither knows the fault nor passes it on. Nothing can be done
+//! about that, here as anywhere. At most twelve foreign handlers at the same time, each on top of the last.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use crate::{Call, SysError};
 
-/// What a handler that takes three arguments looks like.
+/// A handler with three arguments.
 type Entry = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
 
 /// Entry points, and so handlers of others that can be remembered at a time.
@@ -46,7 +47,7 @@ static ENTRIES: [Entry; LAYERS] = [
 /// Another's handler.
 struct Foreign {
     action: libc::sigaction,
-    /// It asked to be called once (`SA_RESETHAND`) and was.
+    /// It has `SA_RESETHAND` and was called once.
     spent: AtomicBool,
 }
 
@@ -59,8 +60,8 @@ impl Foreign {
 /// The layers of one signal.
 pub(super) struct Chain {
     signal: libc::c_int,
-    /// What lies beneath each layer. Set before the layer is installed; never freed, as a handler may read it at any
-    /// time.
+    /// The handler beneath each layer. Set before the layer is installed; never freed, as a handler may read it at
+    /// any time.
     beneath: [AtomicPtr<Foreign>; LAYERS],
     /// Layers that may be reached from the top. Changed by [`Chain::install`] and [`Chain::step_aside`] only.
     used: AtomicUsize,
@@ -88,14 +89,14 @@ impl Chain {
     pub(super) fn install(&self) -> Result<(), SysError> {
         let top = self.exchange(None)?;
         if let Some(layer) = layer_of(&top) {
-            // Whoever was above it has left.
+            // The handler above it has left.
             self.used.store(layer + 1, Ordering::Relaxed);
             return Ok(());
         }
         let layer = self.remember(top)?;
         let replaced = self.exchange(Some(ENTRIES[layer]))?;
-        // Somebody came or left between the two calls, and what was read first may be gone. Where a layer of ours came
-        // back, the new one stands for it.
+        // A handler came or left between the two calls, and the first result may be outdated. If one of our layers
+        // came back, the new one replaces it.
         match layer_of(&replaced) {
             Some(back) => self.foreign(back).into_iter().for_each(|f| self.set(layer, f.action)),
             None => self.set(layer, replaced),
@@ -157,7 +158,7 @@ impl Chain {
         Ok(())
     }
 
-    /// The action now, which `new` replaces if there is one.
+    /// The present action, replaced by `new` if given.
     fn exchange(&self, new: Option<Entry>) -> Result<libc::sigaction, SysError> {
         // SAFETY: all-zero is a valid `sigaction`.
         let (mut action, mut old): (libc::sigaction, libc::sigaction) =
@@ -177,7 +178,8 @@ impl Chain {
         Ok(old)
     }
 
-    /// Hands a fault that is not ours to the next who has not had it: what lies beneath `layer`, or below that.
+    /// Passes a fault that is not ours to the next handler that has not had it: the one beneath `layer`, or below
+    /// that.
     ///
     /// # Safety
     /// Must be called from a signal handler, with the arguments the kernel passed to it.
@@ -203,7 +205,7 @@ impl Chain {
                 break;
             }
             if foreign.action.sa_sigaction == libc::SIG_IGN {
-                // The kernel does not let a fault be ignored, only what somebody sent.
+                // The kernel lets a sent signal be ignored, but not a fault.
                 // SAFETY: the caller's promise.
                 if unsafe { sent(info) } {
                     return;
@@ -241,7 +243,7 @@ impl Chain {
         let own = if action.sa_flags & libc::SA_NODEFER != 0 { 0 } else { bit(self.signal) };
         let before = set_mask(interrupted | asked | own);
         if action.sa_flags & libc::SA_SIGINFO != 0 {
-            // SAFETY: SA_SIGINFO says that the address is a three-argument handler.
+            // SAFETY: SA_SIGINFO means that the address is a three-argument handler.
             let handler: Entry = unsafe { std::mem::transmute(action.sa_sigaction) };
             handler(self.signal, info, context);
         } else {
@@ -254,7 +256,7 @@ impl Chain {
     }
 
     /// Puts the default action back. An access faults again on return, and the kernel ends the process with the right
-    /// signal and core dump; what somebody sent is sent again.
+    /// signal and core dump; a signal that was sent is sent again.
     ///
     /// # Safety
     /// As [`Chain::pass_on`].
@@ -273,7 +275,8 @@ impl Chain {
     }
 }
 
-/// The layers that had a fault: a word of `siginfo_t` that the kernel clears, and another that says so.
+/// The layers that had a fault: a word of `siginfo_t` that the kernel clears, and another that marks the first as
+/// valid.
 #[repr(C)]
 pub(super) struct List {
     tag: u32,
@@ -301,7 +304,7 @@ impl List {
         list
     }
 
-    /// Whether anybody had it.
+    /// Whether no handler had it.
     pub(super) fn is_empty(&self) -> bool {
         self.layers == 0
     }
@@ -315,7 +318,7 @@ impl List {
     }
 }
 
-/// Whether a signal was sent by somebody, and is no fault of the thread that got it.
+/// Whether a signal was sent by a process, and is not a fault of the receiving thread.
 ///
 /// # Safety
 /// `info` must be what the kernel passed to a handler.
@@ -337,7 +340,7 @@ fn bit(signal: libc::c_int) -> u64 {
     1 << (signal - 1)
 }
 
-/// All signals but those that a thread raises by what it executes, which must not be blocked.
+/// All signals except those that a thread raises by executing an instruction, which must not be blocked.
 fn quiet() -> libc::sigset_t {
     // SAFETY: fills a local set, and takes valid numbers out of it.
     unsafe {

@@ -1,15 +1,15 @@
-//! Counting who is inside, so that nobody is pulled from under a signal handler.
+//! Counts the users of a value, which must not be freed under a signal handler.
 //!
 //! A count belongs to a process: a child of a fork inherits the number, but not the threads it counted. So the word
-//! also holds the generation it was counted in, and what another generation counted is nobody.
+//! also holds the generation it was counted in, and counts of another generation are void.
 
 use super::sync::{AtomicU64, Ordering, constant, wait_for_leavers, wake_waiters};
 
-/// Set for good once nobody may enter any more.
+/// Set permanently once entering is closed.
 const CLOSED: u64 = 1 << 31;
 const COUNT: u64 = CLOSED - 1;
 
-/// How many threads of this process are inside.
+/// The number of threads of this process that are inside.
 #[derive(Debug)]
 pub(crate) struct Readers {
     /// Generation, closed, count.
@@ -37,7 +37,8 @@ impl Readers {
         true
     }
 
-    /// As `enter`, when the word was another generation's a moment ago. What was added to it there is lost with it.
+    /// As `enter`, when the word was another generation's a moment ago. Counts that are added to the old generation
+    /// are lost with it.
     #[cold]
     fn enter_first(&self, generation: u32) -> bool {
         let mut word = self.word.load(Ordering::Acquire);
@@ -57,8 +58,7 @@ impl Readers {
         }
     }
 
-    /// Goes out again. Whoever waits may free this value as soon as the count is down, so it is not touched
-    /// afterwards.
+    /// Goes out again. A waiting thread may free this value once the count is down, so it is not touched afterwards.
     pub(crate) fn leave(&self) {
         let before = self.word.fetch_sub(1, Ordering::AcqRel);
         if before & (CLOSED | COUNT) == CLOSED | 1 {
@@ -66,7 +66,7 @@ impl Readers {
         }
     }
 
-    /// Whether nobody is inside. Who enters after a `true` sees everything that was done before the call.
+    /// Whether the count is zero. A thread that enters after a `true` sees everything that was done before the call.
     pub(crate) fn none(&self, generation: u32) -> bool {
         // An addition of nothing, and no load: in the order of changes to this word it stands either before an
         // `enter`, which then sees what the caller has done; or behind, and counts it.
@@ -74,7 +74,7 @@ impl Readers {
         word >> 32 != u64::from(generation) || word & COUNT == 0
     }
 
-    /// Lets nobody in from now on, and waits until the last one is out.
+    /// Refuses further entries, and waits until the last user has left.
     pub(crate) fn close(&self, generation: u32) {
         let mut word = self.word.load(Ordering::Acquire);
         loop {

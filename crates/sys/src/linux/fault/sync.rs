@@ -1,4 +1,4 @@
-//! What the table and its counts take from the outside; their model (`tests/fault_model.rs`) has its own.
+//! External operations of the table and its counts; their model (`tests/fault_model.rs`) replaces them.
 
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -7,10 +7,10 @@ pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use crate::linux::futex;
 
-/// Changes whenever somebody left who may be waited for. One word for all: the value that was left may be gone.
+/// Changes at every leave that a thread may wait for. One word for all: the value that was left may be freed.
 static LEFT: AtomicU32 = AtomicU32::new(0);
 
-/// Tells those who wait to look again. May be called in a signal handler.
+/// Wakes waiting threads, which look again. May be called in a signal handler.
 pub(crate) fn wake_waiters() {
     LEFT.fetch_add(1, Ordering::AcqRel);
     futex::wake_all(&LEFT);

@@ -1,7 +1,7 @@
-//! Which range of addresses belongs to whom: a table that signal handlers read while others change it.
+//! Maps ranges of addresses to their owners: a table that signal handlers read while others change it.
 //!
-//! A balanced tree (a treap) whose nodes never change. Whoever adds or removes a range copies the path from the
-//! root to it, some twenty nodes among ten thousand, and publishes the new root with one store.
+//! A balanced tree (a treap) whose nodes never change. Adding or removing a range copies the path from the root to
+//! it, some twenty nodes among ten thousand, and publishes the new root with one store.
 //!
 //! Promises:
 //! * A lookup takes no lock, allocates nothing and never waits.
@@ -9,10 +9,10 @@
 //! * [`EntryGuard::close`] waits for whoever uses the value of that very range, and for nobody else. Afterwards nobody
 //!   uses it.
 //!
-//! Why it is safe: two counts. One is of all *lookups*, which take a moment and run no code but this. Nodes that
-//! were unpublished are freed only when it was seen at zero afterwards; nobody waits for that, the next change looks
-//! again. The other is of each entry's *users*, who may take their time; it is counted up inside the
-//! lookup, so the entry is alive then, and closed before the value is taken out.
+//! Why it is safe: two counts. One is of all *lookups*, which take a moment and run no code but this. Unpublished
+//! nodes are freed only when it was seen at zero afterwards; no thread waits for that, the next change looks again.
+//! The other is of each entry's *users*, which may take long; it is counted up inside the lookup, so the entry is
+//! alive then, and closed before the value is taken out.
 //!
 //! May break it: a thread that leaves a lookup or a value's use without coming back (`siglongjmp` out
 //! of a signal handler that interrupted it). The handler that calls this blocks signals.
@@ -28,12 +28,12 @@ struct Entry<T> {
     start: usize,
     end: usize,
     users: Readers,
-    /// Taken out when the entry was closed and its last user is gone; until then never changed.
+    /// Taken out when the entry is closed and its last user has left; until then never changed.
     value: UnsafeCell<Option<T>>,
 }
 
-// SAFETY: `value` is shared with users, who read, until `users` is closed and empty, and then belongs to the one thread
-// that closed it.
+// SAFETY: `value` is shared with users, which read, until `users` is closed and empty, and then belongs to the one
+// thread that closed it.
 unsafe impl<T: Send + Sync> Send for Entry<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for Entry<T> {}
@@ -46,8 +46,8 @@ impl<T> EntryGuard<T> {
     /// lock.
     pub(crate) fn close(self, generation: u32) -> Option<T> {
         self.0.users.close(generation);
-        // SAFETY: closed and without users, so that nobody reads the value now or later; and there is one `Held` for an
-        // entry, which is used up here.
+        // SAFETY: closed and without users, so the value is not read now or later; an entry has only one `Held`,
+        // which is consumed here.
         unsafe { (*self.0.value.get()).take() }
     }
 }
@@ -102,7 +102,7 @@ fn insert<T>(link: &Link<T>, entry: Arc<Entry<T>>) -> Link<T> {
     }
 }
 
-/// What begins below `start`, and the rest.
+/// The entries below `start`, and the rest.
 fn split<T>(link: &Link<T>, start: usize) -> (Link<T>, Link<T>) {
     let Some(node) = link else { return (None, None) };
     if node.entry.start < start {
@@ -123,7 +123,7 @@ fn without<T>(link: &Link<T>, start: usize) -> Link<T> {
     }
 }
 
-/// Both trees in one; everything in `left` lies below everything in `right`.
+/// Both trees in one; everything in `left` is below everything in `right`.
 fn join<T>(left: &Link<T>, right: &Link<T>) -> Link<T> {
     match (left, right) {
         (None, rest) | (rest, None) => rest.clone(),
@@ -147,7 +147,7 @@ fn last_at<T>(mut node: Option<&Node<T>>, address: usize) -> Option<&Entry<T>> {
     found
 }
 
-/// Trees that were unpublished and may still be looked at. Belongs to whoever changes the table.
+/// Trees that were unpublished and may still be looked at. Belongs to the thread that changes the table.
 pub(crate) struct Unpublished<T> {
     roots: Vec<Arc<Node<T>>>,
 }
@@ -187,10 +187,10 @@ impl<T: Send + Sync> Table<T> {
             .filter(|entry| address < entry.end && entry.users.enter(generation))
             .map(std::ptr::from_ref);
         self.lookups.leave();
-        // SAFETY: counted among its users before the lookup ended, so it is not closed yet, and who closes it
-        // waits for us before it lets go of the entry or its value.
+        // SAFETY: counted among its users before the lookup ended, so it is not closed so far, and the closing thread
+        // waits for us before it releases the entry or its value.
         let entry = unsafe { &*entry? };
-        // SAFETY: nobody changes the value of an entry that has users.
+        // SAFETY: the value of an entry with users is never changed.
         let result = unsafe { &*entry.value.get() }.as_ref().map(body);
         entry.users.leave();
         result
@@ -226,7 +226,7 @@ impl<T: Send + Sync> Table<T> {
         self.publish(unpublished, generation, without(&root, held.0.start));
     }
 
-    /// The published tree. Only for whoever may change it.
+    /// The published tree. Only for the thread that may change it.
     fn published(&self) -> Link<T> {
         let root = self.root.load(Ordering::Acquire);
         if root.is_null() {
@@ -243,7 +243,7 @@ impl<T: Send + Sync> Table<T> {
         let new = root.map_or(std::ptr::null_mut(), |root| Arc::into_raw(root).cast_mut());
         let old = self.root.swap(new, Ordering::AcqRel);
         if !old.is_null() {
-            // SAFETY: the count that `root` held for what was published before is ours now.
+            // SAFETY: the count that `root` held for the previous tree is ours now.
             unpublished.roots.push(unsafe { Arc::from_raw(old) });
         }
         if self.lookups.none(generation) {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Whether tests that need KVM can run; says loudly when they cannot.
+/// Whether tests that need KVM can run; prints it when they cannot.
 pub(crate) fn kvm() -> bool {
     static USABLE: OnceLock<bool> = OnceLock::new();
     *USABLE.get_or_init(|| {
@@ -41,7 +41,7 @@ pub(crate) fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// The ELF of a C sample, or `None`, said loudly, where there is no C compiler.
+/// The ELF of a C sample; `None`, with a message, if there is no C compiler.
 pub(crate) fn c_guest(name: &str) -> Option<Vec<u8>> {
     let guests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guests/vm");
     let output =

@@ -1,4 +1,4 @@
-//! Writes to its heap as told, for benchmarks and tests. The input is little-endian words: a
+//! Writes to its heap on command, for benchmarks and tests. The input is little-endian words: a
 //! command, then its arguments.
 //!
 //! 0: return the rest of the input (echo).
@@ -74,7 +74,7 @@ fn call(input: &[u8]) -> Vec<u8> {
             vec![unsafe { (argument(0) as *const u8).read_volatile() }]
         }
         6 => {
-            // SAFETY: this guest uses none of what it changes.
+            // SAFETY: this guest uses none of the changed state.
             unsafe {
                 asm!(
                     "xor eax, eax", "mov ds, ax", "mov es, ax", "mov gs, ax",

@@ -7,7 +7,7 @@
 //! | 0..128 | RAX, RBX, RCX, RDX, RSI, RDI, RBP, RSP, R8 to R15 |
 //! | 128..136 | RFLAGS |
 //! | 136..184 | CS, DS, ES, FS, GS, SS, a word each |
-//! | 184..200 | what lies at the address of `MAGIC`, by way of FS and of GS |
+//! | 184..200 | the bytes at the address of `MAGIC`, through FS and of GS |
 //! | 200..216 | XCR0, and which of its components are in use, if there is XSAVE |
 //! | 256.. | the extended state as XSAVE, or FXSAVE, stores it |
 #![no_std]
@@ -46,7 +46,7 @@ extern "C" fn _start(boot: *const BootInfo) -> ! {
     unsafe { afresh_guest::ready(boot, init, enter) }
 }
 
-/// Stores what it finds before anything changes it, then goes on to `act` as if that had been called.
+/// Stores the initial state before anything changes it, then continues to `act` as if that had been called.
 #[unsafe(naked)]
 extern "C" fn enter(_input: *const u8, _len: usize) -> ! {
     naked_asm!(
@@ -100,7 +100,7 @@ extern "C" fn enter(_input: *const u8, _len: usize) -> ! {
     )
 }
 
-/// Fills the general registers with what must not be seen again, points RDI and RSI to memory that may be
+/// Fills the general registers with values that must not be seen again, points RDI and RSI to memory that may be
 /// written and DX to the port, runs the given lines, and ends the call if that is still possible.
 macro_rules! leave {
     ($($line:expr),* $(,)?) => {
@@ -144,7 +144,7 @@ extern "C" fn act(input: *const u8, len: usize) -> ! {
     } else {
         b' '
     };
-    // SAFETY: this guest needs nothing of what it changes; whatever comes of it, the host contains it.
+    // SAFETY: this guest needs none of the changed state; the host contains every effect.
     unsafe {
         match what {
             // Ports. The bitmap that allows `out` allows the rest of them.
@@ -256,7 +256,7 @@ extern "C" fn act(input: *const u8, len: usize) -> ! {
             b'a' => leave!("mov rcx, rdi", "mov byte ptr [rdi], 1", "ldtilecfg [rdi]"),
             b'k' => leave!("xor ecx, ecx", "xor edx, edx", "mov eax, 0x55555554", "wrpkru"),
             b'X' => leave!("xor ecx, ecx", "xor edx, edx", "mov eax, 3", "xsetbv"),
-            // What the processor or KVM may answer in ways of their own.
+            // Instructions that the processor or KVM may answer in different ways.
             b'v' => leave!("mov eax, 12", "vmcall"),
             b'V' => leave!("mov eax, 12", "vmmcall"),
             b'q' => leave!("rdtscp", "rdtsc"),
