@@ -1,0 +1,108 @@
+//! Children of the current process: their ends, their events, and waits for them.
+
+use serde::{Deserialize, Serialize};
+
+use super::ProcessTable;
+use crate::sentry::kernel::process_info::ChildEvent;
+
+/// A process that has ended, until its parent reaps it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ExitedProcess {
+    pub(crate) parent: u32,
+    pub(crate) group: u32,
+    /// As `wait4` returns it.
+    pub(crate) status: i32,
+    /// Nanoseconds of processor time, its children's included.
+    pub(crate) spent: u64,
+}
+
+/// The children that a process waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct WaitOptions {
+    pub(crate) which: WaitTarget,
+    pub(crate) ended: bool,
+    pub(crate) stopped: bool,
+    pub(crate) continued: bool,
+}
+
+/// Which children are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum WaitTarget {
+    Any,
+    One(u32),
+    Group(u32),
+}
+
+impl WaitTarget {
+    fn means(self, id: u32, group: u32) -> bool {
+        match self {
+            Self::Any => true,
+            Self::One(one) => one == id,
+            Self::Group(one) => one == group,
+        }
+    }
+}
+
+impl ProcessTable {
+    /// The first child of the current process that has ended, of those that are meant.
+    pub(crate) fn child_ended(&self, which: WaitTarget) -> Option<(u32, &ExitedProcess)> {
+        let own = self.own.id;
+        let mut ended = self.ended.iter().map(|(&id, ended)| (id, ended));
+        ended.find(|(id, ended)| ended.parent == own && which.means(*id, ended.group))
+    }
+
+    /// A child of the current process with an event that a wait asks for.
+    pub(crate) fn child_changed(&self, asked: WaitOptions) -> Option<(u32, ChildEvent)> {
+        let own = self.own.id;
+        let children = self.kins().filter(|kin| kin.parent == own);
+        let mut meant = children.filter(|kin| asked.which.means(kin.id, kin.group));
+        meant.find_map(|kin| match kin.news? {
+            news @ ChildEvent::Stopped(_) if asked.stopped => Some((kin.id, news)),
+            news @ ChildEvent::Continued if asked.continued => Some((kin.id, news)),
+            _ => None,
+        })
+    }
+
+    /// Whether a wait for children is over: there is an event, or none can come.
+    pub(crate) fn answers(&self, asked: WaitOptions) -> bool {
+        asked.ended && self.child_ended(asked.which).is_some()
+            || self.child_changed(asked).is_some()
+            || !self.has_child(asked.which)
+    }
+
+    /// Whether the current process has a child, of those that are meant.
+    pub(crate) fn has_child(&self, which: WaitTarget) -> bool {
+        let own = self.own.id;
+        self.kins().any(|kin| kin.parent == own && which.means(kin.id, kin.group))
+            || self.child_ended(which).is_some()
+    }
+
+    pub(crate) fn is_ended(&self, id: u32) -> bool {
+        self.ended.contains_key(&id)
+    }
+
+    /// The current process reaps a child.
+    pub(in crate::sentry) fn ask_for(&mut self, id: u32) {
+        self.own.children = self.own.children.saturating_add(self.spent_by(id));
+        self.reap(id);
+    }
+
+    /// The CPU time of a process and its reaped children.
+    pub(in crate::sentry) fn spent_by(&self, id: u32) -> u64 {
+        let lives = self.kin(id).map(|kin| kin.spent.saturating_add(kin.children));
+        lives.or(self.ended.get(&id).map(|ended| ended.spent)).unwrap_or_default()
+    }
+
+    /// Children of `from` that have ended are another's, or are forgotten.
+    pub(in crate::sentry) fn hand_over(&mut self, from: u32, to: u32) {
+        let lives = self.lives(to);
+        self.ended.retain(|_, ended| lives || ended.parent != from);
+        let ended = self.ended.values_mut().filter(|ended| ended.parent == from);
+        ended.for_each(|ended| ended.parent = to);
+    }
+
+    /// Removes ended processes.
+    pub(crate) fn reap(&mut self, id: u32) {
+        self.ended.remove(&id);
+    }
+}
