@@ -288,7 +288,7 @@ fn a_spinning_script_is_stopped_and_the_engine_stays_usable() {
         "--input",
         r#"{"op":"spin"}"#,
         "--timeout",
-        "60",
+        "500",
         "-n",
         "2",
         "-o",

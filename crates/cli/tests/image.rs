@@ -69,7 +69,7 @@ impl Registry {
         let registry = Self { address, child: command.spawn().unwrap() };
         let started = Instant::now();
         while TcpStream::connect(address).is_err() {
-            assert!(started.elapsed() < Duration::from_secs(30), "the registry does not start");
+            assert!(started.elapsed() < Duration::from_secs(120), "the registry does not start");
             std::thread::sleep(Duration::from_millis(20));
         }
         registry

@@ -16,6 +16,9 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+/// Far longer than anything takes on a busy host.
+const LONG: Duration = Duration::from_secs(120);
+
 /// A temporary directory and the command run in it.
 struct Bench(tempfile::TempDir);
 
@@ -355,14 +358,19 @@ fn a_reader_that_goes_away_is_no_crash() {
 }
 
 /// A running pager, ended by the tests' end.
-struct Pager(Option<Child>);
+struct Pager {
+    child: Option<Child>,
+    errors: PathBuf,
+}
 
 impl Pager {
     fn start(bench: &Bench, arguments: &[&str]) -> Self {
         let mut all = vec!["pager", "--socket", "socket"];
         all.extend(arguments);
         let mut command = bench.command(&all);
-        Self(Some(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()))
+        let errors = bench.path("pager-errors");
+        command.stdout(Stdio::piped()).stderr(fs::File::create(&errors).unwrap());
+        Self { child: Some(command.spawn().unwrap()), errors }
     }
 
     fn connect(&self, socket: &Path) -> UnixStream {
@@ -370,25 +378,35 @@ impl Pager {
         loop {
             match UnixStream::connect(socket) {
                 Ok(stream) => return stream,
-                Err(error) => assert!(start.elapsed().as_secs() < 20, "{error}"),
+                Err(error) => assert!(start.elapsed() < LONG, "{error}"),
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
+    /// Waits until its errors name this.
+    fn wait_for_error(&self, word: &str) {
+        let start = Instant::now();
+        while !fs::read_to_string(&self.errors).unwrap().contains(word) {
+            assert!(start.elapsed() < LONG, "{word} is not in {}", self.errors.display());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn terminate(&self) {
-        let pid = Pid::from_child(self.0.as_ref().unwrap());
+        let pid = Pid::from_child(self.child.as_ref().unwrap());
         kill_process(pid, Signal::TERM).unwrap();
     }
 
     fn wait(mut self) -> Output {
-        self.0.take().unwrap().wait_with_output().unwrap()
+        let output = self.child.take().unwrap().wait_with_output().unwrap();
+        Output { stderr: fs::read(&self.errors).unwrap(), ..output }
     }
 }
 
 impl Drop for Pager {
     fn drop(&mut self) {
-        if let Some(mut child) = self.0.take() {
+        if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -466,7 +484,7 @@ fn the_pager_serves_every_page_to_one_vmm_after_another() {
         drop(pager.connect(&socket));
         let message = bench.fails(1, &["pager", "store", "--socket", "socket"]);
         assert!(message.contains("another process listens"), "{message}");
-        std::thread::sleep(Duration::from_millis(200));
+        pager.wait_for_error("VMM 3: the VMM's handshake is refused");
         pager.terminate();
         let output = pager.wait();
         assert_eq!(output.status.code(), Some(0), "{}", err(&output));

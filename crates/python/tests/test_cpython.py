@@ -121,7 +121,7 @@ async def test_asynchronous_sandboxes_stream_and_are_cancelled(python: afresh.Wa
 
 
 def test_what_never_ends_is_ended(python: afresh.Warm) -> None:
-    with python.sandbox(timeout=0.5) as sb:
+    with python.sandbox(timeout=5) as sb:
         clean = sb.checkpoint("clean")
         result = sb.run_code("print('before')\nwhile True: pass")
         assert isinstance(result.error, afresh.TimeLimitError)
@@ -130,11 +130,19 @@ def test_what_never_ends_is_ended(python: afresh.Warm) -> None:
         assert sb.eval("1 + 1") == 2
     if threading.current_thread() is threading.main_thread():
         with python.sandbox() as sb:
-            timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
-            timer.start()
+            runs = threading.Event()
+
+            def interrupt() -> None:
+                runs.wait(60)
+                # Once the main thread waits for the guest again.
+                time.sleep(0.3)
+                os.kill(os.getpid(), signal.SIGINT)
+
+            interrupts = threading.Thread(target=interrupt)
+            interrupts.start()
             with pytest.raises(KeyboardInterrupt):
-                sb.run_code("while True: pass")
-            timer.join()
+                sb.run_code("print('runs')\nwhile True: pass", on_output=lambda *_: runs.set())
+            interrupts.join()
 
 
 def test_recursion_without_end_is_an_error_of_the_programs(python: afresh.Warm) -> None:

@@ -18,7 +18,7 @@ from afresh.dspy import Interpreter, interpreter_factory  # noqa: E402
 
 @pytest.fixture(scope="module")
 def factory() -> Callable[[], Interpreter]:
-    return interpreter_factory(setup="import numpy, pandas", timeout=2)
+    return interpreter_factory(setup="import numpy, pandas", timeout=10)
 
 
 @pytest.fixture

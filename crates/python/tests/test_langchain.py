@@ -112,6 +112,6 @@ def test_programs_call_the_agents_tools() -> None:
 
 
 def test_an_endless_program_is_ended_and_leaves_nothing() -> None:
-    (said,) = answers(agent(InMemorySaver(), [["globalThis.left = 1; for (;;) {}", "typeof left"]], timeout=0.5), 1)
+    (said,) = answers(agent(InMemorySaver(), [["globalThis.left = 1; for (;;) {}", "typeof left"]], timeout=5), 1)
     assert "imeout" in said[0]
     assert "undefined" in said[1]

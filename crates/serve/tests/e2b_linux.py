@@ -12,9 +12,13 @@ from e2b.exceptions import NotFoundException, SandboxException, TimeoutException
 from e2b_code_interpreter import Sandbox
 
 
+# Far longer than anything takes on a busy machine.
+LONG = 120
+
+
 def ticks(sandbox: Sandbox) -> int:
     """How often a command has ticked that counts in a file."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + LONG
     while not sandbox.files.exists("/tmp/ticks"):
         assert time.monotonic() < until, "it has not begun"
         time.sleep(0.05)
@@ -23,9 +27,9 @@ def ticks(sandbox: Sandbox) -> int:
 
 def goes_on(sandbox: Sandbox) -> bool:
     """Whether it ticks between calls. Where the machine is busy that takes more than one look."""
-    for _ in range(10):
+    for pause in (1, 2, 4, 8, 16, 32):
         before = ticks(sandbox)
-        time.sleep(1)
+        time.sleep(pause)
         if ticks(sandbox) >= before + 5:
             return True
     return False
@@ -33,14 +37,15 @@ def goes_on(sandbox: Sandbox) -> bool:
 
 def none_left(sandbox: Sandbox) -> bool:
     """Whether no command runs, or soon none does."""
-    until = time.monotonic() + 5
+    until = time.monotonic() + LONG
     while sandbox.commands.list() and time.monotonic() < until:
         time.sleep(0.05)
     return not sandbox.commands.list()
 
 
 ECHO = """
-import http.server, time
+import collections, http.server, threading
+go_on = collections.defaultdict(lambda: threading.Semaphore(0))
 class Echo(http.server.BaseHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
     def do_POST(self):
@@ -53,9 +58,12 @@ class Echo(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self.send_response(200); self.send_header('transfer-encoding', 'chunked'); self.end_headers()
+        if self.path.startswith('/go'): go_on[self.path[3:]].release()
         for n in range(3):
             piece = f'{n} {self.path} {self.headers["x-access-token"]}\\n'.encode()
-            self.wfile.write(b'%x\\r\\n%s\\r\\n' % (len(piece), piece)); self.wfile.flush(); time.sleep(0.5)
+            self.wfile.write(b'%x\\r\\n%s\\r\\n' % (len(piece), piece)); self.wfile.flush()
+            # The next one is sent once the client asks for that.
+            if self.path in ('/0', '/1', '/2'): go_on[self.path].acquire()
         self.wfile.write(b'0\\r\\n\\r\\n')
 http.server.ThreadingHTTPServer(('0.0.0.0', 8001), Echo).serve_forever()
 """
@@ -94,7 +102,7 @@ def reached(*sandboxes: Sandbox) -> None:
     sandbox = sandboxes[0]
     sandbox.files.write("/home/user/watch.py", WATCH)
     watch = sandbox.commands.run("python3 watch.py", background=True, timeout=0)
-    until = time.monotonic() + 90
+    until = time.monotonic() + LONG
     while not sandbox.files.exists("/tmp/watched") or len(sandbox.files.read("/tmp/watched")) < 5:
         assert time.monotonic() < until, "what goes on between calls reaches nobody"
         time.sleep(0.05)
@@ -115,12 +123,13 @@ def from_outside(sandbox: Sandbox) -> None:
     body = os.urandom(1_000_000)
     assert (back := ask(sandbox, 8001, "/", body)).status == 201 and back.read() == body
     slow = [ask(sandbox, 8001, f"/{n}") for n in range(3)]
-    came = []
+    came = 0
     while line := slow[0].readline():
-        came.append(time.monotonic())
-        assert line == f"{len(came) - 1} /0 None\n".encode(), line
+        assert line == f"{came} /0 None\n".encode(), line
+        came += 1
         assert sandbox.run_code("1 + 1").text == "2"
-    assert len(came) == 3 and came[-1] - came[0] > 0.5, came
+        assert all(len(ask(sandbox, 8001, f"/go/{n}").read()) > 0 for n in range(3))
+    assert came == 3
     assert all(one.read().count(b"\n") == 3 for one in slow[1:])
     # A protocol that HTTP is left for.
     url = urllib.parse.urlsplit(os.environ["E2B_SANDBOX_URL"])
@@ -157,7 +166,7 @@ def background(sandbox: Sandbox) -> None:
     server = sandbox.commands.run("python3 -m http.server 8000 --bind 127.0.0.1", background=True, timeout=0)
     sandbox.files.write("/home/user/page", "served well")
     asking = (
-        "import time, urllib.request\nfor _ in range(100):\n"
+        "import time, urllib.request\nfor _ in range(300):\n"
         "    try: told = urllib.request.urlopen('http://127.0.0.1:8000/page').read(); break\n"
         "    except OSError: time.sleep(0.05)\ntold"
     )
@@ -198,14 +207,12 @@ def background(sandbox: Sandbox) -> None:
     sandbox.commands.close_stdin(reader.pid)
     assert reader.wait().stdout == "two\nthree\none\n"
     # A client that disconnects ends nothing; the limit of the command does.
-    began = time.monotonic()
     left = sandbox.commands.run("sleep 1; echo first; sleep 1; echo second", background=True)
     left.disconnect()
     assert sandbox.commands.connect(left.pid).wait().stdout == "first\nsecond\n"
-    left = sandbox.commands.run("sleep 60", background=True, timeout=3)
+    left = sandbox.commands.run("sleep 6000", background=True, timeout=3)
     left.disconnect()
-    time.sleep(4)
-    assert none_left(sandbox) and time.monotonic() - began < 30
+    assert none_left(sandbox)
     # Beside one that never waits.
     spinner = sandbox.commands.run("while :; do :; done", background=True, timeout=0)
     assert sandbox.run_code("6 * 7").text == "42" and sandbox.commands.run("echo beside").stdout == "beside\n"
@@ -232,7 +239,7 @@ class Screen:
         """Types, and waits until all of that is shown."""
         self.shown = b""
         self.sandbox.pty.send_stdin(self.shell.pid, keys)
-        until = time.monotonic() + 30
+        until = time.monotonic() + LONG
         while not all(show in self.shown for show in shows):
             assert time.monotonic() < until and self.ended is None, (keys, self.shown, self.ended)
             time.sleep(0.01)
@@ -308,7 +315,7 @@ def main() -> None:
         heard.append((str(getattr(line, "line", line)), time.monotonic()))
 
     execution = sandbox.run_code(
-        "import time\nfor n in range(3):\n    print(n, flush=True)\n    time.sleep(1)\nbase = 40\nbase + 2",
+        "import time\nfor n in range(3):\n    print(n, flush=True)\n    time.sleep(2)\nbase = 40\nbase + 2",
         on_stdout=hear,
     )
     assert execution.error is None and execution.text == "42", execution
@@ -332,25 +339,25 @@ def main() -> None:
     except CommandExitException as error:
         assert error.exit_code == 3, error
     heard.clear()
-    sandbox.commands.run("for n in 1 2 3; do echo $n; sleep 1; done", on_stdout=hear)
+    sandbox.commands.run("for n in 1 2 3; do echo $n; sleep 2; done", on_stdout=hear)
     assert "".join(line for line, _ in heard) == "1\n2\n3\n", heard
     assert heard[-1][1] - heard[0][1] > 0.5, heard
-    began = time.monotonic()
-    handle = sandbox.commands.run("sleep 5; echo late", background=True)
-    assert time.monotonic() - began < 4 and handle.pid > 0, time.monotonic() - began
-    assert handle.wait().stdout == "late\n" and time.monotonic() - began >= 5
+    # It is known before it ends.
+    handle = sandbox.commands.run("while [ ! -e /tmp/end ]; do sleep 0.1; done; echo late", background=True)
+    assert handle.pid > 0
+    sandbox.commands.run("touch /tmp/end")
+    assert handle.wait().stdout == "late\n"
     sandbox.commands.run("seq 1 5 | sort -r > numbers; cd /tmp && echo here > there", cwd="/home/user")
     assert sandbox.files.read("/home/user/numbers") == "5\n4\n3\n2\n1\n"
     assert sandbox.run_code("open('/tmp/there').read()").text == "'here\\n'"
     sandbox.files.write("/home/user/tool.py", "import sys\nprint('tool', sys.argv[1:])\nsys.exit(len(sys.argv) - 2)\n")
     assert sandbox.commands.run("python3 tool.py one").stdout == "tool ['one']\n"
     assert {"numbers", "tool.py"} <= {found.name for found in sandbox.files.list("/home/user")}
-    began = time.monotonic()
     try:
-        sandbox.commands.run("sleep 60", timeout=2)
+        sandbox.commands.run("sleep 6000", timeout=2)
         raise AssertionError("a command ran longer than it may")
     except TimeoutException:
-        assert time.monotonic() - began < 20
+        pass
     background(sandbox)
 
     # A program that ends itself is as it was before.

@@ -9,7 +9,7 @@ def main() -> None:
     sandbox = Sandbox.create(timeout=600)
     heard: list[tuple[str, float]] = []
     execution = sandbox.run_code(
-        "import sys, time\nfor n in range(3):\n    print(n)\n    time.sleep(1)\nprint('end', file=sys.stderr)\n6 * 7",
+        "import sys, time\nfor n in range(3):\n    print(n)\n    time.sleep(2)\nprint('end', file=sys.stderr)\n6 * 7",
         on_stdout=lambda message: heard.append((message.line, time.monotonic())),
     )
     assert execution.error is None, execution.error

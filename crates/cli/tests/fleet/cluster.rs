@@ -12,6 +12,8 @@ use crate::hosts::{Host, template, until, write_keys};
 use crate::servers::{Nats, Place, Proxy};
 
 pub(crate) const HOSTS: usize = 3;
+/// Short, since most faults are about its loss. The checker expects that a host of a busy machine loses it without a fault.
+const LEASE: &str = "2s";
 /// Longer than the lease, with the time that others need to see its end.
 const LONG_FAULT: Duration = Duration::from_millis(4500);
 /// Shorter than the lease.
@@ -100,7 +102,7 @@ impl Cluster {
             links.nats.iter().map(|proxy| format!("nats://{}", proxy.address)).collect();
         let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
         command.args(["-o", "json", "serve", "--addr", "127.0.0.1:0", "--nats", &nats.join(",")]);
-        command.args(["--nats-replicas", &self.nats.len().to_string()]);
+        command.args(["--lease", LEASE, "--nats-replicas", &self.nats.len().to_string()]);
         let s3 = links.s3.as_ref().map(|proxy| proxy.address);
         let config = template(self.dir.path(), &name);
         Host::start(self.dir.path(), &name, &config, &mut command, &self.place, s3)

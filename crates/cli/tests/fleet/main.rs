@@ -282,7 +282,11 @@ fn a_sandbox_that_is_killed_in_the_middle_of_a_call_is_gone_at_once_on_all_hosts
         let sandbox = sandbox.clone();
         move || sandbox.run_slowly_at(addr)
     });
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    until("the call runs", || {
+        let nodes = fleet.command(&["nodes"]);
+        let mut nodes = nodes.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        nodes.any(|node| node["load"].as_u64() > Some(0))
+    });
     assert_eq!(sandbox.ask_soon(&fleet.hosts[1], "DELETE", ""), 204);
     let during = [0, 1, 2, 0].map(|host: usize| sandbox.run(&fleet.hosts[host]));
     assert!(!calling.is_finished(), "the call was over before the sandbox was killed");

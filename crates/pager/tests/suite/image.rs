@@ -12,7 +12,7 @@ use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Snapshot, Sto
 use afresh_sys::{PAGE_SIZE, PageRange};
 
 const PAGES: usize = 3000;
-const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs of noise, with zero pages in between.
 fn content() -> Vec<u8> {

@@ -20,7 +20,7 @@ use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Snapshot, Sto
 use afresh_sys::{PAGE_SIZE, PageRange, Reservation};
 
 const PAGES: usize = 3000;
-const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Noise that follows from `seed`, with zero pages in between.
 fn content(seed: u64) -> Vec<u8> {

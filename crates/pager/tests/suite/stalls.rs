@@ -52,7 +52,7 @@ fn on_demand(answer: Answer) -> Options {
 fn a_process_that_was_stopped_longer_than_the_limit_is_filled_when_it_continues() {
     const NAME: &str =
         "stalls::a_process_that_was_stopped_longer_than_the_limit_is_filled_when_it_continues";
-    const LIMIT: Duration = Duration::from_secs(2);
+    const LIMIT: Duration = Duration::from_secs(5);
     if let Ok(answer) = std::env::var(CHILD) {
         let answer = if answer == "thread" { Answer::Thread } else { Answer::Sigbus };
         let options = Options { timeout: LIMIT, ..on_demand(answer) };

@@ -1,7 +1,7 @@
 //! Heartbeats of hosts, and the requests of operators: to list hosts, and to drain one.
 //!
 //! Promises: heartbeats cost as [`super::policy::HeartbeatInterval`] says, and NATS does not store them. A list has
-//! every host that is up, within a moment.
+//! every host that is up: it is complete once each host with a lease has answered.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use super::clock::now;
 use super::config::FleetConfig;
 use super::nats::NatsConnection;
 use super::policy::NodeStatus;
-use super::{Fleet, lock};
+use super::{Fleet, lease_renewal, lock};
 
-/// Time without a further answer after which the list is complete.
-const QUIET: Duration = Duration::from_millis(500);
+/// Longest wait for the next answer. A host with a lease that does not answer for so long is left out.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A fleet could not be asked.
 #[derive(Debug, thiserror::Error)]
@@ -111,7 +111,7 @@ pub(super) async fn begin(fleet: &Arc<Fleet>) -> Result<(), afresh::Cause> {
     client.flush().await?;
     let this = Arc::downgrade(fleet);
     fleet.spawn(async move {
-        while let Ok(Some(message)) = tokio::time::timeout(QUIET * 4, answers.next()).await {
+        while let Ok(Some(message)) = tokio::time::timeout(ANSWER_TIMEOUT, answers.next()).await {
             let Some(fleet) = this.upgrade() else { return };
             if let Ok(advert) = serde_json::from_slice::<NodeStatus>(&message.payload) {
                 fleet.hear(advert);
@@ -140,10 +140,19 @@ async fn ask(config: &FleetConfig) -> Result<(NatsConnection, Vec<NodeStatus>), 
     let mut answers = links.client.subscribe(inbox.clone()).await.map_err(|e| away(&e))?;
     let asked = links.client.publish_with_reply(links.subject("who"), inbox, Bytes::new());
     asked.await.map_err(|error| away(&error))?;
+    // After the request: hosts answer meanwhile.
+    let mut missing = lease_renewal::names(&links).await.map_err(|error| away(&error))?;
     let mut all: Vec<NodeStatus> = Vec::new();
-    while let Ok(Some(message)) = tokio::time::timeout(QUIET, answers.next()).await {
-        match serde_json::from_slice(&message.payload) {
-            Ok(advert) => all.push(advert),
+    while !missing.is_empty()
+        && let Ok(Some(message)) = tokio::time::timeout(ANSWER_TIMEOUT, answers.next()).await
+    {
+        match serde_json::from_slice::<NodeStatus>(&message.payload) {
+            Ok(advert) => {
+                if let Some(at) = missing.iter().position(|name| *name == advert.name) {
+                    missing.swap_remove(at);
+                }
+                all.push(advert);
+            }
             // No host is up.
             Err(_) if message.payload.is_empty() => break,
             Err(_) => {}

@@ -81,6 +81,19 @@ pub(super) async fn check_terms(
     Ok(())
 }
 
+/// Names of the hosts whose leases hold, one for each host: of two entries that hold, the times of the last renewals differ by at
+/// most twice the lease.
+pub(super) async fn names(links: &NatsConnection) -> Result<Vec<String>, NatsError> {
+    let found = nats::all(&links.client, &links.hosts, ">", OVER).await?;
+    let newest = found.iter().map(|entry| entry.time).max().unwrap_or_default();
+    let names = found.into_iter().filter_map(|found| {
+        let entry = serde_json::from_slice::<LeaseEntry>(&found.value).ok()?;
+        let renews = newest <= found.time.saturating_add(entry.lease_ms.saturating_mul(2));
+        (!entry.broken && renews).then_some(entry.name)
+    });
+    Ok(names.collect())
+}
+
 /// Renews the lease until the fleet is dropped.
 pub(super) async fn renewing(fleet: Weak<Fleet>) {
     let mut beat = 0;

@@ -47,7 +47,7 @@ fn components_answer_http_themselves_each_in_an_instance_of_its_own() {
     let Some(file) = built("http.wasm") else { return };
     run(async {
         let mut guest = GuestConfig::new(file);
-        guest.timeout = Duration::from_secs(3);
+        guest.timeout = Duration::from_secs(6);
         guest.max_body = 100_000;
         let server = serve(config([guest])).await;
         let client = client();

@@ -66,7 +66,7 @@ fn a_guest_that_traps_hangs_or_grows_is_refused_and_the_next_request_is_answered
     let dir = scratch();
     run(async {
         let mut guest = keeper(dir.path());
-        guest.timeout = Duration::from_secs(2);
+        guest.timeout = Duration::from_secs(6);
         guest.memory = 4 << 20;
         let server = serve(config([guest])).await;
         let (client, url) = (client(), server.url("/"));
@@ -192,7 +192,7 @@ fn one_guests_flood_does_not_starve_another_and_ends_in_429() {
         let mut greedy = keeper(dir.path());
         greedy.name = "greedy".to_owned();
         greedy.route = "/greedy".to_owned();
-        greedy.timeout = Duration::from_secs(20);
+        greedy.timeout = LONG;
         greedy.max_concurrent_requests = 2;
         greedy.max_waiting_requests = 4;
         let mut modest = keeper(dir.path());
@@ -231,8 +231,8 @@ fn oversized_half_and_slow_requests_are_refused() {
         let mut guest = keeper(dir.path());
         guest.max_body = 1000;
         let mut config = config([guest]);
-        config.head_timeout = Duration::from_millis(300);
-        config.body_timeout = Duration::from_millis(300);
+        config.head_timeout = Duration::from_secs(2);
+        config.body_timeout = Duration::from_secs(2);
         let server = serve(config).await;
         let client = client();
         let url = server.url("/");
@@ -455,7 +455,7 @@ fn a_server_that_ends_answers_what_has_reached_it() {
     let dir = scratch();
     run(async {
         let mut guest = keeper(dir.path());
-        guest.timeout = Duration::from_secs(2);
+        guest.timeout = Duration::from_secs(6);
         let server = serve(config([guest])).await;
         let addr = server.addr;
         let answered = Arc::new(AtomicUsize::new(0));

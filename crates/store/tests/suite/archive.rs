@@ -187,14 +187,6 @@ fn opening_reads_no_page() {
         })
         .collect();
     archive::save(&path, None, &MemoryPages(content), &options()).unwrap();
-    let best = (0..20).map(|_| {
-        let start = Instant::now();
-        drop(archive::open(&path).unwrap());
-        start.elapsed()
-    });
-    let best = best.min().unwrap();
-    println!("opening 64 MiB: {best:?}");
-    assert!(best < Duration::from_millis(10), "{best:?}");
     // Every page is wrong now, and nobody notices until it is used.
     let snapshot = archive::open(&path).unwrap();
     let (_, first) = snapshot.layers()[0].file().unwrap();
@@ -387,6 +379,10 @@ fn kill_during_save_leaves_the_old_archive_or_the_new_one() {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         // Killed at another moment of a save each time, after at least one is done.
         assert!(lines.any(|line| line.unwrap().contains("saved")));
+        // The next save is under way, however busy the machine is.
+        let begun = Instant::now();
+        let files = || fs::read_dir(dir.path()).unwrap().count();
+        while files() <= 1 && begun.elapsed() < Duration::from_secs(60) {}
         std::thread::sleep(Duration::from_micros(attempt * 731));
         child.kill().unwrap();
         child.wait().unwrap();

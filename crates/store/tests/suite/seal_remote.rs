@@ -15,7 +15,7 @@ use object_store::path::Path;
 fn remote(server: &Arc<Server>) -> Remote {
     let retry = RetryPolicy {
         attempts: 3,
-        timeout: Duration::from_millis(300),
+        timeout: Duration::from_secs(120),
         pause: Duration::from_millis(1),
         outage: Duration::ZERO,
     };

@@ -378,7 +378,7 @@ fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
     let server = Server::new();
     let retry = RetryPolicy {
         attempts: 3,
-        timeout: Duration::from_secs(5),
+        timeout: Duration::from_secs(120),
         pause: Duration::from_millis(1),
         outage: Duration::ZERO,
     };

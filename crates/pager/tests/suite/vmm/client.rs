@@ -85,18 +85,22 @@ pub(crate) fn send(stream: &UnixStream, text: &[u8], fds: &[BorrowedFd<'_>]) {
 /// Serves in a thread while `guest` runs.
 pub(crate) fn with_server<R>(
     source: &dyn PageSource,
-    change: impl Fn(&mut VmmOptions<'_>) + Sync,
+    change: impl Fn(&mut VmmOptions<'_>) + Send,
     guest: impl FnOnce(&UnixStream) -> R,
 ) -> (R, Result<Served, VmmError>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let server = scope.spawn(|| {
-            let mut options = VmmOptions::new(&stop);
-            options.handshake = Duration::from_secs(30);
+        let stop = &stop;
+        let server = scope.spawn(move || {
+            let mut options = VmmOptions::new(stop);
+            options.handshake = Duration::from_secs(120);
             options.end_on_failure = false;
             change(&mut options);
-            serve(&theirs, source, &options)
+            let served = serve(&theirs, source, &options);
+            // A client may wait for the end of its service.
+            drop(theirs);
+            served
         });
         let result = guest(&ours);
         stop.store(true, Ordering::Release);

@@ -153,7 +153,7 @@ fn a_vmm_goes_on_when_its_pager_has_exited() {
                 vmm.memory.advise(PageRange::new(5, 1), Advice::Discard).unwrap();
                 done.send([4, 5, 6].map(|page| vmm.peek(page))).unwrap();
             });
-            let seen = seen.recv_timeout(Duration::from_secs(30));
+            let seen = seen.recv_timeout(Duration::from_secs(120));
             if seen.is_err() {
                 println!("a discard or a fault waits for the pager that has exited");
                 std::process::abort();
@@ -173,7 +173,7 @@ fn hostile_clients_are_refused_by_name_and_in_time() {
     let text = text.as_bytes();
     let fd = || vmm.uffd.as_fd();
     let clients: Vec<(Client<'_>, &str)> = vec![
-        (Box::new(|_| std::thread::sleep(Duration::from_millis(500))), "in time"),
+        (Box::new(|_| ()), "in time"),
         (Box::new(|s| send(s, &text[..60], &[])), "in time"),
         (Box::new(|s| send(s, text, &[])), "no descriptor"),
         (Box::new(|s| send(s, text, &[null.as_fd()])), "no userfaultfd"),
@@ -190,7 +190,6 @@ fn hostile_clients_are_refused_by_name_and_in_time() {
             // In order, but not registered with the descriptor.
             Box::new(|s| {
                 send(s, br#"[{"base_host_virt_addr":4096,"size":4096,"offset":0}]"#, &[fd()]);
-                std::thread::sleep(Duration::from_secs(4));
             }),
             "not registered",
         ),
@@ -206,9 +205,8 @@ fn hostile_clients_are_refused_by_name_and_in_time() {
             },
             |socket| {
                 client(socket);
-                if word == "in time" {
-                    std::thread::sleep(Duration::from_millis(400));
-                }
+                // Until the service refuses it, and closes the connection.
+                let _ = std::io::Read::read(&mut &*socket, &mut [0]);
             },
         );
         match served {

@@ -101,7 +101,7 @@ fn a_fault_does_not_wait_for_what_is_streamed() {
             std::thread::scope(|scope| {
                 let vmm = &vmm;
                 scope.spawn(move || send_seen.send(vmm.peek(300)).unwrap());
-                let answered = seen.recv_timeout(Duration::from_secs(30));
+                let answered = seen.recv_timeout(Duration::from_secs(120));
                 source.open.store(true, Ordering::Release);
                 vmm.touch_all();
                 answered
@@ -130,7 +130,7 @@ fn a_fault_in_what_is_being_streamed_from_far_away_asks_for_itself() {
             std::thread::scope(|scope| {
                 let vmm = &vmm;
                 scope.spawn(move || send_seen.send([70, 300].map(|page| vmm.peek(page))).unwrap());
-                let answered = seen.recv_timeout(Duration::from_secs(30));
+                let answered = seen.recv_timeout(Duration::from_secs(120));
                 source.open.store(true, Ordering::Release);
                 vmm.touch_all();
                 answered
@@ -242,7 +242,7 @@ fn a_page_that_is_discarded_unseen_reads_as_zero_and_nobody_turns_in_a_circle() 
                     scope.spawn(move || {
                         send_seen.send([19, 20, 21, 22].map(|page| vmm.peek(page))).unwrap();
                     });
-                    let seen = seen.recv_timeout(Duration::from_secs(30));
+                    let seen = seen.recv_timeout(Duration::from_secs(120));
                     if seen.is_err() {
                         // Ends whoever still waits.
                         let start = vmm.memory.page_ptr(FIRST.start);

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 /// Far longer than anything takes on a busy host.
-pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(120);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A module with the byte interface. It keeps a name; `warm` makes it "warm". A request is kept as the name and
 /// answered with the name of before, so every pristine answer is `warm`; `!spin` never returns, `!trap` traps, and

@@ -23,7 +23,7 @@ fn who_shakes_hands_is_answered_and_nobody_else() {
     let dir = scratch();
     run(async {
         let mut config = with_tls(config([keeper(dir.path())]));
-        config.head_timeout = Duration::from_secs(2);
+        config.head_timeout = Duration::from_secs(10);
         let server = serve(config).await;
         let pem = std::fs::read(file("certificate.pem")).unwrap();
         let known = reqwest::Certificate::from_pem(&pem).unwrap();

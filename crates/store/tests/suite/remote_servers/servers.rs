@@ -80,7 +80,7 @@ impl Server {
 
     /// Waits until it takes connections; `false` when it ended.
     fn answers(&mut self) -> bool {
-        listens(&mut self.child, self.address, Duration::from_secs(30))
+        listens(&mut self.child, self.address, Duration::from_secs(120))
     }
 
     pub(crate) fn kill(&mut self) {
@@ -181,7 +181,7 @@ fn spawn(kind: Kind, address: SocketAddr, dir: &TempDir, more: &str) -> Child {
 pub(crate) fn retry() -> RetryPolicy {
     RetryPolicy {
         attempts: 4,
-        timeout: Duration::from_secs(5),
+        timeout: Duration::from_secs(120),
         pause: Duration::from_millis(10),
         outage: Duration::ZERO,
     }

@@ -23,7 +23,7 @@ impl Stub {
         let shared = requests.clone();
         let thread = std::thread::spawn(move || {
             for mut client in listener.incoming().flatten() {
-                client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                client.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
                 let mut text = String::new();
                 let mut buffer = [0; 4096];
                 while !text.contains("\r\n\r\n") {

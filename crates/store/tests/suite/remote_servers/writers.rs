@@ -45,7 +45,7 @@ fn is_moved(error: &RemoteError) -> bool {
 fn in_memory(server: &Arc<MemoryServer>) -> Remote {
     let retry = RetryPolicy {
         attempts: 2,
-        timeout: Duration::from_secs(5),
+        timeout: Duration::from_secs(120),
         pause: Duration::from_millis(1),
         outage: Duration::ZERO,
     };
