@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Far longer than anything takes on a busy host.
-const LONG: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A temporary directory and the command run in it.
 struct Bench(tempfile::TempDir);
@@ -378,7 +378,7 @@ impl Pager {
         loop {
             match UnixStream::connect(socket) {
                 Ok(stream) => return stream,
-                Err(error) => assert!(start.elapsed() < LONG, "{error}"),
+                Err(error) => assert!(start.elapsed() < TEST_TIMEOUT, "{error}"),
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -388,7 +388,7 @@ impl Pager {
     fn wait_for_error(&self, word: &str) {
         let start = Instant::now();
         while !fs::read_to_string(&self.errors).unwrap().contains(word) {
-            assert!(start.elapsed() < LONG, "{word} is not in {}", self.errors.display());
+            assert!(start.elapsed() < TEST_TIMEOUT, "{word} is not in {}", self.errors.display());
             std::thread::sleep(Duration::from_millis(5));
         }
     }

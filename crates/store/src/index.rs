@@ -26,7 +26,7 @@ pub(crate) const MAX_PAGES: u64 = 1 << 32;
 /// Largest group: 2 MiB.
 pub(crate) const MAX_GROUP_PAGES: u32 = 512;
 /// Largest index read into memory: 1 GiB, which holds 44 million extents.
-const MAX_INDEX: u64 = 1 << 30;
+pub(crate) const MAX_INDEX: u64 = 1 << 30;
 /// Skippable-frame header in front of the index of a compressed layer, which makes the whole blob a
 /// valid zstd stream.
 pub(crate) const SKIPPABLE: [u8; 4] = [0x5e, 0x2a, 0x4d, 0x18];
@@ -353,6 +353,9 @@ impl Index {
         let mut index = self.semantic();
         for chunk in &self.chunks {
             index.extend_from_slice(&chunk.to_le_bytes());
+        }
+        if index.len() as u64 > MAX_INDEX {
+            return Err(LayerError::Layout("the index is too large"));
         }
         let mut out = Vec::with_capacity(index.len() + FOOTER_LEN + 8);
         if self.encoding == Encoding::Zstd {

@@ -6,7 +6,7 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 
 use crate::blob_sink::BlobSink;
 use crate::blobs::BlobWriter;
-use crate::index::{Encoding, Extent, Index, MAX_PAGES, Role};
+use crate::index::{Encoding, Extent, Index, MAX_INDEX, MAX_PAGES, Role};
 use crate::seal::SealKey;
 use crate::{Pages, SaveError, Sha256, Snapshot};
 
@@ -221,7 +221,7 @@ impl Writer<'_> {
         let tail = self.index.tail(self.data_len).map_err(|_| SaveError::TooLarge {
             what: "a layer index",
             size: self.index.extents.len() as u64 * 24,
-            limit: u32::MAX.into(),
+            limit: MAX_INDEX,
         })?;
         self.blob.push(tail)?;
         Ok((self.blob, self.index))

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::descriptor::{Descriptor, REF_NAME};
 use crate::json::check_weight;
-use crate::manifest::{MAX_INDEX_JSON, print};
+use crate::manifest::{Document, MAX_INDEX_JSON, print};
 use crate::{OpenError, SaveError, Tag};
 
 pub(crate) const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
@@ -46,6 +46,11 @@ impl Default for IndexJson {
     }
 }
 
+impl Document for IndexJson {
+    const WHAT: &'static str = "`index.json` (untag what is not needed, or begin another store)";
+    const MAX: u64 = MAX_INDEX_JSON;
+}
+
 impl IndexJson {
     pub(crate) fn check(&self) -> Result<(), OpenError> {
         if self.schema_version != 2 {
@@ -72,16 +77,8 @@ impl IndexJson {
 
     /// The file, which is never larger than what readers take.
     pub(crate) fn bytes(&self) -> Result<Vec<u8>, SaveError> {
-        let bytes = print("`index.json`", self)?;
-        let size = bytes.len() as u64;
-        if size > MAX_INDEX_JSON {
-            return Err(SaveError::TooLarge {
-                what: "`index.json` (untag what is not needed, or begin another store)",
-                size,
-                limit: MAX_INDEX_JSON,
-            });
-        }
-        check_weight("`index.json`", &bytes)?;
+        let bytes = print(self)?;
+        check_weight(Self::WHAT, &bytes)?;
         Ok(bytes)
     }
 }

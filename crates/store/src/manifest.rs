@@ -245,7 +245,29 @@ pub(crate) fn encode_state(state: &[u8]) -> String {
     STANDARD.encode(state)
 }
 
+/// A JSON document with a maximum length, which readers and writers keep.
+pub(crate) trait Document: Serialize {
+    /// Its name in errors.
+    const WHAT: &'static str;
+    /// Maximum bytes.
+    const MAX: u64;
+}
+
+impl Document for Manifest {
+    const WHAT: &'static str = "the manifest";
+    const MAX: u64 = MAX_MANIFEST;
+}
+
+impl Document for Config {
+    const WHAT: &'static str = "the configuration";
+    const MAX: u64 = MAX_CONFIG;
+}
+
 /// Writes JSON without white space, so that equal values have equal digests.
-pub(crate) fn print<T: Serialize>(what: &'static str, value: &T) -> Result<Vec<u8>, SaveError> {
-    serde_json::to_vec(value).map_err(|e| SaveError::Json { what, why: e.to_string() })
+pub(crate) fn print<T: Document>(value: &T) -> Result<Vec<u8>, SaveError> {
+    let what = T::WHAT;
+    let bytes = serde_json::to_vec(value);
+    let bytes = bytes.map_err(|e| SaveError::Json { what, why: e.to_string() })?;
+    let (size, limit) = (bytes.len() as u64, T::MAX);
+    if size > limit { Err(SaveError::TooLarge { what, size, limit }) } else { Ok(bytes) }
 }

@@ -212,7 +212,7 @@ pub(crate) fn write_memory(
     if let Some(key) = &options.sign {
         manifest.sign(key)?;
     }
-    shelf.put(print("the manifest", &manifest)?)
+    shelf.put(print(&manifest)?)
 }
 
 /// Writes configuration and manifest, and returns digest and length of the manifest.
@@ -223,7 +223,7 @@ pub(crate) fn write_snapshot(
     key: Option<&SealKey>,
 ) -> Result<(Sha256, u64), SaveError> {
     let manifest = write_config(shelf, config, layers, key)?;
-    shelf.put(print("the manifest", &manifest)?)
+    shelf.put(print(&manifest)?)
 }
 
 /// Writes the configuration, sealed with `key` if there is one, and returns the manifest.
@@ -234,7 +234,7 @@ fn write_config(
     key: Option<&SealKey>,
 ) -> Result<Manifest, SaveError> {
     let mut blob = shelf.begin(None)?.sealed(key)?;
-    blob.push(print("the configuration", config)?)?;
+    blob.push(print(config)?)?;
     let (digest, size) = shelf.end(blob)?;
     let media_type = sealed_type(CONFIG_TYPE, key.is_some());
     Ok(Manifest::new(Descriptor::new(&media_type, digest, size), layers))

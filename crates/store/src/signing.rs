@@ -56,7 +56,7 @@ impl Store {
                 return Err(SaveError::Session);
             }
             manifest.sign(key)?;
-            let (id, _) = staging.put(print("the manifest", &manifest)?)?;
+            let (id, _) = staging.put(print(&manifest)?)?;
             match self.rename(name, Some(id), expected) {
                 // Saved or signed since: the signature is for the new meaning.
                 Err(SaveError::Moved(_)) => {}

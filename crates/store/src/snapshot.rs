@@ -7,7 +7,7 @@ use std::sync::Arc;
 use afresh_sys::{PAGE_SIZE, PageRange};
 
 use crate::access::Access;
-use crate::manifest::{Config, Manifest, print};
+use crate::manifest::{Config, Document, Manifest, print};
 use crate::seal::SealKey;
 use crate::stack::{OpenBlob, Stack};
 use crate::turns::SnapshotWithTurns;
@@ -89,7 +89,7 @@ impl Snapshot {
     /// The same snapshot under another manifest.
     #[cfg(feature = "seal")]
     pub(crate) fn with_manifest(&self, manifest: Manifest) -> Result<Self, SaveError> {
-        let id = Sha256::of(&print("the manifest", &manifest)?);
+        let id = Sha256::of(&print(&manifest)?);
         Ok(Self { id, manifest: Arc::new(manifest), ..self.clone() })
     }
 
@@ -109,7 +109,7 @@ impl Snapshot {
 
     /// The bytes of the manifest, which have the digest [`Snapshot::id`].
     pub(crate) fn manifest_blob(&self) -> Result<Vec<u8>, SaveError> {
-        reprint("the manifest", self.manifest(), self.id())
+        reprint(self.manifest(), self.id())
     }
 
     /// The bytes of the configuration, as the manifest names it.
@@ -118,7 +118,7 @@ impl Snapshot {
             return Ok(seal.config.clone());
         }
         let digest = self.manifest().config.digest("the manifest")?;
-        reprint("the configuration", self.config(), digest)
+        reprint(self.config(), digest)
     }
 
     /// The guest build the snapshot belongs to.
@@ -339,15 +339,11 @@ impl Snapshot {
 }
 
 /// Writes a JSON blob as it was. One that another program wrote in its own way is refused.
-fn reprint<T: serde::Serialize>(
-    what: &'static str,
-    value: &T,
-    digest: Sha256,
-) -> Result<Vec<u8>, SaveError> {
-    let bytes = print(what, value)?;
+fn reprint<T: Document>(value: &T, digest: Sha256) -> Result<Vec<u8>, SaveError> {
+    let bytes = print(value)?;
     if Sha256::of(&bytes) != digest {
         let why = "it was not written by afresh: copy the layout with an OCI tool".to_owned();
-        return Err(SaveError::Json { what, why });
+        return Err(SaveError::Json { what: T::WHAT, why });
     }
     Ok(bytes)
 }

@@ -69,7 +69,7 @@ impl Store {
             new_dir(&store.blob_dir()).map_err(io)?;
             let _index = store.lock_index()?;
             if !root.join(INDEX_FILE).exists() {
-                store.put_file(INDEX_FILE, &print("`index.json`", &IndexJson::default())?)?;
+                store.put_file(INDEX_FILE, &print(&IndexJson::default())?)?;
             }
             // Last, for it is what makes the directory a layout.
             store.put_file(LAYOUT_FILE, LAYOUT_TEXT.as_bytes())?;

@@ -3,7 +3,7 @@
 use afresh_sys::PAGE_SIZE;
 
 use crate::blob_sink::BlobSink;
-use crate::index::Encoding;
+use crate::index::{Encoding, MAX_INDEX};
 use crate::layer_writer::{Written, ZSTD_LEVEL};
 use crate::{Layer, SaveError};
 
@@ -49,7 +49,7 @@ pub(crate) fn transcode(
     let tail = index.tail(data_len).map_err(|_| SaveError::TooLarge {
         what: "a layer index",
         size: index.extents.len() as u64 * 24,
-        limit: u32::MAX.into(),
+        limit: MAX_INDEX,
     })?;
     blob.push(tail)?;
     let (digest, size) = shelf.end(blob)?;

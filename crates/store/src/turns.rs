@@ -245,7 +245,7 @@ impl Store {
     ) -> Result<Journal, SaveError> {
         self.keep(staging, snapshot)?;
         let id = new_journal_id()?;
-        let manifest = print("the manifest", &snapshot.manifest().with_journal(Some(&id)))?;
+        let manifest = print(&snapshot.manifest().with_journal(Some(&id)))?;
         let (base, _) = staging.put(manifest)?;
         let gate = staging.mark(&id)?;
         let journal = Journal::create(self, (&id, name), base, snapshot.key().cloned())?;

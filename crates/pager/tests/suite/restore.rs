@@ -317,7 +317,7 @@ fn a_dead_or_stuck_filler_never_yields_a_page_and_never_hangs_the_guest() {
         let number: usize = number.parse().unwrap();
         let fault = [Fault::Error, Fault::Hang, Fault::Panic][number % 3];
         let short = Duration::from_millis(200);
-        let timeout = if matches!(fault, Fault::Hang) { short } else { PATIENCE };
+        let timeout = if matches!(fault, Fault::Hang) { short } else { TEST_TIMEOUT };
         let options = &faulty_options(timeout)[number / 3];
         let (memory, range) = target();
         let restore =
@@ -327,7 +327,7 @@ fn a_dead_or_stuck_filler_never_yields_a_page_and_never_hangs_the_guest() {
         drop(restore);
         std::process::exit(3);
     }
-    for number in 0..faulty_options(PATIENCE).len() * 3 {
+    for number in 0..faulty_options(TEST_TIMEOUT).len() * 3 {
         let started = Instant::now();
         let output = afresh_sys::again(
             "restore::a_dead_or_stuck_filler_never_yields_a_page_and_never_hangs_the_guest",
@@ -338,13 +338,13 @@ fn a_dead_or_stuck_filler_never_yields_a_page_and_never_hangs_the_guest() {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(!text.contains("READ"), "{number}: {text}");
         assert_eq!(output.status.signal(), Some(11), "{number}: {output:?}");
-        assert!(started.elapsed() < PATIENCE, "{number} hung");
+        assert!(started.elapsed() < TEST_TIMEOUT, "{number} hung");
     }
 }
 
 #[test]
 fn a_failed_restore_names_its_cause() {
-    for options in faulty_options(PATIENCE) {
+    for options in faulty_options(TEST_TIMEOUT) {
         let (memory, range) = target();
         let source = Arc::new(Faulty(Fault::Error));
         let restore = Restore::start(memory, range, source, &options).unwrap();

@@ -300,7 +300,7 @@ fn clients_that_go_away_leave_nothing_between_two_states() {
                 let asked = client.ask(Method::POST, &to, json!({}));
                 // The last one stays, however busy the machine is.
                 let patience =
-                    if round == 39 { common::LONG } else { Duration::from_micros(500 * round) };
+                    if round == 39 { common::TEST_TIMEOUT } else { Duration::from_micros(500 * round) };
                 let _ = tokio::time::timeout(patience, asked).await;
             }
         }

@@ -192,7 +192,7 @@ fn one_guests_flood_does_not_starve_another_and_ends_in_429() {
         let mut greedy = keeper(dir.path());
         greedy.name = "greedy".to_owned();
         greedy.route = "/greedy".to_owned();
-        greedy.timeout = LONG;
+        greedy.timeout = TEST_TIMEOUT;
         greedy.max_concurrent_requests = 2;
         greedy.max_waiting_requests = 4;
         let mut modest = keeper(dir.path());

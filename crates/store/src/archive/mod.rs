@@ -148,5 +148,5 @@ fn index_of(id: Sha256, size: u64, name: Option<&str>) -> Result<Vec<u8>, SaveEr
         }
     };
     let index = IndexJson { manifests: vec![descriptor], ..IndexJson::default() };
-    print("`index.json`", &index)
+    print(&index)
 }

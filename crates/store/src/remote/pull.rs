@@ -107,7 +107,7 @@ impl Remote {
         staging.put(config_bytes)?;
         let sealed = manifest.is_sealed();
         let manifest = Manifest { layers, ..manifest };
-        let (id, _) = staging.put(print("the manifest", &manifest)?)?;
+        let (id, _) = staging.put(print(&manifest)?)?;
         if !sealed {
             // Whatever the remote said, the result must open. Running it is another matter.
             open_snapshot(local, id, &Access::new().with_limits(Limits::NONE))?;

@@ -85,7 +85,7 @@ impl Remote {
     ) -> Result<Sha256, RemoteError> {
         self.backend.check_name(name)?;
         let (id, manifest) = self.lasting(|| {
-            let manifest = print("the manifest", &self.send(local, snapshot, encoding, progress)?)?;
+            let manifest = print(&self.send(local, snapshot, encoding, progress)?)?;
             let id = Sha256::of(&manifest);
             if self.keeps_turns() {
                 // It is as old as whatever had the same digest, until it is sent.
@@ -110,7 +110,7 @@ impl Remote {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
         self.lasting(|| {
-            let manifest = print("the manifest", &self.send(local, snapshot, encoding, progress)?)?;
+            let manifest = print(&self.send(local, snapshot, encoding, progress)?)?;
             let id = Sha256::of(&manifest);
             self.block_on(self.backend.put_manifest(id, manifest))?;
             Ok(id)

@@ -107,7 +107,7 @@ impl Remote {
         replaced: Replaced<'_>,
     ) -> Result<Journal, RemoteError> {
         let journal = new_journal_id()?;
-        let manifest = print("the manifest", &manifest.with_journal(Some(&journal)))?;
+        let manifest = print(&manifest.with_journal(Some(&journal)))?;
         let id = Sha256::of(&manifest);
         self.block_on(self.backend.publish(name, id, manifest, replaced.expected()))?;
         Ok(Journal::in_remote(self.clone(), journal, id, snapshot.key().cloned()))

@@ -82,6 +82,10 @@ pub(super) struct Shape {
     pub(super) state_at: usize,
     /// Steps that make pages.
     pub(super) steps: u64,
+    /// Steps among them that use pages of the parent.
+    pub(super) lookups: u64,
+    /// Steps that make the state.
+    pub(super) state_steps: u64,
     /// Pages that are patched or stored whole.
     pub(super) changed: u64,
     /// Bytes of patches, with [`PATCH_OVERHEAD`] for each.
@@ -174,6 +178,7 @@ pub(super) fn parse(body: &[u8], head: &Head) -> Result<Shape, TurnError> {
             Step::Zero { .. } => None,
         };
         if let Some((from, len)) = source {
+            shape.lookups += 1;
             shape.passes += u64::from(from < used);
             used = from + len;
         }
@@ -189,6 +194,7 @@ pub(super) fn parse(body: &[u8], head: &Head) -> Result<Shape, TurnError> {
             return Err(TurnError::Program("a step makes nothing of the state, or too much"));
         }
         made += count;
+        shape.state_steps += 1;
     }
     if reader.at != body.len() {
         return Err(TurnError::Program("there are bytes after its end"));

@@ -10,8 +10,11 @@ use crate::{Limits, OpenError};
 pub(crate) const MAX_CHAIN: u64 = Limits::DEFAULT_TURNS;
 /// Cost of every turn. It limits a chain to 4096 turns, and the patches of a page to as many.
 pub(super) const TURN_WORK: u64 = 256 << 10;
-/// Cost of a run of pages in a turn.
+/// Cost of a run of pages in a turn, and of a step that makes a part of the state.
 pub(super) const RUN_WORK: u64 = 4;
+/// Cost of a lookup of a parent's page. A binary search in millions of runs misses the processor's caches at nearly
+/// every probe, so it takes as long as a hundred runs in order.
+pub(super) const LOOKUP_WORK: u64 = 256;
 
 /// The cost of a chain of turns for its reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,7 +23,8 @@ pub(crate) struct ChainCost {
     pub(crate) states: u64,
     /// Bytes of the programs of its turns.
     pub(crate) bodies: u64,
-    /// [`TURN_WORK`] for each turn, and [`RUN_WORK`] for each run of pages that a turn makes.
+    /// [`TURN_WORK`] for each turn, [`LOOKUP_WORK`] for each lookup, and [`RUN_WORK`] for each run of pages that a
+    /// turn makes and for each step of the state.
     pub(crate) work: u64,
     /// Bytes of patches that all pages of the memory need together.
     pub(crate) patches: u64,
@@ -39,10 +43,11 @@ impl ChainCost {
     pub(super) fn after(&self, turn: &Turn) -> Self {
         let Turn { head, shape, .. } = turn;
         let runs = self.runs.saturating_mul(shape.passes).saturating_add(shape.steps);
+        let work = steps_work(turn).saturating_add(runs.saturating_mul(RUN_WORK));
         Self {
             states: self.states + head.state,
             bodies: self.bodies + head.body,
-            work: self.work.saturating_add(TURN_WORK).saturating_add(runs.saturating_mul(RUN_WORK)),
+            work: self.work.saturating_add(TURN_WORK).saturating_add(work),
             patches: self.patches.saturating_mul(shape.passes).saturating_add(shape.patches),
             runs,
         }
@@ -53,6 +58,11 @@ impl ChainCost {
         self.states += head.state;
         self.bodies += head.body;
         self.work += TURN_WORK;
+    }
+
+    /// Counts the steps of a turn, before they are applied.
+    pub(super) fn count_steps(&mut self, turn: &Turn) {
+        self.work = self.work.saturating_add(steps_work(turn));
     }
 
     /// The largest of its fields, with a name.
@@ -73,4 +83,9 @@ impl ChainCost {
         // Programs are kept, as pages are.
         limits.check_content(self.bodies)
     }
+}
+
+/// The work of the steps of `turn`, without the runs that they make.
+fn steps_work(turn: &Turn) -> u64 {
+    turn.shape.lookups * LOOKUP_WORK + turn.shape.state_steps * RUN_WORK
 }

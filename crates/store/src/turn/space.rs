@@ -168,6 +168,8 @@ impl Space {
         let number = self.bodies.len();
         let bad = |source| OpenError::Turn { number, source };
         turn.fits(self.pages, self.state.len()).map_err(bad)?;
+        self.cost.count_steps(turn);
+        self.cost.check(&self.limits)?;
         let state = turn.state(&self.state).map_err(bad)?;
         let before = std::mem::replace(&mut self.runs, Charged::new(&self.budget));
         self.pages = 0;

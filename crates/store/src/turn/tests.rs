@@ -174,6 +174,34 @@ fn a_chain_that_moves_many_runs_again_and_again_meets_a_limit() {
 }
 
 #[test]
+fn a_chain_that_looks_pages_up_again_and_again_meets_a_limit() {
+    // Single pages from both ends in turn: every step needs a search.
+    const PAGES: u64 = 1 << 16;
+    let body: Vec<u64> = (0..PAGES).flat_map(|n| [1 << 2, n % 2 * (PAGES - 1)]).collect();
+    let first = sized(2, PAGES, &numbers(&[PAGES << 2 | 1]));
+    let again = sized(PAGES, PAGES, &numbers(&body));
+    let turns = std::iter::once(first).chain(std::iter::repeat_n(again, 1000));
+    let limits = Limits { turns: 256 << 20, ..Limits::default() };
+    let mut lookups = 0;
+    let (result, cost) = chain(limits, turns.inspect(|turn| lookups += turn.shape.lookups));
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("work") && error.contains("--limit turns=SIZE"), "{error}");
+    // The turn that exceeds the limit is counted and not applied.
+    assert!(lookups - PAGES <= (256 << 20) / super::cost::LOOKUP_WORK, "{lookups}: {cost:?}");
+}
+
+#[test]
+fn steps_of_the_state_are_counted() {
+    const STEPS: u64 = 1 << 16;
+    let state = |steps: u64| -> Vec<u64> { (0..steps).flat_map(|_| [1 << 1, 0]).collect() };
+    let body = [numbers(&[10 << 2, 0]), numbers(&state(STEPS))].concat();
+    let turn = crafted(|head| (head.state, head.state_before) = (STEPS, STEPS), &body).unwrap();
+    let mut space = Space::new(10, vec![0; STEPS as usize], &Limits::default()).unwrap();
+    apply(&mut space, &turn).unwrap();
+    assert!(space.cost().work >= super::cost::TURN_WORK + STEPS * super::cost::RUN_WORK);
+}
+
+#[test]
 fn patches_are_counted_for_each_page_that_needs_them() {
     // A page that is patched again and again, and then copied.
     let patch = || sized(2, 2, &numbers(&[1 << 2 | 2, 0, 0, 1, 7, 1 << 2, 1]));

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::forge::{BASE, DELTA, Layer, Snapshot, WORKING_SET};
 use crate::support::{memory, options, store};
-use afresh_store::{Access, Limits, OpenError, Store, archive};
+use afresh_store::{Access, Limits, OpenError, SaveError, Store, archive};
 
 /// What opening says; it may not take long, whatever it is asked for.
 fn refusal(snapshot: &Snapshot, limits: Limits) -> Option<(String, &'static str)> {
@@ -82,4 +82,15 @@ fn a_snapshot_of_ones_own_stays_within_the_limits() {
     let file = dir.path().join("a.afresh");
     archive::export(&snapshot, &file, None).unwrap();
     assert!(matches!(archive::open_with(&file, &tight), Err(OpenError::Limit { .. })));
+}
+
+#[test]
+fn a_configuration_that_no_reader_takes_is_not_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    let mut options = options();
+    options.guest.module = "a".repeat(97 << 20);
+    let error = store.save("a", &memory(&[1]), &options).unwrap_err();
+    assert!(matches!(error, SaveError::TooLarge { what: "the configuration", .. }), "{error}");
+    assert!(store.tags().unwrap().is_empty());
 }
