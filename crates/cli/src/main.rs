@@ -1,7 +1,7 @@
 //! The `afresh` command: run, verify and measure warm guests, and explain the host.
 //!
 //! Exit codes: 0 success; 1 the guest or a file failed; 2 wrong usage; 3 a verification or
-//! comparison found a difference; of a guest that ended itself under `run`, the guest's own. Results go to standard output, everything else to standard error.
+//! comparison found a difference; of a guest that ended itself under `run`, and of a program under `exec`, its own. Results go to standard output, everything else to standard error.
 
 #![allow(
     rustdoc::broken_intra_doc_links,
@@ -13,6 +13,8 @@ mod bench;
 #[cfg(feature = "wasm")]
 mod demo;
 mod doctor;
+#[cfg(feature = "linux")]
+mod exec;
 #[cfg(feature = "fleet")]
 mod fleet;
 mod guest;
@@ -40,6 +42,8 @@ mod verify;
 #[cfg(feature = "wasm")]
 mod wasm;
 mod way_out;
+#[cfg(feature = "linux")]
+mod write_back;
 
 use std::process::ExitCode;
 
@@ -69,6 +73,9 @@ struct Cli {
 enum Command {
     /// Warm a guest, or take a warm one out of a snapshot, and call it.
     Run(run::Arguments),
+    /// Run a Linux program once, to its end, as a command: with this command's standard streams, terminal and signals.
+    #[cfg(feature = "linux")]
+    Exec(exec::Arguments),
     /// Answer requests over HTTP, each from the warm state; or one a line from standard input.
     Serve(Box<serve::Arguments>),
     /// The hosts of a fleet, how busy they are, and what they hold.
@@ -167,6 +174,8 @@ fn main() -> ExitCode {
 fn run_command(command: &Command, settings: &Settings) -> anyhow::Result<ExitCode> {
     match command {
         Command::Run(arguments) => run::run(arguments, settings),
+        #[cfg(feature = "linux")]
+        Command::Exec(arguments) => exec::run(arguments, settings),
         Command::Serve(arguments) => serve::run(arguments, settings),
         #[cfg(feature = "fleet")]
         Command::Nodes(arguments) => fleet::nodes(arguments, settings),

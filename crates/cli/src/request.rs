@@ -70,6 +70,11 @@ impl Request<'_> {
         command
     }
 
+    /// The input of a Linux program.
+    pub(crate) fn program_input(&self) -> Vec<u8> {
+        line(self.input.clone().unwrap_or_default())
+    }
+
     /// The call, as `guest` takes it. One to a server that sends it nothing is said to standard error: it asks nothing.
     pub(crate) fn call(&self, guest: &Guest) -> Call {
         let CallArguments { call, arguments, .. } = self.arguments;
@@ -81,7 +86,7 @@ impl Request<'_> {
         }
         match (guest.kind(), &self.input) {
             (Kind::Machine, None) => Call::bytes(call, arguments.join(" ")),
-            (Kind::Program, input) => Call::bytes(call, line(input.clone().unwrap_or_default())),
+            (Kind::Program, _) => Call::bytes(call, self.program_input()),
             (Kind::Module | Kind::Component, _) if self.is_command() => {
                 Call::text(call, [] as [&str; 0])
             }

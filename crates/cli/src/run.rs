@@ -3,9 +3,13 @@
 
 use std::io::Write;
 use std::process::ExitCode;
+#[cfg(feature = "linux")]
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use afresh::{CallError, Exit, Guest, Kind, Origin};
+#[cfg(feature = "linux")]
+use afresh::{Answer, Channel, Writer};
+use afresh::{CallError, Guest, Kind, Origin};
 use clap::Args;
 use serde_json::json;
 
@@ -47,9 +51,21 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     let mut out = std::io::stdout();
     for _ in 0..arguments.repeat {
         let started = Instant::now();
+        #[cfg(feature = "linux")]
+        let asked = match guest.kind() {
+            Kind::Program => match ask_program(&guest, &request)? {
+                (output, Ok(())) => Ok(Answer::Bytes(output)),
+                (output, Err(error)) => match error.exit() {
+                    Some(exit) => return pass_on(exit.code, &output, ""),
+                    None => Err(error),
+                },
+            },
+            _ => guest.ask(&call),
+        };
+        #[cfg(not(feature = "linux"))]
         let asked = guest.ask(&call);
         if let Some(exit) = asked.as_ref().err().and_then(CallError::exit) {
-            return pass_on(&exit);
+            return pass_on(exit.code, exit.output, exit.messages);
         }
         let answer = asked?;
         let us = started.elapsed().as_secs_f64() * 1e6;
@@ -77,12 +93,45 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     Ok(ExitCode::SUCCESS)
 }
 
+/// Calls a Linux program, and shows its messages meanwhile. Its input ends if it has no output, because many programs first read all
+/// of their input.
+#[cfg(feature = "linux")]
+fn ask_program(
+    guest: &Guest,
+    request: &request::Request<'_>,
+) -> anyhow::Result<(Vec<u8>, Result<(), CallError>)> {
+    let output = Arc::new(Mutex::new(Vec::new()));
+    let sink = || {
+        let output = Arc::clone(&output);
+        move |from: Writer, piece: &[u8]| {
+            match from.channel {
+                Channel::Output => {
+                    output.lock().unwrap_or_else(PoisonError::into_inner).extend(piece);
+                }
+                Channel::Messages => drop(std::io::stderr().write_all(piece)),
+                _ => {}
+            }
+            true
+        }
+    };
+    let taken = || std::mem::take(&mut *output.lock().unwrap_or_else(PoisonError::into_inner));
+    let input = request.program_input();
+    let mut lease = guest.lease()?;
+    let mut result = lease.call_heard("", &input, sink());
+    let mut answer = taken();
+    if result.is_ok() && answer.is_empty() && !input.is_empty() && !guest.listens() {
+        result = lease.call_heard("", &[], sink());
+        answer = taken();
+    }
+    Ok((answer, result))
+}
+
 /// Exits as the guest did: with its output and its exit code.
-fn pass_on(exit: &Exit) -> anyhow::Result<ExitCode> {
-    std::io::stdout().write_all(exit.output)?;
-    eprint!("{}", exit.messages);
+fn pass_on(code: i32, output: &[u8], messages: &str) -> anyhow::Result<ExitCode> {
+    std::io::stdout().write_all(output)?;
+    eprint!("{messages}");
     // The system keeps only the low byte of a code.
-    Ok(ExitCode::from(exit.code as u8))
+    Ok(ExitCode::from(code as u8))
 }
 
 /// Says what the snapshot took.

@@ -34,6 +34,10 @@ fn opening(error: &OpenError) -> Option<String> {
         OpenError::Feature { feature, .. } => {
             Some(format!("`cargo install afresh-cli --features {feature}` builds one that can"))
         }
+        #[cfg(feature = "linux")]
+        OpenError::Guest { source, .. } if ends_by_itself(&**source) => {
+            Some("`afresh exec -- PROGRAM ARGUMENTS` runs a program that ends by itself".to_owned())
+        }
         #[cfg(feature = "wasm")]
         OpenError::Guest { source, .. } if lacks_imports(&**source) => Some(
             "--stub-imports loads it all the same; a call of one of these functions then fails"
@@ -61,6 +65,13 @@ fn sealed(error: &afresh::store::SealError) -> Option<String> {
         _ => return None,
     };
     Some(text.to_owned())
+}
+
+/// Whether the guest is a Linux program that ended before it could be called.
+#[cfg(feature = "linux")]
+fn ends_by_itself(error: &(dyn std::error::Error + 'static)) -> bool {
+    use afresh::linux::WarmError;
+    matches!(error.downcast_ref(), Some(WarmError::Ended { .. }))
 }
 
 /// Whether the guest has imports that are not provided.

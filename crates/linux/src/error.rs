@@ -57,6 +57,15 @@ pub enum WarmError {
         /// The end of its standard error.
         messages: String,
     },
+    /// It did not end in time.
+    #[error("the program did not end within {limit:?}, and was ended")]
+    Unfinished {
+        /// The time limit of the run.
+        limit: std::time::Duration,
+    },
+    /// Its input could not be opened.
+    #[error("its standard input: {0}")]
+    Input(#[source] std::io::Error),
     /// It did not come to wait for input in time.
     #[error("the program did not wait for input within its start limit{}", said(messages))]
     Late {

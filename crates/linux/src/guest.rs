@@ -367,6 +367,12 @@ impl Guest {
         let state = &self.person.state;
         let until = state.next_moment(now).map(|at| Duration::from_nanos(at - now));
         let left = deadline.saturating_duration_since(Instant::now());
+        if self.person.may_be_woken() {
+            let length = until.map_or(left, |until| until.min(left));
+            self.person.await_host(self.body.process.ends(), length);
+            self.body.process.check_alive()?;
+            return Ok(None);
+        }
         let lines = &self.person.lines;
         let through = self.person.streams.through;
         Ok(match (state.ear(through), until) {

@@ -42,6 +42,7 @@ mod outbound;
 mod platform;
 mod program;
 mod ranges;
+mod run;
 mod sentry;
 mod session;
 mod subprocess;
@@ -56,7 +57,8 @@ pub use error::{
 pub use frozen::Frozen;
 pub use instance::Instance;
 pub use platform::{PlatformError, Wall, require_walls, walls};
-pub use program::{Program, Run, find_in_path};
-pub use sentry::{Channel, End, Exchanged, InboundConnection, Writer};
+pub use program::{Program, find_in_path};
+pub use run::{EndedRun, HostStreams, Run};
+pub use sentry::{Channel, End, Exchanged, InboundConnection, RunControl, Writer};
 pub use session::{InstanceTemplate, ProgramState};
 pub use warm::{Stats, Warm};

@@ -172,7 +172,7 @@ impl OutboundConnections {
     /// Moves bytes in both directions. Returns whether the guest sees a change.
     pub(crate) fn pump(&mut self, state: &mut Arc<Kernel>) -> bool {
         // Asked for all at once: this is done before each call of a guest that has any.
-        let ready = self.poll(state, Duration::ZERO);
+        let ready = self.poll(state, &[], Duration::ZERO);
         let (mut news, mut ready) = (false, ready.into_iter());
         self.list.retain_mut(|line| {
             if !ready.next().unwrap_or(false) && !line.is_left(state) {
@@ -188,19 +188,25 @@ impl OutboundConnections {
 
     /// Waits until something can be moved, for `length` at most.
     pub(crate) fn wait(&self, state: &Kernel, length: Duration) {
-        let waits = self.list.iter().any(|line| matches!(line.link, Link::Waiting(_)));
-        // However it ends, all is looked at again.
-        self.poll(state, if waits { length.min(POLL_INTERVAL) } else { length });
+        self.wait_with(state, &[], length);
     }
 
-    /// Which of them can move something, once any can or `length` is over.
-    fn poll(&self, state: &Kernel, length: Duration) -> Vec<bool> {
+    /// As [`OutboundConnections::wait`], or until one of `others` is readable.
+    pub(crate) fn wait_with(&self, state: &Kernel, others: &[BorrowedFd<'_>], length: Duration) {
+        let waits = self.list.iter().any(|line| matches!(line.link, Link::Waiting(_)));
+        // However it ends, all is looked at again.
+        self.poll(state, others, if waits { length.min(POLL_INTERVAL) } else { length });
+    }
+
+    /// Which of them can move something, once any can, one of `others` is readable, or `length` is over.
+    fn poll(&self, state: &Kernel, others: &[BorrowedFd<'_>], length: Duration) -> Vec<bool> {
         let wanted: Vec<_> = self.list.iter().map(|line| line.wanted(state)).collect();
         // A socket without interest would report its end all the time.
         let asked = self.list.iter().zip(&wanted).filter(|(_, wanted)| !wanted.is_empty());
         let mut fds: Vec<_> = asked
             .filter_map(|(line, wanted)| Some(PollFd::from_borrowed_fd(line.fd()?, *wanted)))
             .collect();
+        fds.extend(others.iter().map(|other| PollFd::from_borrowed_fd(*other, PollFlags::IN)));
         let timeout = Timespec::try_from(length).ok();
         // A failure shows at the next read or write.
         let failed = poll(&mut fds, timeout.as_ref()).is_err();

@@ -14,6 +14,7 @@ mod filter;
 mod forker;
 mod frame;
 mod host_traits;
+mod lifetime;
 mod listener;
 mod mapped_image;
 mod memory;

@@ -14,9 +14,9 @@ use crate::error::WarmError;
 use crate::file_mappings::FileMappings;
 use crate::frozen_state::IdleWait;
 use crate::guest::{Guest, StopReason, after};
-use crate::platform::{IMAGE_LEN, PlatformError, Process, StubCommands, Trap};
+use crate::platform::{IMAGE_LEN, PlatformError, Process, StubCommands};
 use crate::ranges::Ranges;
-use crate::sentry::{self, End, FIRST, InputSource, Kernel, Layout, OpenerGrants, Sentry};
+use crate::sentry::{self, FIRST, InputSource, Kernel, Layout, OpenerGrants, Sentry};
 use crate::subprocess::Subprocess;
 use crate::subprocesses::ParkedSubprocesses;
 use crate::warm::{Limits, Warm};
@@ -66,7 +66,7 @@ pub struct Program {
     time: Duration,
     slice: Option<Duration>,
     replaced: bool,
-    start: Duration,
+    pub(crate) start: Duration,
 }
 
 /// The file that a shell would run for a word: the first of that name in the directories of `PATH`.
@@ -277,8 +277,11 @@ impl Program {
         Ok((found.ok_or_else(|| WarmError::NotFound(word.into()))?, args))
     }
 
-    /// Starts the program in a new process, with only the program mapped.
-    fn start(&self) -> Result<Guest, WarmError> {
+    /// Starts the program in a new process, with only the program mapped, once `prepare` has changed its kernel state.
+    pub(crate) fn start(
+        &self,
+        prepare: impl FnOnce(&mut Kernel) -> Result<(), WarmError>,
+    ) -> Result<Guest, WarmError> {
         let (path, args) = self.command_line()?;
         // Its initial files do not count against its storage.
         let given: u64 = self.files.iter().map(|(_, bytes)| bytes.len() as u64 + (1 << 12)).sum();
@@ -309,6 +312,7 @@ impl Program {
         let at = tree.find(sentry::bytes(directory)).map_err(unfit(directory))?;
         let mut state = Kernel::new(Layout::new(memory), tree, base, layers);
         state.enter(at).map_err(unfit(directory))?;
+        prepare(&mut state)?;
         let body = Subprocess::new(
             Process::new(None, None)?,
             FIRST,
@@ -326,43 +330,12 @@ impl Program {
         Ok(guest)
     }
 
-    /// Runs the program once, from its start to its end, with `input`.
-    ///
-    /// # Errors
-    /// As [`Program::warm`]; that the program ended is no error, however it did.
-    pub fn run(&self, input: &[u8]) -> Result<Run, WarmError> {
-        let mut guest = self.start()?;
-        let deadline = after(self.start);
-        guest.person.streams.input = input.to_vec();
-        guest.person.streams.uncalled = true;
-        let mut halt = None;
-        loop {
-            match next(&mut guest, &mut halt, deadline)? {
-                // There is no caller: the input ends, and servers get no call.
-                StopReason::Idle(IdleWait::Parked(InputSource::Port)) => {
-                    halt = Some(StopReason::End(End::Deadlock, Trap::Stub));
-                }
-                StopReason::Idle(wait) => {
-                    halt = guest.resume(&wait, Some(b""), StubCommands::default(), deadline)?
-                }
-                StopReason::Late | StopReason::Unheard => {
-                    return Err(WarmError::Late { messages: guest.messages() });
-                }
-                StopReason::End(end, _) => {
-                    let messages = guest.messages();
-                    let output = std::mem::take(&mut guest.person.streams.output);
-                    return Ok(Run { end, output, messages });
-                }
-            }
-        }
-    }
-
     /// Runs the program until it has answered the warm-up requests and waits for input, and freezes it there.
     ///
     /// # Errors
     /// When the host cannot run guests, the program cannot be loaded, or it ends or takes too long before it waits.
     pub fn warm(&self) -> Result<Warm, WarmError> {
-        let mut guest = self.start()?;
+        let mut guest = self.start(|_| Ok(()))?;
         let deadline = after(self.start);
         let mut requests = self.requests.iter();
         let mut halt = None;
@@ -418,22 +391,10 @@ fn by_all_names(mut granted: Vec<PathBuf>) -> Vec<PathBuf> {
 }
 
 /// Where the guest halts next, unless it has already.
-fn next(
+pub(crate) fn next(
     guest: &mut Guest,
     halt: &mut Option<StopReason>,
     deadline: Instant,
 ) -> Result<StopReason, PlatformError> {
     halt.take().map_or_else(|| guest.run(deadline), Ok)
-}
-
-/// A run of a program from its start to its end.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Run {
-    /// How it ended.
-    pub end: crate::End,
-    /// Its standard output.
-    pub output: Vec<u8>,
-    /// The last bytes of its standard error.
-    pub messages: String,
 }

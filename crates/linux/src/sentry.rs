@@ -5,6 +5,7 @@
 //! the guest's memory are copied in once, and nothing that is found there is followed twice.
 
 mod abi;
+mod console;
 mod fs;
 mod kernel;
 mod mm;
@@ -26,6 +27,8 @@ use crate::file_cache::FileCache;
 use crate::load::Command;
 use crate::outbound::OutboundConnections;
 use crate::platform::{Call, PlatformError, Process};
+pub use console::RunControl;
+pub(crate) use console::{Console, HostInput};
 pub(crate) use fs::root_files::{bytes, prepare, settle, tell, thawed_budget};
 use fs::seals::Seals;
 use kernel::channels::Channels;
@@ -201,6 +204,8 @@ pub(crate) struct Sentry {
     pub(crate) contents: FileCache,
     /// Its connections to the outside.
     pub(crate) lines: OutboundConnections,
+    /// The host's side of a run that goes to its end.
+    pub(crate) console: Option<Console>,
 }
 
 impl Sentry {
@@ -213,11 +218,13 @@ impl Sentry {
         let streams = Streams::default();
         let (unserved, contents) = (BTreeMap::new(), FileCache::default());
         let lines = OutboundConnections::new(granted);
-        Self { state, streams, output_limit, unserved, resumed: None, contents, lines }
+        let (resumed, console) = (None, None);
+        Self { state, streams, output_limit, unserved, resumed, contents, lines, console }
     }
 
     /// Moves bytes between the guest and the outside. Returns whether the guest sees a change.
     pub(crate) fn pump(&mut self) -> bool {
+        self.attend();
         !self.lines.is_empty() && self.lines.pump(&mut self.state)
     }
 

@@ -29,8 +29,6 @@ use super::{PlatformError, boot, memory, stub};
 
 /// How long it may take to be interrupted. Only a guest that has forged a frame is not, which costs it its process.
 const PROMPTNESS: Duration = Duration::from_secs(5);
-/// How long a process that has lost its memory may take to end.
-const MOURNING: Duration = Duration::from_millis(100);
 /// Bytes of the instruction that calls.
 const CALL_LEN: u64 = 2;
 /// How long the stub may take for its orders, and a new process to start.
@@ -75,7 +73,7 @@ pub(crate) enum Event {
 /// The process.
 #[derive(Debug)]
 pub(crate) struct Process {
-    born: SpawnedProcess,
+    pub(super) born: SpawnedProcess,
     listener: Listener,
     control: Control,
     pub(super) track: Option<WriteTracker>,
@@ -432,12 +430,6 @@ impl Process {
         Ok(list)
     }
 
-    /// Waits for `length`, or less if the process ends.
-    pub(crate) fn pause(&self, length: Duration) {
-        let timeout = Timespec::try_from(length).unwrap_or_default();
-        let _ = poll(&mut [PollFd::new(&self.born.pidfd, PollFlags::IN)], Some(&timeout));
-    }
-
     /// Waits for the stub's question, which must come without an error, and with the receipt of its orders.
     fn question(&mut self, expected: Expected, deadline: Instant) -> Result<(), PlatformError> {
         let notice = self.receive(deadline)?.ok_or(PlatformError::Late)?;
@@ -525,15 +517,6 @@ impl Process {
             |error| PlatformError::kernel("waiting for the process", error),
             PlatformError::Ended,
         ))
-    }
-
-    /// Why something failed that does not while the process lives: mostly it has ended.
-    pub(super) fn ended_or(&mut self, error: PlatformError) -> PlatformError {
-        self.pause(MOURNING);
-        match self.born.try_wait() {
-            Ok(Some(status)) => PlatformError::Ended(status),
-            _ => error,
-        }
     }
 
     /// Kills the process because of its behaviour.

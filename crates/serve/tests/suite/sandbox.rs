@@ -299,8 +299,11 @@ fn clients_that_go_away_leave_nothing_between_two_states() {
                 let to = path(&own, rest);
                 let asked = client.ask(Method::POST, &to, json!({}));
                 // The last one stays, however busy the machine is.
-                let patience =
-                    if round == 39 { common::TEST_TIMEOUT } else { Duration::from_micros(500 * round) };
+                let patience = if round == 39 {
+                    common::TEST_TIMEOUT
+                } else {
+                    Duration::from_micros(500 * round)
+                };
                 let _ = tokio::time::timeout(patience, asked).await;
             }
         }

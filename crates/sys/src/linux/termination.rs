@@ -1,4 +1,5 @@
-//! SIGTERM and SIGINT as a flag, for services that put things in order before they end.
+//! SIGTERM and SIGINT as a flag, for services that put things in order before they end; and signals that a thread waits for, for
+//! commands that pass them on.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -32,4 +33,46 @@ pub fn watch() -> Result<&'static AtomicBool, SysError> {
         }
     }
     Ok(&ASKED)
+}
+
+/// Signals that are blocked in this thread, and in those that it starts from then on, and are waited for.
+#[derive(Clone, Copy)]
+pub struct AwaitedSignals(libc::sigset_t);
+
+impl std::fmt::Debug for AwaitedSignals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AwaitedSignals")
+    }
+}
+
+impl AwaitedSignals {
+    /// Blocks `signals`. Threads that run already still take them.
+    ///
+    /// # Errors
+    /// Whatever `pthread_sigmask` says.
+    pub fn block(signals: &[i32]) -> Result<Self, SysError> {
+        inject::gate(Call::Signal)?;
+        // SAFETY: the set is initialised before it is read; all calls only read and write it.
+        let (set, rc) = unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            for signal in signals {
+                libc::sigaddset(&raw mut set, *signal);
+            }
+            (set, libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()))
+        };
+        if rc != 0 {
+            return Err(SysError::new(Call::Signal, rc));
+        }
+        Ok(Self(set))
+    }
+
+    /// Waits for the next of them.
+    #[must_use]
+    pub fn wait(&self) -> Option<i32> {
+        let mut signal = 0;
+        // SAFETY: both pointers are to values of this frame.
+        let rc = unsafe { libc::sigwait(&raw const self.0, &raw mut signal) };
+        (rc == 0).then_some(signal)
+    }
 }

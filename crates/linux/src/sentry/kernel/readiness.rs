@@ -51,7 +51,10 @@ impl Kernel {
         let when = |holds: bool, events: u16| if holds { events } else { 0 };
         match open {
             FileObject::Input => {
-                let edges = streams.input.len() as u64 + u64::from(streams.ended);
+                let edges = match &streams.source {
+                    Some(source) => source.edges(),
+                    None => streams.input.len() as u64 + u64::from(streams.ended),
+                };
                 (when(streams.has_input(), IN), edges)
             }
             FileObject::Output | FileObject::Messages => (OUT, 0),
@@ -182,7 +185,7 @@ impl Kernel {
     }
 
     /// Whether a thread waits for the caller's input on descriptor 0.
-    fn awaits_input(&self) -> bool {
+    pub(in crate::sentry) fn awaits_input(&self) -> bool {
         let mut threads = self.threads.iter().chain(self.family.other_threads());
         threads.any(|(_, thread)| self.reads_input(thread))
     }

@@ -3,6 +3,7 @@
 //! Promises: a call has at most the limit of output bytes, kept or heard.
 
 use crate::sentry::InputSource;
+use crate::sentry::console::HostInput;
 use crate::sentry::kernel::generation::Generation;
 
 /// Input and output of a call.
@@ -11,6 +12,8 @@ pub(crate) struct Streams {
     pub(crate) input: Vec<u8>,
     /// Bytes of the input that were read.
     pub(crate) taken: usize,
+    /// The host's descriptor that input comes from, in place of `input`.
+    pub(crate) source: Option<HostInput>,
     /// Whether the input has ended, and no read has returned that yet.
     pub(crate) ended: bool,
     /// Whether there is no caller: the program runs to its end.
@@ -114,7 +117,10 @@ impl Streams {
 
     /// Whether a read of the input need not wait.
     pub(crate) fn has_input(&self) -> bool {
-        self.ended || self.taken < self.input.len()
+        match &self.source {
+            Some(source) => source.is_ready(),
+            None => self.ended || self.taken < self.input.len(),
+        }
     }
 }
 

@@ -9,7 +9,8 @@ use crate::sentry::fs::devices::Device;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::generation;
 use crate::sentry::{
-    Channel, Kernel, Sentry, SyscallControl, SyscallError, SyscallResult, ZERO, copy_in, copy_out,
+    Channel, End, Kernel, Sentry, SyscallControl, SyscallError, SyscallResult, ZERO, copy_in,
+    copy_out,
 };
 
 /// Most bytes that one call moves.
@@ -143,6 +144,15 @@ impl Sentry {
     ) -> SyscallResult {
         if len == 0 {
             return Ok(ZERO);
+        }
+        if let Some(source) = &mut self.streams.source {
+            return match source.take(len as usize)? {
+                Some(bytes) => {
+                    copy_out(process, to, &bytes)?;
+                    Ok(SyscallControl::Value(bytes.len() as u64))
+                }
+                None => self.wait_for(descriptor, crate::sentry::kernel::readiness::IN, 0),
+            };
         }
         let rest = &self.streams.input[self.streams.taken..];
         if rest.is_empty() {
@@ -367,14 +377,18 @@ impl Sentry {
                     _ => Channel::Host,
                 };
                 let from = self.writer(channel);
-                if let Err(end) = self.streams.put_out(from, bytes, self.output_limit) {
-                    return Ok(SyscallControl::End(end));
+                match self.streams.put_out(from, bytes, self.output_limit) {
+                    Err(End::Unheard) if self.console.is_some() => return self.broken_pipe(false),
+                    Err(end) => return Ok(SyscallControl::End(end)),
+                    Ok(()) => {}
                 }
             }
             FileObject::Messages => {
                 let from = self.writer(Channel::Messages);
-                if let Err(end) = self.streams.hear_message(from, bytes, self.output_limit) {
-                    return Ok(SyscallControl::End(end));
+                match self.streams.hear_message(from, bytes, self.output_limit) {
+                    Err(End::Unheard) if self.console.is_some() => return self.broken_pipe(false),
+                    Err(end) => return Ok(SyscallControl::End(end)),
+                    Ok(()) => {}
                 }
                 let messages = &mut self.streams.messages;
                 messages.extend(bytes);

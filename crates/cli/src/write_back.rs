@@ -1,0 +1,139 @@
+//! Changes of a guest's files, listed, or written to the host.
+//!
+//! Promises: nothing outside the given directory is changed, whatever links the guest or another program of the host has made
+//! there, and a file has its old content or its new one. Bits that give rights of the owner (setuid, setgid) are not written.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use afresh::files::{Change, FileChange, FileDifference, Kind, Tree};
+use anyhow::Context;
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, ResolveFlags, fchmod, mkdirat, open, openat, openat2,
+    renameat, statat, symlinkat, unlinkat,
+};
+use rustix::io::Errno;
+
+/// Bytes that are copied at a time.
+const PIECE: usize = 1 << 20;
+/// The name of a file or link until it is whole.
+const PARTIAL: &str = ".afresh-partial";
+
+/// The changes between two states of a guest's files, without those of its own kernel's directories.
+pub(crate) fn changes(before: &Tree, after: &Tree) -> anyhow::Result<Vec<FileChange>> {
+    let FileDifference { changes, truncated, .. } = before.diff(after)?;
+    anyhow::ensure!(!truncated, "the program has changed more files than can be listed");
+    let own = |change: &FileChange| {
+        ["/dev/", "/proc/"].iter().any(|top| change.path.starts_with(top.as_bytes()))
+    };
+    Ok(changes.into_iter().filter(|change| !own(change)).collect())
+}
+
+/// Lists changes, one a line.
+pub(crate) fn list(changes: &[FileChange], out: &mut dyn Write) -> std::io::Result<()> {
+    for change in changes {
+        let letter = match change.change {
+            Change::Added => "A",
+            Change::Removed => "D",
+            _ => "M",
+        };
+        writeln!(out, "{letter} {}", String::from_utf8_lossy(&change.path))?;
+    }
+    Ok(())
+}
+
+/// Writes those changes that are below `top`, a directory of the host's, to the host.
+pub(crate) fn write_back(top: &Path, changes: &[FileChange], after: &Tree) -> anyhow::Result<()> {
+    let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
+    let root = open(top, flags, Mode::empty()).with_context(|| top.display().to_string())?;
+    let below = |change: &FileChange| {
+        let path = Path::new(OsStr::from_bytes(&change.path));
+        path.strip_prefix(top).ok().filter(|rest| !rest.as_os_str().is_empty()).map(Path::to_owned)
+    };
+    let named = |path: &Path| format!("writing {} back", top.join(path).display());
+    // Directories become empty first, and exist before what is in them.
+    for change in changes.iter().rev().filter(|change| change.change == Change::Removed) {
+        let Some(path) = below(change) else { continue };
+        let gone = parent(&root, &path).and_then(|(folder, name)| remove(&folder, name));
+        match gone {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(error).with_context(|| named(&path)),
+        }
+    }
+    for change in changes.iter().filter(|change| change.change != Change::Removed) {
+        let Some(path) = below(change) else { continue };
+        put(&root, &path, change, after).with_context(|| named(&path))?;
+    }
+    Ok(())
+}
+
+/// The directory that a path is in, by no link, and the last name.
+fn parent<'p>(root: &OwnedFd, path: &'p Path) -> Result<(OwnedFd, &'p OsStr), Errno> {
+    let name = path.file_name().ok_or(Errno::INVAL)?;
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty());
+    let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = openat2(root, above.unwrap_or(Path::new(".")), flags, Mode::empty(), how)?;
+    Ok((folder, name))
+}
+
+fn is_directory(folder: &OwnedFd, name: &OsStr) -> Result<bool, Errno> {
+    let stat = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+}
+
+fn remove(folder: &OwnedFd, name: &OsStr) -> Result<(), Errno> {
+    let flags = if is_directory(folder, name)? { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+    unlinkat(folder, name, flags)
+}
+
+/// Makes one name what it is in the guest.
+fn put(root: &OwnedFd, path: &Path, change: &FileChange, after: &Tree) -> anyhow::Result<()> {
+    let (folder, name) = parent(root, path)?;
+    let above = Path::new(OsStr::from_bytes(&change.path)).parent().unwrap_or(Path::new("/"));
+    let above = after.find(above.as_os_str().as_bytes())?;
+    let node = after.lookup(above, name.as_bytes())?;
+    let mode = Mode::from_raw_mode(after.stat(node)?.mode & 0o777);
+    let known = is_directory(&folder, name);
+    if known.is_ok_and(|known| known != (change.kind == Kind::Directory)) {
+        remove(&folder, name)?;
+    }
+    match change.kind {
+        Kind::Directory => {
+            match mkdirat(&folder, name, mode) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            fchmod(openat(&folder, name, flags, Mode::empty())?, mode)?;
+        }
+        Kind::Link => {
+            let target = after.read_link(node)?;
+            let _ = unlinkat(&folder, PARTIAL, AtFlags::empty());
+            symlinkat(OsStr::from_bytes(&target), &folder, PARTIAL)?;
+            renameat(&folder, PARTIAL, &folder, name)?;
+        }
+        Kind::File => {
+            let _ = unlinkat(&folder, PARTIAL, AtFlags::empty());
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+            let mut file = File::from(openat(&folder, PARTIAL, flags, Mode::RUSR | Mode::WUSR)?);
+            let (mut piece, mut at) = (vec![0; PIECE], 0);
+            loop {
+                let len = after.read(node, at, &mut piece)?;
+                if len == 0 {
+                    break;
+                }
+                file.write_all(&piece[..len])?;
+                at += len as u64;
+            }
+            fchmod(&file, mode)?;
+            renameat(&folder, PARTIAL, &folder, name)?;
+        }
+        kind => anyhow::bail!("{kind:?} is no kind of file that is written to the host"),
+    }
+    Ok(())
+}

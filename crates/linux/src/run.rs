@@ -1,0 +1,199 @@
+//! Runs of a program from its start to its end, without a warm state.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use afresh_files::Tree;
+
+use crate::error::WarmError;
+use crate::frozen_state::IdleWait;
+use crate::guest::{StopReason, after};
+use crate::platform::{StubCommands, Trap};
+use crate::program::{Program, next};
+use crate::sentry::{
+    Channel, Console, End, HostInput, InputSource, OutputSink, RunControl, Writer,
+};
+
+/// A run of a program from its start to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Run {
+    /// How it ended.
+    pub end: End,
+    /// Its standard output.
+    pub output: Vec<u8>,
+    /// The last bytes of its standard error.
+    pub messages: String,
+}
+
+/// What is left of a program that ran with the host's streams.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct EndedRun {
+    /// How it ended.
+    pub end: End,
+    /// Its files before its first instruction.
+    pub files_before: Tree,
+    /// Its files at its end.
+    pub files: Tree,
+    /// System calls that were answered with `ENOSYS`: how often, by number.
+    pub unserved: BTreeMap<i64, u64>,
+}
+
+/// The host's streams, signals and terminal for a run. Without any of them the input is empty, and output is dropped.
+#[derive(Default)]
+pub struct HostStreams {
+    input: Option<OwnedFd>,
+    output: Option<Box<dyn Write + Send>>,
+    messages: Option<Box<dyn Write + Send>>,
+    terminal: Option<([bool; 3], [u16; 2])>,
+    control: Option<RunControl>,
+    limit: Option<Duration>,
+}
+
+impl std::fmt::Debug for HostStreams {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut fields = f.debug_struct("HostStreams");
+        fields.field("input", &self.input).field("terminal", &self.terminal);
+        fields.field("control", &self.control).field("limit", &self.limit).finish_non_exhaustive()
+    }
+}
+
+impl HostStreams {
+    /// The program reads its standard input from `fd`, when it reads and no earlier; the end of that is its end.
+    #[must_use]
+    pub fn input(mut self, fd: OwnedFd) -> Self {
+        self.input = Some(fd);
+        self
+    }
+
+    /// The program's standard output, in the pieces that it writes. After an error its writes fail with `EPIPE`.
+    #[must_use]
+    pub fn output(mut self, output: impl Write + Send + 'static) -> Self {
+        self.output = Some(Box::new(output));
+        self
+    }
+
+    /// The program's standard error, as [`HostStreams::output`].
+    #[must_use]
+    pub fn messages(mut self, messages: impl Write + Send + 'static) -> Self {
+        self.messages = Some(Box::new(messages));
+        self
+    }
+
+    /// Gives the program a terminal of `rows` and `columns`, which controls it. Those of its standard descriptors that `standard`
+    /// names (input, output, error) are that terminal: [`HostStreams::input`] types there, and [`HostStreams::output`] shows it. The
+    /// host's own terminal must be raw for that.
+    #[must_use]
+    pub fn terminal(mut self, standard: [bool; 3], rows: u16, columns: u16) -> Self {
+        self.terminal = Some((standard, [rows, columns]));
+        self
+    }
+
+    /// Signals, and changes of the terminal's size. A program that waits for nothing else waits for those.
+    #[must_use]
+    pub fn control(mut self, control: RunControl) -> Self {
+        self.control = Some(control);
+        self
+    }
+
+    /// How long the run may take; without it as long as it does.
+    #[must_use]
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.limit = Some(limit);
+        self
+    }
+
+    /// The function that passes output on.
+    fn sink(
+        output: Option<Box<dyn Write + Send>>,
+        messages: Option<Box<dyn Write + Send>>,
+    ) -> OutputSink {
+        let (mut output, mut messages) = (output, messages);
+        OutputSink(Box::new(move |from: Writer, piece: &[u8]| {
+            let to = match from.channel {
+                Channel::Output => &mut output,
+                Channel::Messages => &mut messages,
+                Channel::Host => return true,
+            };
+            to.as_mut().is_none_or(|to| to.write_all(piece).and_then(|()| to.flush()).is_ok())
+        }))
+    }
+}
+
+impl Program {
+    /// Runs the program once, from its start to its end, with the host's streams: as a command of a shell.
+    ///
+    /// The program's limits of output and time do not apply: they are a call's.
+    ///
+    /// # Errors
+    /// When the host cannot run guests, the program cannot be loaded, or it takes longer than
+    /// [`HostStreams::time_limit`]. That the program ended is no error, however it did.
+    pub fn run_to_end(&self, streams: HostStreams) -> Result<EndedRun, WarmError> {
+        let HostStreams { input, output, messages, terminal, control, limit } = streams;
+        let attach = |state: &mut crate::sentry::Kernel| match terminal {
+            Some((standard, size)) => state
+                .attach_terminal(standard, size)
+                .map_err(|error| WarmError::File { path: Path::new("/dev/pts").to_owned(), error }),
+            None => Ok(()),
+        };
+        let mut guest = self.start(attach)?;
+        let files_before = guest.person.state.tree.clone();
+        let typed = terminal.is_some_and(|(standard, _)| standard[0]);
+        let (typed, input) = if typed { (input, None) } else { (None, input) };
+        let nothing = || File::open("/dev/null").map(OwnedFd::from);
+        let source = input.map_or_else(nothing, Ok).map_err(WarmError::Input)?;
+        guest.person.output_limit = usize::MAX;
+        guest.person.streams.uncalled = true;
+        guest.person.streams.source = Some(HostInput::new(source));
+        guest.person.streams.set_hearer(Some(HostStreams::sink(output, messages)));
+        guest.person.console = Some(Console::new(control, typed));
+        let deadline = after(limit.unwrap_or(Duration::MAX));
+        let end = match guest.run(deadline)? {
+            StopReason::End(end, _) => end,
+            StopReason::Idle(_) => End::Deadlock,
+            StopReason::Late | StopReason::Unheard => {
+                return Err(WarmError::Unfinished { limit: limit.unwrap_or_default() });
+            }
+        };
+        guest.person.attend();
+        let (files, unserved) =
+            (guest.person.state.tree.clone(), std::mem::take(&mut guest.person.unserved));
+        Ok(EndedRun { end, files_before, files, unserved })
+    }
+
+    /// Runs the program once, from its start to its end, with `input`.
+    ///
+    /// # Errors
+    /// As [`Program::warm`]; that the program ended is no error, however it did.
+    pub fn run(&self, input: &[u8]) -> Result<Run, WarmError> {
+        let mut guest = self.start(|_| Ok(()))?;
+        let deadline = after(self.start);
+        guest.person.streams.input = input.to_vec();
+        guest.person.streams.uncalled = true;
+        let mut halt = None;
+        loop {
+            match next(&mut guest, &mut halt, deadline)? {
+                // There is no caller: the input ends, and servers get no call.
+                StopReason::Idle(IdleWait::Parked(InputSource::Port)) => {
+                    halt = Some(StopReason::End(End::Deadlock, Trap::Stub));
+                }
+                StopReason::Idle(wait) => {
+                    halt = guest.resume(&wait, Some(b""), StubCommands::default(), deadline)?
+                }
+                StopReason::Late | StopReason::Unheard => {
+                    return Err(WarmError::Late { messages: guest.messages() });
+                }
+                StopReason::End(end, _) => {
+                    let messages = guest.messages();
+                    let output = std::mem::take(&mut guest.person.streams.output);
+                    return Ok(Run { end, output, messages });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! The host's side of a run: its input, its signals and its terminal.
+//!
+//! Promises: a guest that waits for the host wakes up when the host has something for it. Input is read only when the guest
+//! reads it, so that the rest stays for the next program of a script. A terminal is one of the guest's own: the host types into its
+//! master, and shows what that has.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use afresh_files::{Access, New, Refused, Tree, Walk};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::{Errno, read, write};
+
+use crate::sentry::kernel::fd_table::{Description, FileObject};
+use crate::sentry::kernel::signals::SignalInfo;
+use crate::sentry::kernel::streams::{Channel, Writer};
+use crate::sentry::kernel::time::now;
+use crate::sentry::tty::terminals::{FIRST_DEVICE, Terminal, TerminalEnd};
+use crate::sentry::{FIRST, Kernel, Sentry};
+
+/// The number of a run's terminal.
+const TERMINAL: u32 = 0;
+/// Bytes that are read from the host's terminal at a time.
+const TYPED_AT_ONCE: usize = 1024;
+/// Bytes of input that one read of the guest moves.
+const INPUT_AT_ONCE: usize = 128 << 10;
+/// How often typed bytes are looked for while the guest runs.
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Whether a descriptor can be read now, or has ended.
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
+/// The host's descriptor behind the guest's standard input.
+#[derive(Debug)]
+pub(crate) struct HostInput {
+    fd: OwnedFd,
+    taken: u64,
+}
+
+impl HostInput {
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        Self { fd, taken: 0 }
+    }
+
+    /// Whether a read need not wait.
+    pub(crate) fn is_ready(&self) -> bool {
+        is_readable(self.fd.as_fd())
+    }
+
+    /// A number that grows with what was read and what can be read.
+    pub(crate) fn edges(&self) -> u64 {
+        2 * self.taken + u64::from(self.is_ready())
+    }
+
+    /// At most `len` bytes; none at the end; `None` where a read would wait.
+    pub(crate) fn take(&mut self, len: usize) -> Result<Option<Vec<u8>>, Errno> {
+        if !self.is_ready() {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; len.min(INPUT_AT_ONCE)];
+        match read(&self.fd, &mut bytes) {
+            Ok(len) => {
+                bytes.truncate(len);
+                self.taken += len as u64;
+                Ok(Some(bytes))
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+}
+
+/// Sends a run signals, and tells it the size of its terminal. Usable from any thread; clones control the same run.
+#[derive(Clone, Debug)]
+pub struct RunControl(Arc<Controls>);
+
+#[derive(Debug)]
+struct Controls {
+    queue: Mutex<Vec<Control>>,
+    /// Whether the queue may hold something, to be read without the lock.
+    filled: AtomicBool,
+    wake: OwnedFd,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Control {
+    Signal(u8),
+    Resize([u16; 2]),
+}
+
+/// Maximum controls that wait for a run.
+const CONTROLS: usize = 256;
+
+impl RunControl {
+    /// The control of one run.
+    ///
+    /// # Errors
+    /// When the host has no more descriptors.
+    pub fn new() -> std::io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let (queue, filled) = (Mutex::default(), AtomicBool::new(false));
+        Ok(Self(Arc::new(Controls { queue, filled, wake })))
+    }
+
+    /// Sends the program's first process a signal (1 to 64), as `kill` does.
+    pub fn signal(&self, signal: i32) {
+        if let Some(signal) = u8::try_from(signal).ok().filter(|signal| (1..=64).contains(signal)) {
+            self.push(Control::Signal(signal));
+        }
+    }
+
+    /// Sets the size of the program's terminal. Its foreground processes get SIGWINCH where that is a change.
+    pub fn resize(&self, rows: u16, columns: u16) {
+        self.push(Control::Resize([rows, columns]));
+    }
+
+    fn push(&self, control: Control) {
+        let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue.len() < CONTROLS {
+            queue.push(control);
+        }
+        self.0.filled.store(true, Ordering::Release);
+        // The counter is full at worst, and readable then.
+        let _ = write(&self.0.wake, &1u64.to_ne_bytes());
+    }
+
+    fn take(&self) -> Vec<Control> {
+        if !self.0.filled.swap(false, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        let _ = read(&self.0.wake, &mut [0; 8]);
+        std::mem::take(&mut *self.0.queue.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The host's side of a run.
+#[derive(Debug)]
+pub(crate) struct Console {
+    control: Option<RunControl>,
+    terminal: Option<HostTerminal>,
+}
+
+/// The host's descriptor that types into the guest's terminal.
+#[derive(Debug)]
+struct HostTerminal {
+    input: OwnedFd,
+    /// Typed bytes that the terminal had no room for.
+    typed: Vec<u8>,
+    looked: Instant,
+    /// Whether the host's end has hung up.
+    ended: bool,
+}
+
+impl Console {
+    /// A console with typed bytes from `input`, where the run has a terminal.
+    pub(crate) fn new(control: Option<RunControl>, input: Option<OwnedFd>) -> Self {
+        let host =
+            |input| HostTerminal { input, typed: Vec::new(), looked: Instant::now(), ended: false };
+        Self { control, terminal: input.map(host) }
+    }
+}
+
+impl HostTerminal {
+    /// Types what the host has. Returns the signals of typed bytes, with their groups.
+    fn type_in(&mut self, terminal: &mut Terminal) -> Vec<(u32, i32)> {
+        self.looked = Instant::now();
+        if !self.ended && self.typed.is_empty() && is_readable(self.input.as_fd()) {
+            let mut bytes = [0; TYPED_AT_ONCE];
+            match read(&self.input, &mut bytes) {
+                Ok(0) => self.ended = true,
+                Ok(len) => self.typed.extend(&bytes[..len]),
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(_) => self.ended = true,
+            }
+        }
+        let (mut signals, mut done) = (Vec::new(), 0);
+        while done < self.typed.len() && terminal.takes() {
+            if let Some(signal) = terminal.type_in(self.typed[done]) {
+                signals.push((terminal.group, signal));
+            }
+            done += 1;
+        }
+        self.typed.drain(..done);
+        signals
+    }
+}
+
+impl Kernel {
+    /// Makes a terminal whose master the host has, of `rows` and `columns`: the controlling terminal of the first process, and the
+    /// object of those standard descriptors that `standard` names.
+    pub(crate) fn attach_terminal(
+        &mut self,
+        standard: [bool; 3],
+        [rows, columns]: [u16; 2],
+    ) -> Result<(), Refused> {
+        let path = format!("/dev/pts/{TERMINAL}");
+        let place = self.tree.walk(path.as_bytes(), Walk::new(Tree::ROOT).name())?;
+        let device = New::Device(FIRST_DEVICE + u64::from(TERMINAL));
+        let node = self.tree.create_at(&place, device, 0o620, now())?;
+        self.tree.hold(node)?;
+        let mut terminal = Terminal::new(node);
+        (terminal.locked, terminal.window) = (false, [rows, columns, 0, 0]);
+        (terminal.session, terminal.group) = (Some(FIRST), FIRST);
+        let access = Access { read: true, write: true, append: false };
+        for number in (0..3).filter(|number| standard[*number]) {
+            let open = self.tree.open(node, access)?;
+            let end = TerminalEnd { id: Some(TERMINAL), master: false, hung: false, open };
+            let found = Some((place.directory, place.name.clone()));
+            let object = FileObject::Terminal(end);
+            if let Ok(description) = self.table.get_mut(number as u64) {
+                *description = Description { found, ..Description::new(object, libc::O_RDWR) };
+                terminal.slaves += 1;
+            }
+        }
+        self.terminals.add(TERMINAL, terminal);
+        Ok(())
+    }
+}
+
+impl Sentry {
+    /// Hands the guest what the host has for it, and the host what the guest's terminal shows.
+    pub(crate) fn attend(&mut self) {
+        let Some(mut console) = self.console.take() else { return };
+        for control in console.control.iter().flat_map(RunControl::take) {
+            match control {
+                Control::Signal(signal) => {
+                    let info = SignalInfo::new(signal, 0, 0, 0);
+                    self.change().with(FIRST, |state| state.send(None, info));
+                }
+                Control::Resize([rows, columns]) => self.resize([rows, columns, 0, 0]),
+            }
+        }
+        if let Some(host) = &mut console.terminal {
+            if host.looked.elapsed() >= LOOK_INTERVAL {
+                self.type_in(host);
+            }
+            self.show();
+        }
+        self.console = Some(console);
+    }
+
+    fn resize(&mut self, window: [u16; 4]) {
+        let Some(terminal) = self.state.terminals.get(TERMINAL) else { return };
+        if terminal.window == window {
+            return;
+        }
+        let group = terminal.group;
+        let state = self.change();
+        if let Some(terminal) = state.terminals.get_mut(TERMINAL) {
+            terminal.window = window;
+        }
+        state.signal_group(group, libc::SIGWINCH);
+    }
+
+    fn type_in(&mut self, host: &mut HostTerminal) {
+        let state = self.change();
+        let Some(terminal) = state.terminals.get_mut(TERMINAL) else { return };
+        let ended = host.ended;
+        for (group, signal) in host.type_in(terminal) {
+            state.signal_group(group, signal);
+        }
+        if host.ended && !ended {
+            let leader = state.terminals.get(TERMINAL).and_then(|terminal| terminal.session);
+            state.hang_up_terminal(TERMINAL);
+            for signal in [libc::SIGHUP, libc::SIGCONT] {
+                let info = SignalInfo::new(signal as u8, 0x80, 0, 0);
+                if let Some(leader) = leader.filter(|leader| state.family.lives(*leader)) {
+                    state.with(leader, |state| state.send(None, info));
+                }
+            }
+        }
+    }
+
+    /// Shows the host what the guest's terminal has.
+    fn show(&mut self) {
+        let Some(terminal) = self.state.terminals.get(TERMINAL) else { return };
+        if terminal.shown.is_empty() {
+            return;
+        }
+        let Some(terminal) = self.change().terminals.get_mut(TERMINAL) else { return };
+        let bytes: Vec<u8> = terminal.shown.drain(..).collect();
+        terminal.edges += 1;
+        let from = Writer { channel: Channel::Output, leader: None };
+        // A host that shows nothing any more has hung up, and its input says so.
+        let _ = self.streams.put_out(from, &bytes, self.output_limit);
+    }
+
+    /// Whether the host can wake up a guest in which nothing can run: with input, or with a signal.
+    pub(crate) fn may_be_woken(&self) -> bool {
+        let Some(console) = &self.console else { return false };
+        let terminal = console.terminal.as_ref().is_some_and(|host| !host.ended);
+        console.control.is_some() || terminal || self.wants_input()
+    }
+
+    fn wants_input(&self) -> bool {
+        self.streams.source.is_some() && self.state.awaits_input()
+    }
+
+    /// Waits until the host or a server has something for the guest, or `ends` is readable, for `length` at most.
+    pub(crate) fn await_host(&mut self, ends: BorrowedFd<'_>, length: Duration) {
+        let wants_input = self.wants_input();
+        let Some(console) = &mut self.console else { return };
+        let (mut terminal, mut takes) = (None, false);
+        if let Some(host) = &mut console.terminal {
+            let room = self.state.terminals.get(TERMINAL).is_some_and(Terminal::takes);
+            takes = !host.ended && room;
+            // It is looked at whenever the guest has waited.
+            host.looked = host.looked.checked_sub(LOOK_INTERVAL).unwrap_or(host.looked);
+            terminal = Some(&host.input);
+        }
+        let control = console.control.as_ref().map(|control| control.0.wake.as_fd());
+        let terminal = terminal.filter(|_| takes).map(AsFd::as_fd);
+        let input = self.streams.source.as_ref().filter(|_| wants_input);
+        let fds = [Some(ends), control, terminal, input.map(|input| input.fd.as_fd())];
+        let fds: Vec<_> = fds.into_iter().flatten().collect();
+        self.lines.wait_with(&self.state, &fds, length);
+    }
+}
