@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use crate::host;
 
-/// Prints the command, runs it with this process's output, and fails unless it succeeds. It reads
-/// nothing: a command that would ask a question fails instead of waiting.
+/// Prints the command, runs it with this process's output, and fails unless it succeeds. It reads nothing: a command
+/// with a question fails instead of waiting.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let line = describe(command);
     println!("$ {line}");

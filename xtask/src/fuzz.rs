@@ -1,9 +1,9 @@
-//! `cargo xtask fuzz`: every fuzz target for a bounded time, on the stable toolchain, or with
-//! AddressSanitizer where there is a nightly one.
+//! `cargo xtask fuzz`: every fuzz target for a bounded time, on the stable toolchain, or with AddressSanitizer if a
+//! nightly one is installed.
 //!
-//! libFuzzer comes with the crate `libfuzzer-sys`, built by the host's C++ compiler; what it is guided by
-//! is a pass of LLVM that stable compilers have too. The seeds are made of the golden snapshots. A target
-//! that crashes, hangs, or takes too much memory fails, and the input that did it is kept and named.
+//! libFuzzer comes with the crate `libfuzzer-sys`, built by the host's C++ compiler; its guidance comes from an LLVM
+//! pass that stable compilers have too. The seeds are made of the golden snapshots. A target that crashes, hangs, or
+//! takes too much memory fails, and the input that did it is kept and named.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,7 +19,7 @@ use crate::host;
 
 const USAGE: &str = "usage: cargo xtask fuzz [--seconds N] [TARGET…]";
 
-/// Seconds for each target unless something else is asked for.
+/// Default seconds for each target.
 pub(crate) const SECONDS: u32 = 20;
 /// Seconds for each target in `cargo xtask test`: enough for the seeds and what is near them.
 const IN_TESTS: u32 = 10;

@@ -15,7 +15,7 @@ use crate::host;
 /// The files that every package must have in addition to its sources.
 const NEEDED: &[&str] = &["Cargo.toml", "README.md", "src/"];
 
-/// The packages that are published: members of the workspace that do not say otherwise.
+/// The published packages: members of the workspace that do not opt out.
 fn published() -> Result<BTreeSet<String>> {
     let folder = host::repository().join("crates");
     let mut names = BTreeSet::new();

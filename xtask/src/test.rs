@@ -3,11 +3,11 @@
 //! Every step runs, also after one failed, so that one run shows all failures; the first failure is named and sets
 //! the exit status. The tests are built first: clippy and rustdoc work over what that has compiled.
 //!
-//! The last line is `N passed, N failed, N skipped`. Passed and failed are summed over the result lines
-//! of cargo test; a step that failed without a failed test counts as one. Skipped counts tests that are ignored,
-//! and every `SKIPPED:` line: a test that lacks something of the host prints one, and passes. So what a host could
-//! not test is never silent. Nothing else that passing tests print is shown, and what failing ones said is shown
-//! once more at the end.
+//! The last line is `N passed, N failed, N skipped`. Passed and failed are summed over the result lines of cargo
+//! test; a step that failed without a failed test counts as one. Skipped counts tests that are ignored, and every
+//! `SKIPPED:` line: a test that lacks something of the host prints one, and passes. So what a host could not test is
+//! never silent. No other output of passing tests is shown, and the output of failing ones is shown once more at the
+//! end.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ const ALL: [&str; 4] = ["test", "--workspace", "--all-features", "--locked"];
 /// The step whose failures are counted by the tests themselves.
 const TESTS: &str = "tests";
 const PYTHON: &str = "python";
-/// A test program that says nothing for so long hangs: the longest tests take two minutes on a busy host.
+/// A test program without output for this long hangs: the longest tests take two minutes on a busy host.
 const SILENCE: Duration = Duration::from_secs(8 * 60);
 
 /// `cargo xtask test`
@@ -220,17 +220,17 @@ struct Tally {
     ignored: u64,
     /// The `SKIPPED:` lines, each kind once.
     skips: Vec<String>,
-    /// How many there were.
+    /// The number of skipped tests.
     skipped: u64,
     /// Names of the tests that failed.
     failures: Vec<String>,
     /// What they said.
     said: Vec<String>,
-    /// Of that, the words of each panic, without backtraces.
+    /// The message of each panic among them, without backtraces.
     panics: Vec<String>,
-    /// The words of a panic are being said.
+    /// Whether the message of a panic is being printed.
     panicking: bool,
-    /// So many lines of them were kept.
+    /// The number of kept lines.
     told: usize,
     /// The source of the lines that a test program repeats.
     repeating: Repeating,
@@ -279,7 +279,7 @@ impl Tally {
         }
     }
 
-    /// Takes note of one line that cargo test printed, and says whether to show it.
+    /// Records one line of output from cargo test, and returns whether to show it.
     fn hear(&mut self, line: &str) -> bool {
         self.note(line);
         match line {
@@ -299,7 +299,7 @@ impl Tally {
             {
                 self.panicking = false;
             }
-            // Words may have empty lines among them, which say nothing.
+            // A message may contain empty lines, which are left out.
             if self.panicking && !line.is_empty() && self.told < WORDS {
                 self.told += 1;
                 self.panics.push(line.to_owned());

@@ -166,7 +166,7 @@ fn line(tool: &Tool, why: &str) -> String {
     format!("SKIPPED: tests with {} {}: {why}", tool.program, tool.version)
 }
 
-/// Waits for an installation until `deadline`, and no longer. Fails with the last thing that the program said.
+/// Waits for an installation until `deadline`, and no longer. Fails with the last output of the program.
 pub(crate) fn wait(mut child: Child, deadline: Instant, what: &str) -> Result<()> {
     let begun = Instant::now();
     // Its output is read at the same time, so that it never waits for a reader.

@@ -26,7 +26,7 @@ pub(crate) fn save(to: &Path) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Opens the file, in this process or another, and asks what was learnt.
+/// Opens the file, in this process or another, and queries the learnt sum.
 pub(crate) fn open(file: &Path) -> Result<String, Box<dyn std::error::Error>> {
     let guest = afresh::open(file.display().to_string(), &Options::new())?;
     Ok(guest.ask(&Call::text("sum", [] as [&str; 0]))?.text())

@@ -39,7 +39,7 @@ pub enum Kind {
 
 impl Kind {
     /// Recognises a guest by its file; `None` for any other file. An ELF executable that names a dynamic loader is a
-    /// Linux program, another a micro-VM's, unless [`Options::kind`] says otherwise.
+    /// Linux program, another a micro-VM's, unless [`Options::kind`] is set.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Option<Self> {
         if bytes.starts_with(b"\x7fELF") {

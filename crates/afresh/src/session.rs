@@ -128,7 +128,7 @@ impl std::fmt::Debug for Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if matches!(self.state, State::Calling) {
-            // Of no use to its relatives either.
+            // Its relatives cannot use it either.
             each!(&mut self.line, branch => branch.abandon());
         }
     }
@@ -246,7 +246,7 @@ impl Session {
         Ok(result?)
     }
 
-    /// How long until something happens in a Linux program by itself, as [`Lease::due`] says; never where calls are refused.
+    /// Time until the next event in a Linux program, as [`Lease::due`]; `None` if calls are refused.
     #[cfg(feature = "linux")]
     #[must_use]
     pub fn due(&self) -> Option<std::time::Duration> {
@@ -345,7 +345,7 @@ impl Session {
                 passing: None,
             }
         };
-        // It is theirs, too.
+        // It also belongs to them.
         self.passing = None;
         match &mut self.line {
             #[cfg(feature = "wasm")]

@@ -33,7 +33,7 @@ pub struct SavedTurn {
     pub id: Sha256,
     /// Turns that follow on the snapshot now; none when it is the session itself.
     pub turns: usize,
-    /// Bytes that the turn took. Of a session that was saved whole, 0.
+    /// Bytes that the turn took. 0 if the session was saved whole.
     pub bytes: u64,
     /// Pages that the turn changed.
     pub pages: usize,
@@ -52,13 +52,13 @@ pub(crate) struct Saving {
 }
 
 impl Saving {
-    /// Appends what became of the session.
+    /// Appends the changes of the session.
     fn append(&mut self, frozen: &Frozen, options: &SaveOptions) -> Result<SavedTurn, Cause> {
         let (image, state) = (frozen.image().clone(), frozen.bytes()?);
         let before = (&self.image, &self.state[..]);
         let turn = turn_since(before, &image, &state, self.journal.last())?;
         let bytes = options.append(&mut self.journal, &turn).map_err(|error| {
-            // A journal is full only after folds failed, and their cause says more.
+            // A journal is full only after folds failed, and their cause is more informative.
             match (error, self.unfolded.take()) {
                 (afresh_store::SaveError::TooLarge { .. }, Some(cause)) => cause,
                 (error, unfolded) => {
@@ -89,7 +89,7 @@ impl Saving {
         Ok(())
     }
 
-    /// Whether so many turns follow in a remote that the session is better saved whole there.
+    /// Whether the turns in a remote are so many that the session is better saved whole there.
     fn is_long(&self) -> bool {
         #[cfg(feature = "remote")]
         if self.store.is_none() {
@@ -246,7 +246,7 @@ impl Session {
         self.saving.as_ref()?.unfolded.as_deref()
     }
 
-    /// The journal that the next turn can be appended to, if there is one.
+    /// The journal that the next turn can be appended to, if it exists.
     fn known_saving(
         &mut self,
         to: &Reference,

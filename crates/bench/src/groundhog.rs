@@ -17,7 +17,7 @@ use anyhow::{bail, ensure};
 const PAGE: u64 = 4096;
 /// Bytes of the instruction that calls.
 const CALL_LEN: u64 = 2;
-/// How long the process may take until it waits for input.
+/// Maximum time until the process waits for input.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// More than any processor's state.
 const STATE_LEN: usize = 16 << 10;
@@ -132,7 +132,7 @@ fn inject(
     let mut call = *at;
     call.rip -= CALL_LEN;
     (call.rax, call.rdi, call.rsi) = (number as u64, args[0], args[1]);
-    // So that the kernel does not take it for a call that is to be made again.
+    // So that the kernel does not restart it as an interrupted call.
     call.orig_rax = u64::MAX;
     set_registers(pid, &call)?;
     trace(libc::PTRACE_SINGLESTEP, pid, 0, 0)?;
@@ -156,7 +156,7 @@ fn transfer(
     let wanted: usize = here.iter().map(|part| part.iov_len).sum();
     let (h, t) = (here.as_ptr(), there.as_ptr());
     let (hn, tn) = (here.len() as libc::c_ulong, there.len() as libc::c_ulong);
-    // SAFETY: the vectors of this process are live buffers of the callers', who lend them for reading or writing as asked; the
+    // SAFETY: the vectors of this process are live buffers of the callers, borrowed for reading or writing; the
     // kernel checks the others.
     let moved = unsafe {
         match writes {
@@ -355,7 +355,7 @@ impl Groundhog {
                 returned: WRITTEN,
                 ..Scan::default()
             };
-            // SAFETY: the argument and the regions that it names live through the call, and their sizes are said.
+            // SAFETY: the argument and the regions in it live through the call, with correct sizes.
             let n = unsafe { libc::ioctl(self.pages.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
             let n = usize::try_from(n).map_err(|_| failed("PAGEMAP_SCAN"))?;
             found.extend(regions[..n].iter().map(|region| region.start..region.end));

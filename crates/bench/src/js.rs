@@ -69,10 +69,10 @@ pub(crate) fn ready<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     }
 }
 
-/// The module with the state that `_initialize` and `warm` leave, as wasmtime-wizer makes it.
+/// The module with its state after `_initialize` and `warm`, as wasmtime-wizer makes it.
 ///
 /// # Errors
-/// What wizer or wasmtime says.
+/// Any error of wizer or wasmtime.
 pub fn wizen(wasm: &[u8], warm: &str) -> anyhow::Result<Vec<u8>> {
     let mut wizer = Wizer::new();
     wizer.init_func(warm).keep_init_func(true);

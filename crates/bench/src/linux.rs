@@ -2,7 +2,7 @@
 //! pristine call, a clone, a thaw and a start. The rivals do not use afresh: no reset at all, a process that is
 //! restored from outside, a server that forks for each request, and a new process for each.
 //!
-//! All of it takes turns on one processor, for a guest and who serves its system calls do, too.
+//! All processes share one processor, because a guest and its sentry also take turns.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -64,7 +64,7 @@ const CASES: [Case; 3] = [
     },
 ];
 
-/// A server of HTTP in JavaScript, and what it is asked.
+/// An HTTP server in JavaScript, and its request.
 const NODE: &str = "/usr/bin/node";
 const SERVER: &str = "let served = 0; require('http').createServer((request, response) => { \
     response.setHeader('Served', ++served); response.end('hello ' + request.url) }).listen(PORT, '127.0.0.1');";
@@ -347,7 +347,7 @@ impl Drop for Listening {
     }
 }
 
-/// Whether it is the answer, and, if `nth` says so, of a server that has answered exactly so many.
+/// Checks the answer and, if `nth` is given, that the server has answered exactly that many.
 fn check_http(answer: &[u8], nth: Option<usize>) -> anyhow::Result<()> {
     let text = String::from_utf8_lossy(answer);
     let served: Option<usize> =
@@ -371,7 +371,7 @@ fn node(dir: &Path, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()
     let mut plain = Listening::start()?;
     // As warm as ours.
     (0..NODE_WARMING).try_for_each(|_| plain.ask())?;
-    // Each call finds the server as its warm-up left it, after so many answers.
+    // Each call finds the server in its warm state, after that many answers.
     let nth = Some(NODE_WARMING + 1);
     let calls = vec![
         Contestant::new("afresh", || check_http(&ours.call_pristine(GET.as_bytes())?, nth)),

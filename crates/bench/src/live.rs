@@ -17,7 +17,7 @@ impl Live {
     /// Instantiates `wasm` and keeps a copy of its memory.
     ///
     /// # Errors
-    /// What wasmtime says.
+    /// Any error of wasmtime.
     pub fn new(wasm: &[u8], function: &str) -> anyhow::Result<Self> {
         let inner = || -> wasmtime::Result<Self> {
             let engine = Engine::default();

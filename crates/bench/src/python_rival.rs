@@ -62,7 +62,7 @@ fn linker(engine: &Engine) -> wasmtime::Result<Linker<RivalHost>> {
     Ok(linker)
 }
 
-/// Takes a frame: an answer is kept, what else is said is dropped.
+/// Takes a frame: an answer is kept, other frames are dropped.
 fn take_frame(
     mut caller: Caller<'_, RivalHost>,
     address: i32,
@@ -173,7 +173,7 @@ pub(crate) struct RivalPython {
     engine: Engine,
     pre: InstancePre<RivalHost>,
     shared: Arc<Shared>,
-    /// How many clones there were.
+    /// The number of clones.
     clones: AtomicU64,
 }
 

@@ -91,7 +91,7 @@ impl RivalGuest {
     /// Compiles `wasm` for calls of `function`.
     ///
     /// # Errors
-    /// What wasmtime says.
+    /// Any error of wasmtime.
     pub fn new(rival: Rival, wasm: &[u8], function: &str) -> anyhow::Result<Self> {
         let inner = || -> wasmtime::Result<Self> {
             let engine = rival.engine()?;

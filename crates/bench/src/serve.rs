@@ -22,7 +22,7 @@ use server::{Connection, Server, raise_files, request, resident};
 
 /// Name of the table.
 const TABLE: &str = "serve";
-/// Connections that ask at the same time.
+/// Concurrent connections.
 const CONNECTIONS: usize = 16;
 
 /// The programs and guests of the measurement.
@@ -132,7 +132,7 @@ fn requests(
     Ok(())
 }
 
-/// Connections that are held open and say nothing.
+/// Connections that are held open and idle.
 const IDLE: usize = 10_000;
 
 /// The cost of ten thousand idle connections, while one is answered among them.

@@ -70,7 +70,7 @@ impl Request<'_> {
         command
     }
 
-    /// The call, as `guest` takes it. One to a server that sends it nothing is said to standard error: it asks nothing.
+    /// The call, as `guest` takes it. A call to a server without a request is reported on standard error.
     pub(crate) fn call(&self, guest: &Guest) -> Call {
         let CallArguments { call, arguments, .. } = self.arguments;
         if guest.listens() && self.input.as_ref().is_none_or(Vec::is_empty) {

@@ -1,5 +1,4 @@
-//! The interpreter guest: QuickJS that evaluates whatever it is given, behind the byte-handling interface of
-//! `afresh-guest-abi`.
+//! The interpreter guest: QuickJS that evaluates its input, behind the byte-handling interface of `afresh-guest-abi`.
 //!
 //! `warm` starts the engine. `evaluate` takes a request in CBOR, the array `[what, tools, source, name, arguments]`:
 //!
@@ -217,7 +216,7 @@ fn carry<'js>(
     Ok(())
 }
 
-/// Does what the request says.
+/// Runs the request.
 fn run<'js>(
     ctx: &Ctx<'js>,
     helpers: &Rc<Helpers>,

@@ -65,11 +65,11 @@ fn taken(address: *mut u8, len: usize) -> Vec<u8> {
     if len == 0 {
         return Vec::new();
     }
-    // SAFETY: the host gives back what `host_alloc` gave it, once, with the length that it asked for.
+    // SAFETY: the host returns each pointer from `host_alloc` once, with the length that it requested.
     unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(address, len)) }.into_vec()
 }
 
-/// Hands a frame to the host, and gives what it says.
+/// Passes a frame to the host, and returns its reply.
 fn hand(frame: &[u8]) -> Vec<u8> {
     let (mut address, mut len) = (std::ptr::null_mut(), 0);
     // SAFETY: the host reads the frame, and writes to the two places, before it returns.

@@ -1,4 +1,4 @@
-//! The examples do what they say.
+//! The examples run as documented.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -135,6 +135,6 @@ fn the_pager_serves_a_monitor() {
     });
     assert!(child.unwrap().wait().unwrap().success());
     let served = served.unwrap().unwrap();
-    // Which of them the monitor asked for, and which came ahead of it, is a matter of chance.
+    // The monitor's requests and the pages ahead of them vary from run to run.
     assert_eq!(served.pages, MONITOR_PAGES, "{served:?}");
 }

@@ -471,7 +471,7 @@ fn pss_kib() -> usize {
 
 #[test]
 fn a_thousand_forks_cost_at_most_twice_the_pages_that_they_changed() {
-    // Other tests' memory would count, too.
+    // The memory of other tests would count as well.
     afresh_sys::alone(
         "session_turns::a_thousand_forks_cost_at_most_twice_the_pages_that_they_changed",
         || {

@@ -15,7 +15,7 @@ pub(super) enum Fresh {
     Populate,
     /// Transparent huge pages.
     Huge,
-    /// Anonymous memory as the host's settings have it.
+    /// Anonymous memory under the host's settings.
     Unadvised,
     /// A shared view of a file in memory whose 4 KiB pages are there.
     File,

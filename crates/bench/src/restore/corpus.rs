@@ -117,7 +117,7 @@ pub(super) fn held(pages: usize) -> anyhow::Result<Arc<Memfd>> {
     let view = Reservation::aligned(pages, 2 << 20)?;
     let all = PageRange::new(0, pages);
     view.map_shared(all, Protection::Read, &held, 0)?;
-    // Without huge folios it is only slower, and the folio histogram says so.
+    // Without huge folios it is only slower, and the folio histogram shows that.
     let _ = view.advise(all, Advice::Collapse);
     Ok(Arc::new(held))
 }

@@ -50,8 +50,8 @@ const CASES: [Case; 7] = [
     Case { large: true, ..case("random/read/large-folios", Order::Random, false) },
 ];
 
-/// Whether a way takes part in a case: those that read everything first say nothing about a
-/// working set from a cold cache, and what is held in memory has no cold cache and no folio size.
+/// Whether a way takes part in a case: a full read first does not measure a working set from a cold
+/// cache, and a copy in memory has no cold cache and no folio size.
 fn takes_part(way: Way, case: &Case) -> bool {
     match way {
         Way::Pager(FillStrategy::WorkingSet) => case.order == Order::Set,

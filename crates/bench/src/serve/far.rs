@@ -18,7 +18,7 @@ use super::server::{Connection, LONG, Server};
 use super::{Files, TABLE};
 use crate::row::{Options, Sink, summarise};
 
-/// How much later each answer of the store comes.
+/// The added delay of each answer from the store.
 const LATENCY: Duration = Duration::from_millis(5);
 /// Sandboxes of a round.
 const SANDBOXES: usize = 8;

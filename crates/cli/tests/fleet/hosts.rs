@@ -261,7 +261,7 @@ impl Fleet {
         self.hosts.push(host);
     }
 
-    /// Waits until every living host knows so many.
+    /// Waits until every living host knows `hosts` hosts.
     pub(crate) fn settle(&self, hosts: u64) {
         until("every host knows the others", || {
             self.hosts.iter().all(|host| host.known().is_some_and(|known| known >= hosts))
@@ -423,8 +423,8 @@ impl Sandbox {
         }
     }
 
-    /// Writes the file `/log`, or reads it, by way of this address. The result is its content and the generation, or the status of
-    /// a refusal; a file that is not there is empty.
+    /// Writes the file `/log`, or reads it, by way of this address. The result is its content and the generation, or
+    /// the status of a refusal; a missing file counts as empty.
     pub(crate) fn file_at(
         &self,
         addr: SocketAddr,
