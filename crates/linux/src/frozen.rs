@@ -155,8 +155,8 @@ impl Warm {
         Ok(Self::thaw(frozen, program)?.state())
     }
 
-    /// A warm program in the state of `frozen`. `program` says what may be read of the host, and the limits of memory, storage and
-    /// calls; its own file and arguments mean nothing.
+    /// A warm program in the state of `frozen`. `program` defines the readable host files, and the limits of memory,
+    /// storage and calls; its own file and arguments are ignored.
     ///
     /// # Errors
     /// [`ThawError`].

@@ -28,7 +28,7 @@ struct HostFileCache {
 
 struct HostFileEntry {
     lies: Arc<CachedFile>,
-    /// When it was asked for last.
+    /// The time of its last use.
     asked: u64,
 }
 

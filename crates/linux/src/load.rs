@@ -20,7 +20,7 @@ const BASE: u64 = 0x5555_5555_4000;
 const LOADER_BASE: u64 = 0x6fff_f000_0000;
 /// Longest file that is loaded as a program.
 const LONGEST: u64 = 1 << 30;
-/// Bytes at the beginning of a file that say how it is loaded.
+/// Maximum bytes at the beginning of a file that describe its loading.
 const HEAD: u64 = 64 << 10;
 /// Program headers one file may have.
 const HEADERS: usize = 256;
@@ -74,7 +74,7 @@ impl Fields<'_> {
 }
 
 impl Elf {
-    /// Of a file of `size` bytes, which begins with `head`.
+    /// Parses `head`, the beginning of a file of `size` bytes.
     fn parse(head: &[u8], size: u64) -> Result<Self, &'static str> {
         let file = Fields(head);
         if file.get::<7>(0)? != [0x7f, b'E', b'L', b'F', 2, 1, 1] || file.half(18)? != 62 {
@@ -222,7 +222,7 @@ impl Object {
 #[derive(Debug)]
 pub(crate) struct Command {
     pub(crate) path: Vec<u8>,
-    /// Where relative paths start.
+    /// The start of relative paths.
     pub(crate) from: Node,
     pub(crate) args: Vec<Vec<u8>>,
     pub(crate) env: Vec<Vec<u8>>,

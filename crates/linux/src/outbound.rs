@@ -27,12 +27,12 @@ const MAKERS: usize = 16;
 const ALL_MAKERS: usize = 128;
 /// How soon one that waits for others' threads looks again.
 const SOON: Duration = Duration::from_millis(10);
-/// How long it may take to make one.
+/// Time limit for making a connection.
 const MAKING: Duration = Duration::from_secs(30);
 /// Bytes that are moved at a time.
 const PIECE: usize = 16 << 10;
 
-/// One of so many that there may be in this process; given back when it is dropped.
+/// One unit of a quota in this process; returned when it is dropped.
 #[derive(Debug)]
 struct ProcessQuota(&'static AtomicUsize);
 
@@ -69,7 +69,7 @@ struct OutboundConnection {
 enum Link {
     /// It is not begun yet.
     Waiting(Server),
-    /// It is being made. The other end of the stream is let go when that is done.
+    /// It is being made. The other end of the stream is closed when that is done.
     Making(Receiver<Result<TcpStream, i32>>, UnixStream),
     Made(TcpStream),
 }
@@ -231,7 +231,7 @@ impl OutboundConnection {
         }
     }
 
-    /// Whether the guest has let go of an end that we still have.
+    /// Whether the guest has closed an end that we still have.
     fn is_left(&self, state: &Kernel) -> bool {
         state.line_is_deaf(self.from) || state.line_is_shut(self.to)
     }

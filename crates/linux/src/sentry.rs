@@ -76,7 +76,7 @@ pub(crate) struct Kernel {
     umask: u32,
     /// Handlers by signal, as the program gave them.
     handlers: BTreeMap<u64, [u8; 32]>,
-    /// Signals for whichever thread takes them.
+    /// Signals for any thread that takes them.
     pub(crate) pending: PendingSignals,
     alarms: Timers,
     pub(crate) threads: Threads,
@@ -91,7 +91,7 @@ pub(crate) struct Kernel {
     /// Files that are held because memory is shared through them.
     shares: BTreeSet<Node>,
     system_v: mm::shared_segments::SharedSegments,
-    /// Names of hosts that were asked for.
+    /// Resolved host names.
     names: ResolvedNames,
     /// Which process all of this belongs to, and the others.
     pub(crate) family: ProcessTable,

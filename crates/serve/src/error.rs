@@ -39,7 +39,7 @@ pub enum ManifestError {
         /// The file.
         path: PathBuf,
     },
-    /// It says something that is not known, or lacks something.
+    /// It has an unknown entry, or lacks one.
     #[error("{}", path.display())]
     Parse {
         /// The file.

@@ -19,7 +19,7 @@ use crate::metrics::{Labels, gauge, labels, two};
 
 type Count = Counter<u64, AtomicU64>;
 
-/// Resets by the pages that they brought back. The pools count them; this shows their sums.
+/// Resets by the pages that they copied back. The pools count them; this shows their sums.
 #[derive(Clone, Debug, Default)]
 struct PageCounts(Arc<Mutex<Resets>>);
 
@@ -169,7 +169,7 @@ impl PoolMetrics {
         *seen = now;
     }
 
-    /// The pool is about to go, and has said its last.
+    /// Records the last counts of a pool before it is dropped.
     pub(crate) fn end(&self, stats: PoolStats) {
         self.add(stats);
         let labels = labels(&self.guest);

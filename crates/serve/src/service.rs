@@ -39,13 +39,13 @@ const OPERATIONS: [&str; 6] =
 pub(crate) enum Phase {
     /// It takes connections.
     Running,
-    /// It takes them, but says on each answer that it closes them.
+    /// It takes them, but announces on each answer that it closes them.
     Draining,
     /// It takes none, and ends those that have nothing under way.
     Closing,
 }
 
-/// Whom a listener is for.
+/// The clients of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Audience {
     /// Guests, and the server's own operations unless those have another listener.
@@ -338,8 +338,8 @@ impl Shared {
         Some(site.answer(request, &table.common).await)
     }
 
-    /// A request about sandboxes whose body is counted while it arrives. Most handlers take bodies whole, and more memory than the
-    /// body to decode them.
+    /// A request about sandboxes whose body is counted while it arrives. Most handlers read bodies whole, and need
+    /// more memory than the body to decode them.
     fn metered<B>(&self, request: Request<B>, limits: BodyLimits) -> (Request<Body>, Meter)
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,

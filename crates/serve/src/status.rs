@@ -34,7 +34,7 @@ pub(crate) fn page() -> Response {
 pub(crate) enum Viewer {
     /// A client of the address for operations.
     Operator,
-    /// Anyone who may send a request. Names that an operator or a tenant chose are not theirs to see.
+    /// Any client. Names that an operator or a tenant chose are not theirs to see.
     Anyone,
 }
 

@@ -12,7 +12,7 @@ use super::process::PATIENCE;
 use super::write_tracker::WriteTracker;
 use super::{PlatformError, stub};
 
-/// How often the process is looked for without a pause.
+/// Polls for the process without a pause.
 const SOON: u32 = 100;
 
 /// Descriptors that a process has made while it booted.

@@ -66,7 +66,7 @@ impl Control {
     /// Copies `out.len()` bytes from `offset`.
     pub(crate) fn read(&self, offset: usize, out: &mut [u8]) {
         assert!(offset <= stub::CONTROL_LEN && out.len() <= stub::CONTROL_LEN - offset);
-        // SAFETY: as in `write`; the bytes are only copied, whatever they are.
+        // SAFETY: as in `write`; the bytes are only copied, with any value.
         unsafe {
             self.base.add(offset).copy_to_nonoverlapping(NonNull::from(&mut *out).cast(), out.len())
         };

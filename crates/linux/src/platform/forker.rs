@@ -33,7 +33,7 @@ pub(super) struct SpawnedProcess {
     pub(super) pidfd: OwnedFd,
     /// The processor that it is kept on, if it is kept on one.
     pub(super) core: Option<usize>,
-    /// Where the vDSO is, if there is one: at the same place in every process.
+    /// The address of the vDSO, if it exists: the same in every process.
     pub(super) clock: Option<u64>,
     status: Option<ExitStatus>,
 }

@@ -4,9 +4,9 @@
 //! a fault for each page that it touches. A template is made for a state that processes are made from again and
 //! again.
 //!
-//! Promises: no guest runs in a template, so that nothing of one is in its children; there are at most [`MOST`]; each
-//! goes with the state that it is of, and belongs to the process that made it: one that is forked from that makes its
-//! own. If a template cannot be made, or was killed, a process is made without.
+//! Promises: no guest runs in a template, so its children contain no trace of one; at most [`MOST`] templates exist;
+//! each is dropped with its state, and belongs to the process that made it: a forked process makes new ones. If a
+//! template cannot be made, or was killed, a process is made without.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -160,7 +160,7 @@ impl PartialEq for Origin {
 impl Eq for Origin {}
 
 impl Origin {
-    /// The template for a further process, if there is one, or it is worth while to make one.
+    /// The template for a further process, if it exists or is worth making.
     pub(crate) fn template(
         &self,
         image: &Image,
@@ -197,7 +197,7 @@ mod tests {
 
     use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-    /// How many templates there are is one number for all tests.
+    /// The number of templates is shared by all tests.
     static ALONE: Mutex<()> = Mutex::new(());
 
     fn cat() -> Option<Warm> {

@@ -22,7 +22,7 @@ psql -h /tmp -d postgres -qc 'create table list (a int primary key); insert into
 while read -r line; do psql -h /tmp -d postgres -Atqc "$line"; done
 "#;
 
-/// Where Debian keeps the newest server's programs.
+/// The folder of the newest server's programs on Debian.
 fn programs() -> Option<PathBuf> {
     let versions = std::fs::read_dir("/usr/lib/postgresql").ok()?.flatten();
     let folders = versions.map(|entry| entry.path().join("bin"));

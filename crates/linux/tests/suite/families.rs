@@ -1,4 +1,5 @@
-//! Guests of several processes: all of them are warm, brought back, forked, rolled back and saved, with pipes and shared memory between them.
+//! Guests of several processes: all of them are warm, reset, forked, rolled back and saved, with
+//! pipes and shared memory between them.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 const SLOTS: usize = 6;
 const PROCESSES: usize = 4;
-/// Most pages of a mapping, and of the heap.
+/// Maximum pages of a mapping, and of the heap.
 const PAGES: usize = 24;
 
 #[derive(Clone, Debug)]

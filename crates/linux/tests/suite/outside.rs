@@ -110,7 +110,7 @@ impl Server {
         Self { port, open }
     }
 
-    /// Answers all that comes until the other side has no more.
+    /// Answers all input until the other side has no more.
     fn of_wholes() -> Self {
         Self::start(|mut stream| {
             let mut bytes = Vec::new();
@@ -199,7 +199,7 @@ fn no_connection_outlives_its_state() {
         assert_eq!(ask(&mut instance, "keep server.test 7"), "7");
         assert_eq!(ask(&mut instance, "use one"), "got one");
         server.wait_for(1);
-        // A call that has nothing to say does not wait for a server that owes nothing.
+        // A call without output does not wait for a server without pending data.
         assert_eq!(ask(&mut instance, "nothing"), "");
         assert_eq!(ask(&mut instance, "use two"), "got two");
         instance.reset();

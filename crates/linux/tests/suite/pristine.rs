@@ -1,4 +1,4 @@
-//! Every call starts from the same state, whatever the last one did or how it ended.
+//! Every call starts from the same state, after every kind of call and end.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -138,7 +138,7 @@ fn a_process_that_was_killed_from_outside_is_replaced() {
     assert!(killed.success());
     assert_eq!(look(&mut warm), clean);
     assert_ne!(warm.process_id(), Some(id));
-    // With the thread that made it a process goes, too: it must not outlive its sentry.
+    // A process also ends with the thread that made it: it must not outlive its sentry.
     let mut warm = std::thread::spawn(move || {
         warm.call_pristine(b"loop\n").unwrap_err();
         look(&mut warm);

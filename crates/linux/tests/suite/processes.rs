@@ -39,7 +39,7 @@ fn is_pristine(warm: &Warm, request: &str, expected: &str) {
         instance.verify().unwrap();
     }
     assert_eq!(instance.stats().processes, 1, "it was brought back within one process");
-    // The C library asks for `rseq`, and does without.
+    // The C library tries `rseq`, and works without it.
     let mut unserved = instance.stats().unserved.keys().filter(|number| **number != RSEQ);
     assert_eq!(unserved.next(), None);
 }

@@ -13,7 +13,7 @@ use super::record::{self, State};
 use crate::error_response::ErrorResponse;
 use crate::sandbox::SnapshotRecord;
 
-/// Most snapshots of a tenant that are listed.
+/// Maximum listed snapshots of a tenant.
 const LISTED: usize = 10_000;
 
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -48,7 +48,7 @@ fn template(parts: &[&[u8]]) -> String {
 }
 
 impl Fleet {
-    /// The template that was made of these parts: the digest under which it is in the store, if another host has it.
+    /// The digest of the template made of these parts, if another host has stored it.
     pub(crate) async fn template(&self, parts: &[&[u8]]) -> Result<Option<String>, NatsError> {
         let found = nats::find(&self.links.kept, &template(parts)).await?;
         Ok(found.and_then(|found| String::from_utf8(found.value.to_vec()).ok()))

@@ -1,7 +1,7 @@
 //! Heartbeats of hosts, and the requests of operators: to list hosts, and to drain one.
 //!
-//! Promises: heartbeats cost as [`super::policy::HeartbeatInterval`] says, and NATS does not store them. A list has
-//! every host that is up, within a moment.
+//! Promises: heartbeats cost at most the budget of [`super::policy::HeartbeatInterval`], and NATS does not store
+//! them. A list has every host that is up, within a moment.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use super::{Fleet, lock};
 /// Time without a further answer after which the list is complete.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// A fleet could not be asked.
+/// A fleet could not be queried.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodesError {

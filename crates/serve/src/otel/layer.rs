@@ -1,9 +1,8 @@
 //! From `tracing`'s spans and events to those of OpenTelemetry.
 //!
-//! Fields are attributes, except those that say something of the span itself, by the names that
-//! `tracing-opentelemetry` has for them: `otel.name`, `otel.kind`, `otel.status_code`, `otel.status_description`; and
-//! `traceparent` and `tracestate`, what a request came with. An event within a span, of the level INFO or worse,
-//! becomes an event of that span.
+//! Fields are attributes, except those that describe the span itself, by the names in `tracing-opentelemetry`:
+//! `otel.name`, `otel.kind`, `otel.status_code`, `otel.status_description`; and `traceparent` and `tracestate`, what
+//! a request came with. An event within a span, of the level INFO or worse, becomes an event of that span.
 //! Promises: nothing here waits, and what one span holds is bounded.
 
 use std::hash::{BuildHasher, RandomState};
@@ -21,7 +20,7 @@ use super::context::Context;
 use super::encode::{FinishedSpan, Kind, SpanEvent, Status, Value};
 use super::sampler::Sampler;
 
-/// Most attributes of a span or event, and most events of a span: OpenTelemetry's usual limits.
+/// Maximum attributes of a span or event, and maximum events of a span: OpenTelemetry's usual limits.
 const MOST: usize = 128;
 /// Maximum bytes of text in an attribute.
 const TEXT: usize = 4096;

@@ -1,4 +1,4 @@
-//! Where traces go and how, from the variables that OpenTelemetry's specification names.
+//! The settings of traces, from the variables of OpenTelemetry's specification.
 //!
 //! Promises: a variable that is not understood is an error or a warning that names it, never another value. Headers,
 //! which may contain keys, are never shown.
@@ -10,10 +10,10 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::sampler::Sampler;
 
-/// Where collectors of this machine listen.
+/// The default address of collectors on this machine.
 const USUAL: &str = "http://localhost:4318";
 
-/// A variable that says nothing that can be done.
+/// A variable with an unusable value.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
@@ -46,7 +46,7 @@ pub struct Settings {
     pub(super) sampler: Sampler,
     /// Spans that wait.
     pub(super) queue: usize,
-    /// Most spans of one request to the collector.
+    /// Maximum spans of one request to the collector.
     pub(super) batch: usize,
     /// How long a span waits for others.
     pub(super) delay: Duration,

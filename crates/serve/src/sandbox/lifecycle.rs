@@ -18,16 +18,16 @@ use super::registry::{Sandboxes, blocking, lock};
 use super::template::kept;
 use crate::error_response::ErrorResponse;
 
-/// How long a client waits for the end of a sandbox that is being called.
+/// How long a client waits for the end of a sandbox with a running call.
 const ENDING: Duration = Duration::from_secs(1);
 /// Longer than one slice of background work of a sandbox.
 const SLICE: Duration = Duration::from_millis(200);
-/// How often, and after how long each time, it is tried again to strike one out.
+/// Maximum attempts to strike one out, and the time between them.
 const TRIES: u32 = 720;
 const LATER: Duration = Duration::from_secs(5);
-/// How often memory is measured.
+/// Interval of memory measurements.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a server that ends tries to save its sandboxes where it is refused.
+/// How long an ending server tries to save its sandboxes after refusals.
 const SAVE_ALL_TIMEOUT: Duration = Duration::from_secs(30);
 const SAVE_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -182,7 +182,8 @@ impl Sandboxes {
             && !sandbox.commands.in_use()
     }
 
-    /// Ends or saves one sandbox. The end of its time waits for no save of another, but where it is to be saved itself.
+    /// Ends or saves one sandbox. The end of its lifetime waits for no save of another, unless it must be saved
+    /// itself.
     async fn sweep_one(self: Arc<Self>, swept: SweepGuard) {
         let sandbox = &swept.0;
         // One that is being called gets its turn later.

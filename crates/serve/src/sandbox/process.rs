@@ -1,8 +1,9 @@
 //! Commands in a sandbox, in the shape of the E2B agent.
 //!
-//! Promises: a sandbox of a Linux program runs several at the same time as code. They are part of its state, and continue after a
-//! pause, a snapshot or a fork. A client that starts a command or connects to it gets its output from then on. May
-//! break it: output belongs to a command by its session (`setsid`), so a process that leaves the session is not heard.
+//! Promises: a sandbox of a Linux program runs several at the same time as code. They are part of its state, and
+//! continue after a pause, a snapshot or a fork. A client that starts a command or connects to it gets its output
+//! from then on. May break it: output belongs to a command by its session (`setsid`), so output of a process that
+//! leaves the session is lost.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ use super::registry::{Sandboxes, lock};
 use super::routes::AuthorizedSandbox;
 use crate::body::Chunked;
 
-/// Interval of keepalives that a client asks for, in seconds.
+/// The client's interval of keepalives, in seconds.
 const ALIVE: &str = "keepalive-ping-interval";
 /// Default interval of keepalives.
 const SELDOM: Duration = Duration::from_secs(90);
@@ -136,7 +137,7 @@ enum Part {
 impl Input {
     /// A request to the guest's half of commands.
     fn wanted(self) -> Result<Value, ConnectError> {
-        // Which of the two a command has it knows itself.
+        // The command itself knows which of the two it has.
         let data = self.stdin.or(self.pty);
         let none = || ConnectError::new("invalid_argument", "it is not said what is to be read");
         Ok(json!({"op": "input", "data": data.ok_or_else(none)?}))

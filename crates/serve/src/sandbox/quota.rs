@@ -1,4 +1,4 @@
-//! How many snapshots a tenant has, against how many it may have.
+//! The number of snapshots of a tenant, and its limit.
 //!
 //! Counted once in a while, and kept up to date in between: hosts of a fleet count what the others have made that
 //! much later. Admissions by one host never exceed the limit, however many requests are concurrent.
@@ -13,7 +13,7 @@ use super::ledger::Ledger;
 use super::registry::lock;
 use crate::error_response::ErrorResponse;
 
-/// How long a count is good for.
+/// How long a count is valid.
 const GOOD: Duration = Duration::from_secs(30);
 
 /// The snapshots of each tenant.

@@ -537,7 +537,7 @@ fn files_that_nobody_takes_and_long_labels_are_bounded() {
         assert_eq!(taken.content_length(), Some(24 << 20));
         assert_eq!(taken.bytes().await.unwrap().len(), 24 << 20);
         drop(slow);
-        // The record of each sandbox is small, whatever its client calls it.
+        // The record of each sandbox is small, for any name by its client.
         let long = "x".repeat(20 << 10);
         for (path, body) in [
             ("/sandboxes".to_owned(), json!({"templateID": "script", "metadata": {"a": long}})),

@@ -35,7 +35,7 @@ struct ProcessState {
     threads: Threads,
 }
 
-/// A process that has ended, until its parent asks.
+/// A process that has ended, until its parent waits for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ExitedProcess {
     pub(crate) parent: u32,
@@ -54,7 +54,7 @@ pub(crate) struct ProcessTable {
     /// Memory that the current process does not use.
     layouts: BTreeMap<u32, Layout>,
     ended: BTreeMap<u32, ExitedProcess>,
-    /// Whether a process has asked for CPU times.
+    /// Whether a process has queried CPU times.
     pub(crate) timed: bool,
 }
 
@@ -228,7 +228,7 @@ impl ProcessTable {
         self.kin(id).is_none_or(|kin| kin.memory == id)
     }
 
-    /// Whether there is room for a further one.
+    /// Whether a further one fits.
     pub(crate) fn check_room(&self) -> Result<(), Errno> {
         let room = self.others.len() + self.ended.len() + 1 < PROCESSES;
         if room { Ok(()) } else { Err(Errno::AGAIN) }
@@ -241,7 +241,7 @@ impl ProcessTable {
         ended.find(|(id, ended)| ended.parent == own && which.means(*id, ended.group))
     }
 
-    /// A child of the current process with an event that a wait asks for.
+    /// A child of the current process with an event that the wait options select.
     pub(crate) fn child_changed(&self, asked: WaitOptions) -> Option<(u32, ChildEvent)> {
         let own = self.own.id;
         let children = self.kins().filter(|kin| kin.parent == own);
@@ -500,8 +500,8 @@ impl Kernel {
         state.count_memory();
     }
 
-    /// The current process, which is not the first, ends: its parent is notified, and becomes the current one. Those
-    /// who use its memory must have ended before. Nothing of it is left but what its parent may ask for.
+    /// The current process, which is not the first, ends: its parent is notified, and becomes the current one.
+    /// Processes that use its memory must have ended before. Only the part that its parent may wait for is kept.
     pub(crate) fn bury(&mut self, end: End) {
         self.give_up_all(None);
         self.leave_terminal();

@@ -32,7 +32,7 @@ pub(crate) enum InputSource {
     Port,
 }
 
-/// A thread of the current process that asks for readiness, and the caller's pending input.
+/// A thread of the current process that queries readiness, and the caller's pending input.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::sentry) struct PortCaller<'a> {
     pub(in crate::sentry) streams: &'a Streams,
@@ -164,7 +164,7 @@ impl Kernel {
             WaitReason::Futex { .. } | WaitReason::Fifo(_) | WaitReason::Nothing => false,
             WaitReason::Stop => !self.is_about_to_stop(),
             WaitReason::Lock(lock) => self.locks.against(lock).is_none(),
-            // Others of its threads may have asked before.
+            // Others of its threads may wait already.
             WaitReason::Children(asked) => self.family.answers(*asked),
             WaitReason::Borrower(child) => self.family.is_grown(*child),
             WaitReason::Signals(set) => {
@@ -261,7 +261,7 @@ impl Kernel {
         waits.chain(alarms).chain(self.timers()).any(|at| at > now)
     }
 
-    /// The processes that listen on a socket, and all that come of them.
+    /// The processes that listen on a socket, and their descendants.
     fn servers(&self) -> BTreeSet<u32> {
         let own = self.family.own.id;
         let listens = |id: u64| {
@@ -289,7 +289,7 @@ impl Kernel {
         self.moments().filter(|at| *at > now).min()
     }
 
-    /// How long until something happens by itself, while all wait.
+    /// Time until the next event, while all wait.
     pub(crate) fn due(&self, now: MonotonicTime) -> Option<MonotonicTime> {
         self.moments().min().map(|at| at.saturating_sub(now))
     }

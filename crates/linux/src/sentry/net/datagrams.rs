@@ -12,7 +12,7 @@ use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::net::sockets::{Address, CORKED, ReceivedMessage, Socket, SocketState};
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, copy_out};
 
-/// Most bytes of a datagram over loopback, and between local sockets.
+/// Maximum bytes of a datagram over loopback, and between local sockets.
 const LONGEST_INTERNET: usize = 65507;
 const LONGEST_LOCAL: usize = crate::sentry::kernel::channels::LONGEST;
 
@@ -30,10 +30,10 @@ impl Kernel {
     /// The receiver of datagrams from `own` to `to`, and its channel.
     fn addressee(&self, to: &Address, own: &Address) -> Option<(u64, u64)> {
         let all = self.table.descriptions();
-        // A path may have been another's before: the last who took it has it.
+        // A path may have been another's before: the last socket that bound it owns it.
         let mut found = all.filter_map(|(id, _)| {
             let (socket, inbox) = self.datagram_socket(id)?;
-            // One that is connected hears its peer alone.
+            // A connected one receives only from its peer.
             let heard =
                 socket.peer.0.is_empty() || !to.is_internet() || socket.peer.port() == own.port();
             (socket.own.takes(to) && socket.is_bound() && heard).then_some((id, inbox))

@@ -57,7 +57,7 @@ impl Address {
         }
     }
 
-    /// Whether it says nothing but a family.
+    /// Whether it has only a family.
     pub(crate) fn is_unnamed(&self) -> bool {
         self.0.len() == 2
     }
