@@ -134,8 +134,8 @@ fn heard(
 }
 
 /// Host connections to listeners within a Linux program. The program sees their data when it runs, in a call or by
-/// [`Lease::proceed`]. They are part of its state: in a fork, and after a rollback, there may be such that are not
-/// the host's any more.
+/// [`Lease::proceed`]. They are part of its state: in a fork, and after a rollback, some may no longer belong to the
+/// host.
 impl Lease<'_> {
     pub(crate) fn program(&mut self) -> Option<&mut Instance> {
         match &mut self.instance {

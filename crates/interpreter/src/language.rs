@@ -142,8 +142,7 @@ impl Language {
     }
 
     /// Makes a Linux program evaluate the language: the host's interpreter, or the one in an image, with arguments
-    /// and an environment that make it a guest. `None` for a language without such a program. None where that is not
-    /// known of the language.
+    /// and an environment that make it a guest. `None` for a language without such a program.
     #[cfg(feature = "linux")]
     #[must_use]
     pub fn program(&self, program: afresh::linux::Program) -> Option<afresh::linux::Program> {

@@ -93,7 +93,7 @@ impl Settings {
         &self.notes
     }
 
-    /// The settings in the environment; `None` if traces are not requested. They are by an endpoint, or by
+    /// The settings in the environment; `None` if traces are not requested. An endpoint requests them, or
     /// `OTEL_TRACES_EXPORTER=otlp`.
     ///
     /// # Errors

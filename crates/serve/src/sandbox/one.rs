@@ -1,8 +1,8 @@
 //! One sandbox: a session that is live or saved, and its record.
 //!
 //! Promises: calls of one sandbox run one after another. Each piece of code begins on a new checkpoint; one that is
-//! cut short is undone by going back there. So is what went on after it, to where it ended. A sandbox that is saved
-//! comes back with the next call, lazily.
+//! cut short is undone by going back there. Background work that is cut short is undone to the end of the last call.
+//! A sandbox that is saved comes back with the next call, lazily.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
