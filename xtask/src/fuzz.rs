@@ -139,7 +139,7 @@ fn build(toolchain: Toolchain) -> Result<PathBuf> {
     // With a target named, the flags reach no build script.
     let version = output(Command::new("rustc").arg("-vV"))?;
     let triple = version.lines().find_map(|line| line.strip_prefix("host: "));
-    let triple = triple.context("rustc does not say what host it runs on")?;
+    let triple = triple.context("rustc does not report its host")?;
     let mut command = cargo();
     let (mut folder, mut flags) = (host::target_folder().join("fuzz"), FLAGS.to_owned());
     if toolchain == Toolchain::Nightly {
@@ -241,7 +241,7 @@ fn one(
         command.arg(format!("-max_total_time={seconds}")).arg(&corpus);
     })?;
     reached(&said)
-        .with_context(|| format!("the fuzzer did not say what it reached: {}", log.display()))
+        .with_context(|| format!("the fuzzer did not report its coverage: {}", log.display()))
 }
 
 /// Edges reached by the seeds and at the end, and how many inputs that took.

@@ -409,7 +409,7 @@ impl Units {
         std::thread::scope(|scope| (0..processors).for_each(|_| drop(scope.spawn(work))));
         let failed = failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         if !failed.is_empty() {
-            bail!("{what} has something against {}", failed.join(", "));
+            bail!("{what} rejects {}", failed.join(", "));
         }
         Ok(())
     }

@@ -368,7 +368,7 @@ fn run_command(
     match results.first() {
         Some(Val::Result(Err(_))) => Err(CallError::Guest {
             function: run.to_owned(),
-            source: "the command says that it failed".into(),
+            source: "the command reported a failure".into(),
         }),
         _ => Ok(Answer::Values(Vec::new())),
     }

@@ -50,7 +50,7 @@ impl<T: Send> InstanceState for State<'_, T> {
             Some(Val::F32(v)) => SnapshotVal::F32(v),
             Some(Val::F64(v)) => SnapshotVal::F64(v),
             Some(Val::V128(v)) => SnapshotVal::V128(v.as_u128()),
-            other => unreachable!("wizer asks for numbers that it exported, not {other:?}"),
+            other => unreachable!("wizer reads numbers that it exported, not {other:?}"),
         }
     }
 

@@ -107,7 +107,7 @@ impl Python {
         ensure!(out.status.success(), "python3: {}", out.status);
         let said = String::from_utf8(out.stdout)?;
         let mut lines = said.lines().map(str::to_owned);
-        let path = lines.next().context("python3 does not say where it is")?;
+        let path = lines.next().context("python3 does not report its path")?;
         Ok(Self { path, prefixes: lines.filter(|prefix| prefix != "/usr").collect() })
     }
 

@@ -178,7 +178,7 @@ fn a_linux_server_is_asked_through_its_port_and_forgets_each_time() {
     };
     let said = String::from_utf8_lossy(&python.stdout).into_owned();
     let Some((python, prefix)) = said.trim().split_once('\n') else {
-        println!("SKIPPED: python3 does not say where it is");
+        println!("SKIPPED: python3 does not report its path");
         return;
     };
     let guest = ["--linux", "--dir", prefix, python, "--", "-c", SERVER];
@@ -386,7 +386,7 @@ fn a_collector_that_is_away_is_said_once_and_a_wrong_setting_is_named() {
     serving.signal(Signal::TERM);
     assert!(serving.child.wait().unwrap().success());
     let said = std::fs::read_to_string(&errors).unwrap();
-    assert_eq!(said.matches("traces are not taken").count(), 1, "{said}");
+    assert_eq!(said.matches("traces are not accepted").count(), 1, "{said}");
     assert!(!said.contains("sesame"), "{said}");
 
     let output = Command::new(env!("CARGO_BIN_EXE_afresh"))

@@ -192,7 +192,7 @@ impl Tree {
             layers.parts.push(Part::Archive(Arc::new(archive)));
         }
         if first != pages {
-            return Err(damaged("its layers have another number of pages than they say"));
+            return Err(damaged("its layers have another number of pages than stated"));
         }
         let ground = Arc::new(Ground::bare(layers.clone()));
         let (nodes, held) = (Map::default(), Map::default());

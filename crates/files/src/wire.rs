@@ -299,7 +299,7 @@ pub(crate) struct Loader<'a> {
 impl Loader<'_> {
     pub(crate) fn load(mut self, saved: Saved) -> Result<Tree, TreeError> {
         if saved.pages != self.pages.len() as u64 {
-            return Err(damaged("it has another number of pages than it says"));
+            return Err(damaged("it has another number of pages than stated"));
         }
         if saved.next < self.base.ground.next || saved.next >= HOST {
             return Err(damaged("its numbers are used up"));
@@ -336,7 +336,7 @@ impl Loader<'_> {
             if count == 0 || tree.held.insert(Node(number), count).is_some() {
                 return Err(damaged("a file is held twice"));
             }
-            tree.inode(Node(number)).map_err(|_| damaged("a file is held that is not there"))?;
+            tree.inode(Node(number)).map_err(|_| damaged("a held file does not exist"))?;
         }
         tree.check()?;
         Ok(tree)
@@ -441,7 +441,7 @@ impl Tree {
                     None => return Err(damaged("a name leads to nothing")),
                 };
                 if kind != entry.kind {
-                    return Err(damaged("a name says another kind than its file"));
+                    return Err(damaged("a name has another kind than its file"));
                 }
                 if kind == Kind::Directory {
                     below += 1;
@@ -453,9 +453,7 @@ impl Tree {
                         match &inode.body {
                             Body::Directory(d) if self.ground.layers.mounted(d.parent) == at => {}
                             _ => {
-                                return Err(damaged(
-                                    "a directory's parent is another than it says",
-                                ));
+                                return Err(damaged("a directory's parent differs from its entry"));
                             }
                         }
                         ahead.push(entry.node);

@@ -359,7 +359,7 @@ mod tests {
         let part = shown.from(PAGE).image(PAGE).unwrap();
         assert_eq!(image.page(1).unwrap().as_ptr(), part.page(0).unwrap().as_ptr());
         assert_eq!((image.pages(), image.page(2)), (3, Some(&[1; PAGE_SIZE])));
-        assert!(shown.image(4 * PAGE).is_err(), "nobody has brought its last page");
+        assert!(shown.image(4 * PAGE).is_err(), "its last page was never read");
         drop((shown, part));
         assert_eq!(holds(&contents), 3 * PAGE);
         drop(image);

@@ -168,7 +168,7 @@ fn way_past(path: &Path) -> String {
              which {name}`, `asdf which {name}` or the like prints it)"
         );
     }
-    "it cannot be run by that, which must be granted, too, and the script executable; or name the interpreter, and the script as its argument"
+    "its interpreter cannot run it: grant the interpreter as well, and make the script executable; or name the interpreter, and the script as its argument"
         .to_owned()
 }
 

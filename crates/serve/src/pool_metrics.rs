@@ -71,15 +71,15 @@ impl Pools {
         );
         let help = "Kind, isolation and reset strategy of each guest; always 1";
         registry.register("guest_info", help, pools.about.clone());
-        let help = "Resets, by how many pages each brought back";
+        let help = "Resets, by pages copied back";
         registry.register("reset_pages", help, pools.pages.clone());
         for (name, help, family) in [
             ("pool_created", "Instances made", &pools.created),
-            ("pool_returned", "Instances brought back", &pools.returned),
-            ("pool_grown", "Instances brought back whose memory a call had grown", &pools.grown),
+            ("pool_returned", "Instances reset", &pools.returned),
+            ("pool_grown", "Resets of instances whose memory a call had grown", &pools.grown),
             (
                 "pool_discarded",
-                "Instances brought back by throwing pages away instead of copying them",
+                "Resets of instances by discarding pages instead of copying them",
                 &pools.discarded,
             ),
             (

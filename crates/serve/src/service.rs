@@ -415,7 +415,7 @@ impl Shared {
             "/readyz" => Some(match *self.phase.borrow() {
                 Phase::Running => "ready\n".into_response(),
                 _ => {
-                    let why = "the server is ending; ask another";
+                    let why = "the server is ending; use another";
                     ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why).into_response()
                 }
             }),

@@ -112,7 +112,7 @@ pub(crate) fn check_state(
     let state = &frozen.state;
     let pages = frozen.memories.iter().zip(page_log2).map(|(m, log2)| (m.bytes >> log2) as u64);
     if !pages.eq(state.memories.iter().copied()) {
-        return bad("its memories have other sizes than it says");
+        return bad("its memories have other sizes than stated");
     }
     if !state.globals.keys().eq(&visible.globals) || !state.tables.keys().eq(&visible.tables) {
         return bad("its globals and tables are not those of the module");

@@ -279,7 +279,7 @@ mod tests {
         }
         call(&warm);
         assert_eq!(template(&warm), None);
-        assert!(test_kill_process(second).is_ok(), "it is somebody else's");
+        assert!(test_kill_process(second).is_ok(), "it belongs to another process");
         kill_process(second, Signal::KILL).unwrap();
         many();
         assert!(template(&warm).is_some());

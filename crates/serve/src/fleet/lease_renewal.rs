@@ -287,7 +287,7 @@ pub(super) async fn leave(fleet: &Fleet) {
         (own.life.clone(), own.lease.revision())
     };
     if let Err(error) = nats::remove(&fleet.links.hosts, &life, revision).await {
-        tracing::warn!(%error, "the lease was not given back; it ends by itself");
+        tracing::warn!(%error, "the lease was not released; it expires by itself");
     }
 }
 

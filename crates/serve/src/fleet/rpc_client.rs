@@ -59,7 +59,7 @@ enum RpcError {
 fn lost() -> ErrorResponse {
     ErrorResponse::busy(
         StatusCode::SERVICE_UNAVAILABLE,
-        "the host that worked on this request was lost, and whether it was done is not known; ask, then try again",
+        "the host that worked on this request was lost, and its outcome is unknown; check, then try again",
     )
 }
 

@@ -147,7 +147,7 @@ impl Sender {
     fn say(&mut self, why: &str) {
         if !std::mem::replace(&mut self.away, true) {
             let collector = self.settings.shown();
-            tracing::warn!(collector, why, "traces are not taken; what becomes of them is counted");
+            tracing::warn!(collector, why, "traces are not accepted; lost ones are counted");
         }
     }
 

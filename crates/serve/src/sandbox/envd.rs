@@ -209,7 +209,7 @@ pub(super) async fn filesystem(
     body: Bytes,
 ) -> Response {
     if !["Stat", "ListDir", "MakeDir", "Move", "Remove"].contains(&method.as_str()) {
-        let message = format!("{method} is not there in this sandbox");
+        let message = format!("this sandbox has no {method}");
         return connect::refused(StatusCode::NOT_IMPLEMENTED, "unimplemented", &message);
     }
     let asked: FilesystemRequest = match json(&body) {
@@ -286,7 +286,7 @@ pub(super) async fn write(
         form(request, at.path).await?
     } else {
         let path = at.path.ok_or_else(|| {
-            ErrorResponse::new(StatusCode::BAD_REQUEST, "`path` says where the file is to be kept")
+            ErrorResponse::new(StatusCode::BAD_REQUEST, "`path` must be the path of the file")
         })?;
         let bytes = Bytes::from_request(request, &()).await.map_err(too_large)?;
         vec![(absolute(&path), bytes)]

@@ -139,7 +139,7 @@ impl Input {
     fn wanted(self) -> Result<Value, ConnectError> {
         // The command itself knows which of the two it has.
         let data = self.stdin.or(self.pty);
-        let none = || ConnectError::new("invalid_argument", "it is not said what is to be read");
+        let none = || ConnectError::new("invalid_argument", "the input is missing");
         Ok(json!({"op": "input", "data": data.ok_or_else(none)?}))
     }
 }
@@ -153,7 +153,7 @@ pub(super) async fn process(
     body: Bytes,
 ) -> Response {
     let unknown = |why: &str| {
-        ConnectError::new("unimplemented", format!("{method} is not there in this sandbox: {why}"))
+        ConnectError::new("unimplemented", format!("this sandbox has no {method}: {why}"))
     };
     if !all.template(&sandbox.template).config.linux {
         return unknown("it evaluates code, and has no processes").into_response();
@@ -278,8 +278,7 @@ impl CommandTarget {
     /// A terminal has another size now.
     async fn resize(&self, body: &[u8]) -> Done {
         let Chosen { process, pty, .. } = asked(body)?;
-        let none =
-            || ConnectError::new("invalid_argument", "it is not said how large the terminal is");
+        let none = || ConnectError::new("invalid_argument", "the terminal size is missing");
         let size = pty.ok_or_else(none)?.wanted();
         self.chosen(process, vec![json!({"op": "resize", "size": size})]).await
     }
@@ -288,10 +287,7 @@ impl CommandTarget {
     async fn stream(&self, body: &[u8]) -> Done {
         let mut parts = connect::messages(body)?.into_iter();
         let Some(Part::Start { process }) = parts.next() else {
-            return Err(ConnectError::new(
-                "invalid_argument",
-                "it is not said which command is to read",
-            ));
+            return Err(ConnectError::new("invalid_argument", "the command is missing"));
         };
         let data = parts.filter_map(|part| match part {
             Part::Data { input } => Some(input.wanted()),

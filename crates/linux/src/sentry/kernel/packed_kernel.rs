@@ -402,5 +402,5 @@ fn held(tree: &Tree, open: &OpenFile) -> Result<afresh_files::Stat, ThawError> {
     if open.offset > i64::MAX as u64 {
         return Err(damaged("an offset is negative"));
     }
-    stat.ok_or_else(|| damaged("a file that is open is not there"))
+    stat.ok_or_else(|| damaged("an open file does not exist"))
 }
