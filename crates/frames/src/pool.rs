@@ -30,7 +30,7 @@ use crate::usage::{Usage, Work};
 use crate::zeroer::{Zeroer, ZeroerShared};
 use crate::{Background, NewPoolError, PoolOptions, TakeError};
 
-/// Maximum pages of a pool: the range of a block's page number, with a margin.
+/// Maximum pages of a pool: the range of page numbers in a block, with a margin.
 const MOST_PAGES: usize = 1 << 31;
 
 /// Pause while the zeroing thread has the last free block, and how many of them before memory counts as used up. A

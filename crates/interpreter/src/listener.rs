@@ -16,7 +16,7 @@ mod frame {
     pub(super) const TOOL: u8 = 3;
     /// From a Linux program: a command has ended. Its number and its status follow.
     pub(super) const ENDED: u8 = 5;
-    /// From a Linux program: output of a command's terminal. Its number follows, and the bytes.
+    /// From a Linux program: output of the terminal of a command. Its number follows, and the bytes.
     pub(super) const SHOWN: u8 = 7;
     /// The guest's error code for a frame that cannot be taken.
     pub(super) const FAULT: i32 = -2;

@@ -1,4 +1,4 @@
-//! The root of a guest from an OCI image: its layers, instead of the host's system.
+//! The root of a guest from an OCI image: its layers, and not the host system.
 //!
 //! Promises: all guests of an image, and all their states, share one; a snapshot holds the layers' bytes once, so
 //! that it opens without the image, and saving it again costs nothing for them. May break it: an unavailable page of

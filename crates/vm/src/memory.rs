@@ -1,8 +1,8 @@
 //! A guest's memory as the host reaches it: bounds-checked copies that note what they write.
 //!
 //! Promises: no address from a guest is used unchecked, no reference to guest memory is ever formed, and every page
-//! written through this interface is known to the next reset, for every tracker of the guest's own writes. May break
-//! it: writing through the slot's raw address elsewhere.
+//! written through this interface is known to the next reset, for every tracker of guest writes. May break it:
+//! writing through the slot's raw address elsewhere.
 
 use std::sync::Arc;
 

@@ -65,7 +65,7 @@ pub(crate) const SOCKET: i32 = 1;
 /// Value under [`AGAIN`] for a process that becomes the zygote.
 pub(crate) const FORKS: u64 = 2;
 
-/// The system call of the stub's requests (`getppid`, which is never passed on).
+/// The system call for requests of the stub (`getppid`, which is never passed on).
 pub(crate) const ASK: i64 = 110;
 
 // Header of the orders: offsets in the control area.

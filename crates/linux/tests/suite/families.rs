@@ -48,7 +48,7 @@ for line in sys.stdin:
             os.kill(workers[int(which)][0], signal.SIGKILL)
             print(os.waitstatus_to_exitcode(os.waitpid(workers[int(which)][0], 0)[1]), flush=True)
         case ["replace", which]:
-            # Another program in the worker's place, which goes on.
+            # Another program replaces the worker, and continues.
             os.execv("/bin/sh", ["sh", "-c", "echo was $0; while read line; do echo sh $line; done", which])
 "#;
 

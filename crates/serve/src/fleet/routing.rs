@@ -159,7 +159,7 @@ impl Fleet {
                 self.counts.held.inc();
                 return Ok(RouteDecision::Here(request));
             }
-            // A host whose life is over gets no more requests, for whatever it was last known.
+            // A host whose life is over gets no more requests, despite earlier entries for it.
             let known = lock(&self.ways).get(id).cloned().filter(|life| !self.is_over(life));
             let (life, take) = match known {
                 Some(life) => (life, false),
