@@ -130,7 +130,7 @@ fn answer(lease: &mut Lease<'_>, call: &Call) -> Result<String, String> {
 }
 
 impl Guest {
-    /// Makes `call` `times` times, and compares. `progress` is called after each.
+    /// Makes `call` `calls` times, and compares. `progress` is called after each.
     ///
     /// # Errors
     /// [`VerifyError`] when no comparison can be made; a difference is not an error.

@@ -219,7 +219,7 @@ fn digest(data: &File) -> std::io::Result<[u8; 32]> {
     Ok(hash.finalize().into())
 }
 
-/// Counts what an archive claims.
+/// Counts the claims of an archive.
 pub(crate) struct Counter<'a> {
     name: &'a str,
     limits: LayerLimits,

@@ -78,7 +78,7 @@ fn listed(
     Ok(Archive::new(name, items, files, file, None))
 }
 
-/// A reader that hashes what it reads.
+/// A reader that hashes its input.
 struct HashingReader {
     inner: File,
     hash: Sha256,

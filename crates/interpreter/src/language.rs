@@ -1,4 +1,4 @@
-//! Languages: which guests evaluate them, how these are warmed up, and what they find when they are.
+//! Languages: their guests, the warm-up of these, and their environment.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -174,8 +174,8 @@ impl Language {
         Request::new(self.form, SETUP, &Tools::default(), source, "<setup>", None)
     }
 
-    /// Puts the library, which is next to the guest's module unless it is named, below `tree`. Gives the tree, and
-    /// what the library is known as.
+    /// Puts the library, which is next to the guest's module unless it is named, below `tree`. Returns the tree, and
+    /// the identity of the library.
     ///
     /// # Errors
     /// [`LibraryError`].

@@ -55,7 +55,7 @@ pub enum ElfError {
     /// `PT_TLS` with a size.
     #[error("thread-local storage (PT_TLS) is not supported; a guest has one thread")]
     ThreadLocal,
-    /// There is no loadable segment.
+    /// It has no loadable segment.
     #[error("the program has no loadable segment")]
     NoSegment,
     /// There are more loadable segments than the limit.

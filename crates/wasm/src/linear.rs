@@ -232,7 +232,7 @@ impl GuestMemory {
         self.slot().trim()
     }
 
-    /// Brings the memory back to its image, and enters what that took; `true` when it had grown, and wasmtime must look again.
+    /// Resets the memory to its image, and enters the cost; `true` when it had grown, and wasmtime must look again.
     #[inline]
     pub(crate) fn reset(&self, took: &mut Recycled) -> Result<bool, ResetError> {
         {

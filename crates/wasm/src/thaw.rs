@@ -95,7 +95,7 @@ fn check(plan: &Plan, frozen: &Frozen) -> Result<(), ThawError> {
     check_state(visible, plan.shapes.iter().copied(), &plan.page_log2, frozen)
 }
 
-/// As [`check`], against what is known of the module.
+/// As [`check`], against the known properties of the module.
 pub(crate) fn check_state(
     visible: &Visible,
     shapes: impl Iterator<Item = Shape>,
