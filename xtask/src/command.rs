@@ -89,7 +89,7 @@ pub(crate) fn run_watched(
     Ok(())
 }
 
-/// Kills what process `parent` has started, and what that has started; returns the names of the former.
+/// Kills the children of process `parent`, and theirs; returns the names of the former.
 fn end_children(parent: u32) -> Vec<String> {
     let mut names = Vec::new();
     for (child, name) in children(parent) {

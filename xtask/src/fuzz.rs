@@ -21,7 +21,7 @@ const USAGE: &str = "usage: cargo xtask fuzz [--seconds N] [TARGET…]";
 
 /// Default seconds for each target.
 pub(crate) const SECONDS: u32 = 20;
-/// Seconds for each target in `cargo xtask test`: enough for the seeds and what is near them.
+/// Seconds for each target in `cargo xtask test`: enough for the seeds and their neighbourhood.
 const IN_TESTS: u32 = 10;
 
 /// Every target, which is a binary in `fuzz/fuzz_targets`.

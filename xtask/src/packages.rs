@@ -1,4 +1,4 @@
-//! Packages: that every crate which is published can be, and what must be in each.
+//! Packages: checks that every published crate can be packaged, and the contents of each.
 //!
 //! `cargo package` makes the archive for a registry, with manifests as a registry reads them: it refuses a path
 //! without a version, a missing readme, an unknown licence. Nothing is built from it, for the same sources were built

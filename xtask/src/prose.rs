@@ -16,7 +16,7 @@ use crate::host::repository;
 
 /// Marked sentences in 100 that a file without a baseline may have.
 const SHARE: usize = 3;
-/// Marked sentences that any file may have: a marker is no proof.
+/// Marked sentences that any file may have: a marker is not proof.
 const SPARE: usize = 1;
 /// Extensions of files with prose.
 const KINDS: [&str; 4] = ["rs", "md", "py", "pyi"];

@@ -31,7 +31,7 @@ enum Makes {
 struct Guest {
     /// The name of its file in `target/guests`.
     name: &'static str,
-    /// Its source in `guests/registry`, and what else the build reads there.
+    /// Its source in `guests/registry`, and the other inputs of its build there.
     sources: &'static [&'static str],
     /// The tool, as its registry names it.
     package: &'static str,
@@ -49,7 +49,7 @@ struct Guest {
 const NPM: &str = "rm -rf \"$0\" && mkdir -p \"$0\" && \
     npm install --silent --no-audit --no-fund --prefix \"$0\" \"$1\"";
 
-/// Go brings its own library; what it compiles goes into the tool's folder.
+/// Go brings its own library; its build output goes into the tool's folder.
 const GO: &str = "mkdir -p \"$0\"";
 
 /// The proxy has TinyGo without its submodules: without the C library, for which Rust's stands in, without the

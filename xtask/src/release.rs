@@ -58,7 +58,7 @@ fn own_target() -> Result<String> {
     Ok(target.context("rustc does not report its host")?.to_owned())
 }
 
-/// Puts together what the archive holds.
+/// Assembles the contents of the archive.
 fn fill(folder: &Path, command: &Path) -> Result<()> {
     let made = |path: &Path| -> Result<PathBuf> {
         std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;

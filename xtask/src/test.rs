@@ -5,9 +5,9 @@
 //!
 //! The last line is `N passed, N failed, N skipped`. Passed and failed are summed over the result lines of cargo
 //! test; a step that failed without a failed test counts as one. Skipped counts tests that are ignored, and every
-//! `SKIPPED:` line: a test that lacks something of the host prints one, and passes. So what a host could not test is
-//! never silent. No other output of passing tests is shown, and the output of failing ones is shown once more at the
-//! end.
+//! `SKIPPED:` line: a test that lacks something of the host prints one, and passes. So gaps in the tests of a host
+//! are never silent. No other output of passing tests is shown, and the output of failing ones is shown once more at
+//! the end.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -118,7 +118,7 @@ pub(crate) fn lint(arguments: &[String]) -> Result<ExitCode> {
     Ok(if steps.first_failure().is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Compiles all tests, and holds lints and documentation against what was compiled.
+/// Compiles all tests, then runs lints and documentation on the results.
 fn compile_and_lint(steps: &mut Steps) {
     let mut units = None;
     steps.run("build", || {
@@ -236,7 +236,7 @@ struct Tally {
     repeating: Repeating,
 }
 
-/// A test program repeats at its end what its tests printed: first the good ones, then the others.
+/// A test program repeats its tests' output at its end: first that of the good ones, then of the others.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Repeating {
     #[default]

@@ -93,8 +93,8 @@ fn cache() -> PathBuf {
 /// The installations under way, and how each ended.
 pub(crate) struct Installing(JoinHandle<Vec<Result<()>>>);
 
-/// Begins to install what is missing, in the background: one after the other, for they have much in common, and Go
-/// compiles for each what is not compiled yet when it begins.
+/// Begins to install missing tools, in the background: one after the other, for they have much in common, and each
+/// build of Go compiles all that is not compiled yet when it begins.
 pub(crate) fn install() -> Installing {
     let deadline = Instant::now() + LIMIT;
     Installing(std::thread::spawn(move || {

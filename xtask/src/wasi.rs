@@ -154,7 +154,7 @@ impl Case {
         Ok(case)
     }
 
-    /// Runs it; what is wrong, if anything is.
+    /// Runs it; returns its fault, if any.
     fn hold(&self, tree: Tree) -> Result<Option<String>> {
         let target = host::target_folder();
         // Longer than any of them takes.

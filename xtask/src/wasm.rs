@@ -1,4 +1,4 @@
-//! A first look at a Wasm file: is it what was meant to be built, and does it export what it must?
+//! A first look at a Wasm file: is it the intended build, and does it have the required exports?
 //!
 //! Reads the header and the export section only; the engine validates the code.
 

@@ -257,8 +257,7 @@ pub enum SaveError {
     },
 }
 
-/// A verification could not be carried out. Differences are no error: see
-/// [`Verification`](crate::Verification).
+/// A verification could not be carried out. Differences are not an error: see [`Verification`](crate::Verification).
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

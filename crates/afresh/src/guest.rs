@@ -177,8 +177,8 @@ fn refused(reference: &str, why: &'static str) -> OpenError {
 }
 
 impl Guest {
-    /// Makes a guest of the bytes of its file: a Wasm module or component, or an ELF executable. `name` is what
-    /// errors call it. A Linux program gets the file in a separate tree, under the last part of the name.
+    /// Makes a guest of the bytes of its file: a Wasm module or component, or an ELF executable. Errors refer to it
+    /// by `name`. A Linux program gets the file in a separate tree, under the last part of the name.
     ///
     /// # Errors
     /// As [`open`].

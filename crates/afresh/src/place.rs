@@ -227,7 +227,7 @@ impl Reference {
         }
     }
 
-    /// The only name in the place, where none was given and there is no `latest`.
+    /// The only name in the place, if none was given and there is no `latest`.
     fn only_name(&self, error: &OpenError) -> Option<String> {
         let OpenError::Snapshot { source, .. } = error else { return None };
         match (&self.name, unknown_name(&**source)?) {

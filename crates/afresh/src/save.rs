@@ -501,8 +501,8 @@ impl Guest {
 }
 
 impl Lease<'_> {
-    /// Saves the present state, what the calls of this lease did included: a fork of the guest. In the
-    /// directory of the snapshot that the guest came out of, only what changed is stored.
+    /// Saves the present state, including changes by the calls of this lease: a fork of the guest. In the directory
+    /// of the snapshot that the guest came out of, only changes are stored.
     ///
     /// # Errors
     /// As [`Guest::save`].
@@ -528,7 +528,7 @@ impl Lease<'_> {
         let parent = self.guest.origin().filter(|origin| {
             matches!(origin.reference.place(), Place::Directory(_))
                 && origin.reference.place() == to.place()
-                // The pages of a guest that has shrunk are no delta.
+                // The pages of a guest that has shrunk cannot form a delta.
                 && frozen.pages() >= origin.snapshot.pages()
         });
         let parent = parent.map(|origin| origin.snapshot.clone());

@@ -1,7 +1,8 @@
-//! Sessions that are saved turn by turn: what a turn changed is stored, below the page, behind what was saved before.
+//! Sessions that are saved turn by turn: the changes of a turn are stored, at a finer grain than pages, behind the
+//! earlier ones.
 //!
 //! Promises: a turn that was saved is on disk, and opens in any process as the state that the session had. A process
-//! that is killed at any moment leaves the turn before or this one. The cost follows what the turn changed; now and
+//! that is killed at any moment leaves the turn before or this one. The cost follows the changes of the turn; now and
 //! then the turns are folded into a layer of pages, so that opening stays cheap however long a session lives.
 //!
 //! May break it: two sessions that are saved under one name. The second notices, and is refused.
@@ -22,7 +23,7 @@ const MOST_TURNS: usize = 256;
 /// In a remote, where each takes a request to open it.
 #[cfg(feature = "remote")]
 const MOST_DISTANT: usize = 64;
-/// Bytes of turns that follow on a snapshot before they are folded into it: what is read to open it.
+/// Bytes of turns that follow on a snapshot before they are folded into it: opening reads them all.
 const MOST_BYTES: u64 = 1 << 20;
 
 /// The cost of saving a session.
@@ -39,7 +40,7 @@ pub struct SavedTurn {
     pub pages: usize,
 }
 
-/// Where a session is saved turn by turn, and what it was when it was last.
+/// Where a session is saved turn by turn, and its state at the last save.
 pub(crate) struct Saving {
     to: Reference,
     /// The directory that it is in, if it is one.
@@ -180,9 +181,10 @@ impl Frozen {
 }
 
 impl Session {
-    /// Saves what the session became since it was last saved there, which may be never: [`open`](crate::open) opens
-    /// the name as the session is now. The first time in a directory takes a snapshot, unless the session's guest
-    /// came out of one there; from then on a turn costs what it changed, in bytes and in time, and one write to disk.
+    /// Saves the session's changes since it was last saved there, which may be never: [`open`](crate::open) opens the
+    /// name as the session is now. The first time in a directory takes a snapshot, unless the session's guest came
+    /// out of one there; from then on the cost of a turn follows its changes, in bytes and in time, plus one write to
+    /// disk.
     ///
     /// The state becomes one of the tree, without a name; the next turn drops it again.
     ///
@@ -234,7 +236,7 @@ impl Session {
         if saved.is_ok() {
             saving.unfolded = saving.fold(options, &own).err();
         }
-        // Also after a failure: what was saved last is still what the next turn follows on.
+        // Also after a failure: the next turn still follows on the last save.
         self.saving = Some(saving);
         saved
     }

@@ -61,7 +61,7 @@ impl Verification {
         }
     }
 
-    /// Enters what a comparison before a call found.
+    /// Enters the findings of a comparison before a call.
     #[cfg(feature = "wasm")]
     fn add(&mut self, found: afresh_wasm::Comparison) {
         self.bytes_differ += found.bytes;

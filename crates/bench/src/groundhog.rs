@@ -1,10 +1,10 @@
 //! Groundhog's way to give each request the same state, for comparisons: a manager outside of an unchanged process stops it, finds
 //! the pages that it has written, writes their old content back, and sets its registers (Alzayat, Mace, Druschel and Garg, EuroSys 2023).
 //!
-//! Where the authors clear soft-dirty bits, the kernel's asynchronous write protection is used, which not only
-//! kernels with `CONFIG_MEM_SOFT_DIRTY` have: one walk over the page tables finds what was written, a second one
-//! protects it again. Kernel state of the process (descriptors, files, signals) is not restored, as in their work;
-//! the process has one thread.
+//! Where the authors clear soft-dirty bits, this uses the kernel's asynchronous write protection, which does not need
+//! `CONFIG_MEM_SOFT_DIRTY`: one walk over the page tables finds written pages, a second one protects them again.
+//! Kernel state of the process (descriptors, files, signals) is not restored, as in their work; the process has one
+//! thread.
 
 use std::fs::File;
 use std::io;
@@ -65,7 +65,7 @@ struct Region {
     categories: u64,
 }
 
-/// A mapping that the process may write, and what it held.
+/// A mapping that the process may write, with its old content.
 struct Held {
     range: Range<u64>,
     bytes: Vec<u8>,
@@ -297,7 +297,7 @@ impl Groundhog {
         set_registers(self.pid, &self.registers)
     }
 
-    /// Unmaps what was mapped since.
+    /// Unmaps everything mapped since.
     fn lay_out(&self) -> anyhow::Result<()> {
         let now = maps(self.pid)?;
         if now.iter().map(|line| &line.range).eq(&self.layout) {

@@ -178,7 +178,7 @@ fn new_process(python: &Python, case: &Case) -> anyhow::Result<()> {
     Server::start(python.command(case, &case.script(false)))?.ask(case)
 }
 
-/// Keeps this thread, and what it starts, on the processor that it is on.
+/// Keeps this thread, and all that it starts, on its present processor.
 fn stay() -> anyhow::Result<()> {
     let mut one = rustix::thread::CpuSet::new();
     one.set(rustix::thread::sched_getcpu());

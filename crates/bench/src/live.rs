@@ -1,4 +1,4 @@
-//! The floor: one live instance that is called and never reset, or reset by nothing but copying what is
+//! The floor: one live instance that is called and never reset, or reset only by copying memory
 //! known to be dirty. No pristine call can be cheaper.
 
 use wasmtime::{Engine, Instance, Linker, Memory, Module, Store, TypedFunc};

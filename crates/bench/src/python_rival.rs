@@ -103,7 +103,7 @@ fn with_stack(rival: Rival) -> wasmtime::Result<Engine> {
     Engine::new(rival.config().max_wasm_stack(STACK).async_stack_size(2 * STACK))
 }
 
-/// Bytes of stack: what fits into a thread's own.
+/// Bytes of stack, which fit into a thread's own.
 const STACK: usize = 4 << 20;
 
 impl Shared {

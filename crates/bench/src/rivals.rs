@@ -28,7 +28,7 @@ pub enum Rival {
     Pooling,
     /// The same, giving memory back in batches of 64.
     PoolingBatch,
-    /// The same, keeping all memory resident and finding what to clear by a page-table scan.
+    /// The same, keeping all memory resident and finding the pages to clear by a page-table scan.
     PoolingScan,
 }
 

@@ -109,7 +109,7 @@ impl<'a> Contestant<'a> {
         })
     }
 
-    /// A contestant that times itself, so that what it must prepare stays outside the clock.
+    /// A contestant that times itself, so that its preparation stays outside the clock.
     pub fn timed(
         strategy: impl Into<String>,
         run: impl FnMut(u64) -> anyhow::Result<Duration> + 'a,

@@ -1,7 +1,7 @@
 //! `serve`: requests over HTTP at a fixed number of connections, compared with `wasmtime serve` on the same
 //! component; and the operations of a sandbox over HTTP.
 //!
-//! Each server is a separate process. The contestants take turns, so that what else the host does meets all of them.
+//! Each server is a separate process. The contestants take turns, so that other load of the host meets all of them.
 //! The client is as simple as can be: a thread for each connection, which waits for each answer.
 
 mod far;

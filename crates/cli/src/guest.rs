@@ -32,8 +32,8 @@ pub(crate) struct OpenArguments {
     /// by commas: `warm:100,2`. For a Linux program, an image's too, lines that it answers first; for a server, requests: `GET /path`.
     #[arg(long = "warm", value_name = "F[:ARGS]")]
     warm: Vec<String>,
-    /// Repetitions of those calls. Programs that compile what they run often, as Node does, answer twenty times
-    /// faster from a state in which they have.
+    /// Repetitions of those calls. Programs that compile code they run often, as Node does, answer twenty times
+    /// faster once that is compiled.
     #[arg(long, value_name = "N", default_value_t = 1)]
     warm_times: usize,
     /// Time limit of one call, in milliseconds.
@@ -72,10 +72,10 @@ pub(crate) struct OpenArguments {
 pub(crate) struct Command<'a> {
     /// Its arguments, after its name.
     pub(crate) arguments: &'a [String],
-    /// Its standard input; if there is no input and `interactive` is set, this process's own.
+    /// Its standard input; this process's own if there is none and `interactive` is set.
     pub(crate) input: Option<Vec<u8>>,
     pub(crate) interactive: bool,
-    /// Whether what it writes is shown.
+    /// Whether its output is shown.
     pub(crate) shown: bool,
     /// Calls of the warm-up before the requested ones.
     pub(crate) first: Vec<Call>,

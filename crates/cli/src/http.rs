@@ -1,4 +1,4 @@
-//! `afresh serve` over HTTP: from arguments and a file to a server, and what signals mean to it.
+//! `afresh serve` over HTTP: makes a server from arguments and a file, and handles signals.
 //!
 //! SIGTERM and SIGINT end it when all received requests are answered, a second SIGINT at once; SIGHUP makes it read
 //! its file, keys and certificate and open its guests anew.

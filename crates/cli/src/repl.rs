@@ -78,7 +78,7 @@ impl Completer for Completing {
     }
 }
 
-/// Shows what code prints, at once.
+/// Shows the output of code, at once.
 #[derive(Default)]
 pub(crate) struct Terminal;
 

@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
     /// Number of calls.
     #[arg(short = 'n', long, default_value_t = 1)]
     repeat: u64,
-    /// Print what warming found and what the calls cost, to standard error.
+    /// Print the findings of warming and the cost of the calls, to standard error.
     #[arg(long)]
     report: bool,
     #[command(flatten)]

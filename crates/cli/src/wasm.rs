@@ -70,7 +70,7 @@ impl WasmArguments {
         })
     }
 
-    /// The guest's file tree, if it is to have one.
+    /// The guest's file tree, if it has one.
     fn tree(&self) -> anyhow::Result<Option<Tree>> {
         if self.files.is_empty() {
             return Ok(None);

@@ -76,7 +76,7 @@ impl Registry {
     }
 }
 
-/// A tar with this host's shell and what it loads, and a script that answers each line.
+/// A tar with this host's shell and its libraries, and a script that answers each line.
 fn layer(folder: &Path) -> Option<PathBuf> {
     let root = folder.join("root");
     let copy = |from: &str, to: &str| {

@@ -211,7 +211,7 @@ fn a_linux_server_is_asked_through_its_port_and_forgets_each_time() {
     }
 }
 
-/// A collector of traces: what it is sent, head and body.
+/// A collector of traces that hands on each request, head and body.
 #[cfg(feature = "otel")]
 fn collector() -> (String, std::sync::mpsc::Receiver<(String, serde_json::Value)>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

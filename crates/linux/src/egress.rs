@@ -1,6 +1,6 @@
 //! Where a guest may connect to outside of itself: destinations by name, which its opener grants.
 //!
-//! Promises: what is not granted is not connected to. A granted name without an address leads neither to this host
+//! Promises: only granted destinations are connected to. A granted name without an address leads neither to this host
 //! nor to its link-local neighbours, nor to the metadata service of its cloud, for every resolution by its owner. May
 //! break it: the owner of a granted name decides which server is behind it, as everywhere.
 
@@ -15,7 +15,7 @@ const FORMS: &str = "use NAME:PORT, as in api.example.org:443, *.example.org:443
 /// Longest name.
 const NAME: usize = 253;
 
-/// Text that is no [`Destination`].
+/// Text that is not a [`Destination`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is no destination: {why}; {FORMS}")]
 pub struct ParseDestinationError {

@@ -63,7 +63,7 @@ impl HostFileCache {
 }
 
 /// The bytes of a file for a mapping, as [`FileCache::show`](crate::file_cache::FileCache::show) returns them; `None`
-/// if it is not an unchanged host file, or there is no room.
+/// if it is not an unchanged host file, or the cache is full.
 pub(crate) fn show(
     (tree, node): (&Tree, Node),
     wanted: Range<u64>,

@@ -155,11 +155,11 @@ impl Instance {
         Ok(())
     }
 
-    /// Sends `request` and returns the answer: what the program writes until it waits for more input. An empty
-    /// request is the end of the input. The call continues from the present state; [`Instance::reset`] goes back.
+    /// Sends `request` and returns the answer: the program's output until it waits for more input. An empty request
+    /// is the end of the input. The call continues from the present state; [`Instance::reset`] goes back.
     ///
-    /// A program that reads no input but listens on a port is sent the request through a new connection, and its answer is what it
-    /// writes to that until all of its threads wait: for HTTP until the answer is whole.
+    /// A program that reads no input but listens on a port is sent the request through a new connection, and its
+    /// answer is its output there until all of its threads wait: for HTTP until the answer is whole.
     ///
     /// # Errors
     /// When the guest ends, takes too long, or writes too much. It takes a reset then.
@@ -468,8 +468,8 @@ impl Instance {
         self.footing == ResetState::Failed
     }
 
-    /// Reads the guest's memory as the last call has left it, also one that ended it: what a fuzzer's target has
-    /// counted, for example. The next call begins with the reset, if one is due.
+    /// Reads the guest's memory as the last call has left it, even a call that ended the guest: for example the
+    /// counters of a fuzzer's target. The next call begins with the reset, if one is due.
     ///
     /// # Errors
     /// [`PlatformError::Lost`] when the process has ended, or there was no call yet; when the guest has nothing

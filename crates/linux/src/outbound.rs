@@ -2,7 +2,7 @@
 //!
 //! Promises: connections are made only to granted servers; a guest waits only for its own servers, and within its
 //! time; none of these connections outlives the state that it was made in: a reset, a rollback or a fork finds them
-//! closed. May break it: servers, which see what a call has sent though the call is undone.
+//! closed. May break it: servers, which see the data that a call has sent though the call is undone.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};

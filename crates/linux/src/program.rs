@@ -170,7 +170,7 @@ impl Program {
         self
     }
 
-    /// Has the program answer `bytes` before it counts as warm, so that what it does once is done. Answers are dropped.
+    /// Has the program answer `bytes` before it counts as warm, so that one-time work is done. Answers are dropped.
     /// Empty bytes are the end of the input. To a server `GET /path` is a request in short.
     #[must_use]
     pub fn request(mut self, bytes: impl Into<Vec<u8>>) -> Self {
@@ -329,7 +329,7 @@ impl Program {
     /// Runs the program once, from its start to its end, with `input`.
     ///
     /// # Errors
-    /// As [`Program::warm`]; that the program ended is no error, however it did.
+    /// As [`Program::warm`]; that the program ended is not an error, however it ended.
     pub fn run(&self, input: &[u8]) -> Result<Run, WarmError> {
         let mut guest = self.start()?;
         let deadline = after(self.start);

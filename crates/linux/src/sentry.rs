@@ -146,7 +146,7 @@ pub(crate) enum SyscallControl {
     Fork(ForkRequest),
     /// Its process runs another program, if that can be opened.
     Exec(Box<Command>),
-    /// Its thread is no more.
+    /// Its thread has ended.
     Gone,
     /// It does not return: the registers have the values that it set.
     Resumed,

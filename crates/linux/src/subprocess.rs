@@ -297,7 +297,7 @@ impl Subprocess {
     }
 
     /// Maps the image of `ground` at `ranges`, and unmaps ranges that it does not have. The pages of it that are
-    /// there. `layout` is what is mapped, if that is known.
+    /// there. `layout` holds the mappings, if they are known.
     fn map_back(
         &mut self,
         ground: &FrozenMemory,

@@ -3,7 +3,8 @@
 //! One of them runs at a time; all others wait in the stub. The sentry holds the rest of their state. A process made
 //! by `vfork` runs in its parent's host process until it executes a program.
 //!
-//! A frozen one has no host process before it runs. So a copy of a guest of many costs what a copy of one does.
+//! A frozen one has no host process before it runs. So a copy of a guest of many processes costs as much as a copy of
+//! a guest of one.
 //!
 //! Promises: when a guest process ends, so does its host process; after a reset all frozen ones are as they were
 //! then, and no other is left.

@@ -51,7 +51,7 @@ fn constant(wide: bool, value: usize) -> String {
     format!("(i{}.const {value})", if wide { 64 } else { 32 })
 }
 
-/// A small index, mostly in bounds: what a table is read or written at.
+/// A small index, mostly in bounds, at which a table is read or written.
 fn index(random: &mut Random, wide: bool) -> String {
     let index = match random.below(4) {
         0 => "(i32.and (local.get 0) (i32.const 7))".to_owned(),

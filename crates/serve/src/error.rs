@@ -53,7 +53,7 @@ pub enum ManifestError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// It is to serve nothing.
+    /// It has nothing to serve.
     #[error("there is no guest to serve: name one, or a file with `[[guest]]` in it")]
     Nothing,
     /// Two guests for the same requests.

@@ -366,7 +366,8 @@ impl Shared {
         self.hold(response).await
     }
 
-    /// Counts what is kept of an answer about sandboxes: all of it, which is there already, or piece by piece.
+    /// Counts the retained bytes of an answer about sandboxes: all of them if they are there already, or piece by
+    /// piece.
     async fn hold(&self, response: Response) -> Response {
         let (parts, body) = response.into_parts();
         if parts.extensions.get::<Chunked>().is_some() {

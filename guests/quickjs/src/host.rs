@@ -13,7 +13,7 @@ unsafe extern "C" {
     fn take(address: *mut u8);
 }
 
-/// Hands over what the program prints.
+/// Hands over the program's output.
 pub(crate) fn print(stream: i32, text: &str) {
     // SAFETY: the host reads the bytes of `text` before it returns, and keeps no reference to them.
     unsafe { write(stream, text.as_ptr(), text.len()) }

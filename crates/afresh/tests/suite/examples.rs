@@ -65,7 +65,7 @@ fn an_arena_is_zero_for_every_request() {
     assert!(used.len() == 20 && used.iter().all(|bytes| *bytes == used[0]), "{used:?}");
 }
 
-/// Sends what a monitor sends: its mapping, and the userfaultfd it registered that with.
+/// Sends as a monitor does: its mapping, and the userfaultfd that covers it.
 fn hand_over(stream: &UnixStream, memory: &Reservation, uffd: &Uffd) {
     let text = format!(
         r#"[{{"base_host_virt_addr":{},"size":{},"offset":0,"page_size":4096}}]"#,

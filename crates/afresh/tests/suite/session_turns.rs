@@ -1,4 +1,4 @@
-//! Sessions that are saved turn by turn, and deltas of them: opened elsewhere they are what they were.
+//! Sessions saved turn by turn, and deltas of them, open elsewhere in the same state.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The rivals: what the kernel offers by itself.
+//! The rivals: the kernel's own mechanisms.
 
 use afresh_frames::{Order, PageKind, Pool, PoolOptions};
 use afresh_sys::{Advice, HUGE_SIZE, Memfd, PageRange, Protection, Reservation, SysError};

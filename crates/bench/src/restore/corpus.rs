@@ -47,7 +47,7 @@ impl Random {
     }
 }
 
-/// The first word of page `page`; what every touch is compared with.
+/// The first word of page `page`, with which every touch is compared.
 pub(super) fn word(page: usize) -> u64 {
     Random(page as u64 + 1).next() | 1
 }

@@ -53,7 +53,7 @@ impl Way {
         }
     }
 
-    /// Whether it takes what the host holds in memory, and not a file.
+    /// Whether it takes content that the host holds in memory, and not a file.
     pub fn holds(self) -> bool {
         matches!(self, Self::UffdContinue | Self::Pager(FillStrategy::Held))
     }

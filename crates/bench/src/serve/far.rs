@@ -38,7 +38,7 @@ fn free() -> anyhow::Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
-/// Starts a program that is to listen there.
+/// Starts a program that must listen there.
 fn start(command: &mut Command, addr: SocketAddr) -> anyhow::Result<Engine> {
     let what = command.get_program().display().to_string();
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();

@@ -26,7 +26,8 @@ pub(crate) enum Fault {
     AnswersLost,
     /// The S3 server does a host's changes, and the answers are lost for a part of the lease.
     ObjectsLost,
-    /// A host's requests to NATS are lost for longer than the lease; what NATS sends still arrives.
+    /// A host's requests to NATS are lost for longer than the lease; messages from NATS still
+    /// arrive.
     RequestsLost,
     /// All between a host and NATS is lost for longer than the lease.
     Partition,

@@ -46,7 +46,7 @@ const COUNTER: &str = r#"(module
             (i32.store8 (local.get $digit) (i32.add (i32.load8_u (local.get $digit)) (i32.const 1))))
         (i64.or (i64.shl (i64.const 1024) (i64.const 32)) (i64.const 14))))"#;
 
-/// A guest that answers what it is sent.
+/// A guest that echoes its input.
 const ECHO: &str = r#"(module
     (memory (export "memory") 200)
     (func (export "afresh_buffer") (param i32) (result i32) (i32.const 65536))
@@ -120,7 +120,7 @@ impl Host {
         Self { name: name.to_owned(), child, addr, log }
     }
 
-    /// The file of its log, which keeps what earlier hosts of its name have logged.
+    /// The file of its log, which also keeps the logs of earlier hosts of its name.
     pub(crate) fn log(&self) -> &Path {
         &self.log
     }

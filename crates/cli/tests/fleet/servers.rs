@@ -193,7 +193,7 @@ impl Place {
         self.name(command.arg("--store"));
     }
 
-    /// Adds what it is called, and how it is reached.
+    /// Adds its name and its address.
     pub(crate) fn name(&self, command: &mut Command) {
         let Some(address) = self.address else {
             command.arg(format!("file://{}", self.dir.path().join("shared").display()));

@@ -2,8 +2,8 @@
 //! hosts are drained and killed. `cargo xtask soak --server` runs it for a given time.
 //!
 //! Invariants: every answer is the right one and contains nothing of an earlier request, a sandbox that was
-//! acknowledged as saved continues from there or from later, and no state is continued twice. At the end, what the
-//! server keeps in memory has not grown.
+//! acknowledged as saved continues from there or from later, and no state is continued twice. At the end, the
+//! server's memory has not grown.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};

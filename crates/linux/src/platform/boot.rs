@@ -84,8 +84,8 @@ fn write_message(control: &mut Control) {
     }
 }
 
-/// Writes what the zygote does before it forks for the first time. `list` is what the kernel has mapped for it.
-/// Returns the address of the vDSO after that, for it and all its children; `None` without one.
+/// Writes the zygote's steps before its first fork. `list` holds its mappings, as the kernel lists them. Returns the
+/// address of the vDSO after that, for it and all its children; `None` without one.
 pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     write_message(control);
     let mut data = Data { control, next: stub::BOOT_DATA };
@@ -136,7 +136,8 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     clock
 }
 
-/// Writes what a new process does. `pieces` are of the files that it is sent, or of none; nothing if it shows no image.
+/// Writes the steps of a new process. `pieces` are of the files that it is sent, or of none; nothing if it shows no
+/// image.
 pub(super) fn write_child(control: &mut Control, pieces: Option<(&[FileMapping], &[&ImageFile])>) {
     let mut data = Data { control, next: stub::BOOT_DATA };
     let mut calls = Calls::default();

@@ -1,7 +1,7 @@
 //! A stub process that forks on request, and the messages between it and the sentry.
 //!
-//! It has a socket, on which it is sent a control area, and what else its child is to have. It answers with the child's number. No guest
-//! ever runs in it.
+//! On a socket it receives a control area, and the other descriptors for its child. It answers with the child's
+//! number. No guest ever runs in it.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -76,7 +76,7 @@ const _: () = assert!(16 + 4 * MOST <= stub::LENT_LEN);
 
 /// Why it did not fork.
 pub(super) enum ForkError {
-    /// It is no more.
+    /// It has ended.
     Gone,
     /// The kernel refused.
     Errno(Errno),

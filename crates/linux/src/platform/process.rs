@@ -170,7 +170,8 @@ impl Process {
         Self::taken_over(born, control, image, &rest, files)
     }
 
-    /// Takes a process over that boots: maps what of its image is left (`rest`), and has missing content of `files` reported.
+    /// Takes a booting process over: maps the remaining parts of its image (`rest`), and has missing content of
+    /// `files` reported.
     fn taken_over(
         mut born: SpawnedProcess,
         control: Control,

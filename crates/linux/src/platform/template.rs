@@ -138,7 +138,7 @@ impl Drop for Template {
     }
 }
 
-/// The template of a state. It is no part of the state: any two are equal.
+/// The template of a state. It does not belong to the state: any two are equal.
 #[derive(Debug, Default)]
 pub(crate) struct Origin(Mutex<TemplateState>);
 

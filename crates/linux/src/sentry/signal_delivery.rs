@@ -81,7 +81,7 @@ impl Sentry {
         Ok(taken)
     }
 
-    /// There is no stack for the handler of `signal`. As in Linux that is a fault, for which there may be another handler, on
+    /// The handler of `signal` has no stack. As in Linux that is a fault, for which there may be another handler, on
     /// another stack. How it ends, if so.
     pub(in crate::sentry) fn unhandled(
         &mut self,
@@ -280,7 +280,7 @@ impl Sentry {
         Ok(())
     }
 
-    /// Ends what [`Sentry::mask_in`] has begun.
+    /// Ends the effect of [`Sentry::mask_in`].
     pub(crate) fn unmask(&mut self) {
         if self.state.threads.current().masked.is_some() {
             let thread = self.change().threads.current_mut();

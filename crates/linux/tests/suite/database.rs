@@ -13,7 +13,7 @@ use afresh_store::Store;
 
 const LIMIT: Duration = Duration::from_secs(200);
 
-/// Each line is a statement; what it gives is the answer.
+/// Each line is a statement, and its result the answer.
 const SERVE: &str = r#"
 cd /tmp
 initdb -D /tmp/data -A trust --no-sync --no-instructions > /tmp/initdb.log || { cat /tmp/initdb.log; exit 1; }

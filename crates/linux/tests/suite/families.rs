@@ -117,7 +117,7 @@ fn workers_go_on_from_a_snapshot() {
         Warm::thaw(&frozen, &program).unwrap()
     };
     is_brought_back(&open("warm"));
-    // In the middle, with a worker that was hired since and one that is no more.
+    // In the middle, with one worker hired since and one that has ended.
     let mut instance = warm.instance();
     assert_eq!(ask(&mut instance, "hire"), "3");
     assert_eq!(ask(&mut instance, "ask 2"), "1 of 1, 1 pages");

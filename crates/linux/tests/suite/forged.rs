@@ -97,7 +97,7 @@ fn a_forged_state_is_refused_or_runs_within_its_walls() {
         let changes: Vec<_> = (0..1 + random.next_u32() % 3)
             .map(|_| {
                 let at = random.next_u64() as usize % bytes.len();
-                // Small numbers and bits are more often what something else means; large ones are beyond it.
+                // Small numbers and bits often have another meaning; large ones are out of range.
                 let new = match random.next_u32() % 4 {
                     0 => vec![bytes[at] ^ 1 << (random.next_u32() % 8)],
                     1 => vec![bytes[at].wrapping_add(1)],

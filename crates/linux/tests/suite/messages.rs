@@ -1,4 +1,5 @@
-//! Descriptors that are sent over sockets, and datagrams: they arrive once and whole, and what is on its way is part of every state.
+//! Descriptors that are sent over sockets, and datagrams: they arrive once and whole, and those on
+//! their way are part of every state.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

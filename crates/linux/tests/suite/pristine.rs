@@ -50,7 +50,7 @@ fn a_canary_of_each_kind_is_gone_after_the_call() {
 
 #[test]
 fn what_a_new_process_writes_in_its_first_call_is_brought_back() {
-    // Until its first reset nothing is watched; what was written is read from the page map.
+    // Before its first reset nothing is watched; written pages are read from the page map.
     for request in [b"dirty\n".as_slice(), b"poke\n", b"heavy\n"] {
         let Some(mut warm) = canary() else { return };
         warm.call(request).unwrap();

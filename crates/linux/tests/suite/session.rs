@@ -280,7 +280,7 @@ fn a_thawed_program_answers_while_pages_are_still_on_their_way() {
             println!("SKIPPED: this host fills images before they are used");
             return;
         }
-        // Two at a time, which share what has come.
+        // Two at a time, which share the pages that have come.
         let (mut one, mut other) = (thawed.instance(), thawed.instance());
         for _ in 0..3 {
             assert_eq!(one.call_pristine(b"look\n").unwrap(), clean);
@@ -346,7 +346,7 @@ fn damage_that_is_met_late_ends_the_call_and_says_so() {
     let frozen = untouched(&store);
     let thawed = match Warm::thaw(&frozen, &Program::new("/")) {
         Ok(thawed) => thawed,
-        // On a busy host what streams behind the guest's back may be there first.
+        // On a busy host, pages that stream in behind the guest's back may be there first.
         Err(error) => {
             let error =
                 std::error::Error::source(&error).map_or(error.to_string(), |e| e.to_string());

@@ -146,7 +146,7 @@ fn a_hostile_guest_spoils_no_page_that_is_still_to_come() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::create(folder.path()).unwrap();
     warm.freeze().unwrap().save(&store, "warm", &SnapshotOptions::default()).unwrap();
-    // Nothing comes but what is touched.
+    // Only touched pages come.
     let options = Options { background: false, ..Options::default() };
     let frozen = Frozen::load(store.load("warm").unwrap(), &options).unwrap();
     let thawed = Warm::thaw(&frozen, &program).unwrap();

@@ -54,7 +54,7 @@ impl Fleet {
         Ok(found.and_then(|found| String::from_utf8(found.value.to_vec()).ok()))
     }
 
-    /// Says that the store has a template; gives the digest of the one that all are to use.
+    /// Says that the store has a template; gives the digest that all hosts must use.
     pub(crate) async fn offer(&self, parts: &[&[u8]], digest: &str) -> Result<String, NatsError> {
         let key = template(parts);
         match nats::create(&self.links.kept, &key, Bytes::from(digest.to_owned())).await {

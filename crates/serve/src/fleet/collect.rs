@@ -19,7 +19,7 @@ use super::{catalog, keeper};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectError {
-    /// There is no way to the fleet.
+    /// The fleet cannot be reached.
     #[error("cannot reach the fleet")]
     Away(#[source] afresh::Cause),
     /// No store was given.

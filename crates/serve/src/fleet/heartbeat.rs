@@ -22,7 +22,7 @@ const QUIET: Duration = Duration::from_millis(500);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodesError {
-    /// There is no way to it.
+    /// It cannot be reached.
     #[error("cannot reach the fleet")]
     Away(#[source] afresh::Cause),
     /// No host of this name.

@@ -57,8 +57,8 @@ pub(super) async fn enter(
     nats::create(&links.hosts, life, bytes(&entry)).await
 }
 
-/// Refuses a lease of another length than that of the hosts that renew theirs: one host would give up what another still
-/// relies on. The entry of `life` is removed then.
+/// Refuses a lease of another length than that of the hosts that renew theirs: one host would give up entries that
+/// another still relies on. The entry of `life` is removed then.
 pub(super) async fn check_terms(
     links: &NatsConnection,
     life: &str,

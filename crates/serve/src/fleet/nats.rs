@@ -346,7 +346,7 @@ async fn read_from(
     }
     let mut messages = consumer.messages().await.map_err(away)?;
     loop {
-        // A list that breaks off is no list.
+        // A list that breaks off is not valid.
         let message = messages.next().await.ok_or_else(|| away("the list broke off"))?;
         let message = message.map_err(away)?;
         let info = message.info().map_err(away)?;

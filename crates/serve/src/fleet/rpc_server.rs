@@ -1,4 +1,4 @@
-//! Answering other hosts: requests that come by NATS are answered as those that come by HTTP.
+//! Answers to other hosts: requests over NATS are answered like those over HTTP.
 //!
 //! Promises: transfers are bounded in number, and dropped when their caller is silent. The answer of a
 //! sandbox that was lost is not sent.

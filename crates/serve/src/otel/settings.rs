@@ -25,7 +25,7 @@ pub enum SettingsError {
         /// The allowed values.
         expected: &'static str,
     },
-    /// There is no client to send with.
+    /// The client to send with could not be made.
     #[error("no client for the collector: {0}")]
     Client(#[source] reqwest::Error),
 }

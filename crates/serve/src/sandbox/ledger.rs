@@ -54,7 +54,7 @@ pub(super) struct FleetEntry {
     pub(super) from: Mutex<Option<State>>,
 }
 
-/// A state that was saved, as the books are to name it.
+/// A saved state, as it should appear in the books.
 #[derive(Clone, Default)]
 pub(super) struct SavedState {
     #[cfg(feature = "fleet")]

@@ -34,7 +34,7 @@ pub(crate) struct Sandboxes {
     /// Killed sandboxes that have not ended yet, with their tenants, whose limit they count in. Their entries may still
     /// be in the ledger, from which they are not taken up.
     pub(super) killed: Arc<Mutex<HashMap<String, Arc<str>>>>,
-    /// The server ends: what is made now would not be saved with the others. Changed under the lock of `all`.
+    /// The server ends: sandboxes made now would not be saved with the others. Changed under the lock of `all`.
     pub(super) ending: AtomicBool,
     pub(super) opened: Mutex<HashMap<String, Guest>>,
     pub(super) ledger: Ledger,

@@ -1,4 +1,5 @@
-//! Code in sandboxes, in every language: what it prints, gives and throws, also while it still runs; and clients of E2B, unmodified.
+//! Code in sandboxes, in every language: its output, values and exceptions, also while it still runs; and clients of
+//! E2B, unmodified.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -34,7 +35,7 @@ fn code_runs_on_from_code_and_what_came_of_it_is_told_apart() {
         assert_eq!((&lines[1]["name"], &lines[1]["value"]), (&json!("RangeError"), &json!("no")));
         let lines = client.execute(&sandbox, "let let = 1").await.unwrap();
         assert_eq!(lines[1]["name"], "SyntaxError");
-        // An error of the language does not undo what came before it.
+        // An error of the language does not undo earlier changes.
         client.execute(&sandbox, "x = 50; throw 1").await.unwrap();
         assert_eq!(client.value(&sandbox, "x").await, "50");
         // It is invisible to others.

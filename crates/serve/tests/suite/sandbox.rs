@@ -343,7 +343,7 @@ fn what_nothing_names_any_more_is_removed_while_the_server_runs() {
         let before = size();
         let kept = client.post(&path(&own, "/snapshots"), json!({"name": "kept"})).await;
         assert!(size() > before + 1_500_000, "{} after {before}", size());
-        // One that lives on what is about to go.
+        // A sandbox that depends on the snapshot about to be deleted.
         let heir = client.post("/v2/sandboxes", json!({"templateID": "kept"})).await;
         let kept = kept["snapshotID"].as_str().unwrap();
         assert_eq!(client.value(&heir, "all[2345678]").await, byte);

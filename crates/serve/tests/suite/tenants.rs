@@ -33,7 +33,7 @@ fn bodies_take_memory_when_they_arrive() {
         }
         let sandbox = client.create().await;
         assert_eq!(client.value(&sandbox, "1 + 1").await, "2");
-        // A message counts as what it is decoded to.
+        // A message counts by its decoded size.
         let labels = json!({"templateID": "script", "metadata": {"a": "x".repeat(900 << 10)}});
         assert_eq!(client.ask(Method::POST, "/sandboxes", labels).await.0, 503);
         drop(idle);

@@ -19,7 +19,7 @@ pub(crate) enum Device {
     Generation(GenerationWatch),
 }
 
-/// Numbers of sockets and named pipes in the tree, which are no devices to a guest.
+/// Numbers of sockets and named pipes in the tree, which are not devices to a guest.
 pub(in crate::sentry) const SOCKET: u64 = 0x3c02;
 pub(in crate::sentry) const FIFO: u64 = 0x3c03;
 

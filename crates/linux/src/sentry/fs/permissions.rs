@@ -1,7 +1,7 @@
 //! Permission bits, for a user who owns every file: the owner's bits apply.
 //!
-//! Promises: what a guest forbids itself, or a layer forbids its files' owner, is refused as in
-//! Linux (`EACCES`). Directories on the way are checked by the walk itself (`Walk::searching`).
+//! Promises: access that a guest forbids itself, or a layer forbids its files' owner, is refused as
+//! in Linux (`EACCES`). Directories on the way are checked by the walk itself (`Walk::searching`).
 //! Open files stay open.
 
 use afresh_files::{Access, Kind, Node, ResolvedName};

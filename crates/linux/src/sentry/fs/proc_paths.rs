@@ -303,7 +303,7 @@ impl Kernel {
         path
     }
 
-    /// The inode number of an object that is no file; both ends of a pipe have the same.
+    /// The inode number of an object other than a file; both ends of a pipe have the same.
     pub(in crate::sentry) fn inode_of(&self, id: u64, open: &FileObject) -> u64 {
         match open {
             FileObject::Pipe { channel, .. } => INODES + (16 << 32) + channel,

@@ -129,7 +129,8 @@ impl Channel {
         end.map_or(self.len(), |end| end.min(self.len()))
     }
 
-    /// Forgets the first bytes, no more than may be read together. Hands back the descriptors that came with them.
+    /// Forgets the first bytes, at most as many as may be read together. Hands back the descriptors that came with
+    /// them.
     #[must_use]
     pub(crate) fn skip(&mut self, len: usize) -> Option<u64> {
         let len = len.min(self.data.len());

@@ -1,5 +1,5 @@
-//! `/dev/afresh/generation`: a number that is another one for each run from a frozen state, so that a program can reseed its generators
-//! of random numbers. The device is to a program what VMGENID is to a virtual machine.
+//! `/dev/afresh/generation`: a number that is another one for each run from a frozen state, so that a program can
+//! reseed its generators of random numbers. The device serves a program as VMGENID serves a virtual machine.
 //!
 //! A read gives the number as eight bytes. A descriptor is readable while its number is not the one that was read or that was there
 //! when it was opened. A mapping shows the number in its first eight bytes. A descriptor with an owner and `O_ASYNC` sends a signal.

@@ -18,7 +18,7 @@ pub(crate) const OUT: u16 = libc::POLLOUT as u16;
 pub(crate) const ERR: u16 = libc::POLLERR as u16;
 pub(crate) const HUP: u16 = libc::POLLHUP as u16;
 pub(crate) const RDHUP: u16 = 0x2000;
-/// Room for a datagram, for waiting senders. It is no event of `poll`.
+/// Room for a datagram, for waiting senders. `poll` has no such event.
 pub(in crate::sentry) const ROOM: u16 = 0x800;
 /// Events that are always reported.
 pub(crate) const ALWAYS: u16 = ERR | HUP;
@@ -300,7 +300,7 @@ impl Kernel {
         waits.chain(self.timers()).chain(self.rings_at())
     }
 
-    /// The moments of timers that descriptors stand for, which are no one process's.
+    /// The moments of timers that descriptors stand for, which belong to no single process.
     fn timers(&self) -> impl Iterator<Item = MonotonicTime> + '_ {
         self.table.descriptions().filter_map(|(_, d)| match &d.open {
             FileObject::Timer(timer) => timer.at,

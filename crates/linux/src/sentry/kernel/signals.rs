@@ -216,7 +216,7 @@ impl Kernel {
             || self.threads.current().blocked & bit(signal) != 0
     }
 
-    /// Whether a signal of its terminal's that is to stop the current process is still on its way.
+    /// Whether a signal of its terminal's that stops the current process is still on its way.
     pub(in crate::sentry) fn is_about_to_stop(&self) -> bool {
         let own = self.threads.iter().map(|(_, thread)| &thread.pending).chain([&self.pending]);
         let came = own.fold(0, |set, pending| set | pending.set());
@@ -241,7 +241,7 @@ impl Kernel {
         came & STOPPING != 0 && !ends && came & self.stopping() != 0
     }
 
-    /// Stops the current process if it is to. For when none of its threads runs.
+    /// Stops the current process if a stop is due. For when none of its threads runs.
     pub(crate) fn heed_stops(&mut self) {
         if !self.is_to_stop() {
             return;

@@ -156,7 +156,7 @@ impl Kernel {
                     {
                         if new != old {
                             let offset = shared.share.offset(at + index as u64 * PAGE);
-                            // Where there is no room for it, it stays this process's own.
+                            // Without room for it there, it stays this process's own.
                             let _ = self.tree.write(shared.share.node, offset, new, now);
                         }
                     }

@@ -1,7 +1,7 @@
 //! Datagrams: between local sockets, and over loopback addresses. Each socket has one channel, which others put whole messages into.
 //!
-//! Promises: a message arrives whole, once, in order, or not at all; what is on its way is bounded by the receiver's channel. A local
-//! sender waits for room; over loopback what finds none is lost, as on a network.
+//! Promises: a message arrives whole, once, in order, or not at all; messages on their way are bounded by the
+//! receiver's channel. A local sender waits for room; over loopback, messages without room are lost, as on a network.
 
 use rustix::io::Errno;
 
@@ -240,7 +240,7 @@ impl Sentry {
         Ok(SyscallControl::Value(bytes.len() as u64))
     }
 
-    /// Keeps the beginning of a datagram over loopback that more is to follow of, or puts it in front of the rest.
+    /// Keeps the beginning of an unfinished datagram over loopback, or puts it in front of the rest.
     pub(in crate::sentry) fn cork(
         &mut self,
         descriptor: u64,

@@ -129,7 +129,7 @@ impl Kernel {
         self.channels.let_go(to);
     }
 
-    /// The sentry lets go of its end of a channel.
+    /// The sentry releases its end of a channel.
     pub(crate) fn let_line_go(&mut self, id: u64) {
         self.channels.let_go(id);
     }

@@ -1,5 +1,5 @@
 //! Options of sockets: options that were set are returned, and those that only the system knows have its values. Time
-//! limits of waits hold; all else means nothing here, for there is no network that it could be about.
+//! limits of waits hold; all other options have no effect here, since there is no network for them to affect.
 //!
 //! Promises: their number and their sizes are limited. A frozen one is checked before it counts.
 

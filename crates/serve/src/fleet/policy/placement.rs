@@ -1,9 +1,9 @@
 //! Placement of new work: on a host that holds the guest or template, and of two such on the one with less load.
 //!
 //! Promises: a host that is ending or full is not chosen while there is another; hosts whose adverts are a moment old
-//! are not all flooded by the same choice, as each choice looks at two at random (the power of two choices), and what
-//! was sent since an advert counts. The choosing host prefers itself where the difference is small, because that
-//! saves a hop.
+//! are not all flooded by the same choice, as each choice looks at two at random (the power of two choices), and work
+//! sent since an advert counts. The choosing host prefers itself where the difference is small, because that saves a
+//! hop.
 
 use super::Members;
 
