@@ -121,7 +121,7 @@ def own_python(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
     few = max(50, rounds // 10)
     with python.sandbox() as sb:
         for case, code in PYTHON.items():
-            # In turns, so that what else the machine does is the same for both.
+            # In turns, so that other load on the machine is the same for both.
             pristine, kept = [], []
             for _ in range(10):
                 pristine += measure(lambda code=code: python.run_code(code).unwrap(), few // 5)

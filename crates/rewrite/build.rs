@@ -1,4 +1,5 @@
-//! Names this build of the rewriter by its sources, so that what an older one left in a cache is not taken for its own.
+//! Names this build of the rewriter by its sources, so that it uses no cache entry of an older
+//! build.
 
 use std::path::Path;
 use std::{env, fs, io};

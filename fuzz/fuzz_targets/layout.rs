@@ -22,7 +22,7 @@ static LAYERS: LazyLock<Vec<(Sha256, Vec<u8>)>> = LazyLock::new(|| {
             let path = store.blob_path(layer.digest());
             layers.push((layer.digest(), fs::read(path).expect("a golden layer is there")));
         }
-        // The working set is no layer of the memory.
+        // The working set is not a layer of the memory.
         for entry in fs::read_dir(golden.join("blobs/sha256")).expect("the blobs are there") {
             let bytes = fs::read(entry.expect("a blob is there").path()).expect("it is read");
             if !bytes.starts_with(b"{") {

@@ -25,8 +25,8 @@ impl BlobRead for Bytes {
 }
 
 fuzz_target!(|data: &[u8]| {
-    // Pages are long and say nothing: the input is the tail, in front of it come pages of zeros, as many as
-    // its first byte says.
+    // Pages are long and uninteresting: the input is the tail, after as many pages of zeros as its
+    // first byte gives.
     let Some((pages, tail)) = data.split_first() else { return };
     let mut blob = vec![0; usize::from(*pages % 8) * 4096];
     blob.extend_from_slice(tail);

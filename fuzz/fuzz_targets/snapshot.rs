@@ -1,7 +1,7 @@
 //! A whole snapshot, as a stranger might make it: it is refused, or every consumer of it reads the same
 //! pages, inside the memory that they were given.
 //!
-//! The input says what the parts claim: index spaces, extents, a working set. Digests and lengths are made right, so
+//! The input is the claims of the parts: index spaces, extents, a working set. Digests and lengths are made right, so
 //! that an input is refused only for its meaning. An accepted snapshot is read page by page, restored eagerly and
 //! lazily next to foreign memory, and put into an image.
 #![no_main]

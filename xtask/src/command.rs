@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use crate::host;
 
-/// Prints the command, runs it with this process's output, and fails unless it succeeds. It reads
-/// nothing: a command that would ask a question fails instead of waiting.
+/// Prints the command, runs it with this process's output, and fails unless it succeeds. It reads nothing: a command
+/// with a question fails instead of waiting.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let line = describe(command);
     println!("$ {line}");
@@ -89,7 +89,7 @@ pub(crate) fn run_watched(
     Ok(())
 }
 
-/// Kills what process `parent` has started, and what that has started; returns the names of the former.
+/// Kills the children of process `parent`, and theirs; returns the names of the former.
 fn end_children(parent: u32) -> Vec<String> {
     let mut names = Vec::new();
     for (child, name) in children(parent) {

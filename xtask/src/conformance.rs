@@ -161,7 +161,7 @@ fn build(folder: &Path, calls: &[&str]) -> Result<()> {
     println!("building the cases of {} calls", calls.len());
     for call in calls {
         let cases = format!("testcases/kernel/syscalls/{call}");
-        // With `-k` what can be built is; who is missing then is not run.
+        // With `-k` make continues after errors; cases that were not built are not run.
         succeeds(&mut make(&["-k", "-j2", "-C", &cases]));
     }
     Ok(())
@@ -262,7 +262,7 @@ fn one(folder: &Path, case: &Case, thread: usize, is_root: bool) -> Result<Optio
     Ok(Some(Row { call: case.call.clone(), name: case.name.clone(), verdict, why }))
 }
 
-/// Runs a case, whose output is kept in `log`; what came of it, and why.
+/// Runs a case, whose output is kept in `log`; returns the result, and the reason.
 fn judge(command: &mut Command, log: &Path) -> Result<(Verdict, String)> {
     let file = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).process_group(0);
@@ -342,7 +342,7 @@ fn table(rows: &[Row]) -> String {
     text
 }
 
-/// Puts the table into the documentation, behind what is said there by hand.
+/// Puts the table into the documentation, behind the manual text there.
 fn write(table: &str) -> Result<()> {
     let path: PathBuf = host::repository().join("docs/linux-calls.md");
     let text = fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;

@@ -1,9 +1,9 @@
-//! `cargo xtask fuzz`: every fuzz target for a bounded time, on the stable toolchain, or with
-//! AddressSanitizer where there is a nightly one.
+//! `cargo xtask fuzz`: every fuzz target for a bounded time, on the stable toolchain, or with AddressSanitizer if a
+//! nightly one is installed.
 //!
-//! libFuzzer comes with the crate `libfuzzer-sys`, built by the host's C++ compiler; what it is guided by
-//! is a pass of LLVM that stable compilers have too. The seeds are made of the golden snapshots. A target
-//! that crashes, hangs, or takes too much memory fails, and the input that did it is kept and named.
+//! libFuzzer comes with the crate `libfuzzer-sys`, built by the host's C++ compiler; its guidance comes from an LLVM
+//! pass that stable compilers have too. The seeds are made of the golden snapshots. A target that crashes, hangs, or
+//! takes too much memory fails, and the input that did it is kept and named.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,9 +19,9 @@ use crate::host;
 
 const USAGE: &str = "usage: cargo xtask fuzz [--seconds N] [TARGET…]";
 
-/// Seconds for each target unless something else is asked for.
+/// Default seconds for each target.
 pub(crate) const SECONDS: u32 = 20;
-/// Seconds for each target in `cargo xtask test`: enough for the seeds and what is near them.
+/// Seconds for each target in `cargo xtask test`: enough for the seeds and their neighbourhood.
 const IN_TESTS: u32 = 10;
 
 /// Every target, which is a binary in `fuzz/fuzz_targets`.
@@ -139,7 +139,7 @@ fn build(toolchain: Toolchain) -> Result<PathBuf> {
     // With a target named, the flags reach no build script.
     let version = output(Command::new("rustc").arg("-vV"))?;
     let triple = version.lines().find_map(|line| line.strip_prefix("host: "));
-    let triple = triple.context("rustc does not say what host it runs on")?;
+    let triple = triple.context("rustc does not report its host")?;
     let mut command = cargo();
     let (mut folder, mut flags) = (host::target_folder().join("fuzz"), FLAGS.to_owned());
     if toolchain == Toolchain::Nightly {
@@ -241,7 +241,7 @@ fn one(
         command.arg(format!("-max_total_time={seconds}")).arg(&corpus);
     })?;
     reached(&said)
-        .with_context(|| format!("the fuzzer did not say what it reached: {}", log.display()))
+        .with_context(|| format!("the fuzzer did not report its coverage: {}", log.display()))
 }
 
 /// Edges reached by the seeds and at the end, and how many inputs that took.

@@ -30,7 +30,7 @@ const EVALUATES: &[&str] =
 /// A guest and how to build it.
 #[derive(Debug)]
 pub(crate) struct Guest {
-    /// Its folder in `guests/`, and what its file is called.
+    /// Its folder in `guests/`, and the name of its file.
     pub(crate) name: &'static str,
     target: &'static str,
     kind: Kind,
@@ -156,7 +156,7 @@ pub(crate) fn path(guest: &Guest) -> PathBuf {
     folder().join(guest.name).with_extension("wasm")
 }
 
-/// Builds the guest, unless it is there and its inputs are unchanged, and checks what came out.
+/// Builds the guest, unless it is there and its inputs are unchanged, and checks the result.
 pub(crate) fn build(guest: &Guest) -> Result<()> {
     if guest.needs == Needs::Kernel {
         extism::kernel()?;
@@ -199,7 +199,7 @@ pub(crate) fn build(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// Everything that decides what the guest becomes.
+/// All inputs of the guest's build.
 fn inputs(guest: &Guest) -> Result<String> {
     let guests = host::repository().join("guests");
     let inputs = ["Cargo.toml", "Cargo.lock", "abi", guest.name].map(|name| guests.join(name));

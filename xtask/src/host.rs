@@ -1,7 +1,7 @@
 //! Requirements on the host, and how to get them: Rust targets by rustup, compilers by apt.
 //!
-//! Nothing here asks a question. If installation is impossible (no root and no sudo, no apt), the
-//! error says what to install by hand.
+//! No step asks a question. If installation is impossible (no root and no sudo, no apt), the error
+//! names the packages to install by hand.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -121,7 +121,7 @@ fn wasi_headers() -> Option<PathBuf> {
         .find(|folder| folder.join("stdlib.h").is_file())
 }
 
-/// Installs Debian packages without asking, as root or through a sudo that asks nothing.
+/// Installs Debian packages without a prompt, as root or through a sudo without a password.
 pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
     let names = packages.join(" ");
     if find("apt-get").is_none() {
@@ -154,7 +154,7 @@ pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
     run(&mut apt(&install))
 }
 
-/// Where cargo puts what it builds in this repository's main workspace.
+/// The target folder of this repository's main workspace.
 pub(crate) fn target_folder() -> PathBuf {
     let root = repository();
     // A relative folder is relative to where cargo was started, which is not known here; the root

@@ -1,7 +1,7 @@
 //! Set-up and checks for this repository, run as `cargo xtask COMMAND`.
 //!
-//! Every command installs what it needs and is missing, prints each external command before it runs
-//! it, and names the one that failed. It depends on next to nothing, so that it compiles in seconds.
+//! Every command installs the tools that it lacks, prints each external command before it runs it,
+//! and names the one that failed. It depends on next to nothing, so that it compiles in seconds.
 
 use std::process::ExitCode;
 

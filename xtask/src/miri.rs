@@ -66,7 +66,7 @@ pub(crate) fn all() -> Result<()> {
             .args(["miri", "test", "--locked", "--quiet"])
             .args(tests)
             .env("CARGO_TARGET_DIR", host::target_folder().join("miri"))
-            // The suites ask for the processor's features and for the time.
+            // The suites read the processor's features and the time.
             .env("MIRIFLAGS", "-Zmiri-disable-isolation")
             .env_remove("RUSTUP_TOOLCHAIN")
             .env_remove("RUSTFLAGS")

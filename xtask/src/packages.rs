@@ -1,4 +1,4 @@
-//! Packages: that every crate which is published can be, and what must be in each.
+//! Packages: checks that every published crate can be packaged, and the contents of each.
 //!
 //! `cargo package` makes the archive for a registry, with manifests as a registry reads them: it refuses a path
 //! without a version, a missing readme, an unknown licence. Nothing is built from it, for the same sources were built
@@ -15,7 +15,7 @@ use crate::host;
 /// The files that every package must have in addition to its sources.
 const NEEDED: &[&str] = &["Cargo.toml", "README.md", "src/"];
 
-/// The packages that are published: members of the workspace that do not say otherwise.
+/// The published packages: members of the workspace that do not opt out.
 fn published() -> Result<BTreeSet<String>> {
     let folder = host::repository().join("crates");
     let mut names = BTreeSet::new();

@@ -1,7 +1,7 @@
 //! The Python package: a wheel from the workspace's test build, and its own tests in a separate environment.
 //!
-//! The native half comes out of the same target folder, with the same profile and features, so that nothing of the
-//! engine is built a second time; what maturin would build for a release differs in the profile alone.
+//! The native half comes out of the same target folder, with the same profile and features, so that the engine is not
+//! built a second time; a release build by maturin differs in the profile alone.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,8 +47,8 @@ fn environment(python: &Path, folder: &Path) -> Result<PathBuf> {
     Ok(inside)
 }
 
-/// Builds the wheel, installs it, and runs the package's tests, types and lints. Hands every line to `look`, tests'
-/// sums as test programs of Rust say them.
+/// Builds the wheel, installs it, and runs the package's tests, types and lints. Passes every line to `look`, with
+/// sums in the form of Rust test programs.
 pub(crate) fn test(mut look: impl FnMut(&str)) -> Result<()> {
     let Some(python) = interpreter() else {
         look("SKIPPED: the Python package: no python3 of 3.10 or newer with venv and pip");
@@ -76,7 +76,7 @@ pub(crate) fn test(mut look: impl FnMut(&str)) -> Result<()> {
     for what in [&["-p", "afresh"][..], &["tests", "pack.py"]] {
         run(tool(&["mypy", "--cache-dir"]).arg(&cache).args(what))?;
     }
-    // The examples of the installed package, too.
+    // Also the examples of the installed package.
     let tests = ["pytest", "-rs", "tests", "--pyargs", "afresh"];
     let mut tests = tool(&tests);
     tests.env("AFRESH_TURNS", guests::path(guests::named("turns")?));

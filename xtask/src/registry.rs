@@ -2,7 +2,7 @@
 //! `target/guests/js-http.wasm` by componentize-js and `target/guests/py-http.wasm` by componentize-py, each in one
 //! version from its registry; `target/guests/warehouse.wasm`, a module by AssemblyScript's compiler;
 //! `target/guests/ledger.wasm`, one by the installed version of Go, and `target/guests/tiny-ledger.wasm` by TinyGo
-//! from the same source. And CPython with numpy and pandas as PyPI has it, in `target/guests/python`.
+//! from the same source. And CPython with numpy and pandas from PyPI, in `target/guests/python`.
 //!
 //! A separate command: the tools are a gigabyte, CPython is 250 MiB, and both take a minute and more. Tests and
 //! benchmarks that want the handlers are left out, loudly, where they are not built.
@@ -31,7 +31,7 @@ enum Makes {
 struct Guest {
     /// The name of its file in `target/guests`.
     name: &'static str,
-    /// Its source in `guests/registry`, and what else the build reads there.
+    /// Its source in `guests/registry`, and the other inputs of its build there.
     sources: &'static [&'static str],
     /// The tool, as its registry names it.
     package: &'static str,
@@ -49,7 +49,7 @@ struct Guest {
 const NPM: &str = "rm -rf \"$0\" && mkdir -p \"$0\" && \
     npm install --silent --no-audit --no-fund --prefix \"$0\" \"$1\"";
 
-/// Go brings its own library; what it compiles goes into the tool's folder.
+/// Go brings its own library; its build output goes into the tool's folder.
 const GO: &str = "mkdir -p \"$0\"";
 
 /// The proxy has TinyGo without its submodules: without the C library, for which Rust's stands in, without the
@@ -100,7 +100,7 @@ const ALL: [Guest; 5] = [
     Guest {
         name: "ledger",
         sources: &["ledger.go"],
-        // Of 1.24 on, which exports functions.
+        // Go 1.24 or newer, which exports functions.
         package: "go",
         needs: &["go"],
         packaged: &[],
@@ -174,7 +174,7 @@ fn cpython() -> Result<()> {
     Ok(fs::write(installed, CPYTHON)?)
 }
 
-/// Where wasmtime's own crate has the interfaces.
+/// The folder of the interfaces in wasmtime's own crate.
 fn interfaces() -> Result<PathBuf> {
     let told = metadata(&[])?;
     let mut packages = told["packages"].as_array().into_iter().flatten();

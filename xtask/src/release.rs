@@ -55,10 +55,10 @@ fn name(target: &str, version: &str) -> String {
 fn own_target() -> Result<String> {
     let about = output(Command::new("rustc").arg("-vV"))?;
     let target = about.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(target.context("rustc does not say which host it runs on")?.to_owned())
+    Ok(target.context("rustc does not report its host")?.to_owned())
 }
 
-/// Puts together what the archive holds.
+/// Assembles the contents of the archive.
 fn fill(folder: &Path, command: &Path) -> Result<()> {
     let made = |path: &Path| -> Result<PathBuf> {
         std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;

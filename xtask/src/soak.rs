@@ -1,5 +1,5 @@
-//! `cargo xtask soak`: warm guests against plain wasmtime, with `--server` a fleet of servers under load, or with `--fleet` a fleet
-//! under faults and a checker, for as many seconds as an argument says.
+//! `cargo xtask soak`: warm guests against plain wasmtime, with `--server` a fleet of servers under
+//! load, or with `--fleet` a fleet under faults and a checker, for the given number of seconds.
 
 use std::process::Command;
 

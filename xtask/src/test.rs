@@ -183,7 +183,7 @@ pub(crate) fn lint(arguments: &[String]) -> Result<ExitCode> {
     Ok(if steps.first_failure().is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Compiles all tests, and holds lints and documentation against what was compiled.
+/// Compiles all tests, then runs lints and documentation on the results.
 fn compile_and_lint(steps: &mut Steps) {
     let mut units = None;
     steps.run("build", || {

@@ -93,8 +93,8 @@ fn cache() -> PathBuf {
 /// The installations under way, and how each ended.
 pub(crate) struct Installing(JoinHandle<Vec<Result<()>>>);
 
-/// Begins to install what is missing, in the background: one after the other, for they have much in common, and Go
-/// compiles for each what is not compiled yet when it begins.
+/// Begins to install missing tools, in the background: one after the other, for they have much in common, and each
+/// build of Go compiles all that is not compiled yet when it begins.
 pub(crate) fn install() -> Installing {
     let deadline = Instant::now() + LIMIT;
     Installing(std::thread::spawn(move || {
@@ -166,7 +166,7 @@ fn line(tool: &Tool, why: &str) -> String {
     format!("SKIPPED: tests with {} {}: {why}", tool.program, tool.version)
 }
 
-/// Waits for an installation until `deadline`, and no longer. Fails with the last thing that the program said.
+/// Waits for an installation until `deadline`, and no longer. Fails with the last output of the program.
 pub(crate) fn wait(mut child: Child, deadline: Instant, what: &str) -> Result<()> {
     let begun = Instant::now();
     // Its output is read at the same time, so that it never waits for a reader.

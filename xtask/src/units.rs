@@ -2,9 +2,9 @@
 //!
 //! `cargo clippy` and `cargo doc` would compile every dependency a second time, in a separate mode whose results no
 //! build can use: on two cores, minutes for nothing. So the tests are built with this program as cargo's
-//! `RUSTC_WRAPPER`. It writes down what cargo asks for each target of the workspace, and runs the compiler. Clippy
-//! and rustdoc are then asked the same, over the dependencies that are there. A wrapper does not change the output,
-//! so plain `cargo test` shares it.
+//! `RUSTC_WRAPPER`. It records cargo's command for each target of the workspace, and runs the compiler. Clippy and
+//! rustdoc then run with the same arguments, over the existing dependencies. A wrapper does not change the output, so
+//! plain `cargo test` shares it.
 //!
 //! A target that was built without being written down, or whose dependencies have changed since, is built anew.
 
@@ -27,13 +27,13 @@ use part::Part;
 
 /// Where the wrapper writes; set for no other process.
 const FOLDER: &str = "AFRESH_UNITS";
-/// The variables that cargo itself was started with, which say nothing of a target; separated by commas.
+/// The variables that cargo itself was started with, which do not depend on a target; separated by commas.
 const KNOWN: &str = "AFRESH_UNITS_KNOWN";
 
-/// Where and how the compiler is to put what it makes and says.
+/// Arguments for the compiler's output.
 const OUTPUT: [&str; 4] = ["--emit", "--out-dir", "--error-format", "--json"];
 
-/// One target of the workspace, as cargo asks for it.
+/// One target of the workspace, with cargo's arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Unit {
     name: String,
@@ -55,7 +55,7 @@ pub(crate) fn wrapped() -> Option<PathBuf> {
     std::env::var_os(FOLDER).map(PathBuf::from)
 }
 
-/// Writes down what is asked of the compiler for a member of the workspace, and becomes the compiler.
+/// Records the compiler's arguments for a member of the workspace, and becomes the compiler.
 pub(crate) fn wrap(folder: &Path) -> Result<std::convert::Infallible> {
     let mut arguments = std::env::args_os().skip(1);
     let compiler = arguments.next().context("a wrapper gets the compiler first")?;
@@ -71,7 +71,7 @@ pub(crate) fn wrap(folder: &Path) -> Result<std::convert::Infallible> {
 }
 
 impl Unit {
-    /// The target that this process, a wrapper, was asked for.
+    /// The target of this process, a wrapper.
     fn asked(arguments: &[OsString]) -> Option<Self> {
         // Cargo writes only UTF-8.
         let arguments: Option<Vec<String>> =
@@ -136,7 +136,7 @@ impl Unit {
         externs.filter(|(word, _)| *word == "--extern").filter_map(move |(_, word)| of(word))
     }
 
-    /// Another program that is asked the same, but for where its output goes, and `without` some arguments.
+    /// Another program with the same arguments, except for the output folder, and `without` some of them.
     fn command(&self, program: &Path, without: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.folder).envs(&self.variables);
@@ -173,7 +173,7 @@ fn after<'a>(words: &'a [String], name: &str) -> Option<&'a str> {
     words.get(at + 1).map(String::as_str)
 }
 
-/// Builds all tests of the workspace, and returns what was asked of the compiler for them.
+/// Builds all tests of the workspace, and returns the compiler's arguments for them.
 ///
 /// `arguments`: what follows `cargo`, as the tests are run later.
 pub(crate) fn build(arguments: &[&str]) -> Result<Units> {
@@ -264,7 +264,7 @@ impl Built {
             let files: Vec<_> =
                 files.filter_map(|file| Some(PathBuf::from(file.as_str()?))).collect();
             built.files.extend(files.iter().cloned());
-            // "path+file:///…/crates/sys#afresh-sys@0.1.0", or without the name where the folder has it.
+            // "path+file:///…/crates/sys#afresh-sys@0.1.0", or without the name if it equals the folder's.
             let id = told["package_id"].as_str().unwrap_or_default();
             let Some(id) = id.strip_prefix("path+file://") else { continue };
             let source = told["target"]["src_path"].as_str().context("a target has a source")?;
@@ -289,7 +289,7 @@ impl Built {
             let Some(unit) = Unit::read(&text) else { continue };
             let key = (unit.source.clone(), unit.test);
             let Some(target) = self.targets.get(&key) else { continue };
-            // Of an earlier build are those whose dependencies are not those of this one, and the older ones of the same.
+            // Units of an earlier build have other dependencies, or are older versions of the same unit.
             if !self.fits(&unit) {
                 continue;
             }
@@ -327,7 +327,7 @@ fn package(id: &str) -> &str {
 }
 
 impl Units {
-    /// Lints every target; what clippy says against one is an error.
+    /// Lints every target; a clippy warning is an error.
     pub(crate) fn clippy(&self) -> Result<()> {
         self.lint(&host::target_folder().join("units/lints"))
     }
@@ -409,7 +409,7 @@ impl Units {
         std::thread::scope(|scope| (0..processors).for_each(|_| drop(scope.spawn(work))));
         let failed = failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         if !failed.is_empty() {
-            bail!("{what} has something against {}", failed.join(", "));
+            bail!("{what} rejects {}", failed.join(", "));
         }
         Ok(())
     }

@@ -129,7 +129,7 @@ impl Case {
         if !path.exists() {
             return Ok(case);
         }
-        let odd = || format!("{} says something that is not known here", path.display());
+        let odd = || format!("{} has an unknown entry", path.display());
         let said: Value = serde_json::from_slice(&fs::read(&path)?).with_context(odd)?;
         for (key, value) in said.as_object().with_context(odd)? {
             let text = || value.as_str().with_context(odd);
@@ -154,7 +154,7 @@ impl Case {
         Ok(case)
     }
 
-    /// Runs it; what is wrong, if anything is.
+    /// Runs it; returns its fault, if any.
     fn hold(&self, tree: Tree) -> Result<Option<String>> {
         let target = host::target_folder();
         // Longer than any of them takes.

@@ -1,6 +1,6 @@
-//! A first look at a Wasm file: is it what was meant to be built, and does it export what it must?
+//! A first look at a Wasm file: is it the intended build, and does it have the required exports?
 //!
-//! Reads the header and the export section only; whether the code is valid is for the engine to say.
+//! Reads the header and the export section only; the engine validates the code.
 
 use anyhow::{Context, Result, bail};
 

@@ -33,7 +33,7 @@ pub(crate) fn search(target: u32) -> Result<Vec<&'static str>, Box<dyn std::erro
         let tried = ["add", "double"];
         let mut best: Option<(u32, &str, Session)> = None;
         for (name, mut fork) in tried.into_iter().zip(session.fork(tried.len())?) {
-            // One that fails is merely no candidate: its relatives know nothing of it.
+            // A failed one is merely not a candidate, and does not affect its relatives.
             if fork.ask(&call(name)).is_ok() {
                 let reached = number(&mut fork)?;
                 if reached <= target && best.as_ref().is_none_or(|(most, ..)| reached > *most) {

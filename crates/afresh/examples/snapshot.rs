@@ -1,4 +1,5 @@
-//! A snapshot saved and opened elsewhere: what a guest learnt is kept in one file, which needs nothing else.
+//! A snapshot saved and opened elsewhere: the state that a guest learnt is kept in one file, which
+//! needs nothing else.
 //!
 //! `cargo run -p afresh --example snapshot`
 
@@ -13,7 +14,7 @@ const LEARNER: &str = r#"(module
         (i32.store (i32.const 900000) (i32.add (i32.load (i32.const 900000)) (local.get 0))))
     (func (export "sum") (result i32) (i32.load (i32.const 900000))))"#;
 
-/// Warms a guest, lets it learn more, and saves what it then is to the file `to`.
+/// Warms a guest, lets it learn more, and saves its state to the file `to`.
 pub(crate) fn save(to: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::new().warm(Call::text("learn", ["40"]));
     let guest = Guest::from_bytes("learner", &wat::parse_str(LEARNER)?, &options)?;
@@ -26,7 +27,7 @@ pub(crate) fn save(to: &Path) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Opens the file, in this process or another, and asks what was learnt.
+/// Opens the file, in this process or another, and queries the learnt sum.
 pub(crate) fn open(file: &Path) -> Result<String, Box<dyn std::error::Error>> {
     let guest = afresh::open(file.display().to_string(), &Options::new())?;
     Ok(guest.ask(&Call::text("sum", [] as [&str; 0]))?.text())

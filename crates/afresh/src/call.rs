@@ -213,7 +213,7 @@ impl CallError {
         None
     }
 
-    /// Where in the guest's code the call failed, if that is known: for people, many lines.
+    /// The guest's stack at the failure, if it is known: many lines, for people.
     #[must_use]
     pub fn backtrace(&self) -> Option<String> {
         #[cfg(feature = "wasm")]

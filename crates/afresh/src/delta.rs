@@ -1,8 +1,8 @@
 //! Deltas: the changes of a session since another state, as bytes that another process applies.
 //!
-//! Promises: a delta applies to a state that equals, byte for byte, the one it was made since, wherever that is, and
-//! gives exactly the state that it was made of. It is refused elsewhere, with nothing changed. Input from a stranger
-//! is checked before use.
+//! Promises: a delta applies to every state that equals, byte for byte, the one it was made since, and gives exactly
+//! the state that it was made from. It is refused elsewhere, with nothing changed. Input from a stranger is checked
+//! before use.
 //!
 //! May break it: a channel where others can change a delta; sign or seal it there.
 
@@ -24,7 +24,7 @@ pub(crate) struct DigestBase {
 }
 
 impl Guest {
-    /// The sum of the warm state, made when it is first asked for: that reads all of it.
+    /// The digest of the warm state, made on first use, because it reads all of it.
     fn anchor(&self, warm: impl FnOnce() -> Result<Frozen, Cause>) -> Result<&DigestBase, Cause> {
         let anchor = &self.inner().anchor;
         if let Some(made) = anchor.get() {
@@ -55,7 +55,7 @@ impl Session {
     /// The first delta of a guest reads its whole warm state once; later ones cost the changes.
     ///
     /// # Errors
-    /// [`SessionError::Tree`] for a state that is not there; [`SessionError::State`] when a state cannot be kept.
+    /// [`SessionError::Tree`] for an unknown state; [`SessionError::State`] when a state cannot be kept.
     pub fn delta<'c>(&mut self, since: impl Into<Checkpoint<'c>>) -> Result<Vec<u8>, SessionError> {
         self.check()?;
         let since = self.find(since.into())?;

@@ -1,7 +1,7 @@
 //! Errors of the front door, one type per operation.
 //!
-//! Each error says what failed, and the way out where there is one; [`source`](std::error::Error::source)
-//! gives the cause, which is an error of the crate below and can be downcast to it.
+//! Each error names the failure, and the way out if one exists; [`source`](std::error::Error::source) returns the
+//! cause, which is an error of the crate below and can be downcast to it.
 
 use std::io;
 use std::path::PathBuf;
@@ -103,7 +103,7 @@ pub enum OpenError {
         /// The reason.
         source: afresh_store::SealError,
     },
-    /// The snapshot could not be opened: it is not there, damaged, or its place cannot be reached.
+    /// The snapshot could not be opened: it is missing, damaged, or its place cannot be reached.
     #[error("opening {reference}")]
     Snapshot {
         /// The snapshot.
@@ -131,7 +131,7 @@ pub enum LeaseError {
     Instance(#[source] Cause),
 }
 
-/// A call failed. The instance is brought back, or dropped, when its lease ends.
+/// A call failed. The instance is reset, or dropped, when its lease ends.
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -181,8 +181,8 @@ pub enum CallError {
     },
 }
 
-/// A session could not be made, called or moved. Unless it says that the session failed, the session is as it
-/// was before.
+/// A session could not be made, called or moved. Unless the error is that the session failed, the session is
+/// unchanged.
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -227,7 +227,7 @@ pub enum SessionError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SaveError {
-    /// The reference does not say where to.
+    /// The reference has no valid place.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
     /// The place cannot be written to, or the snapshot to start from cannot be opened.
@@ -257,8 +257,7 @@ pub enum SaveError {
     },
 }
 
-/// A verification could not be carried out. Differences are no error: see
-/// [`Verification`](crate::Verification).
+/// A verification could not be carried out. Differences are not an error: see [`Verification`](crate::Verification).
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

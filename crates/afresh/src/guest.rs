@@ -39,7 +39,7 @@ pub enum Kind {
 
 impl Kind {
     /// Recognises a guest by its file; `None` for any other file. An ELF executable that names a dynamic loader is a
-    /// Linux program, another a micro-VM's, unless [`Options::kind`] says otherwise.
+    /// Linux program, another a micro-VM's, unless [`Options::kind`] is set.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Option<Self> {
         if bytes.starts_with(b"\x7fELF") {
@@ -177,8 +177,8 @@ fn refused(reference: &str, why: &'static str) -> OpenError {
 }
 
 impl Guest {
-    /// Makes a guest of the bytes of its file: a Wasm module or component, or an ELF executable. `name` is what
-    /// errors call it. A Linux program gets the file in a separate tree, under the last part of the name.
+    /// Makes a guest of the bytes of its file: a Wasm module or component, or an ELF executable. Errors refer to it
+    /// by `name`. A Linux program gets the file in a separate tree, under the last part of the name.
     ///
     /// # Errors
     /// As [`open`].

@@ -143,9 +143,10 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// As [`Lease::call`], but `hear` hears what a Linux program writes, when and in the pieces in which it does, on any
-    /// [`Channel`]: the program waits while `hear` runs, its time passes, and `false` ends the call. A program that writes nothing is
-    /// heard with no bytes, at least every 100 ms. Of other guests `hear` hears the whole answer.
+    /// As [`Lease::call`], but `hear` receives the output of a Linux program at once, piece by piece, on any
+    /// [`Channel`]. The program waits while `hear` runs, its time passes, and `false` ends the call. While a program
+    /// writes nothing, `hear` is called with no bytes, at least every 100 ms. For other guests `hear` receives the
+    /// whole answer.
     ///
     /// # Errors
     /// As [`Lease::call`]. The pieces so far may be half of an answer then.
@@ -259,9 +260,9 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// Compares the instance with the warm state: how many bytes of memory differ, and how many globals,
-    /// tables, segments or registers. Of a micro-VM and of a Linux program only the first difference is counted, and a program is brought
-    /// reset first: the comparison is with the state that the next call would start from.
+    /// Compares the instance with the warm state: how many bytes of memory differ, and how many globals, tables,
+    /// segments or registers. For a micro-VM and a Linux program only the first difference is counted, and a program
+    /// is reset first: the comparison is with the initial state of the next call.
     ///
     /// # Errors
     /// [`VerifyError::Compare`] when the state cannot be read.
@@ -347,8 +348,8 @@ impl<'a> Lease<'a> {
     }
 }
 
-/// The export that a WASI command begins at. Of a component it is the `run` of `wasi:cli/run`, which is meant
-/// by this name, too.
+/// The export that a WASI command begins at. In a component it is the `run` of `wasi:cli/run`, which this name also
+/// means.
 #[cfg(feature = "wasm")]
 const START: &str = "_start";
 
@@ -367,7 +368,7 @@ fn run_command(
     match results.first() {
         Some(Val::Result(Err(_))) => Err(CallError::Guest {
             function: run.to_owned(),
-            source: "the command says that it failed".into(),
+            source: "the command reported a failure".into(),
         }),
         _ => Ok(Answer::Values(Vec::new())),
     }

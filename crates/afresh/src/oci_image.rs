@@ -40,8 +40,8 @@ fn meant(reference: &Reference, error: &OpenError) -> ImageGuess {
     }
 }
 
-/// The program of the image that a reference names, warm, where it could not be opened as a snapshot; that error where there is
-/// no image either.
+/// The program of the image that a reference names, warm, if it could not be opened as a snapshot; that error if it
+/// is not an image either.
 pub(crate) fn ready(
     reference: &Reference,
     options: &Options,

@@ -69,21 +69,21 @@ impl Options {
         self
     }
 
-    /// Where compiled guests, pages of remote snapshots and containers' images are kept between runs. The files are native
+    /// Directory for compiled guests, pages of remote snapshots and OCI images between runs. The files are native
     /// code, so the directory must be the embedder's own. Nothing is kept if not set.
     pub fn cache(mut self, dir: impl Into<PathBuf>) -> Self {
         self.cache = Some(dir.into());
         self
     }
 
-    /// Where pages of remote snapshots are kept, if not in `pages` below [`Options::cache`]. Any number of
-    /// processes may share it.
+    /// Directory for pages of remote snapshots, if not `pages` below [`Options::cache`]. Any number of processes may
+    /// share it.
     pub fn cache_pages(mut self, dir: impl Into<PathBuf>) -> Self {
         self.page_cache = Some(dir.into());
         self
     }
 
-    /// Where containers' images are kept.
+    /// Directory for OCI images.
     #[cfg(all(feature = "linux", feature = "remote"))]
     pub(crate) fn image_cache(&self) -> Option<PathBuf> {
         Some(self.cache.as_ref()?.join("images"))
@@ -112,21 +112,21 @@ impl Options {
         &self.warm_up
     }
 
-    /// Most time one call may take.
+    /// Time limit of one call.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Most bytes one memory of a Wasm guest may grow to; for a micro-VM, the memory it gets, 64 MiB if
-    /// not set; for a Linux program, what it may map, 1 GiB if not set.
+    /// Maximum bytes of one memory of a Wasm guest; for a micro-VM, its memory, 64 MiB if not set; for a Linux
+    /// program, its mappings, 1 GiB if not set.
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = Some(bytes);
         self
     }
 
-    /// The kind of the file, whatever [`Kind::of`](crate::Kind::of) makes of it: a static Linux program looks the
-    /// same as a micro-VM program.
+    /// The kind of the file, overriding [`Kind::of`](crate::Kind::of): a static Linux program looks the same as a
+    /// micro-VM program.
     pub fn kind(mut self, kind: crate::Kind) -> Self {
         self.kind = Some(kind);
         self
@@ -141,16 +141,16 @@ impl Options {
 
 #[cfg(feature = "wasm")]
 impl Options {
-    /// The engine to run in. Guests that share one share its thread for timeouts and its configuration,
-    /// which must then allow what these options ask for. If not set, it is the one that the process's guests with the same
-    /// needs share ([`afresh_wasm::Engine::shared`]).
+    /// The engine to run in. Guests that share one share its thread for timeouts and its configuration, which must
+    /// then allow these options. If not set, it is the one that the process's guests with the same needs share
+    /// ([`afresh_wasm::Engine::shared`]).
     pub fn engine(mut self, engine: afresh_wasm::Engine) -> Self {
         self.engine = Some(engine);
         self
     }
 
-    /// Most bytes of native stack that a Wasm guest may use. By default it is the size that the guest was built for,
-    /// if its file shows it, and otherwise 512 KiB. Part of the engine, so it says nothing about one that is given.
+    /// Maximum bytes of native stack for a Wasm guest. By default it is the size that the guest was built for, if its
+    /// file shows it, and otherwise 512 KiB. It is part of the engine, so it does not change a given one.
     pub fn stack(mut self, bytes: usize) -> Self {
         self.stack = Some(bytes);
         self
@@ -180,8 +180,8 @@ impl Options {
         self
     }
 
-    /// The engine that was given, or a new one for a guest whose file may be at hand, or who had so much native stack
-    /// when it was frozen.
+    /// The given engine, or a new one for a guest whose file may be available, or which had this native stack when it
+    /// was frozen.
     pub(crate) fn make_engine(
         &self,
         wasm: Option<&[u8]>,

@@ -1,4 +1,4 @@
-//! Where snapshots are, as a user writes it: `PLACE[@NAME]`.
+//! Places of snapshots, as a user writes them: `PLACE[@NAME]`.
 //!
 //! PLACE is a directory in the OCI image layout, the URL of a remote, or a single file. NAME is a name in
 //! it, or the digest of a manifest (`sha256:…`). Where it is left out, `latest` is meant, or else the only
@@ -58,7 +58,7 @@ impl Place {
         }
     }
 
-    /// Whether something is there. A remote is not asked.
+    /// Whether something is there. A remote is not queried.
     #[must_use]
     pub fn exists(&self) -> bool {
         match self {
@@ -71,7 +71,7 @@ impl Place {
     /// The store in a directory.
     ///
     /// # Errors
-    /// [`OpenError::Place`] for a remote or a file, [`OpenError::Snapshot`] where there is no store.
+    /// [`OpenError::Place`] for a remote or a file, [`OpenError::Snapshot`] without a store.
     pub fn store(&self) -> Result<Store, OpenError> {
         Store::open(self.directory()?).map_err(|error| self.failed(error))
     }
@@ -211,7 +211,7 @@ impl Reference {
         self.find(options).map(|(_, snapshot)| snapshot)
     }
 
-    /// As [`Reference::load`], and says which name it was found under.
+    /// As [`Reference::load`], with the name it was found under.
     ///
     /// # Errors
     /// As [`Reference::load`].
@@ -227,7 +227,7 @@ impl Reference {
         }
     }
 
-    /// The only name in the place, where none was given and there is no `latest`.
+    /// The only name in the place, if none was given and there is no `latest`.
     fn only_name(&self, error: &OpenError) -> Option<String> {
         let OpenError::Snapshot { source, .. } = error else { return None };
         match (&self.name, unknown_name(&**source)?) {
@@ -285,7 +285,7 @@ impl Reference {
     }
 }
 
-/// The names that a place holds, if the error says that the one asked for is not among them.
+/// The names in a place, if the error is that the requested one is not among them.
 fn unknown_name<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a [String]> {
     match error.downcast_ref::<afresh_store::OpenError>()? {
         afresh_store::OpenError::NoSuchName { known, .. } => Some(known),

@@ -1,5 +1,5 @@
-//! Guests that are made one by one and reset when they come back: what micro-VMs and Linux programs have in common behind the
-//! front door.
+//! Guests that are made one by one and reset when they come back: the common part of micro-VMs and
+//! Linux programs behind the front door.
 
 use std::ops::{Deref, DerefMut};
 

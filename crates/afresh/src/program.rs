@@ -18,8 +18,8 @@ pub(crate) type Programs = ResetPool<Instance, Warm>;
 impl Reset for Instance {
     type Error = Infallible;
 
-    /// Carried out with the next call, in the same round trip; a process that cannot be brought back is replaced
-    /// then. The report is therefore that of the previous reset.
+    /// Carried out with the next call, in the same round trip; a process that cannot be reset is replaced then. The
+    /// report is therefore that of the previous reset.
     fn reset(&mut self) -> Result<Recycled, Infallible> {
         let copied = usize::try_from(self.stats().copied).unwrap_or(usize::MAX);
         self.reset();
@@ -98,7 +98,7 @@ pub(crate) fn call(
     }
 }
 
-/// As [`call`], with an answer that is heard while it is written.
+/// As [`call`], with an answer that is received while it is written.
 pub(crate) fn call_heard(
     instance: &mut Instance,
     function: &str,
@@ -134,8 +134,8 @@ fn heard(
 }
 
 /// Host connections to listeners within a Linux program. The program sees their data when it runs, in a call or by
-/// [`Lease::proceed`]. They are part of its state: in a fork, and after a rollback, there may be such that are not
-/// the host's any more.
+/// [`Lease::proceed`]. They are part of its state: in a fork, and after a rollback, some may no longer belong to the
+/// host.
 impl Lease<'_> {
     pub(crate) fn program(&mut self) -> Option<&mut Instance> {
         match &mut self.instance {

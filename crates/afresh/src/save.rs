@@ -93,7 +93,7 @@ impl SaveOptions {
         seals
     }
 
-    /// Whether they say how a snapshot is written, so that one that is there will not do.
+    /// Whether they define the form of a snapshot, so that an existing one cannot be continued.
     pub(crate) fn shapes(&self) -> bool {
         #[cfg(feature = "seal")]
         if self.sign.is_some() || self.seal.is_some() {
@@ -102,7 +102,7 @@ impl SaveOptions {
         self.encoding != Encoding::Raw || !self.record.is_empty()
     }
 
-    /// Appends a turn, signed if it is to be.
+    /// Appends a turn, signed if required.
     pub(crate) fn append(
         &self,
         journal: &mut Journal,
@@ -176,7 +176,7 @@ impl Frozen {
         }
     }
 
-    /// Everything else, as snapshots have it.
+    /// Everything else, in the form of snapshots.
     pub(crate) fn bytes(&self) -> Result<Vec<u8>, Cause> {
         Ok(match self {
             #[cfg(feature = "wasm")]
@@ -371,7 +371,7 @@ impl Frozen {
         sent.map_err(|e| failed(e.into()))
     }
 
-    /// Saves it where `to` says.
+    /// Saves it as `to`.
     pub(crate) fn write(
         &self,
         to: &Reference,
@@ -459,7 +459,7 @@ const NO_COMPONENT: SaveError = SaveError::Guest(
 );
 
 impl Guest {
-    /// Checks that a guest can be saved where `to` says, before the work of warming one.
+    /// Checks that a guest can be saved as `to`, before the work of warming one.
     ///
     /// # Errors
     /// [`SaveError::Reference`].
@@ -501,8 +501,8 @@ impl Guest {
 }
 
 impl Lease<'_> {
-    /// Saves the present state, what the calls of this lease did included: a fork of the guest. In the
-    /// directory of the snapshot that the guest came out of, only what changed is stored.
+    /// Saves the present state, including changes by the calls of this lease: a fork of the guest. In the directory
+    /// of the snapshot that the guest came out of, only changes are stored.
     ///
     /// # Errors
     /// As [`Guest::save`].
@@ -528,7 +528,7 @@ impl Lease<'_> {
         let parent = self.guest.origin().filter(|origin| {
             matches!(origin.reference.place(), Place::Directory(_))
                 && origin.reference.place() == to.place()
-                // The pages of a guest that has shrunk are no delta.
+                // The pages of a guest that has shrunk cannot form a delta.
                 && frozen.pages() >= origin.snapshot.pages()
         });
         let parent = parent.map(|origin| origin.snapshot.clone());

@@ -1,11 +1,10 @@
 //! Sessions: a live guest whose calls continue from one another, on a tree of states.
 //!
-//! Promises: in each state memory and everything else of the guest are, bit for bit, what they were
-//! when it was frozen. A checkpoint, a rollback and a fork cost what changed, however large the guest and
-//! however long the tree's history is; relatives share every page that they have in common. A call that was
-//! cut short (a trap, a time limit, a panic of a host function) leaves a session that refuses calls until it is
-//! rolled back. No two forks, and no two tries after a rollback, draw the same random numbers, where the guest
-//! takes entropy as leases give it.
+//! Promises: each state holds memory and everything else of the guest bit for bit as they were when it was frozen. A
+//! checkpoint, a rollback and a fork cost only their changes, however large the guest and however long the tree's
+//! history is; relatives share every page that they have in common. A call that was cut short (a trap, a time limit,
+//! a panic of a host function) leaves a session that refuses calls until it is rolled back. No two forks, and no two
+//! tries after a rollback, draw the same random numbers, where the guest takes entropy as leases give it.
 //!
 //! A guest's file tree is part of every state. May break it: state outside the guest, in host
 //! functions, host directories and sockets. WASI's streams start anew after each rollback.
@@ -99,7 +98,7 @@ pub(crate) enum State {
 /// # }
 /// ```
 ///
-/// The guest's file tree ([`Options::files`](crate::Options::files)) and what it has open there are part of every
+/// The guest's file tree ([`Options::files`](crate::Options::files)) and its open files there are part of every
 /// state, and so are the files and descriptors of a Linux program. State of host functions, host directories and
 /// sockets are not. WASI streams belong to the live session: they start anew in each state that it moves to, and a
 /// guest that has files of a host directory open cannot be checkpointed.
@@ -128,7 +127,7 @@ impl std::fmt::Debug for Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if matches!(self.state, State::Calling) {
-            // Of no use to its relatives either.
+            // Its relatives cannot use it either.
             each!(&mut self.line, branch => branch.abandon());
         }
     }
@@ -246,7 +245,7 @@ impl Session {
         Ok(result?)
     }
 
-    /// How long until something happens in a Linux program by itself, as [`Lease::due`] says; never where calls are refused.
+    /// Time until the next event in a Linux program, as [`Lease::due`]; `None` if calls are refused.
     #[cfg(feature = "linux")]
     #[must_use]
     pub fn due(&self) -> Option<std::time::Duration> {
@@ -280,8 +279,8 @@ impl Session {
         self.with(|lease| lease.ask(call))
     }
 
-    /// Freezes the present state, as a child of the one that the session stands on, and stands on it from then
-    /// on. Costs what was written since that one. Names need not be unique.
+    /// Freezes the present state, as a child of the one that the session stands on, and stands on it from then on.
+    /// The cost follows the writes since that one. Names need not be unique.
     ///
     /// # Errors
     /// [`SessionError::State`] when the state cannot be kept: the guest has files open, or holds references to
@@ -296,8 +295,8 @@ impl Session {
     }
 
     /// Goes to any state of the tree: back, forward or across, also after the session failed. State that was not
-    /// frozen is lost. Costs what differs, and what was written. An instance that cannot be relied on, or not be
-    /// brought there in place, is replaced by a new one.
+    /// frozen is lost. The cost follows the differences and the writes. An instance that cannot be relied on, or not
+    /// be brought there in place, is replaced by a new one.
     ///
     /// # Errors
     /// [`SessionError::Tree`], with nothing changed. [`SessionError::State`] when a new instance cannot be
@@ -345,7 +344,7 @@ impl Session {
                 passing: None,
             }
         };
-        // It is theirs, too.
+        // It also belongs to them.
         self.passing = None;
         match &mut self.line {
             #[cfg(feature = "wasm")]
@@ -385,7 +384,7 @@ impl Session {
         each!(&self.line, branch => Ok(branch.tree().diff(one, two)?))
     }
 
-    /// In what the files of two states differ: which paths, and how many bytes.
+    /// The differences between the files of two states: which paths, and how many bytes.
     ///
     /// # Errors
     /// [`SessionError::Tree`]; [`SessionError::State`] when a layer of the tree cannot be read.
@@ -453,7 +452,8 @@ impl Session {
         each!(&self.line, branch => branch.tree().list())
     }
 
-    /// The state that the session stands on: its last checkpoint, or what it was rolled back to or forked from.
+    /// The state that the session stands on: its last checkpoint, or the target of its last rollback, or the origin
+    /// of its fork.
     #[must_use]
     pub fn at(&self) -> SnapshotId {
         each!(&self.line, branch => branch.at())
@@ -474,8 +474,8 @@ impl Session {
         }
     }
 
-    /// Saves the present state as a snapshot, which [`open`](crate::open) takes out again. In the directory of
-    /// the snapshot that the guest came out of, only what changed is stored.
+    /// Saves the present state as a snapshot, which [`open`](crate::open) takes out again. In the directory of the
+    /// snapshot that the guest came out of, only changes are stored.
     ///
     /// # Errors
     /// As [`Lease::save`], and [`SaveError::Freeze`] for a session that failed.

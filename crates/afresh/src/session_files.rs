@@ -1,4 +1,4 @@
-//! A session's files from outside: what a guest finds before its next call, and what its last one left.
+//! A session's files from outside: inputs for a guest's next call, and results of its last one.
 //!
 //! Files that are written here are part of the present state, like those that calls write: the next checkpoint
 //! freezes them, and a rollback undoes them.

@@ -1,7 +1,8 @@
-//! Sessions that are saved turn by turn: what a turn changed is stored, below the page, behind what was saved before.
+//! Sessions that are saved turn by turn: the changes of a turn are stored, at a finer grain than pages, behind the
+//! earlier ones.
 //!
 //! Promises: a turn that was saved is on disk, and opens in any process as the state that the session had. A process
-//! that is killed at any moment leaves the turn before or this one. The cost follows what the turn changed; now and
+//! that is killed at any moment leaves the turn before or this one. The cost follows the changes of the turn; now and
 //! then the turns are folded into a layer of pages, so that opening stays cheap however long a session lives.
 //!
 //! May break it: two sessions that are saved under one name. The second notices, and is refused.
@@ -22,7 +23,7 @@ const MOST_TURNS: usize = 256;
 /// In a remote, where each takes a request to open it.
 #[cfg(feature = "remote")]
 const MOST_DISTANT: usize = 64;
-/// Bytes of turns that follow on a snapshot before they are folded into it: what is read to open it.
+/// Bytes of turns that follow on a snapshot before they are folded into it: opening reads them all.
 const MOST_BYTES: u64 = 1 << 20;
 
 /// The cost of saving a session.
@@ -33,13 +34,13 @@ pub struct SavedTurn {
     pub id: Sha256,
     /// Turns that follow on the snapshot now; none when it is the session itself.
     pub turns: usize,
-    /// Bytes that the turn took. Of a session that was saved whole, 0.
+    /// Bytes that the turn took. 0 if the session was saved whole.
     pub bytes: u64,
     /// Pages that the turn changed.
     pub pages: usize,
 }
 
-/// Where a session is saved turn by turn, and what it was when it was last.
+/// Where a session is saved turn by turn, and its state at the last save.
 pub(crate) struct Saving {
     to: Reference,
     /// The directory that it is in, if it is one.
@@ -52,13 +53,13 @@ pub(crate) struct Saving {
 }
 
 impl Saving {
-    /// Appends what became of the session.
+    /// Appends the changes of the session.
     fn append(&mut self, frozen: &Frozen, options: &SaveOptions) -> Result<SavedTurn, Cause> {
         let (image, state) = (frozen.image().clone(), frozen.bytes()?);
         let before = (&self.image, &self.state[..]);
         let turn = turn_since(before, &image, &state, self.journal.last())?;
         let bytes = options.append(&mut self.journal, &turn).map_err(|error| {
-            // A journal is full only after folds failed, and their cause says more.
+            // A journal is full only after folds failed, and their cause is more informative.
             match (error, self.unfolded.take()) {
                 (afresh_store::SaveError::TooLarge { .. }, Some(cause)) => cause,
                 (error, unfolded) => {
@@ -89,7 +90,7 @@ impl Saving {
         Ok(())
     }
 
-    /// Whether so many turns follow in a remote that the session is better saved whole there.
+    /// Whether the turns in a remote are so many that the session is better saved whole there.
     fn is_long(&self) -> bool {
         #[cfg(feature = "remote")]
         if self.store.is_none() {
@@ -180,9 +181,10 @@ impl Frozen {
 }
 
 impl Session {
-    /// Saves what the session became since it was last saved there, which may be never: [`open`](crate::open) opens
-    /// the name as the session is now. The first time in a directory takes a snapshot, unless the session's guest
-    /// came out of one there; from then on a turn costs what it changed, in bytes and in time, and one write to disk.
+    /// Saves the session's changes since it was last saved there, which may be never: [`open`](crate::open) opens the
+    /// name as the session is now. The first time in a directory takes a snapshot, unless the session's guest came
+    /// out of one there; from then on the cost of a turn follows its changes, in bytes and in time, plus one write to
+    /// disk.
     ///
     /// The state becomes one of the tree, without a name; the next turn drops it again.
     ///
@@ -234,7 +236,7 @@ impl Session {
         if saved.is_ok() {
             saving.unfolded = saving.fold(options, &own).err();
         }
-        // Also after a failure: what was saved last is still what the next turn follows on.
+        // Also after a failure: the next turn still follows on the last save.
         self.saving = Some(saving);
         saved
     }
@@ -246,7 +248,7 @@ impl Session {
         self.saving.as_ref()?.unfolded.as_deref()
     }
 
-    /// The journal that the next turn can be appended to, if there is one.
+    /// The journal that the next turn can be appended to, if it exists.
     fn known_saving(
         &mut self,
         to: &Reference,

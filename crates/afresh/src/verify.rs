@@ -1,9 +1,9 @@
-//! Many calls, and before each the proof that nothing of the one before is left.
+//! Many calls, and before each the proof that no trace of the last one is left.
 //!
-//! Before every call the instance that the pool would hand out is compared with the warm state, byte by byte and
-//! global by global. The answer of a module is compared with that of an instance that has never run; for other
-//! guests, with the answer to the first call. Answers of two clones of a module, a component or a Linux program are
-//! compared value by value, to find random numbers that both draw.
+//! Before every call the next instance of the pool is compared with the warm state, byte by byte and global by
+//! global. The answer of a module is compared with that of an instance that has never run; for other guests, with the
+//! answer to the first call. Answers of two clones of a module, a component or a Linux program are compared value by
+//! value, to find random numbers that both draw.
 
 use std::collections::BTreeSet;
 
@@ -61,7 +61,7 @@ impl Verification {
         }
     }
 
-    /// Enters what a comparison before a call found.
+    /// Enters the findings of a comparison before a call.
     #[cfg(feature = "wasm")]
     fn add(&mut self, found: afresh_wasm::Comparison) {
         self.bytes_differ += found.bytes;
@@ -130,7 +130,7 @@ fn answer(lease: &mut Lease<'_>, call: &Call) -> Result<String, String> {
 }
 
 impl Guest {
-    /// Makes `call` so many times, and compares. `progress` is called after each.
+    /// Makes `call` `calls` times, and compares. `progress` is called after each.
     ///
     /// # Errors
     /// [`VerifyError`] when no comparison can be made; a difference is not an error.

@@ -52,8 +52,9 @@ impl ZeroedAlloc {
 }
 
 // SAFETY: a block of the pool is naturally aligned to its size, of at least 1 MiB, so to every
-// alignment that `order` lets through; it belongs to the caller until `dealloc`. The pool allocates
-// only small blocks while it takes or gives, which come from the system, so there is no recursion.
+// alignment that `order` lets through; it belongs to the caller until `dealloc`. While it takes or
+// gives, the pool allocates only small blocks, which come from the system, so there is no
+// recursion.
 unsafe impl GlobalAlloc for ZeroedAlloc {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the contract of this very method.

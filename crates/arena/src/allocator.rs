@@ -50,7 +50,7 @@ unsafe impl Allocator for &Region {
         old: Layout,
         new: Layout,
     ) -> Result<NonNull<[u8]>, AllocError> {
-        // SAFETY: the caller keeps the contract of this very method; what is gained is zero, as in
+        // SAFETY: the caller keeps the contract of this same method; the added bytes are zero, as in
         // `allocate_zeroed`.
         unsafe { self.grow(start, old, new) }
     }
@@ -66,7 +66,7 @@ unsafe impl Allocator for &Region {
         }
         let moved = self.allocate(new)?;
         debug_assert!(new.size() <= old.size());
-        // SAFETY: as in `grow`; the new block is as large as what is copied.
+        // SAFETY: as in `grow`; the new block has the length of the copy.
         unsafe { moved.cast::<u8>().copy_from_nonoverlapping(start, new.size()) };
         Ok(moved)
     }

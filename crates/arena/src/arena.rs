@@ -44,9 +44,9 @@ pub struct ArenaOptions {
     pub max: usize,
     /// When memory is taken.
     pub commit: Commit,
-    /// Whether the arena learns from its last cycles: huge pages that prove sparse get the kernel's 4 KiB
-    /// pages instead of 2 MiB frames (overcommitted, as all anonymous memory is), and with
-    /// [`Commit::OnTouch`] what was touched in the last cycle is mapped beforehand.
+    /// Whether the arena learns from its last cycles: huge pages that prove sparse get the kernel's
+    /// 4 KiB pages instead of 2 MiB frames (overcommitted, as all anonymous memory is), and with
+    /// [`Commit::OnTouch`] pages touched in the last cycle are mapped beforehand.
     pub adapt: bool,
     /// Largest window mapped by one fault, in huge pages.
     pub window: usize,

@@ -1,4 +1,4 @@
-//! An arena's content as an image, and back: what a snapshot holds of it.
+//! An arena's content in a snapshot: written as an image, and read back.
 //!
 //! An arena is zero at every start, so its content is copied in both directions. For memory that starts from an
 //! image, and only pays for a run's writes, use a slot over that image (`afresh_memory::Slot`), which may still be

@@ -1,4 +1,4 @@
-//! A huge page: 2 MiB of an arena, what backs it, and what is mapped there.
+//! A huge page: 2 MiB of an arena, its backing and its mappings.
 
 use afresh_frames::{DirtyFrame, Order};
 use afresh_sys::HUGE_PAGES;

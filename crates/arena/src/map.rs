@@ -78,7 +78,7 @@ pub(crate) struct View {
     size: AtomicUsize,
     adapt: bool,
     faults: AtomicUsize,
-    /// Set when something stayed accessible that should not be: what was there would be seen after growth.
+    /// Set when memory stayed accessible that should not be: its content would be visible after growth.
     unclean: AtomicBool,
     /// The process that made it.
     generation: u32,
@@ -209,7 +209,7 @@ impl View {
         whole
     }
 
-    /// Maps what the last huge page gains when the arena grows from `old` to `new` pages.
+    /// Maps the part that the last huge page gains when the arena grows from `old` to `new` pages.
     fn extend(&self, locked: &mut Locked, old: usize, new: usize) -> Result<(), ArenaError> {
         let edge = old.next_multiple_of(HUGE_PAGES).min(new);
         let gain = PageRange::new(old, edge - old);
@@ -240,8 +240,8 @@ impl View {
         Ok(())
     }
 
-    /// Sees to it that faults find memory in the pool. It is a wish: what the pool cannot have comes
-    /// from the kernel.
+    /// Sees to it that faults find memory in the pool. This is best effort: memory that the pool lacks comes from the
+    /// kernel.
     pub(crate) fn stock(&self, pages: usize) -> Result<(), ArenaError> {
         match self.pool.stock(pages) {
             Err(TakeError::Limit { .. } | TakeError::Fragmented { .. }) | Ok(()) => Ok(()),
@@ -249,9 +249,9 @@ impl View {
         }
     }
 
-    /// Maps what can be known beforehand, so that touching it raises no signal: the kernel's memory
-    /// over sparse huge pages, which costs nothing until it is touched, and frames over the huge pages that
-    /// had some in the last cycle, as far as the pool has them at hand.
+    /// Maps predictable touches beforehand, so that they raise no signal: the kernel's memory over sparse huge pages,
+    /// which costs nothing until it is touched, and frames over the huge pages that had some in the last cycle, as
+    /// far as the pool has them at hand.
     pub(crate) fn anticipate(&self, range: PageRange) -> Result<(), ArenaError> {
         if !self.adapt || range.is_empty() {
             return Ok(());

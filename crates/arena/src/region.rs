@@ -1,7 +1,7 @@
 //! A region: values allocated one after the other in an arena, and freed all at once.
 //!
-//! Freeing is resetting the arena, so memory comes back zero, and a region reused a million times
-//! costs what one costs. Values are not dropped: put only what needs no destructor in it.
+//! Freeing is resetting the arena, so memory comes back zero, and a region reused a million times costs what one
+//! costs. Values are not dropped: allocate only values that need no destructor.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::{NonNull, null_mut};

@@ -327,7 +327,7 @@ fn a_refusal_of_the_kernel_at_any_step_leaks_no_secret_and_loses_no_page_silentl
     }
 }
 
-/// Runs the named test again in a child, which is to die of a signal; returns that signal.
+/// Runs the named test again in a child, which must die of a signal; returns that signal.
 fn signal_of_child(name: &str, what: &str) -> Option<i32> {
     use std::os::unix::process::ExitStatusExt;
     afresh_sys::again(name)

@@ -1,8 +1,8 @@
 //! `component/hello`, `component/js-http`, `component/py-http`: a handler of `wasi:http` that answers at once, in
-//! Rust, and those that the tools of two languages built, which are asked for a look at two hundred of the things
-//! that they keep; a request to a new instance each, by afresh and by wasmtime's ways on the same component. Both
-//! tools leave the state of an initialised program in the component, so all begin with the same. The floor is one
-//! wasmtime instance that answers every request.
+//! Rust, and two handlers from the tools of other languages, which read two hundred of their stored items for each
+//! request. Each request runs in a new instance, by afresh and by wasmtime's ways on the same component. Both tools
+//! leave the state of an initialised program in the component, so all begin with the same. The floor is one wasmtime
+//! instance that answers every request.
 
 use std::path::Path;
 use std::time::Duration;
@@ -31,7 +31,7 @@ use crate::row::{Contestant, Options, Sink, contest};
 /// The strategy of one instance that is never reset.
 const FLOOR: &str = "floor/never-reset";
 
-/// Most time for one request, and bytes of its answer.
+/// Time limit of one request, and maximum bytes of its answer.
 const LIMITS: (Duration, usize) = (Duration::from_secs(60), 1 << 20);
 
 /// The store data of a wasmtime instance.
@@ -68,7 +68,7 @@ fn view(host: &mut RivalHost) -> WasiHttpCtxView<'_> {
     WasiHttpCtxView { hooks: &mut host.hooks, table: &mut host.table, ctx: &mut host.http }
 }
 
-/// A component ready to be asked by wasmtime.
+/// A component ready for requests by wasmtime.
 struct RivalGuest {
     engine: wasmtime::Engine,
     pre: ProxyPre<RivalHost>,
@@ -144,10 +144,10 @@ fn ours(path: &Path, runtime: &Runtime) -> anyhow::Result<Handler> {
     handler.ok_or_else(|| anyhow::anyhow!("it answers no requests"))
 }
 
-/// The contest on the handler in the file `path`, which is asked for `target`.
+/// The contest on the handler in the file `path`, with requests for `target`.
 ///
 /// # Errors
-/// The first that any contestant meets, or answers that differ.
+/// The first error of any contestant, or answers that differ.
 pub fn handler(
     path: &Path,
     target: &str,

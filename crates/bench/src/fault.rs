@@ -37,7 +37,7 @@ impl Sample {
     }
 }
 
-/// One way to come by memory. An instance belongs to one thread.
+/// One way to obtain memory. An instance belongs to one thread.
 trait Strategy: Send {
     /// Runs a cycle.
     fn cycle(&mut self, case: &Case) -> Result<Sample>;

@@ -392,7 +392,7 @@ fn throughput(hosts: usize) -> f64 {
 /// The whole table.
 ///
 /// # Errors
-/// When what the policy promises is not what comes out.
+/// When the outcome contradicts the policy's promises.
 pub fn all(scale: Scale, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     let sink: &mut Sink<'_> = &mut |row: &Row| {
         if options.wants(&row.case, &row.strategy) {

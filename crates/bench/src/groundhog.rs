@@ -1,10 +1,10 @@
 //! Groundhog's way to give each request the same state, for comparisons: a manager outside of an unchanged process stops it, finds
 //! the pages that it has written, writes their old content back, and sets its registers (Alzayat, Mace, Druschel and Garg, EuroSys 2023).
 //!
-//! Where the authors clear soft-dirty bits, the kernel's asynchronous write protection is used, which not only
-//! kernels with `CONFIG_MEM_SOFT_DIRTY` have: one walk over the page tables finds what was written, a second one
-//! protects it again. Kernel state of the process (descriptors, files, signals) is not restored, as in their work;
-//! the process has one thread.
+//! Where the authors clear soft-dirty bits, this uses the kernel's asynchronous write protection, which does not need
+//! `CONFIG_MEM_SOFT_DIRTY`: one walk over the page tables finds written pages, a second one protects them again.
+//! Kernel state of the process (descriptors, files, signals) is not restored, as in their work; the process has one
+//! thread.
 
 use std::fs::File;
 use std::io;
@@ -132,7 +132,7 @@ fn inject(
     let mut call = *at;
     call.rip -= CALL_LEN;
     (call.rax, call.rdi, call.rsi) = (number as u64, args[0], args[1]);
-    // So that the kernel does not take it for a call that is to be made again.
+    // So that the kernel does not restart it as an interrupted call.
     call.orig_rax = u64::MAX;
     set_registers(pid, &call)?;
     trace(libc::PTRACE_SINGLESTEP, pid, 0, 0)?;
@@ -156,7 +156,7 @@ fn transfer(
     let wanted: usize = here.iter().map(|part| part.iov_len).sum();
     let (h, t) = (here.as_ptr(), there.as_ptr());
     let (hn, tn) = (here.len() as libc::c_ulong, there.len() as libc::c_ulong);
-    // SAFETY: the vectors of this process are live buffers of the callers', who lend them for reading or writing as asked; the
+    // SAFETY: the vectors of this process are live buffers of the callers, borrowed for reading or writing; the
     // kernel checks the others.
     let moved = unsafe {
         match writes {
@@ -297,7 +297,7 @@ impl Groundhog {
         set_registers(self.pid, &self.registers)
     }
 
-    /// Unmaps what was mapped since.
+    /// Unmaps everything mapped since.
     fn lay_out(&self) -> anyhow::Result<()> {
         let now = maps(self.pid)?;
         if now.iter().map(|line| &line.range).eq(&self.layout) {
@@ -355,7 +355,7 @@ impl Groundhog {
                 returned: WRITTEN,
                 ..Scan::default()
             };
-            // SAFETY: the argument and the regions that it names live through the call, and their sizes are said.
+            // SAFETY: the argument and the regions in it live through the call, with correct sizes.
             let n = unsafe { libc::ioctl(self.pages.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
             let n = usize::try_from(n).map_err(|_| failed("PAGEMAP_SCAN"))?;
             found.extend(regions[..n].iter().map(|region| region.start..region.end));

@@ -50,7 +50,7 @@ impl<T: Send> InstanceState for State<'_, T> {
             Some(Val::F32(v)) => SnapshotVal::F32(v),
             Some(Val::F64(v)) => SnapshotVal::F64(v),
             Some(Val::V128(v)) => SnapshotVal::V128(v.as_u128()),
-            other => unreachable!("wizer asks for numbers that it exported, not {other:?}"),
+            other => unreachable!("wizer reads numbers that it exported, not {other:?}"),
         }
     }
 
@@ -69,10 +69,10 @@ pub(crate) fn ready<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     }
 }
 
-/// The module with the state that `_initialize` and `warm` leave, as wasmtime-wizer makes it.
+/// The module with its state after `_initialize` and `warm`, as wasmtime-wizer makes it.
 ///
 /// # Errors
-/// What wizer or wasmtime says.
+/// Any error of wizer or wasmtime.
 pub fn wizen(wasm: &[u8], warm: &str) -> anyhow::Result<Vec<u8>> {
     let mut wizer = Wizer::new();
     wizer.init_func(warm).keep_init_func(true);

@@ -2,7 +2,7 @@
 //! pristine call, a clone, a thaw and a start. The rivals do not use afresh: no reset at all, a process that is
 //! restored from outside, a server that forks for each request, and a new process for each.
 //!
-//! All of it takes turns on one processor, for a guest and who serves its system calls do, too.
+//! All processes share one processor, because a guest and its sentry also take turns.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -64,7 +64,7 @@ const CASES: [Case; 3] = [
     },
 ];
 
-/// A server of HTTP in JavaScript, and what it is asked.
+/// An HTTP server in JavaScript, and its request.
 const NODE: &str = "/usr/bin/node";
 const SERVER: &str = "let served = 0; require('http').createServer((request, response) => { \
     response.setHeader('Served', ++served); response.end('hello ' + request.url) }).listen(PORT, '127.0.0.1');";
@@ -107,7 +107,7 @@ impl Python {
         ensure!(out.status.success(), "python3: {}", out.status);
         let said = String::from_utf8(out.stdout)?;
         let mut lines = said.lines().map(str::to_owned);
-        let path = lines.next().context("python3 does not say where it is")?;
+        let path = lines.next().context("python3 does not report its path")?;
         Ok(Self { path, prefixes: lines.filter(|prefix| prefix != "/usr").collect() })
     }
 
@@ -178,7 +178,7 @@ fn new_process(python: &Python, case: &Case) -> anyhow::Result<()> {
     Server::start(python.command(case, &case.script(false)))?.ask(case)
 }
 
-/// Keeps this thread, and what it starts, on the processor that it is on.
+/// Keeps this thread, and all that it starts, on its present processor.
 fn stay() -> anyhow::Result<()> {
     let mut one = rustix::thread::CpuSet::new();
     one.set(rustix::thread::sched_getcpu());
@@ -347,7 +347,7 @@ impl Drop for Listening {
     }
 }
 
-/// Whether it is the answer, and, if `nth` says so, of a server that has answered exactly so many.
+/// Checks the answer and, if `nth` is given, that the server has answered exactly that many.
 fn check_http(answer: &[u8], nth: Option<usize>) -> anyhow::Result<()> {
     let text = String::from_utf8_lossy(answer);
     let served: Option<usize> =
@@ -371,7 +371,7 @@ fn node(dir: &Path, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()
     let mut plain = Listening::start()?;
     // As warm as ours.
     (0..NODE_WARMING).try_for_each(|_| plain.ask())?;
-    // Each call finds the server as its warm-up left it, after so many answers.
+    // Each call finds the server in its warm state, after that many answers.
     let nth = Some(NODE_WARMING + 1);
     let calls = vec![
         Contestant::new("afresh", || check_http(&ours.call_pristine(GET.as_bytes())?, nth)),

@@ -14,12 +14,13 @@ use crate::session_files::copy;
 
 /// Name of the table.
 const TABLE: &str = "linux";
-/// How many files there are.
+/// The numbers of files.
 const COUNTS: [usize; 2] = [10, 10_000];
 /// Bytes that the program may write.
 const STORAGE: u64 = 1 << 30;
 
-/// Makes FILES files; a turn changes ten of them, and each answer says how many turns there were and how long the first ten are.
+/// Makes FILES files; a turn changes ten of them, and each answer has the number of turns and the lengths of the
+/// first ten.
 const SCRIPT: &str = "import sys, os
 path = lambda i: f'/files/d{i % 100}/f{i}'
 for i in range(FILES):

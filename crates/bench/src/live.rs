@@ -1,4 +1,4 @@
-//! The floor: one live instance that is called and never reset, or reset by nothing but copying what is
+//! The floor: one live instance that is called and never reset, or reset only by copying memory
 //! known to be dirty. No pristine call can be cheaper.
 
 use wasmtime::{Engine, Instance, Linker, Memory, Module, Store, TypedFunc};
@@ -17,7 +17,7 @@ impl Live {
     /// Instantiates `wasm` and keeps a copy of its memory.
     ///
     /// # Errors
-    /// What wasmtime says.
+    /// Any error of wasmtime.
     pub fn new(wasm: &[u8], function: &str) -> anyhow::Result<Self> {
         let inner = || -> wasmtime::Result<Self> {
             let engine = Engine::default();

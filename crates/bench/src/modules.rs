@@ -19,7 +19,7 @@ pub const DIRTY: (usize, usize) = (256 << 10, 1 << 20);
 /// Where `scatter64` writes first, and the distance between its pages.
 pub const SCATTER: (usize, usize) = (128 << 10, 20 << 10);
 
-/// How a module is to be made.
+/// The shape of a module.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Name in the tables.

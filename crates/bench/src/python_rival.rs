@@ -62,7 +62,7 @@ fn linker(engine: &Engine) -> wasmtime::Result<Linker<RivalHost>> {
     Ok(linker)
 }
 
-/// Takes a frame: an answer is kept, what else is said is dropped.
+/// Takes a frame: an answer is kept, other frames are dropped.
 fn take_frame(
     mut caller: Caller<'_, RivalHost>,
     address: i32,
@@ -103,7 +103,7 @@ fn with_stack(rival: Rival) -> wasmtime::Result<Engine> {
     Engine::new(rival.config().max_wasm_stack(STACK).async_stack_size(2 * STACK))
 }
 
-/// Bytes of stack: what fits into a thread's own.
+/// Bytes of stack, which fit into a thread's own.
 const STACK: usize = 4 << 20;
 
 impl Shared {
@@ -173,7 +173,7 @@ pub(crate) struct RivalPython {
     engine: Engine,
     pre: InstancePre<RivalHost>,
     shared: Arc<Shared>,
-    /// How many clones there were.
+    /// The number of clones.
     clones: AtomicU64,
 }
 

@@ -1,9 +1,9 @@
 //! The restore benchmark: every strategy of the pager, its rivals, and a plain mmap with the same touches.
 //!
-//! One word of every page is touched, in random or in sequential order, by reads or by writes; or of a
-//! known twentieth of the pages. The clock runs from the call that starts the restore to the last touch.
-//! Strategies take turns within a round, so that whatever else the machine does falls on all of them;
-//! ratios are taken within a round. `afresh bench restore` is this module.
+//! One word of every page is touched, in random or in sequential order, by reads or by writes; or of a known
+//! twentieth of the pages. The clock runs from the call that starts the restore to the last touch. Strategies take
+//! turns within a round, so that other load on the machine affects all of them; ratios are taken within a round.
+//! `afresh bench restore` is this module.
 
 mod corpus;
 mod report;

@@ -28,7 +28,7 @@ pub enum Rival {
     Pooling,
     /// The same, giving memory back in batches of 64.
     PoolingBatch,
-    /// The same, keeping all memory resident and finding what to clear by a page-table scan.
+    /// The same, keeping all memory resident and finding the pages to clear by a page-table scan.
     PoolingScan,
 }
 
@@ -91,7 +91,7 @@ impl RivalGuest {
     /// Compiles `wasm` for calls of `function`.
     ///
     /// # Errors
-    /// What wasmtime says.
+    /// Any error of wasmtime.
     pub fn new(rival: Rival, wasm: &[u8], function: &str) -> anyhow::Result<Self> {
         let inner = || -> wasmtime::Result<Self> {
             let engine = rival.engine()?;

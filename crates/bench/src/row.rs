@@ -21,7 +21,7 @@ pub struct Row {
     pub min: f64,
     /// 99th percentile over rounds.
     pub p99: f64,
-    /// Of the three figures; lower is better.
+    /// The unit of the three figures; lower is better.
     pub unit: &'static str,
     /// Further columns of the table, by name.
     pub more: Vec<(&'static str, Value)>,
@@ -47,7 +47,7 @@ impl Row {
 /// Takes rows as they come.
 pub type Sink<'a> = dyn FnMut(&Row) + 'a;
 
-/// How long and how much to measure.
+/// The extent of the measurement.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Rounds per case.
@@ -109,7 +109,7 @@ impl<'a> Contestant<'a> {
         })
     }
 
-    /// A contestant that times itself, so that what it must prepare stays outside the clock.
+    /// A contestant that times itself, so that its preparation stays outside the clock.
     pub fn timed(
         strategy: impl Into<String>,
         run: impl FnMut(u64) -> anyhow::Result<Duration> + 'a,
@@ -187,7 +187,7 @@ pub fn summarise(
     Row { table, case, strategy, threads, median, min, p99, unit: "us", more: Vec::new() }
 }
 
-/// Median, least and 99th percentile; nothing of no values.
+/// Median, minimum and 99th percentile; zeros without values.
 pub(crate) fn spread(mut values: Vec<f64>) -> [f64; 3] {
     [0.5, 0.0, 0.99].map(|q| quantile(&mut values, q))
 }

@@ -1,7 +1,7 @@
 //! `serve`: requests over HTTP at a fixed number of connections, compared with `wasmtime serve` on the same
 //! component; and the operations of a sandbox over HTTP.
 //!
-//! Each server is a separate process. The contestants take turns, so that what else the host does meets all of them.
+//! Each server is a separate process. The contestants take turns, so that other load of the host meets all of them.
 //! The client is as simple as can be: a thread for each connection, which waits for each answer.
 
 mod far;
@@ -22,7 +22,7 @@ use server::{Connection, Server, raise_files, request, resident};
 
 /// Name of the table.
 const TABLE: &str = "serve";
-/// Connections that ask at the same time.
+/// Concurrent connections.
 const CONNECTIONS: usize = 16;
 
 /// The programs and guests of the measurement.
@@ -132,7 +132,7 @@ fn requests(
     Ok(())
 }
 
-/// Connections that are held open and say nothing.
+/// Connections that are held open and idle.
 const IDLE: usize = 10_000;
 
 /// The cost of ten thousand idle connections, while one is answered among them.

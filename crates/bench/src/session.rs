@@ -171,11 +171,11 @@ fn time<R>(run: impl FnOnce() -> anyhow::Result<R>) -> anyhow::Result<(Duration,
     Ok((started.elapsed(), result))
 }
 
-/// The contests on the byte-handling JavaScript guest in `wasm`; `small` is a guest that evaluates JavaScript and
-/// has no heap to speak of, where there is one.
+/// The contests on the byte-handling JavaScript guest in `wasm`; `small` is a guest that evaluates JavaScript and has
+/// a small heap, if available.
 ///
 /// # Errors
-/// The first that any contestant meets.
+/// The first error of any contestant.
 pub fn all(
     wasm: &[u8],
     small: Option<&[u8]>,
@@ -216,7 +216,7 @@ fn checkpoint(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Re
     changed(wasm, options, sink)
 }
 
-/// How many pages a turn changes: what the costs above are to be held against.
+/// The number of pages that a turn changes: the measure for the costs above.
 fn changed(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     const STRATEGY: &str = "pages of a turn";
     if !options.wants("js45/checkpoint", STRATEGY) {
@@ -261,7 +261,7 @@ fn rollback(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Resu
 }
 
 fn fork(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
-    // Until there are so many sessions; their instances come with their first calls, which is the next case.
+    // Until that many sessions exist; their instances come with their first calls, which is the next case.
     let (mut ours, mut plain) = (Ours::new(wasm)?, Plain::new(wasm)?);
     let forks = |ours: &mut Ours, many: usize| -> anyhow::Result<Vec<Branch<Session>>> {
         let here = ours.branch.current()?;

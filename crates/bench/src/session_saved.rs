@@ -197,7 +197,7 @@ fn reopen(
     let timed = |what: &Reference, first: bool, n: u64| {
         let mut total = Duration::ZERO;
         for _ in 0..n {
-            // Taking it down is no part of it.
+            // The time to take it down does not count.
             total += open(what, first)?.0;
         }
         anyhow::Ok(total)

@@ -1,8 +1,8 @@
 //! `start`: from a snapshot alone to the first answer of the warm JavaScript guest, compared with the ways that fetch
 //! everything first, and with warming it anew.
 //!
-//! Each run is what a new process does: an engine, the snapshot opened, a guest, one call. The compiled
-//! module comes from a cache in every case.
+//! Each run does the work of a new process: an engine, the snapshot opened, a guest, one call. The compiled module
+//! comes from a cache in every case.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ fn engine(cache: &Path) -> anyhow::Result<Engine> {
     Ok(Engine::new(EngineConfig { timeouts: false, cache, ..EngineConfig::default() })?)
 }
 
-/// An answer, and the guest that gave it: taking that down is no part of a start.
+/// An answer, and the guest that gave it: taking that down does not count as a part of a start.
 type Answered = (Vec<u8>, Warm, Option<Frozen>);
 
 /// One answer of a thawed guest.

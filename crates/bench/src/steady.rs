@@ -1,7 +1,7 @@
 //! The steady state of the write set, counted: faults by `getrusage`, system calls by `strace`.
 //!
-//! [`run`] asks for its faults right before and right after the calls. These two questions are system calls
-//! too, and what `strace` saw between them, of every thread, is what the calls cost.
+//! [`run`] reads its faults right before and right after the calls. Both reads are system calls as well, and the
+//! calls that `strace` saw between them, of every thread, are the cost.
 
 use std::process::Command;
 

@@ -359,7 +359,7 @@ impl Entrant {
     }
 }
 
-/// Nanoseconds that `make` takes; what it made is dropped outside the clock.
+/// Nanoseconds that `make` takes; its result is dropped outside the clock.
 fn timed(make: impl FnOnce() -> anyhow::Result<Sandbox>) -> anyhow::Result<u64> {
     let start = Instant::now();
     let sandbox = make()?;

@@ -169,7 +169,7 @@ fn scaled(
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                // The first call of a thread makes its instance; not what is measured.
+                // The first call of a thread makes its instance, which is not measured.
                 let first = call();
                 barrier.wait();
                 let mut count = 0;

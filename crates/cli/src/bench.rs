@@ -105,7 +105,7 @@ enum Table {
         /// Where the snapshots of the benchmark are made.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
-        /// A remote to open them in, too: a URL.
+        /// A remote to open them in as well: a URL.
         #[arg(long, value_name = "URL")]
         remote: Option<String>,
     },
@@ -138,7 +138,7 @@ enum Table {
     Serve {
         #[command(flatten)]
         common: Common,
-        /// The command of wasmtime 48; `cargo install wasmtime-cli@48` has it.
+        /// The command of wasmtime 48 (`cargo install wasmtime-cli@48`).
         #[arg(long, default_value = "wasmtime")]
         wasmtime: PathBuf,
         /// The HTTP component.
@@ -147,7 +147,7 @@ enum Table {
         /// The JavaScript guest.
         #[arg(long, default_value = "target/guests/js.wasm")]
         js: PathBuf,
-        /// The JavaScript guest as an HTTP component; `rivals/jshttp/Cargo.toml` says how it is built.
+        /// The JavaScript guest as an HTTP component; see `rivals/jshttp/Cargo.toml` for its build.
         #[arg(long, default_value = "rivals/jshttp/target/wasm32-wasip2/release/jshttp.wasm")]
         jshttp: PathBuf,
         /// The interpreter that sandboxes run.

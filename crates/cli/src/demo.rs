@@ -1,7 +1,7 @@
 //! `afresh demo`: the promise, shown on a real JavaScript engine.
 //!
 //! One call plants a secret and pollutes the prototypes of every object; the next starts from the
-//! same warm heap and finds nothing of it. Then the price: microseconds per request, compared with
+//! same warm heap without a trace of it. Then the price: microseconds per request, compared with
 //! wasmtime's best configurations and a full copy of the memory.
 
 use std::path::PathBuf;

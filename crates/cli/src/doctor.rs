@@ -1,4 +1,4 @@
-//! `afresh doctor`: what this host offers, what it costs here, and which strategy that chooses.
+//! `afresh doctor`: this host's features, their costs here, and the strategy that follows.
 
 use std::process::ExitCode;
 
@@ -138,7 +138,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             ] {
                 say!("  {what:<34} {ns:>8.0}")?;
             }
-            // Where the two lines cross: what the fallback to discarding is decided by.
+            // Where the two lines cross, which decides on the fallback to discarding.
             let per_page = cost.fault + cost.discard_page;
             say!(
                 "  Copying {:.0} pages of a write set costs as much as discarding and faulting one page in.\n",

@@ -47,13 +47,14 @@ pub(crate) struct JoinArguments {
     /// The fleet, if several meet at the same NATS servers.
     #[arg(long, value_name = "NAME", requires = "nats")]
     fleet: Option<String>,
-    /// Where all hosts of the fleet keep what sandboxes save: a URL, or a directory that all of them see.
+    /// Where all hosts of the fleet keep saved sandboxes: a URL, or a directory that all of them
+    /// see.
     #[arg(long, value_name = "PLACE", requires = "nats")]
     store: Option<String>,
     /// The name of this host; its host name if not given.
     #[arg(long, value_name = "NAME", requires = "nats")]
     host_name: Option<String>,
-    /// After so long without a sign of a host, others take what it had; the same on all hosts.
+    /// Time without a sign of a host after which others take over its work; the same on all hosts.
     #[arg(long, value_name = "TIME", requires = "nats", value_parser = afresh_serve::parse_duration)]
     lease: Option<Duration>,
     /// Servers of a NATS cluster that keep each entry.

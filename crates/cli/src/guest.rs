@@ -32,18 +32,17 @@ pub(crate) struct OpenArguments {
     /// by commas: `warm:100,2`. For a Linux program, an image's too, lines that it answers first; for a server, requests: `GET /path`.
     #[arg(long = "warm", value_name = "F[:ARGS]")]
     warm: Vec<String>,
-    /// How often those calls are made. Programs that compile what they run often, as Node does, answer twenty times
-    /// faster from a state in which they have.
+    /// Repetitions of those calls. Programs that compile code they run often, as Node does, answer twenty times
+    /// faster once that is compiled.
     #[arg(long, value_name = "N", default_value_t = 1)]
     warm_times: usize,
-    /// Most milliseconds one call may take.
+    /// Time limit of one call, in milliseconds.
     #[arg(long, value_name = "MS")]
     pub(crate) timeout: Option<u64>,
-    /// Most MiB one memory of the guest may grow to; for a micro-VM, its memory; for a Linux program, what it
-    /// may map.
+    /// Maximum MiB of one guest memory; for a micro-VM, its memory; for a Linux program, its mappings.
     #[arg(long, value_name = "MIB")]
     pub(crate) memory: Option<u64>,
-    /// Where compiled guests are kept between runs. Its files are native code: it must be yours alone.
+    /// Directory for compiled guests between runs. Its files are native code: it must be yours alone.
     #[arg(long, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
     /// Environment variables for the guest.
@@ -73,12 +72,12 @@ pub(crate) struct OpenArguments {
 pub(crate) struct Command<'a> {
     /// Its arguments, after its name.
     pub(crate) arguments: &'a [String],
-    /// Its standard input; if there is no input and `interactive` is set, this process's own.
+    /// Its standard input; this process's own if there is none and `interactive` is set.
     pub(crate) input: Option<Vec<u8>>,
     pub(crate) interactive: bool,
-    /// Whether what it writes is shown.
+    /// Whether its output is shown.
     pub(crate) shown: bool,
-    /// Calls of the warm-up before those that are asked for.
+    /// Calls of the warm-up before the requested ones.
     pub(crate) first: Vec<Call>,
     /// The language that a Linux program evaluates.
     #[cfg(all(feature = "serve", feature = "linux"))]
@@ -131,7 +130,7 @@ impl GuestArguments {
         Ok(options.wasm(wasm))
     }
 
-    /// Most time for one call, if there is any.
+    /// Time limit of one call, if set.
     #[cfg(feature = "serve")]
     pub(crate) fn timeout(&self) -> Option<Duration> {
         self.how.timeout.map(Duration::from_millis)
@@ -193,7 +192,7 @@ impl OpenArguments {
         }
         #[cfg(feature = "wasm")]
         let options = {
-            // A Linux program may be granted a file, too.
+            // A Linux program may also be granted a file.
             let dir: &[String] = if self.is_program() { &[] } else { &self.dir };
             let wasm = self.wasm.options(guest, command, &env, dir)?;
             self.wasm.engine(options).wasm(wasm)
@@ -208,7 +207,7 @@ impl OpenArguments {
         Ok(options)
     }
 
-    /// The environment that is asked for.
+    /// The requested environment.
     pub(crate) fn env(&self) -> anyhow::Result<Vec<(String, String)>> {
         let pair = |pair: &String| {
             let parts =
@@ -218,7 +217,7 @@ impl OpenArguments {
         self.env.iter().map(pair).collect()
     }
 
-    /// Whether the guest is said to be a Linux program.
+    /// Whether the options declare the guest a Linux program.
     fn is_program(&self) -> bool {
         #[cfg(feature = "linux")]
         return self.linux;

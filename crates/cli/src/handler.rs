@@ -18,7 +18,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Most bytes of one answer.
 const MAX_ANSWER: usize = 1 << 30;
 
-/// A handler, and what it is asked.
+/// A handler, and its request.
 pub(crate) struct HandlerRequest {
     runtime: Runtime,
     handler: Handler,
@@ -51,7 +51,8 @@ impl HandlerRequest {
         Ok(handler.map(|handler| Self { runtime, handler, path, body }))
     }
 
-    /// Asks so many times, and prints the bodies; an answer that says that the server failed is the guest's failure.
+    /// Sends the request `repeat` times, and prints the bodies; an answer with a server error is a failure of the
+    /// guest.
     pub(crate) fn run(
         &self,
         repeat: u64,
@@ -85,7 +86,7 @@ impl HandlerRequest {
         Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
-    /// Asks so many times, and before each compares what the next instance gets with the warm state.
+    /// Sends the request several times, and before each compares the next instance with the warm state.
     pub(crate) fn verify(
         &self,
         calls: u64,

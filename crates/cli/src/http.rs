@@ -1,7 +1,7 @@
-//! `afresh serve` over HTTP: from arguments and a file to a server, and what signals mean to it.
+//! `afresh serve` over HTTP: makes a server from arguments and a file, and handles signals.
 //!
-//! SIGTERM and SIGINT end it when what has reached it is answered, a second SIGINT at once; SIGHUP has it read its
-//! file, keys and certificate and open its guests anew.
+//! SIGTERM and SIGINT end it when all received requests are answered, a second SIGINT at once; SIGHUP makes it read
+//! its file, keys and certificate and open its guests anew.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,10 +26,10 @@ use crate::serve::Arguments;
 #[derive(Debug, Args)]
 #[group(id = "http", conflicts_with = "stdio", multiple = true)]
 pub(crate) struct HttpArguments {
-    /// Where requests come in; 127.0.0.1:8080 if not given.
+    /// Address for requests; 127.0.0.1:8080 if not given.
     #[arg(long, value_name = "ADDR:PORT")]
     addr: Option<SocketAddr>,
-    /// Where /metrics, /status, /healthz and /readyz are asked for, if not where requests come in.
+    /// Address for /metrics, /status, /healthz and /readyz, if not that for requests.
     #[arg(long, value_name = "ADDR:PORT")]
     admin: Option<SocketAddr>,
     /// Guests, routes and budgets from a file; guests of the command line come in addition.
@@ -38,20 +38,19 @@ pub(crate) struct HttpArguments {
     /// Content type of byte-guest responses.
     #[arg(long, value_name = "TYPE")]
     content_type: Option<String>,
-    /// Most KiB of one request's body.
+    /// Maximum KiB of a request body.
     #[arg(long, value_name = "KIB")]
     max_body: Option<usize>,
-    /// Most requests that guests answer at the same time, all together.
+    /// Maximum requests that guests answer at the same time, all together.
     #[arg(long, value_name = "N")]
     max_concurrent_requests: Option<usize>,
-    /// Most connections at the same time.
+    /// Maximum connections at the same time.
     #[arg(long, value_name = "N")]
     max_concurrent_connections: Option<usize>,
-    /// Requests that one instance answers before it is brought back: with more than 1 they see what those
-    /// before have left.
+    /// Requests that one instance answers before it is reset: with more than 1 they see the state of earlier ones.
     #[arg(long, value_name = "N")]
     max_instance_reuse_count: Option<usize>,
-    /// How long an instance that may answer more is kept for that, as `1s` or `100ms`.
+    /// How long an instance that may answer more requests stays idle, as `1s` or `100ms`.
     #[arg(long, value_name = "TIME", value_parser = afresh_serve::parse_duration)]
     idle_instance_timeout: Option<Duration>,
     /// Serve HTTPS with this certificate, a file in PEM with those that lead to a known one behind it.
@@ -164,7 +163,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         let traces = afresh_serve::otel::Settings::from_env()?;
         let notes = traces.as_ref().map_or_else(Vec::new, |traces| traces.notes().to_vec());
         let traces = traces.map(afresh_serve::otel::Traces::new);
-        // The spans of the server itself, whatever is logged.
+        // The spans of the server itself, for every log level.
         let own = Targets::new().with_target("afresh", LevelFilter::DEBUG);
         subscriber.with(traces.as_ref().map(|traces| traces.layer().with_filter(own))).init();
         notes.into_iter().for_each(|note| tracing::warn!("{note}"));

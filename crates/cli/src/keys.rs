@@ -1,5 +1,5 @@
-//! Keys: `afresh keygen` makes them, `--trust` and `--key` say which are demanded of snapshots, `--sign` and
-//! `--seal` which are used to make them.
+//! Keys: `afresh keygen` makes them, `--trust` and `--key` set requirements on snapshots, `--sign` and `--seal`
+//! protect new ones.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,8 +22,7 @@ pub(crate) struct AccessArguments {
     /// Open only snapshots sealed with the key in this file.
     #[arg(long, global = true, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Let snapshots ask for more, or for less: memory, content, expansion, index or program. May be given
-    /// several times.
+    /// Change limits of snapshots: memory, content, expansion, index or program. May be given several times.
     #[arg(long, global = true, value_name = "NAME=SIZE")]
     limit: Vec<String>,
 }

@@ -96,7 +96,7 @@ enum Command {
     /// Measure, with rivals in the same run.
     #[cfg(feature = "wasm")]
     Bench(bench::Arguments),
-    /// Plant a secret in a warm JavaScript engine, find nothing of it, and see what that costs.
+    /// Plant a secret in a warm JavaScript engine, find no trace of it, and see the price.
     #[cfg(feature = "wasm")]
     Demo(demo::Arguments),
     /// Show the features and the costs of this host, and the chosen strategy.

@@ -1,4 +1,4 @@
-//! `afresh completions` and `afresh man`: what shells and `man` know of this command, made from its own
+//! `afresh completions` and `afresh man`: completions for shells and manual pages, made from this command's own
 //! arguments.
 
 use std::io::Write;

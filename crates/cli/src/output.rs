@@ -26,7 +26,7 @@ pub(crate) fn line(text: std::fmt::Arguments<'_>) -> std::io::Result<()> {
     writeln!(std::io::stdout(), "{text}")
 }
 
-/// Says on standard error what calls cost, in microseconds; nothing of none.
+/// Prints the costs of calls on standard error, in microseconds; nothing without calls.
 pub(crate) fn times(mut times: Vec<f64>) {
     let Some(first) = times.first().copied() else { return };
     times.sort_by(f64::total_cmp);

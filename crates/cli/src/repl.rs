@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
     /// are.
     #[arg(long, value_name = "LANGUAGE")]
     language: Option<String>,
-    /// Where lines are kept for the next time.
+    /// File for the history of lines.
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
 }
@@ -78,7 +78,7 @@ impl Completer for Completing {
     }
 }
 
-/// Shows what code prints, at once.
+/// Shows the output of code, at once.
 #[derive(Default)]
 pub(crate) struct Terminal;
 
@@ -116,7 +116,7 @@ impl Sessions<'_> {
         states.iter().flat_map(|s| s.name.clone().into_iter().chain([s.id.to_string()])).collect()
     }
 
-    /// Hands a line to the guest, and says what came of it.
+    /// Passes a line to the guest, and prints the result.
     fn ask(&mut self, line: &str) -> anyhow::Result<()> {
         let Some(language) = self.language else {
             let call = self.call;
@@ -137,7 +137,7 @@ impl Sessions<'_> {
         Ok(())
     }
 
-    /// Does what a line that begins with a colon says; `false` where that is to end.
+    /// Runs a line that begins with a colon; returns `false` to end.
     fn command(&mut self, line: &str) -> anyhow::Result<bool> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {

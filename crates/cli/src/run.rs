@@ -22,10 +22,10 @@ use crate::request::{self, CallArguments};
 pub(crate) struct Arguments {
     #[command(flatten)]
     guest: GuestArguments,
-    /// How many times to call.
+    /// Number of calls.
     #[arg(short = 'n', long, default_value_t = 1)]
     repeat: u64,
-    /// Print what warming found and what the calls cost, to standard error.
+    /// Print the findings of warming and the cost of the calls, to standard error.
     #[arg(long)]
     report: bool,
     #[command(flatten)]
@@ -47,7 +47,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     }
     let call = request.call(&guest);
     let mut times = Vec::new();
-    // Not locked: a command writes to it, too.
+    // Not locked, because a command writes to it as well.
     let mut out = std::io::stdout();
     for _ in 0..arguments.repeat {
         let started = Instant::now();

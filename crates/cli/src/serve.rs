@@ -18,7 +18,7 @@ pub(crate) struct Arguments {
     pub(crate) guests: Vec<String>,
     #[command(flatten)]
     pub(crate) how: OpenArguments,
-    /// The exported function that handles bytes, of guests that are no HTTP components.
+    /// The exported function that handles bytes, of guests other than HTTP components.
     #[arg(long, value_name = "F", default_value = "handle")]
     pub(crate) call: String,
     /// Answer one request a line from standard input instead, with one line each.

@@ -1,4 +1,4 @@
-//! `afresh snapshot` and `afresh fork`: a warm guest, or what a call made of it, becomes a snapshot.
+//! `afresh snapshot` and `afresh fork`: save a warm guest, or its state after a call, as a snapshot.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -44,8 +44,8 @@ pub(crate) struct SnapshotArguments {
 pub(crate) struct ForkArguments {
     #[command(flatten)]
     guest: GuestArguments,
-    /// Where the state after the call goes: PLACE[@NAME]. In the directory of the snapshot that the
-    /// guest came from, only what the call changed is stored.
+    /// Where the state after the call goes: PLACE[@NAME]. In the directory of the snapshot that the guest came from,
+    /// only the call's changes are stored.
     #[arg(long, value_name = "PLACE[@NAME]")]
     to: Reference,
     #[cfg(feature = "seal")]
@@ -55,7 +55,7 @@ pub(crate) struct ForkArguments {
     call: CallArguments,
 }
 
-/// Says what was saved.
+/// Reports the saved snapshot.
 fn report(
     verb: &str,
     to: &Reference,

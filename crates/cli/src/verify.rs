@@ -1,6 +1,6 @@
-//! `afresh verify`: many calls, and before each the proof that nothing of the one before is left.
+//! `afresh verify`: many calls, and before each the proof that no trace of the last one is left.
 //!
-//! A verification in which no call succeeded has proved nothing, says so, and fails.
+//! A verification in which no call succeeded has proved nothing, reports that, and fails.
 
 use std::process::ExitCode;
 
@@ -46,7 +46,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     show(&found, settings.output)
 }
 
-/// Says what was found; the exit code says whether all was pristine.
+/// Prints the result; the exit code is whether all was pristine.
 fn show(found: &Verification, format: Format) -> anyhow::Result<ExitCode> {
     let clean = found.is_pristine();
     let nothing = found.proves_nothing();

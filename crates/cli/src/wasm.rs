@@ -17,15 +17,15 @@ pub(crate) struct WasmArguments {
     /// How instances are kept apart: auto, reset or fresh; auto if not given, and fresh behind HTTP.
     #[arg(long)]
     pub(crate) mode: Option<Mode>,
-    /// How memory is brought back: auto, full-copy, discard, scan, write-set, write-set-uffd,
-    /// write-set-scan, write-set-mprotect.
+    /// How memory is reset: auto, full-copy, discard, scan, write-set, write-set-uffd, write-set-scan,
+    /// write-set-mprotect.
     #[arg(long, default_value = "auto")]
     strategy: Strategy,
-    /// Most fuel one call may use.
+    /// Maximum fuel of one call.
     #[arg(long)]
     fuel: Option<u64>,
-    /// Most MiB of native stack that the guest may use, for deep recursion; if not given, what it was built
-    /// for, or 512 KiB.
+    /// Maximum MiB of native stack for the guest, for deep recursion; default: the size that it was built for, or 512
+    /// KiB.
     #[arg(long, value_name = "MIB")]
     stack: Option<usize>,
     /// Layers below the guest's file tree in memory, as PATH or PATH::GUEST: a directory, a zip, a tar, the layout of
@@ -33,10 +33,10 @@ pub(crate) struct WasmArguments {
     /// its memory and saved with it. `empty` is a tree with nothing in it.
     #[arg(long, value_name = "PATH[::GUEST]", conflicts_with = "dir")]
     files: Vec<String>,
-    /// Most MiB that the guest may write to its file tree; 64 if not given.
+    /// Maximum MiB that the guest may write to its file tree; 64 if not given.
     #[arg(long, value_name = "MIB", requires = "files")]
     files_memory: Option<u64>,
-    /// Most files, directories and links that the guest may make or change in its file tree; 65536 if not given.
+    /// Maximum files, directories and links that the guest may make or change in its file tree; 65536 if not given.
     #[arg(long, value_name = "COUNT", requires = "files")]
     files_count: Option<u64>,
     /// Load a guest although some functions that it imports are not provided; calling one of them fails.
@@ -70,7 +70,7 @@ impl WasmArguments {
         })
     }
 
-    /// The guest's file tree, if it is to have one.
+    /// The guest's file tree, if it has one.
     fn tree(&self) -> anyhow::Result<Option<Tree>> {
         if self.files.is_empty() {
             return Ok(None);

@@ -15,7 +15,7 @@ fn err(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Where tests leave files; the name keeps them apart.
+/// Directory for files of a test; the name keeps tests apart.
 fn scratch(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("cli-{name}"))
 }
@@ -295,7 +295,7 @@ fn a_spinning_script_is_stopped_and_the_engine_stays_usable() {
         "json",
     ]);
     let text = out(&output);
-    // Both calls were ended, nothing of them is left; and as no call succeeded, nothing is claimed.
+    // Both calls were ended, and left no trace; as no call succeeded, nothing is claimed.
     assert_eq!(output.status.code(), Some(3), "{text}{}", err(&output));
     for part in
         [r#""failed_calls":2,"bytes_differ":0,"items_differ":0"#, "timeout", r#""pristine":null"#]

@@ -21,7 +21,7 @@ fn answer(folder: &Path, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A program that `cargo xtask test` installs where there is Go.
+/// A program that `cargo xtask test` installs if Go is available.
 fn tool(variable: &str) -> Option<PathBuf> {
     let path = std::env::var_os(variable).map(PathBuf::from);
     if path.is_none() {
@@ -76,7 +76,7 @@ impl Registry {
     }
 }
 
-/// A tar with this host's shell and what it loads, and a script that answers each line.
+/// A tar with this host's shell and its libraries, and a script that answers each line.
 fn layer(folder: &Path) -> Option<PathBuf> {
     let root = folder.join("root");
     let copy = |from: &str, to: &str| {

@@ -112,7 +112,7 @@ fn a_program_that_ends_fails_its_request_and_not_the_next() {
     assert_eq!(lines.len(), 5, "{out}");
     assert_eq!([lines[0], lines[1], lines[3], lines[4]], ["1", "a", "1", "b"]);
     assert!(lines[2].starts_with("error: ") && lines[2].contains('7'), "{out}");
-    // It said nothing, and the message does not pretend that it did.
+    // It printed nothing, and the message does not claim otherwise.
     assert!(!lines[2].contains("said"), "{out}");
     assert_eq!(output.status.code(), Some(1));
     // Alone, it ends as it would without us.

@@ -1,4 +1,4 @@
-//! `afresh serve` as a program: what it says, what signals mean to it, and what a file with several guests does.
+//! `afresh serve` as a program: its output, its signals, and a file with several guests.
 
 #![cfg(feature = "serve")]
 
@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A module that answers whatever comes in with these words.
+/// A module that answers every request with these words.
 fn parrot(dir: &Path, name: &str, words: &str) {
     let text = format!(
         r#"(module
@@ -154,7 +154,7 @@ fn a_linux_program_answers_each_request_from_the_state_in_which_it_first_waited(
     }
 }
 
-/// A server of HTTP that remembers what it was asked, and says how often that was.
+/// An HTTP server that remembers its requests, and reports their number.
 #[cfg(feature = "linux")]
 const SERVER: &str = "\
 import http.server
@@ -178,7 +178,7 @@ fn a_linux_server_is_asked_through_its_port_and_forgets_each_time() {
     };
     let said = String::from_utf8_lossy(&python.stdout).into_owned();
     let Some((python, prefix)) = said.trim().split_once('\n') else {
-        println!("SKIPPED: python3 does not say where it is");
+        println!("SKIPPED: python3 does not report its path");
         return;
     };
     let guest = ["--linux", "--dir", prefix, python, "--", "-c", SERVER];
@@ -193,7 +193,7 @@ fn a_linux_server_is_asked_through_its_port_and_forgets_each_time() {
         println!("SKIPPED: {}", said.trim());
         return;
     }
-    // One that is asked nothing answers nothing, and that is said.
+    // Without a request there is no answer, and that is reported.
     for (input, said) in [(None, true), (Some("GET / HTTP/1.0\r\n\r\n"), false)] {
         let mut run = Command::new(env!("CARGO_BIN_EXE_afresh"));
         run.args(["run", "--timeout", "60000"])
@@ -211,7 +211,7 @@ fn a_linux_server_is_asked_through_its_port_and_forgets_each_time() {
     }
 }
 
-/// A collector of traces: what it is sent, head and body.
+/// A collector of traces that hands on each request, head and body.
 #[cfg(feature = "otel")]
 fn collector() -> (String, std::sync::mpsc::Receiver<(String, serde_json::Value)>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -245,7 +245,7 @@ fn collector() -> (String, std::sync::mpsc::Receiver<(String, serde_json::Value)
     (url, receiver)
 }
 
-/// A field that has to be text, of this many characters that are hex or of any number that are decimal.
+/// A text field of `hex` hexadecimal characters, or of any number of decimal ones.
 #[cfg(feature = "otel")]
 fn digits(json: &serde_json::Value, field: &str, hex: Option<usize>) -> String {
     let text = json[field].as_str().unwrap_or_else(|| panic!("{field} of {json} is not text"));
@@ -387,7 +387,7 @@ fn a_collector_that_is_away_is_said_once_and_a_wrong_setting_is_named() {
     serving.signal(Signal::TERM);
     assert!(serving.child.wait().unwrap().success());
     let said = std::fs::read_to_string(&errors).unwrap();
-    assert_eq!(said.matches("traces are not taken").count(), 1, "{said}");
+    assert_eq!(said.matches("traces are not accepted").count(), 1, "{said}");
     assert!(!said.contains("sesame"), "{said}");
 
     let output = Command::new(env!("CARGO_BIN_EXE_afresh"))

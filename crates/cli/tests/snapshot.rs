@@ -86,7 +86,7 @@ fn a_warm_guest_runs_out_of_a_directory_a_file_and_a_remote() {
         let verified = ok(&["verify", place, "--call", "next", "-n", "3", "7"]);
         assert!(verified.contains(" 0 bytes differ"), "{verified}");
         let found = ok(&["-o", "json", "inspect", place]);
-        // A host that cannot fetch pages one by one records none, and says so.
+        // A host that cannot fetch pages one by one records none, and reports that.
         let lazy = Features::host().has(Feature::UffdSigbus);
         let set = format!(r#""working_set_pages":{}"#, u8::from(lazy));
         assert!(found.contains(&set), "{found}");

@@ -145,7 +145,9 @@ impl Archive {
         let failed = |why: String| Refused::Layer(format!("{}: {why}", self.name));
         let copy = |bytes: &[u8], out: &mut [u8]| {
             let part = usize::try_from(at).ok().and_then(|at| bytes.get(at..at + out.len()));
-            out.copy_from_slice(part.ok_or_else(|| failed("it is shorter than it says".into()))?);
+            out.copy_from_slice(
+                part.ok_or_else(|| failed("it is shorter than its stated size".into()))?,
+            );
             Ok(())
         };
         match (self.files.get(file as usize).ok_or(Refused::Missing)?, &self.data) {
@@ -217,7 +219,7 @@ fn digest(data: &File) -> std::io::Result<[u8; 32]> {
     Ok(hash.finalize().into())
 }
 
-/// Counts what an archive claims.
+/// Counts the claims of an archive.
 pub(crate) struct Counter<'a> {
     name: &'a str,
     limits: LayerLimits,

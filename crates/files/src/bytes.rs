@@ -1,7 +1,7 @@
 //! The bytes of a file as they were, to find out later where it has others.
 //!
-//! Promises: no place is left out; what two have in common is not looked at, so that it costs what differs. May break
-//! it: a host file that changes under a layer.
+//! Promises: no place is left out; shared parts are skipped, so that the cost is proportional to the differences. May
+//! break it: a host file that changes under a layer.
 
 use std::ops::Range;
 use std::sync::Arc;

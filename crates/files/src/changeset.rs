@@ -1,8 +1,8 @@
 //! Changesets: the entries of an archive, applied to the tree of the layers below.
 //!
-//! Promises: a removal concerns the layers below and keeps what its own changeset has added. Links in the directories
-//! of a path are followed within the tree, as umoci does. A removal makes no directory, and is not an error if the
-//! layers below lack the path. May break it: nothing in safe code.
+//! Promises: a removal affects the layers below and keeps the additions of its own changeset. Links in the
+//! directories of a path are followed within the tree, as umoci does. A removal makes no directory, and is not an
+//! error if the layers below lack the path. May break it: nothing in safe code.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ impl<'i> Changeset<'i> {
         Ok(Some(at))
     }
 
-    /// Removes what the layers below have at a path.
+    /// Removes the entry of the layers below at a path.
     fn remove(&self, tree: &mut Tree, above: &[&[u8]], name: &[u8]) -> Result<(), Refused> {
         let Some(at) = self.lower_directory(tree, above)? else { return Ok(()) };
         check_name(name)?;

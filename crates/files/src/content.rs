@@ -1,7 +1,7 @@
 //! The bytes of a file: its own pages over those of a layer below, with holes where there is neither.
 //!
-//! Promises: a copy costs nothing and shares every page until one of the two is written; a write copies the
-//! pages it touches; what was never written takes no room. May break it: a layer that changes while it is used.
+//! Promises: a copy costs nothing and shares every page until one of the two is written; a write copies the pages it
+//! touches; unwritten parts take no room. May break it: a layer that changes while it is used.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -101,7 +101,7 @@ impl Content {
         Ok(len)
     }
 
-    /// Reads what the layer has between `from` and `to` into `out`, which begins at `base`.
+    /// Reads the layer's bytes between `from` and `to` into `out`, which begins at `base`.
     fn read_below(
         &self,
         layers: &Layers,
@@ -119,7 +119,7 @@ impl Content {
         layers.read(under.source, from, part)
     }
 
-    /// Writes as much as `room` pays for: how many bytes that was, and what was paid more or less.
+    /// Writes as much as `room` pays for; returns the number of bytes, and the change of the cost.
     pub(crate) fn write(
         &mut self,
         layers: &Layers,
@@ -146,7 +146,7 @@ impl Content {
         Ok(done)
     }
 
-    /// Writes into one page; gives what it cost.
+    /// Writes into one page; returns the change of its cost.
     fn write_page(
         &mut self,
         layers: &Layers,

@@ -1,4 +1,4 @@
-//! In what two trees differ: paths, and how many bytes.
+//! The differences of two trees: paths, and numbers of bytes.
 //!
 //! Promises: every path whose content, target, mode or kind differs is listed, up to a documented limit; times alone
 //! make no difference. The cost is proportional to the difference: each file knows its directory, so unchanged

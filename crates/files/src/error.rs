@@ -90,7 +90,7 @@ impl From<Refused> for rustix::io::Errno {
     }
 }
 
-/// A layer could not be opened or is not what it claims to be.
+/// A layer could not be opened or differs from its claims.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerError {

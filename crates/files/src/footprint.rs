@@ -1,7 +1,7 @@
 //! Memory that a saved tree takes once it is decoded.
 //!
-//! A description is walked before it is decoded. The walk allocates nothing, adds up what every item will occupy,
-//! and charges the sum to a budget.
+//! A description is walked before it is decoded. The walk allocates nothing, adds up the memory of every item, and
+//! charges the sum to a budget.
 //!
 //! Promises: a description from a stranger that would take more than [`MAX_DECODED`] is refused before it is
 //! decoded, and so is one when it is written. May break it: a form that changes in `wire` or `kept` and not here;
@@ -158,14 +158,14 @@ impl Cost for (u64, NodeShape<'_>) {
     }
 }
 
-/// Charges what the description of a tree takes, under a budget of `files` files.
+/// Charges the memory of a tree's description, under a budget of `files` files.
 pub(crate) fn charge_tree(description: &[u8], files: u64) -> Result<Charge, TreeError> {
     let shape = walk::<TreeShape<'_>>(description)?;
     let costs = [shape.3.0, shape.4.0, shape.5.0, shape.6.0, shape.7.0];
     charge(&costs, files.saturating_mul(FILE))
 }
 
-/// Charges what the description of kept layers takes.
+/// Charges the memory of a description of kept layers.
 pub(crate) fn charge_layers(description: &[u8]) -> Result<Charge, TreeError> {
     let shape = walk::<LayersShape<'_>>(description)?;
     charge(&[shape.2.0, shape.3.0], 0)

@@ -1,9 +1,9 @@
 //! Host directories as they were when a tree over them was first saved: all visible files, as an archive.
 //!
 //! Promises: the first caller has every host directory read, once for all relatives of the tree. From then on all of
-//! them see that result, and once the bytes are kept (`kept`), the kept bytes. To put a tree over that costs what it
-//! has changed. May break it: a host process that removes a file that a guest has looked up, before its bytes were
-//! kept. Then saving fails, and names the file.
+//! them see that result, and once the bytes are kept (`kept`), the kept bytes. Putting a tree over that costs time
+//! for its changes only. May break it: a host process that removes a file that a guest has looked up, before its
+//! bytes were kept. Then saving fails, and names the file.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ impl Gathered {
         Ok(this)
     }
 
-    /// A file as it is over what was gathered.
+    /// A file in its form over the gathered layers.
     fn translated(&self, layers: &Layers, inode: &Inode) -> Result<Inode, Refused> {
         let mut inode = inode.clone();
         if let Some((above, _)) = &mut inode.name {
@@ -151,7 +151,7 @@ impl Tree {
         };
         let mut new =
             Self { nodes: all.ground.nodes.clone(), ground: all.ground.clone(), ..self.clone() };
-        // Names that lead elsewhere now, what they led to, and what has a new name.
+        // Names that lead elsewhere now, their former targets, and nodes with a new name.
         let (mut loose, mut named) = (Vec::new(), BTreeSet::new());
         let below = |node: Node| {
             let entries = all.directory(node).map(|inside| inside.entries.clone());

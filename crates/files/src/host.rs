@@ -394,7 +394,7 @@ impl HostDirectory {
         }
     }
 
-    /// Reads; what the file has lost since it was looked at is zeros.
+    /// Reads; the part that the file has lost since it was looked up is zeros.
     pub(crate) fn read(&self, node: Node, at: u64, out: &mut [u8]) -> Result<(), Refused> {
         if let Some(kept) = self.kept.get() {
             let from = kept.begins.get(&node).ok_or(Refused::Missing)?;

@@ -1,8 +1,8 @@
 //! Layers as bytes that are stored once, however often a tree over them is saved.
 //!
-//! Promises: a tree over kept layers is the same as over the layers that they were kept of, file for file, and takes
-//! what [`Tree::saved`] gave of trees over those. Data from elsewhere is checked as a tree's bytes are; file contents
-//! are read on demand. May break it: a source that serves other bytes than those kept.
+//! Promises: a tree over kept layers is the same as over the original layers, file for file, and accepts the output
+//! of [`Tree::saved`] for trees over those. Data from elsewhere is checked as a tree's bytes are; file contents are
+//! read on demand. May break it: a source that serves other bytes than those kept.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -192,7 +192,7 @@ impl Tree {
             layers.parts.push(Part::Archive(Arc::new(archive)));
         }
         if first != pages {
-            return Err(damaged("its layers have another number of pages than they say"));
+            return Err(damaged("its layers have another number of pages than stated"));
         }
         let ground = Arc::new(Ground::bare(layers.clone()));
         let (nodes, held) = (Map::default(), Map::default());

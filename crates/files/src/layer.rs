@@ -63,8 +63,8 @@ impl Layer {
         }
     }
 
-    /// A host directory. It is looked at when the guest looks, and nothing is followed out of it: its symbolic links
-    /// mean what they mean within the tree. Only files, directories and links are shown.
+    /// A host directory. It is read on demand, and never left through a link: its symbolic links are resolved within
+    /// the tree. Only files, directories and links are shown.
     ///
     /// # Errors
     /// [`LayerError::Read`].
@@ -107,16 +107,16 @@ impl Layer {
     /// One host file under a name. It is opened once, and read when the guest reads.
     ///
     /// # Errors
-    /// [`LayerError`]: `path` is no file that can be read.
+    /// [`LayerError`]: `path` is not a readable file.
     pub fn file(path: impl AsRef<Path>, name: impl AsRef<[u8]>) -> Result<Self, LayerError> {
         let archive = Archive::file(path.as_ref(), name.as_ref())?;
         Ok(Self { parts: vec![Part::Archive(Arc::new(archive))] })
     }
 
-    /// Says what the layer is, by a name that nothing else has: a package and its version, a digest. Trees are
-    /// distinguished by it, so the layer is not read for that. A snapshot of a guest whose files are over such layers
-    /// alone does not contain them, but needs the layers again. The caller guarantees that every layer with this name
-    /// has the same bytes. Host directories have no fixed content, so this does not change them.
+    /// Names the content of the layer uniquely: by a package and its version, or by a digest. Trees are distinguished
+    /// by it, so the layer is not read for that. A snapshot of a guest whose files are over such layers alone does
+    /// not contain them, but needs the layers again. The caller guarantees that every layer with this name has the
+    /// same bytes. Host directories have no fixed content, so this does not change them.
     #[must_use]
     pub fn known_as(mut self, what: impl Into<String>) -> Self {
         let what = what.into();
@@ -285,9 +285,9 @@ pub(crate) fn names_of(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 impl Tree {
-    /// Puts the tree over a layer: what the layer holds is seen at `at`, a path of this tree, whose directories are
-    /// made. Where a layer that was added before has the same name, directories are joined and everything else is
-    /// replaced. The contents of layers do not count towards the budget.
+    /// Puts the tree over a layer: its contents are visible at `at`, a path of this tree, whose directories are made.
+    /// Where a layer that was added before has the same name, directories are joined and everything else is replaced.
+    /// The contents of layers do not count towards the budget.
     ///
     /// # Errors
     /// [`LayerError::Bad`] for a tree that was changed already, and for an archive whose names contradict each other.

@@ -27,8 +27,8 @@
 //! * A file is a [`Node`], its inode number: [`Tree::stat`], [`Tree::read`], [`Tree::write`], [`Tree::set_size`],
 //!   [`Tree::set_mode`], [`Tree::set_times`], [`Tree::read_link`], [`Tree::list`].
 //! * A path is followed by [`Tree::walk`], as Linux does ([`Walk::new`]) or as WASI does ([`Walk::beneath`]). It
-//!   gives a [`ResolvedName`]: a directory, the last name, and what has the name, if anything. To make, remove or
-//!   move a name, walk with [`Walk::name`], and pass the result to [`Tree::create_at`], [`Tree::link_at`],
+//!   gives a [`ResolvedName`]: a directory, the last name, and the file with that name, if it exists. To make, remove
+//!   or move a name, walk with [`Walk::name`], and pass the result to [`Tree::create_at`], [`Tree::link_at`],
 //!   [`Tree::rename_at`], [`Tree::remove_file_at`], [`Tree::remove_directory_at`], which handle a slash behind the
 //!   name.
 //! * An open file is an [`OpenFile`]: position, access, and for a directory the last listing, so that
@@ -38,7 +38,7 @@
 //! * [`Refused::errno`] is the number for a program.
 //! * Times are given by the caller. Users are not modelled: modes are kept, and enforced only where a walk may pass
 //!   only through directories that their owner may search ([`Walk::searching`]).
-//! * Devices are entries with a number ([`New::Device`]); what they do is the caller's business.
+//! * Devices are entries with a number ([`New::Device`]); the caller implements them.
 
 mod archive;
 mod bytes;

@@ -197,7 +197,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Removes the name of a file that is no directory.
+    /// Removes the name of a file that is not a directory.
     ///
     /// # Errors
     /// [`Refused::Missing`], [`Refused::IsDirectory`].

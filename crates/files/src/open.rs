@@ -1,4 +1,4 @@
-//! An open file: which one, where in it, and what may be done. Plain data that is copied along with its tree.
+//! An open file: its node, its position, and its access rights. Plain data that is copied along with its tree.
 
 use std::sync::Arc;
 
@@ -73,10 +73,10 @@ pub(crate) struct Listing {
     entries: Arc<[Listed]>,
 }
 
-/// Entries that one call gives, at most: what each open directory keeps.
+/// Maximum entries of one call, which each open directory keeps.
 const BATCH: usize = 128;
 
-/// A name, and what it means.
+/// A name, and its target.
 type SavedEntry = (Vec<u8>, Node, Kind);
 
 #[derive(Serialize, Deserialize)]
@@ -124,7 +124,7 @@ impl Tree {
         Ok(OpenFile { node, offset: 0, access, listing: None })
     }
 
-    /// Closes what [`Tree::open`] opened.
+    /// Closes a file from [`Tree::open`].
     pub fn close(&mut self, open: OpenFile) {
         self.release(open.node);
     }

@@ -40,7 +40,7 @@ impl Walk {
         Self { from, root: Tree::ROOT, follow, name, beneath, search }
     }
 
-    /// As WASI follows paths: nothing but what is below a directory.
+    /// As WASI follows paths: only below a directory.
     #[must_use]
     pub fn beneath(from: Node) -> Self {
         Self { root: from, beneath: true, ..Self::new(from) }
@@ -53,7 +53,7 @@ impl Walk {
         self
     }
 
-    /// The same for a name that is to be made, removed or moved.
+    /// The same for a name that will be made, removed or moved.
     #[must_use]
     pub fn name(mut self) -> Self {
         self.name = true;
@@ -99,8 +99,7 @@ impl ResolvedName {
     }
 }
 
-/// The names of a path, last first. `.` counts where it is the last, as it means that what comes before is a
-/// directory.
+/// The names of a path, last first. A final `.` counts, because it means that the path before it is a directory.
 fn names(path: &[u8], ahead: &mut Vec<Arc<[u8]>>) -> Result<(), Refused> {
     let end = path.iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);
     for (back, name) in path[..end].split(|b| *b == b'/').rev().enumerate() {

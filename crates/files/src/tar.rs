@@ -78,7 +78,7 @@ fn listed(
     Ok(Archive::new(name, items, files, file, None))
 }
 
-/// A reader that hashes what it reads.
+/// A reader that hashes its input.
 struct HashingReader {
     inner: File,
     hash: Sha256,
@@ -233,7 +233,7 @@ fn list(
         let said = std::mem::take(&mut said);
         let header = entry.header();
         if said.size.is_some_and(|size| size != header.entry_size().unwrap_or(0)) {
-            return Err(bad("a file in it is larger than its header can say"));
+            return Err(bad("a file in it is larger than its header can hold"));
         }
         let path = said.path.unwrap_or_else(|| header.path_bytes().into_owned());
         let target = said.target.or_else(|| header.link_name_bytes().map(|t| t.into_owned()));

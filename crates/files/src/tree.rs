@@ -1,11 +1,11 @@
-//! The tree: every file by its number, and what a file system does with them.
+//! The tree: every file by its number, and the operations of a file system on them.
 //!
 //! Promises: a clone costs a few reference counts, whatever the size of the tree, and neither sees later changes of
 //! the other. A refused operation leaves the tree as it was. The tree's own data stays within its budget (names that
 //! only hide an entry of a layer are allowed, so that a full tree can be emptied). A file without a name stays while
 //! it is held. Nothing is ever written to a layer.
 //!
-//! May break it: holding a file and never releasing it keeps it; a held number means nothing in a tree that is no
+//! May break it: holding a file and never releasing it keeps it; a held number is invalid in a tree that is not a
 //! relative.
 
 use std::sync::{Arc, OnceLock, Weak};
@@ -48,7 +48,7 @@ impl Default for Budget {
 #[derive(Clone, Debug)]
 pub struct FileVersion(Weak<Inode>);
 
-/// How [`Tree::rename`] treats what has the new name.
+/// How [`Tree::rename`] treats the file with the new name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rename {
@@ -168,7 +168,7 @@ impl Tree {
         self.budget
     }
 
-    /// The same tree under another budget; what is there stays, also when it is more.
+    /// The same tree under another budget; existing data stays, even if it exceeds it.
     #[must_use]
     pub fn with_budget(mut self, budget: Budget) -> Self {
         self.budget = budget;
@@ -289,7 +289,7 @@ impl Tree {
         then.is_some_and(|then| self.inode(node).is_ok_and(|now| Arc::ptr_eq(&now, &then)))
     }
 
-    /// Looks up `name` in a directory. `.` and `..` mean what they do in paths.
+    /// Looks up `name` in a directory. `.` and `..` have their meaning in paths.
     ///
     /// # Errors
     /// [`Refused::Missing`], [`Refused::NotDirectory`], [`Refused::NameTooLong`].

@@ -1,9 +1,9 @@
-//! A tree as bytes, and back: what it has changed over its layers, and which layers those were.
+//! A tree as bytes, and back: its changes over its layers, and the identities of those.
 //!
-//! Promises: equal trees give equal bytes; what is read from elsewhere is checked before it is a tree (every name
-//! leads to a file that is there, every file but held ones has a name, directories form a tree, lengths fit), so that
-//! nothing later has to. May break it: a layer with other bytes than its digest; for host directories only the paths
-//! are kept.
+//! Promises: equal trees give equal bytes; bytes from elsewhere are checked before they become a tree (every name
+//! leads to an existing file, every file but held ones has a name, directories form a tree, lengths fit), so that
+//! later code need not check. May break it: a layer with other bytes than its digest; for host directories only the
+//! paths are kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;
@@ -24,7 +24,7 @@ use crate::tree::{Budget, PATH, Tree, check_name, cost, name_cost};
 /// The form that is written here.
 const FORM: u32 = 1;
 
-/// Bytes are no tree, or not one over these layers.
+/// The bytes are not a tree, or not one over these layers.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TreeError {
@@ -49,13 +49,13 @@ pub enum TreeError {
     Exceeded(#[from] afresh_budget::Exceeded),
 }
 
-/// A tree as bytes: what describes it, and the pages of its files, in an order that the description knows.
+/// A tree as bytes: its description, and the pages of its files, in an order that the description knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SavedTree {
     /// Everything but the pages.
     pub description: Vec<u8>,
-    /// The pages, of 4096 bytes or less; what is missing at the end of one is zeros.
+    /// The pages, of 4096 bytes or less; the missing rest of one is zeros.
     pub pages: Vec<Arc<Vec<u8>>>,
 }
 
@@ -114,7 +114,7 @@ pub(crate) enum SavedSource {
     Archive(u32, u32),
 }
 
-/// A name, and what it means: the number of a file, what it is, and whether the name was paid for.
+/// A name, and its target: the number of a file, its kind, and whether the name was paid for.
 pub(crate) type SavedEntry = (Vec<u8>, Option<(u64, Kind, bool)>);
 
 pub(crate) fn damaged(why: impl Into<String>) -> TreeError {
@@ -299,7 +299,7 @@ pub(crate) struct Loader<'a> {
 impl Loader<'_> {
     pub(crate) fn load(mut self, saved: Saved) -> Result<Tree, TreeError> {
         if saved.pages != self.pages.len() as u64 {
-            return Err(damaged("it has another number of pages than it says"));
+            return Err(damaged("it has another number of pages than stated"));
         }
         if saved.next < self.base.ground.next || saved.next >= HOST {
             return Err(damaged("its numbers are used up"));
@@ -324,7 +324,7 @@ impl Loader<'_> {
                 return Err(damaged("its files are out of order"));
             }
             last = Some(number);
-            // A tree over what was gathered keeps the numbers that host directories gave.
+            // A tree over gathered layers keeps the numbers of the host directories.
             if number >= saved.next && number & HOST == 0 {
                 return Err(damaged("a file has a number that was never given out"));
             }
@@ -336,7 +336,7 @@ impl Loader<'_> {
             if count == 0 || tree.held.insert(Node(number), count).is_some() {
                 return Err(damaged("a file is held twice"));
             }
-            tree.inode(Node(number)).map_err(|_| damaged("a file is held that is not there"))?;
+            tree.inode(Node(number)).map_err(|_| damaged("a held file does not exist"))?;
         }
         tree.check()?;
         Ok(tree)
@@ -441,7 +441,7 @@ impl Tree {
                     None => return Err(damaged("a name leads to nothing")),
                 };
                 if kind != entry.kind {
-                    return Err(damaged("a name says another kind than its file"));
+                    return Err(damaged("a name has another kind than its file"));
                 }
                 if kind == Kind::Directory {
                     below += 1;
@@ -453,9 +453,7 @@ impl Tree {
                         match &inode.body {
                             Body::Directory(d) if self.ground.layers.mounted(d.parent) == at => {}
                             _ => {
-                                return Err(damaged(
-                                    "a directory's parent is another than it says",
-                                ));
+                                return Err(damaged("a directory's parent differs from its entry"));
                             }
                         }
                         ahead.push(entry.node);

@@ -55,7 +55,7 @@ impl Packed {
         // Reading one more byte checks the checksum at its end.
         file.take(size + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
         if bytes.len() as u64 != size {
-            return Err("a file in it has another length than it says".to_owned());
+            return Err("a file in it has another length than stated".to_owned());
         }
         Ok(bytes)
     }
@@ -100,7 +100,7 @@ pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerEr
                 (CompressionMethod::Deflated, _) => Stored::Packed(number, size, OnceLock::new()),
                 _ => {
                     return Err(bad(format!(
-                        "{said} is packed as {method}, which is not read here"
+                        "{said} is packed as {method}, which is not supported"
                     )));
                 }
             });

@@ -60,7 +60,7 @@ fn a_host_directory_is_read_below_and_never_written_or_left() {
     assert_eq!(read(&tree, "a").unwrap(), [7; 10_000]);
     assert_eq!(read(&tree, "link").unwrap(), b"bee");
     assert_eq!(read(&tree, "sub/../sub/b").unwrap(), b"bee");
-    // Links mean what they mean within the tree.
+    // Links are resolved within the tree.
     for path in ["out", "absolute", "sub/up/secret", "../secret", "sub/up/../../secret"] {
         assert_eq!(read(&tree, path), Err(Refused::Missing), "{path}");
     }
@@ -93,7 +93,7 @@ fn a_host_directory_is_read_below_and_never_written_or_left() {
     assert_eq!(read(&tree, "a").unwrap(), expected);
     assert!(tree.used().bytes < 10_000, "what is below is not paid for: {:?}", tree.used());
 
-    // The relative, and the host, have what they had.
+    // The relative, and the host, are unchanged.
     assert_eq!(read(&before, "link").unwrap(), b"bee");
     assert_eq!(std::fs::read(top.join("a")).unwrap(), [7; 10_000]);
     assert!(!top.join("moved").exists() && !top.join("sub/deep/new").exists());

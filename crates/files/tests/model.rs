@@ -311,7 +311,7 @@ proptest! {
             all.into_iter().filter(|(path, _)| path.starts_with(&format!("/{TOP}/"))).collect()
         };
         prop_assert_eq!(modes(now.clone()), modes(seen_on_host(directory.path())));
-        // And it comes back from bytes as it was, what it takes included.
+        // And it comes back from bytes as it was, its cost included.
         let saved = both.tree.saved().unwrap();
         let again = Tree::new(Budget::default()).restored(&saved).unwrap();
         prop_assert_eq!(&seen(&again), &now);

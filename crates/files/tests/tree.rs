@@ -1,4 +1,4 @@
-//! A tree on its own: open files and their positions, what a budget bounds, what a copy costs.
+//! A tree on its own: open files and their positions, limits of a budget, costs of a copy.
 
 use afresh_files::{Access, Budget, Refused, Time, Tree, Walk, Whence};
 

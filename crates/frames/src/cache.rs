@@ -48,7 +48,7 @@ impl FrameCache {
         let mut frames = block.split(self.order);
         let first = frames.next();
         self.clean.extend(frames);
-        // Low addresses first, which is what prefetchers like.
+        // Low addresses first, as prefetchers prefer.
         self.clean.reverse();
         first.ok_or(TakeError::Fragmented { wanted: self.order.pages() })
     }

@@ -6,7 +6,7 @@ use afresh_sys::SysError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NewPoolError {
-    /// The limit is below 2 MiB or above what page numbers can count (8 TiB).
+    /// The limit is below 2 MiB or above the range of page numbers (8 TiB).
     #[error("a pool of {0} pages is not possible: give it between 512 pages and 2^31")]
     Limit(usize),
     /// The kernel refused the file, the window or the thread.

@@ -117,7 +117,7 @@ impl<const N: usize> Handoff<N> {
         })
     }
 
-    /// Collects what the thread has finished.
+    /// Collects the blocks that the thread has finished.
     pub(crate) fn harvest(&self, mut each: impl FnMut(Block, Outcome)) {
         if self.done.load(Ordering::Acquire) == 0 {
             return;

@@ -12,7 +12,7 @@ use crate::{Pool, TakeError};
 /// After [`ZeroSource::fill`] every byte of the range reads as zero and may be written; touching it
 /// needs no further memory (so no signal for want of it) unless the source documents otherwise.
 pub trait ZeroSource: Send + Sync {
-    /// Maps zero memory over `range` of `memory`, replacing what was mapped there.
+    /// Maps zero memory over `range` of `memory`, replacing earlier mappings.
     ///
     /// # Errors
     /// When memory ran out or the kernel refused; the range is inaccessible or as before then.

@@ -13,8 +13,8 @@
 //!
 //! May break it: a holder that keeps a mapping of a frame it gave back. [`crate::Lease`] cannot.
 //!
-//! NUMA: there is one set of lists. A pool per node, each with its memory bound (`mbind` on the
-//! window before anything is populated), is the seam for more; [`crate::ZeroSource`] is what picks.
+//! NUMA: there is one set of lists. A pool per node, each with its memory bound (`mbind` on the window before
+//! anything is populated), is the seam for more; the choice among them belongs in [`crate::ZeroSource`].
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,7 +30,7 @@ use crate::usage::{Usage, Work};
 use crate::zeroer::{Zeroer, ZeroerShared};
 use crate::{Background, NewPoolError, PoolOptions, TakeError};
 
-/// Maximum pages of a pool: the range of a block's page number, with a margin.
+/// Maximum pages of a pool: the range of page numbers in a block, with a margin.
 const MOST_PAGES: usize = 1 << 31;
 
 /// Pause while the zeroing thread has the last free block, and how many of them before memory counts as used up. A
@@ -376,8 +376,8 @@ impl Pool {
         self.take_resident(smallest, largest)
     }
 
-    /// Takes resident memory, waiting a little for a block that the zeroing thread has in hand: it
-    /// may be what keeps two halves apart.
+    /// Takes resident memory, waiting a little for a block in the zeroing thread's hands: it may separate two free
+    /// halves.
     fn take_patiently(&self, smallest: Order, largest: Order) -> Result<CleanFrame, TakeError> {
         for _ in 0..MAX_PAUSES {
             match self.take_resident(smallest, largest) {

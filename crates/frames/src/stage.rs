@@ -113,7 +113,7 @@ impl Stage {
         Ok(self.move_into(memory, range)?)
     }
 
-    /// Moves what is ready to the 2 MiB of address space in `range`, in order; returns the pages moved.
+    /// Moves ready pages to the 2 MiB of address space in `range`, in order; returns the number of pages moved.
     fn move_into(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         let base = memory.base().as_ptr() as usize / PAGE_SIZE;
         let mut at = (base + range.start).next_multiple_of(HUGE_PAGES) - base;
@@ -121,8 +121,8 @@ impl Stage {
         while at + HUGE_PAGES <= range.end() {
             let Some(hugepage) = self.shared.claim() else { break };
             let result = memory.take_pages(at, &self.shared.memory, place_of(hugepage));
-            // On failure nothing has moved, but that is not for certain: what may be left is
-            // populated again, which does no harm.
+            // Nothing should have moved after a failure, but that is not certain; populating pages that are still
+            // there does no harm.
             self.shared.set(hugepage, EMPTY);
             if result.is_err() {
                 memory.map_anonymous(PageRange::new(at, HUGE_PAGES), Protection::ReadWrite)?;

@@ -154,7 +154,7 @@ impl Store {
             PageKind::Folios => self.collapse(block).is_ok(),
             PageKind::Small => false,
         };
-        // Also maps the folios in the window; and where collapsing failed, this is what allocates.
+        // Also maps the folios in the window, and allocates them where collapsing failed.
         self.window.advise(range, Advice::PopulateWrite)?;
         if huge { &self.huge } else { &self.small }.fetch_add(frames, Ordering::Relaxed);
         Ok(())

@@ -43,8 +43,8 @@ pub(crate) unsafe fn hot(start: *mut u8, len: usize) {
 pub(crate) unsafe fn cold(start: *mut u8, len: usize) {
     debug_assert!((start as usize).is_multiple_of(64) && len.is_multiple_of(64));
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: the caller promises the range and its alignment, and each function is called only on a
-    // processor that has what it needs (SSE2 is part of x86-64).
+    // SAFETY: the caller promises the range and its alignment, and each function is called only on a processor that
+    // has its instructions (SSE2 is part of x86-64).
     unsafe {
         if std::arch::is_x86_feature_detected!("avx") {
             stream_wide(start, len);

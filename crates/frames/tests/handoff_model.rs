@@ -29,7 +29,7 @@ struct World {
 
 impl World {
     fn write(&self, block: Block, value: u32) {
-        // SAFETY: loom checks that accesses are ordered; it is what the test is for.
+        // SAFETY: loom checks that accesses are ordered, which is the purpose of the test.
         self.memory[block.start as usize].with_mut(|p| unsafe { *p = value });
     }
 

@@ -23,7 +23,7 @@ import termios
 COMMAND = 6
 # A frame: a command has ended. Its number and its status follow.
 ENDED = 5
-# A frame: a command's terminal shows something. Its number follows, and what.
+# A frame: a command's terminal shows something. Its number and the bytes follow.
 SHOWN = 7
 
 _HOST = os.open("/dev/host", os.O_WRONLY | os.O_CLOEXEC)
@@ -40,13 +40,13 @@ def _exactly(length):
     return data
 
 
-# Seconds that a command has to read what it was sent, before it is given more.
+# Seconds that a command has to read its input, before it gets more.
 _PATIENCE = 5
 # Running commands by number, with their requests.
 _commands = {}
 # The hosts' ends of terminals, by the numbers of the commands that have them.
 _terminals = {}
-# Bytes of a terminal that are read at a time, and how often what it showed last is read for when its command has ended.
+# Maximum bytes of one read from a terminal, and reads of its last output when its command has ended.
 _PIECE = 32768
 _LAST = 64
 # The number of reasons to delay reports of ended children: a frame is being sent, or a command has no number yet.

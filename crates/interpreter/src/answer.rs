@@ -50,7 +50,7 @@ impl From<Error> for Damaged {
 }
 
 impl Answer {
-    /// Reads what a guest answered.
+    /// Reads the answer of a guest.
     ///
     /// # Errors
     /// [`Damaged`].

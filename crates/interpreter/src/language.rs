@@ -1,4 +1,4 @@
-//! Languages: which guests evaluate them, how these are warmed up, and what they find when they are.
+//! Languages: their guests, the warm-up of these, and their environment.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -142,8 +142,7 @@ impl Language {
     }
 
     /// Makes a Linux program evaluate the language: the host's interpreter, or the one in an image, with arguments
-    /// and an environment that make it a guest. `None` for a language without such a program. None where that is not
-    /// known of the language.
+    /// and an environment that make it a guest. `None` for a language without such a program.
     #[cfg(feature = "linux")]
     #[must_use]
     pub fn program(&self, program: afresh::linux::Program) -> Option<afresh::linux::Program> {
@@ -175,8 +174,8 @@ impl Language {
         Request::new(self.form, SETUP, &Tools::default(), source, "<setup>", None)
     }
 
-    /// Puts the library, which is next to the guest's module unless it is named, below `tree`. Gives the tree, and
-    /// what the library is known as.
+    /// Puts the library, which is next to the guest's module unless it is named, below `tree`. Returns the tree, and
+    /// the identity of the library.
     ///
     /// # Errors
     /// [`LibraryError`].

@@ -16,7 +16,7 @@ mod frame {
     pub(super) const TOOL: u8 = 3;
     /// From a Linux program: a command has ended. Its number and its status follow.
     pub(super) const ENDED: u8 = 5;
-    /// From a Linux program: output of a command's terminal. Its number follows, and what.
+    /// From a Linux program: output of the terminal of a command. Its number follows, and the bytes.
     pub(super) const SHOWN: u8 = 7;
     /// The guest's error code for a frame that cannot be taken.
     pub(super) const FAULT: i32 = -2;
@@ -42,13 +42,13 @@ impl Stream {
 
 /// Receives the output and requests of a guest call. An error ends the call.
 pub trait HostCallbacks: Default + Send + 'static {
-    /// Takes what the program printed, at once. It may be any bytes.
+    /// Takes output of the program, at once. It may be any bytes.
     ///
     /// # Errors
-    /// Whatever is to end the call.
+    /// Any error, which ends the call.
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()>;
 
-    /// Takes what a command printed that a Linux program runs, or has left running: the one of this number.
+    /// Takes output of a command that a Linux program runs, or has left running: the one of this number.
     ///
     /// # Errors
     /// As [`HostCallbacks::print`].
@@ -76,7 +76,7 @@ pub trait HostCallbacks: Default + Send + 'static {
     /// value]`, or `[1, name, message, number]` of an error.
     ///
     /// # Errors
-    /// Whatever is to end the call. If no functions are offered, a guest that calls one is ended.
+    /// Any error, which ends the call. If no functions are offered, a guest that calls one is ended.
     fn call(&mut self, request: &[u8]) -> wasmtime::Result<Vec<u8>> {
         let _ = request;
         Err(wasmtime::Error::msg("the host offers no functions"))

@@ -89,8 +89,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request for an evaluation: `what` is [`RUN`], [`SETUP`] or another that the guest knows; `name` is what traces
-    /// call the source; `arguments` is an array in CBOR.
+    /// A request for an evaluation: `what` is [`RUN`], [`SETUP`] or another kind of the guest; `name` is the name of
+    /// the source in traces; `arguments` is an array in CBOR.
     #[must_use]
     pub fn new(
         form: CallConvention,
@@ -125,7 +125,7 @@ impl Request {
         Self { bytes, form }
     }
 
-    /// Bytes for a handler that is no interpreter.
+    /// Bytes for a handler that is not an interpreter.
     #[must_use]
     pub fn plain(bytes: &[u8]) -> Self {
         Self { bytes: bytes.to_vec(), form: CallConvention::Array }

@@ -146,7 +146,7 @@ impl Values<'_, '_> {
         Ok(all.map(Value::Array))
     }
 
-    /// Numbers as they are laid out in memory; what JSON has no number for is null there, as in JavaScript.
+    /// Numbers as they are laid out in memory; values without a JSON number become null, as in JavaScript.
     fn words(&mut self, each: impl Fn([u8; 8]) -> Option<Value>) -> Result<Value, Failed> {
         let (words, rest) = self.from.bytes()?.as_chunks::<8>();
         if !rest.is_empty() {

@@ -1,6 +1,6 @@
-//! Runs a Linux program once, from its start to its end, and prints what it wrote: `once [--dir DIR]… [--env NAME=VALUE]…
-//! [--seconds N] PROGRAM [ARGUMENT…]`. It ends as the program did; with 125 where the program could not be run to its end, and
-//! says why.
+//! Runs a Linux program once, from its start to its end, and prints its output: `once [--dir DIR]… [--env
+//! NAME=VALUE]… [--seconds N] PROGRAM [ARGUMENT…]`. It exits as the program did; with 125, and the reason, if the
+//! program could not be run to its end.
 
 use std::io::{Read, Write};
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! The root of a guest from an OCI image: its layers, instead of the host's system.
+//! The root of a guest from an OCI image: its layers, and not the host system.
 //!
 //! Promises: all guests of an image, and all their states, share one; a snapshot holds the layers' bytes once, so
 //! that it opens without the image, and saving it again costs nothing for them. May break it: an unavailable page of
@@ -14,7 +14,7 @@ use afresh_snapshot::{LayerImage, LayersError};
 
 /// Layers count against no budget.
 const UNCOUNTED: Budget = Budget { bytes: u64::MAX / 2, files: u64::MAX / 2 };
-/// Where programs are looked for if an image does not say.
+/// The default search path of programs in an image.
 const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Layers, and the same as pages once they were saved.
@@ -79,7 +79,7 @@ impl Root {
         })
     }
 
-    /// Begins command lines otherwise than the image says.
+    /// Replaces the beginning of command lines.
     pub(crate) fn start_with(&mut self, words: Vec<OsString>) {
         (self.entry, self.usual) = (words, Vec::new());
     }

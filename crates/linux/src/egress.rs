@@ -1,8 +1,8 @@
 //! Where a guest may connect to outside of itself: destinations by name, which its opener grants.
 //!
-//! Promises: what is not granted is not connected to. A granted name without an address leads neither to this host
-//! nor to its link-local neighbours, nor to the metadata service of its cloud, whatever its owner makes it resolve
-//! to. May break it: the owner of a granted name decides which server is behind it, as everywhere.
+//! Promises: only granted destinations are connected to. A granted name without an address leads neither to this host
+//! nor to its link-local neighbours, nor to the metadata service of its cloud, for every resolution by its owner. May
+//! break it: the owner of a granted name decides which server is behind it, as everywhere.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::str::FromStr;
@@ -15,7 +15,7 @@ const FORMS: &str = "use NAME:PORT, as in api.example.org:443, *.example.org:443
 /// Longest name.
 const NAME: usize = 253;
 
-/// Text that is no [`Destination`].
+/// Text that is not a [`Destination`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is no destination: {why}; {FORMS}")]
 pub struct ParseDestinationError {
@@ -25,9 +25,9 @@ pub struct ParseDestinationError {
 
 /// A place that a guest may connect to by TCP: `NAME:PORT` or `NAME:PORT=HOST:PORT`.
 ///
-/// NAME is the name of a host, `*.` and the end of one, or an address; PORT is a number, or `*` for any. The guest finds
-/// names by asking for them as programs do. Where HOST:PORT is given, that is the server that is connected to, also one of
-/// this host; without it, it is whatever the name means here and now, but not this host itself.
+/// NAME is the name of a host, `*.` and the end of one, or an address; PORT is a number, or `*` for any. The guest
+/// resolves names through DNS as programs do. With HOST:PORT, that server is the target, which may be on this host;
+/// without it, the target is the name's present address, but never this host itself.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Destination {
@@ -58,7 +58,7 @@ pub(crate) enum DestinationQuery<'a> {
 pub(crate) struct Server {
     host: String,
     port: u16,
-    /// Whether its opener has said which it is.
+    /// Whether its opener gave the address.
     known: bool,
 }
 
@@ -131,7 +131,7 @@ impl Destination {
     }
 }
 
-/// Whether a name is granted, at whatever port.
+/// Whether a name is granted, at any port.
 pub(crate) fn knows(granted: &[Destination], name: &str) -> bool {
     granted.iter().any(|one| one.is_meant(DestinationQuery::Name(name)))
 }
@@ -207,8 +207,8 @@ fn translated(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
 }
 
 impl Server {
-    /// Whether the guest may use a new connection: one that leads back to this host is allowed only if the option
-    /// says so, whichever host address it took.
+    /// Whether the guest may use a new connection: one that leads back to this host, through any of its addresses, is
+    /// allowed only if the option says so.
     pub(crate) fn may_have(&self, made: &TcpStream) -> bool {
         let same = |own: SocketAddr, other: SocketAddr| own.ip() == other.ip();
         self.known

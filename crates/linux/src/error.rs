@@ -14,7 +14,7 @@ pub enum WarmError {
     Platform(#[from] PlatformError),
     /// The program or its loader does not exist for the guest.
     #[error(
-        "{0} is not there for the guest: it must exist, and be granted with Program::grant or be in its image"
+        "the guest has no {0}: it must exist, and be granted with Program::grant or be in its image"
     )]
     NotFound(PathBuf),
     /// The image has no entry point and no command, and the caller gave none.

@@ -4,8 +4,8 @@
 //! processes. Written into private memory, each page cost a fault in advance: two thirds of the loading time of a
 //! large library.
 //!
-//! Promises: a process shows the content that a file had when its bytes were first mapped, whatever becomes of the
-//! file; memory without a process and without an image is released, except memory that a fork of this process may
+//! Promises: a process shows the content that a file had when its bytes were first mapped, regardless of later
+//! changes; memory without a process and without an image is released, except memory that a fork of this process may
 //! use; and the cache keeps to a budget, in addition to a guest's own memory. May break it: dropping a
 //! [`MappedRange`] before its mapping is removed, because its pages become zero.
 
@@ -88,7 +88,7 @@ pub(crate) struct CachedFile {
     filled: Mutex<Ranges>,
     /// The parts that images show.
     lent: BorrowedFile,
-    /// A process that was forked since has them, too, and neither takes them from the other.
+    /// A process that was forked since has them as well, and neither takes them from the other.
     made: Mark,
 }
 
@@ -159,7 +159,7 @@ impl CachedFile {
         Ok(true)
     }
 
-    /// Gives the memory of a part of the file back, in which so many bytes were counted.
+    /// Releases the memory of a part of the file, with `bytes` counted bytes.
     fn give_back(&self, part: &Range<u64>, bytes: u64) {
         if part.is_empty() || !self.made.is_alone() {
             return;
@@ -199,7 +199,7 @@ impl PartialEq for MappedRange {
 impl Eq for MappedRange {}
 
 impl MappedRange {
-    /// The same, so many bytes further on.
+    /// The same, `bytes` bytes further on.
     pub(crate) fn from(&self, bytes: u64) -> Self {
         Self { lies: self.lies.clone(), offset: self.offset + bytes }
     }
@@ -239,9 +239,9 @@ impl FileCache {
     /// The fraction of the memory limit that the cache may take in addition: one divided by this.
     pub(crate) const SHARE: u64 = 4;
 
-    /// The bytes of a file from `offset` on, which begins a page, as a mapping shows them: so many, whole pages, at
-    /// most `len` and as many as the file has. `None` if they do not fit within `most` bytes, or no memory file can
-    /// be made.
+    /// The bytes of a file from `offset` on, which begins a page, as a mapping contains them: whole pages, at most
+    /// `len` bytes and at most the rest of the file. `None` if they do not fit within `most` bytes, or no memory file
+    /// can be made.
     ///
     /// # Errors
     /// Why the file cannot be read.
@@ -359,7 +359,7 @@ mod tests {
         let part = shown.from(PAGE).image(PAGE).unwrap();
         assert_eq!(image.page(1).unwrap().as_ptr(), part.page(0).unwrap().as_ptr());
         assert_eq!((image.pages(), image.page(2)), (3, Some(&[1; PAGE_SIZE])));
-        assert!(shown.image(4 * PAGE).is_err(), "nobody has brought its last page");
+        assert!(shown.image(4 * PAGE).is_err(), "its last page was never read");
         drop((shown, part));
         assert_eq!(holds(&contents), 3 * PAGE);
         drop(image);

@@ -5,8 +5,8 @@
 //! are in neither: the reader of the snapshot grants them again, and those that the program has open must not have
 //! changed.
 //!
-//! Promises: what was frozen is what every instance starts with, bit for bit; nothing in the bytes reaches the host but through
-//! checks, and no host path is opened that the caller did not grant.
+//! Promises: every instance starts in the frozen state, bit for bit; nothing in the bytes reaches the host but
+//! through checks, and no host path is opened that the caller did not grant.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -155,8 +155,8 @@ impl Warm {
         Ok(Self::thaw(frozen, program)?.state())
     }
 
-    /// A warm program in the state of `frozen`. `program` says what may be read of the host, and the limits of memory, storage and
-    /// calls; its own file and arguments mean nothing.
+    /// A warm program in the state of `frozen`. `program` defines the readable host files, and the limits of memory,
+    /// storage and calls; its own file and arguments are ignored.
     ///
     /// # Errors
     /// [`ThawError`].

@@ -15,7 +15,7 @@ use crate::sentry::{Absorbed, InputSource, Kernel, now_moment};
 pub(crate) enum IdleWait {
     /// In a read of its only thread: where to, and how much at most.
     Read { to: u64, wanted: u64 },
-    /// All threads wait, as the state says.
+    /// All threads wait; the state has the reasons.
     Parked(InputSource),
     /// A thread waits for the caller, and others could run.
     Resting(InputSource),
@@ -62,7 +62,7 @@ pub(crate) struct FrozenKernel {
     pub(crate) parts: Vec<Arc<MemoryPart>>,
     pub(crate) state: Arc<Kernel>,
     pub(crate) wait: IdleWait,
-    /// Whether the program has to be shown each new generation.
+    /// Whether the program is notified of each new generation.
     pub(crate) watches_generation: bool,
     /// The template for processes with the first memory.
     pub(crate) origin: Origin,
@@ -75,7 +75,7 @@ impl IdleWait {
         Ok(Self::Read { to, wanted })
     }
 
-    /// How long until something happens by itself in a guest that waits so.
+    /// Time until the next event in a guest with this wait.
     pub(crate) fn due(self, state: &Kernel) -> Option<Duration> {
         match self {
             Self::Read { .. } => None,

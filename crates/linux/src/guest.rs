@@ -14,9 +14,9 @@ use crate::sentry::{
 use crate::subprocess::Subprocess;
 use crate::subprocesses::ParkedSubprocesses;
 
-/// How long a thread runs while others could.
+/// Time slice of a thread while others can run.
 const TURN: Duration = Duration::from_millis(4);
-/// How long a thread runs at least.
+/// Minimum time slice of a thread.
 const MOMENT: Duration = Duration::from_micros(50);
 
 /// Why a guest stopped running.
@@ -24,7 +24,7 @@ const MOMENT: Duration = Duration::from_micros(50);
 pub(crate) enum StopReason {
     /// It waits for the caller, so.
     Idle(IdleWait),
-    /// It ended. The place says whether the stub has it.
+    /// It ended. `Trap` is whether the stub has it.
     End(End, Trap),
     /// Time is up.
     Late,
@@ -50,15 +50,15 @@ pub(crate) struct Guest {
     pub(crate) others: ParkedSubprocesses,
     /// When the turn of the thread that runs has begun.
     turn: Instant,
-    /// When the caller was last asked whether the call may run on.
+    /// The last time that the caller was polled.
     asked: Instant,
     /// When an answered call ends though a thread could run, if it does.
     pub(crate) rests: Option<Instant>,
-    /// How long it may sleep before it counts as a server that waits for its first caller, though other threads work.
+    /// Maximum sleep before it counts as a server that waits for its first caller, though other threads work.
     patience: Duration,
 }
 
-/// How often a caller that hears output is asked whether the call may run on.
+/// Interval of polls of a caller that receives output.
 const ASK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Time in which the starter of a server notices that it is up.
@@ -101,7 +101,7 @@ impl Guest {
         }
     }
 
-    /// Whether the caller lets the call run on, which is asked at each interval.
+    /// Whether the caller lets the call continue, polled at each interval.
     fn proceeds(&mut self) -> bool {
         if self.asked.elapsed() < ASK_INTERVAL {
             return true;
@@ -111,12 +111,12 @@ impl Guest {
         proceeds
     }
 
-    /// How long a wait of `length` may last before the caller is asked again.
+    /// The part of a wait of `length` before the caller is polled again.
     fn bounded(&self, length: Duration) -> Duration {
         if self.person.streams.is_heard() { length.min(ASK_INTERVAL) } else { length }
     }
 
-    /// When the thread that runs is to be interrupted: after its turn, or when the alarm rings.
+    /// The end of the running thread's time: after its slice, or when the alarm expires.
     fn turn_ends(&self, deadline: Instant) -> Instant {
         let state = &self.person.state;
         let now = Instant::now();
@@ -340,7 +340,7 @@ impl Guest {
         if stopped { self.find(now) } else { None }
     }
 
-    /// Stops the current process, if a signal says so; whether it did.
+    /// Stops the current process on a pending signal; returns whether it did.
     fn heed_stops(&mut self) -> bool {
         let stops = self.person.state.is_to_stop();
         if stops {
@@ -421,7 +421,7 @@ impl Guest {
     fn owes(&self, ear: InputSource) -> bool {
         let streams = &self.person.streams;
         if streams.uncalled && ear == InputSource::Port {
-            // Its own work is all that it does.
+            // It only runs its own work.
             return true;
         }
         streams.expects

@@ -28,7 +28,7 @@ struct HostFileCache {
 
 struct HostFileEntry {
     lies: Arc<CachedFile>,
-    /// When it was asked for last.
+    /// The time of its last use.
     asked: u64,
 }
 
@@ -63,7 +63,7 @@ impl HostFileCache {
 }
 
 /// The bytes of a file for a mapping, as [`FileCache::show`](crate::file_cache::FileCache::show) returns them; `None`
-/// if it is not an unchanged host file, or there is no room.
+/// if it is not an unchanged host file, or the cache is full.
 pub(crate) fn show(
     (tree, node): (&Tree, Node),
     wanted: Range<u64>,

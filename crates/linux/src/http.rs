@@ -23,7 +23,7 @@ pub(crate) fn in_full(request: &[u8]) -> Cow<'_, [u8]> {
     }
 }
 
-/// Whether `answer` is all that `request` will be answered with. Bytes that are no HTTP are never whole.
+/// Whether `answer` is the complete answer to `request`. Bytes that are not HTTP are never whole.
 pub(crate) fn is_whole(request: &[u8], mut answer: &[u8]) -> bool {
     loop {
         let mut fields = [httparse::EMPTY_HEADER; FIELDS];

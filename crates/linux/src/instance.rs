@@ -29,7 +29,7 @@ use crate::warm::{Limits, Stats};
 
 use compare::compare;
 
-/// How long a program with connections to the outside is left alone between calls.
+/// Time between calls that a program with connections to the outside is left alone.
 const LISTENS: Duration = Duration::from_millis(20);
 
 /// Whether calls may be made.
@@ -155,11 +155,11 @@ impl Instance {
         Ok(())
     }
 
-    /// Sends `request` and returns the answer: what the program writes until it waits for more input. An empty
-    /// request is the end of the input. The call continues from the present state; [`Instance::reset`] goes back.
+    /// Sends `request` and returns the answer: the program's output until it waits for more input. An empty request
+    /// is the end of the input. The call continues from the present state; [`Instance::reset`] goes back.
     ///
-    /// A program that reads no input but listens on a port is sent the request through a new connection, and its answer is what it
-    /// writes to that until all of its threads wait: for HTTP until the answer is whole.
+    /// A program that reads no input but listens on a port is sent the request through a new connection, and its
+    /// answer is its output there until all of its threads wait: for HTTP until the answer is whole.
     ///
     /// # Errors
     /// When the guest ends, takes too long, or writes too much. It takes a reset then.
@@ -196,7 +196,7 @@ impl Instance {
         }
     }
 
-    /// As [`Instance::attempt_twice`], with a function that hears the output.
+    /// As [`Instance::attempt_twice`], with a receiver of the output.
     fn attempt_heard(
         &mut self,
         request: Option<&[u8]>,
@@ -214,9 +214,10 @@ impl Instance {
         self.attempt_twice(request, hearer, || heard.load(Ordering::Relaxed)).map(drop)
     }
 
-    /// As [`Instance::call`], but `hear` hears what the program writes, when and in the pieces in which it does: its messages,
-    /// too, and what it writes to `/dev/host`. The program waits while `hear` runs, and its time passes; `false` ends the program. With no bytes,
-    /// `hear` is asked at least every 100 ms whether the program may run on.
+    /// As [`Instance::call`], but `hear` receives the program's output at once, piece by piece, including its
+    /// messages and its writes to `/dev/host`. The program waits while `hear` runs, and its time passes; `false` ends
+    /// the program. While the program writes nothing, `hear` is called with no bytes, at least every 100 ms, to
+    /// decide whether it may continue.
     ///
     /// If the program has a [slice](crate::Program::slice) of time, the call ends that long after it is answered,
     /// even if other threads or processes can run. [`Instance::proceed`] lets them.
@@ -376,7 +377,7 @@ impl Instance {
                 self.footing = ResetState::Live;
                 return Ok(output);
             }
-            // From the stub it can be brought back; from within the kernel it cannot.
+            // From the stub it can be reset; from within the kernel it cannot.
             Ok(StopReason::End(end, Trap::Stub)) => {
                 // A program that has ended has no connections.
                 guest.person.lines.clear();
@@ -467,8 +468,8 @@ impl Instance {
         self.footing == ResetState::Failed
     }
 
-    /// Reads the guest's memory as the last call has left it, also one that ended it: what a fuzzer's target has
-    /// counted, for example. The next call begins with the reset, if one is due.
+    /// Reads the guest's memory as the last call has left it, even a call that ended the guest: for example the
+    /// counters of a fuzzer's target. The next call begins with the reset, if one is due.
     ///
     /// # Errors
     /// [`PlatformError::Lost`] when the process has ended, or there was no call yet; when the guest has nothing
@@ -496,7 +497,7 @@ impl Instance {
         self.live.as_ref().map_or(0, |live| pages(live) * PAGE_SIZE)
     }
 
-    /// The host's process that plays the guest's first at the moment, if there is one.
+    /// The host process that runs the guest's first process at the moment, if one exists.
     #[must_use]
     pub fn process_id(&self) -> Option<u32> {
         self.live.as_ref().map(|live| live.guest.body.process.id())
@@ -525,7 +526,7 @@ impl Instance {
             Some(live) => guarded(|| live.guest.freeze(self.wait, moves)),
             None => Err(PlatformError::Lost),
         };
-        // Of a process that failed in the middle nothing is known.
+        // The state of a process that failed in the middle is unknown.
         captured.map_err(|source| {
             self.live = None;
             self.footing = ResetState::Failed;

@@ -1,9 +1,9 @@
-//! Unmodified Linux programs as guests: warmed once, then called as often as one likes, each time from the same state.
+//! Unmodified Linux programs as guests: warmed once, then called any number of times, each time from the same state.
 //!
 //! A [`Program`] is started in a separate process and runs until it waits for input. There it is frozen: memory,
 //! registers, mappings, descriptors, files. An [`Instance`] of the [`Warm`] program answers requests: bytes go in on
 //! its standard input, its answer comes out on its standard output. After [`Instance::reset`] the next call starts
-//! from the warm state: everything that calls changed is brought back.
+//! from the warm state: all changes by calls are undone.
 //!
 //! ```no_run
 //! use afresh_linux::Program;

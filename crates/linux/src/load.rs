@@ -74,7 +74,7 @@ impl Fields<'_> {
 }
 
 impl Elf {
-    /// Of a file of `size` bytes, which begins with `head`.
+    /// Parses `head`, the beginning of a file of `size` bytes.
     fn parse(head: &[u8], size: u64) -> Result<Self, &'static str> {
         let file = Fields(head);
         if file.get::<7>(0)? != [0x7f, b'E', b'L', b'F', 2, 1, 1] || file.half(18)? != 62 {
@@ -168,7 +168,7 @@ fn way_past(path: &Path) -> String {
              which {name}`, `asdf which {name}` or the like prints it)"
         );
     }
-    "it cannot be run by that, which must be granted, too, and the script executable; or name the interpreter, and the script as its argument"
+    "its interpreter cannot run it: grant the interpreter as well, and make the script executable; or name the interpreter, and the script as its argument"
         .to_owned()
 }
 
@@ -222,7 +222,7 @@ impl Object {
 #[derive(Debug)]
 pub(crate) struct Command {
     pub(crate) path: Vec<u8>,
-    /// Where relative paths start.
+    /// The start of relative paths.
     pub(crate) from: Node,
     pub(crate) args: Vec<Vec<u8>>,
     pub(crate) env: Vec<Vec<u8>>,

@@ -2,7 +2,7 @@
 //!
 //! Promises: connections are made only to granted servers; a guest waits only for its own servers, and within its
 //! time; none of these connections outlives the state that it was made in: a reset, a rollback or a fork finds them
-//! closed. May break it: servers, which see what a call has sent though the call is undone.
+//! closed. May break it: servers, which see the data that a call has sent though the call is undone.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -32,7 +32,7 @@ const MAKING: Duration = Duration::from_secs(30);
 /// Bytes that are moved at a time.
 const PIECE: usize = 16 << 10;
 
-/// One of so many that there may be in this process; given back when it is dropped.
+/// One unit of a quota in this process; returned when it is dropped.
 #[derive(Debug)]
 struct ProcessQuota(&'static AtomicUsize);
 
@@ -69,7 +69,7 @@ struct OutboundConnection {
 enum Link {
     /// It is not begun yet.
     Waiting(Server),
-    /// It is being made. The other end of the stream is let go when that is done.
+    /// It is being made. The other end of the stream is closed when that is done.
     Making(Receiver<Result<TcpStream, i32>>, UnixStream),
     Made(TcpStream),
 }
@@ -237,7 +237,7 @@ impl OutboundConnection {
         }
     }
 
-    /// Whether the guest has let go of an end that we still have.
+    /// Whether the guest has closed an end that we still have.
     fn is_left(&self, state: &Kernel) -> bool {
         state.line_is_deaf(self.from) || state.line_is_shut(self.to)
     }

@@ -102,8 +102,8 @@ impl Program {
         }
     }
 
-    /// The program of an OCI image, as the image says: its entry point, environment and directory. Its root is the
-    /// image's layers. It sees only [granted](Program::grant) host files: not the host's system programs and
+    /// The program of an OCI image, from its configuration: its entry point, environment and directory. Its root is
+    /// the image's layers. It sees only [granted](Program::grant) host files: not the host's system programs and
     /// libraries. Arguments replace those of the image behind its entry point, as with containers; without an entry
     /// point, the first of them is the program. Snapshots hold the layers.
     ///
@@ -170,7 +170,7 @@ impl Program {
         self
     }
 
-    /// Has the program answer `bytes` before it counts as warm, so that what it does once is done. Answers are dropped.
+    /// Has the program answer `bytes` before it counts as warm, so that one-time work is done. Answers are dropped.
     /// Empty bytes are the end of the input. To a server `GET /path` is a request in short.
     #[must_use]
     pub fn request(mut self, bytes: impl Into<Vec<u8>>) -> Self {
@@ -206,39 +206,39 @@ impl Program {
         self
     }
 
-    /// How long a call may run; 10 seconds otherwise.
+    /// Time limit of a call; default: 10 seconds.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.time = limit;
         self
     }
 
-    /// How long a call that is [heard](crate::Instance::call_heard) continues after it is answered, for background
-    /// work; without a slice, it continues until all threads wait.
+    /// How long a [heard](crate::Instance::call_heard) call continues after it is answered, for background work;
+    /// without a slice, it continues until all threads wait.
     #[must_use]
     pub fn slice(mut self, length: Duration) -> Self {
         self.slice = Some(length);
         self
     }
 
-    /// Has every reset end the program's process, so that the next call has a new one; otherwise the process is kept, and its pages
-    /// are brought back. The time of a write shows a call in a kept process which pages earlier calls have written. A new process does
-    /// not show it, and costs a fork, and a fault for each page that a call touches.
+    /// Makes every reset end the program's process, so that the next call has a new one; by default the process is
+    /// kept, and its pages are reset. The time of a write shows a call in a kept process which pages earlier calls
+    /// have written. A new process does not show it, and costs a fork, and a fault for each page that a call touches.
     #[must_use]
     pub fn replace_processes(mut self, replaced: bool) -> Self {
         self.replaced = replaced;
         self
     }
 
-    /// How long it may take to become warm; a minute otherwise.
+    /// Time limit of the warm-up; default: a minute.
     #[must_use]
     pub fn start_limit(mut self, limit: Duration) -> Self {
         self.start = limit;
         self
     }
 
-    /// Limits and grants for a guest out of a snapshot. The program's own file is not granted: it may be anything, and the
-    /// snapshot has it.
+    /// Limits and grants for a guest out of a snapshot. The program's own file is not granted: the snapshot contains
+    /// it, and the path may be any.
     pub(crate) fn opener(&self) -> OpenerGrants {
         let granted = self.granted_with(None);
         let given: u64 = self.files.iter().map(|(_, bytes)| bytes.len() as u64 + (1 << 12)).sum();

@@ -79,7 +79,7 @@ pub(crate) struct Kernel {
     umask: u32,
     /// Handlers by signal, as the program gave them.
     handlers: BTreeMap<u64, [u8; 32]>,
-    /// Signals for whichever thread takes them.
+    /// Signals for any thread that takes them.
     pub(crate) pending: PendingSignals,
     alarms: Timers,
     pub(crate) threads: Threads,
@@ -94,7 +94,7 @@ pub(crate) struct Kernel {
     /// Files that are held because memory is shared through them.
     shares: BTreeSet<Node>,
     system_v: mm::shared_segments::SharedSegments,
-    /// Names of hosts that were asked for.
+    /// Resolved host names.
     names: ResolvedNames,
     /// Which process all of this belongs to, and the others.
     pub(crate) family: ProcessTable,
@@ -149,7 +149,7 @@ pub(crate) enum SyscallControl {
     Fork(ForkRequest),
     /// Its process runs another program, if that can be opened.
     Exec(Box<Command>),
-    /// Its thread is no more.
+    /// Its thread has ended.
     Gone,
     /// It does not return: the registers have the values that it set.
     Resumed,

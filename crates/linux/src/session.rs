@@ -23,7 +23,7 @@ impl ProgramState {
         &self.0.state.tree
     }
 
-    /// How long until something happens in the program by itself, as [`Instance::due`] says.
+    /// Time until the next event in the program, as [`Instance::due`].
     #[must_use]
     pub fn due(&self) -> Option<Duration> {
         self.0.wait.due(&self.0.state)

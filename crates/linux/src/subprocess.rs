@@ -1,8 +1,8 @@
 //! A host process that runs guest processes: its mappings, its changes, and its return to a frozen state.
 //!
-//! One that was made from something frozen is watched from then on, and is brought back. One that the guest has made
-//! by a fork or for another program is not: it can be frozen, because its page map shows its writes, and is made anew
-//! when a reset needs it.
+//! One made from a frozen state is watched from then on, and is reset. One that the guest has made by a fork or for
+//! another program is not: it can be frozen, because its page map shows its writes, and is made anew when a reset
+//! needs it.
 //!
 //! Promises: a freeze covers every byte; a restored process equals the frozen one, or is reported as unusable.
 
@@ -35,9 +35,9 @@ const SHOWN: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Subprocess {
     pub(crate) process: Process,
-    /// Where the memory map was changed since it was last brought back.
+    /// Changes of the memory map since the last reset.
     pub(crate) disturbed: Ranges,
-    /// Where other memory is mapped than was then.
+    /// Ranges with another mapping than then.
     pub(crate) replaced: Ranges,
     /// The image that it shows, except where that was replaced, if it was made from a frozen state.
     pub(crate) base: Option<FrozenMemory>,
@@ -47,7 +47,7 @@ pub(crate) struct Subprocess {
     pub(crate) absorbed: Absorbed,
     /// PID of the process whose registers are in it.
     pub(crate) holds: u32,
-    /// Whether anything may have run in it since it was last frozen or brought back.
+    /// Whether code may have run in it since it was last frozen or reset.
     pub(crate) ran: bool,
     /// The state that it was last frozen as, or reset to.
     last: Option<FrozenMemory>,
@@ -199,7 +199,7 @@ impl Subprocess {
         Ok(Self { ran: false, absorbed: part.absorbed.clone(), last: base, held, ..new })
     }
 
-    /// Whether it can be brought back.
+    /// Whether it can be reset.
     pub(crate) fn is_watched(&self) -> bool {
         self.held.as_ref().is_some_and(|held| held.shown.len() < SHOWN)
     }
@@ -296,8 +296,8 @@ impl Subprocess {
         Some((&mut held.slot, hands))
     }
 
-    /// Maps the image of `ground` where `ranges` say, and nothing where it has nothing. The pages of it that are there. `layout` is
-    /// what is mapped, if that is known.
+    /// Maps the image of `ground` at `ranges`, and unmaps ranges that it does not have. The pages of it that are
+    /// there. `layout` holds the mappings, if they are known.
     fn map_back(
         &mut self,
         ground: &FrozenMemory,

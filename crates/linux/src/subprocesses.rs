@@ -3,7 +3,8 @@
 //! One of them runs at a time; all others wait in the stub. The sentry holds the rest of their state. A process made
 //! by `vfork` runs in its parent's host process until it executes a program.
 //!
-//! A frozen one has no host process before it runs. So a copy of a guest of many costs what a copy of one does.
+//! A frozen one has no host process before it runs. So a copy of a guest of many processes costs as much as a copy of
+//! a guest of one.
 //!
 //! Promises: when a guest process ends, so does its host process; after a reset all frozen ones are as they were
 //! then, and no other is left.
@@ -113,7 +114,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Freezes all of it, while it waits for the caller as `wait` says. With `moves` it stands on that from then on.
+    /// Freezes all of it, while it waits for the caller as in `wait`. With `moves` it stands on that from then on.
     pub(crate) fn freeze(&mut self, wait: Idle, moves: bool) -> Result<FrozenState, PlatformError> {
         self.publish()?;
         let mut state = Arc::clone(&self.person.state);
@@ -141,8 +142,8 @@ impl Guest {
         Ok(standing)
     }
 
-    /// Makes the first process the current one, resets all others to the frozen state, and ends the rest. The orders
-    /// that are left bring back the first.
+    /// Makes the first process the current one, resets all others to the frozen state, and ends the rest. The
+    /// remaining orders reset the first.
     pub(crate) fn restore(&mut self) -> Result<StubCommands, PlatformError> {
         self.go_home()?;
         let timed = self.others.is_timed();
@@ -161,7 +162,7 @@ impl Guest {
         self.body.restore(Some(&self.person.state.layout))
     }
 
-    /// Goes to `to`, with all that it consists of.
+    /// Switches to `to`, with all its parts.
     pub(crate) fn move_to(&mut self, to: &FrozenState) -> Result<(), PlatformError> {
         let first = to.ground(FIRST).filter(|_| self.body.is_watched());
         let Some(first) = first else { return Err(PlatformError::Lost) };
@@ -179,7 +180,7 @@ impl Guest {
         self.body.move_to(&first, Some(&self.person.state.layout))
     }
 
-    /// Makes the first process the current one. Its state is about to be brought back.
+    /// Makes the first process the current one. Its state will be replaced by the reset.
     fn go_home(&mut self) -> Result<(), PlatformError> {
         if self.person.state.family.own.id != FIRST {
             self.person.change().seat(FIRST);
@@ -280,7 +281,7 @@ impl Guest {
         self.publish()?;
         let state = self.person.change();
         let memory = state.family.own.memory;
-        // Its parent may ask for the times, even if no process has so far.
+        // Its parent may query the times, even if no process has so far.
         if memory == id {
             state.spend(self.body.process.take_spent());
         }

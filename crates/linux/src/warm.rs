@@ -34,7 +34,7 @@ pub struct Stats {
 pub(crate) struct Limits {
     pub(crate) output: usize,
     pub(crate) time: Duration,
-    /// How long a heard call runs on once it is answered.
+    /// How long a heard call continues after it is answered.
     pub(crate) slice: Option<Duration>,
     pub(crate) strategy: Strategy,
     /// Where it may connect to.

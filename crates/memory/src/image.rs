@@ -1,8 +1,8 @@
 //! Images: immutable, page-granular content of an address range.
 //!
-//! An image is a list of extents, each a run of pages in some sealed [`Backing`]; pages that no
-//! extent holds are zero and are stored nowhere. A derived image shares its parent's extents and
-//! adds a backing with only the pages that changed, so a chain of snapshots costs what changed.
+//! An image is a list of extents, each a run of pages in some sealed [`Backing`]; pages that no extent holds are zero
+//! and are stored nowhere. A derived image shares its parent's extents and adds a backing with only the changed
+//! pages, so a chain of snapshots costs only the changes.
 //!
 //! Promises: the content never changes once built (the files are sealed, and nothing maps
 //! them writable); a clone is a reference count; descriptors stay bounded however many images exist.

@@ -2,8 +2,8 @@
 //!
 //! An [`Image`] is immutable content. A [`Slot`] is a range of address space that holds one image
 //! copy-on-write and can be reset to it. A [`Tracker`] notices which pages were written; a
-//! [`Strategy`] decides what a reset does with that. After [`Slot::reset`] returns `Ok`, every byte
-//! of the slot equals its image; when it cannot, the slot is quarantined and refuses further use. A
+//! [`Strategy`] decides how a reset uses that. After [`Slot::reset`] returns `Ok`, every byte of
+//! the slot equals its image; when it cannot, the slot is quarantined and refuses further use. A
 //! [`RemoteSlot`] is the same for memory in another process, whose owner notices writes and copies.
 //!
 //! The fastest strategy is the *write set*: the pages that recent runs wrote stay writable and

@@ -182,7 +182,7 @@ impl RemoteSlot {
         Ok(done)
     }
 
-    /// Takes what was written into the write set.
+    /// Adds the written pages to the write set.
     fn take<R: Remote>(&mut self, remote: &mut R) -> Result<(), RemoteError<R::Error>> {
         self.written.clear();
         remote.drain(&mut self.written).map_err(RemoteError::Owner)?;

@@ -181,7 +181,7 @@ impl Slot {
     /// any other strategy the tracker serves a write set.
     ///
     /// # Errors
-    /// As [`Slot::new`], and what the factory returns.
+    /// As [`Slot::new`], and any error of the factory.
     pub fn with_tracker(
         image: &Image,
         config: SlotConfig,

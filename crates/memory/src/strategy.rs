@@ -1,8 +1,8 @@
-//! Strategies: what a reset does, and how one is chosen.
+//! Strategies: the kinds of resets, and the choice of one.
 //!
-//! A caller names a [`Strategy`]; [`Strategy::choose`] turns it into what this host can do, with the
-//! reason in words, which `afresh doctor` prints. A strategy that is forced and impossible is an error,
-//! never silently another one.
+//! A caller names a [`Strategy`]; [`Strategy::choose`] turns it into one that this host supports,
+//! with the reason in words, which `afresh doctor` prints. A strategy that is forced and impossible
+//! is an error, never silently another one.
 
 use std::fmt;
 use std::str::FromStr;
@@ -112,10 +112,10 @@ fn usable(kind: TrackerKind, features: &Features) -> Result<(), String> {
 }
 
 impl Strategy {
-    /// Decides what this strategy means on a host with `features`.
+    /// Decides the concrete form of this strategy on a host with `features`.
     ///
     /// # Errors
-    /// [`SlotError::Unavailable`] when a forced strategy needs what the host lacks.
+    /// [`SlotError::Unavailable`] when a forced strategy needs a feature that the host lacks.
     pub fn choose(self, features: &Features, access: HostAccess) -> Result<Choice, SlotError> {
         let unavailable = |reason| SlotError::Unavailable { strategy: self.to_string(), reason };
         let forced = |strategy| Choice {

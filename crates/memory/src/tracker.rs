@@ -133,8 +133,8 @@ pub unsafe trait Tracker: Send {
         let _ = (huge, on);
     }
 
-    /// Whether protection survives `mprotect` to no access and back. When it does not, the slot drops
-    /// what it learned about pages that it hides.
+    /// Whether protection survives `mprotect` to no access and back. When it does not, the slot forgets the pages
+    /// that it hides.
     fn survives_hiding(&self) -> bool {
         true
     }

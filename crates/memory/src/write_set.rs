@@ -22,8 +22,8 @@ const IDLE_SAMPLES: u8 = 3;
 /// copying it, so a page that has idled for as many runs may go: with few doublings neither choice costs more than
 /// about twice the better one.
 const MAX_RETURNS: u8 = 1;
-/// The same for a page that came back before the next sample, so that it was in use while it was found unchanged. To
-/// notice it once in some five hundred runs is no price.
+/// The same for a page that came back before the next sample, so that it was in use while it was found unchanged.
+/// Noticing it once in some five hundred runs costs nearly nothing.
 const MAX_AT_ONCE: u8 = 4;
 /// Pages written once that a slot which moves between images keeps open. Sampling them costs a few microseconds at
 /// every move; each would cost about three when it is written while closed.
@@ -159,7 +159,7 @@ impl WriteSet {
         self.entries.retain(|e| !range.contains(e.page));
     }
 
-    /// Forgets everything, what was shed too.
+    /// Forgets everything, including shed pages.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }

@@ -20,7 +20,7 @@ const CAPACITY: usize = if cfg!(miri) { 9 } else { 16 };
 /// Programs, and steps of each.
 const PROGRAMS: u64 = if cfg!(miri) { 1 } else { 40 };
 const STEPS: usize = if cfg!(miri) { 10 } else { 120 };
-/// Resets of a steady stretch: one sample of the write set, or enough of them to shed what is idle.
+/// Resets of a steady stretch: one sample of the write set, or enough of them to shed idle pages.
 const STEADY: usize = if cfg!(miri) { 34 } else { 110 };
 
 /// State that the test and its tracker share: the protected pages, and the pages written since.
@@ -117,7 +117,7 @@ fn image(seed: usize, regions: &[PageRange]) -> (Image, Vec<u8>) {
     (builder.build().unwrap(), bytes)
 }
 
-/// A slot, what it should hold, and what it should return to.
+/// A slot, its expected content, and the content that it returns to.
 struct Play {
     slot: Slot,
     told: Option<Shared>,

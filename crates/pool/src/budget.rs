@@ -6,8 +6,8 @@
 //! some time are evicted even within the bounds, except one per pool.
 //!
 //! Promises: after an item was made, and after one came back with more memory than before, the bounds are kept again,
-//! unless what passes them is in use. Handing an item out and taking it back costs nothing more for it. May break it:
-//! items that understate their sizes.
+//! unless the excess is in use. Handing an item out and taking it back costs nothing more for it. May break it: items
+//! that understate their sizes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -78,11 +78,11 @@ impl Room {
 
 /// A pool, as the budget sees it.
 pub(crate) trait Evict: Send + Sync {
-    /// Enters what idle items take, by when they came back.
+    /// Enters the sizes of idle items, by the time of their return.
     fn ages(&self, ages: &mut BTreeMap<u64, Room>);
 
-    /// Drops idle items that came back at `until` or before, until `freed` covers `wanted` or the pool has
-    /// no more than `keep` items. Returns how many went.
+    /// Drops idle items that came back at `until` or before, until `freed` covers `wanted` or the pool has at most
+    /// `keep` items. Returns how many went.
     fn evict(&self, until: u64, keep: usize, wanted: &Room, freed: &mut Room) -> u64;
 }
 
@@ -219,8 +219,7 @@ impl Budget {
         pools.push(Pooled(pool));
     }
 
-    /// The pools that are there. The list is free again when they are looked at: what dropping an item does
-    /// is not known here.
+    /// The pools that are there. The list is unlocked when they are used, because dropping an item may run any code.
     fn pools(&self) -> Vec<Arc<dyn Evict>> {
         let Some(mut pools) = self.list() else { return Vec::new() };
         pools.retain(|pool| pool.0.strong_count() > 0);
@@ -275,7 +274,7 @@ impl Budget {
         (!Room::default().covers(&excess)).then_some(excess)
     }
 
-    /// Keeps the bounds: drops what has been idle longest.
+    /// Keeps the bounds: drops the items that have been idle longest.
     #[inline]
     pub(crate) fn keep(&self) {
         if let Some(excess) = self.excess() {
@@ -309,7 +308,7 @@ impl Budget {
         }
     }
 
-    /// Drops what came back at `until` or before, but for one item a pool. Returns how many pools there are.
+    /// Drops items that came back at `until` or before, except one per pool. Returns how many pools there are.
     fn retire(&self, until: u64) -> usize {
         let pools = self.pools();
         let all = Room { items: usize::MAX, bytes: usize::MAX, mappings: usize::MAX };
@@ -320,8 +319,8 @@ impl Budget {
         pools.len()
     }
 
-    /// Starts the thread that drops what has been idle. It ends when no pool is left, or items are not evicted for
-    /// being idle.
+    /// Starts the thread that drops idle items. It ends when no pool is left, or items are not evicted for being
+    /// idle.
     #[cold]
     fn start_keeper(&'static self) {
         let keeper = move || {
@@ -370,7 +369,7 @@ mod tests {
     fn a_child_forked_while_the_list_was_locked_makes_and_uses_pools() {
         let budget = Budget::process();
         let locked = budget.list().unwrap();
-        // SAFETY: the child touches memory that it owns, and ends without running what the parent registered.
+        // SAFETY: the child touches memory that it owns, and ends without running the parent's registered handlers.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: a call without preconditions; it ends the child if it hangs.

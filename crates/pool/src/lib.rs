@@ -69,7 +69,7 @@ pub trait Recycle: Send + 'static {
         0
     }
 
-    /// Gives back what memory it can and stays usable.
+    /// Releases unneeded memory and stays usable.
     ///
     /// # Errors
     /// Any error: the item is dropped.

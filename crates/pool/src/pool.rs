@@ -309,7 +309,7 @@ impl<T: Recycle> Shared<T> {
         Ok(lease)
     }
 
-    /// An item is no more.
+    /// An item was dropped.
     fn gone(&self) {
         self.alive.fetch_sub(1, Ordering::AcqRel);
         self.signal();
@@ -366,7 +366,7 @@ impl<T: Recycle> Shared<T> {
         }
     }
 
-    /// Trims an item and enters what is left into the accounts; `false` when it must go.
+    /// Trims an item and enters the rest into the accounts; `false` when it must be dropped.
     fn trim(&self, idle: &mut Idle<T>) -> bool {
         if idle.item.trim().is_err() {
             return false;

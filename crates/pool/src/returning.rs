@@ -24,8 +24,8 @@ pub(crate) fn locked<T>(counts: &Mutex<T>) -> MutexGuard<'_, T> {
     counts.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An item on its way back. While it has one, what happens to it is not known to be good: if the item's own
-/// code panics, it is dropped and counted as any other that could not be made pristine.
+/// An item on its way back. While it has one, the item's state is not known to be good: if the
+/// item's own code panics, it is dropped and counted as any other that could not be made pristine.
 pub(crate) struct Returning<'a, T: Recycle> {
     pool: &'a Shared<T>,
     pub(crate) idle: Option<Box<Idle<T>>>,
@@ -46,7 +46,7 @@ impl<'a, T: Recycle> Returning<'a, T> {
     #[inline]
     pub(crate) fn clean(&mut self, spare: bool) -> bool {
         let Some(idle) = self.idle.as_mut() else { return false };
-        // A child does not use items of its parent, so there is no use in making them pristine.
+        // A child does not use items of its parent, so making them pristine would be wasted.
         if idle.generation != fork::generation() {
             self.why.0 = "fork";
             return false;

@@ -11,7 +11,7 @@ use afresh_sys::planted::{Bug, is};
 
 use crate::{Recycle, Resets};
 
-/// An idle item and what the pool knows of it. Boxed once, when the item is made.
+/// An idle item and the pool's records of it. Boxed once, when the item is made.
 pub(crate) struct Idle<T> {
     pub(crate) item: T,
     /// Its share of the resident bytes that the pool counts.

@@ -1,4 +1,5 @@
-//! One budget over all pools of the process: what has been idle longest goes first, what is in use never.
+//! One budget over all pools of the process: the longest idle item is dropped first, an item in use
+//! never.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

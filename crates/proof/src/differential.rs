@@ -164,7 +164,7 @@ impl Bench {
                 }
                 warm_up.push((name, arguments));
             }
-            // Otherwise it may leave what no other instance can hold, and only then may that be refused.
+            // Otherwise it may leave state that no other instance can hold, and only then may that be refused.
             if !random.one_in(8) {
                 cleared = true;
                 warm_up.push(("clear".to_owned(), Vec::new()));

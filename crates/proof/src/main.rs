@@ -132,7 +132,7 @@ fn work(
     None
 }
 
-/// Keeps what reproduces a failure.
+/// Keeps the files that reproduce a failure.
 fn keep(folder: &Path, seed: u64, error: &str) {
     let file = folder.join(format!("{seed}.wat"));
     let text = format!(";; {}\n{}", error.replace('\n', "\n;; "), differential::module(seed));

@@ -94,7 +94,7 @@ fn general(reason: &str) -> String {
     general
 }
 
-/// One call and what it came to in plain wasmtime.
+/// One call and its outcome in plain wasmtime.
 #[derive(Debug)]
 struct Step {
     line: usize,
@@ -480,7 +480,8 @@ fn v128_fits(wanted: &V128Pattern, bits: u128) -> bool {
     }
 }
 
-/// Whether a value of plain wasmtime's is what the file wants. Numbers exactly; references by nullness and hierarchy.
+/// Whether a value of plain wasmtime fits the file's expectation. Numbers exactly; references by nullness and
+/// hierarchy.
 fn fits(store: &Store<()>, wanted: &WastRetCore<'_>, value: &Val) -> bool {
     match (wanted, value) {
         (WastRetCore::I32(v), Val::I32(x)) => v == x,

@@ -47,7 +47,7 @@ impl Stop {
         self.0.stopped.load(Ordering::Acquire)
     }
 
-    /// Whether the call is in Python code, which may be what waits for its end.
+    /// Whether the call is in Python code, which may itself be waiting for the end of the call.
     pub(crate) fn is_in_tool(&self) -> bool {
         self.0.in_tool.load(Ordering::Acquire)
     }

@@ -1,8 +1,7 @@
 //! The native half of the Python package `afresh`: guests, sessions, and the host side of interpreters.
 //!
-//! Promises: no call of a guest holds Python's lock; one evaluation crosses between the languages once; what a
-//! guest sends is checked before anything is made of it. May break it: tools, which are
-//! code of the caller and hold the lock.
+//! Promises: no call of a guest holds Python's lock; one evaluation crosses between the languages once; values from a
+//! guest are checked before they are converted. May break it: tools, which are code of the caller and hold the lock.
 
 mod call;
 mod error;

@@ -112,8 +112,8 @@ impl Outcome {
         }
     }
 
-    /// As the Python half takes it: `(value, text, error, stdout, stderr, truncated, dirty pages, microseconds)`, where
-    /// `error` is an exception, or what the program threw: `(name, message, stack, cause)`.
+    /// As the Python half takes it: `(value, text, error, stdout, stderr, truncated, dirty pages, microseconds)`,
+    /// where `error` is an exception, or the program's own: `(name, message, stack, cause)`.
     ///
     /// # Errors
     /// What no program may catch, and answers that cannot be read.

@@ -328,7 +328,7 @@ impl Session {
         Ok(forks.into_iter().map(fork).collect())
     }
 
-    /// In what two states differ.
+    /// The differences of two states.
     fn diff(&self, py: Python<'_>, one: StateRef<'_>, two: StateRef<'_>) -> PyResult<Differing> {
         let (one, two) = (one.plain(), two.plain());
         self.with(py, |session| {

@@ -137,7 +137,7 @@ impl Warm {
         self.interpreter.is_some()
     }
 
-    /// Calls a handler of bytes from the warm state, and forgets what the call did.
+    /// Calls a handler of bytes from the warm state, and drops its changes.
     fn call<'py>(
         &self,
         py: Python<'py>,
@@ -166,7 +166,7 @@ impl Warm {
         Ok(PyBytes::new(py, &outcome.into_bytes()?))
     }
 
-    /// Evaluates code from the warm state, and forgets what it did.
+    /// Evaluates code from the warm state, and drops its changes.
     fn run<'py>(&self, py: Python<'py>, code: &str, name: &str) -> PyResult<Bound<'py, PyTuple>> {
         signals::check()?;
         let Interpreter { handler, form } = self.interpreter.as_ref().ok_or_else(no_interpreter)?;

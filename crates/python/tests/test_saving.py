@@ -32,7 +32,7 @@ def test_every_turn_is_saved_and_opens_in_another_process(tmp_path: Path) -> Non
 
 
 def test_what_a_first_evaluation_touches_is_read_first(tmp_path: Path) -> None:
-    # userfaultfd, for user mode only: what learns which pages are touched.
+    # userfaultfd, for user mode only: it records the touched pages.
     number = {"x86_64": 323, "aarch64": 282}.get(os.uname().machine)
     found = -1 if number is None else ctypes.CDLL(None).syscall(number, 1 | os.O_CLOEXEC)
     if found < 0:

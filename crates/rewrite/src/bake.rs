@@ -202,7 +202,7 @@ fn memories(model: &Model<'_>, warm: &WarmState, sections: &mut Sections) -> Res
     Ok(())
 }
 
-/// Every active segment is part of the image; what it leaves is a dropped segment.
+/// Every active segment is part of the image, and becomes a dropped segment.
 pub(crate) fn data(
     model: &Model<'_>,
     warm: &WarmState,

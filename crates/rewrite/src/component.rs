@@ -75,8 +75,8 @@ pub enum PrepareComponentError {
 pub struct NestedModule {
     /// Its memories, by index, imported ones included.
     pub memories: Vec<Memory>,
-    /// Whether an instantiation does more than to make what is declared: it runs a start function,
-    /// or writes data that could not be moved.
+    /// Whether an instantiation does more than make the declared items: it runs a start function, or writes data that
+    /// could not be moved.
     pub starts: bool,
     /// The data that left it, in the order it must be written.
     pub segments: Vec<DataSegment>,
@@ -94,8 +94,8 @@ pub struct PreparedComponent {
 }
 
 impl PreparedComponent {
-    /// Which memory of the probe begins with `mark`: the place of its module among the modules,
-    /// and its index there. None for bytes that are no mark.
+    /// Which memory of the probe begins with `mark`: the place of its module among the modules, and its index there.
+    /// None for bytes that are not a mark.
     #[must_use]
     pub fn marked(&self, mark: [u8; MARK_BYTES]) -> Option<(usize, u32)> {
         let number = u64::from_le_bytes(mark);

@@ -230,7 +230,7 @@ impl<'a> Level<'a> {
         if self.shared || modules.len() < self.modules.len() {
             return plan;
         }
-        // Its one instance, and what that is given; none once there is another.
+        // Its one instance, and the arguments of that; none once there is another.
         let mut once = BTreeMap::<u32, Option<(usize, &Vec<(&str, u32)>)>>::new();
         for (instance, made) in self.instances.iter().enumerate() {
             if let CoreInstance::Of(module, args) = made {
@@ -512,7 +512,7 @@ impl Reencode for Absorbing<'_> {
         Ok(())
     }
 
-    /// Other sections' claims about the code are no longer true.
+    /// Claims of other sections about the code no longer hold.
     fn parse_custom_section(
         &mut self,
         module: &mut Module,

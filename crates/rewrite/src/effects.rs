@@ -1,8 +1,8 @@
 //! The effects of one function body on the state of its instance.
 //!
-//! The list of instructions here is what the proof of a restore rests on: an instruction that
-//! changes state and is missing from it would go unnoticed. Modules are validated first with the
-//! proposals named in [`crate::model`], so the set of possible instructions is closed.
+//! The proof of a restore rests on this list of instructions: a state-changing instruction missing
+//! from it would go unnoticed. Modules are validated first with the proposals named in
+//! [`crate::model`], so the set of possible instructions is closed.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Putting a module together from the sections of an old one and what is added to them.
+//! Assembly of a module from the sections of an old one and additions to them.
 //!
 //! Additions always come last in their index space, so no index of the original changes and
 //! every section that is not touched is copied byte for byte.

@@ -1,6 +1,6 @@
 //! Linking: several modules become one module. Later ones import exports of earlier ones.
 //!
-//! Promises: an instance of the one does what instances of the many do that are made in order, each with the exports
+//! Promises: an instance of the linked module behaves as instances of the parts made in order, each with the exports
 //! of those before it, as wasmtime's `Linker::module` makes them: reactors among them are initialised as soon as they
 //! are made. All state then belongs to one module, and can be kept and restored as any module's.
 //!
@@ -33,7 +33,7 @@ pub enum LinkError {
     /// There is nothing to link, or two modules have one name.
     #[error("{0}; give each module a unique name, which later ones use to import from it")]
     Names(String),
-    /// A module is not valid, or what all make together is not.
+    /// A module is not valid, or the linked whole is not.
     #[error("{what} is not valid: {error}")]
     Invalid {
         /// Which it is.
@@ -422,7 +422,7 @@ fn offset(place: &mut IndexSpaces, offset: ConstExpr<'_>, to: &mut Vec<u8>) -> E
     Ok(())
 }
 
-/// Instructions that do what an active element segment does.
+/// Instructions with the effect of an active element segment.
 fn put_elements(
     place: &mut IndexSpaces,
     index: u32,
@@ -443,7 +443,7 @@ fn put_elements(
     Ok(())
 }
 
-/// Instructions that do what an active data segment does.
+/// Instructions with the effect of an active data segment.
 fn put_data(
     place: &mut IndexSpaces,
     index: u32,
@@ -506,7 +506,7 @@ fn exports(parts: &[Part<'_>]) -> Result<ExportSection, LinkError> {
 /// Makes one module of several, each with a name that later ones use to import from it. Imports of other names stay.
 ///
 /// # Errors
-/// [`LinkError`], naming the module and what is wrong with it.
+/// [`LinkError`], which names the module and its fault.
 pub fn link(modules: &[(&str, &[u8])]) -> Result<Vec<u8>, LinkError> {
     link_all(modules, false)
 }

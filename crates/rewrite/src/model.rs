@@ -329,7 +329,7 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// Notes what a constant expression refers to and allocates.
+    /// Notes the references and allocations of a constant expression.
     fn constant(&mut self, expr: &ConstExpr<'a>) -> wasmparser::Result<()> {
         for op in expr.get_operators_reader() {
             match op? {

@@ -189,7 +189,7 @@ impl Nesting {
                             let known = spaces.modules.get(index).copied().flatten();
                             spaces.modules.push(known);
                         }
-                        // One that is exported as of another type may hide what is added here.
+                        // A component exported under another type may hide the additions made here.
                         ComponentExternalKind::Component => {
                             let known = spaces.components.get(index).copied().flatten();
                             spaces.components.push(known.filter(|_| export.ty.is_none()));
@@ -323,7 +323,7 @@ impl Spaces<'_> {
         Some(spaces)
     }
 
-    /// Appends what shows the core instances.
+    /// Appends the items that show the core instances.
     fn show(&self, component: &mut Vec<u8>) {
         let mut aliases = ComponentAliasSection::new();
         let mut types = ComponentTypeSection::new();

@@ -1,4 +1,5 @@
-//! Where the items of one of several linked modules are in the whole, and what it takes for an import to be an export.
+//! The positions, in the whole, of the items of one of several linked modules, and the rules by which an export
+//! satisfies an import.
 
 use std::convert::Infallible;
 
@@ -30,7 +31,7 @@ pub(crate) fn kind_of(ty: &TypeRef) -> usize {
     }
 }
 
-/// A module's index spaces: what each index is in the whole. Every index of a valid module is there.
+/// A module's index spaces: for each index, the one in the whole. Every index of a valid module is there.
 #[derive(Default)]
 pub(crate) struct IndexSpaces {
     /// By kind.

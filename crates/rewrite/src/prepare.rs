@@ -31,7 +31,7 @@ pub struct PrepareOptions {
     pub roots: Roots,
     /// Adds [`names::SAVE`] and [`names::RESTORE`]. A module that cannot be restored is refused.
     pub restorable: bool,
-    /// Exports what [`crate::bake`] needs to know of a warm instance. A module that cannot be
+    /// Exports the state that [`crate::bake`] needs of a warm instance. A module that cannot be
     /// baked is refused.
     pub bakeable: bool,
 }
@@ -243,7 +243,7 @@ pub(crate) fn move_data(
     Ok(moved)
 }
 
-/// Decides what is recorded, and adds the globals and tables for it.
+/// Chooses the state to record, and adds the globals and tables for it.
 fn guards(
     model: &Model<'_>,
     analysis: &Analysis,
@@ -349,7 +349,7 @@ fn rewrite_body(
     Ok(code)
 }
 
-/// Encodes what takes the place of `op`; false if it stays.
+/// Encodes the replacement of `op`; false if it stays.
 fn replace(
     op: &Operator<'_>,
     guards: &mut Guards,
@@ -469,7 +469,7 @@ fn add_restore(
     Ok(restorable)
 }
 
-/// Exports what the host has to read from a warm instance.
+/// Exports the state that the host has to read from a warm instance.
 fn show(model: &Model<'_>, analysis: &Analysis, guards: &Guards, add: &mut Additions) -> Visible {
     let mut visible = Visible::default();
     let mut functions = false;

@@ -288,8 +288,8 @@ impl Revealed {
     }
 }
 
-/// The original module with `warm` as what new instances start with: no start function, and no data
-/// written, which the engine's images hold.
+/// The original module with `warm` as the initial state of new instances: without a start function, and without data,
+/// which the engine's images hold.
 pub(crate) fn bake_nested(model: &Model<'_>, warm: &WarmState) -> Result<Vec<u8>, bake::BakeError> {
     let settable = |index: &u32| {
         let global = model.globals.get(*index as usize);

@@ -1,7 +1,7 @@
 //! Bodies of requests: taken whole, or passed on, within limits of size, time and memory.
 //!
-//! Promises: nothing is kept of a body that is too large before it is refused, however it says its
-//! length; a client that sends a byte now and then is refused after the time for a body.
+//! Promises: a body that is too large is refused before any of it is kept, for every form of its length; a client
+//! that sends a byte now and then is refused after the time for a body.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -63,7 +63,7 @@ where
         if !share.add(data.len()) {
             return Err(ErrorResponse::no_memory());
         }
-        // Most bodies come in one piece, which need not be copied.
+        // Most bodies come in one piece, which is not copied.
         if length == data.len() {
             first = data;
             continue;
@@ -295,7 +295,7 @@ mod tests {
 
     use super::*;
 
-    /// A body in pieces; after them it ends, or never says anything again.
+    /// A body in pieces; after them it ends, or stays silent.
     struct Pieces(VecDeque<&'static [u8]>, bool);
 
     impl Body for Pieces {

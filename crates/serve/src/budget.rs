@@ -1,4 +1,4 @@
-//! How many bytes of requests and answers may be held in memory at the same time, over all guests.
+//! The budget for bytes of requests and answers in memory, over all guests.
 //!
 //! Promises: a byte is counted before it is kept, and no longer than that.
 

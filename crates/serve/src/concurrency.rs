@@ -41,7 +41,7 @@ struct LimiterState {
     free: usize,
     parked: usize,
     queues: Vec<Queue>,
-    /// The line that is asked first for the next free place.
+    /// The first line to get the next free place.
     next: usize,
 }
 
@@ -51,7 +51,7 @@ struct Queue {
     waiting: VecDeque<oneshot::Sender<Permit>>,
 }
 
-/// The right to run one request, given back when dropped.
+/// The right to run one request, released when dropped.
 pub(crate) struct Permit {
     gate: Arc<ConcurrencyLimiter>,
     line: usize,
@@ -125,7 +125,7 @@ impl LimiterState {
 }
 
 impl ConcurrencyLimiter {
-    /// A gate with so many places.
+    /// A gate with `places` places.
     pub(crate) fn new(places: usize, shares: impl IntoIterator<Item = Share>) -> Arc<Self> {
         let lines = shares.into_iter();
         let lines = lines.map(|share| Queue { share, running: 0, waiting: VecDeque::new() });
@@ -211,7 +211,7 @@ impl ConcurrencyLimiter {
         }
     }
 
-    /// Requests that run or wait, of so many that may run.
+    /// Requests that run or wait, and the limit of running ones.
     #[cfg(feature = "fleet")]
     pub(crate) fn busy(&self) -> (usize, usize) {
         let state = self.state();

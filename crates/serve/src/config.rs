@@ -13,23 +13,23 @@ use crate::sandbox::SandboxConfig;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Config {
-    /// Where requests come in.
+    /// Address for requests.
     pub addr: SocketAddr,
-    /// Where `/metrics`, `/status`, `/healthz` and `/readyz` are asked for, if not where requests come in.
+    /// Address for `/metrics`, `/status`, `/healthz` and `/readyz`, if not that for requests.
     pub admin: Option<SocketAddr>,
-    /// Most requests that guests answer at the same time, all guests together.
+    /// Maximum requests that guests answer at the same time, all guests together.
     pub max_concurrent_requests: usize,
-    /// Most connections at the same time; further ones wait to be accepted.
+    /// Maximum connections at the same time; further ones wait to be accepted.
     pub max_concurrent_connections: usize,
-    /// Most bytes of requests and answers that are held in memory, all guests together.
+    /// Maximum bytes of requests and answers in memory, all guests together.
     pub max_buffered_bytes: usize,
-    /// Most time that a client may take for the head of a request, an idle connection's next one included.
+    /// Time limit for the head of a request, an idle connection's next one included.
     pub head_timeout: Duration,
-    /// Most time that a client may take for the body of a request, or for taking the next part of an answer.
+    /// Time limit for the body of a request, and for a client to take the next part of an answer.
     pub body_timeout: Duration,
-    /// How long a server that is ending still takes connections, and says on each answer that it closes them.
+    /// How long a server that is ending still takes connections, and announces on each answer that it closes them.
     pub drain: Duration,
-    /// How long it then waits for requests that are under way.
+    /// How long it then waits for running requests.
     pub grace: Duration,
     /// The guests.
     pub guests: Vec<GuestConfig>,
@@ -76,7 +76,7 @@ impl Default for Config {
 pub struct GuestConfig {
     /// Its name in metrics and logs.
     pub name: String,
-    /// The beginning of the paths that it answers: whole segments, `/` for all that no other guest answers.
+    /// The prefix of the paths that it answers: whole segments, `/` for all paths without another guest.
     pub route: String,
     /// The host that it answers for, without a port; any if not set.
     pub host: Option<String>,
@@ -90,20 +90,20 @@ pub struct GuestConfig {
     pub call: String,
     /// Content type of guest answers.
     pub content_type: String,
-    /// Most time for one request once it has been read: for waiting, and for the guest.
+    /// Time limit of one request once it has been read: for waiting, and for the guest.
     pub timeout: Duration,
-    /// Most bytes that a memory of one instance may grow to.
+    /// Maximum bytes of a memory of one instance.
     pub memory: u64,
-    /// Most bytes of one request's body.
+    /// Maximum bytes of a request body.
     pub max_body: usize,
-    /// Most requests that it answers at the same time.
+    /// Maximum requests that it answers at the same time.
     pub max_concurrent_requests: usize,
-    /// Most requests that wait for that.
+    /// Maximum requests that wait for that.
     pub max_waiting_requests: usize,
-    /// Requests that one instance answers before it is brought back. With 1 every request is answered from the
-    /// warm state; with more, a request sees what up to so many before it have left.
+    /// Requests that one instance answers before it is reset. With 1 every request is answered from the warm state;
+    /// with more, a request sees the state of up to that many before it.
     pub max_instance_reuse_count: usize,
-    /// How long an instance is kept for its next request, where it may answer several.
+    /// How long an instance is kept for its next request, if it may answer several.
     pub idle_instance_timeout: Duration,
 }
 

@@ -39,7 +39,7 @@ pub enum ManifestError {
         /// The file.
         path: PathBuf,
     },
-    /// It says something that is not known, or lacks something.
+    /// It has an unknown entry, or lacks one.
     #[error("{}", path.display())]
     Parse {
         /// The file.
@@ -53,7 +53,7 @@ pub enum ManifestError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// It is to serve nothing.
+    /// It has nothing to serve.
     #[error("there is no guest to serve: name one, or a file with `[[guest]]` in it")]
     Nothing,
     /// Two guests for the same requests.

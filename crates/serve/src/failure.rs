@@ -95,10 +95,9 @@ impl From<Failure> for ErrorResponse {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::Timeout => Self::timeout(),
-            Failure::Request(_) => Self::new(
-                StatusCode::BAD_REQUEST,
-                "the guest takes no such request; its log says more",
-            ),
+            Failure::Request(_) => {
+                Self::new(StatusCode::BAD_REQUEST, "the guest refuses this request; see its log")
+            }
             Failure::Guest(_) => Self::guest(),
             Failure::Instance(_) => Self::unavailable(),
             Failure::Host(_) => Self::host(),

@@ -1,4 +1,5 @@
-//! A component of the world `wasi:http/proxy`, asked without a server: one request at a time, each to a new instance.
+//! A component of the world `wasi:http/proxy`, called without a server: one request at a time, each to a new
+//! instance.
 
 use std::time::Duration;
 
@@ -69,7 +70,7 @@ impl Handler {
         component.windows(EXPORT.len()).any(|part| part == EXPORT)
     }
 
-    /// The options with which a guest is opened that is to be asked: with wasi:http, and calls that wait.
+    /// The options for a guest that is called directly: with wasi:http, and calls that wait.
     #[must_use]
     pub fn options(wasm: GuestOptions) -> GuestOptions {
         GuestOptions {
@@ -81,7 +82,7 @@ impl Handler {
         }
     }
 
-    /// The guest, if it is a component that answers requests. An answer may take so long, and have so many bytes.
+    /// The guest, if it is a component that answers requests. `time` and `most` limit an answer.
     ///
     /// # Errors
     /// Without an available instance.
@@ -104,7 +105,7 @@ impl Handler {
         Ok(self.one(path, body, None).await?)
     }
 
-    /// Asks, and where that is wanted says how many bytes of the instance changed.
+    /// Sends a request and, on demand, returns the number of changed bytes in the instance.
     async fn one(
         &self,
         path: &str,
@@ -145,8 +146,8 @@ impl Handler {
         read
     }
 
-    /// Asks so many times, and before each compares the memories that the next instance gets with the warm state; the
-    /// answers with the first. `progress` is called after each.
+    /// Sends the request several times, and before each compares the next instance's memories with the warm state;
+    /// the answers with the first. `progress` is called after each.
     ///
     /// # Errors
     /// When no comparison can be made; a difference is not an error.

@@ -1,7 +1,7 @@
 //! The manifest of a server: several guests under several routes, each with a separate budget.
 //!
-//! Promises: a key that is not known is an error that names it, and two guests for the same host and
-//! route are one, too; nothing is guessed. Paths are relative to the file.
+//! Promises: an unknown key is an error that names it, and so are two guests for the same host and
+//! route; nothing is guessed. Paths are relative to the file.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -64,9 +64,9 @@ struct Times {
 /// Times of the last requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Recent {
-    /// How many there ever were.
+    /// The total number.
     pub(crate) requests: u64,
-    /// Of the last ones, in microseconds; none when there were none.
+    /// The median of the last ones, in microseconds; `None` without requests.
     pub(crate) median: Option<f32>,
     pub(crate) p99: Option<f32>,
 }
@@ -99,7 +99,7 @@ pub(crate) fn gauge(value: usize) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// Memory of this process that is resident; 0 where `/proc` does not say.
+/// Resident memory of this process; 0 if `/proc` does not report it.
 pub(crate) fn resident_bytes() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok());
@@ -217,7 +217,7 @@ impl Metrics {
         self.waiting.get_or_create(&labels).set(gauge(waiting));
     }
 
-    /// How many sandboxes live in this process, and how many in the store.
+    /// The number of sandboxes in this process, and in the store.
     pub(crate) fn set_sandboxes(&self, live: usize, saved: usize) {
         for (place, count) in [("live", live), ("saved", saved)] {
             let labels = vec![("place", place.to_owned())];
@@ -229,7 +229,7 @@ impl Metrics {
     pub(crate) fn text(&self) -> String {
         self.resident.set(gauge(resident_bytes()));
         let mut text = String::new();
-        // A string takes whatever is written to it.
+        // Writing to a string never fails.
         let _ = encode(&mut text, &self.registry);
         text
     }

@@ -1,7 +1,7 @@
 //! Metrics of the guests' pools in the text format of Prometheus.
 //!
-//! Promises: a count never goes back, also when a guest is exchanged and its pool begins anew; what the old pool counted until its
-//! last request ended is in the sum. Numbers of a guest that is no more are not shown as if it were there.
+//! Promises: a count never goes back, even when a guest is exchanged and its pool begins anew; the sum includes the
+//! old pool's counts until its last request ended. Numbers of a removed guest are not shown as if it were there.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -19,7 +19,7 @@ use crate::metrics::{Labels, gauge, labels, two};
 
 type Count = Counter<u64, AtomicU64>;
 
-/// Resets by the pages that they brought back. The pools count them; this shows their sums.
+/// Resets by the pages that they copied back. The pools count them; this shows their sums.
 #[derive(Clone, Debug, Default)]
 struct PageCounts(Arc<Mutex<Resets>>);
 
@@ -71,15 +71,15 @@ impl Pools {
         );
         let help = "Kind, isolation and reset strategy of each guest; always 1";
         registry.register("guest_info", help, pools.about.clone());
-        let help = "Resets, by how many pages each brought back";
+        let help = "Resets, by pages copied back";
         registry.register("reset_pages", help, pools.pages.clone());
         for (name, help, family) in [
             ("pool_created", "Instances made", &pools.created),
-            ("pool_returned", "Instances brought back", &pools.returned),
-            ("pool_grown", "Instances brought back whose memory a call had grown", &pools.grown),
+            ("pool_returned", "Instances reset", &pools.returned),
+            ("pool_grown", "Resets of instances whose memory a call had grown", &pools.grown),
             (
                 "pool_discarded",
-                "Instances brought back by throwing pages away instead of copying them",
+                "Resets of instances by discarding pages instead of copying them",
                 &pools.discarded,
             ),
             (
@@ -169,7 +169,7 @@ impl PoolMetrics {
         *seen = now;
     }
 
-    /// The pool is about to go, and has said its last.
+    /// Records the last counts of a pool before it is dropped.
     pub(crate) fn end(&self, stats: PoolStats) {
         self.add(stats);
         let labels = labels(&self.guest);

@@ -1,4 +1,4 @@
-//! Instances that may answer further requests, where a guest's owner asked for that.
+//! Instances that may answer further requests, if the guest's configuration allows it.
 //!
 //! Promises: no instance answers more requests than it may, and an unused one is reset after a
 //! while. By default an instance answers one request, and never comes here.
@@ -34,7 +34,7 @@ impl<L> ReusePool<L> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lease that was put back last, if there is one.
+    /// The lease that was put back last, if any.
     pub(crate) fn take(&self) -> Option<Used<L>> {
         if self.most == 1 {
             return None;

@@ -87,7 +87,7 @@ impl Route {
         self.runner.kind()
     }
 
-    /// Whether an instance is brought back for the next call, or made anew.
+    /// Whether an instance is reset for the next call, or made anew.
     pub(crate) fn mode(&self) -> &'static str {
         self.runner.mode()
     }
@@ -162,7 +162,7 @@ impl Route {
         Ok((headers, Body::from(body)).into_response())
     }
 
-    /// Waits for a place, and says how much time is left then.
+    /// Waits for a place, and returns the remaining time.
     async fn enter(&self, common: &RouteContext) -> Result<(Permit, Duration), ErrorResponse> {
         let waiting = Instant::now();
         let pass = common.gate.enter(self.line, self.config.timeout).await?;

@@ -14,7 +14,7 @@ use crate::route::{Route, RouteContext};
 
 /// The guests of a server.
 pub(crate) struct RoutingTable {
-    /// In the order in which they are asked whether they answer.
+    /// In order of matching.
     pub(crate) sites: Vec<Arc<Route>>,
     pub(crate) common: RouteContext,
 }

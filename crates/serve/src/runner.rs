@@ -129,7 +129,7 @@ impl Runner {
         }
     }
 
-    /// Whether an instance is brought back for the next call, or made anew over memory that was brought back.
+    /// Whether an instance is reset for the next call, or made anew over reset memory.
     pub(crate) fn mode(&self) -> &'static str {
         match self {
             Self::Module { warm, .. } => warm.report().mode.name(),

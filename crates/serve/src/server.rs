@@ -26,7 +26,7 @@ use crate::config::Config;
 use crate::error::ServeError;
 use crate::service::{Audience, Phase, Shared};
 
-/// How long a new connection that has sent nothing is listened to after a server has begun to close.
+/// How long a closing server waits for the first bytes on a new connection.
 const FIRST: Duration = Duration::from_secs(1);
 /// Between two looks at instances that are idle.
 const SWEEP: Duration = Duration::from_millis(250);
@@ -104,13 +104,13 @@ impl Server {
         Ok(Self { shared, listener, admin, config })
     }
 
-    /// Where requests come in.
+    /// Address for requests.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         local(&self.listener, self.config.addr)
     }
 
-    /// Where operations are asked for.
+    /// Address for operations.
     #[must_use]
     pub fn admin(&self) -> SocketAddr {
         self.admin.as_ref().map_or_else(|| self.addr(), |admin| local(admin, self.config.addr))
@@ -131,8 +131,8 @@ impl Server {
         Handle { shared: self.shared.clone() }
     }
 
-    /// Serves until it is asked to end, and then until every request that reached it is answered. Returns whether all sandboxes are
-    /// saved.
+    /// Serves until it is asked to end, and then until every request that reached it is answered. Returns whether all
+    /// sandboxes are saved.
     #[must_use = "a server that could not save its sandboxes has failed"]
     pub async fn run(self) -> bool {
         let Self { shared, listener, admin, config } = self;

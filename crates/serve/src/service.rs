@@ -39,13 +39,13 @@ const OPERATIONS: [&str; 6] =
 pub(crate) enum Phase {
     /// It takes connections.
     Running,
-    /// It takes them, but says on each answer that it closes them.
+    /// It takes them, but announces on each answer that it closes them.
     Draining,
     /// It takes none, and ends those that have nothing under way.
     Closing,
 }
 
-/// Whom a listener is for.
+/// The clients of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Audience {
     /// Guests, and the server's own operations unless those have another listener.
@@ -338,8 +338,8 @@ impl Shared {
         Some(site.answer(request, &table.common).await)
     }
 
-    /// A request about sandboxes whose body is counted while it arrives. Most handlers take bodies whole, and more memory than the
-    /// body to decode them.
+    /// A request about sandboxes whose body is counted while it arrives. Most handlers read bodies whole, and need
+    /// more memory than the body to decode them.
     fn metered<B>(&self, request: Request<B>, limits: BodyLimits) -> (Request<Body>, Meter)
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
@@ -366,7 +366,8 @@ impl Shared {
         self.hold(response).await
     }
 
-    /// Counts what is kept of an answer about sandboxes: all of it, which is there already, or piece by piece.
+    /// Counts the retained bytes of an answer about sandboxes: all of them if they are there already, or piece by
+    /// piece.
     async fn hold(&self, response: Response) -> Response {
         let (parts, body) = response.into_parts();
         if parts.extensions.get::<Chunked>().is_some() {
@@ -415,7 +416,7 @@ impl Shared {
             "/readyz" => Some(match *self.phase.borrow() {
                 Phase::Running => "ready\n".into_response(),
                 _ => {
-                    let why = "the server is ending; ask another";
+                    let why = "the server is ending; use another";
                     ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why).into_response()
                 }
             }),

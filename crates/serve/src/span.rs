@@ -42,7 +42,7 @@ pub(crate) fn operation<B>(request: &Request<B>) -> Span {
     tracing::trace_span!("operation", request.id = id.unwrap_or_default(), url.path = path)
 }
 
-/// A method as it may be part of a name: there are only so many.
+/// A method as part of a name, from a fixed list.
 fn method(method: &Method) -> &str {
     match method.as_str() {
         known @ ("GET" | "HEAD" | "POST" | "PUT" | "DELETE" | "CONNECT" | "OPTIONS" | "TRACE"

@@ -1,6 +1,6 @@
 //! The status page: the present state of a server, for people, and the same as JSON.
 //!
-//! Promises: the page loads nothing from anywhere else and runs nothing but its own script; what it shows was true a
+//! Promises: the page loads nothing from anywhere else and runs nothing but its own script; it shows the state of a
 //! moment ago. It shows no content of a sandbox, nor enough of its id to reach it. Names of guests, templates and
 //! checkpoints are shown only at the address of operations.
 
@@ -34,7 +34,7 @@ pub(crate) fn page() -> Response {
 pub(crate) enum Viewer {
     /// A client of the address for operations.
     Operator,
-    /// Anyone who may send a request. Names that an operator or a tenant chose are not theirs to see.
+    /// Any client. Names that an operator or a tenant chose are not theirs to see.
     Anyone,
 }
 

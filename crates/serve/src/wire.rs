@@ -1,8 +1,7 @@
 //! HTTP/1.1 as bytes, for Linux programs that listen on a port.
 //!
-//! Promises: the program gets one request, whatever the client wrote into its head, because only parsed parts are
-//! written; headers about the client's connection are not passed on, in either direction; an incomplete answer is an
-//! error.
+//! Promises: the program gets one request, for any bytes in the client's head, because only parsed parts are written;
+//! headers about the client's connection are not passed on, in either direction; an incomplete answer is an error.
 
 use axum::http::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
@@ -27,7 +26,7 @@ const HOPS: [HeaderName; 11] = [
     CONTENT_LENGTH,
 ];
 
-/// Most headers of an answer: as many as hyper takes in a request.
+/// Maximum headers of an answer: the same as hyper's limit for a request.
 const HEADERS: usize = 100;
 
 /// Removes the headers of a connection, except for the length of the body.
@@ -39,7 +38,7 @@ pub(crate) fn strip(headers: &mut HeaderMap) {
     });
 }
 
-/// Which headers are about a connection: those that always are, and those that the client says are (RFC 9110, 7.6.1).
+/// Headers about a connection: the standard ones, and those that the client lists (RFC 9110, 7.6.1).
 fn hops(headers: &HeaderMap) -> impl Fn(&&HeaderName) -> bool {
     let named = headers.get_all(CONNECTION).iter().filter_map(|names| names.to_str().ok());
     let named: Vec<_> =
@@ -104,7 +103,7 @@ pub(crate) fn answer(
                 headers.append(name, HeaderValue::from_bytes(line.value).ok()?);
             }
         }
-        // Such an answer has no body, whatever its head says (RFC 9112, 6.3).
+        // Such an answer has no body, regardless of its head (RFC 9112, 6.3).
         let bare = method == Method::HEAD
             || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         let body = match (chunked, length) {

@@ -45,9 +45,9 @@ pub struct Fault {
 
 /// Answers faults in a registered range.
 ///
-/// Called in signal context: an implementation must not allocate, log or panic, and may lock only what is never held
-/// where such a fault can happen. While it runs, the thread takes no signal except for its own faults. If the handler
-/// itself faults outside every registered range, the process ends.
+/// Called in signal context: an implementation must not allocate, log or panic, and may take only locks that are
+/// never held where such a fault can happen. While it runs, the thread takes no signal except for its own faults. If
+/// the handler itself faults outside every registered range, the process ends.
 pub trait FaultHandler: Send + Sync {
     /// Handles a fault; `true` when the access can be retried, `false` to pass the fault on.
     fn on_fault(&self, fault: &Fault) -> bool;

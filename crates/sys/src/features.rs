@@ -130,7 +130,7 @@ impl Features {
     /// The same, until the next probe. Leaks memory only when the findings have changed.
     fn for_now(self) -> &'static Self {
         static LAST: AtomicPtr<Features> = AtomicPtr::new(std::ptr::null_mut());
-        // SAFETY: what was once stored is never freed and never changed.
+        // SAFETY: a stored value is never freed and never changed.
         match unsafe { LAST.load(Ordering::Acquire).as_ref() } {
             Some(last) if *last == self => last,
             _ => {

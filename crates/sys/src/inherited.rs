@@ -31,7 +31,7 @@ impl<T: Send + Sync> Inherited<T> {
     /// them are dropped and never seen.
     #[inline]
     pub fn get_or_make(&'static self, make: impl FnOnce() -> T) -> &'static T {
-        // SAFETY: what was once published is never freed and never changed.
+        // SAFETY: a published value is never freed and never changed.
         match unsafe { self.value.load(Ordering::Acquire).as_ref() } {
             Some(value) => value,
             None => self.publish(make()),

@@ -1,5 +1,5 @@
-//! KVM: the gate that its calls pass, and what `kvm-ioctls` lacks: the dirty ring, and the dirty log with manual
-//! protection.
+//! KVM: the gate that its calls pass, and features that `kvm-ioctls` lacks: the dirty ring, and the
+//! dirty log with manual protection.
 //!
 //! Promises: an entry of the ring is reported exactly once; a page that was reported stays writable
 //! until it is returned (`DirtyRing::give_back` and `reset_dirty_rings`, or `clear_dirty_log`). May

@@ -38,7 +38,7 @@ impl<T: Send + Sync> PerProcess<T> {
     pub fn get(&'static self) -> &'static T {
         let generation = fork::generation();
         let current = self.current.load(Ordering::Acquire);
-        // SAFETY: what was once published is never freed, and never changed but through `T` itself.
+        // SAFETY: a published value is never freed, and changed only through `T` itself.
         match unsafe { current.as_ref() } {
             Some(made) if made.generation == generation => &made.value,
             _ => self.remake(generation),

@@ -61,13 +61,13 @@ bugs! {
     Scan = "scan",
     /// A page that differs is not copied when a slot moves to another image.
     Switch = "switch",
-    /// A slot that moved lets go of the image that its mappings show.
+    /// A slot that moved releases the image in its mappings.
     Shown = "shown",
     /// A changed page is left out of a frozen image.
     Freeze = "freeze",
     /// A new mapping lets the kernel merge its pages.
     Merging = "merging",
-    /// A collection removes what living writers have staged.
+    /// A collection removes staged data of living writers.
     Staged = "staged",
     /// A page of a lazily filled image comes without its content.
     Lazy = "lazy",
@@ -103,7 +103,7 @@ bugs! {
     Turn = "turn",
     /// A page that a turn changed is taken for one that it did not.
     Since = "since",
-    /// A general register keeps what the last call left.
+    /// A general register keeps its value from the last call.
     Register = "register",
     /// An exit that the guest left pending is completed in the next call.
     Exit = "exit",
@@ -119,7 +119,7 @@ bugs! {
     Unwound = "unwound",
     /// The pool leases an item that is warm for another key.
     Key = "key",
-    /// A child is handed what its parent made.
+    /// A child gets an item of its parent.
     Parents = "parents",
     /// A global of the warm state is not baked.
     Bake = "bake",

@@ -1,8 +1,8 @@
 //! Losses of power, for tests of durability: a record of the files and directories that were synced, and the
 //! directory as it would be without everything else.
 //!
-//! Promises: what [`survivors`] restores was synced before the process ended. It assumes the worst: no file keeps
-//! bytes and no directory keeps names that were not synced.
+//! Promises: the files that [`survivors`] restores were synced before the process ended. It assumes the worst: no
+//! file keeps bytes and no directory keeps names that were not synced.
 //! May break it: a second thread that writes while another one syncs.
 
 use std::fs::{self, File};
@@ -64,7 +64,7 @@ fn note(record: &Path, file: &File) -> io::Result<()> {
     fs::write(record.join(format!("{}.synced", meta.ino())), text)
 }
 
-/// Writes to the new directory `to` what is left of `root` after a loss of power, by the record of a process.
+/// Writes the remains of `root` after a loss of power to the new directory `to`, by the record of a process.
 ///
 /// # Errors
 /// Those of the file system.

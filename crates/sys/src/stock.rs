@@ -9,8 +9,8 @@ use crate::{PageRange, Reservation, SysError};
 ///
 /// # Safety
 /// Memory that [`ZeroPageSource::supply`] reports as moved is used without another check: a slot gives it to a guest
-/// as zero memory. An implementation must leave there exactly what the method promises until `memory` releases it,
-/// change no mapping outside the given range, and keep no access to the moved pages.
+/// as zero memory. An implementation must leave there exactly the promised memory until `memory` releases it, change
+/// no mapping outside the given range, and keep no access to the moved pages.
 pub unsafe trait ZeroPageSource: Send + Sync + std::fmt::Debug {
     /// Moves resident memory to the beginning of `range`, which must consist of whole huge pages of address space and
     /// be accessible private anonymous memory that was never touched. Returns how many pages were moved: whole huge

@@ -1,8 +1,8 @@
 //! A thread that belongs to a value and ends with it.
 //!
-//! In the child of a fork there is no such thread, though the value that owns it is there. Joining it would wait
-//! without end, or return its stack to the C library twice, which reclaimed it at the fork. So a worker knows the
-//! process it runs in, and in any other nothing is done.
+//! In the child of a fork this thread is missing, while its owner exists. Joining it would wait without end, or
+//! return its stack to the C library twice, which reclaimed it at the fork. So a worker knows the process it runs in,
+//! and in any other nothing is done.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};

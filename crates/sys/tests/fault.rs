@@ -198,7 +198,7 @@ fn a_handler_learns_that_the_content_of_a_page_is_lost() {
     let seen = Arc::new(Mutex::new(Vec::with_capacity(4)));
     let handler = Arc::new(Replaces(memory.clone(), seen.clone()));
     let _registration = fault::register(start, PAGE_SIZE, handler).unwrap();
-    // SAFETY: mapped, and the handler replaces what cannot be read.
+    // SAFETY: mapped, and the handler replaces the unreadable page.
     assert_eq!(unsafe { start.read_volatile() }, 0);
     let seen = seen.lock().unwrap();
     assert_eq!(seen.len(), 1);

@@ -42,7 +42,7 @@ mod sync {
         }
     }
 
-    // SAFETY: loom checks the accesses; it is what the test is for.
+    // SAFETY: loom checks the accesses; that is the test.
     unsafe impl Sync for Probe {}
     // SAFETY: as above.
     unsafe impl Send for Probe {}
@@ -104,7 +104,7 @@ fn a_lookup_finds_what_is_there_and_never_what_was_freed() {
         };
         world.take_out(first);
         assert!(!world.look(15));
-        // Frees what the removal could not.
+        // Frees the nodes that the removal could not.
         let last = world.add(50);
         reader.join().unwrap();
         for held in [kept, last] {

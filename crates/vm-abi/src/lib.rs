@@ -2,8 +2,8 @@
 //! functions. Both sides use this crate; `guests/vm/include/afresh.h` repeats it for C, and a test of `afresh-vm`
 //! compares them.
 //!
-//! Promises: what one side encodes, the other decodes, or refuses. May break it: changing a value without
-//! raising [`ABI_VERSION`].
+//! Promises: each side decodes the other's encoding, or refuses it. May break it: changing a value without raising
+//! [`ABI_VERSION`].
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -1,7 +1,7 @@
 //! The wire format of host functions, both ways: values one after another, little-endian, without padding;
 //! `bool` is one byte, 0 or 1; byte strings and text are a `u32` length and the bytes.
 //!
-//! Promises: what is not exactly one value of the type is refused, on either side.
+//! Promises: bytes that are not exactly one value of the type are refused, on either side.
 
 use alloc::string::String;
 use alloc::vec::Vec;

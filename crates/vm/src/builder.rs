@@ -114,9 +114,9 @@ impl SandboxBuilder {
         self
     }
 
-    /// The processor that the guest sees; [`CpuTemplate::host`] if not set. A guest may remember what it detects, so
-    /// its snapshots thaw only on hosts that have every feature of the template. A thawed one keeps the template it
-    /// was built with, regardless of this setting.
+    /// The processor that the guest sees; [`CpuTemplate::host`] if not set. A guest may remember detected features,
+    /// so its snapshots thaw only on hosts that have every feature of the template. A thawed one keeps the template
+    /// it was built with, regardless of this setting.
     #[must_use]
     pub fn cpu(mut self, template: CpuTemplate) -> Self {
         self.cpu = Some(template);
@@ -202,7 +202,7 @@ impl SandboxBuilder {
             Template::new(&program, file, layout, system, processor, functions, contents);
         let boot = template.system.boot();
         let method = self.config.reset;
-        // Without tracking, finding out what the initialisation wrote would mean to read everything.
+        // Without tracking, finding the writes of the initialisation would mean to read everything.
         let tracked = Config { reset: ResetMethod::default(), ..self.config };
         let mut sandbox = Sandbox::start(Arc::new(template), &image, tracked, entry)?;
         sandbox.initialise(boot)?;

@@ -243,7 +243,7 @@ impl Sandbox {
         }))
     }
 
-    /// Copies what a guest names out, if it is within `(what, setting, limit)`.
+    /// Copies a guest's range out, if it is within `(what, setting, limit)`.
     fn copy_out(
         &self,
         call: u32,

@@ -68,9 +68,9 @@ macro_rules! features {
     };
 }
 
-/// Every feature that a template can hold: what a program at level 3 may detect and use. Left out, so never shown:
-/// features that need a switch that a guest does not have (protection keys, FSGSBASE, CET, AMX, MPX), that have
-/// separate state (TSX), that wait (MONITOR, WAITPKG) or that reveal the host's processor (RDPID, performance
+/// Every feature that a template can hold: those that a program at level 3 may detect and use. Left out, so never
+/// shown: features that need a switch that a guest does not have (protection keys, FSGSBASE, CET, AMX, MPX), that
+/// have separate state (TSX), that wait (MONITOR, WAITPKG) or that reveal the host's processor (RDPID, performance
 /// counters), and virtualisation.
 #[rustfmt::skip]
 static FEATURES: &[Feature] = features! {
@@ -252,7 +252,7 @@ impl CpuTemplate {
         Ok(Self { name, set: self.set | bit | needed })
     }
 
-    /// The same with one feature less, and without what needs it.
+    /// The same with one feature less, and without its dependants.
     ///
     /// # Errors
     /// [`UnknownFeature`].

@@ -62,7 +62,7 @@ fn hex(value: Option<u64>) -> String {
     value.map_or_else(|| "unknown".to_owned(), |value| format!("{value:#x}"))
 }
 
-/// Works out what happened from the registers at a shutdown.
+/// Finds the cause of a shutdown from the registers.
 pub(crate) fn classify(
     regs: &kvm_regs,
     sregs: &kvm_sregs,

@@ -50,12 +50,12 @@ pub enum ElfError {
     #[error("the ELF program header table is outside the file or has a wrong entry size")]
     ProgramHeaders,
     /// `PT_INTERP` is present.
-    #[error("the program asks for a dynamic loader; link it with -static-pie")]
+    #[error("the program needs a dynamic loader; link it with -static-pie")]
     Interpreter,
     /// `PT_TLS` with a size.
     #[error("thread-local storage (PT_TLS) is not supported; a guest has one thread")]
     ThreadLocal,
-    /// There is no loadable segment.
+    /// It has no loadable segment.
     #[error("the program has no loadable segment")]
     NoSegment,
     /// There are more loadable segments than the limit.

@@ -47,7 +47,7 @@ pub enum KvmError {
         /// The template's name.
         template: String,
     },
-    /// Finding out what a guest sees failed.
+    /// Probing the guest's view failed.
     #[error("finding out what processor a guest sees here failed: {0}")]
     Probe(#[source] Box<BuildError>),
     /// The requested tracker is not available.

@@ -1,12 +1,11 @@
-//! A guest's state as pages and bytes: what a snapshot holds of it.
+//! A guest's state as pages and bytes: the contents of a snapshot.
 //!
 //! The pages are those of guest memory and then those of the program file, so another machine needs only the
 //! snapshot. The bytes hold all sizes and the entry of calls. Descriptors, entry code and page tables are in neither:
 //! they are built anew, for the host that thaws.
 //!
-//! Promises: what was frozen is what a sandbox thawed from it starts with, bit for bit; what is read from
-//! elsewhere is checked before it is used. May break it: memory shared with the host, which is no part of
-//! any snapshot.
+//! Promises: a sandbox thawed from it starts in the frozen state, bit for bit; data from elsewhere is checked before
+//! it is used. May break it: memory shared with the host, which is not part of any snapshot.
 
 use afresh_memory::{Image, ImageError, PageRange};
 use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
@@ -140,7 +139,7 @@ impl Frozen {
     /// Saves it under `name`.
     ///
     /// # Errors
-    /// [`FreezeError`]; the name means then what it meant before.
+    /// [`FreezeError`]; the name keeps its meaning then.
     pub fn save(
         &self,
         store: &Store,

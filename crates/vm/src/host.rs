@@ -1,5 +1,5 @@
-//! Host functions: what the embedder lets a guest call, by name, with typed arguments in the wire format of
-//! `afresh_vm_abi`.
+//! Host functions: functions of the embedder that a guest may call, by name, with typed arguments
+//! in the wire format of `afresh_vm_abi`.
 //!
 //! Promises: a malformed argument list is an error for the guest and never reaches the function.
 //! May break it: a function that panics unwinds through the call.

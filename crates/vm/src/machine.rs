@@ -1,4 +1,4 @@
-//! One KVM virtual machine with one vCPU: creating it, running it, reading what it wrote.
+//! One KVM virtual machine with one vCPU: creating it, running it, reading its writes.
 //!
 //! Promises: memory slots are set up once and never changed on the way of a call; registers go in
 //! and out through the shared run page (`KVM_SYNC_REGS`), so that a call costs one `KVM_RUN` for
@@ -100,7 +100,7 @@ impl Abilities {
     }
 }
 
-/// A range of guest-physical memory and what backs it.
+/// A range of guest-physical memory and its backing.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MemorySlot {
     pub(crate) span: Span,
@@ -210,8 +210,8 @@ impl Machine {
         Ok(Self { vcpu, vm, created, fresh, tracking, ring, left, xcr0, events, debug, admitted })
     }
 
-    /// Gives the machine its memory, once. Returns what the engine needs to track it, unless tracking is off. `pages`
-    /// bounds the guest-physical space.
+    /// Gives the machine its memory, once. Returns the tracking resources for the engine, unless tracking is off.
+    /// `pages` bounds the guest-physical space.
     ///
     /// # Safety
     /// The memory must stay mapped while the machine exists.
@@ -357,9 +357,9 @@ impl Machine {
         }
     }
 
-    /// Brings the vCPU back after a call that did not end by itself: finishes what is half done, and takes away what
-    /// is still to be delivered. Says whether it can be used again; if not, only a new machine will do. Comes before
-    /// memory is reset, because an unfinished operation may write there.
+    /// Resets the vCPU after a call that did not end by itself: finishes incomplete operations, and removes pending
+    /// events. Says whether it can be used again; if not, only a new machine will do. Comes before memory is reset,
+    /// because an unfinished operation may write there.
     pub(crate) fn revive(&mut self) -> Result<bool, KvmError> {
         if self.left == PendingExit::Unknown {
             return Ok(false);

@@ -1,8 +1,8 @@
-//! A guest's memory as the host reaches it: bounds-checked copies that note what they write.
+//! A guest's memory as the host reaches it: bounds-checked copies that record their writes.
 //!
 //! Promises: no address from a guest is used unchecked, no reference to guest memory is ever formed, and every page
-//! written through this interface is known to the next reset, for every tracker of the guest's own writes. May break
-//! it: writing through the slot's raw address elsewhere.
+//! written through this interface is known to the next reset, for every tracker of guest writes. May break it:
+//! writing through the slot's raw address elsewhere.
 
 use std::sync::Arc;
 
@@ -134,7 +134,7 @@ impl GuestMemory {
         let window = self.map.find(address, len, false)?;
         self.fetch(window, address, len, false)?;
         if let Some(shared) = &window.shared {
-            // Other threads may be in it; the window is no longer than the memory.
+            // Other threads may be in it; the window is never longer than the memory.
             let _fits = shared.read((address - window.span.start) as usize, out);
             return Ok(());
         }

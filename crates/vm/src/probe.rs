@@ -73,8 +73,8 @@ pub(crate) fn build_processor(template: Option<CpuTemplate>) -> Result<Processor
     processor(template)
 }
 
-/// The processor of a guest that was built with `template`. Where it finds more than that, so will what is
-/// frozen of it.
+/// The processor of a guest that was built with `template`. If it finds more features than that, its frozen states
+/// will, too.
 pub(crate) fn thaw_processor(template: CpuTemplate) -> Result<Processor, KvmError> {
     if matches!(found()?, CpuBehaviour::AsKvmSays) {
         return processor(template);

@@ -13,7 +13,7 @@ use crate::cpu::{CpuTemplate, Register};
 use crate::error::KvmError;
 use crate::system::ExtendedState;
 
-/// DE, PSE, MSR, PAE, MCE, APIC, MTRR, PGE, MCA, PAT, PSE36 and the FPU: without them there is no long mode.
+/// DE, PSE, MSR, PAE, MCE, APIC, MTRR, PGE, MCA, PAT, PSE36 and the FPU: long mode requires them.
 const SYSTEM_1_EDX: u32 = 0x0003_72ed;
 /// The bit that marks a virtual machine.
 const HYPERVISOR_1_ECX: u32 = 1 << 31;

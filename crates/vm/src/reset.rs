@@ -40,7 +40,7 @@ impl Sandbox {
             // A write set larger than the ring would be protected and noticed anew in every run.
             return self.replace_machine(ResetMethod { tracking: Tracking::Log, ..method });
         }
-        // Before memory is reset: what the last call began may still write there.
+        // Before memory is reset: unfinished operations of the last call may still write there.
         if self.state == State::NeedsReset && !self.machine.revive()? {
             return self.replace_machine(method);
         }

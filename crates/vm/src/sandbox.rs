@@ -155,7 +155,7 @@ impl Sandbox {
         }
     }
 
-    /// How this sandbox is reset: what is automatic is named as what it came to mean.
+    /// The reset method of this sandbox, with automatic parts resolved.
     #[must_use]
     pub fn reset_method(&self) -> ResetMethod {
         self.config.reset.here()

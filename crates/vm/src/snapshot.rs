@@ -2,7 +2,7 @@
 //!
 //! Promises: a snapshot never changes; it shares all common pages with its relatives; it stays
 //! valid after the end of the sandbox or of other snapshots. May break it: memory shared with the
-//! host, which is no part of any snapshot.
+//! host, which is not part of any snapshot.
 
 use std::sync::Arc;
 
@@ -117,7 +117,7 @@ impl Sandbox {
     }
 
     /// Freezes the present state and makes it the one that the sandbox returns to: the next
-    /// checkpoint stores only what changed since this one.
+    /// checkpoint stores only the changes since this one.
     ///
     /// # Errors
     /// [`CallError::NeedsReset`] after a failed call; otherwise when memory runs out.
@@ -141,7 +141,7 @@ pub enum SnapshotError {
 }
 
 impl Guest for Sandbox {
-    /// Any state of the guest: what is not memory is the same in all.
+    /// Any state of the guest: everything but memory is the same in all.
     type Template = Snapshot;
     type State = GuestState;
     type Error = SnapshotError;

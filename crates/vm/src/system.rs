@@ -1,8 +1,8 @@
 //! The system span: descriptor tables, entry code, the boot page and the page tables.
 //!
-//! Promises: a guest that starts from `start_state` runs at privilege level 3 in long mode and never
-//! leaves it: there is no interrupt table, no system call, and the only port it may use is the
-//! hypercall's. Accessed, dirty and busy bits are preset, so the processor never writes here.
+//! Promises: a guest that starts from `start_state` runs at privilege level 3 in long mode and never leaves it: it
+//! has no interrupt table and no system call, and may use only the hypercall's port. Accessed, dirty and busy bits
+//! are preset, so the processor never writes here.
 //! May break it: mapping any page of this span writable for the guest.
 
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
@@ -46,7 +46,7 @@ pub(crate) enum ExtendedState {
     Fxsave,
 }
 
-/// The built span and what to start from.
+/// The built span and its entry points.
 #[derive(Debug, Clone)]
 pub(crate) struct System {
     pub(crate) span: Span,
@@ -184,8 +184,8 @@ fn descriptor_page(address: u64, page: &mut [u8]) {
     bitmap[usize::from(PORT) / 8] &= !(0xf << (PORT % 8));
 }
 
-/// `mov` from R9D to DS, ES, FS and GS: where KVM is paravirtual, these hold what was last loaded here,
-/// not what the host set.
+/// `mov` from R9D to DS, ES, FS and GS: where KVM is paravirtual, these hold the last values loaded here, not the
+/// host's.
 const LOAD_SEGMENTS: [u8; 12] =
     [0x41, 0x8e, 0xd9, 0x41, 0x8e, 0xc1, 0x41, 0x8e, 0xe1, 0x41, 0x8e, 0xe9];
 const PROBE: u64 = 0x40;

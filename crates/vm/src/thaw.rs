@@ -34,7 +34,7 @@ impl SandboxBuilder {
         let header = &frozen.header;
         let layout = Layout::new(&program, &header.sizes())?;
         if layout.system / PAGE != frozen.guest.pages() as u64 {
-            return Err(ThawError::State("its memory has another size than it says".to_owned()));
+            return Err(ThawError::State("its memory has another size than stated".to_owned()));
         }
         let contents = contents(self.regions, &layout, &frozen.guest)?;
         let processor = thaw_processor(frozen.header.cpu()?).map_err(|error| match error {

@@ -93,7 +93,7 @@ impl Shared {
 }
 
 impl State {
-    /// Moves what KVM noticed into `fresh`, less what is open.
+    /// Moves the pages that KVM noticed into `fresh`, except open ones.
     fn collect(&mut self) -> Result<(), TrackError> {
         match &mut self.source {
             Source::Ring(ring) => {
@@ -173,8 +173,8 @@ impl State {
 struct KvmTracker(Shared);
 
 // SAFETY: pages come from KVM's log or ring of the memory slots that were set up for this very range, or from the
-// host's own notes, and `PageSet` appends them in order, each once. KVM reports what the guest writes, `host_wrote`
-// what the host does.
+// host's own notes, and `PageSet` appends them in order, each once. KVM reports the guest's writes, `host_wrote` the
+// host's.
 unsafe impl Tracker for KvmTracker {
     fn kind(&self) -> TrackerKind {
         match self.0.lock().source {

@@ -1,8 +1,8 @@
 //! Handlers that take and give bytes, and bytes that a host function hands to the guest.
 //!
-//! Promises: bytes go where the guest made room for them, and an address that the guest names is checked
-//! before anything is written or read there. May break it: a guest whose allocator gives out what is in use
-//! already spoils its own memory, and nothing else.
+//! Promises: bytes go where the guest made room for them, and an address that the guest names is checked before
+//! anything is written or read there. May break it: a guest whose allocator returns memory in use spoils its own
+//! memory, and nothing else.
 
 use afresh_rewrite::names;
 use wasmtime::{AsContextMut, Caller, Extern, Instance, Val};
@@ -55,10 +55,10 @@ impl BytesEntry {
 }
 
 impl Warm {
-    /// A handle for calls of a handler that takes and gives bytes.
+    /// A handle for calls of a handler that takes and returns bytes.
     ///
     /// # Errors
-    /// [`CallError::NoSuchExport`] when the handler is missing, or what makes room for its input.
+    /// [`CallError::NoSuchExport`] when the handler, or the allocator for its input, is missing.
     pub fn bytes_entry(&self, name: &str) -> Result<BytesEntry, CallError> {
         let ty = self.function_type(name)?;
         if ty.params().len() != 2 {
@@ -130,7 +130,7 @@ impl Lease<'_> {
     }
 }
 
-/// Gives bytes to a handler of an instance that is being warmed up; what it answers is dropped.
+/// Passes bytes to a handler of an instance that is being warmed up; its answer is dropped.
 pub(crate) async fn warm_up(
     way: CallPath,
     store: &mut impl AsyncStore,

@@ -41,7 +41,7 @@ impl<'a> Cache<'a> {
         }
     }
 
-    /// Keeps what is under `key` under another as well, at the cost of a name.
+    /// Stores the value of `key` under another as well, at the cost of a name.
     pub(crate) fn also_as(&self, key: &blake3::Hash, other: &blake3::Hash) {
         // There already, or made anew at the next start.
         let _ = std::fs::hard_link(self.path(key, "cwasm"), self.path(other, "cwasm"));

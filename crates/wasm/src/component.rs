@@ -1,5 +1,5 @@
-//! Components, in fresh mode: a new store and instance for every call, over memories that already hold
-//! the component's data, or what its warm-up left ([`crate::nested`]).
+//! Components, in fresh mode: a new store and instance for every call, over memories that already hold the
+//! component's data, or its state after the warm-up ([`crate::nested`]).
 //!
 //! The active data segments of every core module are moved into images. An instantiation of a probe, whose memories
 //! identify themselves, shows once in which order wasmtime makes the memories. Every later instantiation takes slots
@@ -119,7 +119,7 @@ pub(crate) fn compile(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadErr
     Ok(component)
 }
 
-/// As [`compile`], what leases are made of.
+/// As [`compile`], for the component of leases.
 fn compile_direct(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadError> {
     compile(engine, &direct_calls(wasm))
 }
@@ -178,8 +178,7 @@ fn in_order<'a>(
         }
         let declared = match prepared.marked(mark) {
             Some((module, index)) => Declared { module: &prepared.modules[module], index },
-            // Without room for a mark there is no room for data either, so that any memory declared
-            // alike will do.
+            // Without room for a mark the memory has no data either, so any memory with the same declaration fits.
             None => prepared
                 .modules
                 .iter()
@@ -397,8 +396,7 @@ impl WarmComponent {
         inner.pool.get(0, |_| FreshMemories::new(&inner.memories, &inner.policy))?.compare()
     }
 
-    /// Why each instance runs the component's start functions again, if it does: what they leave could not
-    /// be kept.
+    /// Why each instance runs the component's start functions again, if it does: their results could not be kept.
     #[must_use]
     pub fn why_cold(&self) -> Option<&str> {
         self.inner.why_cold.as_deref()

@@ -250,7 +250,7 @@ impl ComponentLease<'_> {
         self.store.data()
     }
 
-    /// The call's host state, to set what host functions of the embedder need.
+    /// The call's host state, to set values for the embedder's host functions.
     pub fn host_mut(&mut self) -> &mut Host {
         self.store.data_mut()
     }

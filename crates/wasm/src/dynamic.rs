@@ -1,5 +1,5 @@
-//! Calls by name, with values whose number and types are known only at run time; and what the failure of a
-//! call means.
+//! Calls by name, with values whose number and types are known only at run time; and the translation of their
+//! failures.
 
 use wasmtime::{AsContext, Instance, ThrownException, Trap, Val, ValType};
 

@@ -74,7 +74,7 @@ pub enum LoadError {
          let calls of them fail with `GuestOptions::stub_imports`"
     )]
     Link(wasmtime::Error),
-    /// WASI cannot give what it is set up to give.
+    /// WASI lacks something that its configuration promises.
     #[error("WASI cannot give the guest {0}")]
     Wasi(String),
     /// The module imports things that are not provided.
@@ -210,7 +210,7 @@ pub enum CallError {
     Trap {
         /// Which trap.
         trap: wasmtime::Trap,
-        /// The trap, and what wasmtime knows of its cause.
+        /// The trap, and its cause as far as wasmtime knows it.
         message: String,
         /// The guest's stack, a frame a line.
         backtrace: Option<String>,
@@ -238,7 +238,8 @@ pub enum CallError {
         /// What it said.
         message: String,
     },
-    /// WASI could not give the guest what it was to give; nothing that the call did may be relied on.
+    /// WASI could not provide its configuration to the guest; no effect of the call may be relied
+    /// on.
     #[error("WASI could not give the guest {0}")]
     Wasi(String),
     /// A host function failed.

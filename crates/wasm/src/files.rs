@@ -1,7 +1,7 @@
-//! A guest's file tree, and what it has open in it: plain data that goes with the guest's memory.
+//! A guest's file tree, and its open files: plain data that belongs to the guest's memory.
 //!
-//! Promises: every lease starts with the tree and the descriptors that the warm state has, and no lease sees what
-//! another wrote; a session's are part of its states. May break it: nothing outside. Host directories that WASI
+//! Promises: every lease starts with the tree and the descriptors of the warm state, and no lease sees another's
+//! writes; those of a session are part of its states. May break it: nothing outside. Host directories that WASI
 //! provides are not part of this, and a guest with a tree has none.
 
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ pub(crate) struct FileDescriptor {
     pub(crate) inheriting: u64,
 }
 
-/// A tree, and what is open in it.
+/// A tree, and its open files.
 #[derive(Clone, Debug)]
 pub struct Files {
     pub(crate) tree: Tree,
@@ -47,7 +47,7 @@ pub struct Files {
     layers: Arc<OnceLock<LayerImage>>,
 }
 
-/// Two are equal when their trees are, and what is open there.
+/// Two are equal when their trees and their open files are.
 impl PartialEq for Files {
     fn eq(&self, other: &Self) -> bool {
         self.tree == other.tree && self.descriptors == other.descriptors

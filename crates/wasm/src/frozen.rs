@@ -1,12 +1,11 @@
-//! A warm guest as pages and bytes: what a snapshot holds of it.
+//! A warm guest as pages and bytes: the contents of a snapshot.
 //!
 //! The pages are those of its module, so that a snapshot is all another machine needs, and then those of its
 //! memories, one after the other, and those of its files. The bytes hold the length of each, globals, tables, dropped
 //! segments, and everything of the file tree except the pages.
 //!
-//! Promises: what was frozen is what a guest made from it starts with, bit for bit. Data from elsewhere is checked
-//! before it is used: sizes against the pages that are present, the module against its digest, the state against the
-//! module.
+//! Promises: a guest made from it starts in the frozen state, bit for bit. Data from elsewhere is checked before it
+//! is used: sizes against the pages that are present, the module against its digest, the state against the module.
 
 use std::sync::{Arc, OnceLock};
 
@@ -125,7 +124,7 @@ pub struct Frozen {
     pub(crate) read: u64,
     /// The state of a component's core modules, by their position in the binary; `None` for a module.
     pub(crate) nested: Option<Vec<Option<WarmState>>>,
-    /// Its file tree and what is open in it, if it has one.
+    /// Its file tree and its open files, if it has one.
     pub(crate) files: Option<SavedFiles>,
     memory: SnapshotMemory,
 }
@@ -229,7 +228,7 @@ impl Frozen {
     /// Saves it under `name`.
     ///
     /// # Errors
-    /// [`FreezeError`]; the name means then what it meant before.
+    /// [`FreezeError`]; the name keeps its meaning then.
     pub fn save(
         &self,
         store: &Store,
@@ -382,8 +381,8 @@ impl Warm {
 }
 
 impl Lease<'_> {
-    /// The present state, calls of this lease included, to be saved or thawed: a fork of a guest that
-    /// has run. Costs what was written since the warm state.
+    /// The present state, calls of this lease included, to be saved or thawed: a fork of a guest that has run. The
+    /// cost is proportional to the writes since the warm state.
     ///
     /// # Errors
     /// [`FreezeError::State`] in fresh mode, and for references that no other instance can hold.

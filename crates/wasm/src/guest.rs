@@ -76,7 +76,7 @@ impl Imports {
         Self { module: Some(Arc::new(link)), component: None }
     }
 
-    /// Adds what `link` defines for a component, which may also replace what is there.
+    /// Adds `link`'s definitions for a component, which may also replace existing ones.
     #[must_use]
     pub fn component(
         mut self,
@@ -86,7 +86,7 @@ impl Imports {
         self
     }
 
-    /// These, after what `first` defines for a module.
+    /// These, after the definitions of `first` for a module.
     pub(crate) fn after(
         self,
         first: impl Fn(&mut Linker<Host>) -> wasmtime::Result<()> + Send + Sync + 'static,
@@ -122,8 +122,8 @@ pub struct GuestOptions {
     pub fuel: Option<u64>,
     /// Maximum bytes of one of its memories.
     pub memory_limit: usize,
-    /// The exports that calls will name; what only others can change need not be restored. A call of
-    /// another is refused, in either mode; the warm-up may call any.
+    /// The exports that calls will name; state that only others can change need not be restored. A call of another is
+    /// refused, in either mode; the warm-up may call any.
     pub roots: Roots,
     /// Limits of the pool of instances.
     pub limits: Limits,
@@ -299,7 +299,7 @@ pub(crate) enum Arguments {
 }
 
 impl WarmUp {
-    /// No call: warm is what instantiation leaves (and `_initialize`, for a WASI reactor).
+    /// No call: the warm state is that after instantiation (and `_initialize`, for a WASI reactor).
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -378,7 +378,7 @@ impl Guest {
     /// into one module.
     ///
     /// # Errors
-    /// [`LoadError::Modules`] when an import does not fit what is exported.
+    /// [`LoadError::Modules`] when an import does not fit its export.
     pub fn linked(
         engine: &Engine,
         modules: &[(&str, &[u8])],
@@ -401,10 +401,10 @@ impl Guest {
         Ok(analyze(&self.wasm, &self.options.roots)?)
     }
 
-    /// Instantiates the module, runs the warm-up and keeps the state it leaves.
+    /// Instantiates the module, runs the warm-up and keeps the resulting state.
     ///
     /// # Errors
-    /// [`WarmError`], naming what the guest or the host lacks.
+    /// [`WarmError`], naming the missing part of the guest or the host.
     ///
     /// # Panics
     /// Within a task, for a guest with [`GuestOptions::asynchronous`]: see [`Guest::warm_async`].
@@ -434,12 +434,12 @@ impl Guest {
         self.warm_component_with(&WarmUp::new())
     }
 
-    /// Like [`Guest::warm`], for components: every instance is a new one, and starts in the state that the
-    /// warm-up left.
+    /// Like [`Guest::warm`], for components: every instance is a new one, and starts in the state that the warm-up
+    /// left.
     ///
     /// # Errors
-    /// [`WarmError`] for a core module, when the component does not compile or link, when a call of the
-    /// warm-up fails, or names what of its state no new instance can start with.
+    /// [`WarmError`] for a core module, when the component does not compile or link, when a call of the warm-up
+    /// fails, or for state that no new instance can start with, by name.
     pub fn warm_component_with(&self, warm_up: &WarmUp) -> Result<WarmComponent, WarmError> {
         drive(self.way(), WarmComponent::new(self, warm_up))
     }

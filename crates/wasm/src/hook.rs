@@ -25,8 +25,8 @@ pub struct Hook(Option<Arc<Tell>>);
 
 impl Hook {
     /// A hook that finds the state of the call in its host state ([`Host::state`], [`Host::data`]). Where the guest
-    /// calls a host function, or has the runtime do what takes more than an instruction, as when a memory grows, that
-    /// is [`CallHook::CallingHost`] and [`CallHook::ReturningFromHost`].
+    /// calls a host function, or uses the runtime for more than an instruction, as when a memory grows, that is
+    /// [`CallHook::CallingHost`] and [`CallHook::ReturningFromHost`].
     pub fn new(
         tell: impl Fn(&mut Host, CallHook) -> wasmtime::Result<()> + Send + Sync + 'static,
     ) -> Self {

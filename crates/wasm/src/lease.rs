@@ -120,7 +120,7 @@ impl<'a> Lease<'a> {
         Self { live, warm, limits: warm.limits, keep: None }
     }
 
-    /// Has the lease keep what it borrows from.
+    /// Makes the lease own its guest.
     pub(crate) fn keep(mut self, keep: Arc<Inner>) -> Self {
         self.keep = Some(keep);
         self
@@ -211,7 +211,7 @@ impl<'a> Lease<'a> {
         self.live.memories().find_map(|memory| memory.slot().failure())
     }
 
-    /// The present state: memories, everything else, and what the clock reads.
+    /// The present state: memories, everything else, and the reading of the clock.
     pub(crate) fn state(&mut self) -> Result<Present, FreezeError> {
         self.live.state()
     }
@@ -331,7 +331,7 @@ impl<'a> Lease<'a> {
         self.live.host()
     }
 
-    /// The call's host state, to set what host functions of the embedder need.
+    /// The call's host state, to set values for the embedder's host functions.
     #[inline]
     pub fn host_mut(&mut self) -> &mut Host {
         self.live.host_mut()
@@ -347,7 +347,7 @@ impl<'a> Lease<'a> {
         Ok(self.compare()?.counts())
     }
 
-    /// As [`Lease::differences`], saying what differs and what was not looked at.
+    /// As [`Lease::differences`], with the differing parts and those that were not compared.
     ///
     /// # Errors
     /// As [`Lease::differences`].

@@ -172,8 +172,8 @@ impl Warm {
         Ok(lease.keep(keep))
     }
 
-    /// An instance that has never run anything but the warm-up, made for this lease and dropped with it:
-    /// what a pooled one can be compared with.
+    /// An instance that has never run anything but the warm-up, made for this lease and dropped with it, for
+    /// comparison with a pooled one.
     ///
     /// # Errors
     /// [`WarmError`] when it cannot be made.

@@ -232,7 +232,7 @@ impl GuestMemory {
         self.slot().trim()
     }
 
-    /// Brings the memory back to its image, and enters what that took; `true` when it had grown, and wasmtime must look again.
+    /// Resets the memory to its image, and enters the cost; `true` when it had grown, and wasmtime must look again.
     #[inline]
     pub(crate) fn reset(&self, took: &mut Recycled) -> Result<bool, ResetError> {
         {
@@ -368,8 +368,8 @@ pub(crate) async fn with_memories<R>(
     let Some(Scope::Lay(layout)) = scope else { return Err(lost()) };
     if !layout.left.is_empty() || layout.beyond > 0 {
         return Err(wasmtime::Error::msg(format!(
-            "the instance has {} memories laid out for it, left {} of them and asked for {} more, so that \
-             none is sure to be its own",
+            "the instance has {} memories laid out for it, left {} of them and requested {} \
+             more, so none is known to be its own",
             memories.len(),
             layout.left.len(),
             layout.beyond
@@ -385,7 +385,7 @@ fn laid_out(asked: &Shape) -> Result<Option<Arc<GuestMemory>>, String> {
         match layout.left.front() {
             Some(memory) if memory.answers(asked) => Ok(layout.left.pop_front()),
             Some(memory) => Err(format!(
-                "wasmtime asks for {asked:?} where {:?} is next, so that no memory is sure to be the \
+                "wasmtime requests {asked:?} where {:?} is next, so no memory is known to be the \
                  right one",
                 memory.shape
             )),
@@ -415,14 +415,14 @@ unsafe impl MemoryCreator for SlotMemories {
         if guard_size_in_bytes > space.guard as usize
             || reserved_size_in_bytes.is_some_and(|r| r > space.reservation as usize)
         {
-            return Err("wasmtime asks for larger guards than slots have".to_owned());
+            return Err("wasmtime requests larger guards than slots have".to_owned());
         }
         // The guard distinguishes wasmtime's own heap for GC objects from guest memories: the engine is configured
         // with different sizes.
         let heap = guard_size_in_bytes as u64 == space.heap_guard();
         if !heap && guard_size_in_bytes as u64 != space.guard {
             return Err(format!(
-                "wasmtime asks for a guard of {guard_size_in_bytes} bytes, which no memory has"
+                "wasmtime requests a guard of {guard_size_in_bytes} bytes, which no memory has"
             ));
         }
         let shape = Shape::asked(&ty);

@@ -45,8 +45,8 @@ pub(crate) struct Parts<'l> {
     /// Its host state is that of the present lease.
     pub(crate) store: StoreContextMut<'l, Host>,
     pub(crate) instance: Instance,
-    /// A call has begun and is not over: its future runs, was dropped or leaked, or a host function panicked. Nothing reads
-    /// what such a call left in the store; the instance is replaced when the lease ends.
+    /// A call has begun and is not over: its future runs, was dropped or leaked, or a host function panicked. The
+    /// state that such a call left in the store is never read; the instance is replaced when the lease ends.
     pub(crate) unfinished: &'l mut bool,
     /// Functions that were called before; none for an instance that will not be called again.
     pub(crate) known: Option<&'l mut TypedFunctions>,
@@ -179,7 +179,7 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// The present state: memories, everything else, and what the clock reads.
+    /// The present state: memories, everything else, and the reading of the clock.
     pub(crate) fn state(&mut self) -> Result<Present, FreezeError> {
         match self {
             Self::Reset(lease) => Ok(lease.freeze()?),
@@ -198,7 +198,7 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// Drops the instance, and what it runs on, instead of bringing it back.
+    /// Drops the instance, and its memories, instead of resetting it.
     pub(crate) fn discard(self) {
         match self {
             Self::Reset(lease) => lease.discard(),

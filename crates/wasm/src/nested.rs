@@ -1,9 +1,9 @@
-//! Warming a component: its warm-up runs once, and what it leaves becomes a new component.
+//! Warming a component: its warm-up runs once, and the resulting state becomes a new component.
 //!
 //! The state of a component is that of its core instances. Memories become images in the order in which wasmtime
 //! makes them, which is the same for every instance; globals and dropped segments are read by functions that
-//! rewriting adds to every module, and baked into the modules as what new instances start with. Start functions have
-//! run, and are removed.
+//! rewriting adds to every module, and baked into the modules as the initial state of new instances. Start functions
+//! have run, and are removed.
 //!
 //! State that cannot be kept is refused with its name: handles of resources, which live in wasmtime's tables and
 //! belong to the host or to other components; references without a constant; tables that code has written; modules
@@ -32,7 +32,7 @@ pub(crate) struct WarmNested {
     pub(crate) modules: Vec<Option<WarmState>>,
 }
 
-/// Runs the warm-up in one instance and reads what it leaves.
+/// Runs the warm-up in one instance and reads the resulting state.
 pub(crate) async fn warm(
     guest: &Guest,
     linker: &Linker<Host>,

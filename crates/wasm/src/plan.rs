@@ -137,8 +137,8 @@ impl Plan {
         Self::key(engine, digest, options, state)
     }
 
-    /// Keeps plan and compiled module of a guest that was warmed here where [`Plan::of_warm`] looks, so that what is
-    /// saved of it is opened again without analysis or compiler. `module` is kept under `compiled` already.
+    /// Stores plan and compiled module of a guest that was warmed here where [`Plan::of_warm`] looks, so that its
+    /// snapshots open again without analysis or compiler. `module` is kept under `compiled` already.
     pub(crate) fn keep_warm(
         &self,
         engine: &Engine,

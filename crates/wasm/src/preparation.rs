@@ -127,7 +127,7 @@ impl Preparation {
         }
     }
 
-    /// The memories that segments alone make: what the module starts with.
+    /// The memories from segments alone: the initial memories of the module.
     pub(crate) fn cold_memories(&self, wasm: &[u8]) -> Result<Vec<WarmMemory>, WarmError> {
         let bad = |why: &str| WarmError::State(why.to_owned());
         let mut memories = Vec::new();
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
     use crate::{EngineConfig, Guest, WarmUp};
 
-    /// Its memory and table begin with something; what the warm-up leaves is in a global and in the memory.
+    /// Its memory and table have initial contents; the warm-up writes to a global and the memory.
     const TEXT: &str = r#"(module (memory (export "memory") 1) (table 2 funcref) (global $n (mut i32) (i32.const 0))
         (data (i32.const 8) "\07") (data (i32.const 9) "\01") (elem (i32.const 0) $add)
         (func $add (param i32) (result i32)

@@ -1,9 +1,8 @@
 //! WASI preview 1 over a guest's file tree: every function about descriptors and paths is our own; clocks,
 //! randomness, arguments and the standard streams are wasmtime-wasi's.
 //!
-//! Promises: what a guest does here it does to its tree, which is rolled back and saved with its memory;
-//! paths stay within the directory that they start from. May break it: the standard streams' content, which is
-//! the call's.
+//! Promises: a guest's operations affect its tree, which is rolled back and saved with its memory; paths stay within
+//! the directory that they start from. May break it: the standard streams' content, which is the call's.
 
 mod calls;
 mod memory;

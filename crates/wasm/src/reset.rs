@@ -30,7 +30,7 @@ use crate::scope::{ScopedStore, forget_exception};
 use crate::stores::Stores;
 use crate::{Engine, LoadError, Mode, WarmError, descriptors, state, unsatisfied};
 
-/// A warm memory: what it is declared as, its content, and its size in bytes.
+/// A warm memory: its declaration, its content, and its size in bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct WarmMemory {
     pub(crate) shape: Shape,
@@ -62,7 +62,7 @@ pub(crate) struct Blueprint {
     pub(crate) restores: bool,
     /// Whether calls may make objects on the store's collected heap, or give references to them.
     pub(crate) collects: bool,
-    /// Instances replaced because a call grew a table, or the collected heap beyond what is kept.
+    /// Instances replaced because a call grew a table, or the collected heap beyond its limit.
     pub(crate) replaced: AtomicU64,
     /// Resets after which a memory had to be shrunk.
     pub(crate) shrunk: AtomicU64,
@@ -187,7 +187,7 @@ pub(crate) struct ResetInstance {
     pub(crate) of: Arc<ResetState>,
 }
 
-/// Bytes of the collected heap, which stay when what was in it is collected.
+/// Bytes of the collected heap, which stay when its objects are collected.
 #[derive(Clone, Copy)]
 struct Heap {
     /// The size in the warm state.
@@ -373,7 +373,7 @@ pub(crate) enum RestoreError {
     /// The module's own restore function, or wasmtime.
     #[error("restoring the instance failed: {0:#}")]
     Restore(wasmtime::Error),
-    /// The instance that was to replace it.
+    /// The replacement instance failed.
     #[error("replacing the instance failed: {0}")]
     Replace(Box<WarmError>),
 }
@@ -391,12 +391,12 @@ impl Recycle for ResetInstance {
         if !self.unfinished && self.restore_in_place(&mut took)? {
             return Ok(took);
         }
-        // Where it went half-way, what is counted is the rest.
+        // Where it went half-way, only the rest is counted.
         took = Recycled { replaced: true, grown: took.grown, ..Recycled::default() };
         let of = self.of.clone();
         of.blueprint.replaced.fetch_add(1, Ordering::Relaxed);
-        // The memories stay, with the pages that calls write: a guest that needs this after every call pays
-        // what it would pay in fresh mode.
+        // The memories stay, with the pages that calls write: a guest that needs this after every call pays the price
+        // of fresh mode.
         for (memory, _) in &self.memories {
             memory.reset(&mut took)?;
         }

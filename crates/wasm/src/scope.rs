@@ -2,8 +2,8 @@
 //!
 //! wasmtime roots every reference that a call gives to the host until the scope around it ends. Without a scope that
 //! is the life of the store, and the object, its referents and the host data behind an `externref` stay alive with
-//! it. Here the scope is the lease: what one call gave can be given to the next call of the same lease, and to no
-//! other.
+//! it. Here the scope is the lease: a reference from one call can be passed to the next call of the same lease, and
+//! to no other.
 //!
 //! Promises: after [`ScopedStore::renew`] nothing that the host was given before is rooted, and
 //! using it is an error. May break it: an `OwnedRooted` that a host function keeps.

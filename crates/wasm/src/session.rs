@@ -1,10 +1,10 @@
 //! Sessions: a live instance that goes from state to state of a tree.
 //!
-//! Promises: in each state memories, globals, tables, dropped segments and sizes are, bit for bit, what they were
-//! when it was frozen. A checkpoint stores the pages written since the last; going to another state copies those that
-//! differ. Globals and writable tables are read whole at each, a few nanoseconds an entry. If a change cannot be
-//! undone in place (a table that grew, a large heap of collected objects), the instance is replaced. Every switch to
-//! a state gets its own generation and fresh entropy, as a lease does.
+//! Promises: in each state memories, globals, tables, dropped segments and sizes equal those at the freeze, bit for
+//! bit. A checkpoint stores the pages written since the last; moving to another state copies those that differ.
+//! Globals and writable tables are read whole at each, a few nanoseconds an entry. If a change cannot be undone in
+//! place (a table that grew, a large heap of collected objects), the instance is replaced. Every switch to a state
+//! gets its own generation and fresh entropy, as a lease does.
 //!
 //! A guest's file tree and what is open in it are part of the state. May break it: state that host functions keep.
 //! WASI streams belong to the live session: they are not part of a state, and each switch makes new ones. So do host
@@ -71,7 +71,7 @@ pub(crate) struct Values {
     pub(crate) tables: Vec<Vec<WarmValue>>,
     /// Flags of the segments that can be dropped: data, then elements.
     pub(crate) dropped: Vec<bool>,
-    /// The file tree, and what is open in it, if the guest has one.
+    /// The file tree, and its open files, if the guest has one.
     pub(crate) files: Option<Files>,
 }
 
@@ -94,7 +94,7 @@ impl SessionState {
     }
 }
 
-/// Where an instance keeps what is no memory, looked up once.
+/// The positions of an instance's state except memory, looked up once.
 struct InstanceLayout {
     globals: Vec<(Global, ValType)>,
     tables: Vec<(Table, ValType)>,
@@ -210,7 +210,7 @@ impl InstanceLayout {
         })
     }
 
-    /// Reads what is there.
+    /// Reads the present state.
     fn read(
         &self,
         store: &mut impl AsContextMut<Data = Host>,
@@ -242,7 +242,7 @@ impl InstanceLayout {
         (0..size).map(element).collect()
     }
 
-    /// Writes what differs from `to`.
+    /// Writes the differences from `to`.
     fn write(
         &self,
         store: &mut impl AsContextMut<Data = Host>,
@@ -325,7 +325,7 @@ impl Session {
         Ok(this)
     }
 
-    /// Whether a call was left in its middle: what it left in the store is not looked at.
+    /// Whether a call was left in its middle: its remains in the store are not read.
     fn is_broken(&self) -> bool {
         self.instance.unwound || self.instance.unfinished
     }

@@ -1,4 +1,4 @@
-//! Stores, and the limits on what runs in them: one way to make them for modules and components.
+//! Stores, and the limits of code in them: one way to make them for modules and components.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};

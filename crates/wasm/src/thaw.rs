@@ -95,7 +95,7 @@ fn check(plan: &Plan, frozen: &Frozen) -> Result<(), ThawError> {
     check_state(visible, plan.shapes.iter().copied(), &plan.page_log2, frozen)
 }
 
-/// As [`check`], against what is known of the module.
+/// As [`check`], against the known properties of the module.
 pub(crate) fn check_state(
     visible: &Visible,
     shapes: impl Iterator<Item = Shape>,
@@ -112,7 +112,7 @@ pub(crate) fn check_state(
     let state = &frozen.state;
     let pages = frozen.memories.iter().zip(page_log2).map(|(m, log2)| (m.bytes >> log2) as u64);
     if !pages.eq(state.memories.iter().copied()) {
-        return bad("its memories have other sizes than it says");
+        return bad("its memories have other sizes than stated");
     }
     if !state.globals.keys().eq(&visible.globals) || !state.tables.keys().eq(&visible.tables) {
         return bad("its globals and tables are not those of the module");

@@ -8,7 +8,7 @@ use crate::LoadError;
 use crate::host::Host;
 use crate::stores::Stores;
 
-/// Every import of `module` that `linker` lacks, where that is what is wrong.
+/// Every import of `module` that `linker` lacks, if that is the error.
 pub(crate) fn of_module(
     linker: &Linker<Host>,
     module: &Module,
@@ -75,7 +75,7 @@ fn is_defined(linker: &ComponentLinker<Host>, name: &str) -> bool {
     linker.clone().root().func_new(name, |_, _, _, _| Ok(())).is_err()
 }
 
-/// Every import of `component` that `linker` lacks, where that is what is wrong.
+/// Every import of `component` that `linker` lacks, if that is the error.
 ///
 /// A linker does not list its definitions, but it refuses a second definition of the same name. So a copy is given
 /// everything that is imported, and what it takes was missing. WASI's own interfaces are asked about last: of those,

@@ -3,7 +3,7 @@
 use wasmtime::component::{self, Type};
 use wasmtime::{FuncType, Val, ValType};
 
-/// Text that is no value of the type wanted.
+/// Text that is not a value of the expected type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArgumentError {

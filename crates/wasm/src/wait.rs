@@ -132,7 +132,7 @@ async fn write(
             break;
         }
     }
-    // As wasmtime-wasi does, a stream that closes after the write is no error.
+    // As in wasmtime-wasi, a stream that closes after the write is not an error.
     match flush(host, stream).await {
         Err(StreamError::Closed) => Ok(()),
         flushed => flushed,
@@ -169,7 +169,7 @@ async fn splice(
     Ok(spliced)
 }
 
-/// Turns what a stream function returns into what `wasi:io` defines.
+/// Converts the result of a stream function to that of `wasi:io`.
 fn lower<T>(
     host: &mut Host,
     result: StreamResult<T>,

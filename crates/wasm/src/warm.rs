@@ -173,7 +173,7 @@ impl Warmer<'_> {
         Ok(compiled)
     }
 
-    /// Runs what brings a new instance to its warm state.
+    /// Runs the code that brings a new instance to its warm state.
     async fn run(
         &self,
         store: &mut impl AsyncStore,
@@ -263,7 +263,7 @@ impl Warmer<'_> {
     }
 }
 
-/// The first instance, right after its warm-up, and what was read out of it.
+/// The first instance, right after its warm-up, and the state that was read from it.
 struct Warmed {
     store: Store<Host>,
     instance: Instance,
@@ -451,7 +451,7 @@ impl Warm {
         Ok(self.compare()?.counts())
     }
 
-    /// As [`Warm::differences`], saying what differs and what was not looked at.
+    /// As [`Warm::differences`], with the differing parts and those that were not compared.
     ///
     /// # Errors
     /// As [`Warm::differences`].

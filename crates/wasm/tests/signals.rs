@@ -1,4 +1,4 @@
-//! SIGSEGV among several: wasmtime, we, and what embedders bring. In any order, a trap of a guest stays a trap
+//! SIGSEGV among several: wasmtime, we, and embedders' handlers. In any order, a trap of a guest stays a trap
 //! wherever it would be one without us, and our own faults are handled.
 //!
 //! Handlers belong to a process and cannot be removed, so each case runs in a separate child process, once with us
@@ -112,7 +112,7 @@ const CASES: &[(&[Step], End)] = &[
     (&[Jump, Wasmtime, Ours], End::Trap),
 ];
 
-/// One that forgets what it remembered, as it is installed twice: it runs in a circle without us.
+/// A handler that forgets its predecessor, because it is installed twice: without us it runs in a circle.
 const CIRCLES: &[&[Step]] = &[
     &[Wasmtime, Ours, Polite, Ours, Again, Ours],
     &[Wasmtime, Ours, Polite, Ours, Again, Ours, Again, Ours, Again, Ours, Again, Ours],
@@ -197,7 +197,7 @@ impl FaultHandler for Page {
     }
 }
 
-/// An embedder's handler: its page, and what it remembers.
+/// An embedder's handler: its page, and its predecessor.
 struct Embedder {
     page: AtomicPtr<Page>,
     previous: AtomicPtr<libc::sigaction>,
@@ -216,7 +216,7 @@ impl Embedder {
             Ordering::SeqCst,
             Ordering::SeqCst,
         );
-        // SAFETY: initialised structures; the handlers below do what handlers may.
+        // SAFETY: initialised structures; the handlers below are signal-safe.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler;
@@ -229,7 +229,7 @@ impl Embedder {
     }
 
     fn remove(&self) {
-        // SAFETY: what was remembered.
+        // SAFETY: the remembered action.
         unsafe {
             let previous = self.previous.load(Ordering::SeqCst);
             assert_eq!(libc::sigaction(libc::SIGSEGV, previous, std::ptr::null_mut()), 0);
@@ -250,7 +250,7 @@ impl Embedder {
 
     /// Passes a fault on to the previous handler, as the manual page says.
     fn pass_on(&self, signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-        // SAFETY: what was remembered, called with the kernel's own arguments.
+        // SAFETY: the remembered action, called with the kernel's own arguments.
         unsafe {
             let previous = &*self.previous.load(Ordering::SeqCst);
             if previous.sa_sigaction == libc::SIG_DFL || previous.sa_sigaction == libc::SIG_IGN {

@@ -97,8 +97,7 @@ pub fn fail(why: &str) -> ! {
     std::process::abort()
 }
 
-/// Writes `{"error": message}`, by hand because the guest's own JSON writer may be
-/// what failed.
+/// Writes `{"error": message}`, by hand because the guest's own JSON writer may have failed.
 pub fn write_error(message: &str, answer: &mut Vec<u8>) {
     answer.extend_from_slice(b"{\"error\":\"");
     for character in message.chars() {

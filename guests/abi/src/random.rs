@@ -1,8 +1,8 @@
 //! A small random generator that the host can reseed.
 //!
 //! Xoroshiro128+ (Blackman and Vigna, 2018): 128 bits of state, enough for `Math.random()` and its
-//! like, and no more secure than they are. It promises that equal states draw equal numbers, which
-//! is what makes two clones of a snapshot agree until they are reseeded.
+//! like, and no more secure than they are. It promises that equal states draw equal numbers, so two
+//! clones of a snapshot agree until they are reseeded.
 
 /// Xoroshiro128+ generator.
 #[derive(Clone, Debug)]

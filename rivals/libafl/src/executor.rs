@@ -15,7 +15,7 @@ use libafl_bolts::tuples::RefIndexable;
 /// The map of edges, on our side.
 pub type Edges = HitcountsMapObserver<OwnedMapObserver<u8>>;
 
-/// Runs inputs in an instance that is brought back before each.
+/// Runs inputs in an instance that is reset before each.
 #[derive(Debug)]
 pub struct WarmExecutor<OT> {
     instance: Instance,
@@ -26,7 +26,7 @@ pub struct WarmExecutor<OT> {
 }
 
 impl<OT> WarmExecutor<OT> {
-    /// Runs inputs in a new instance of `warm`, which says where its map is when it is sent no bytes.
+    /// Runs inputs in a new instance of `warm`, which returns the address of its map for an empty input.
     ///
     /// # Errors
     /// When the program cannot be run, or its map has another length than the observer's.

@@ -1,7 +1,7 @@
 //! Fuzzes one target in two ways, in turns, and prints executions a second: by LibAFL's fork server, and by an executor over a warm
 //! Linux program.
 //!
-//! Usage: `[--seconds N] [--rounds N] [--state MIB]…`. The state is what the target has built before its first input.
+//! Usage: `[--seconds N] [--rounds N] [--state MIB]…`. The state is built by the target before its first input.
 
 mod executor;
 

@@ -10,7 +10,7 @@ use super::Unit;
 #[derive(Debug)]
 pub(super) struct Part {
     features: BTreeSet<String>,
-    /// The crates of dependencies that only other features ask for.
+    /// The crates of dependencies that only other features need.
     without: BTreeSet<String>,
 }
 

@@ -1,4 +1,4 @@
-//! The examples do what they say.
+//! The examples run as documented.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -65,7 +65,7 @@ fn an_arena_is_zero_for_every_request() {
     assert!(used.len() == 20 && used.iter().all(|bytes| *bytes == used[0]), "{used:?}");
 }
 
-/// Sends what a monitor sends: its mapping, and the userfaultfd it registered that with.
+/// Sends as a monitor does: its mapping, and the userfaultfd that covers it.
 fn hand_over(stream: &UnixStream, memory: &Reservation, uffd: &Uffd) {
     let text = format!(
         r#"[{{"base_host_virt_addr":{},"size":{},"offset":0,"page_size":4096}}]"#,
@@ -135,6 +135,6 @@ fn the_pager_serves_a_monitor() {
     });
     assert!(child.unwrap().wait().unwrap().success());
     let served = served.unwrap().unwrap();
-    // Which of them the monitor asked for, and which came ahead of it, is a matter of chance.
+    // The monitor's requests and the pages ahead of them vary from run to run.
     assert_eq!(served.pages, MONITOR_PAGES, "{served:?}");
 }

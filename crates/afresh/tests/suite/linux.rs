@@ -217,7 +217,7 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
     let (sender, receiver) = std::sync::mpsc::channel();
     let heard = move |from: afresh::Writer, piece: &[u8]| {
         assert_eq!(from.leader, None);
-        // With no bytes the caller is only asked whether the call may run on.
+        // With no bytes the caller only decides whether the call may continue.
         piece.is_empty()
             || sender.send((from.channel, piece.to_vec(), std::time::Instant::now())).is_ok()
     };

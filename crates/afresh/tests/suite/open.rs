@@ -167,7 +167,7 @@ fn a_guest_saved_anywhere_opens_by_its_reference() {
         lease.ask(&Call::text("next", ["2"])).unwrap();
         let fork: Reference = format!("{}@fork", path("store")).parse().unwrap();
         let saved = lease.save(&fork, &SaveOptions::new()).unwrap();
-        // Only what changed, where the snapshot came out of the same directory.
+        // Only changes, where the snapshot came out of the same directory.
         let delta = to.starts_with(&path("store"));
         assert_eq!(saved.snapshot.layers().len(), if delta { 2 } else { 1 }, "{to}");
         assert_eq!(next(&afresh::open(fork.to_string(), &Options::new()).unwrap()), "44");

@@ -1,4 +1,4 @@
-//! Sessions: every state is what a plain copy of everything says, and a failure is never the end.
+//! Sessions: every state equals a plain copy of everything, and a session survives every failure.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -83,7 +83,7 @@ fn look(session: &mut Session) -> Model {
     let global = val(session, "get", &[]).unwrap();
     let entries = val(session, "table_size", &[]).unwrap() as usize;
     let table = (0..entries).map(|at| val(session, "at", &ints([at])).unwrap() as i32).collect();
-    // Whether the segment is still there shows only when it is used, so the model is asked elsewhere.
+    // Whether the segment still exists shows only on use, so the model is checked elsewhere.
     Model { bytes, global, table, dropped: false }
 }
 
@@ -270,7 +270,7 @@ fn forks_of_forks_are_independent_and_share_one_tree() {
     assert_eq!((difference.pages, difference.bytes, difference.state), (1, 10, false));
 }
 
-/// Runs without end, panics through a host function, asks for random numbers.
+/// Runs without end, panics through a host function, requests random numbers.
 const FRAGILE: &str = r#"(module
     (import "host" "panic" (func $panic))
     (import "afresh" "generation" (func $generation (result i64)))
@@ -414,7 +414,7 @@ fn pss_kib() -> usize {
 
 #[test]
 fn a_fork_holds_what_it_wrote_and_one_that_nobody_called_holds_nothing() {
-    // Other tests of this process would count, too.
+    // Other tests of this process would count as well.
     afresh_sys::alone(
         "session::a_fork_holds_what_it_wrote_and_one_that_nobody_called_holds_nothing",
         || {
@@ -453,7 +453,7 @@ fn a_micro_vm_has_sessions_too() {
     let Some(dirty) = machine::find("dirty") else { return };
     let guest = afresh::open(dirty.display().to_string(), &Options::new().memory(4 << 20)).unwrap();
     let mut session = guest.session().unwrap();
-    // Writes a word into each of so many pages, and sums them up.
+    // Writes a word into each of the pages, and sums them up.
     let write = |session: &mut Session, value: u64| {
         session.call("", &words(&[1, 0, 20, 1, value])).unwrap();
     };

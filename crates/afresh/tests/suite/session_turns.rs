@@ -1,4 +1,4 @@
-//! Sessions that are saved turn by turn, and deltas of them: opened elsewhere they are what they were.
+//! Sessions saved turn by turn, and deltas of them, open elsewhere in the same state.
 
 use std::path::Path;
 
@@ -471,7 +471,7 @@ fn pss_kib() -> usize {
 
 #[test]
 fn a_thousand_forks_cost_at_most_twice_the_pages_that_they_changed() {
-    // Other tests' memory would count, too.
+    // The memory of other tests would count as well.
     afresh_sys::alone(
         "session_turns::a_thousand_forks_cost_at_most_twice_the_pages_that_they_changed",
         || {

@@ -1,4 +1,4 @@
-//! Fault-around by userfaultfd: how to fill, how much at a time, and who answers.
+//! Fault-around by userfaultfd: the way to fill, the amount, and the handler.
 //!
 //! Only the mechanism is measured: pages to continue are resident, pages to move are staged off the
 //! clock, pages to copy come from one zero buffer.

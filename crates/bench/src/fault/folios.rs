@@ -30,7 +30,7 @@ impl Drop for Restore {
 }
 
 impl Folios {
-    /// For folios of `kib` KiB; fails where the kernel has none or does not let us ask for them.
+    /// For folios of `kib` KiB; fails where the kernel has none or does not allow us to request them.
     pub(super) fn new(pages: usize, kib: usize) -> Result<Self> {
         let setting = format!("/sys/kernel/mm/transparent_hugepage/hugepages-{kib}kB/enabled");
         let kernel = Kernel::new(pages, Fresh::Unadvised)?;

@@ -1,4 +1,4 @@
-//! The rivals: what the kernel offers by itself.
+//! The rivals: the kernel's own mechanisms.
 
 use afresh_frames::{Order, PageKind, Pool, PoolOptions};
 use afresh_sys::{Advice, HUGE_SIZE, Memfd, PageRange, Protection, Reservation, SysError};
@@ -15,7 +15,7 @@ pub(super) enum Fresh {
     Populate,
     /// Transparent huge pages.
     Huge,
-    /// Anonymous memory as the host's settings have it.
+    /// Anonymous memory under the host's settings.
     Unadvised,
     /// A shared view of a file in memory whose 4 KiB pages are there.
     File,

@@ -17,7 +17,7 @@ fn background(pool: &Pool) -> f64 {
 pub(super) struct Mapped {
     arena: Arena,
     pool: Arc<Pool>,
-    /// Zeroes everything free off the clock, which is what the background would do.
+    /// Zeroes everything free off the clock, as the background would.
     prezero: bool,
 }
 

@@ -32,7 +32,7 @@ pub struct Options {
     /// Think time after every cycle of 16 MiB; larger cases think longer in proportion, up to eight
     /// times, so that one strategy's background work does not fall into the next one's cycle.
     pub think: Duration,
-    /// Most time a case and number of threads may take; later rounds are left out then.
+    /// Time limit of a case with one number of threads; later rounds are left out then.
     pub timeout: Duration,
 }
 
@@ -187,8 +187,8 @@ impl Runner {
                 ("give_back", figure(of(|s| s.give)[0])),
                 // Processor time of a background thread, a page touched.
                 ("background", figure(worked / cycles as f64)),
-                // Of the measured thread, in user mode and in the kernel; zero where they are not
-                // counted.
+                // Counts of the measured thread, in user mode and in the kernel; zero where they
+                // are not counted.
                 ("instructions", figure(of(|s| s.instructions)[0])),
             ],
         }

@@ -17,11 +17,11 @@ use super::{Case, Strategy};
 enum Make {
     Resident,
     Kernel(Fresh),
-    /// Folios of so many KiB.
+    /// Folios of this many KiB.
     Folios(usize),
     Moved,
     Around(Fill, usize, Answer),
-    /// An arena on a pool; the last says whether free memory is zeroed off the clock.
+    /// An arena on a pool; the last part is whether free memory is zeroed off the clock.
     Mapped(Zeroing, PageKind, Touch),
     Direct(Zeroing),
     /// A reservation filled with leased frames.
@@ -214,7 +214,7 @@ impl Spec {
     }
 }
 
-/// A pool for so many threads, with all its memory resident and clean.
+/// A pool for `threads` threads, with all its memory resident and clean.
 fn pool(zeroing: Zeroing, kind: PageKind, pages: usize, threads: usize) -> Result<Arc<Pool>> {
     // One cycle's memory for each thread, and as much again for the caches of pages.
     let pages = pages.next_multiple_of(Order::HUGE.pages()) * threads;

@@ -47,7 +47,7 @@ impl Random {
     }
 }
 
-/// The first word of page `page`; what every touch is compared with.
+/// The first word of page `page`, with which every touch is compared.
 pub(super) fn word(page: usize) -> u64 {
     Random(page as u64 + 1).next() | 1
 }
@@ -117,7 +117,7 @@ pub(super) fn held(pages: usize) -> anyhow::Result<Arc<Memfd>> {
     let view = Reservation::aligned(pages, 2 << 20)?;
     let all = PageRange::new(0, pages);
     view.map_shared(all, Protection::Read, &held, 0)?;
-    // Without huge folios it is only slower, and the folio histogram says so.
+    // Without huge folios it is only slower, and the folio histogram shows that.
     let _ = view.advise(all, Advice::Collapse);
     Ok(Arc::new(held))
 }

@@ -12,7 +12,7 @@ pub(super) struct Sample {
     pub(super) total: f64,
     /// To the thousandth touch.
     pub(super) first_1000: f64,
-    /// Until the source was let go; the total for strategies that never let go.
+    /// Until the source was released; the total for strategies that never release it.
     pub(super) release: f64,
     /// Processor time of the whole process up to the last touch.
     pub(super) cpu: f64,

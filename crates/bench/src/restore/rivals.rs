@@ -53,7 +53,7 @@ impl Rival {
         }
     }
 
-    /// Whether it takes what the host holds in memory, and not a file.
+    /// Whether it takes content that the host holds in memory, and not a file.
     pub fn holds(self) -> bool {
         matches!(self, Self::UffdContinue | Self::Pager(FillStrategy::Held))
     }
@@ -118,7 +118,7 @@ impl Restoring {
         }
     }
 
-    /// Waits until nothing of the source is needed, as far as it ever comes to that.
+    /// Waits until the source is no longer needed, for strategies that reach that point.
     pub(super) fn wait(self) -> Result<()> {
         match self {
             Self::Pager(restore) => Ok(restore.wait(Duration::from_secs(60))?),

@@ -135,7 +135,7 @@ fn ms(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
 }
 
-/// Touches a page; returns whether it held what it should.
+/// Touches a page; returns whether its content was as expected.
 #[inline]
 fn touch(memory: *mut u8, page: u32, write: bool) -> bool {
     // SAFETY: the caller restores as many pages as the order names, and no other thread touches them.
@@ -200,7 +200,7 @@ fn delays(corpus: &Corpus, case: &Case, way: Rival) -> Result<Delays> {
         times[n] = now - last;
         last = now;
     })?;
-    // The first holds the start of the restore, which is no touch.
+    // The first holds the start of the restore, not a touch.
     let times = &mut times[1..];
     let mut at = |q| (quantile(times, q) * 100.0).round() / 100.0;
     Ok(Delays { p50: at(0.5), p99: at(0.99), max: at(1.0) })

@@ -18,7 +18,7 @@ use super::server::{Connection, REQUEST_TIMEOUT, Server};
 use super::{Files, TABLE};
 use crate::row::{Options, Sink, summarise};
 
-/// How much later each answer of the store comes.
+/// The added delay of each answer from the store.
 const LATENCY: Duration = Duration::from_millis(5);
 /// Sandboxes of a round.
 const SANDBOXES: usize = 8;
@@ -38,7 +38,7 @@ fn free() -> anyhow::Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
-/// Starts a program that is to listen there.
+/// Starts a program that must listen there.
 fn start(command: &mut Command, addr: SocketAddr) -> anyhow::Result<Engine> {
     let what = command.get_program().display().to_string();
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();

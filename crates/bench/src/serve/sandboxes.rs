@@ -10,7 +10,7 @@ use super::server::{Connection, Server, request};
 use super::{Files, TABLE};
 use crate::row::{Options, Sink, summarise};
 
-/// The key that the benchmark's sandboxes are asked for with.
+/// The key for the benchmark's sandboxes.
 pub(super) const KEY: &str = "key-of-the-benchmark";
 /// A client of the sandboxes.
 pub(super) struct Sandboxes {
@@ -51,7 +51,7 @@ impl Sandboxes {
         self.send(&request("POST", "/execute", &inside(sandbox), body.as_bytes())).map(drop)
     }
 
-    /// Runs a shell command to its end, which has to be a good one.
+    /// Runs a shell command, which must succeed.
     pub(super) fn command(&mut self, sandbox: &Value, command: &str) -> anyhow::Result<()> {
         let body = json!({"process": {"cmd": "/bin/sh", "args": ["-c", command]}}).to_string();
         let length = u32::try_from(body.len())?.to_be_bytes();

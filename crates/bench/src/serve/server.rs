@@ -28,7 +28,7 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// `afresh serve`, which says where it listens.
+    /// `afresh serve`, which prints its address.
     pub(super) fn ours(program: &Path, arguments: &[&str]) -> anyhow::Result<Self> {
         Self::ours_with(program, arguments, &[])
     }

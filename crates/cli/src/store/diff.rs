@@ -13,7 +13,7 @@ use crate::output::{Format, say, spinner};
 use crate::verify::DIFFERS;
 use afresh::Reference;
 
-/// Ranges that text shows unless all are asked for.
+/// Ranges in the text output without `--all`.
 const SHOWN: usize = 20;
 
 #[derive(Debug, Args)]

@@ -1,4 +1,4 @@
-//! `afresh inspect`: what a snapshot holds.
+//! `afresh inspect`: the contents of a snapshot.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `afresh list`: what a place holds.
+//! `afresh list`: the contents of a place.
 
 use std::fmt::Display;
 use std::process::ExitCode;

@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     /// Serve one VMM, and end when it ends.
     #[arg(long)]
     once: bool,
-    /// Where fetched pages of a remote snapshot are kept; may be shared.
+    /// Directory for fetched pages of a remote snapshot; may be shared.
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
 }
@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
                 Ok(Some(stream)) => stream,
                 Ok(None) => return Ok(ExitCode::SUCCESS),
                 Err(error) => {
-                    // Such as no descriptors left. Those who are served need this process.
+                    // Such as no descriptors left. The served VMMs need this process.
                     eprintln!("afresh: waiting for a VMM: {error}");
                     std::thread::sleep(PAUSE);
                     continue;

@@ -9,7 +9,7 @@ use indicatif::BinaryBytes;
 
 /// Lines that a picture takes at most.
 const LINES: usize = 8;
-/// Columns where there is no terminal to ask.
+/// Columns without a terminal.
 const COLUMNS: usize = 80;
 
 /// The character of each kind.

@@ -47,7 +47,7 @@ fn target<'a>(from: &'a Reference, to: &'a Reference) -> anyhow::Result<&'a str>
 pub(crate) fn push(arguments: &PushArguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let PushArguments { from, to, encoding } = arguments;
     if !matches!(to.place(), Place::File(_)) {
-        // Only a directory can be pushed to a remote; asked before anything is fetched.
+        // Only a directory can be pushed to a remote; checked before anything is fetched.
         from.place().store()?;
     }
     let (from, snapshot) = &from.find(&settings.open)?;
@@ -144,8 +144,8 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Runs `work` under a progress bar, and says what was copied at which rate. `work` reports the
-    /// bytes done and the total.
+    /// Runs `work` under a progress bar, and prints the copied bytes and the rate. `work` reports
+    /// the bytes done and the total.
     fn run(
         &self,
         settings: &Settings,

@@ -23,7 +23,7 @@ const SHORT_RUN: usize = 6;
 const CLIENTS: u64 = 4;
 /// Of each client.
 const SANDBOXES: usize = 3;
-/// A sandbox is replaced after so many calls: each answer is the whole log.
+/// A sandbox is replaced after this many calls: each answer is the whole log.
 const MAX_CALLS: u32 = 400;
 /// Between two faults.
 const FAULT_INTERVAL: Duration = Duration::from_millis(500);

@@ -28,7 +28,8 @@ pub(crate) enum Fault {
     AnswersLost,
     /// The S3 server does a host's changes, and the answers are lost for a part of the lease.
     ObjectsLost,
-    /// A host's requests to NATS are lost for longer than the lease; what NATS sends still arrives.
+    /// A host's requests to NATS are lost for longer than the lease; messages from NATS still
+    /// arrive.
     RequestsLost,
     /// All between a host and NATS is lost for longer than the lease.
     Partition,
@@ -76,7 +77,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts it with this guest; `None` where there is no nats-server.
+    /// Starts it with this guest; `None` without a nats-server.
     pub(crate) fn start(guest: &str) -> Option<Self> {
         let nats = Nats::start_cluster()?;
         let (place, dir) = (Place::start(), tempfile::tempdir().unwrap());
@@ -155,7 +156,7 @@ impl Cluster {
                 links.nats.iter().for_each(|proxy| proxy.swallow(false));
             }
             Fault::Pause => {
-                // A client that asks a host which stands still waits with it; most ask the others.
+                // A client of a paused host waits with it; most call the others.
                 let others = self.hosts.iter().enumerate().filter(|(other, _)| *other != number);
                 changed(others.map(|(_, host)| host.addr).collect());
                 self.hosts[number].stop();

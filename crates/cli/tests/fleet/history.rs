@@ -1,10 +1,11 @@
 //! The history of one sandbox, and the check that its answers come from one life.
 //!
-//! Each call has a number, which the guest appends to a log in its memory; an answer is the whole log. So an answer names every call
-//! of its state. A file of the sandbox has a log, too, to which the client appends by a read and a write. One client calls at a time. A refused call may have been made, but only at its place in the order. A right answer
-//! is the last answer, then refused calls, then its own call. After the loss of a host it may begin with an earlier state, with
-//! another generation; calls before an acknowledged save are in that state. A call that is missing in one answer is in no
-//! later one.
+//! Each call has a number, which the guest appends to a log in its memory; an answer is the whole log. So an answer
+//! names every call of its state. A file of the sandbox also has a log, to which the client appends by a read and a
+//! write. One client calls at a time. A refused call may have been made, but only at its place in the order. A right
+//! answer is the last answer, then refused calls, then its own call. After the loss of a host it may begin with an
+//! earlier state, with another generation; calls before an acknowledged save are in that state. A call that is
+//! missing in one answer is in no later one.
 
 use std::collections::BTreeSet;
 
@@ -51,7 +52,7 @@ pub(crate) struct History {
 pub(crate) enum Step {
     /// The sandbox went on from its last answer.
     Onward,
-    /// So many acknowledged calls were undone with their host.
+    /// This many acknowledged calls were undone with their host.
     Undone(usize),
 }
 
@@ -233,7 +234,7 @@ fn the_checker_keeps_what_a_pause_acknowledged() {
     history.call();
     let what = history.answered(&[1, 3], 1, true).unwrap_err();
     assert!(what.starts_with("an acknowledged save is lost"), "{what}");
-    // A refused call before the save is saved, too, once an answer shows it.
+    // A refused call before the save is also saved, once an answer shows it.
     let mut history = answered(&[&[1]]);
     history.call();
     history.saved(false);

@@ -47,7 +47,7 @@ const COUNTER: &str = r#"(module
             (i32.store8 (local.get $digit) (i32.add (i32.load8_u (local.get $digit)) (i32.const 1))))
         (i64.or (i64.shl (i64.const 1024) (i64.const 32)) (i64.const 14))))"#;
 
-/// A guest that answers what it is sent.
+/// A guest that echoes its input.
 const ECHO: &str = r#"(module
     (memory (export "memory") 200)
     (func (export "afresh_buffer") (param i32) (result i32) (i32.const 65536))
@@ -121,7 +121,7 @@ impl Host {
         Self { name: name.to_owned(), child, addr, log }
     }
 
-    /// The file of its log, which keeps what earlier hosts of its name have logged.
+    /// The file of its log, which also keeps the logs of earlier hosts of its name.
     pub(crate) fn log(&self) -> &Path {
         &self.log
     }
@@ -262,7 +262,7 @@ impl Fleet {
         self.hosts.push(host);
     }
 
-    /// Waits until every living host knows so many.
+    /// Waits until every living host knows `hosts` hosts.
     pub(crate) fn settle(&self, hosts: u64) {
         until("every host knows the others", || {
             self.hosts.iter().all(|host| host.known().is_some_and(|known| known >= hosts))
@@ -424,8 +424,8 @@ impl Sandbox {
         }
     }
 
-    /// Writes the file `/log`, or reads it, by way of this address. The result is its content and the generation, or the status of
-    /// a refusal; a file that is not there is empty.
+    /// Writes the file `/log`, or reads it, by way of this address. The result is its content and the generation, or
+    /// the status of a refusal; a missing file counts as empty.
     pub(crate) fn file_at(
         &self,
         addr: SocketAddr,

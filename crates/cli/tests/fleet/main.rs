@@ -61,12 +61,12 @@ fn calls_land_where_the_snapshot_is_held_and_any_host_takes_them() {
     assert_eq!(sandboxes[0].ask_soon(&fleet.hosts[2], "GET", ""), 404);
 }
 
-/// A sandbox of the first host's, saved with so many calls done.
+/// A sandbox of the first host, saved after this many calls.
 fn saved(fleet: &Fleet, calls: u64) -> Sandbox {
     saved_on(fleet, 0, calls)
 }
 
-/// A sandbox of this host's, saved with so many calls done.
+/// A sandbox of this host, saved after this many calls.
 fn saved_on(fleet: &Fleet, host: usize, calls: u64) -> Sandbox {
     let host = &fleet.hosts[host];
     let mut found = None;
@@ -147,7 +147,7 @@ fn a_pause_during_an_unfinished_pause_is_not_acknowledged() {
         std::thread::spawn(move || sandbox.ask_at(addr, "POST", "/pause"))
     };
     let first = pause();
-    // Each waits for the first, wherever that is; 409 would say that the sandbox is saved.
+    // Each waits for the first, wherever that is; 409 would mean that the sandbox is saved.
     let mut others = Vec::new();
     while !first.is_finished() && others.len() < 100 {
         std::thread::sleep(std::time::Duration::from_millis(50));
@@ -159,8 +159,8 @@ fn a_pause_during_an_unfinished_pause_is_not_acknowledged() {
     fleet.proxy.swallow(false);
 }
 
-/// Waits until the second host has a sandbox that was saved with two calls done, while `before`, who had it and had done a third,
-/// is asked all the time: as soon as another answers, it must not any more.
+/// Waits until the second host has a sandbox that was saved after two calls, while `before`, its earlier owner with a
+/// third call, gets requests all the time: once another host answers, it must not any more.
 fn another_takes_it(fleet: &Fleet, before: &Host, sandbox: &Sandbox) {
     let (mut last, mut taken) = (3, false);
     until("another host has it", || {

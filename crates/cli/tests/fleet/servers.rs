@@ -126,7 +126,7 @@ impl Nats {
     }
 }
 
-/// Where a fleet keeps what is saved: an S3 server where there is one, else a directory.
+/// The store of a fleet: an S3 server if available, else a directory.
 pub(crate) struct Place {
     child: Option<Child>,
     address: Option<SocketAddr>,
@@ -183,7 +183,7 @@ impl Place {
         }
     }
 
-    /// The S3 server, if there is one.
+    /// The S3 server, if it is used.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.address
     }
@@ -193,7 +193,7 @@ impl Place {
         self.name(command.arg("--store"));
     }
 
-    /// Adds what it is called, and how it is reached.
+    /// Adds its name and its address.
     pub(crate) fn name(&self, command: &mut Command) {
         let Some(address) = self.address else {
             command.arg(format!("file://{}", self.dir.path().join("shared").display()));

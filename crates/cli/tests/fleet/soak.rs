@@ -2,8 +2,8 @@
 //! hosts are drained and killed. `cargo xtask soak --server` runs it for a given time.
 //!
 //! Invariants: every answer is the right one and contains nothing of an earlier request, a sandbox that was
-//! acknowledged as saved continues from there or from later, and no state is continued twice. At the end, what the
-//! server keeps in memory has not grown.
+//! acknowledged as saved continues from there or from later, and no state is continued twice. At the end, the
+//! server's memory has not grown.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
@@ -21,7 +21,8 @@ const FAULT_INTERVAL: Duration = Duration::from_secs(3);
 /// Of each client of sandboxes.
 const SANDBOXES: usize = 6;
 
-/// A guest that keeps what it gets, and answers what it was given when warm: `warm`. `!trap`, `!spin` and `!grow` do what they say.
+/// A guest that keeps what it gets, and answers what it was given when warm: `warm`. `!trap`, `!spin` and `!grow` are
+/// named after their effects.
 const KEEPER: &str = r#"(module
     (memory (export "memory") 3)
     (data (i32.const 16) "warm")
@@ -80,7 +81,7 @@ impl Dice {
 /// The state that all threads share.
 struct Soak {
     addresses: RwLock<Vec<SocketAddr>>,
-    /// How many hosts were killed; counted before it happens.
+    /// The number of killed hosts; counted before the kill.
     killed: AtomicU64,
     over: AtomicBool,
     requests: AtomicU64,
@@ -166,7 +167,7 @@ impl Soak {
             let which = dice.below(own.len());
             let done = match dice.below(30) {
                 0 => {
-                    // Refused or not, it is not asked again: what was refused may be done all the same.
+                    // Refused or not, it is not used again: a refused deletion may still take effect.
                     own[which].sandbox.ask_at(addr, "DELETE", "");
                     Ok(false)
                 }
@@ -190,7 +191,7 @@ struct Counting {
     next: (u64, u64),
     /// The count that was acknowledged as saved.
     saved: Option<u64>,
-    /// How many hosts had been killed when it last answered.
+    /// The number of killed hosts at its last answer.
     killed: u64,
 }
 
@@ -340,7 +341,7 @@ fn a_soak_finds_no_wrong_answer_no_canary_no_lost_sandbox_and_level_memory() {
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(count(&soak.requests) > 100 && count(&soak.runs) > 20 && count(&soak.saves) > 0);
     assert!(drained > 0);
-    // Of a run of seconds little can be said; a leak of one page a request would be seen in minutes.
+    // A run of seconds shows little; a leak of one page a request would show in minutes.
     assert!(late <= early + early / 4 + (16 << 10), "{samples:?}");
     let steady = fleet.hosts.iter().find(|host| host.name == "two").unwrap();
     for guest in ["fresh", "reset"] {

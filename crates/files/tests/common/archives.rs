@@ -20,7 +20,7 @@ pub(crate) fn entry(
     out.append(&header, bytes).unwrap();
 }
 
-/// A tar of such: name, kind, what a link leads to, bytes.
+/// A tar of such entries: name, kind, target of a link, bytes.
 pub(crate) fn tarred(entries: &[(&str, tar::EntryType, &str, &[u8])]) -> Vec<u8> {
     let mut out = tar::Builder::new(Vec::new());
     for (name, kind, target, bytes) in entries {

@@ -1,4 +1,4 @@
-//! Comparing an instance that was brought back with the state that it stands on.
+//! Comparing a reset instance with the state that it belongs to.
 //!
 //! Promises: every difference is reported: in the sentry's state, and in registers, mappings and each byte of memory of each
 //! process.

@@ -1,9 +1,9 @@
 //! How a process becomes a guest's: the calls it makes before anything of the guest is in it.
 //!
 //! Only these are not inspected, and the last of them installs the filter. Most are made once, by the zygote
-//! ([`super::zygote`]): what it has given up its children do not have. Before the filter the process gives up what it
-//! could do if a call ever passed: capabilities, new processes and files by limits, names of files, the network and
-//! signals by Landlock where the kernel has it.
+//! ([`super::zygote`]): its children lack the rights that it has dropped. Before the filter the process drops rights
+//! that it could use if a call ever passed: capabilities, new processes and files by limits, names of files, the
+//! network and signals by Landlock where the kernel has it.
 
 use afresh_memory::ImageFile;
 use afresh_sys::merges_memory;
@@ -84,8 +84,8 @@ fn write_message(control: &mut Control) {
     }
 }
 
-/// Writes what the zygote does before it forks for the first time. `list` is what the kernel has mapped for it.
-/// Returns the address of the vDSO after that, for it and all its children; `None` without one.
+/// Writes the zygote's steps before its first fork. `list` holds its mappings, as the kernel lists them. Returns the
+/// address of the vDSO after that, for it and all its children; `None` without one.
 pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     write_message(control);
     let mut data = Data { control, next: stub::BOOT_DATA };
@@ -136,7 +136,8 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     clock
 }
 
-/// Writes what a new process does. `pieces` are of the files that it is sent, or of none; nothing if it shows no image.
+/// Writes the steps of a new process. `pieces` are of the files that it is sent, or of none; nothing if it shows no
+/// image.
 pub(super) fn write_child(control: &mut Control, pieces: Option<(&[FileMapping], &[&ImageFile])>) {
     let mut data = Data { control, next: stub::BOOT_DATA };
     let mut calls = Calls::default();
@@ -144,7 +145,7 @@ pub(super) fn write_child(control: &mut Control, pieces: Option<(&[FileMapping],
     call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
     let orders = pieces.into_iter().flat_map(|(pieces, files)| orders(pieces, files));
     orders.for_each(|order| call(order[0] as libc::c_long, &order[1..]));
-    // The image's files may hold other images, too.
+    // The image's files may also contain other images.
     call(libc::SYS_close_range, &[0, u64::from(u32::MAX)]);
     let none = data.words(&[0, 0]);
     call(libc::SYS_prlimit64, &[0, u64::from(libc::RLIMIT_NPROC), none]);
@@ -165,7 +166,7 @@ pub(super) fn write_child(control: &mut Control, pieces: Option<(&[FileMapping],
     let steps = data.put(&steps);
     let filter = data.words(&[program.len() as u64, steps]);
     let mode = u64::from(libc::SECCOMP_SET_MODE_FILTER);
-    // A call that the sentry has received is answered whatever signals come, so none is served twice.
+    // A call that the sentry has received is answered despite any signals, so none is served twice.
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | WAIT_KILLABLE;
     call(libc::SYS_seccomp, &[mode, flags, filter]);
     calls.write(control, Continuation::Ask);
@@ -180,8 +181,8 @@ fn orders(pieces: &[FileMapping], files: &[&ImageFile]) -> impl Iterator<Item = 
     })
 }
 
-/// Writes what a template does before it forks for the first time: it makes the pieces, which are of the files that it is sent, or of none,
-/// and hears through the socket that it is sent behind those.
+/// Writes the code of a template before its first fork: it maps the pieces, which are parts of the files that it
+/// receives, or anonymous, and listens on the socket that follows them.
 pub(super) fn write_template(control: &mut Control, pieces: &[FileMapping], files: &[&ImageFile]) {
     write_message(control);
     let mut calls = Calls::default();
@@ -189,7 +190,7 @@ pub(super) fn write_template(control: &mut Control, pieces: &[FileMapping], file
     call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
     orders(pieces, files).for_each(|order| call(order[0] as libc::c_long, &order[1..]));
     call(libc::SYS_dup2, &[IMAGE_FILE + files.len() as u64, stub::SOCKET as u64]);
-    // The image's files may hold other images, too.
+    // The image's files may also contain other images.
     call(libc::SYS_close_range, &[3, u64::from(u32::MAX)]);
     calls.write(control, Continuation::Fork);
 }
@@ -236,7 +237,7 @@ pub(super) fn has_landlock() -> bool {
     everything_forbidden().is_some()
 }
 
-/// A Landlock ruleset without a rule, for all that this kernel knows to forbid; nothing where it has no Landlock.
+/// A Landlock ruleset without a rule, for everything that this kernel can forbid; `None` without Landlock.
 fn everything_forbidden() -> Option<Vec<u64>> {
     const VERSION: libc::c_long = 1;
     // SAFETY: with this flag the call reads no memory and returns the version.

@@ -37,7 +37,7 @@ const _: () = assert!(
 );
 
 impl StubCommands {
-    /// Whether nothing is to be done.
+    /// Whether no command is left.
     pub(crate) fn is_empty(&self) -> bool {
         self.calls.is_empty() && self.copies.is_empty() && self.input.is_none() && !self.wipe
     }

@@ -1,7 +1,7 @@
 //! The control area: memory that the sentry and the stub share.
 //!
-//! The guest can write it at any time it runs. So the sentry copies out of it once, and believes nothing that it
-//! finds there: what it reads is what a guest might have put into its registers.
+//! The guest can write it at any time it runs. So the sentry copies out of it once, and treats the values as ones
+//! that a guest might have put into its registers.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -57,7 +57,7 @@ impl Control {
         assert!(offset <= stub::CONTROL_LEN && bytes.len() <= stub::CONTROL_LEN - offset);
         // SAFETY: the assertion keeps the range inside the mapping, which is unmapped only when `self` is dropped.
         // The guest may write the same bytes at the same time: it is another process, so this is no data race within
-        // this program, and any mixture is as good as what it could have written afterwards.
+        // this program, and any mixture is as good as a value written by the guest afterwards.
         unsafe {
             self.base.add(offset).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len())
         };
@@ -66,7 +66,7 @@ impl Control {
     /// Copies `out.len()` bytes from `offset`.
     pub(crate) fn read(&self, offset: usize, out: &mut [u8]) {
         assert!(offset <= stub::CONTROL_LEN && out.len() <= stub::CONTROL_LEN - offset);
-        // SAFETY: as in `write`; the bytes are only copied, whatever they are.
+        // SAFETY: as in `write`; the bytes are only copied, with any value.
         unsafe {
             self.base.add(offset).copy_to_nonoverlapping(NonNull::from(&mut *out).cast(), out.len())
         };

@@ -1,8 +1,8 @@
 //! Sentry and guest on one processor.
 //!
-//! A call costs 6 µs where both are on the same processor, and more than ten times as much across two. The guest is kept where the
-//! sentry is ([`super::Process::follow`]); but a sentry that is woken while another processor is idle is moved there by the
-//! kernel, again and again. So while it serves a call it stays, too.
+//! A call costs 6 µs where both are on the same processor, and more than ten times as much across two. The guest is
+//! kept where the sentry is ([`super::Process::follow`]); but a sentry that is woken while another processor is idle
+//! is moved there by the kernel, again and again. So it also stays there while it serves a call.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
@@ -10,7 +10,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity}
 /// that time: it would stay there permanently.
 #[derive(Debug)]
 pub(crate) struct CpuPinning {
-    /// The CPUs that it may use otherwise; `None` if unknown, or if there is only one.
+    /// The CPUs that it may use otherwise; `None` if unknown, or for a single CPU.
     before: Option<CpuSet>,
     /// It is this thread's.
     _here: std::marker::PhantomData<*const ()>,

@@ -1,10 +1,10 @@
 //! The seccomp filter of guest processes.
 //!
-//! It lets one call through by itself: `rt_sigreturn` from the stub's page, which changes registers, the signal mask and
-//! the signal stack of the process only. All else stops. From the stub's page it becomes a question to the sentry,
-//! and one that makes a process ends the process. From
+//! It lets one call through by itself: `rt_sigreturn` from the stub's page, which changes registers, the signal mask
+//! and the signal stack of the process only. All else stops. From the stub's page it becomes a question to the
+//! sentry, and one that makes a process ends the process. From
 //! anywhere else, calls whose answer may need new registers or maps raise SIGSYS, so that the stub can carry out
-//! orders; the others become questions, too. A read is of the former kind if it may be the caller's input, which
+//! orders; the others also become questions. A read is of the former kind if it may be the caller's input, which
 //! mostly waits; reads of other files mostly do not. Other architectures' calls end the process.
 
 use libc::{

@@ -1,7 +1,7 @@
 //! A stub process that forks on request, and the messages between it and the sentry.
 //!
-//! It has a socket, on which it is sent a control area, and what else its child is to have. It answers with the child's number. No guest
-//! ever runs in it.
+//! On a socket it receives a control area, and the other descriptors for its child. It answers with the child's
+//! number. No guest ever runs in it.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -33,7 +33,7 @@ pub(super) struct SpawnedProcess {
     pub(super) pidfd: OwnedFd,
     /// The processor that it is kept on, if it is kept on one.
     pub(super) core: Option<usize>,
-    /// Where the vDSO is, if there is one: at the same place in every process.
+    /// The address of the vDSO, if it exists: the same in every process.
     pub(super) clock: Option<u64>,
     status: Option<ExitStatus>,
 }
@@ -76,7 +76,7 @@ const _: () = assert!(16 + 4 * MAX_DESCRIPTORS <= stub::LENT_LEN);
 
 /// Why it did not fork.
 pub(super) enum ForkError {
-    /// It is no more.
+    /// It has ended.
     Gone,
     /// The kernel refused.
     Errno(Errno),

@@ -52,7 +52,7 @@ impl Register {
     pub(crate) const ARGUMENTS: [Self; 6] =
         [Self::Rdi, Self::Rsi, Self::Rdx, Self::R10, Self::R8, Self::R9];
 
-    /// How many general registers a frame begins with: all but flags and selectors.
+    /// The number of general registers at the beginning of a frame: all but flags and selectors.
     pub(crate) const GENERAL: usize = 17;
 
     /// Its offset in a frame.

@@ -1,7 +1,7 @@
 //! Maps an image in the guest's process: copy-on-write at the guest's addresses, and read-only in a window for the
 //! stub, as the source of copies.
 //!
-//! The process is lent the image's files while it maps them, and keeps none: a file may hold other images, too.
+//! The process gets the image's files while it maps them, and keeps none: a file may also contain other images.
 //!
 //! An image may still be on its way while a process is made that shows it ([`super::pending_content`]). Everything else waits for all of it.
 

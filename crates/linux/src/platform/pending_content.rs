@@ -3,9 +3,9 @@
 //! The process maps the file that its image is filled into. A page that it touches too early is reported by userfaultfd, fetched
 //! while the guest waits, and found by it in the file when it looks again.
 //!
-//! Promises: no guest sees a page before its content is in place. Nor does the kernel put a page of zeros there by itself: every
-//! mapping is registered before anything touches it, and what the sentry is about to read or write for the guest it fetches
-//! beforehand, because the kernel refuses what it would have to wait for.
+//! Promises: no guest sees a page before its content is in place. Nor does the kernel put a page of zeros there by
+//! itself: every mapping is registered before anything touches it, and the sentry fetches pages beforehand that it is
+//! about to read or write for the guest, because the kernel refuses accesses that would have to wait.
 
 use std::ops::Range;
 

@@ -27,7 +27,7 @@ use super::write_tracker::WriteTracker;
 use super::zygote;
 use super::{PlatformError, boot, memory, stub};
 
-/// How long it may take to be interrupted. Only a guest that has forged a frame is not, which costs it its process.
+/// Time limit of an interruption. Only a guest that has forged a frame exceeds it, which costs it its process.
 const PROMPTNESS: Duration = Duration::from_secs(5);
 /// Bytes of the instruction that calls.
 const CALL_LEN: u64 = 2;
@@ -64,7 +64,7 @@ pub(crate) enum Event {
     Call(Call),
     /// It was interrupted, as ordered; the stub has it.
     Interrupted,
-    /// An instruction of it cannot be carried out: with this signal; the stub has it.
+    /// One of its instructions fails, with this signal; the stub has it.
     Fault(i32),
     /// Time is up; the guest runs on.
     Late,
@@ -81,7 +81,7 @@ pub(crate) struct Process {
     pub(super) coming: Option<PendingContent>,
     /// Pages that its window has.
     pub(super) window: usize,
-    /// The question that waits, if the stub asked.
+    /// The pending question, if the stub has sent one.
     asked: Option<u64>,
     /// Whether an interrupt to it is pending.
     interrupting: bool,
@@ -90,7 +90,7 @@ pub(crate) struct Process {
     pub(crate) bases: Bases,
     /// Nanoseconds of processor time that were looked at, if that is known.
     pub(super) counted: Option<u64>,
-    /// Of the process that made this one. A child forked from that must leave it alone.
+    /// The process that made this one. A child forked from that must leave it alone.
     generation: u32,
     receipts: ReceiptSource,
 }
@@ -170,7 +170,8 @@ impl Process {
         Self::taken_over(born, control, image, &rest, files)
     }
 
-    /// Takes a process over that boots: maps what of its image is left (`rest`), and has missing content of `files` reported.
+    /// Takes a booting process over: maps the remaining parts of its image (`rest`), and has missing content of
+    /// `files` reported.
     fn taken_over(
         mut born: SpawnedProcess,
         control: Control,
@@ -245,8 +246,7 @@ impl Process {
         }
         self.frame = Some(offset);
         self.bases = Bases { fs, gs };
-        // The stub runs with all signals blocked and makes no call that traps. An interrupt within it left orders
-        // undone.
+        // The stub blocks all signals and makes no call that traps. An interrupt within it left orders undone.
         if stub::holds(self.register(Register::Rip)) {
             return Err(self.forged("its own code was interrupted"));
         }
@@ -404,7 +404,7 @@ impl Process {
 
     /// The kernel's mappings of the guest: start, end, protection.
     ///
-    /// Any other mapping must belong to the stub, or an entry for it appears, too.
+    /// Any other mapping must belong to the stub, or its entry appears as well.
     pub(crate) fn mappings(&self) -> Result<Vec<(u64, u64, u64)>, PlatformError> {
         let text = self.maps()?;
         let mut list = Vec::new();

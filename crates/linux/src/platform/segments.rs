@@ -103,8 +103,8 @@ impl Segments {
         Ok(this)
     }
 
-    /// The segments of `mappings` (start, length, protection; sorted): what was mapped here keeps its pages, the rest gets
-    /// others that are free.
+    /// The segments of `mappings` (start, length, protection; sorted): memory already mapped here keeps its pages,
+    /// the rest gets free ones.
     pub(crate) fn place(&self, mappings: impl IntoIterator<Item = (u64, u64, u64)>) -> Self {
         let (mut kept, mut new) = (Vec::new(), Vec::new());
         for (start, len, protection) in mappings {

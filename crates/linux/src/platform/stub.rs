@@ -1,10 +1,11 @@
 //! The code that runs inside the guest process for the sentry, and its addresses.
 //!
-//! It starts as a program of one page: this code. That process maps a control area, carries out the orders that the
-//! sentry put there, and is the zygote from then on: whenever it is sent another control area it forks, and the child carries out
-//! the orders in that one (maps, the filter), and asks for more. In the child it then is the handler of SIGSYS, which the
-//! filter raises at system calls that need more than an answer: it asks the sentry, carries out its orders, wipes them,
-//! and returns to the guest by `rt_sigreturn`, which loads every register from the frame that the sentry has prepared.
+//! It starts as a program of one page: this code. That process maps a control area, carries out the sentry's orders
+//! there, and is the zygote from then on: for each further control area that it receives, it forks, and the child
+//! carries out the orders in that one (maps, the filter), and requests more. In the child it then is the handler of
+//! SIGSYS, which the filter raises at system calls that need more than an answer: it notifies the sentry, carries out
+//! its orders, wipes them, and returns to the guest by `rt_sigreturn`, which loads every register from the frame that
+//! the sentry has prepared.
 //!
 //! ```text
 //! 0x0000_0001_0000 .. CODE     the guest's, laid out by the sentry
@@ -64,7 +65,7 @@ pub(crate) const SOCKET: i32 = 1;
 /// Value under [`AGAIN`] for a process that becomes the zygote.
 pub(crate) const FORKS: u64 = 2;
 
-/// The number that the stub asks with (`getppid`, which is never passed on).
+/// The system call for requests of the stub (`getppid`, which is never passed on).
 pub(crate) const ASK: i64 = 110;
 
 // Header of the orders: offsets in the control area.
@@ -295,7 +296,7 @@ pub(crate) fn holds(pointer: u64) -> bool {
     pointer & !0xfff == CODE
 }
 
-/// The instruction after the one that asks: a question comes from there and from nowhere else.
+/// The instruction after the stub's request: a question comes only from there.
 pub(crate) fn asked_at() -> u64 {
     CODE + offset_of(&raw const afresh_linux_stub_asked) as u64
 }

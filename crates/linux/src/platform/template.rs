@@ -138,7 +138,7 @@ impl Drop for Template {
     }
 }
 
-/// The template of a state. It is no part of the state: any two are equal.
+/// The template of a state. It does not belong to the state: any two are equal.
 #[derive(Debug, Default)]
 pub(crate) struct Origin(Mutex<TemplateState>);
 
@@ -160,7 +160,7 @@ impl PartialEq for Origin {
 impl Eq for Origin {}
 
 impl Origin {
-    /// The template for a further process, if there is one, or it is worth while to make one.
+    /// The template for a further process, if it exists or is worth making.
     pub(crate) fn template(
         &self,
         image: &Image,
@@ -197,7 +197,7 @@ mod tests {
 
     use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
-    /// How many templates there are is one number for all tests.
+    /// The number of templates is shared by all tests.
     static ALONE: Mutex<()> = Mutex::new(());
 
     fn cat() -> Option<Warm> {
@@ -279,7 +279,7 @@ mod tests {
         }
         call(&warm);
         assert_eq!(template(&warm), None);
-        assert!(test_kill_process(second).is_ok(), "it is somebody else's");
+        assert!(test_kill_process(second).is_ok(), "it belongs to another process");
         kill_process(second, Signal::KILL).unwrap();
         many();
         assert!(template(&warm).is_some());

@@ -1,8 +1,8 @@
 //! The process that guests' processes are forked from.
 //!
-//! It is a stub in which no guest has ever run: it has given up what a guest's process must not have, and forks when
-//! it is asked to. Forking a process of five mappings takes a fraction of the time of a new program. Its children are
-//! this process's, and end with it.
+//! It is a stub in which no guest has ever run: it has dropped the rights that a guest process must not have, and
+//! forks on request. Forking a process of five mappings takes a fraction of the time of a new program. Its children
+//! are this process's, and end with it.
 //!
 //! It stays where it was started: its children have the user, the groups and the cgroup that this process had then,
 //! and the zygote's own namespaces, where the host gives it some. When the user or the group is another one, there is

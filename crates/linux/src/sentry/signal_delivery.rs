@@ -16,7 +16,7 @@ pub(in crate::sentry) const DIRECTION_AND_TRAP: u64 = 0x500;
 /// The processor state that every frame has (`FXSAVE`).
 pub(in crate::sentry) const LEGACY: usize = 512;
 
-/// Where it says in there how much follows (`struct _fpx_sw_bytes`), and what marks it.
+/// The offset of the size of the extended state (`struct _fpx_sw_bytes`), and its magic number.
 pub(in crate::sentry) const EXTENDED: usize = 464;
 
 pub(in crate::sentry) const MAGIC: u32 = 0x4650_5853;
@@ -42,8 +42,8 @@ impl Sentry {
         self.state.deliverable(self.state.threads.current_id())
     }
 
-    /// Has the current thread, which waits in the stub, take the signals that it may. `interrupted` says that it was in a call
-    /// that waited.
+    /// Has the current thread, which waits in the stub, take the signals that it may. `interrupted` is whether it was
+    /// in a call that waited.
     pub(crate) fn take_signals(
         &mut self,
         process: &mut Process,
@@ -81,7 +81,7 @@ impl Sentry {
         Ok(taken)
     }
 
-    /// There is no stack for the handler of `signal`. As in Linux that is a fault, for which there may be another handler, on
+    /// The handler of `signal` has no stack. As in Linux that is a fault, for which there may be another handler, on
     /// another stack. How it ends, if so.
     pub(in crate::sentry) fn unhandled(
         &mut self,
@@ -243,7 +243,7 @@ impl Sentry {
                 state[..2].copy_from_slice(&0x37fu16.to_le_bytes());
                 state[24..28].copy_from_slice(&0x1f80u32.to_le_bytes());
             }
-            // How much there is stays as the kernel has it; so do the words behind.
+            // The kernel's size stays; so do the words behind.
             process.write_frame(place, &state[..EXTENDED]);
             process.write_frame(place + LEGACY, &state[LEGACY..kept - 4]);
         }
@@ -280,7 +280,7 @@ impl Sentry {
         Ok(())
     }
 
-    /// Ends what [`Sentry::mask_in`] has begun.
+    /// Ends the effect of [`Sentry::mask_in`].
     pub(crate) fn unmask(&mut self) {
         if self.state.threads.current().masked.is_some() {
             let thread = self.change().threads.current_mut();
@@ -299,7 +299,7 @@ pub(in crate::sentry) fn vectors_offset(frame: &[u8], address: u64) -> Option<us
     (offset >= INFO + INFO_LEN && offset + LEGACY <= frame.len()).then_some(offset)
 }
 
-/// The state of the vector registers in a frame, with all that follows the first part. The guest may have written it.
+/// The state of the vector registers in a frame, with the extended state. The guest may have written it.
 pub(in crate::sentry) fn vectors(frame: &[u8], address: u64) -> Option<&[u8]> {
     let all = &frame[vectors_offset(frame, address)?..];
     let int = |at: usize| u32::from_le_bytes(all[at..at + 4].try_into().expect("4 bytes"));

@@ -66,7 +66,7 @@ def prctl():
     fails(errno.EINVAL, p, 23, 99); fails(errno.EPERM, p, 24, 0); fails(errno.EINVAL, p, 12345)
     if (pid := os.fork()) == 0: assert p(38, 1) == 0 and p(39) == 1; os._exit(0 if os.fork() or p(39) == 1 else 1)
     assert os.waitpid(pid, 0)[1] == 0
-    # A child is told of its parent's end, and lives on with whoever takes it.
+    # A child gets its signal at the parent's end, and lives on with its new parent.
     r, w = os.pipe()
     assert p(36, 1) == 0 and p(37, ctypes.addressof(word)) == 0 and word.value == 1
     if (pid := os.fork()) == 0:

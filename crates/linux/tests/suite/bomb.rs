@@ -1,4 +1,4 @@
-//! A fork bomb meets its budget, and nothing of it is left.
+//! A fork bomb meets its budget, and leaves no trace.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

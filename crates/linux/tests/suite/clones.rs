@@ -1,4 +1,4 @@
-//! Many instances of one warm program: each is as the program was, whatever became of the others.
+//! Many instances of one warm program: each equals the program, regardless of the others.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

@@ -13,7 +13,7 @@ use afresh_store::Store;
 
 const LIMIT: Duration = Duration::from_secs(200);
 
-/// Each line is a statement; what it gives is the answer.
+/// Each line is a statement, and its result the answer.
 const SERVE: &str = r#"
 cd /tmp
 initdb -D /tmp/data -A trust --no-sync --no-instructions > /tmp/initdb.log || { cat /tmp/initdb.log; exit 1; }
@@ -22,7 +22,7 @@ psql -h /tmp -d postgres -qc 'create table list (a int primary key); insert into
 while read -r line; do psql -h /tmp -d postgres -Atqc "$line"; done
 "#;
 
-/// Where Debian keeps the newest server's programs.
+/// The folder of the newest server's programs on Debian.
 fn programs() -> Option<PathBuf> {
     let versions = std::fs::read_dir("/usr/lib/postgresql").ok()?.flatten();
     let folders = versions.map(|entry| entry.path().join("bin"));

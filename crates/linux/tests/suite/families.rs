@@ -1,4 +1,5 @@
-//! Guests of several processes: all of them are warm, brought back, forked, rolled back and saved, with pipes and shared memory between them.
+//! Guests of several processes: all of them are warm, reset, forked, rolled back and saved, with
+//! pipes and shared memory between them.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -47,7 +48,7 @@ for line in sys.stdin:
             os.kill(workers[int(which)][0], signal.SIGKILL)
             print(os.waitstatus_to_exitcode(os.waitpid(workers[int(which)][0], 0)[1]), flush=True)
         case ["replace", which]:
-            # Another program in the worker's place, which goes on.
+            # Another program replaces the worker, and continues.
             os.execv("/bin/sh", ["sh", "-c", "echo was $0; while read line; do echo sh $line; done", which])
 "#;
 
@@ -116,7 +117,7 @@ fn workers_go_on_from_a_snapshot() {
         Warm::thaw(&frozen, &program).unwrap()
     };
     is_brought_back(&open("warm"));
-    // In the middle, with a worker that was hired since and one that is no more.
+    // In the middle, with one worker hired since and one that has ended.
     let mut instance = warm.instance();
     assert_eq!(ask(&mut instance, "hire"), "3");
     assert_eq!(ask(&mut instance, "ask 2"), "1 of 1, 1 pages");

@@ -31,7 +31,7 @@ def names():
     assert [e.name for e in os.scandir("/tmp") if stat.S_ISFIFO(e.stat(follow_symlinks=False).st_mode)] == ["a"]
     fails(errno.EEXIST, os.mkfifo, "/tmp/a"); fails(errno.EPERM, os.mknod, "/tmp/b", stat.S_IFCHR | 0o600, 0x103)
     os.mknod("/tmp/plain", 0o600); assert stat.S_ISREG(os.stat("/tmp/plain").st_mode); os.unlink("/tmp/plain")
-    # Nobody reads; nobody writes, which is no end.
+    # No reader: an open for writing fails. No writer: a read finds no end of file.
     fails(errno.ENXIO, os.open, "/tmp/a", WRITE | NOW)
     r = os.open("/tmp/a", READ | NOW)
     assert stat.S_ISFIFO(os.fstat(r).st_mode) and os.fstat(r).st_ino == st.st_ino
@@ -47,14 +47,14 @@ def names():
     w = os.open(f"/proc/self/fd/{r}", WRITE | NOW); os.close(r)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN); fails(errno.EPIPE, os.write, w, b"x"); assert events(w) & select.POLLERR
     os.close(w)
-    # Both ends at once, which waits for nobody.
+    # Both ends at once, which does not wait.
     os.mkfifo("/tmp/both"); fd = os.open("/tmp/both", os.O_RDWR); os.write(fd, b"self"); assert os.read(fd, 9) == b"self"
     os.close(fd); fd = os.open("/tmp/both", READ | NOW); assert os.read(fd, 9) == b"", "what nobody has open is empty"
     os.close(fd); os.unlink("/tmp/both")
 
 def meeting():
     os.mkfifo("/tmp/m")
-    # Who opens waits, in threads and in processes; what the other side writes before it goes on is there.
+    # An open waits, in threads and in processes; bytes written before it continues are kept.
     if (pid := os.fork()) == 0:
         fd = os.open("/tmp/m", WRITE); os.unlink("/tmp/m"); os.write(fd, b"from a child"); os._exit(0)
     with open("/tmp/m", "rb", 0) as file: assert file.read() == b"from a child"
@@ -93,7 +93,7 @@ for line in sys.stdin:
         case ["all"]:
             names(); meeting(); print("done", flush=True)
         case ["hold"]:
-            # Behind waits that were broken off, a reader that waits, and a pipe with bytes in it whose name is gone.
+            # After interrupted waits: a waiting reader, and an unlinked pipe with bytes in it.
             meeting(); os.mkfifo("/tmp/wait"); pid = os.fork()
             if pid == 0: os.write(2, open("/tmp/wait", "rb", 0).read(9)); os._exit(7)
             os.mkfifo("/tmp/full"); held = os.open("/tmp/full", os.O_RDWR); os.write(held, b"bytes"); os.unlink("/tmp/full")

@@ -51,7 +51,7 @@ signal.signal(signal.SIGPROF, lambda *_: None); signal.setitimer(signal.ITIMER_P
 watched = libc.inotify_init(); libc.inotify_add_watch(watched, b"/tmp", 0xfff); open("/tmp/seen", "w").close()
 libc.prctl(1, 15, 0, 0, 0); libc.prctl(36, 1, 0, 0, 0)
 def stir():
-    # Whatever has become of it.
+    # In any state.
     for work in (lambda: os.write(master, b"x\x7f\x15y\t\n"), lambda: os.write(s, b"\t\x08\r\n"), lambda: os.set_blocking(m, False), lambda: os.read(m, 99),
         lambda: os.set_blocking(fifo, False), lambda: os.read(fifo, 3), lambda: uence.recv(99, socket.MSG_DONTWAIT), lambda: outer.poll(0), lambda: d.recv(99, socket.MSG_DONTWAIT),
         lambda: mail.recv(99, socket.MSG_DONTWAIT), lambda: os.times(), lambda: os.listdir(folder), lambda: server.setblocking(False), lambda: server.accept()[0].recv(2)):
@@ -97,7 +97,7 @@ fn a_forged_state_is_refused_or_runs_within_its_walls() {
         let changes: Vec<_> = (0..1 + random.next_u32() % 3)
             .map(|_| {
                 let at = random.next_u64() as usize % bytes.len();
-                // Small numbers and bits are more often what something else means; large ones are beyond it.
+                // Small numbers and bits often have another meaning; large ones are out of range.
                 let new = match random.next_u32() % 4 {
                     0 => vec![bytes[at] ^ 1 << (random.next_u32() % 8)],
                     1 => vec![bytes[at].wrapping_add(1)],

@@ -27,7 +27,8 @@ fn body(answer: &[u8]) -> String {
     text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap()
 }
 
-/// Each call finds the server as it was; a line of calls finds what the last left; a thawed one is the same.
+/// Each call starts from the server's warm state; in a row of calls each starts from the state of
+/// the last; a thawed guest behaves the same.
 fn serves_afresh(program: &Program, warm: &Warm, one: &str, two: &str) {
     let mut instance = warm.instance();
     for round in 0..5 {

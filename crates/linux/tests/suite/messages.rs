@@ -1,4 +1,5 @@
-//! Descriptors that are sent over sockets, and datagrams: they arrive once and whole, and what is on its way is part of every state.
+//! Descriptors that are sent over sockets, and datagrams: they arrive once and whole, and those on
+//! their way are part of every state.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -48,13 +49,13 @@ def rights():
     _, fds, flags, _ = socket.recv_fds(b, 9, 2)
     assert len(fds) == 2 and flags & socket.MSG_CTRUNC, (fds, flags)
     for fd in fds + [first]: os.close(fd)
-    # Closed with what was on its way in it.
+    # Closed with descriptors in flight.
     r, w = os.pipe()
     socket.send_fds(a, [b"x"], [w, b.fileno()]); os.close(w)
     fails(errno.EBADF, socket.send_fds, a, [b"x"], [999])
     a.close(); b.close()
     os.close(r)
-    # To another process, and by what the library makes of it.
+    # To another process, and through the library's own function.
     ours, theirs = socket.socketpair()
     if (pid := os.fork()) == 0:
         fd = reduction.recv_handle(multiprocessing.connection.Connection(theirs.detach()))
@@ -119,7 +120,7 @@ def internet():
             assert c.recv(100) == b"pong"
             c.connect(to); c.send(b"again"); assert len(s.recv(2, socket.MSG_PEEK | socket.MSG_TRUNC)) == 5
             assert s.recvmsg(2)[::2] == (b"ag", socket.MSG_TRUNC)
-            # Whoever it is not connected to it does not hear.
+            # A connected socket does not receive from strangers.
             with socket.socket(family, socket.SOCK_DGRAM) as stranger: stranger.sendto(b"boo", c.getsockname())
             assert not select.select([c], [], [], 0)[0] and c.getpeername() == to
             fails(errno.EMSGSIZE, c.send, b"x" * 70000)

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 const SLOTS: usize = 6;
 const PROCESSES: usize = 4;
-/// Most pages of a mapping, and of the heap.
+/// Maximum pages of a mapping, and of the heap.
 const PAGES: usize = 24;
 
 #[derive(Clone, Debug)]
@@ -313,7 +313,7 @@ impl World {
     }
 }
 
-/// A guest, and what it should hold.
+/// A guest, and its expected content.
 struct Live {
     branch: Branch<Instance>,
     world: World,
@@ -329,7 +329,7 @@ impl Live {
         told.map_err(|_| TestCaseError::fail(format!("{line:?} was answered by {text:?}")))
     }
 
-    /// Every process holds what it should.
+    /// Every process holds its expected content.
     fn look(&mut self) -> Result<(), TestCaseError> {
         for who in 0..PROCESSES {
             let Some(wanted) = self.world.kin[who].as_ref().map(|kin| self.world.sum(kin)) else {
@@ -341,7 +341,7 @@ impl Live {
     }
 }
 
-/// The program, and what it is when it is warm.
+/// The program, and its warm state.
 struct Mapper {
     program: Program,
     warm: Warm,

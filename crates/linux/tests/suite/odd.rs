@@ -65,7 +65,7 @@ def round():
     ends(child(others))
     assert holder(file)[0] == fcntl.F_UNLCK, "what the child held went with it"
 
-    # Who waits goes on when the middle of it is given up; a second descriptor that is closed gives up the rest.
+    # A waiter continues when the middle of the range is unlocked; closing a second descriptor unlocks the rest.
     waiting = child(lambda: fcntl.lockf(file, EX, 2, 24))
     os.sched_yield()
     assert os.waitpid(waiting, os.WNOHANG) == (0, 0)

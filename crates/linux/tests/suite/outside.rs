@@ -1,5 +1,5 @@
-//! Connections to the outside: what is granted is reached, by name, and nothing else; none of them outlives the state that it
-//! was made in.
+//! Connections to the outside: only granted servers are reached, by name; no connection outlives
+//! the state that it was made in.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -84,7 +84,7 @@ for line in sys.stdin:
         print(type(error).__name__, error.errno, flush=True)
 "#;
 
-/// A server that answers what it got in whole between brackets, or line by line.
+/// A server that echoes its whole input between brackets, or line by line.
 struct Server {
     port: u16,
     open: Arc<AtomicUsize>,
@@ -110,7 +110,7 @@ impl Server {
         Self { port, open }
     }
 
-    /// Answers all that comes until the other side has no more.
+    /// Answers all input until the other side has no more.
     fn of_wholes() -> Self {
         Self::start(|mut stream| {
             let mut bytes = Vec::new();
@@ -199,7 +199,7 @@ fn no_connection_outlives_its_state() {
         assert_eq!(ask(&mut instance, "keep server.test 7"), "7");
         assert_eq!(ask(&mut instance, "use one"), "got one");
         server.wait_for(1);
-        // A call that has nothing to say does not wait for a server that owes nothing.
+        // A call without output does not wait for a server without pending data.
         assert_eq!(ask(&mut instance, "nothing"), "");
         assert_eq!(ask(&mut instance, "use two"), "got two");
         instance.reset();
@@ -210,7 +210,7 @@ fn no_connection_outlives_its_state() {
     }
     assert_eq!(ask(&mut instance, "keep server.test 7"), "7");
     server.wait_for(1);
-    // The end of the program closes what it left open.
+    // The end of the program closes all that it left open.
     instance.call(b"exit\n").unwrap_err();
     server.wait_for(0);
     instance.reset();

@@ -21,7 +21,7 @@ def write(path, text=""):
 
 def all():
     os.umask(0); os.makedirs("/tmp/d/e"); write("/tmp/d/f", "text"); write("/tmp/d/e/g"); os.chdir("/tmp")
-    # What is open stays open; what is made may be opened in every way.
+    # Open files stay open; a new file may be opened in every mode.
     kept = open("d/f"); fd = os.open("d/new", os.O_RDWR | os.O_CREAT, 0); os.write(fd, b"x"); os.close(fd)
     denied(open, "d/new"); denied(os.open, "d/new", os.O_WRONLY | os.O_CREAT)
     # Only the owner's bits count, for all files are the user's.
@@ -58,10 +58,10 @@ def all():
         if runs: assert subprocess.run(["/tmp/d/run"], capture_output=True).stdout == b"ran\n"
         else: denied(subprocess.run, ["/tmp/d/run"])
     os.chmod("d", 0o666); denied(subprocess.run, ["/tmp/d/run"]); os.chmod("d", 0o777)
-    # Sockets' names are written to by who connects.
+    # Connecting to a socket needs write permission on its name.
     with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
         server.bind("d/s"); server.listen(); os.chmod("d/s", 0o577); denied(client.connect, "d/s"); os.chmod("d/s", 0o700); client.connect("d/s")
-    # Given to itself it may be, and to nobody else; the bits that it has stay.
+    # It may be given to its owner, and to no other user; its bits stay.
     os.chown("d/run", os.getuid(), -1); os.chmod("d/run", 0o6755); assert os.stat("d/run").st_mode & 0o7777 == 0o6755
     try: os.chown("d/run", 0, 0)
     except PermissionError as e: assert e.errno == errno.EPERM

@@ -51,7 +51,7 @@ def look():
     signal.pidfd_send_signal(fd, signal.SIGTERM)
     told = os.waitid(P_PIDFD, fd, os.WEXITED)
     assert (told.si_pid, told.si_code, told.si_status) == (pid, os.CLD_KILLED, signal.SIGTERM), told
-    # It means nobody else, and stays ready.
+    # It refers to no other process, and stays readable.
     assert ready(fd)
     fails(errno.ESRCH, signal.pidfd_send_signal, fd, 0)
     fails(errno.ECHILD, os.waitid, P_PIDFD, fd, os.WEXITED)
@@ -68,7 +68,7 @@ def look():
     os.kill(pid, 9)
     assert ready(fd, 10000) and os.waitid(P_PIDFD, fd, os.WEXITED).si_pid == pid
     os.close(fd)
-    # What is said of a signal arrives; nobody pretends to be another.
+    # The details of a signal arrive; its sender cannot be forged.
     seen = []
     signal.signal(signal.SIGUSR1, lambda *a: seen.append(a[0]))
     own = os.pidfd_open(os.getpid())

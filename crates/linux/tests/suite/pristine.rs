@@ -1,4 +1,4 @@
-//! Every call starts from the same state, whatever the last one did or how it ended.
+//! Every call starts from the same state, after every kind of call and end.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -50,7 +50,7 @@ fn a_canary_of_each_kind_is_gone_after_the_call() {
 
 #[test]
 fn what_a_new_process_writes_in_its_first_call_is_brought_back() {
-    // Until its first reset nothing is watched; what was written is read from the page map.
+    // Before its first reset nothing is watched; written pages are read from the page map.
     for request in [b"dirty\n".as_slice(), b"poke\n", b"heavy\n"] {
         let Some(mut warm) = canary() else { return };
         warm.call(request).unwrap();
@@ -138,7 +138,7 @@ fn a_process_that_was_killed_from_outside_is_replaced() {
     assert!(killed.success());
     assert_eq!(look(&mut warm), clean);
     assert_ne!(warm.process_id(), Some(id));
-    // With the thread that made it a process goes, too: it must not outlive its sentry.
+    // A process also ends with the thread that made it: it must not outlive its sentry.
     let mut warm = std::thread::spawn(move || {
         warm.call_pristine(b"loop\n").unwrap_err();
         look(&mut warm);

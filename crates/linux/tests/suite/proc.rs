@@ -45,7 +45,7 @@ def look():
         assert os.readlink(f"/proc/{os.getpid()}/fd/{name}") == "/tmp/told"
         assert stat.S_ISLNK(os.lstat(f"{base}/{name}").st_mode)
         assert os.stat(f"{base}/{name}").st_ino == os.fstat(file.fileno()).st_ino
-        # Opened once more it starts at its beginning; also when its name is gone.
+        # A second open starts at the beginning, also after an unlink.
         os.unlink("/tmp/told")
         assert os.readlink(f"/dev/fd/{name}") == "/tmp/told (deleted)"
         with open(f"/dev/fd/{name}") as again: assert again.read() == "hello"
@@ -57,7 +57,7 @@ def look():
     os.close(w); os.write(more, b"through"); os.close(more)
     assert os.read(r, 99) == b"through" and os.read(r, 99) == b""
     os.close(r)
-    # Relative to a directory that is in no tree, and through a link of the program's own.
+    # Relative to a directory outside every tree, and through a link that the program made.
     here = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
     assert os.readlink("1", dir_fd=here) == os.readlink(f"{base}/1")
     assert os.stat("../status", dir_fd=here).st_size == 0
@@ -105,7 +105,7 @@ def own():
     with open(f"{own}/fdinfo/0") as f: assert f.read().startswith("pos:\t0\n")
     with open("/proc/thread-self/comm") as f: assert f.read().strip()
     assert os.listdir(f"{own}/task") == [str(os.getpid())]
-    # A child is told of by its number, with its own program.
+    # A child is listed by its PID, with its own program.
     if (pid := os.fork()) == 0:
         os.execv("/bin/sh", ["a shell", "-c", "read line"])
     while os.readlink(f"/proc/{pid}/exe") != os.path.realpath("/bin/sh"): os.sched_yield()
@@ -119,7 +119,7 @@ def own():
 held = None
 for line in sys.stdin:
     if line == "hold\n":
-        # A directory that is half listed, and a descriptor of one that is gone.
+        # A half listed directory, and a descriptor of an unlinked one.
         held = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY)
         with open("/tmp/held", "w"): kept = os.open("/tmp/held", os.O_RDONLY)
         os.unlink("/tmp/held")

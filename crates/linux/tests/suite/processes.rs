@@ -39,7 +39,7 @@ fn is_pristine(warm: &Warm, request: &str, expected: &str) {
         instance.verify().unwrap();
     }
     assert_eq!(instance.stats().processes, 1, "it was brought back within one process");
-    // The C library asks for `rseq`, and does without.
+    // The C library tries `rseq`, and works without it.
     let mut unserved = instance.stats().unserved.keys().filter(|number| **number != RSEQ);
     assert_eq!(unserved.next(), None);
 }
@@ -118,7 +118,7 @@ fn python_starts_processes_and_each_call_finds_none() {
     let Some(warm) = common::here(program.warm()) else { return };
     let expected = "1 False HI hi 5 missing child 1 3 True b -15\n";
     is_pristine(&warm, "hi\n", expected);
-    // From one call to the next what was left stays.
+    // Changes stay from one call to the next.
     let mut instance = warm.instance();
     assert_eq!(ask(&mut instance, "hi\n"), expected);
     assert_eq!(ask(&mut instance, "ho\n"), "2 True HO ho 5 missing child 1 3 True b -15\n");

@@ -1,4 +1,4 @@
-//! Checkpoints, rollbacks, forks and snapshots: every state is what it was, in whichever process it is played.
+//! Checkpoints, rollbacks, forks and snapshots: every state is preserved, in every host process.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -104,11 +104,11 @@ fn a_long_line_of_checkpoints_goes_back_to_each() {
     let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
     let mut states = Vec::new();
     for round in 1..=40 {
-        // Every third changes mappings, too.
+        // Every third also changes mappings.
         let request = if round % 3 == 0 { "dirty\n" } else { "scribble\n" };
         assert_eq!(ask(&mut line, request), "done\n");
         let id = line.checkpoint().unwrap();
-        // To look changes something, too.
+        // Looking also changes something.
         states.push((id, look(&mut line)));
     }
     for (id, seen) in states.iter().rev().step_by(3).chain(states.iter().step_by(7)) {
@@ -197,7 +197,8 @@ fn python_thaws_with_the_files_it_was_granted_and_without_them_is_refused() {
         assert_eq!(thawed.call_pristine(b"three\n").unwrap(), b"3 0 0123456789\n");
     }
     thawed.verify().unwrap();
-    // Only what is below the system's own directories is granted without being asked for. Which program is named means nothing.
+    // Only files below the system's own directories are granted by default. Which program is named
+    // means nothing.
     if Warm::thaw(&frozen, &Program::new("/usr/bin/python3")).is_ok() {
         println!("SKIPPED: this python is in the system's own directories");
         return;
@@ -279,7 +280,7 @@ fn a_thawed_program_answers_while_pages_are_still_on_their_way() {
             println!("SKIPPED: this host fills images before they are used");
             return;
         }
-        // Two at a time, which share what has come.
+        // Two at a time, which share the pages that have come.
         let (mut one, mut other) = (thawed.instance(), thawed.instance());
         for _ in 0..3 {
             assert_eq!(one.call_pristine(b"look\n").unwrap(), clean);
@@ -310,7 +311,7 @@ fn what_a_call_touches_is_there_beforehand_next_time() {
     }
     let clean = thawed.instance().call(b"look\n").unwrap();
     let touched = frozen.memory().touched();
-    // Of its memory: the files it has written are read as a whole.
+    // Its memory: the files it has written are read as a whole.
     let memory = PageRange::new(0, thawed.image().pages());
     let pages = |runs: &[PageRange]| -> usize {
         runs.iter().filter_map(|run| run.intersect(memory)).map(|run| run.len).sum()
@@ -345,7 +346,7 @@ fn damage_that_is_met_late_ends_the_call_and_says_so() {
     let frozen = untouched(&store);
     let thawed = match Warm::thaw(&frozen, &Program::new("/")) {
         Ok(thawed) => thawed,
-        // On a busy host what streams behind the guest's back may be there first.
+        // On a busy host, pages that stream in behind the guest's back may be there first.
         Err(error) => {
             let error =
                 std::error::Error::source(&error).map_or(error.to_string(), |e| e.to_string());
@@ -358,7 +359,7 @@ fn damage_that_is_met_late_ends_the_call_and_says_so() {
     let verified = instance.verify();
     let said = format!("{:?} {}", called.err(), verified.unwrap_err());
     assert!(said.contains("reading the image") && said.contains("digest"), "{said}");
-    // It stays so, for all that share the pages.
+    // The error stays, for all that share the pages.
     assert!(thawed.instance().verify().is_err());
     assert!(thawed.image().failure().is_some());
 }

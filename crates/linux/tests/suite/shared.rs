@@ -1,4 +1,5 @@
-//! Memory that processes share: what one writes the others see, and a reset undoes it like any other.
+//! Memory shared by processes: writes of one are visible to the others, and a reset undoes them
+//! like any other.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

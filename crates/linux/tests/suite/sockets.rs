@@ -27,7 +27,7 @@ def packets():
     b.setblocking(False); fails(errno.EAGAIN, b.recv, 1); b.setblocking(True)
     socket.send_fds(a, [b"gift"], [0]); data, fds, _, _ = socket.recv_fds(b, 9, 1); assert data == b"gift" and len(fds) == 1; os.close(fds[0])
     fails(errno.EMSGSIZE, a.send, b"x" * 100_000)
-    # Whoever sends more than there is room for waits.
+    # Sending to a full socket waits.
     a.setblocking(False); sent = 0
     try:
         while a.send(b"x" * 1000): sent += 1
@@ -80,7 +80,7 @@ def options():
         assert put(socket.SO_SNDBUF, 50_000) == 100_000 and put(socket.IP_TTL, 9, socket.IPPROTO_IP) == 9
         s.setsockopt(SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 5)); assert s.getsockopt(SOL_SOCKET, socket.SO_LINGER, 8) == struct.pack("ii", 1, 5)
         for name in (socket.SO_TYPE, socket.SO_ERROR, socket.SO_ACCEPTCONN): fails(errno.ENOPROTOOPT, put, name, 1)
-        # What is accepted has what its listener has, and it outlasts the connecting.
+        # An accepted socket has the listener's options, which also last through a connect.
         s.bind(("127.0.0.1", 0)); s.listen(); assert get(socket.SO_ACCEPTCONN) == 1
         with socket.socket(AF_INET) as c:
             c.setsockopt(SOL_SOCKET, socket.SO_KEEPALIVE, 1); c.connect(s.getsockname()); d, _ = s.accept()

@@ -19,13 +19,13 @@ def clocks():
     before = time.process_time_ns(), time.thread_time_ns()
     time.sleep(0.02)
     burn(lambda: time.process_time_ns() - before[0] > 30_000_000)
-    # Who sleeps spends nothing; each thread has its own.
+    # A sleep uses no CPU time; each thread has a separate count.
     assert time.thread_time_ns() - before[1] > 20_000_000
     spent = []
     thread = threading.Thread(target=lambda: (burn(lambda: time.thread_time_ns() > 20_000_000), spent.append(time.thread_time_ns())))
     own = time.thread_time_ns(); thread.start(); thread.join()
     assert spent[0] > 20_000_000 and time.process_time_ns() > before[0] + 50_000_000
-    # What a thread has spent that never asks is not another's.
+    # CPU time of a thread without calls does not count for another.
     before = time.process_time_ns(), time.thread_time_ns()
     thread = threading.Thread(target=lambda: [sum(range(100_000)) for _ in range(30)]); thread.start(); thread.join()
     assert (time.thread_time_ns() - before[1]) * 2 < time.process_time_ns() - before[0]
@@ -46,7 +46,7 @@ def children():
     _, status, usage = os.wait4(pid, 0)
     assert usage.ru_utime > 0.03, usage
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime >= usage.ru_utime and os.times().children_user > 0.02
-    # A child is told of its own children when it has asked for them, and its parent of both.
+    # A child counts its own children after it has waited for them, and its parent counts both.
     if (pid := os.fork()) == 0:
         assert time.process_time() < 0.03 and os.times().children_user == 0
         os.waitpid(child(0.03), 0); os._exit(0)
@@ -74,7 +74,7 @@ def rings():
         while not rung: pass
         assert rung[0] - start >= 0.019 and libc.timer_delete(timer) == 0
 def limit():
-    # A process that may spend so much is told, and then ended.
+    # A process over its limit of CPU time gets a signal, and is then ended.
     if (pid := os.fork()) == 0:
         said = []
         signal.signal(signal.SIGXCPU, lambda *_: said.append(time.process_time()))

@@ -138,7 +138,7 @@ fn warm_programs_share_what_their_libraries_hold() {
     assert!(3 * shared > all, "{shared} of {all} pages are shared");
 }
 
-/// Maps a file of some size, writes to a page of it in the middle, and says whether that and the rest are as they should be.
+/// Maps a file of some size, writes to a page of it in the middle, and checks that and the rest.
 const MAPS: &str = r#"
 import mmap, sys
 name, held = "/bin/bash", None

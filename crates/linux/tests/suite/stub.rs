@@ -1,4 +1,5 @@
-//! The stub under attack: whatever a guest leaves it in, the next call starts from the pristine state, and succeeds.
+//! The stub under attack: from every state that a guest leaves it in, the next call starts from the
+//! pristine state, and succeeds.
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ fn warm() -> Option<Instance> {
 /// One attack, as the guest reads it.
 #[derive(Debug)]
 struct Attack {
-    /// Where in the stub it enters; 0 is the instruction that asks.
+    /// The offset of the entry in the stub; 0 is the request instruction.
     offset: u32,
     flags: u64,
     mask: u64,
@@ -31,7 +32,7 @@ struct Attack {
 }
 
 impl Attack {
-    /// The trap flag, set at the instruction that asks: the first order is followed by a trap.
+    /// The trap flag, set at the request instruction: the first order is followed by a trap.
     const TRAP: Self =
         Self { offset: 0, flags: 0x100, mask: 0, stack: 0, call: 0, entry: 0, keys: 0 };
 
@@ -113,7 +114,7 @@ fn an_interrupt_does_not_show_its_sender() {
     assert_eq!(String::from_utf8_lossy(&answer), expected);
 }
 
-/// Attacks that are tried, unless `AFRESH_STUB_ATTACKS` says how many.
+/// Default number of attacks; `AFRESH_STUB_ATTACKS` changes it.
 const ATTACKS: usize = 300;
 
 #[test]

@@ -56,10 +56,10 @@ def ends():
     if (pid := os.fork()) == 0: os.write(m, b"later"); os._exit(0)
     patience(5, 0); assert os.read(s, 9) == b"later"; os.waitpid(pid, 0)
     termios.tcsetattr(s, termios.TCSAFLUSH, old)
-    # What is typed before it is wanted in another way stays; what is flushed does not.
+    # Typed input survives a change of mode; flushed input does not.
     os.write(m, b"raw"); tty.setraw(s, termios.TCSANOW); assert os.read(s, 9) == b"raw"
     os.write(m, b"gone"); termios.tcflush(s, termios.TCIFLUSH); os.write(m, b"x"); assert os.read(s, 9) == b"x"
-    # Whoever fills it waits.
+    # Writing to a full one waits.
     for end in (m, s):
         os.set_blocking(end, False)
         wrote = 0
@@ -115,7 +115,7 @@ def session():
         signal.signal(signal.SIGTTOU, signal.SIG_IGN); os.tcsetpgrp(0, os.getpgrp()); os.kill(job, signal.SIGCONT)
         assert os.waitpid(job, 0)[1] == 5 << 8 and os.tcgetpgrp(0) == job; os.tcsetpgrp(0, os.getpgrp())
         fails(errno.EPERM, os.tcsetpgrp, 0, os.getppid()); fails(errno.ESRCH, os.tcsetpgrp, 0, 9999)
-        # Whom nobody could have go on gets an error.
+        # An orphaned group gets an error instead of a stop.
         if os.fork() == 0:
             parent = os.getpid()
             if os.fork() == 0:
@@ -134,7 +134,7 @@ def session():
     os.kill(pid, signal.SIGWINCH); until(m, b"waits\r\n")
     os.close(m); assert os.waitpid(pid, 0)[1] == 9 << 8 and os.path.exists("/tmp/hup"), "hung up"
     os.unlink("/tmp/hup")
-    # With the leader its session ends: who is left in the foreground is told, and reads nothing more.
+    # A session ends with its leader: the foreground group gets a signal, and reads end of file.
     pid, m = pty.fork()
     if pid == 0:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -193,7 +193,7 @@ def drive(argv, steps, **more):
         assert select.select([m], [], [], max(0, end - time.monotonic()))[0], (argv, expected, seen)
         return os.read(m, 4096)
     for send, expected in steps:
-        # What is to get it has begun: before that it is nobody's, or the shell's, which shuns it.
+        # The job must have begun: before that the signal has no receiver, or the shell ignores it.
         while send in (b"\x1a", b"\x03") and ((job := os.tcgetpgrp(m)) == pid or begins(job) == argv[0] + "\0"): os.sched_yield()
         os.write(m, send)
         while not re.search(expected, seen, re.S): seen += more_of(expected)

@@ -24,7 +24,7 @@ fn hostile() -> Option<Instance> {
     })
 }
 
-/// Makes one attempt, and proves that nothing came of it.
+/// Makes one attempt, and proves that it had no effect.
 fn attempt(warm: &mut Instance, request: &str) -> Result<String, CallError> {
     let answer = warm
         .call_pristine(request.as_bytes())
@@ -98,7 +98,7 @@ fn a_hostile_guest_changes_nothing_outside() {
 
 fn hostile_guest() {
     let Some(mut warm) = hostile() else { return };
-    // Its own calls are answered, whatever they are.
+    // All its own calls are answered.
     attempt(&mut warm, "0\n").unwrap();
     assert!(warm.stats().unserved.len() > 200, "{:?}", warm.stats().unserved);
     // Calls from the stub's page, at each of its system call instructions, and its loop with forged orders.
@@ -146,7 +146,7 @@ fn a_hostile_guest_spoils_no_page_that_is_still_to_come() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::create(folder.path()).unwrap();
     warm.freeze().unwrap().save(&store, "warm", &SnapshotOptions::default()).unwrap();
-    // Nothing comes but what is touched.
+    // Only touched pages come.
     let options = Options { background: false, ..Options::default() };
     let frozen = Frozen::load(store.load("warm").unwrap(), &options).unwrap();
     let thawed = Warm::thaw(&frozen, &program).unwrap();

@@ -50,14 +50,14 @@ def all():
     told(fd, ALL, "1 CREATE f", "1 OPEN f", "1 MODIFY f", "1 ATTRIB f", "1 CLOSE_WRITE f")
     os.mkdir("e"); os.symlink("f", "l"); os.mkfifo("p"); os.link("f", "g"); told(fd, ALL, "1 CREATE|ISDIR e", "1 CREATE l", "1 CREATE p", "1 CREATE g")
     os.unlink("g"); os.truncate("f", 2); os.utime("f"); os.rmdir("e"); os.unlink("l"); os.unlink("p")
-    # What has had two names is known by none, but by the one that it was opened by.
+    # A file with two names is reported by neither, except by the one that it was opened with.
     told(fd, ALL, "1 DELETE g", "1 DELETE|ISDIR e", "1 DELETE l", "1 DELETE p")
     with open("f", "a") as file: file.write("x")
     told(fd, ALL, "1 OPEN f", "1 MODIFY f", "1 CLOSE_WRITE f")
     open("new", "w").close(); f = watch(fd, "new", ALL); assert f == 2; events(fd)
     with open("new", "r+") as file: file.write("x"); file.flush(); file.seek(0); file.read()
     told(fd, ALL, "1 OPEN new", "2 OPEN", "1 MODIFY new", "2 MODIFY", "2 ACCESS", "1 CLOSE_WRITE new", "2 CLOSE_WRITE")
-    # Names that are given away are told with one number for both.
+    # Both events of a rename have the same cookie.
     os.mkdir("/tmp/other"); other = watch(fd, "/tmp/other", BITS["MOVED_TO"] | ONLYDIR); os.rename("new", "/tmp/other/moved")
     seen = events(fd); assert [e[:3] for e in seen] == [(1, "MOVED_FROM", "new"), (3, "MOVED_TO", "moved"), (2, "MOVE_SELF", "")] and seen[0][3] == seen[1][3] > 0, seen
     open("a", "w").close(); events(fd); os.rename("/tmp/other/moved", "a"); told(fd, ALL, "1 MOVED_TO a", "2 MOVE_SELF")
@@ -69,7 +69,7 @@ def all():
     assert watch(fd, "/tmp/other", BITS["CREATE"] | ONESHOT) == 3; os.mkdir("/tmp/other/x"); os.mkdir("/tmp/other/y"); told(fd, ALL, "3 CREATE|ISDIR x", "3 IGNORED")
     fails(errno.ENOTDIR, watch, fd, "f", ALL | ONLYDIR); fails(errno.ENOENT, watch, fd, "none", ALL); fails(errno.EINVAL, watch, fd, "f", 0); fails(errno.EINVAL, watch, 0, "f", ALL)
     os.chmod("f", 0); events(fd); fails(errno.EACCES, watch, fd, "f", ALL); os.chmod("f", 0o600)
-    # A watched directory that is removed; what repeats is told once; what finds no room waits, and is lost in the end.
+    # A watched directory that is removed; repeated events are merged; events that do not fit wait, and overflow in the end.
     d = watch(fd, ".", BITS["DELETE_SELF"]); events(fd); os.unlink("f"); events(fd); os.chdir("/"); shutil.rmtree("/tmp/d"); told(fd, ALL, f"{d} DELETE_SELF", f"{d} IGNORED")
     w = watch(fd, "/tmp", BITS["CREATE"] | BITS["MODIFY"])
     with open("/tmp/x", "w") as file:
@@ -84,7 +84,7 @@ def all():
     os.unlink("/tmp/x"); os.unlink("/tmp/z"); shutil.rmtree("/tmp/other"); os.close(fd)
 
 async def waits():
-    # Another process changes, and who waits goes on.
+    # Another process changes a file, and a waiter continues.
     fd = call("inotify_init1", os.O_NONBLOCK); watch(fd, "/tmp", BITS["CREATE"])
     loop, seen = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(fd, seen.set)

@@ -330,11 +330,12 @@ pub(crate) fn read_parts<E>(
 }
 
 impl Image {
-    /// This image, of `pages` pages, but for `changed`: of those the pages `stored` hold something, which `read` puts into bytes, a few
-    /// runs after one another at a time. Both are sorted and disjoint, and all of `stored` is in `changed`. Shares the rest.
+    /// This image, of `pages` pages, but for `changed`: of those the pages `stored` hold something, which `read` puts
+    /// into bytes, a few runs after one another at a time. Both are sorted and disjoint, and all of `stored` is in
+    /// `changed`. Shares the rest.
     ///
     /// # Errors
-    /// As [`ImageBuilder::build`], when the pages are not as they must be, and what `read` returns.
+    /// As [`ImageBuilder::build`], when the pages violate this, and any error of `read`.
     pub(crate) fn with_pages<E: From<SysError> + From<ImageError>>(
         &self,
         pages: usize,

@@ -93,7 +93,7 @@ pub struct Inserter {
 }
 
 impl Inserter {
-    /// A file of `end` pages without content, the inserter to it, and what is known of its pages.
+    /// A file of `end` pages without content, its inserter, and the record of its pages.
     pub(super) fn open(
         end: usize,
         filled: Vec<PageRange>,

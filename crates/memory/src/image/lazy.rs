@@ -1,8 +1,8 @@
 //! Images whose content arrives while slots use them already.
 //!
-//! The file behind such an image starts empty, and a [`Filler`] puts pages in place: when a guest touches
-//! one that is missing, when the engine is about to read one, and ahead of both. Every slot of the image
-//! shares what has arrived, and once all has, the image is like any other.
+//! The file behind such an image starts empty, and a [`Filler`] puts pages in place: when a guest touches one that is
+//! missing, when the engine is about to read one, and ahead of both. Every slot of the image shares the arrived
+//! pages, and once all have arrived, the image is like any other.
 //!
 //! Promises: no page is read before its whole content is in place (see [`Inserter`]). When the filler fails, the
 //! image has failed for good: slots close their memory and refuse use, and every error names the cause. Where the
@@ -36,7 +36,7 @@ impl Image {
     /// returns. All others are zero.
     ///
     /// # Errors
-    /// [`ImageError`] when memory or descriptors ran out, or what `make` returns.
+    /// [`ImageError`] when memory or descriptors ran out, and any error of `make`.
     pub fn lazy<E: From<ImageError>>(
         pages: usize,
         stored: &[PageRange],

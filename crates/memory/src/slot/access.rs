@@ -72,8 +72,8 @@ impl Slot {
         self.preload(&[PageRange::covering(offset, len)])
     }
 
-    /// Puts pages into the write set before anything was written: what another slot of the same image
-    /// has learned. They are made writable and resident.
+    /// Adds pages to the write set before any write: those that another slot of the same image has learned. They are
+    /// made writable and resident.
     ///
     /// Pages outside the accessible regions are ignored.
     ///

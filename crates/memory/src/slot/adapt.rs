@@ -150,7 +150,7 @@ impl Adapt {
         Next::Look(pages as usize)
     }
 
-    /// Notes what a look found; when the set is not what the last sample promised, the next reset samples.
+    /// Records the result of a look; when it contradicts the last sample, the next reset samples.
     pub(crate) fn looked(&mut self, pages: usize, written: usize) {
         self.looked += pages;
         self.found_written += written;
@@ -169,9 +169,9 @@ impl Adapt {
         }
     }
 
-    /// Notes what a sample found and plans the next one: soon while pages are on their way out of the
-    /// set (`idle` of them were found unchanged twice or more), later while nothing moves, but not much later while many
-    /// stay only because they come back (`used`).
+    /// Records the result of a sample and plans the next one: soon while pages are about to leave the set (`idle` of
+    /// them were found unchanged twice or more), later while nothing moves, but not much later while many stay only
+    /// because they come back (`used`).
     pub(crate) fn sampled(
         &mut self,
         set: usize,

@@ -6,8 +6,8 @@ use super::{Method, Slot};
 use crate::{Image, ImageError};
 
 impl Slot {
-    /// The slot's content as an image, sharing with the present image what was not written: a snapshot
-    /// that costs what changed (with a tracker), or a full capture (without). The slot keeps its image.
+    /// The slot's content as an image, sharing unwritten pages with the present image: a snapshot at the cost of the
+    /// changes (with a tracker), or a full capture (without). The slot keeps its image.
     ///
     /// # Errors
     /// [`ImageError`]; a failure of the tracker quarantines the slot.

@@ -73,8 +73,8 @@ impl Slot {
         }
         for run in &runs {
             let (file, start) = run.backing.file();
-            // A run may span a gap between regions over holes of the backing: map only what is
-            // accessible.
+            // A run may span a gap between regions over holes of the backing: map only the
+            // accessible part.
             for part in regions.iter().filter_map(|r| r.intersect(run.range)) {
                 self.space.memory.map_private(
                     self.space.absolute(part),

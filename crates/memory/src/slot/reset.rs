@@ -148,8 +148,8 @@ impl Slot {
         self.release_growth()
     }
 
-    /// Compares the whole set with the image, restores what differs, and sheds idle pages. Their private copies are
-    /// released.
+    /// Compares the whole set with the image, restores the differences, and sheds idle pages. Their private copies
+    /// are released.
     #[cold]
     fn sample(&mut self) -> Result<(), ResetError> {
         let set = self.write_set.len();

@@ -76,7 +76,7 @@ impl FaultThreads {
         admitted
     }
 
-    /// A thread has answered for `image`; what it may answer next.
+    /// A thread has handled a fault of `image`; returns the next fault for it.
     fn next_after(&mut self, image: usize) -> Option<Fault> {
         if let Some(answering) = self.answering.get_mut(&image) {
             *answering -= 1;
@@ -249,7 +249,7 @@ impl Server {
 
     fn wake(&self, address: usize) {
         let page = (address & !(PAGE_SIZE - 1)) as *const u8;
-        // Fails only for a range that is no multiple of a page.
+        // Fails only for a range that is not a multiple of a page.
         let _ = self.uffd.wake(page, PAGE_SIZE);
     }
 

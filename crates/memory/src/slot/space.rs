@@ -91,7 +91,7 @@ impl Space {
         self.memory.advise(self.absolute(range), advice)
     }
 
-    /// Replaces what is mapped there by zeros.
+    /// Replaces the mapping there by zeros.
     pub(super) fn clear(&self, range: PageRange, protection: Protection) -> Result<(), SysError> {
         self.memory.map_anonymous(self.absolute(range), protection)
     }

@@ -10,9 +10,9 @@
 //! resetting one `memset`. Any other huge page is released; its pages come from ordinary faults, and are watched one
 //! by one.
 //!
-//! Promises: a slot holds memory beyond what its guest touched only until its first reset after a growth,
-//! and at most eight times what was written from then on. May break it: nothing that a guest does; the
-//! judgement decides what is kept, never what is restored.
+//! Promises: a slot holds memory beyond its guest's touched pages only until its first reset after a growth, and at
+//! most eight times the written pages from then on. May break it: nothing that a guest does; the judgement decides
+//! which memory is kept, never which is restored.
 
 use afresh_sys::{HUGE_PAGES, PAGE_SIZE, PageRange, Protection, SysError};
 
@@ -134,8 +134,8 @@ impl Slot {
         Ok(())
     }
 
-    /// Keeps the huge pages that the run wrote densely and throws the others away. Must come after what was written
-    /// has been learned, and before anything is copied back. Returns how many pages of the write set were in staged
+    /// Keeps the huge pages that the run wrote densely and throws the others away. Must come after the written pages
+    /// have been learned, and before anything is copied back. Returns how many pages of the write set were in staged
     /// huge pages.
     #[cold]
     pub(super) fn settle_staged(&mut self) -> Result<usize, ResetError> {

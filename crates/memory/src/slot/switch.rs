@@ -1,5 +1,5 @@
-//! Moving a slot to a related image by touching only what differs, and taking its present content as
-//! its image.
+//! Moving a slot to a related image by touching only the differing pages, and taking its present content as its
+//! image.
 //!
 //! Promises: afterwards the slot equals the new image and returns to it. The pages that differ are copied and stay in
 //! the write set. The mappings below still show the old image, and must stay covered: until that changes the slot is
@@ -40,7 +40,7 @@ impl Slot {
         result
     }
 
-    /// Whether what is written is noticed page by page, now.
+    /// Whether writes are noticed page by page, now.
     fn learns(&self) -> bool {
         matches!(self.method, Method::WriteSet(_)) && !self.adapt.discarding()
     }
@@ -141,10 +141,10 @@ impl Slot {
         Ok(())
     }
 
-    /// Makes the present content the image that the slot returns to, its present size included, and
-    /// returns it. Stores the pages that changed since the image before, which it shares the rest with;
-    /// copies nothing back. Pages that have not been written for some checkpoints are watched again, so
-    /// that the next costs what changes until then.
+    /// Makes the present content the image that the slot returns to, its present size included, and returns it.
+    /// Stores the pages that changed since the image before, which it shares the rest with; copies nothing back.
+    /// Pages that have not been written for some checkpoints are watched again, so that the next costs only its
+    /// changes.
     ///
     /// # Errors
     /// As [`Slot::freeze`]; the slot keeps its image then.

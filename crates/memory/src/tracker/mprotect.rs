@@ -307,7 +307,7 @@ mod tests {
         let runs = tracker.watch.runs.load(Ordering::Relaxed);
         assert!(runs <= part, "{runs}");
         let written = drained(&mut tracker);
-        // The small gaps were closed, the large ones were not, nor what is not watched opened.
+        // The small gaps were closed, the large ones were not, and unwatched pages were not opened.
         assert_eq!(written[0], PageRange::new(0, 63));
         assert!(written.iter().all(|run| !run.contains(200)), "{written:?}");
     }

@@ -375,7 +375,7 @@ fn a_forked_child_that_drops_a_slot_does_not_end_the_filling_of_its_parent() {
     let content = content();
     let (image, _) = lazy_image(&content, &occupied(&content), Duration::ZERO);
     let slot = own_slot(&image, None);
-    // SAFETY: the child drops what it inherited and ends at once.
+    // SAFETY: the child drops its inherited values and ends at once.
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop(slot);

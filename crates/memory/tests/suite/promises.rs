@@ -170,7 +170,8 @@ fn a_verification_that_finds_a_difference_quarantines_the_slot() {
     };
     // A tracker that notices nothing stands for a broken one.
     struct Blind;
-    // SAFETY: it breaks the contract, which is the test; what it does not report stays in the slot, nothing else.
+    // SAFETY: it breaks the contract, which is the test; unreported writes stay in the slot, and
+    // nowhere else.
     unsafe impl afresh_memory::Tracker for Blind {
         fn kind(&self) -> TrackerKind {
             TrackerKind::Other("blind")
@@ -225,7 +226,7 @@ fn after_heavy_work_light_calls_are_light_again_within_a_hundred_and_memory_fall
             println!("SKIPPED: no tracker {kind} on this host");
             continue;
         };
-        // Heavy and light phases in turn: what was learned in one must not spoil the next.
+        // Heavy and light phases in turn: lessons of one must not spoil the next.
         for phase in 0..3 {
             for run in 0..40 {
                 for page in 0..HEAVY {
@@ -419,7 +420,7 @@ fn every_fallback_keeps_the_promise_on_a_host_that_lacks_features() {
             child.env("AFRESH_WITHOUT", without);
         })
         .unwrap();
-        // The child must have skipped what was taken away, or the switch does nothing.
+        // The child must have skipped the removed feature, or the switch does nothing.
         let expected = without != "populate";
         assert_eq!(text.contains("SKIPPED"), expected, "{without}: {text}");
     }

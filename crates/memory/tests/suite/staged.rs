@@ -48,7 +48,7 @@ impl Gate {
     }
 }
 
-// SAFETY: moves nothing, or what the stage moves.
+// SAFETY: moves nothing, or the same as the stage.
 unsafe impl ZeroPageSource for Gate {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         if self.open.load(Ordering::Relaxed) { self.stage.supply(memory, range) } else { Ok(0) }

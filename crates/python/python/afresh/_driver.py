@@ -582,7 +582,7 @@ def install() -> None:
         return _afresh_turn(source, environ)  # type: ignore[name-defined, no-any-return]  # noqa: F821
 
     reactor = sys.modules["_reactor"]
-    # The guest holds the function itself, which stays; what it runs is ours.
+    # The guest holds the function itself, which stays; its body is ours.
     reactor.__dict__["_afresh_turn"] = _turn
     reactor.__dict__["turn"].__code__ = turn.__code__
     settle()

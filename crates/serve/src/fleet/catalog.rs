@@ -13,7 +13,7 @@ use super::record::{self, State};
 use crate::error_response::ErrorResponse;
 use crate::sandbox::SnapshotRecord;
 
-/// Most snapshots of a tenant that are listed.
+/// Maximum listed snapshots of a tenant.
 const LISTED: usize = 10_000;
 
 #[derive(serde::Serialize, serde::Deserialize)]
@@ -48,13 +48,13 @@ fn template(parts: &[&[u8]]) -> String {
 }
 
 impl Fleet {
-    /// The template that was made of these parts: the digest under which it is in the store, if another host has it.
+    /// The digest of the template made of these parts, if another host has stored it.
     pub(crate) async fn template(&self, parts: &[&[u8]]) -> Result<Option<String>, NatsError> {
         let found = nats::find(&self.links.kept, &template(parts)).await?;
         Ok(found.and_then(|found| String::from_utf8(found.value.to_vec()).ok()))
     }
 
-    /// Says that the store has a template; gives the digest of the one that all are to use.
+    /// Says that the store has a template; gives the digest that all hosts must use.
     pub(crate) async fn offer(&self, parts: &[&[u8]], digest: &str) -> Result<String, NatsError> {
         let key = template(parts);
         match nats::create(&self.links.kept, &key, Bytes::from(digest.to_owned())).await {

@@ -19,10 +19,10 @@ use super::{catalog, keeper};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectError {
-    /// There is no way to the fleet.
+    /// The fleet cannot be reached.
     #[error("cannot reach the fleet")]
     Away(#[source] afresh::Cause),
-    /// It was not said where the store is.
+    /// No store was given.
     #[error("a fleet's store is collected where it is: name it as the hosts do")]
     NoStore,
     /// The store refused, or the ledger could not be read.

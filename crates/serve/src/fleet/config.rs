@@ -13,8 +13,8 @@ pub struct FleetConfig {
     pub nats: String,
     /// A file with a token for NATS, or with a user and a password.
     pub credentials: Option<PathBuf>,
-    /// Where saved states are kept for all hosts: the URL of a remote, or a directory that all of them see. Needed
-    /// for sandboxes.
+    /// The place of saved states for all hosts: the URL of a remote, or a directory that all of them see. Needed for
+    /// sandboxes.
     pub store: Option<String>,
     /// The fleet's name; hosts of different fleets have nothing to do with each other.
     pub fleet: String,

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 /// Room in a message for its head.
 const HEAD: usize = 96 << 10;
-/// Most bytes of one piece, whatever NATS takes.
+/// Maximum bytes of one piece, for every limit of NATS.
 const PIECE: usize = 512 << 10;
 
 /// Bytes of a piece where messages may be so large.
@@ -27,7 +27,7 @@ pub(super) type Pairs = Vec<(String, String)>;
 /// A message to a host.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Call {
-    /// The caller's number of the call. The caller asks with it whether the call still runs.
+    /// The caller's number of the call. The caller uses it to query whether the call still runs.
     pub(super) key: u64,
     /// The callee's clock when the message was sent, in milliseconds, as far as the caller knows it.
     pub(super) sent: u64,

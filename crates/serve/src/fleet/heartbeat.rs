@@ -18,11 +18,11 @@ use super::{Fleet, lease_renewal, lock};
 /// Longest wait for the next answer. A host with a lease that does not answer for so long is left out.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A fleet could not be asked.
+/// A fleet could not be queried.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodesError {
-    /// There is no way to it.
+    /// It cannot be reached.
     #[error("cannot reach the fleet")]
     Away(#[source] afresh::Cause),
     /// No host of this name.

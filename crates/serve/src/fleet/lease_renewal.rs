@@ -16,7 +16,7 @@ use super::{Fleet, lock};
 
 /// Neighbours that each host watches.
 const AFTER: usize = 2;
-/// How long a host that a request waited for is watched.
+/// How long a host is watched after a request waited for it.
 const SUSPECT: Duration = Duration::from_secs(60);
 /// No entry has this number.
 const NONE: u64 = 0;
@@ -57,8 +57,8 @@ pub(super) async fn enter(
     nats::create(&links.hosts, life, bytes(&entry)).await
 }
 
-/// Refuses a lease of another length than that of the hosts that renew theirs: one host would give up what another still
-/// relies on. The entry of `life` is removed then.
+/// Refuses a lease of another length than that of the hosts that renew theirs: one host would give up entries that
+/// another still relies on. The entry of `life` is removed then.
 pub(super) async fn check_terms(
     links: &NatsConnection,
     life: &str,
@@ -170,7 +170,7 @@ async fn begin_again(fleet: &Arc<Fleet>) {
         (own.life.clone(), format!("{}-{}", fleet.node, own.lives + 1), own.lives + 1)
     };
     tracing::warn!(old, life, "the lease was broken; beginning anew");
-    // Before the new lease makes anything safe: none of them is this host's until the ledger says so.
+    // Before the new lease makes anything safe: none of them is this host's until the ledger confirms it.
     if let Some(sandboxes) = &sandboxes {
         sandboxes.doubt_all();
     }
@@ -233,7 +233,7 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
     }
     let (revision, broken) = match seen(fleet, life).await {
         Ok(Some(seen)) => seen,
-        // It left, unless a server that lags behind its neighbours says so: that is waited for, and then found out.
+        // It left, unless the replica lags behind its neighbours: that is awaited, and then found out.
         Ok(None) => (NONE, false),
         Err(_) => return Some(fleet.terms.time),
     };
@@ -300,7 +300,7 @@ pub(super) async fn leave(fleet: &Fleet) {
         (own.life.clone(), own.lease.revision())
     };
     if let Err(error) = nats::remove(&fleet.links.hosts, &life, revision).await {
-        tracing::warn!(%error, "the lease was not given back; it ends by itself");
+        tracing::warn!(%error, "the lease was not released; it expires by itself");
     }
 }
 

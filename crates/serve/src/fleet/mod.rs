@@ -59,7 +59,7 @@ pub(crate) struct Fleet {
     over: Mutex<BTreeSet<String>>,
     /// Lives whose leases this host broke, and whose sandboxes it has not swept yet.
     unswept: Mutex<BTreeSet<String>>,
-    /// Where sandboxes were found last.
+    /// The last known hosts of sandboxes.
     ways: Mutex<HashMap<String, String>>,
     /// One for the sandboxes that share a place in it, so that one host takes a sandbox once.
     taking: [tokio::sync::Mutex<()>; 64],
@@ -92,7 +92,7 @@ struct OwnLease {
 pub(crate) struct Counts {
     /// Calls that were answered by a host with the needed guest or template.
     pub(crate) held: prometheus_client::metrics::counter::Counter,
-    /// Calls that went where nothing of it was held.
+    /// Calls that ran on a host without the data.
     pub(crate) elsewhere: prometheus_client::metrics::counter::Counter,
     /// Calls that went to another host.
     pub(crate) forwarded: prometheus_client::metrics::counter::Counter,
@@ -100,7 +100,7 @@ pub(crate) struct Counts {
     pub(crate) taken: prometheus_client::metrics::counter::Counter,
     /// Sandboxes that were lost to another host, or with their lease.
     pub(crate) lost: prometheus_client::metrics::counter::Counter,
-    /// Adverts that were heard.
+    /// Received adverts.
     pub(crate) adverts: prometheus_client::metrics::counter::Counter,
 }
 
@@ -108,7 +108,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// So many random hex digits.
+/// Random hex digits from `bytes` bytes.
 fn digits(bytes: usize) -> Result<String, afresh::Cause> {
     let mut random = vec![0; bytes];
     let flags = rustix::rand::GetRandomFlags::empty();
@@ -159,7 +159,7 @@ impl Fleet {
                 let keeper = keeper(config);
                 let opening = move || {
                     let store = store(&place).map_err(|e| e.to_string())?;
-                    // A collection of the store must ask this fleet for its names.
+                    // A collection of the store must get the names of this fleet.
                     store.claim(&keeper).map_err(|e| e.to_string())?;
                     Ok::<_, String>(store)
                 };

@@ -86,7 +86,7 @@ fn is_word(name: &str) -> bool {
 }
 
 impl NatsConnection {
-    /// Connects, and makes the buckets that are missing if this is to be a `host` of the fleet.
+    /// Connects, and makes missing buckets for a `host` of the fleet.
     pub(crate) async fn open(
         config: &FleetConfig,
         name: &str,
@@ -194,7 +194,7 @@ impl NatsConnection {
     }
 }
 
-/// The entry of a key, as the leader of the bucket has it. The store's own `entry` is a direct get, which any replica
+/// The entry of a key, from the leader of the bucket. The store's own `entry` is a direct get, which any replica
 /// answers, however far it lags behind.
 pub(crate) async fn find(store: &Store, key: &str) -> Result<Option<BucketEntry>, NatsError> {
     let subject = format!("{}{key}", store.prefix);
@@ -230,13 +230,13 @@ fn not_made(error: &CreateError) -> NatsError {
     }
 }
 
-/// Makes an entry that is not there.
+/// Makes a new entry.
 pub(crate) async fn create(store: &Store, key: &str, value: Bytes) -> Result<u64, NatsError> {
     let made = async { store.create(key, value).await.map_err(|error| not_made(&error)) };
     within(ANSWER, made).await
 }
 
-/// Makes an entry that is not there, with the lifetime of a removal marker.
+/// Makes a new entry, with the lifetime of a removal marker.
 pub(crate) async fn mark(store: &Store, key: &str, value: Bytes) -> Result<u64, NatsError> {
     let made = store.create_with_ttl(key, value, MARKERS);
     within(ANSWER, async { made.await.map_err(|error| not_made(&error)) }).await
@@ -258,7 +258,7 @@ pub(crate) async fn update(
     within(ANSWER, updated).await
 }
 
-/// Sets an entry, whatever it was.
+/// Sets an entry, for every present value.
 pub(crate) async fn put(store: &Store, key: &str, value: Bytes) -> Result<(), NatsError> {
     within(ANSWER, async { store.put(key, value).await.map_err(away) }).await.map(drop)
 }
@@ -327,7 +327,7 @@ async fn read(
         })
         .await
         .map_err(away)?;
-    // NATS keeps a consumer for a while after its last message, and has only so many.
+    // NATS keeps a consumer for a while after its last message, and limits their number.
     let name = consumer.cached_info().name.clone();
     let found = read_from(consumer, most).await;
     if let Err(error) = store.stream.delete_consumer(&name).await {
@@ -346,7 +346,7 @@ async fn read_from(
     }
     let mut messages = consumer.messages().await.map_err(away)?;
     loop {
-        // A list that breaks off is no list.
+        // A list that breaks off is not valid.
         let message = messages.next().await.ok_or_else(|| away("the list broke off"))?;
         let message = message.map_err(away)?;
         let info = message.info().map_err(away)?;

@@ -22,7 +22,7 @@ const LISTED: usize = 10_000;
 pub(crate) enum TakeOutcome {
     /// It is this host's now.
     Ours(Box<Owned>),
-    /// Another host has it.
+    /// Another host owns it.
     Theirs(String),
     /// It does not exist.
     Missing,
@@ -239,8 +239,8 @@ impl Fleet {
         Ok(agrees)
     }
 
-    /// Releases the sandboxes of a life whose lease this host broke, and removes those that were never saved. Otherwise they
-    /// would be listed as running until a client asks for each.
+    /// Releases the sandboxes of a life whose lease this host broke, and removes those that were never saved.
+    /// Otherwise they would be listed as running until a client uses each.
     pub(super) async fn sweep(&self, life: &str) -> Result<(), NatsError> {
         let mut released = 0;
         for found in nats::every(&self.links.client, &self.links.sandboxes).await? {

@@ -12,7 +12,7 @@ use crate::sandbox::SandboxRecord;
 /// A sandbox in the ledger.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Entry {
-    /// The life of the host that has it.
+    /// The life of its host.
     pub(crate) owner: Option<String>,
     pub(crate) record: SandboxRecord,
     /// How it was last saved.

@@ -1,7 +1,7 @@
 //! Routing of a request to this host or another one.
 //!
-//! Promises: a sandbox is only looked up and taken for a client with its key or token. A request goes to
-//! a host that holds the guest or the template, if there is one, and does not run in circles.
+//! Promises: a sandbox is only looked up and taken for a client with its key or token. A request goes to a host that
+//! holds the guest or the template, if one exists, and does not run in circles.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ const TEMPLATE: &str = "template:";
 const HOPS: usize = 4;
 /// Thousandths of load from which a host forwards requests that other holders can answer.
 const BUSY: u32 = 900;
-/// Most bytes of a request to make a sandbox, which has to be read to know where it goes.
+/// Maximum bytes of a request to make a sandbox, which is read for its placement.
 const WANTED: usize = 1 << 20;
 
 /// The routing of a request.
@@ -46,12 +46,12 @@ pub(crate) enum RouteSubject {
     Other,
 }
 
-/// A template as adverts have it.
+/// A template in the form of adverts.
 pub(crate) fn template_of(name: &str) -> String {
     format!("{TEMPLATE}{name}")
 }
 
-/// A guest's route as adverts have it.
+/// A guest's route in the form of adverts.
 pub(super) fn route_of(config: &GuestConfig) -> String {
     format!("{ROUTE}{}{}", config.host.as_deref().unwrap_or("*"), config.route)
 }
@@ -65,8 +65,8 @@ pub(crate) fn no_template(name: &str) -> ErrorResponse {
 }
 
 impl Fleet {
-    /// A route that another host serves, for a request that no guest of this host answers; or the route `own` if others
-    /// serve it, too, and this host has enough to do.
+    /// A route that another host serves, for a request that no guest of this host answers; or the route `own` if
+    /// others also serve it, and this host is busy.
     pub(crate) async fn guest_way(
         self: &Arc<Self>,
         own: Option<&GuestConfig>,
@@ -159,7 +159,7 @@ impl Fleet {
                 self.counts.held.inc();
                 return Ok(RouteDecision::Here(request));
             }
-            // A host that is over is not asked again, whatever it was last known for.
+            // A host whose life is over gets no more requests, despite earlier entries for it.
             let known = lock(&self.ways).get(id).cloned().filter(|life| !self.is_over(life));
             let (life, take) = match known {
                 Some(life) => (life, false),
@@ -247,7 +247,7 @@ impl Fleet {
         if sandboxes.has_template(&record.template) {
             return Ok(own);
         }
-        // All of them are full or ending; one of them says so.
+        // All of them are full or ending; one of them returns the error.
         holders.first().cloned().ok_or_else(|| no_template(&record.template))
     }
 

@@ -1,9 +1,9 @@
 //! Asking another host: a request goes there in pieces, and its answer comes back in pieces.
 //!
-//! Promises: a client gets that host's answer, or an error that says that it is not known what became of the
-//! request; a request is sent again only where the other host said that it did nothing with it. A host that is lost
-//! while it is waited for is not waited for longer than its lease, and a lost answer not longer than a moment. A message
-//! that NATS delivers late begins nothing: it carries the callee's clock. While NATS is away nothing is sent.
+//! Promises: a client gets that host's answer, or an error that the outcome of the request is unknown; a request is
+//! sent again only if the other host reported that it did nothing with it. A host that is lost while it is waited for
+//! is not waited for longer than its lease, and a lost answer not longer than a moment. A message that NATS delivers
+//! late begins nothing: it carries the callee's clock. While NATS is away nothing is sent.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,14 +28,15 @@ use super::rpc_server::BodyReader;
 use super::{Fleet, lock};
 use crate::error_response::ErrorResponse;
 
-/// How often a waiting call checks the other host.
+/// Interval of checks of the other host by a waiting call.
 const LOOK: Duration = Duration::from_millis(100);
-/// After so long without an answer the other host's lease is looked after, and it is asked whether the call still runs.
+/// After this long without an answer the other host's lease is checked, and the host is queried whether the call
+/// still runs.
 const DOUBT: Duration = Duration::from_secs(1);
-/// How often in succession it says that the call does not run before its answer counts as lost.
+/// Consecutive replies that the call does not run, before its answer counts as lost.
 const LOST_AFTER: u32 = 2;
 
-/// How often a message that came too late is sent.
+/// Maximum attempts for a message that came too late.
 const LATE_TRIES: usize = 3;
 /// Maximum hosts whose clocks are known.
 const MAX_CLOCKS: usize = 100_000;
@@ -43,7 +44,7 @@ const MAX_CLOCKS: usize = 100_000;
 /// The outcome of forwarding.
 pub(super) enum ForwardResult {
     Answered(Response),
-    /// It is not there: the request was not begun, and can be sent elsewhere.
+    /// It does not exist there: the request was not begun, and can be sent elsewhere.
     NotThere(Request<Body>),
 }
 
@@ -58,7 +59,7 @@ enum RpcError {
 fn lost() -> ErrorResponse {
     ErrorResponse::busy(
         StatusCode::SERVICE_UNAVAILABLE,
-        "the host that worked on this request was lost, and whether it was done is not known; ask, then try again",
+        "the host that worked on this request was lost, and its outcome is unknown; check, then try again",
     )
 }
 
@@ -152,7 +153,7 @@ impl Fleet {
         Subject::from(self.links.subject(&format!("host.{node}.call")))
     }
 
-    /// Whether another host still works on a call; nothing where it does not say.
+    /// Whether another host still works on a call; `None` if it does not reply.
     async fn is_running(&self, life: &str, key: u64) -> Option<bool> {
         let request = RpcRequest::Running { key };
         let message = frame::pack(&Call { key: 0, sent: 0, request }, &[]).ok()?;
@@ -327,7 +328,7 @@ impl<B: HttpBody<Data = Bytes>> HttpBody for PrefixedBody<B> {
 
 type Next = Pin<Box<dyn Future<Output = Option<(Bytes, bool)>> + Send>>;
 
-/// The rest of an answer, which the other host is asked for piece by piece, as the client takes it.
+/// The rest of an answer, which is fetched from the other host piece by piece, as the client takes it.
 struct RemoteBody {
     fleet: Arc<Fleet>,
     life: String,

@@ -1,4 +1,4 @@
-//! Answering other hosts: requests that come by NATS are answered as those that come by HTTP.
+//! Answers to other hosts: requests over NATS are answered like those over HTTP.
 //!
 //! Promises: transfers are bounded in number, and dropped when their caller is silent. The answer of a
 //! sandbox that was lost is not sent.
@@ -28,7 +28,7 @@ use super::{Fleet, lock};
 
 /// Requests of other hosts that are under way at the same time.
 const TRANSFERS: usize = 4096;
-/// How long a request is kept that its host does not ask about: a piece of a body comes at least so often.
+/// How long a request is kept without a message from its host: a piece of a body comes at least that often.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 
 /// A request that was on its way for longer begins nothing.
@@ -66,7 +66,7 @@ pub(crate) struct Transfer {
 }
 
 struct State {
-    /// Where further pieces of the request go.
+    /// The channel for further pieces of the request.
     body: Option<mpsc::Sender<Bytes>>,
     /// The answer that is worked on.
     answer: Option<Answer>,
@@ -198,7 +198,7 @@ pub(super) async fn listen(fleet: &Arc<Fleet>) -> Result<(), afresh::Cause> {
     fleet.spawn(async move {
         while let Some(fleet) = this.upgrade() {
             let old = |transfer: &Arc<Transfer>| lock(&transfer.touched).elapsed() > FORGOTTEN;
-            // One that works on its answer is asked about when it has it.
+            // A running one is queried when its answer is ready.
             lock(&fleet.transfers).retain(|_, one| !old(one) || one.state.try_lock().is_err());
             drop(fleet);
             tokio::time::sleep(FORGOTTEN / 4).await;
@@ -341,7 +341,7 @@ impl Fleet {
         {
             let mut transfers = lock(&self.transfers);
             if transfers.len() >= TRANSFERS {
-                // Nothing was begun, so it may be asked of another.
+                // Nothing was begun, so another host may get it.
                 return Ok((RpcReply::Elsewhere, Bytes::new()));
             }
             transfers.insert(id, transfer.clone());
@@ -439,7 +439,7 @@ mod tests {
         let now = 100_000;
         assert!(!is_late(now, now) && !is_late(now - MAX_DELAY, now));
         assert!(is_late(now - MAX_DELAY - 1, now));
-        // A host that does not know this clock learns it first, whichever is ahead.
+        // A host that does not know this clock learns it first, in either direction of the difference.
         assert!(is_late(0, now) && is_late(now + MAX_DELAY + 1, now) && is_late(u64::MAX, now));
     }
 }

@@ -1,6 +1,6 @@
 //! Trace context: the header `traceparent` of the W3C recommendation Trace Context.
 //!
-//! Promises: a header that is not as the recommendation has it is no context, and its `tracestate` is nothing then.
+//! Promises: a header that does not follow the recommendation is ignored, with its `tracestate`.
 
 use hyper::HeaderMap;
 use hyper::header::{HeaderName, HeaderValue};
@@ -12,7 +12,7 @@ use super::layer::Spanned;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Most characters of `tracestate` that are kept; longer ones may be dropped whole.
+/// Maximum characters of `tracestate` that are kept; longer ones may be dropped whole.
 const STATE: usize = 512;
 
 /// A span, as those know it that its work is handed on to.
@@ -83,7 +83,7 @@ pub(super) fn own(span: &tracing::Span) -> Option<Context> {
 pub(crate) fn hand_on(span: &tracing::Span, headers: &mut HeaderMap) {
     let Some(context) = own(span) else { return };
     if given(headers).is_none() {
-        // It would be said of another trace.
+        // It would belong to another trace.
         headers.remove(TRACESTATE);
     }
     if let Ok(value) = HeaderValue::try_from(context.text()) {
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(context.trace, 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736);
         assert_eq!((context.span, context.sampled), (0x00f0_67aa_0ba9_02b7, true));
         assert_eq!(context.text(), text);
-        // Flags that this version does not know are not handed on; a later version may say more.
+        // Unknown flags are not passed on; a later version may define more.
         let later = "cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-fe-what-ever";
         let context = Context::read(later).unwrap();
         assert!(!context.sampled);

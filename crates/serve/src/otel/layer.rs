@@ -1,10 +1,9 @@
 //! From `tracing`'s spans and events to those of OpenTelemetry.
 //!
-//! Fields are attributes, except those that say something of the span itself, by the names that
-//! `tracing-opentelemetry` has for them: `otel.name`, `otel.kind`, `otel.status_code`, `otel.status_description`; and
-//! `traceparent` and `tracestate`, what a request came with. An event within a span, of the level INFO or worse,
-//! becomes an event of that span.
-//! Promises: nothing here waits, and what one span holds is bounded.
+//! Fields are attributes, except those that describe the span itself, by the names in `tracing-opentelemetry`:
+//! `otel.name`, `otel.kind`, `otel.status_code`, `otel.status_description`; and `traceparent` and `tracestate` of the
+//! request. An event within a span, of the level INFO or worse, becomes an event of that span.
+//! Promises: nothing here waits, and the content of each span is bounded.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};

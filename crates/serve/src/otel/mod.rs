@@ -70,7 +70,7 @@ impl Traces {
     }
 
     /// A collector of spans, for a subscriber whose root is [`tracing_subscriber::Registry`]. Give it a filter: it
-    /// takes whatever it is shown.
+    /// takes every span that it sees.
     #[must_use]
     pub fn layer(&self) -> Layer {
         Layer::new(self.sender.clone(), self.counts.full.clone(), self.settings.sampler)

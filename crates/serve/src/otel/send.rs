@@ -1,8 +1,8 @@
-//! Finished spans on their way to a collector, in batches, as OTLP over HTTP says.
+//! Finished spans on their way to a collector, in batches, as OTLP over HTTP.
 //!
-//! Promises: what a collector says to send again is sent again, later each time, and given up in the end; what it
-//! refuses is not. Every span is counted, sent or not. A collector may be hostile: no more of its answer is read than
-//! is of use, it leads nowhere else, and it is not waited for longer than the settings say.
+//! Promises: spans that a collector asks to retry are sent again, later each time, and dropped in the end; refused
+//! ones are not. Every span is counted, sent or not. A collector may be hostile: only the useful part of its answer
+//! is read, redirects are not followed, and the settings limit the wait for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,11 +50,11 @@ pub(super) struct Sender {
 
 /// The outcome of one try.
 enum ExportResult {
-    /// It was taken, but for so many spans.
+    /// It was taken, except for this many spans.
     Taken(u64),
     /// It will not be taken, for this reason.
     Refused(String),
-    /// It may be taken later; perhaps the collector says when.
+    /// It may be taken later, perhaps after the collector's delay.
     Later(String, Option<Duration>),
 }
 
@@ -63,7 +63,7 @@ impl Sender {
         Self { settings, client, counts, away: false }
     }
 
-    /// Sends spans until it is asked to end, and then once the rest.
+    /// Sends spans until it is stopped, and then once the rest.
     pub(super) async fn run(
         mut self,
         mut queue: mpsc::Receiver<FinishedSpan>,
@@ -147,7 +147,7 @@ impl Sender {
     fn say(&mut self, why: &str) {
         if !std::mem::replace(&mut self.away, true) {
             let collector = self.settings.shown();
-            tracing::warn!(collector, why, "traces are not taken; what becomes of them is counted");
+            tracing::warn!(collector, why, "traces are not accepted; lost ones are counted");
         }
     }
 
@@ -176,7 +176,7 @@ impl Sender {
     }
 }
 
-/// How many spans a collector that took the others refused.
+/// The number of spans that a collector refused while it took the others.
 async fn refused(mut answer: Response) -> u64 {
     let mut body = Vec::new();
     while let Ok(Some(piece)) = answer.chunk().await {

@@ -1,4 +1,4 @@
-//! Where traces go and how, from the variables that OpenTelemetry's specification names.
+//! The settings of traces, from the variables of OpenTelemetry's specification.
 //!
 //! Promises: a variable that is not understood is an error or a warning that names it, never another value. Headers,
 //! which may contain keys, are never shown.
@@ -13,7 +13,7 @@ use super::sampler::Sampler;
 /// Where collectors of this machine listen.
 const DEFAULT_ENDPOINT: &str = "http://localhost:4318";
 
-/// A variable that says nothing that can be done.
+/// A variable with an unusable value.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
@@ -25,7 +25,7 @@ pub enum SettingsError {
         /// The allowed values.
         expected: &'static str,
     },
-    /// There is no client to send with.
+    /// The client to send with could not be made.
     #[error("no client for the collector: {0}")]
     Client(#[source] reqwest::Error),
 }
@@ -46,7 +46,7 @@ pub struct Settings {
     pub(super) sampler: Sampler,
     /// Spans that wait.
     pub(super) queue: usize,
-    /// Most spans of one request to the collector.
+    /// Maximum spans of one request to the collector.
     pub(super) batch: usize,
     /// How long a span waits for others.
     pub(super) delay: Duration,
@@ -93,7 +93,7 @@ impl Settings {
         &self.notes
     }
 
-    /// The settings in the environment; `None` if traces are not requested. They are by an endpoint, or by
+    /// The settings in the environment; `None` if traces are not requested. An endpoint requests them, or
     /// `OTEL_TRACES_EXPORTER=otlp`.
     ///
     /// # Errors

@@ -53,7 +53,7 @@ fn weight(piece: &Bytes) -> u32 {
 }
 
 impl Sender {
-    /// Gives a piece if there is room for it.
+    /// Sends a piece if it fits.
     pub(super) fn try_give(&self, piece: Bytes) -> Result<(), SendError> {
         match self.room.clone().try_acquire_many_owned(weight(&piece)) {
             Ok(permit) => self.pieces.send((piece, permit)).map_err(|_| SendError::Gone),
@@ -140,7 +140,7 @@ mod tests {
         }
         let all: Vec<u8> = (0..given).flat_map(u32::to_le_bytes).collect();
         assert!(came == all && times == 1);
-        // One that is too large for any room has it for itself, and is not put together with others.
+        // A piece larger than the whole buffer is sent alone, and is not joined with others.
         let large = Bytes::from(vec![1; 2 * ROOM as usize]);
         assert!(giver.try_give(large.clone()).is_ok());
         assert!(matches!(giver.try_give("x".into()), Err(SendError::Full(_))));

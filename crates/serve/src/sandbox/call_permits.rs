@@ -44,7 +44,7 @@ impl CallPermits {
         })
     }
 
-    /// Calls that run or wait, of so many that may run.
+    /// Calls that run or wait, and the limit of running ones.
     #[cfg(feature = "fleet")]
     pub(super) fn busy(&self) -> (usize, usize) {
         self.gate.busy()

@@ -28,7 +28,7 @@ pub(super) struct Commands {
     slicing: AtomicBool,
     /// The place of the call that runs.
     pub(super) place: Mutex<Option<Permit>>,
-    /// Connections from outside, which are heard as commands are.
+    /// Connections from outside, which have subscribers like commands.
     #[cfg(feature = "linux")]
     pub(super) lines: super::tunnels::Tunnels,
 }
@@ -54,7 +54,7 @@ impl Drop for RunningSlice<'_> {
 #[derive(Default)]
 struct CommandState {
     ears: Vec<Subscription>,
-    /// How many there have been.
+    /// The total number.
     count: u64,
     /// The deadlines of commands, by their numbers.
     limits: BTreeMap<u32, Instant>,
@@ -240,7 +240,7 @@ impl Subscriber {
     }
 
     fn end(self, last: Vec<u8>) {
-        // The first to end it says why.
+        // The first end sets the reason.
         let _ = self.last.set(last.into());
     }
 }

@@ -15,9 +15,9 @@ pub struct SandboxConfig {
     pub keys: Keys,
     /// Templates of sandboxes. The first is the default for unknown names.
     pub templates: Vec<Template>,
-    /// Most sandboxes of one tenant, paused ones included.
+    /// Maximum sandboxes of one tenant, paused ones included.
     pub max_sandboxes: usize,
-    /// Most snapshots of one tenant.
+    /// Maximum snapshots of one tenant.
     pub max_snapshots: usize,
     /// Maximum calls that run at the same time, of all tenants. One tenant has at most three quarters of them.
     pub max_running_calls: usize,
@@ -29,11 +29,11 @@ pub struct SandboxConfig {
     pub idle_timeout: Duration,
     /// Minimum time between removals of unreferenced objects from the directory.
     pub tidy_interval: Duration,
-    /// The longest life that a client may ask for at once.
+    /// Maximum lifetime in one client request.
     pub timeout: Duration,
-    /// Most time for one piece of code.
+    /// Time limit of one piece of code.
     pub call_timeout: Duration,
-    /// Most bytes of one request.
+    /// Maximum bytes of one request.
     pub max_body: usize,
 }
 
@@ -67,7 +67,7 @@ pub struct Template {
     /// The reference for [`afresh::open`]: a guest's file, or a snapshot.
     pub reference: String,
     /// Whether the reference is a host interpreter that runs as a Linux program, or an OCI image with one. Its
-    /// sandboxes run commands, too.
+    /// sandboxes also run commands.
     pub linux: bool,
     /// Host directories that a Linux program may read, in addition to the system's programs and libraries.
     pub dirs: Vec<PathBuf>,
@@ -84,9 +84,9 @@ pub struct Template {
     pub setup: Option<String>,
     /// The language's library, if it is not in the guest's directory.
     pub library: Option<PathBuf>,
-    /// Most bytes that a memory of one sandbox may grow to.
+    /// Maximum bytes of a memory of one sandbox.
     pub memory: u64,
-    /// Most bytes of one sandbox's files.
+    /// Maximum bytes of files in one sandbox.
     pub files: u64,
 }
 

@@ -15,7 +15,7 @@ use crate::error_response::ErrorResponse;
 
 /// Flag of a message that ends a stream.
 const LAST: u8 = 2;
-/// How long a client has a stream last, in Connect's own words.
+/// The client's time limit of a stream, in Connect's own words.
 const LIMIT: &str = "connect-timeout-ms";
 /// Longest limit that is one.
 const MAX_TIMEOUT_MILLIS: f64 = 86_400_000.0 * 365.0;
@@ -35,7 +35,7 @@ impl ConnectError {
         Self { code, why: why.into(), refusal: None }
     }
 
-    /// Whether the sandbox was not even asked.
+    /// Whether the sandbox was never called.
     pub(super) fn is_refused(&self) -> bool {
         self.refusal.is_some()
     }

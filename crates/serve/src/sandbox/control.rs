@@ -23,7 +23,7 @@ const AGENT: &str = "0.6.5";
 const DEFAULT_TIMEOUT_SECONDS: u64 = 300;
 /// Most forks of one request.
 const FORKS: usize = 1000;
-/// Most sandboxes or snapshots of one page.
+/// Maximum sandboxes or snapshots of one page.
 const PAGE: usize = 100;
 
 #[derive(Deserialize)]

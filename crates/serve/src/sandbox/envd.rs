@@ -26,7 +26,7 @@ use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;
 
-/// Where paths that are not absolute begin.
+/// The start of relative paths.
 const HOME: &str = "/home/user";
 /// Maximum bytes of a file that is sent.
 const READ: u64 = 1 << 30;
@@ -34,9 +34,9 @@ const READ: u64 = 1 << 30;
 const FILES: usize = 10_000;
 /// Maximum bytes of the paths that one listing names.
 const LISTING: usize = 4 << 20;
-/// Most levels of directories that are listed at once.
+/// Maximum levels of directories in one listing.
 const DEPTH: u32 = 32;
-/// Most entries of one listing.
+/// Maximum entries of one listing.
 const ENTRIES: usize = 10_000;
 
 #[derive(Deserialize)]
@@ -61,7 +61,7 @@ pub(super) async fn health(_: AuthorizedSandbox) -> StatusCode {
     StatusCode::NO_CONTENT
 }
 
-/// A path as the sandbox has it.
+/// A path in the form of the sandbox.
 fn absolute(path: &str) -> String {
     let path = path.strip_prefix("~/").unwrap_or(path);
     if path.starts_with('/') { path.to_owned() } else { format!("{HOME}/{path}") }
@@ -209,7 +209,7 @@ pub(super) async fn filesystem(
     body: Bytes,
 ) -> Response {
     if !["Stat", "ListDir", "MakeDir", "Move", "Remove"].contains(&method.as_str()) {
-        let message = format!("{method} is not there in this sandbox");
+        let message = format!("this sandbox has no {method}");
         return connect::refused(StatusCode::NOT_IMPLEMENTED, "unimplemented", &message);
     }
     let asked: FilesystemRequest = match json(&body) {
@@ -286,7 +286,7 @@ pub(super) async fn write(
         form(request, at.path).await?
     } else {
         let path = at.path.ok_or_else(|| {
-            ErrorResponse::new(StatusCode::BAD_REQUEST, "`path` says where the file is to be kept")
+            ErrorResponse::new(StatusCode::BAD_REQUEST, "`path` must be the path of the file")
         })?;
         let bytes = Bytes::from_request(request, &()).await.map_err(too_large)?;
         vec![(absolute(&path), bytes)]

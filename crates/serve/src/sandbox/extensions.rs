@@ -22,10 +22,10 @@ use crate::error_response::ErrorResponse;
 /// The OpenAPI description of the operations.
 const OPENAPI: &str = include_str!("openapi.json");
 
-/// Most states in a sandbox's tree: each holds pages, and a name.
+/// Maximum states in a sandbox tree: each holds pages, and a name.
 const STATES: usize = 1000;
 
-/// Most ranges of pages that a difference lists.
+/// Maximum ranges of pages in a difference.
 const RANGES: usize = 1000;
 
 #[derive(Deserialize)]

@@ -1,7 +1,7 @@
 //! A file of a sandbox on its way to a client, piece by piece.
 //!
-//! Promises: the client gets the file as it was when it asked. One piece at a time is in memory, however large the file is and however much
-//! of it is holes.
+//! Promises: the client gets the file as it was at the request. One piece at a time is in memory,
+//! however large the file is and however much of it is holes.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -42,7 +42,7 @@ type Read = (Box<OpenedFile>, u64, Result<Vec<u8>, Refused>);
 struct BrokenOff;
 
 impl FileBody {
-    /// All of a file of so many bytes.
+    /// All of a file of `size` bytes.
     pub(super) fn new(tree: Tree, node: Node, size: u64) -> Self {
         Self { left: size, state: State::Idle(Box::new(OpenedFile { tree, node }), 0) }
     }

@@ -1,6 +1,7 @@
 //! API keys, and the tenants that they belong to.
 //!
-//! Promises: keys are compared by their digests, so how long it takes says nothing about them.
+//! Promises: keys are compared by their digests, so the time of a comparison reveals nothing about
+//! them.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -51,7 +52,7 @@ impl Keys {
         }
     }
 
-    /// Reads a file with a tenant and a key in each line; lines that begin with `#` say nothing.
+    /// Reads a file with a tenant and a key in each line; lines that begin with `#` are comments.
     ///
     /// # Errors
     /// [`ManifestError::Read`], [`ManifestError::Key`] for a line that is neither.

@@ -28,14 +28,14 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-/// Maximum bytes of a difference that is fetched whole, since its base is here already. Of a larger one pages are
+/// Maximum bytes of a difference that is fetched whole, since its base is here already. Pages of a larger one are
 /// fetched when they are touched.
 #[cfg(feature = "fleet")]
 const WHOLE: u64 = 16 << 20;
 
 /// The books.
 pub(super) enum Ledger {
-    /// Of this server alone.
+    /// The records of this server alone.
     Alone { sandboxes: Records, snapshots: Records, known: Mutex<BTreeMap<String, SnapshotRecord>> },
     /// Of a fleet.
     #[cfg(feature = "fleet")]
@@ -54,7 +54,7 @@ pub(super) struct FleetEntry {
     pub(super) from: Mutex<Option<State>>,
 }
 
-/// A state that was saved, as the books are to name it.
+/// A saved state, as it should appear in the books.
 #[derive(Clone, Default)]
 pub(super) struct SavedState {
     #[cfg(feature = "fleet")]
@@ -408,7 +408,7 @@ impl Ledger {
         }
     }
 
-    /// Whether a sandbox that is paused is left to whichever host it is wanted on next.
+    /// Whether a paused sandbox is released for any host that needs it next.
     pub(super) fn releases(&self) -> bool {
         match self {
             Self::Alone { .. } => false,
@@ -418,7 +418,7 @@ impl Ledger {
     }
 }
 
-/// Brings a state here, or says where it is; and whether it is here now.
+/// Fetches a state if necessary; returns its place, and whether it is here now.
 #[cfg(feature = "fleet")]
 fn fetch(
     fleet: &Fleet,

@@ -27,7 +27,7 @@ const MAX_STRIKE_ATTEMPTS: u32 = 720;
 const STRIKE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// How often memory is measured.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a server that ends tries to save its sandboxes where it is refused.
+/// How long an ending server tries to save its sandboxes after refusals.
 const SAVE_ALL_TIMEOUT: Duration = Duration::from_secs(30);
 const SAVE_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -182,7 +182,8 @@ impl Sandboxes {
             && !sandbox.commands.in_use()
     }
 
-    /// Ends or saves one sandbox. The end of its time waits for no save of another, but where it is to be saved itself.
+    /// Ends or saves one sandbox. The end of its lifetime waits for no save of another, unless it must be saved
+    /// itself.
     async fn sweep_one(self: Arc<Self>, swept: SweepGuard) {
         let sandbox = &swept.0;
         // One that is being called gets its turn later.

@@ -98,7 +98,7 @@ impl Memory {
         })
     }
 
-    /// Admits so many more sandboxes. Blocks for a moment where there seems to be no room.
+    /// Admits `count` more sandboxes. Blocks for a moment where there seems to be no room.
     pub(super) fn admit_now(&self, count: usize) -> Result<(), ErrorResponse> {
         self.take(count).or_else(|_| {
             self.measure();

@@ -139,7 +139,7 @@ impl Sandboxes {
         Ok(snapshot.map_or_else(|| self.templates[0].digest.clone(), |(record, _)| record.id))
     }
 
-    /// Takes a sandbox without an owner; returns the life of the host that has it, if one has.
+    /// Takes a sandbox without an owner; returns the life of its host, if it has one.
     pub(crate) async fn take(
         &self,
         fleet: &Arc<Fleet>,

@@ -1,8 +1,8 @@
 //! One sandbox: a session that is live or saved, and its record.
 //!
 //! Promises: calls of one sandbox run one after another. Each piece of code begins on a new checkpoint; one that is
-//! cut short is undone by going back there. So is what went on after it, to where it ended. A sandbox that is saved
-//! comes back with the next call, lazily.
+//! cut short is undone by going back there. Background work that is cut short is undone to the end of the last call.
+//! A sandbox that is saved comes back with the next call, lazily.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,14 +25,14 @@ use crate::failure::describe;
 /// The name of the internal states in which pieces of code began.
 pub(super) const MARK: &str = "";
 
-/// Most bytes of an answer, as the guest gives it.
+/// Maximum bytes of an answer from the guest.
 const ANSWER: usize = 16 << 20;
 
-/// How long ago data may have come through connections to be undone.
+/// Age of connection data that a rollback may undo.
 #[cfg(feature = "linux")]
 const DELIVERY_TIME: Duration = Duration::from_secs(1);
 
-/// Most calls that wait for one sandbox.
+/// Maximum calls that wait for one sandbox.
 const WAITING: usize = 64;
 
 /// Whether the guest lives in this process.
@@ -80,9 +80,9 @@ pub(super) struct Sandbox {
     pub(super) started: SystemTime,
     pub(super) life: Arc<tokio::sync::Mutex<Residency>>,
     times: Mutex<Times>,
-    /// It has checkpoints or relatives, so more than its present state is to be kept.
+    /// It has checkpoints or relatives, so more than its present state is kept.
     pub(super) branched: AtomicBool,
-    /// How often a host was lost with it, and calls with that.
+    /// The number of hosts that were lost with it, and calls with them.
     pub(super) generation: u64,
     /// Pieces of code that were run.
     pub(super) runs: AtomicU64,
@@ -347,7 +347,7 @@ pub(super) fn go_on(
     Ok(())
 }
 
-/// How long until something happens in a session by itself, if anything will.
+/// Time until the next event in a session, if one is due.
 pub(super) fn due(session: &Session) -> Option<Duration> {
     #[cfg(feature = "linux")]
     return session.due();

@@ -49,7 +49,7 @@ struct OutputClient {
     tell: EncodeOutput,
     /// Bytes before the first piece.
     head: Vec<u8>,
-    /// Of each stream, the first bytes of an incomplete character.
+    /// The first bytes of an incomplete character, for each stream.
     begun: [Vec<u8>; 2],
 }
 
@@ -62,7 +62,7 @@ struct StartingCommand {
     kept: usize,
 }
 
-/// How long clients are waited for.
+/// The time limits of waits for clients.
 struct ClientPatience {
     runtime: tokio::runtime::Handle,
     time: Duration,
@@ -131,14 +131,14 @@ impl OutputRouter {
         taker
     }
 
-    /// The call starts a command, which is heard there, and ends after `limit`.
+    /// The call starts a command, whose output goes to `ear`, and which ends after `limit`.
     pub(super) fn starts(&mut self, ear: Subscriber, limit: Option<Duration>) {
         if let Some(speaking) = &mut self.0 {
             speaking.starting = Some(StartingCommand { ear, limit, early: Vec::new(), kept: 0 });
         }
     }
 
-    /// The call begins, and with it the time that it has. `head` comes before all that its code prints.
+    /// The call begins, and with it the time that it has. `head` comes before all output of its code.
     pub(super) fn begin(&mut self, head: Vec<u8>) {
         let Some(speaking) = &mut self.0 else { return };
         speaking.patience.begun = Instant::now();
@@ -230,7 +230,7 @@ fn pieces(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// How many bytes at the end begin a character that is not whole.
+/// The number of bytes at the end that begin an incomplete character.
 fn incomplete(bytes: &[u8]) -> usize {
     let begins = |length: &usize| bytes[bytes.len() - length] & 0xc0 != 0x80;
     let length = (1..=bytes.len().min(3)).find(begins).unwrap_or(0);

@@ -14,7 +14,7 @@ use super::one::{MARK, Residency, Sandbox, refused};
 use super::registry::{Sandboxes, blocking, lock};
 use crate::error_response::ErrorResponse;
 
-/// Most sandboxes, and most states of one, that are shown.
+/// Maximum sandboxes shown, and maximum states of one.
 const SHOWN: usize = 50;
 
 /// The part of an id that is shown, which reaches no sandbox. It is the end, since ids of a fleet begin with their tenant.
@@ -22,7 +22,7 @@ fn shown(id: &str) -> &str {
     id.get(id.len().saturating_sub(6)..).unwrap_or_default()
 }
 
-/// Most runs of pages on a page map.
+/// Maximum runs of pages on a page map.
 const RUNS: usize = 2000;
 
 /// In which pages a session differs from its template, as of its last checkpoint.
@@ -60,7 +60,7 @@ fn changed(session: &Session) -> Result<Value, ErrorResponse> {
 }
 
 impl Sandboxes {
-    /// How many sandboxes there are: live, and saved.
+    /// The number of live sandboxes, and of saved ones.
     pub(crate) fn count(&self) -> (usize, usize) {
         let all: Vec<_> = lock(&self.all).values().cloned().collect();
         let saved = |sandbox: &&Arc<Sandbox>| {

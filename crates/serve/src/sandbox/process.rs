@@ -1,8 +1,9 @@
 //! Commands in a sandbox, in the shape of the E2B agent.
 //!
-//! Promises: a sandbox of a Linux program runs several at the same time as code. They are part of its state, and continue after a
-//! pause, a snapshot or a fork. A client that starts a command or connects to it gets its output from then on. May
-//! break it: output belongs to a command by its session (`setsid`), so a process that leaves the session is not heard.
+//! Promises: a sandbox of a Linux program runs several at the same time as code. They are part of its state, and
+//! continue after a pause, a snapshot or a fork. A client that starts a command or connects to it gets its output
+//! from then on. May break it: output belongs to a command by its session (`setsid`), so output of a process that
+//! leaves the session is lost.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ use super::registry::{Sandboxes, lock};
 use super::routes::AuthorizedSandbox;
 use crate::body::Chunked;
 
-/// Interval of keepalives that a client asks for, in seconds.
+/// The client's interval of keepalives, in seconds.
 const ALIVE: &str = "keepalive-ping-interval";
 /// Default interval of keepalives.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(90);
@@ -136,9 +137,9 @@ enum Part {
 impl Input {
     /// A request to the guest's half of commands.
     fn wanted(self) -> Result<Value, ConnectError> {
-        // Which of the two a command has it knows itself.
+        // The command itself knows which of the two it has.
         let data = self.stdin.or(self.pty);
-        let none = || ConnectError::new("invalid_argument", "it is not said what is to be read");
+        let none = || ConnectError::new("invalid_argument", "the input is missing");
         Ok(json!({"op": "input", "data": data.ok_or_else(none)?}))
     }
 }
@@ -152,7 +153,7 @@ pub(super) async fn process(
     body: Bytes,
 ) -> Response {
     let unknown = |why: &str| {
-        ConnectError::new("unimplemented", format!("{method} is not there in this sandbox: {why}"))
+        ConnectError::new("unimplemented", format!("this sandbox has no {method}: {why}"))
     };
     if !all.template(&sandbox.template).config.linux {
         return unknown("it evaluates code, and has no processes").into_response();
@@ -277,8 +278,7 @@ impl CommandTarget {
     /// A terminal has another size now.
     async fn resize(&self, body: &[u8]) -> ProcessResult {
         let Chosen { process, pty, .. } = asked(body)?;
-        let none =
-            || ConnectError::new("invalid_argument", "it is not said how large the terminal is");
+        let none = || ConnectError::new("invalid_argument", "the terminal size is missing");
         let size = pty.ok_or_else(none)?.wanted();
         self.chosen(process, vec![json!({"op": "resize", "size": size})]).await
     }
@@ -287,10 +287,7 @@ impl CommandTarget {
     async fn stream(&self, body: &[u8]) -> ProcessResult {
         let mut parts = connect::messages(body)?.into_iter();
         let Some(Part::Start { process }) = parts.next() else {
-            return Err(ConnectError::new(
-                "invalid_argument",
-                "it is not said which command is to read",
-            ));
+            return Err(ConnectError::new("invalid_argument", "the command is missing"));
         };
         let data = parts.filter_map(|part| match part {
             Part::Data { input } => Some(input.wanted()),

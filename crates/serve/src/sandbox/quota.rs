@@ -1,7 +1,7 @@
-//! How many snapshots a tenant has, against how many it may have.
+//! The number of snapshots of a tenant, and its limit.
 //!
-//! Counted once in a while, and kept up to date in between: hosts of a fleet count what the others have made that
-//! much later. Admissions by one host never exceed the limit, however many requests are concurrent.
+//! Counted once in a while, and kept up to date in between: snapshots of other hosts of a fleet are counted that much
+//! later. Admissions by one host never exceed the limit, however many requests are concurrent.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

@@ -27,7 +27,7 @@ pub(crate) struct SandboxRecord {
     /// It has background work.
     #[serde(default)]
     pub(crate) goes_on: bool,
-    /// How often a host was lost with it, so that calls since its last save were undone.
+    /// The number of hosts that were lost with it, so that calls since its last save were undone.
     #[serde(default)]
     pub(crate) generation: u64,
 }
@@ -59,7 +59,7 @@ impl Records {
         self.dir.join(id).with_extension("json")
     }
 
-    /// Whether there is one, readable or not.
+    /// Whether one exists, readable or not.
     pub(super) fn has(&self, id: &str) -> bool {
         self.path(id).exists()
     }
@@ -75,7 +75,7 @@ impl Records {
         sync(&self.dir)
     }
 
-    /// Forgets a record, if there is one.
+    /// Removes a record, if it exists.
     pub(super) fn remove(&self, id: &str) -> io::Result<()> {
         match fs::remove_file(self.path(id)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

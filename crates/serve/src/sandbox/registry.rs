@@ -34,7 +34,7 @@ pub(crate) struct Sandboxes {
     /// Killed sandboxes that have not ended yet, with their tenants, whose limit they count in. Their entries may still
     /// be in the ledger, from which they are not taken up.
     pub(super) killed: Arc<Mutex<HashMap<String, Arc<str>>>>,
-    /// The server ends: what is made now would not be saved with the others. Changed under the lock of `all`.
+    /// The server ends: sandboxes made now would not be saved with the others. Changed under the lock of `all`.
     pub(super) ending: AtomicBool,
     pub(super) opened: Mutex<HashMap<String, Guest>>,
     pub(super) ledger: Ledger,
@@ -54,7 +54,7 @@ pub(crate) struct Sandboxes {
 /// Saves of each kind at the same time, which wait for disks and take memory.
 const SAVES: usize = 4;
 
-/// How long background work waits for a place: it has no client that tries again.
+/// How long background work waits for a place: it has no client that retries.
 const BACKGROUND_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Why a sandbox has a turn.
@@ -78,7 +78,7 @@ pub(super) struct CreateOptions {
     pub(super) metadata: BTreeMap<String, String>,
 }
 
-/// So many random bytes, as text.
+/// Random bytes, as text.
 pub(super) fn random(bytes: usize) -> Result<String, ErrorResponse> {
     let mut random = vec![0; bytes];
     let filled = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
@@ -203,12 +203,12 @@ impl Sandboxes {
         *lock(&self.directory) = None;
     }
 
-    /// Whether there is a template of just this name.
+    /// Whether a template of exactly this name exists.
     pub(crate) fn has_template(&self, name: &str) -> bool {
         self.templates.iter().any(|template| template.config.name == name)
     }
 
-    /// Calls that run, of so many that may.
+    /// Running calls, and their limit.
     #[cfg(feature = "fleet")]
     pub(crate) fn busy(&self) -> (usize, usize) {
         self.places.busy()
@@ -449,8 +449,8 @@ impl Sandboxes {
         guest.session().map_err(|error| refused(&error))
     }
 
-    /// Saves a sandbox. Its guest is dropped, unless there are checkpoints or relatives to go to. One that is paused, or
-    /// whose server ends, is left to whichever host of a fleet it is wanted on next.
+    /// Saves a sandbox. Its guest is dropped, unless there are checkpoints or relatives to go to. A paused one, or
+    /// one of an ending server, is released for any host of the fleet that needs it next.
     pub(super) async fn save(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,

@@ -254,7 +254,7 @@ impl Routes {
         }
     }
 
-    /// Most bytes of one request.
+    /// Maximum bytes of one request.
     pub(crate) fn most(&self) -> usize {
         self.sandboxes.config.max_body
     }
@@ -331,7 +331,7 @@ impl Routes {
     }
 }
 
-/// Whether a request is for a program in a sandbox, whatever its path is.
+/// Whether a request is for a program in a sandbox, with any path.
 fn is_for_program<B>(request: &Request<B>) -> bool {
     #[cfg(feature = "linux")]
     return super::port::of(request.headers()).is_some();

@@ -34,7 +34,7 @@ impl Sandboxes {
             names,
         };
         let room = self.quota.room(&self.ledger, &sandbox.tenant).await?;
-        // So many wait for a sandbox as may, and no more.
+        // The limit of waiting calls applies.
         to_its_end(self.clone().keep_as(sandbox.clone(), record, room)).await
     }
 

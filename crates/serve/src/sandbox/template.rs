@@ -11,7 +11,7 @@ use super::config::{SandboxConfig, Template};
 use super::one::UndoPoint;
 use super::output_router::OutputRouter;
 
-/// Most bytes that code or a command may print. Nothing of it is kept.
+/// Maximum bytes of output from code or a command. Nothing of it is kept.
 #[cfg(feature = "linux")]
 const OUTPUT: usize = 1 << 30;
 

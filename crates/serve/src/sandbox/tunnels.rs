@@ -23,7 +23,7 @@ const INBOX: usize = 64 << 10;
 /// Maximum bytes of one piece of output, and pieces that wait for a client.
 const PIECE: usize = 64 << 10;
 const PIECES: usize = 4;
-/// Most connections into one sandbox.
+/// Maximum connections into one sandbox.
 const LINES: usize = 256;
 
 /// The connections into one sandbox.
@@ -131,7 +131,7 @@ impl Tunnels {
         lock(&self.all).drain(..).for_each(|line| line.end());
     }
 
-    /// Whether there are any.
+    /// Whether any exist.
     pub(super) fn is_empty(&self) -> bool {
         lock(&self.all).is_empty()
     }
@@ -164,7 +164,7 @@ pub(super) async fn dial(
     });
     let line = dialing.await?;
     let (ours, theirs) = tokio::io::duplex(PIECE);
-    // The sandbox has the other; whatever clears that ends this one.
+    // The sandbox has the other end; every removal of that ends this one.
     let weak = Arc::downgrade(&line);
     tokio::spawn(pump(Arc::downgrade(all), sandbox.clone(), weak, given, theirs));
     Ok(ours)

@@ -1,4 +1,5 @@
-//! Code in sandboxes, in every language: what it prints, gives and throws, also while it still runs; and clients of E2B, unmodified.
+//! Code in sandboxes, in every language: its output, values and exceptions, also while it still runs; and clients of
+//! E2B, unmodified.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -34,10 +35,10 @@ fn code_runs_on_from_code_and_what_came_of_it_is_told_apart() {
         assert_eq!((&lines[1]["name"], &lines[1]["value"]), (&json!("RangeError"), &json!("no")));
         let lines = client.execute(&sandbox, "let let = 1").await.unwrap();
         assert_eq!(lines[1]["name"], "SyntaxError");
-        // An error of the language does not undo what came before it.
+        // An error of the language does not undo earlier changes.
         client.execute(&sandbox, "x = 50; throw 1").await.unwrap();
         assert_eq!(client.value(&sandbox, "x").await, "50");
-        // Others see nothing of it.
+        // It is invisible to others.
         let another = client.create().await;
         assert_eq!(client.value(&another, "typeof x").await, "\"undefined\"");
         server.end().await;
@@ -81,7 +82,7 @@ fn what_code_prints_arrives_while_it_runs() {
         let server = serve(with(sandboxes)).await;
         let client = Client::of(&server);
         let sandbox = client.create().await;
-        // It never ends by itself, and is heard all the same.
+        // It never ends by itself, and its output still arrives.
         let mut answer = client
             .begin(&sandbox, "var n = 1; console.log('begun'); console.error('so'); for (;;) {}")
             .await;
@@ -233,7 +234,7 @@ fn client_of_e2b(sandboxes: SandboxConfig, mut command: Command) {
             .env("E2B_SANDBOX_URL", &url)
             .env("E2B_API_KEY", KEY)
             .env("NO_PROXY", "127.0.0.1")
-            // Python says where it was when it was ended.
+            // Python prints its position when it is ended.
             .env("PYTHONFAULTHANDLER", "1")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -309,7 +310,7 @@ fn an_unmodified_client_of_e2b_runs_python_with_pandas() {
     client_of_e2b(sandboxes, command);
 }
 
-/// A server of HTTP, which says whether it was asked politely; the port it listens on. It ends with the test's process.
+/// An HTTP server that checks for a polite request; returns its port. It ends with the test's process.
 #[cfg(feature = "linux")]
 fn outside() -> u16 {
     use std::io::{Read, Write};

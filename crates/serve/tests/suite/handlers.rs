@@ -85,7 +85,7 @@ fn components_answer_http_themselves_each_in_an_instance_of_its_own() {
             assert!(!whole, "{path}");
         }
         let metrics = get(&client, &server.url("/metrics")).await.1;
-        // A client asks again where a connection that it has used before breaks off at once.
+        // A client retries if a reused connection breaks off at once.
         for (kind, least) in [("guest", 4), ("timeout", 4)] {
             let named = format!("kind=\"{kind}\"}} ");
             let count = metrics.split(&named).nth(1).and_then(|rest| rest.lines().next());

@@ -349,7 +349,7 @@ fn what_nothing_names_any_more_is_removed_while_the_server_runs() {
         let before = size();
         let kept = client.post(&path(&own, "/snapshots"), json!({"name": "kept"})).await;
         assert!(size() > before + 1_500_000, "{} after {before}", size());
-        // One that lives on what is about to go.
+        // A sandbox that depends on the snapshot about to be deleted.
         let heir = client.post("/v2/sandboxes", json!({"templateID": "kept"})).await;
         let kept = kept["snapshotID"].as_str().unwrap();
         assert_eq!(client.value(&heir, "all[2345678]").await, byte);
@@ -543,7 +543,7 @@ fn files_that_nobody_takes_and_long_labels_are_bounded() {
         assert_eq!(taken.content_length(), Some(24 << 20));
         assert_eq!(taken.bytes().await.unwrap().len(), 24 << 20);
         drop(slow);
-        // The record of each sandbox is small, whatever its client calls it.
+        // The record of each sandbox is small, for any name by its client.
         let long = "x".repeat(20 << 10);
         for (path, body) in [
             ("/sandboxes".to_owned(), json!({"templateID": "script", "metadata": {"a": long}})),

@@ -1,4 +1,4 @@
-//! Requests are answered from pristine guests, whatever earlier ones, slow ones and hostile ones do.
+//! Requests are answered from pristine guests, after earlier, slow and hostile ones.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -19,7 +19,7 @@ fn bodies_take_memory_when_they_arrive() {
         config.max_buffered_bytes = 8 << 20;
         let server = serve(config).await;
         let client = Client::of(&server);
-        // As large as any may be, with a length and without: and nothing of them.
+        // Of maximum size, with a length and without, and without any content.
         let mut idle = Vec::new();
         for length in ["Content-Length: 67108864", "Transfer-Encoding: chunked"] {
             for _ in 0..20 {
@@ -33,7 +33,7 @@ fn bodies_take_memory_when_they_arrive() {
         }
         let sandbox = client.create().await;
         assert_eq!(client.value(&sandbox, "1 + 1").await, "2");
-        // A message counts as what it is decoded to.
+        // A message counts by its decoded size.
         let labels = json!({"templateID": "script", "metadata": {"a": "x".repeat(900 << 10)}});
         assert_eq!(client.ask(Method::POST, "/sandboxes", labels).await.0, 503);
         drop(idle);

@@ -16,7 +16,7 @@ pub fn memory_pressure() -> Option<f32> {
     None
 }
 
-/// There is no allocator but the interpreter's.
+/// The interpreter's allocator has nothing to trim.
 pub fn trim_heap() {}
 
 /// As by default.
@@ -45,7 +45,7 @@ pub fn thread_cpu_time() -> Duration {
     Duration::ZERO
 }
 
-/// There are no processes.
+/// The interpreter has no processes.
 #[must_use]
 pub fn process_cpu_time(_: u32) -> Option<Duration> {
     None

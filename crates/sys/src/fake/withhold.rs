@@ -8,7 +8,7 @@ use crate::{PageRange, Reservation, SysError};
 #[derive(Debug)]
 pub struct Withheld(());
 
-/// There are no children to keep memory from.
+/// The interpreter has no children to keep memory from.
 ///
 /// # Errors
 /// None.

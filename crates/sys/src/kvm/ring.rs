@@ -1,5 +1,5 @@
 //! The dirty ring: KVM appends one entry for each page at its first write, in memory shared with
-//! us, so that learning what a run wrote costs no system call.
+//! us, so that reading the writes of a run costs no system call.
 //!
 //! Promises: `pop` reports each entry once, in order. May break it: two readers (prevented by
 //! `&mut self`), or reading while the vCPU runs (allowed; entries that come later are seen later).

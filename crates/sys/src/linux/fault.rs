@@ -157,7 +157,7 @@ extern "C" fn on_signal<const LAYER: usize>(
 }
 
 /// # Safety
-/// The arguments must be what the kernel passed to a handler.
+/// The arguments must be those that the kernel passed to a handler.
 unsafe fn answer(
     layer: usize,
     signal: libc::c_int,
@@ -226,7 +226,7 @@ unsafe fn decode(
 /// Whether the access was a write: a bit of the page fault's error code.
 ///
 /// # Safety
-/// `context` must be what the kernel passed to a handler.
+/// `context` must be the one that the kernel passed to a handler.
 #[cfg(target_arch = "x86_64")]
 unsafe fn was_write(context: *const libc::c_void) -> Option<bool> {
     const WRITE: i64 = 1 << 1;

@@ -93,8 +93,8 @@ pub unsafe fn copy_mapped(from: *const u8, to: *mut u8, len: usize) -> Result<()
     let mut done = 0;
     while done < len {
         inject::gate(Call::Copy)?;
-        // SAFETY: `done < len` keeps both pointers inside what the caller promises. The structures are
-        // only read, and the kernel checks every page itself.
+        // SAFETY: `done < len` keeps both pointers inside the caller's ranges. The structures are only read, and the
+        // kernel checks every page itself.
         let n = unsafe {
             let part =
                 |at: *mut u8| libc::iovec { iov_base: at.add(done).cast(), iov_len: len - done };
@@ -115,8 +115,8 @@ pub unsafe fn copy_mapped(from: *const u8, to: *mut u8, len: usize) -> Result<()
     Ok(())
 }
 
-/// The first bytes of `file` at or behind `from` that are no hole, or `None` when only a hole follows. A file system
-/// that does not know calls everything data. Moves the file's position.
+/// The first bytes of `file` at or behind `from` that are not a hole, or `None` when only a hole follows. A file
+/// system that does not know calls everything data. Moves the file's position.
 ///
 /// # Errors
 /// Any error of `lseek`.

@@ -1,4 +1,4 @@
-//! Which folio sizes the page cache holds a file in: it decides what a mapping costs.
+//! The folio sizes of a file in the page cache: they decide the cost of a mapping.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -44,7 +44,7 @@ pub fn of(file: impl AsFd, range: PageRange) -> Option<Folios> {
     let all = PageRange::new(0, pages);
     let view = Reservation::aligned(pages, HUGE_SIZE).ok()?;
     view.map_file(all, Protection::Read, file.as_fd(), range.start).ok()?;
-    // Only what is cached: a page that is read in for the census would be counted as well.
+    // Only cached pages: a page that is read in for the census would be counted as well.
     for run in cached(&view, all) {
         view.advise(run, Advice::PopulateRead).ok()?;
     }

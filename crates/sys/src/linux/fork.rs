@@ -37,7 +37,7 @@ static COUNTED: Inherited<bool> = Inherited::new();
 
 /// When something was made that children share: memory of a file, which they see change and vanish with their parent.
 ///
-/// A child made by a bare system call is not counted. It must not outlive what it uses of its parent's.
+/// A child made by a bare system call is not counted. It must not outlive the parent's resources that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     generation: u32,
@@ -66,7 +66,7 @@ impl Mark {
 }
 
 std::thread_local! {
-    /// Whether what this thread forks now runs another program at once.
+    /// Whether forks of this thread now run another program at once.
     static EXECUTES: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -76,7 +76,7 @@ extern "C" fn count() {
     }
 }
 
-/// Does `work`, in which this thread forks nothing but what runs another program at once, and so shares nothing.
+/// Does `work`, during which every fork of this thread runs another program at once, and so shares nothing.
 pub fn to_execute<T>(work: impl FnOnce() -> T) -> T {
     let before = EXECUTES.replace(true);
     let done = work();

@@ -18,8 +18,8 @@ pub fn memory_headroom() -> Option<u64> {
     [available, group_headroom()].into_iter().flatten().min()
 }
 
-/// Gives back to the host what the C library's allocator keeps without use. Costs some milliseconds at most; does
-/// nothing where another allocator or another C library is in use.
+/// Releases unused memory of the C library's allocator to the host. Costs some milliseconds at most; does nothing
+/// where another allocator or another C library is in use.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: the function takes the allocator's own locks and touches only its free memory.

@@ -1,4 +1,4 @@
-//! Huge pages and moved pages: what a pool of frames needs beyond plain maps.
+//! Huge pages and moved pages: operations for a pool of frames, in addition to plain maps.
 //!
 //! [`Memfd::hugetlb`] draws on the administrator's reserved huge pages and fails without them;
 //! everything else works without privilege. [`Reservation::take_pages`] moves page tables, not

@@ -82,8 +82,8 @@ impl Memfd {
     /// not Rust objects, such as a live slot.
     ///
     /// # Safety
-    /// Each piece must be mapped and readable for the whole call. Concurrent writers are allowed: the kernel
-    /// copies, and what it copies then is unspecified but harmless.
+    /// Each piece must be mapped and readable for the whole call. Concurrent writers are allowed: the kernel copies,
+    /// and the copied bytes are unspecified then, but harmless.
     ///
     /// # Errors
     /// `ENOSPC` or `ENOMEM` when the memory limit is reached.

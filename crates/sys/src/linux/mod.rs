@@ -94,7 +94,7 @@ pub(crate) fn probe() -> Probed {
     Probed { missing, short: short.get() }
 }
 
-/// Registers and protects a page of a private memfd mapping, which is what slots are made of.
+/// Registers and protects a page of a private memfd mapping, the kind of mapping in slots.
 fn probe_uffd(mode: UffdMode) -> Result<(), SysError> {
     let range = PageRange::new(0, 1);
     let file = Memfd::new(c"afresh-probe")?;

@@ -1,8 +1,7 @@
 //! Reserved address space and the mappings placed inside it.
 //!
-//! A [`Reservation`] owns a range of addresses; everything mapped in it is replaced or released
-//! through it, never outside it. All offsets are pages relative to its base. It does not track what
-//! is mapped where: that is the slot's knowledge.
+//! A [`Reservation`] owns a range of addresses; everything mapped in it is replaced or released through it, never
+//! outside it. All offsets are pages relative to its base. It does not track the mappings: the slot does.
 //!
 //! Private memory is never merged with equal pages (KSM): every mapping opts out when it is made.
 

@@ -1,4 +1,4 @@
-//! Unix sockets: what the standard library leaves out.
+//! Unix sockets: functions that the standard library lacks.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -124,8 +124,8 @@ impl Peer {
         }
     }
 
-    /// Ends it: by SIGBUS, which is what touching missing memory would raise. Handlers may let one pass, as the one
-    /// does that Rust programs start with, so it comes again, and then SIGKILL.
+    /// Ends it: by SIGBUS, as touching missing memory would. Handlers may let one pass, as the one does that Rust
+    /// programs start with, so it comes again, and then SIGKILL.
     pub fn end(&self) {
         for signal in [Signal::BUS, Signal::BUS, Signal::BUS, Signal::KILL] {
             if pidfd_send_signal(&self.0, signal).is_err() {

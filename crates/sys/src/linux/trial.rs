@@ -25,7 +25,7 @@ fn is_filtered() -> bool {
 
 /// Why making the call would end this process; `None` where it does not, whether it succeeds or fails.
 ///
-/// The child makes the call and ends. It is no child that the program's own handlers or waiters see: it sends no signal
+/// The child makes the call and ends. The program's own handlers or waiters do not see this child: it sends no signal
 /// when it ends, and only `__WALL` waits for it.
 pub(super) fn ends_the_process(call: Trial) -> Option<String> {
     let signal = ended(&[call])?;

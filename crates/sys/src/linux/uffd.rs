@@ -34,8 +34,8 @@ const REGISTER_MISSING: u64 = 1;
 const REGISTER_WP: u64 = 2;
 const REGISTER_MINOR: u64 = 4;
 const WRITEPROTECT_WP: u64 = 1;
-/// `UFFD_USER_MODE_ONLY`: the descriptor refuses faults taken inside the kernel, which is what makes
-/// it available without privilege.
+/// `UFFD_USER_MODE_ONLY`: the descriptor refuses faults taken inside the kernel, so it is available
+/// without privilege.
 const USER_MODE_ONLY: libc::c_long = 1;
 /// `UFFD_FEATURE_MINOR_SHMEM`, needed for CONTINUE on a memfd.
 const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
@@ -332,7 +332,7 @@ impl Uffd {
     /// Wakes threads that wait for pages in a range, without filling anything.
     ///
     /// # Errors
-    /// `EINVAL` for a range that is no multiple of pages.
+    /// `EINVAL` for a range that is not a multiple of pages.
     pub fn wake(&self, start: *const u8, len: usize) -> Result<(), SysError> {
         inject::gate(Call::UffdFill)?;
         let mut argument = uffdio_range { start: start as u64, len: len as u64 };
@@ -411,7 +411,7 @@ impl Uffd {
 }
 
 /// The fill calls report progress in their argument and an error when they stopped early; progress
-/// of at least a page is what the caller wants to know.
+/// of at least a page counts as success.
 fn partial(result: Result<(), SysError>, done: i64) -> Result<usize, SysError> {
     match result {
         Ok(()) => Ok(done.max(0) as usize),

@@ -1,4 +1,4 @@
-//! Counts of page faults: a measure of the host's memory activity.
+//! Counts of page faults: a measure of memory activity on the host.
 
 /// Page faults so far that needed no disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -126,7 +126,7 @@ pub fn withhold(memory: &Arc<Reservation>, range: PageRange) -> Result<Withheld,
 }
 
 /// Keeps all of `memory` from children, which have inaccessible memory there, for every later mapping in it. A child
-/// made by a bare system call inherits what is not advised otherwise.
+/// made by a bare system call inherits memory without other advice.
 #[must_use]
 pub fn withhold_all(memory: &Arc<Reservation>) -> Withheld {
     hook();

@@ -46,7 +46,7 @@ fn deadlines() {
     stopped(&mut parents);
 }
 
-/// The dirty ring is memory that parent and child share: what a child took out of it, its parent would not
+/// The dirty ring is memory that parent and child share: an entry that a child took out of it, its parent would not
 /// restore.
 #[test]
 fn whatever_a_child_tries_with_its_parents_guest_the_parents_reset_is_whole() {

@@ -73,7 +73,7 @@ fn a_guest_out_of_a_snapshot_answers_like_the_one_that_was_frozen() {
             let mut thawed = match builder().reset_method(method).thaw(&frozen) {
                 Ok(thawed) => thawed,
                 Err(error) => {
-                    // Only what is forced may be missing.
+                    // Only a forced method may be missing.
                     assert!(method != ResetMethod::default(), "{error}");
                     println!("SKIPPED: {method:?} is unavailable here: {error}");
                     continue;

@@ -113,8 +113,8 @@ fn a_crash_is_explained_and_undone() {
         (b's', CrashReason::StackOverflow),
         (b'w', CrashReason::Unmapped),
         (b'c', CrashReason::Interrupt),
-        // There is no system call to make: an invalid opcode, or where KVM is paravirtual a jump to
-        // the handler at address 0 that does not exist.
+        // Without a system call interface the result is an invalid opcode, or under a paravirtual
+        // KVM a jump to the handler at address 0, which does not exist.
         (b'k', CrashReason::InvalidOpcode),
     ] {
         let what = char::from(what);

@@ -1,4 +1,4 @@
-//! Handles of files and directories, and what is done with them.
+//! Handles of files and directories, and their operations.
 
 use afresh_files::{Access, Kind, New, Node, OpenFile, Refused, Rename, Stat, Time, Tree, Walk};
 use wasmtime::component::Resource;
@@ -154,7 +154,7 @@ impl View<'_> {
         self.table.get(&Resource::<Handle>::new_borrow(fd.rep()))
     }
 
-    /// The open file; a directory is no descriptor of one.
+    /// The open file; a directory is not one.
     pub(super) fn file(&self, fd: &Fd) -> FsResult<OpenFile> {
         let open = self.handle(fd)?.open.clone();
         match self.files.lock().tree.stat(open.node).map_err(refused)?.kind {
@@ -266,7 +266,7 @@ impl View<'_> {
         Ok(self.table.push(Listing { files, open, from: 0, ahead, _ticket: ticket })?)
     }
 
-    /// Runs `change` on what a path names in a directory.
+    /// Runs `change` on the target of a path in a directory.
     fn with_name(
         &self,
         fd: &Fd,

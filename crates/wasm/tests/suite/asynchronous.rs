@@ -357,7 +357,7 @@ fn the_wrong_kind_of_call_says_which_is_right() {
     });
 }
 
-/// Each instance runs `_initialize`, which waits, for no other could hold what it makes.
+/// Each instance runs `_initialize`, which waits, because no other instance could hold its result.
 const INITIALISED: &str = r#"(module
     (import "host" "wait" (func $wait (param i32)))
     (type $box (struct (field i32)))

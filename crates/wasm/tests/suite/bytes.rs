@@ -108,7 +108,7 @@ fn a_guest_without_an_allocator_is_told_which_are_looked_for() {
 #[test]
 fn a_host_function_hands_bytes_to_a_guest_that_is_deep_in_its_stack() {
     let guest = warm(&engine(DEEP), options(), WarmUp::new());
-    // As deep as it goes: by halves between what returns and what overflows.
+    // To the maximum depth: by halves between a depth that returns and one that overflows.
     let (mut good, mut bad) = (1, 1 << 22);
     while bad - good > 1 {
         let steps = (good + bad) / 2;

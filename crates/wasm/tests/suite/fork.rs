@@ -34,7 +34,7 @@ fn ask(warm: &Warm, name: &str) -> i64 {
     }
 }
 
-/// Runs `work` in a forked child, and returns what it wrote, or `None` where it failed or took a minute.
+/// Runs `work` in a forked child, and returns its result, or `None` if it failed or took a minute.
 fn in_child<const N: usize>(work: impl FnOnce() -> [i64; N]) -> Option<[i64; N]> {
     let bytes = N * size_of::<i64>();
     // SAFETY: a new shared mapping, which the child writes and the parent reads once the child has ended.

@@ -205,7 +205,7 @@ const FILES: &str = r#"(module
         (drop (call $clock_time_get (i32.const 1) (i64.const 0) (i32.const 88)))
         (i64.sub (i64.load (i32.const 88)) (global.get $seen))))"#;
 
-/// Directories for `/a` and `/b`, and what the guest is given of them.
+/// Directories for `/a` and `/b`, and the guest's options with them.
 fn directories() -> (tempfile::TempDir, GuestOptions) {
     let dir = tempfile::tempdir().unwrap();
     let mut dirs = Vec::new();

@@ -517,7 +517,7 @@ fn a_frozen_component_thaws_in_its_warm_state() {
     }
     let refused = Warm::thaw(&engine(), &options, &frozen).unwrap_err().to_string();
     assert!(refused.contains("WarmComponent::thaw"), "{refused}");
-    // Half of its bytes is no state at all.
+    // Half of its bytes is not a valid state.
     let bytes = frozen.bytes().unwrap();
     for length in [0, bytes.len() / 2, bytes.len() - 1] {
         assert!(Frozen::from_parts(frozen.memory().clone(), &bytes[..length]).is_err());

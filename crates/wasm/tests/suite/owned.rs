@@ -112,7 +112,7 @@ fn each_lease_has_limits_of_its_own() {
             assert!(matches!(error, CallError::Timeout(_)), "{mode:?}: {error}");
             let error = warm.lease_with(&poor).unwrap().call("spin", &[]).unwrap_err();
             assert!(matches!(error, CallError::OutOfFuel(1000)), "{mode:?}: {error}");
-            // More than either has, which is no error.
+            // More than either has, which is not an error.
             let mut lease = warm.lease().unwrap();
             (1..2000).for_each(|n| assert_eq!(number(&mut lease, "step"), 2 * n));
         }

@@ -78,8 +78,8 @@ fn warming_takes_little_more_memory_than_the_guest_itself() {
         let peak = most_resident() - before;
         let last = warm.lease().unwrap().call("last", &[]).unwrap();
         assert!(matches!(last[..], [Val::I32(n)] if n == (MIB << 20) as i32 - 4095));
-        // The guest's own, and what it takes to compile it. The image is no part of the process until it is
-        // touched. Each copy on the way would be as much again.
+        // The guest's own memory, and that of its compilation. The image is not resident until it is touched. Each
+        // copy on the way would be as much again.
         assert!(peak < (MIB + MIB / 2) << 20, "{} MiB", peak >> 20);
     });
 }

@@ -166,7 +166,7 @@ fn growth_is_undone_and_what_was_grown_into_is_out_of_bounds_again() {
                 "{strategy}: {error}"
             );
         }
-        // Grown again, the memory is zero, not what an earlier call left there.
+        // Grown again, the memory is zero, and not an earlier call's content.
         let mut lease = warm.lease().unwrap();
         lease.call("grow", &[Val::I32(20)]).unwrap();
         let peek = lease.call("peek", &[Val::I32(11 * 65536 - 4)]).unwrap();

@@ -6,7 +6,8 @@ use afresh_wasm::{
     WarmError, WarmUp,
 };
 
-/// `count` writes what no other function touches; `taken` is reachable through the table alone.
+/// `count` writes state that no other function touches; `taken` is reachable through the table
+/// alone.
 const GUEST: &str = r#"(module
     (import "host" "call" (func $host (param i32) (result i64)))
     (type $number (func (result i64)))

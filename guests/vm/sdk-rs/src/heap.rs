@@ -42,7 +42,7 @@ fn class(layout: Layout) -> usize {
     size.next_power_of_two().trailing_zeros() as usize - SMALLEST.trailing_zeros() as usize
 }
 
-// SAFETY: blocks are disjoint, at least as large and as aligned as asked for.
+// SAFETY: blocks are disjoint, at least of the requested size and alignment.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: one thread; no reference outlives this function.
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn malloc(size: usize) -> *mut u8 {
     if block.is_null() {
         return block;
     }
-    // SAFETY: the block has 16 bytes more than asked for.
+    // SAFETY: the block has 16 bytes more than requested.
     unsafe {
         (block as *mut usize).write(total);
         block.add(16)

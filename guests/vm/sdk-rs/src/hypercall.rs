@@ -73,7 +73,7 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     fail(text)
 }
 
-/// A message on the stack, because the heap may be what failed. Cut at a character's boundary.
+/// A message on the stack, for when the heap has failed. Cut at a character's boundary.
 struct Message {
     bytes: [u8; 1024],
     len: usize,

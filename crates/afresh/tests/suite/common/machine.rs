@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// Where such a guest is, if it is built and the host can run it; says otherwise why it is skipped.
+/// The path of such a guest, if it is built and the host can run it; otherwise prints why it is
+/// skipped.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guests/vm").join(name);
     if !path.exists() {

@@ -19,7 +19,7 @@ pub(crate) enum Device {
     Generation(GenerationWatch),
 }
 
-/// Numbers of sockets and named pipes in the tree, which are no devices to a guest.
+/// Numbers of sockets and named pipes in the tree, which are not devices to a guest.
 pub(in crate::sentry) const SOCKET: u64 = 0x3c02;
 pub(in crate::sentry) const FIFO: u64 = 0x3c03;
 
@@ -33,7 +33,7 @@ pub(crate) const DEVICES: [(&str, Device, u64); 6] = [
     ("/dev/zero", Device::Zero, 0x105),
     ("/dev/random", Device::Random, 0x108),
     ("/dev/urandom", Device::Random, 0x109),
-    // Of our own; the number is one that Linux leaves to local use.
+    // A private device; Linux leaves the number to local use.
     ("/dev/host", Device::Host, 0x3c01),
     ("/dev/afresh/generation", Device::Generation(GenerationWatch::UNOPENED), 0x3c04),
 ];

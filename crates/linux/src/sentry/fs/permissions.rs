@@ -1,7 +1,7 @@
 //! Permission bits, for a user who owns every file: the owner's bits apply.
 //!
-//! Promises: what a guest forbids itself, or a layer forbids its files' owner, is refused as in
-//! Linux (`EACCES`). Directories on the way are checked by the walk itself (`Walk::searching`).
+//! Promises: access that a guest forbids itself, or a layer forbids its files' owner, is refused as
+//! in Linux (`EACCES`). Directories on the way are checked by the walk itself (`Walk::searching`).
 //! Open files stay open.
 
 use afresh_files::{Access, Kind, Node, ResolvedName};
@@ -19,7 +19,7 @@ pub(in crate::sentry) fn allows(mode: u32, wanted: u32) -> bool {
     mode >> 6 & wanted & 7 == wanted & 7
 }
 
-/// The access that the flags of an open ask for; none with `O_PATH`.
+/// The access for the flags of an open; none with `O_PATH`.
 pub(in crate::sentry) fn access_of(flags: i32) -> Access {
     let only_named = flags & libc::O_PATH != 0;
     let mode = flags & libc::O_ACCMODE;
@@ -47,7 +47,7 @@ impl Kernel {
         if place.found.is_some() { Ok(()) } else { self.may_change(place.directory) }
     }
 
-    /// Refuses to remove a name, if there is one.
+    /// Refuses to remove a name, if it exists.
     pub(in crate::sentry) fn may_remove(&self, place: &ResolvedName) -> Result<(), Errno> {
         if place.found.is_none() { Ok(()) } else { self.may_change(place.directory) }
     }

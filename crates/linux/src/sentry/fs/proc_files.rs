@@ -29,7 +29,7 @@ pub(in crate::sentry) enum ResolvedPath {
 type Entry = (u64, u64, u32, Vec<u8>);
 
 impl Sentry {
-    /// Resolves a path of the guest from the directory `at`, as `how` says.
+    /// Resolves a path of the guest from the directory `at`, with the options in `how`.
     pub(in crate::sentry) fn reach(
         &self,
         at: u64,
@@ -91,7 +91,7 @@ impl Sentry {
         }
     }
 
-    /// The path of a program that is to be run, and where it starts.
+    /// The path of a program to run, and the directory that it starts from.
     pub(in crate::sentry) fn program_at(
         &self,
         at: u64,

@@ -1,7 +1,7 @@
 //! Paths below `/proc` outside the tree: processes of the guest, and their files.
 //!
-//! Promises: what they lead to is the guest's own, whatever is granted of the host. Paths are
-//! parsed here once, so that opening, listing and reading a link agree on the existing entries.
+//! Promises: they lead only to the guest's own data, for all grants. Paths are parsed here once, so
+//! that opening, listing and reading a link agree on the existing entries.
 
 use afresh_files::{Kind, Node, Tree};
 use serde::{Deserialize, Serialize};
@@ -303,7 +303,7 @@ impl Kernel {
         path
     }
 
-    /// The inode number of an object that is no file; both ends of a pipe have the same.
+    /// The inode number of an object other than a file; both ends of a pipe have the same.
     pub(in crate::sentry) fn inode_of(&self, id: u64, open: &FileObject) -> u64 {
         match open {
             FileObject::Pipe { channel, .. } => INODES + (16 << 32) + channel,

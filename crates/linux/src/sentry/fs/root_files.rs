@@ -1,6 +1,6 @@
 //! The initial files of a guest: granted host files, as layers below its own, and the files of every guest.
 //!
-//! Promises: `/proc`, `/sys` and `/dev` never come from the host, whatever is granted; host links are resolved in the
+//! Promises: `/proc`, `/sys` and `/dev` never come from the host, for all grants; host links are resolved in the
 //! guest's tree. May break it: changes to granted files while a guest runs.
 
 use std::os::unix::ffi::OsStrExt;
@@ -41,7 +41,7 @@ struct TreePlan {
 }
 
 impl TreePlan {
-    /// Adds the entry at `path`, unless a grant above has it.
+    /// Adds the entry at `path`, unless a grant above includes it.
     fn add(&mut self, path: &Path) {
         if OWN.iter().any(|own| path.starts_with(own))
             || self.directories.iter().any(|above| path.starts_with(above))
@@ -123,7 +123,7 @@ pub(crate) fn over_named(
 /// Bytes for the files that every guest has. They do not count as its own storage.
 const EQUIPMENT: u64 = 1 << 20;
 
-/// The budget of a tree out of a snapshot: the opener's, whatever the snapshot's guest had. `granted` are its grants.
+/// The budget of a tree from a snapshot: the opener's, regardless of the original guest's. `granted` are its grants.
 pub(crate) fn thawed_budget(storage: u64, granted: &[PathBuf]) -> Budget {
     let mut plan = TreePlan::default();
     granted.iter().for_each(|path| plan.add(path));

@@ -9,7 +9,7 @@ use crate::sentry::net::sockets::Address;
 
 /// Bytes that a channel holds.
 pub(crate) const CAPACITY: usize = 64 << 10;
-/// Bytes that one holds at most, and least, if a program says so (`pipe-max-size`).
+/// Maximum and minimum bytes of one, if a program sets its size (`pipe-max-size`).
 pub(in crate::sentry) const LARGEST: usize = 1 << 20;
 const PAGE: usize = 4096;
 /// Bytes beyond the usual that all may hold together.
@@ -47,7 +47,7 @@ pub(crate) struct Datagram {
 pub(crate) enum ChannelEnd {
     /// The guest itself.
     Own,
-    /// The caller, who wrote a request.
+    /// The caller's end, which wrote a request.
     Asks,
     /// The caller: bytes written there are an answer.
     Listens,
@@ -122,14 +122,15 @@ impl Channel {
         self.data.iter().take(len).copied().collect()
     }
 
-    /// How many bytes may be read together: those of a message with descriptors end there.
+    /// The number of bytes that one read may return: a message with descriptors ends the read.
     pub(crate) fn together(&self) -> usize {
         let first = self.parcels.front();
         let end = first.map(|parcel| parcel.until.saturating_sub(self.taken) as usize);
         end.map_or(self.len(), |end| end.min(self.len()))
     }
 
-    /// Forgets the first bytes, no more than may be read together. Hands back the descriptors that came with them.
+    /// Forgets the first bytes, at most as many as may be read together. Hands back the descriptors that came with
+    /// them.
     #[must_use]
     pub(crate) fn skip(&mut self, len: usize) -> Option<u64> {
         let len = len.min(self.data.len());
@@ -139,18 +140,18 @@ impl Channel {
         self.parcels.pop_front_if(|parcel| parcel.from < self.taken).map(|parcel| parcel.id)
     }
 
-    /// The last bytes, so many, come with descriptors.
+    /// Attaches descriptors to the last `len` bytes.
     pub(crate) fn attach(&mut self, id: u64, len: usize) {
         let until = self.taken + self.data.len() as u64;
         self.parcels.push_back(InFlightMessage { id, from: until - len as u64, until });
     }
 
-    /// Whether there is room for a datagram.
+    /// Whether a datagram fits.
     pub(crate) fn takes(&self, len: usize) -> bool {
         self.room() >= len && self.letters.len() < LETTERS
     }
 
-    /// Whether there is room for any datagram between local sockets.
+    /// Whether any datagram between local sockets fits.
     pub(crate) fn takes_any(&self) -> bool {
         self.takes(MAX_MESSAGE)
     }

@@ -78,7 +78,7 @@ impl Kernel {
         }
     }
 
-    /// The current process, and its current thread, have spent so much more.
+    /// Adds CPU time to the current process and its current thread.
     pub(crate) fn spend(&mut self, spent: u64) {
         let own = &mut self.family.own;
         own.spent = own.spent.saturating_add(spent);

@@ -277,12 +277,12 @@ impl FdTable {
         (from..self.room).find(|number| !self.descriptors.contains_key(number)).ok_or(Errno::MFILE)
     }
 
-    /// Whether there is room for a further descriptor.
+    /// Whether a further descriptor fits.
     pub(crate) fn check_room(&self) -> Result<(), Errno> {
         self.free(0).map(drop)
     }
 
-    /// A new descriptor for a new description, which is handed back where there is no room.
+    /// A new descriptor for a new description, which is returned if the table is full.
     pub(crate) fn add(
         &mut self,
         description: Description,
@@ -404,7 +404,7 @@ impl FdTable {
         Ok(())
     }
 
-    /// How many descriptors the current process may have; those that it has stay.
+    /// The limit of descriptors of the current process; existing ones stay.
     pub(in crate::sentry) fn set_room(&mut self, room: u32) {
         self.room = room;
     }

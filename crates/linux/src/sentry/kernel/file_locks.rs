@@ -1,5 +1,6 @@
-//! Locks on files: those of `fcntl`, by ranges of bytes, which belong to a process or to an open description, and those of `flock`,
-//! which belong to an open description and know nothing of the others. Plain data, like all else.
+//! Locks on files: those of `fcntl`, by ranges of bytes, which belong to a process or to an open
+//! description, and those of `flock`, which belong to an open description and are independent of
+//! the others. Plain data, like all else.
 
 use afresh_files::Node;
 use serde::{Deserialize, Serialize};

@@ -1,11 +1,11 @@
-//! `/dev/afresh/generation`: a number that is another one for each run from a frozen state, so that a program can reseed its generators
-//! of random numbers. The device is to a program what VMGENID is to a virtual machine.
+//! `/dev/afresh/generation`: a number that is another one for each run from a frozen state, so that a program can
+//! reseed its generators of random numbers. The device serves a program as VMGENID serves a virtual machine.
 //!
 //! A read gives the number as eight bytes. A descriptor is readable while its number is not the one that was read or that was there
 //! when it was opened. A mapping shows the number in its first eight bytes. A descriptor with an owner and `O_ASYNC` sends a signal.
 //!
-//! Promises: all of these are in effect before a program that was brought back runs its first instruction. May break it: nothing that a
-//! guest does; the number belongs to the instance.
+//! Promises: all of these are in effect before a reset program runs its first instruction. May break it: nothing that
+//! a guest does; the number belongs to the instance.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -93,7 +93,7 @@ impl GenerationWatch {
         self.seen != generation
     }
 
-    /// The signal that says so on descriptor `number`.
+    /// The signal for descriptor `number`.
     fn info(&self, number: u32) -> SignalInfo {
         match self.signal {
             0 => SignalInfo::new(libc::SIGIO as u8, libc::SI_KERNEL, 0, 0),
@@ -118,7 +118,7 @@ impl Kernel {
         self.seals.generation_page().filter(|node| self.shares.contains(node))
     }
 
-    /// Whether the program has to be shown each new generation.
+    /// Whether the program is notified of each new generation.
     pub(crate) fn watches_generation(&self) -> bool {
         let is_open = || {
             self.table.descriptions().any(|(_, description)| {
@@ -158,7 +158,7 @@ fn create_page(tree: &mut Tree, generation: u64) -> SyscallResult<Node> {
 }
 
 impl Sentry {
-    /// The device of this number, as a descriptor that is opened now has it.
+    /// The device of this number, in its state for a new descriptor.
     pub(in crate::sentry) fn device_of(&self, number: u64) -> Option<Device> {
         Some(match Device::of(number)? {
             Device::Generation(watch) => {
@@ -221,7 +221,7 @@ impl Sentry {
         Ok(node)
     }
 
-    /// Shows a program that was brought back, and has not run since, the generation that it has now.
+    /// Notifies a reset program, which has not run since, of its new generation.
     pub(crate) fn begin_generation(&mut self) {
         let generation = self.streams.generation.get();
         if let Some(node) = self.state.generation_page() {

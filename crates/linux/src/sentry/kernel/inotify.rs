@@ -235,7 +235,7 @@ impl Kernel {
         );
     }
 
-    /// How many descriptors watch, as their descriptions say.
+    /// Counts the watching descriptors from their descriptions.
     pub(in crate::sentry) fn count_watchers(&mut self) {
         let watches = |(_, d): &(u64, &Description)| matches!(d.open, FileObject::Watches(_));
         self.watchers = self.table.descriptions().filter(watches).count() as u32;

@@ -1,6 +1,6 @@
 //! A guest's state as plain bytes, for snapshots, and back.
 //!
-//! Bytes from a snapshot may come from a stranger. They name no host path that the caller did not grant, ask for no
+//! Bytes from a snapshot may come from a stranger. They name no host path that the caller did not grant, request no
 //! more than every guest may have, and are refused if they are inconsistent. No host path is opened before that is
 //! known.
 
@@ -54,7 +54,7 @@ pub(crate) struct PackedKernel {
     umask: u32,
     handlers: Vec<(u64, [u8; 32])>,
     pending: PendingSignals,
-    /// Moments here and in all that follows are lengths of time from when it was packed.
+    /// Moments here and below are lengths of time from the time of packing.
     alarms: Timers,
     threads: Threads,
     channels: Channels,
@@ -402,5 +402,5 @@ fn held(tree: &Tree, open: &OpenFile) -> Result<afresh_files::Stat, ThawError> {
     if open.offset > i64::MAX as u64 {
         return Err(damaged("an offset is negative"));
     }
-    stat.ok_or_else(|| damaged("a file that is open is not there"))
+    stat.ok_or_else(|| damaged("an open file does not exist"))
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Nanoseconds that a timer may be late (`timer_slack`), unless a process says otherwise.
+/// Default nanoseconds that a timer may be late (`timer_slack`).
 pub(in crate::sentry) const SLACK: u64 = 50_000;
 
 /// The last capability (`CAP_CHECKPOINT_RESTORE`).

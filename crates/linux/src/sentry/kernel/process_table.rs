@@ -47,7 +47,7 @@ pub(crate) struct ProcessTable {
     /// Memory that the current process does not use.
     layouts: BTreeMap<u32, Layout>,
     ended: BTreeMap<u32, ExitedProcess>,
-    /// Whether a process has asked for CPU times.
+    /// Whether a process has queried CPU times.
     pub(crate) timed: bool,
 }
 
@@ -194,7 +194,7 @@ impl ProcessTable {
         self.kin(id).is_none_or(|kin| kin.memory == id)
     }
 
-    /// Whether there is room for a further one.
+    /// Whether a further one fits.
     pub(crate) fn check_room(&self) -> Result<(), Errno> {
         let room = self.others.len() + self.ended.len() + 1 < PROCESSES;
         if room { Ok(()) } else { Err(Errno::AGAIN) }
@@ -404,8 +404,8 @@ impl Kernel {
         state.count_memory();
     }
 
-    /// The current process, which is not the first, ends: its parent is notified, and becomes the current one. Those
-    /// who use its memory must have ended before. Nothing of it is left but what its parent may ask for.
+    /// The current process, which is not the first, ends: its parent is notified, and becomes the current one.
+    /// Processes that use its memory must have ended before. Only the part that its parent may wait for is kept.
     pub(crate) fn bury(&mut self, end: End) {
         self.give_up_all(None);
         self.leave_terminal();

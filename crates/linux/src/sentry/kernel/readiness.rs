@@ -18,7 +18,7 @@ pub(crate) const OUT: u16 = libc::POLLOUT as u16;
 pub(crate) const ERR: u16 = libc::POLLERR as u16;
 pub(crate) const HUP: u16 = libc::POLLHUP as u16;
 pub(crate) const RDHUP: u16 = 0x2000;
-/// Room for a datagram, for waiting senders. It is no event of `poll`.
+/// Room for a datagram, for waiting senders. `poll` has no such event.
 pub(in crate::sentry) const ROOM: u16 = 0x800;
 /// Events that are always reported.
 pub(crate) const ALWAYS: u16 = ERR | HUP;
@@ -32,7 +32,7 @@ pub(crate) enum InputSource {
     Port,
 }
 
-/// A thread of the current process that asks for readiness, and the caller's pending input.
+/// A thread of the current process that queries readiness, and the caller's pending input.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::sentry) struct PortCaller<'a> {
     pub(in crate::sentry) streams: &'a Streams,
@@ -167,7 +167,7 @@ impl Kernel {
             WaitReason::Futex { .. } | WaitReason::Fifo(_) | WaitReason::Nothing => false,
             WaitReason::Stop => !self.is_about_to_stop(),
             WaitReason::Lock(lock) => self.locks.against(lock).is_none(),
-            // Others of its threads may have asked before.
+            // Others of its threads may wait already.
             WaitReason::Children(asked) => self.family.answers(*asked),
             WaitReason::Borrower(child) => self.family.is_grown(*child),
             WaitReason::Signals(set) => {
@@ -264,7 +264,7 @@ impl Kernel {
         waits.chain(alarms).chain(self.timers()).any(|at| at > now)
     }
 
-    /// The processes that listen on a socket, and all that come of them.
+    /// The processes that listen on a socket, and their descendants.
     fn servers(&self) -> BTreeSet<u32> {
         let own = self.family.own.id;
         let listens = |id: u64| {
@@ -292,7 +292,7 @@ impl Kernel {
         self.moments().filter(|at| *at > now).min()
     }
 
-    /// How long until something happens by itself, while all wait.
+    /// Time until the next event, while all wait.
     pub(crate) fn due(&self, now: MonotonicTime) -> Option<MonotonicTime> {
         self.moments().min().map(|at| at.saturating_sub(now))
     }
@@ -303,7 +303,7 @@ impl Kernel {
         waits.chain(self.timers()).chain(self.rings_at())
     }
 
-    /// The moments of timers that descriptors stand for, which are no one process's.
+    /// The moments of timers that descriptors stand for, which belong to no single process.
     fn timers(&self) -> impl Iterator<Item = MonotonicTime> + '_ {
         self.table.descriptions().filter_map(|(_, d)| match &d.open {
             FileObject::Timer(timer) => timer.at,

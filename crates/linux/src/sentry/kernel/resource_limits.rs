@@ -1,7 +1,7 @@
 //! Limits that a process has set itself (`setrlimit`). It reads them back, and its children inherit them.
 //!
-//! Promises: none is ever above what every guest has. Only the number of descriptors and CPU time are enforced; the guest's own bounds hold
-//! in any case. Frozen limits are checked before use.
+//! Promises: none is ever above the limit of every guest. Only the number of descriptors and CPU time are enforced;
+//! the guest's own bounds hold in any case. Frozen limits are checked before use.
 
 use std::collections::BTreeMap;
 

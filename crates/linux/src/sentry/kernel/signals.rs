@@ -210,13 +210,13 @@ impl Kernel {
         }
     }
 
-    /// Whether the current thread neither hears nor heeds a signal.
+    /// Whether the current thread ignores or blocks a signal.
     pub(in crate::sentry) fn shuns(&self, signal: u8) -> bool {
         self.fate(signal) == DefaultAction::Ignored
             || self.threads.current().blocked & bit(signal) != 0
     }
 
-    /// Whether a signal of its terminal's that is to stop the current process is still on its way.
+    /// Whether a signal of its terminal's that stops the current process is still on its way.
     pub(in crate::sentry) fn is_about_to_stop(&self) -> bool {
         let own = self.threads.iter().map(|(_, thread)| &thread.pending).chain([&self.pending]);
         let came = own.fold(0, |set, pending| set | pending.set());
@@ -241,7 +241,7 @@ impl Kernel {
         came & STOPPING != 0 && !ends && came & self.stopping() != 0
     }
 
-    /// Stops the current process if it is to. For when none of its threads runs.
+    /// Stops the current process if a stop is due. For when none of its threads runs.
     pub(crate) fn heed_stops(&mut self) {
         if !self.is_to_stop() {
             return;
@@ -284,7 +284,7 @@ impl Kernel {
         came != 0 && (came & STOPPING == 0 || came & !self.stopping() != 0)
     }
 
-    /// Notes a signal: for one thread, or for whichever takes it. Whether there was room.
+    /// Records a signal: for one thread, or for any that takes it. Returns whether it fitted.
     pub(crate) fn send(&mut self, to: Option<u32>, info: SignalInfo) -> bool {
         let all = |state: &mut Self, gone: u64| {
             let ids: Vec<_> = state.threads.iter().map(|(id, _)| id).collect();
@@ -305,7 +305,7 @@ impl Kernel {
                     self.halt(None);
                 }
             }
-            // It ends, wherever it stands.
+            // It ends in every state.
             libc::SIGKILL => self.family.own.stopped = None,
             _ if STOPPING & bit(info.signal) != 0 => all(self, bit(libc::SIGCONT as u8)),
             _ => {}

@@ -1,6 +1,6 @@
-//! Input and output of a call, the caller that hears it, and the end of a guest during a call.
+//! Input and output of a call, the receiver of its output, and the end of a guest during a call.
 //!
-//! Promises: a call has at most the limit of output bytes, kept or heard.
+//! Promises: a call has at most the limit of output bytes, kept or passed on.
 
 use crate::sentry::InputSource;
 use crate::sentry::console::HostInput;
@@ -16,16 +16,16 @@ pub(crate) struct Streams {
     pub(crate) source: Option<HostInput>,
     /// Whether the input has ended, and no read has returned that yet.
     pub(crate) ended: bool,
-    /// Whether there is no caller: the program runs to its end.
+    /// Whether the program runs to its end without a caller.
     pub(crate) uncalled: bool,
     /// The object of the first call.
     pub(crate) through: Option<InputSource>,
     /// Whether an answer is expected.
     pub(crate) expects: bool,
     pub(crate) output: Vec<u8>,
-    /// The caller that hears output while the guest runs; output is not kept then.
+    /// The receiver of output while the guest runs; output is not kept then.
     pub(crate) hearer: Option<OutputSink>,
-    /// Bytes that were heard.
+    /// Bytes that were passed on.
     heard: usize,
     /// The last bytes of the standard error.
     pub(crate) messages: Vec<u8>,
@@ -81,18 +81,18 @@ impl Streams {
         if hear(from, bytes) { Ok(()) } else { Err(End::Unheard) }
     }
 
-    /// Whether output is heard while the guest runs.
+    /// Whether output is passed on while the guest runs.
     pub(crate) fn is_heard(&self) -> bool {
         self.hearer.is_some()
     }
 
-    /// Whether the caller lets the call run on: one that hears output is asked with none.
+    /// Whether the caller lets the call continue: a receiver of output is called with no bytes.
     pub(crate) fn proceeds(&mut self) -> bool {
         let from = Writer { channel: Channel::Host, leader: None };
         self.hearer.as_mut().is_none_or(|OutputSink(hear)| hear(from, &[]))
     }
 
-    /// Passes a message on to the caller that hears output.
+    /// Passes a message on to the receiver of output.
     pub(crate) fn hear_message(
         &mut self,
         from: Writer,
@@ -105,12 +105,12 @@ impl Streams {
         }
     }
 
-    /// Has `hearer` hear the output of the next call, or of none any more.
+    /// Sets the receiver for the output of the next call, or removes it.
     pub(crate) fn set_hearer(&mut self, hearer: Option<OutputSink>) {
         (self.hearer, self.heard) = (hearer, 0);
     }
 
-    /// Whether something of an answer was kept or heard.
+    /// Whether a part of an answer was kept or passed on.
     pub(crate) fn has_answered(&self) -> bool {
         self.heard > 0 || !self.output.is_empty()
     }

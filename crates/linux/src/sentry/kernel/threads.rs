@@ -27,8 +27,8 @@ pub(crate) type MonotonicTime = u64;
 /// The event that a thread waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum WaitReason {
-    /// To be woken at this address, or, by other processes, at this place of a file that they share; `order` says who has waited
-    /// longest.
+    /// A wait to be woken at this address, or, by other processes, at this place of a file that they share; `order`
+    /// is the order of the waits.
     Futex { address: u64, bits: u32, order: u64, place: Option<(Node, u64)> },
     /// That nothing stands against this lock, or a signal that interrupts.
     Lock(FileLock),
@@ -194,7 +194,7 @@ impl Threads {
         behind.chain(self.list.range(..=self.current)).map(|(&id, thread)| (id, thread))
     }
 
-    /// Whether there is room for a further one.
+    /// Whether a further one fits.
     pub(crate) fn check_room(&self) -> Result<(), Errno> {
         let room = self.list.len() < THREADS && self.next < i32::MAX as u32;
         if room { Ok(()) } else { Err(Errno::AGAIN) }
@@ -208,7 +208,7 @@ impl Threads {
         id
     }
 
-    /// Makes `id` the current thread, whose registers were those of `context`; hands back what its own are. Those of
+    /// Makes `id` the current thread, whose registers were those of `context`; returns its own registers. Those of
     /// the current one are dropped if it has ended.
     pub(crate) fn switch(&mut self, id: u32, context: Option<Context>) -> Option<Context> {
         if let Some(thread) = self.list.get_mut(&self.current) {
@@ -278,7 +278,7 @@ mod tests {
         assert!(Threads { current: 9, ..threads.clone() }.check(next).is_err());
         assert!(threads.check(FIRST).is_err());
         let mut two = threads.clone();
-        // The second would be a current one, too.
+        // The second would also be a current one.
         let second = two.current().clone();
         two.add(second);
         assert!(two.check(next + 1).is_err());

@@ -13,7 +13,7 @@ pub(crate) struct TimerFd {
 }
 
 impl TimerFd {
-    /// How often it has run out since it was read.
+    /// The number of expirations since it was read.
     pub(crate) fn expired(&self) -> u64 {
         let now = now_moment();
         match self.at {

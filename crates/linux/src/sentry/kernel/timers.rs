@@ -56,7 +56,7 @@ impl PosixTimer {
         times
     }
 
-    /// Whether it counts CPU time: its expiration is no moment then.
+    /// Whether it counts CPU time, so that its expiration is not a moment.
     fn counts_processor(&self) -> bool {
         is_processor_clock(self.clock)
     }

@@ -1,7 +1,7 @@
 //! The layout of guest memory: every mapping, the break, and the limit.
 //!
-//! The kernel chooses nothing: each address comes from here, and the orders that put it into effect say all
-//! arguments. So what is mapped is known without asking, and can be put back.
+//! The kernel chooses nothing: each address comes from here, and the orders that put it into effect
+//! contain all arguments. So the mappings are known without a query, and can be restored.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -43,7 +43,7 @@ pub(crate) struct Mapping {
 pub(crate) enum Content {
     /// Bytes, which are copied into it.
     Bytes(Vec<u8>),
-    /// Bytes of a file, so many in whole pages, which it shows with this protection.
+    /// Bytes of a file, a length in whole pages, and the protection.
     Shown(MappedRange, u64, u64),
 }
 
@@ -391,7 +391,7 @@ impl Layout {
         }
     }
 
-    /// `mremap`: in place where there is room, else by copying.
+    /// `mremap`: in place if it fits, else by copying.
     pub(crate) fn remap(
         &mut self,
         old: u64,

@@ -6,8 +6,8 @@
 //! contents that a process last read are remembered (*absorbed*), so that it looks only at later changes, and not at
 //! all shared memory.
 //!
-//! Promises: who runs sees what all others wrote before. May break it: two mappings of one part of a file in one process, which
-//! are refused if one of them can be written.
+//! Promises: a process that runs sees all earlier writes of others. May break it: two mappings of one part of a file
+//! in one process, which are refused if one of them can be written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -39,7 +39,7 @@ impl Share {
         Self { node, ahead: offset.wrapping_sub(start) }
     }
 
-    /// Where in the file the byte at an address is.
+    /// The offset in the file of the byte at an address.
     pub(crate) fn offset(self, address: u64) -> u64 {
         address.wrapping_add(self.ahead)
     }
@@ -64,7 +64,7 @@ impl Absorbed {
     /// The parts of a file that may be others than a process has; `None` for all of it.
     fn behind_in(&self, node: Node, tree: &Tree) -> Option<Vec<Range<u64>>> {
         let (then, before) = self.0.get(&node)?;
-        // Each part once, however often it is said.
+        // Each part once, even if it is listed several times.
         let mut parts = Ranges::default();
         let changed = tree.changed_since(node, then).ok()?;
         changed.into_iter().chain(before.iter().cloned()).for_each(|part| parts.insert(part));
@@ -156,7 +156,7 @@ impl Kernel {
                     {
                         if new != old {
                             let offset = shared.share.offset(at + index as u64 * PAGE);
-                            // Where there is no room for it, it stays this process's own.
+                            // Without room for it there, it stays this process's own.
                             let _ = self.tree.write(shared.share.node, offset, new, now);
                         }
                     }

@@ -1,7 +1,7 @@
 //! Segments of shared memory that have keys and numbers in place of names (`shmget`, of System V).
 //!
-//! A segment is a file without a name, and attaching it maps that, so that its memory is shared, brought back and saved as all shared
-//! memory is.
+//! A segment is a file without a name, and attaching it maps that, so that its memory is shared, reset and saved as
+//! all shared memory is.
 //!
 //! Promises: a segment lasts until it is removed and no process has it attached; the mappings are the attachments.
 //! May break it: attaching one twice in a process, which is refused as any second mapping is.
@@ -75,7 +75,7 @@ impl SharedSegments {
         self.list.len() <= MAX_SEGMENTS && self.list.iter().all(sound)
     }
 
-    /// Forgets those that are removed and not among the `mapped`; their files are let go of.
+    /// Drops those that are removed and not among the `mapped`, and releases their files.
     pub(in crate::sentry) fn drop_unmapped(&mut self, mapped: &[Node], tree: &mut Tree) {
         self.list.retain(|_, segment| {
             let lasts = !segment.removed || mapped.contains(&segment.node);
@@ -88,7 +88,7 @@ impl SharedSegments {
 }
 
 impl Kernel {
-    /// How often a segment is attached.
+    /// The number of attachments of a segment.
     fn attached(&self, node: Node) -> u64 {
         let layouts = std::iter::once(&self.layout).chain(self.family.layouts());
         // Parts of one that differ in protection have one beginning.

@@ -1,7 +1,7 @@
 //! Datagrams: between local sockets, and over loopback addresses. Each socket has one channel, which others put whole messages into.
 //!
-//! Promises: a message arrives whole, once, in order, or not at all; what is on its way is bounded by the receiver's channel. A local
-//! sender waits for room; over loopback what finds none is lost, as on a network.
+//! Promises: a message arrives whole, once, in order, or not at all; messages on their way are bounded by the
+//! receiver's channel. A local sender waits for room; over loopback, messages without room are lost, as on a network.
 
 use rustix::io::Errno;
 
@@ -12,7 +12,7 @@ use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::net::sockets::{Address, CORKED, ReceivedMessage, Socket, SocketState};
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, copy_out};
 
-/// Most bytes of a datagram over loopback, and between local sockets.
+/// Maximum bytes of a datagram over loopback, and between local sockets.
 const LONGEST_INTERNET: usize = 65507;
 const LONGEST_LOCAL: usize = crate::sentry::kernel::channels::MAX_MESSAGE;
 
@@ -30,10 +30,10 @@ impl Kernel {
     /// The receiver of datagrams from `own` to `to`, and its channel.
     fn addressee(&self, to: &Address, own: &Address) -> Option<(u64, u64)> {
         let all = self.table.descriptions();
-        // A path may have been another's before: the last who took it has it.
+        // A path may have been another's before: the last socket that bound it owns it.
         let mut found = all.filter_map(|(id, _)| {
             let (socket, inbox) = self.datagram_socket(id)?;
-            // One that is connected hears its peer alone.
+            // A connected one receives only from its peer.
             let heard =
                 socket.peer.0.is_empty() || !to.is_internet() || socket.peer.port() == own.port();
             (socket.own.takes(to) && socket.is_bound() && heard).then_some((id, inbox))
@@ -240,7 +240,7 @@ impl Sentry {
         Ok(SyscallControl::Value(bytes.len() as u64))
     }
 
-    /// Keeps the beginning of a datagram over loopback that more is to follow of, or puts it in front of the rest.
+    /// Keeps the beginning of an unfinished datagram over loopback, or puts it in front of the rest.
     pub(in crate::sentry) fn cork(
         &mut self,
         descriptor: u64,

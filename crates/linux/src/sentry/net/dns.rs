@@ -1,4 +1,4 @@
-//! Host names, as a guest asks for them: DNS questions to port 53 of any address.
+//! Host names, resolved for a guest: DNS questions to port 53 of any address.
 //!
 //! Promises: every granted name has a unique address, which stays the same in the guest's state and means nothing
 //! outside; all other names do not exist. May break it: nothing outside; which server is behind a name is found out
@@ -12,11 +12,11 @@ use crate::egress;
 use crate::sentry::net::sockets::{Address, SocketState};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult};
 
-/// Where names are asked for.
+/// The port of the name server.
 const PORT: u16 = 53;
 /// The first address that stands for a name, in a block for benchmarks of networks (RFC 2544).
 const FIRST: u32 = u32::from_be_bytes([198, 18, 0, 1]);
-/// Names that a guest may have asked for.
+/// Maximum names that a guest may resolve.
 const NAMES: usize = 4096;
 /// Longest name.
 const MAX_NAME: usize = 253;
@@ -34,7 +34,7 @@ const MALFORMED: u8 = 1;
 const FULL: u8 = 2;
 const NO_SUCH_NAME: u8 = 3;
 
-/// The names that were asked for, in order: the addresses that stand for them follow one another.
+/// The resolved names, in order: their addresses follow one another.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ResolvedNames(Vec<String>);
 
@@ -61,7 +61,7 @@ impl ResolvedNames {
         self.known(name)
     }
 
-    /// Whether a guest could have asked for them.
+    /// Whether a guest could have resolved them.
     pub(crate) fn is_sound(&self) -> bool {
         let short = |name: &String| name.len() <= MAX_NAME;
         self.0.len() <= NAMES && self.0.iter().all(short)

@@ -82,7 +82,7 @@ impl Sentry {
                 Err(Errno::from_raw_os_error(error).into())
             }
             SocketState::Reaching { .. } => match self.wait_for(descriptor, OUT, 0) {
-                // A non-blocking caller asks later.
+                // A non-blocking caller polls later.
                 Err(SyscallError::Errno(Errno::AGAIN)) => Err(Errno::INPROGRESS.into()),
                 waits => waits,
             },
@@ -129,7 +129,7 @@ impl Kernel {
         self.channels.let_go(to);
     }
 
-    /// The sentry lets go of its end of a channel.
+    /// The sentry releases its end of a channel.
     pub(crate) fn let_line_go(&mut self, id: u64) {
         self.channels.let_go(id);
     }
@@ -161,12 +161,12 @@ impl Kernel {
         }
     }
 
-    /// Whether there are bytes to send.
+    /// Whether bytes are waiting to be sent.
     pub(crate) fn line_bytes(&self, to: u64) -> bool {
         self.has_line(to) && self.channels.get(to).is_some_and(|channel| !channel.is_empty())
     }
 
-    /// The first bytes that are to be sent.
+    /// The first bytes to send.
     pub(crate) fn line_peek(&self, to: u64, most: usize) -> Vec<u8> {
         match self.channels.get(to) {
             Some(channel) if channel.end == ChannelEnd::Goes => channel.peek(most),
@@ -174,7 +174,7 @@ impl Kernel {
         }
     }
 
-    /// So many of them were sent.
+    /// Removes the `len` bytes that were sent.
     pub(crate) fn line_sent(&mut self, to: u64, len: usize) {
         if let Some(channel) = self.channels.get_mut(to) {
             // An IP connection carries no descriptors.

@@ -1,7 +1,7 @@
 //! Options of sockets: options that were set are returned, and those that only the system knows have its values. Time
-//! limits of waits hold; all else means nothing here, for there is no network that it could be about.
+//! limits of waits hold; all other options have no effect here, since there is no network for them to affect.
 //!
-//! Promises: so many of so many bytes at most. A frozen one is checked before it counts.
+//! Promises: their number and their sizes are limited. A frozen one is checked before it counts.
 
 use std::collections::BTreeMap;
 
@@ -200,7 +200,8 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// When a wait for `events` of a description ends, if its socket's options say so: as it was when it began, or from now on.
+    /// When a wait for `events` of a description ends by its socket's options: as they were when it began, or from
+    /// now on.
     pub(in crate::sentry) fn limited(&self, open: &FileObject, events: u16) -> Option<u64> {
         let FileObject::Socket(socket) = open else { return None };
         let length = socket.options.patience(events)?;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sentry::net::socket_options::SocketOptions;
 
-/// Bytes of a datagram that more is to follow of, at most.
+/// Bytes of an unfinished datagram, at most.
 pub(in crate::sentry) const CORKED: usize = 65507;
 /// Connections that wait to be accepted, at most.
 pub(crate) const BACKLOG: usize = 128;
@@ -57,7 +57,7 @@ impl Address {
         }
     }
 
-    /// Whether it says nothing but a family.
+    /// Whether it has only a family.
     pub(crate) fn is_unnamed(&self) -> bool {
         self.0.len() == 2
     }
@@ -163,7 +163,7 @@ pub(crate) struct Socket {
     /// PID of the peer at connection, or of the listener; 0 without one.
     pub(crate) mate: u32,
     pub(crate) options: SocketOptions,
-    /// The beginning of a datagram that more is to follow of.
+    /// The beginning of an unfinished datagram.
     pub(crate) corked: Vec<u8>,
 }
 

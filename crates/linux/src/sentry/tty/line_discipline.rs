@@ -369,13 +369,13 @@ impl Terminal {
         self.edges += 1;
     }
 
-    /// The first bytes that may be read, so many at most; of one line, where there are lines. They stay.
+    /// The first readable bytes, at most `most`; of one line in canonical mode. They stay.
     pub(in crate::sentry) fn first(&self, most: usize) -> &[u8] {
         let first = self.lines.front().map(Vec::as_slice).unwrap_or_default();
         &first[..first.len().min(most)]
     }
 
-    /// Takes the first bytes, so many; with the last of a line the line goes.
+    /// Takes the first `len` bytes; with its last byte a line is removed.
     pub(in crate::sentry) fn take_first(&mut self, len: usize) {
         self.edges += 1;
         if let Some(first) = self.lines.front_mut() {

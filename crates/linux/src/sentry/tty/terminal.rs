@@ -1,7 +1,7 @@
 //! Calls on terminals: opening them, reading and writing at both ends, and `ioctl`. The foreground process group
 //! decides who may.
 //!
-//! Not as in Linux: who gives up its terminal and leads no session (`TIOCNOTTY`) keeps it as `/dev/tty`.
+//! Unlike Linux, a process that gives up its terminal without leading a session (`TIOCNOTTY`) keeps it as `/dev/tty`.
 
 use std::sync::Arc;
 

@@ -41,7 +41,7 @@ pub(crate) struct Termios {
 }
 
 impl Termios {
-    /// As Linux has it for every new one.
+    /// As in Linux for every new one.
     fn usual() -> Self {
         let mut chars = [0; 19];
         for (at, byte) in [
@@ -77,7 +77,7 @@ impl Termios {
         self.local & libc::ICANON != 0
     }
 
-    /// How many bytes a read waits for, and how long (in tenths of a second), where lines are not.
+    /// The number of bytes that a read waits for, and its time (in tenths of a second), in non-canonical mode.
     pub(in crate::sentry) fn patience(&self) -> (usize, u64) {
         (self.chars[libc::VMIN].into(), self.chars[libc::VTIME].into())
     }

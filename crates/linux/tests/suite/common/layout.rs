@@ -42,7 +42,7 @@ impl Layout {
     }
 }
 
-/// A layer with programs of this host's, by their names in `PATH`, in `/bin`, and what they load.
+/// A layer with programs of this host's, by their names in `PATH`, in `/bin`, and their libraries.
 pub(crate) fn programs(names: &[&str]) -> Option<Vec<u8>> {
     let root = tempfile::tempdir().unwrap();
     let copy = |from: &Path, to: &Path| {

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use afresh_linux::{Instance, PlatformError, Program, WarmError};
 
-/// Compiles `name`, or says why that cannot be.
+/// Compiles `name`, or prints why that is impossible.
 pub(crate) fn compiled(name: &str, flags: &[&str]) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guests").join(name);
     let mut out = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
@@ -32,7 +32,7 @@ pub(crate) fn compiled(name: &str, flags: &[&str]) -> Option<PathBuf> {
     }
 }
 
-/// The value, or `None` with a line that says what this host lacks.
+/// The value, or `None` with a line about the missing host feature.
 pub(crate) fn here<T>(result: Result<T, WarmError>) -> Option<T> {
     match result {
         Ok(value) => Some(value),

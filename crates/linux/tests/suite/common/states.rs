@@ -5,14 +5,15 @@ use afresh_pager::{Options, SnapshotOptions};
 use afresh_snapshot::{Branch, Tree};
 use afresh_store::Store;
 
-/// One line to a program that reads lines, and what it answers, without the line's end.
+/// Sends one line to a program that reads lines, and returns its answer without the line's end.
 pub(crate) fn ask(instance: &mut Instance, request: &str) -> String {
     let answer = instance.call(format!("{request}\n").as_bytes());
     let answer = answer.unwrap_or_else(|error| panic!("{request:?}: {error}"));
     String::from_utf8_lossy(&answer).trim_end().to_owned()
 }
 
-/// Does `work` twice from the warm state, each time the same, and compares what is left with it.
+/// Does `work` twice from the warm state, with the same answer, and compares the remaining state
+/// with the warm one.
 pub(crate) fn pristine(warm: &Warm, work: &str, done: &str) {
     let mut instance = warm.instance();
     for _ in 0..2 {

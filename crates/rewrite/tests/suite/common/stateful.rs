@@ -49,7 +49,7 @@ fn pick<'a, T>(random: &mut Random, items: &'a [T]) -> (usize, &'a T) {
     (at, &items[at])
 }
 
-/// One statement; `acc` is the local that collects what is read.
+/// One statement; `acc` is the local that collects the values read.
 fn statement(random: &mut Random, shape: &Shape, callees: usize) -> String {
     let (t, table) = pick(random, &shape.tables);
     let (m, &wide) = pick(random, &shape.memories);

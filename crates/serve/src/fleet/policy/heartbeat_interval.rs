@@ -1,18 +1,18 @@
 //! The interval of heartbeats.
 //!
-//! Promises: however many hosts there are, each hears about as many adverts a second as its budget says; hosts
-//! that were started together do not speak together.
+//! Promises: for any number of hosts, each receives at most about its budget of adverts a second;
+//! hosts that were started together do not send together.
 
 use std::time::Duration;
 
 use super::Seed;
 
-/// How often adverts are sent.
+/// The interval of adverts.
 #[derive(Clone, Copy, Debug)]
 pub struct HeartbeatInterval {
     /// Time between two adverts of one host in a small fleet.
     pub least: Duration,
-    /// Adverts that each host is to hear in a second, at most.
+    /// Maximum adverts that each host receives in a second.
     pub heard: u32,
 }
 
@@ -23,7 +23,7 @@ impl Default for HeartbeatInterval {
 }
 
 impl HeartbeatInterval {
-    /// The usual time between two adverts of a host in a fleet of so many.
+    /// The usual time between two adverts of a host in a fleet of `hosts` hosts.
     #[must_use]
     pub fn usual(&self, hosts: usize) -> Duration {
         let hosts = u32::try_from(hosts).unwrap_or(u32::MAX);
@@ -37,7 +37,7 @@ impl HeartbeatInterval {
         usual * 3 / 4 + usual / 1000 * u32::try_from(random.below(500)).unwrap_or(0)
     }
 
-    /// How long an advert counts that is followed by none.
+    /// How long an advert counts without a successor.
     #[must_use]
     pub fn expiry(&self, hosts: usize) -> Duration {
         self.usual(hosts) * 4

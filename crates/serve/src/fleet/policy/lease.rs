@@ -1,8 +1,9 @@
 //! A host's right to answer for its sandboxes: an entry that it renews, and until when it may rely on it.
 //!
-//! Promises: a host stops relying on its lease before another may break it, whatever messages are lost or delayed: it counts from when it *sent* the renewal that was acknowledged, others from when they first *saw* it,
-//! which is later. May break it: clocks of two hosts that run at speeds which differ by more than the margin, or a
-//! machine that is stopped as a whole in a way that its clock does not see.
+//! Promises: a host stops relying on its lease before another may break it, for every loss or delay of messages: it
+//! counts from when it *sent* the renewal that was acknowledged, others from when they first *saw* it, which is
+//! later. May break it: clocks of two hosts that run at speeds which differ by more than the margin, or a machine
+//! that is stopped as a whole in a way that its clock does not see.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// How much earlier its owner stops: a fifth.
+    /// The safety margin of its owner: a fifth.
     #[must_use]
     pub fn margin(self) -> Duration {
         self.time / 5
@@ -53,8 +54,8 @@ impl Lease {
         self.until = self.until.max(sent + self.terms.time - self.terms.margin());
     }
 
-    /// The entry was read, and is still this host's: a renewal arrived whose acknowledgement did not. That says
-    /// nothing about when it arrived, so nothing is gained but the number to renew with.
+    /// The entry was read, and is still this host's: a renewal arrived whose acknowledgement did not. The time of its
+    /// arrival is unknown, so only the revision for the next renewal is gained.
     pub fn learnt(&mut self, revision: u64) {
         self.revision = revision;
     }
@@ -237,7 +238,7 @@ mod tests {
             let (answered, over) = world(seed);
             (safe, taken) = (safe + answered, taken + over);
         }
-        // The test says something: hosts do answer for long, and are taken over from.
+        // The test is meaningful: hosts do answer for long, and are taken over from.
         assert!(safe > 100_000, "{safe}");
         assert!(taken > 100, "{taken}");
     }

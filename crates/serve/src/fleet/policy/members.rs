@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Moment;
 
-/// Most things that one advert says a host holds.
+/// Maximum items in one advert.
 const HELD: usize = 128;
-/// Most hosts that are remembered.
+/// Maximum remembered hosts.
 const HOSTS: usize = 100_000;
 
 /// The heartbeat of a host.
@@ -117,7 +117,7 @@ impl Members {
         self.all.values()
     }
 
-    /// How many there are.
+    /// The number of hosts.
     #[must_use]
     pub fn len(&self) -> usize {
         self.all.len()

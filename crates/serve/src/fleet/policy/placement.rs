@@ -1,8 +1,9 @@
 //! Placement of new work: on a host that holds the guest or template, and of two such on the one with less load.
 //!
-//! Promises: a host that is ending or full is not chosen while there is another; hosts whose adverts are a
-//! moment old are not all flooded by the same choice, as each choice looks at two at random (the power of two choices), and what was
-//! sent since an advert counts. The host that asks prefers itself where the difference is small, because that costs no way.
+//! Promises: a host that is ending or full is not chosen while there is another; hosts whose adverts are a moment old
+//! are not all flooded by the same choice, as each choice looks at two at random (the power of two choices), and work
+//! sent since an advert counts. The choosing host prefers itself where the difference is small, because that saves a
+//! hop.
 
 use super::Members;
 
@@ -36,7 +37,7 @@ impl Seed {
 const SLACK: u32 = 100;
 /// Thousandths from which a host is full.
 const FULL: u32 = 1000;
-/// Thousandths from which another host had better begin to hold a thing, too.
+/// Load in thousandths from which another host should also begin to hold an item.
 const SPREAD: u32 = 800;
 /// Thousandths that each thing sent since the last advert counts.
 const SENT: u32 = 2;

@@ -41,7 +41,7 @@ pub(crate) const KEEPER: &str = r#"(module
         (global.set $length (local.get $n))
         (i64.or (i64.shl (i64.const 131072) (i64.const 32)) (i64.extend_i32_u (local.get $answer)))))"#;
 
-/// A module that answers whatever comes in with these words.
+/// A module that answers every request with these words.
 pub(crate) fn parrot(words: &str) -> String {
     format!(
         r#"(module

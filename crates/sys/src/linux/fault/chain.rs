@@ -289,8 +289,8 @@ impl List {
     /// The list that belongs to `info`.
     ///
     /// # Safety
-    /// `info` must be what the kernel passed to a handler, which is 128 bytes long and, for the signals here, in use up
-    /// to byte 48.
+    /// `info` must be the one that the kernel passed to a handler, which is 128 bytes long and, for the signals here,
+    /// in use up to byte 48.
     pub(super) unsafe fn of(info: *mut libc::siginfo_t) -> *mut Self {
         const { assert!(size_of::<libc::siginfo_t>() == 128) };
         // SAFETY: the last eight of 128 bytes, aligned as the structure is.
@@ -321,7 +321,7 @@ impl List {
 /// Whether a signal was sent by a process, and is not a fault of the receiving thread.
 ///
 /// # Safety
-/// `info` must be what the kernel passed to a handler.
+/// `info` must be the one that the kernel passed to a handler.
 pub(super) unsafe fn sent(info: *const libc::siginfo_t) -> bool {
     // SAFETY: the caller's promise.
     unsafe { (*info).si_code <= 0 }
@@ -361,7 +361,7 @@ fn quiet() -> libc::sigset_t {
     }
 }
 
-/// Sets the thread's signal mask, as the kernel counts signals, and returns what it was.
+/// Sets the thread's signal mask, as the kernel counts signals, and returns the old one.
 fn set_mask(mask: u64) -> u64 {
     let mut before = 0u64;
     // SAFETY: both words live through the call, and the kernel's sets are eight bytes long.

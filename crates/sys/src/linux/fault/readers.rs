@@ -68,8 +68,8 @@ impl Readers {
 
     /// Whether the count is zero. A thread that enters after a `true` sees everything that was done before the call.
     pub(crate) fn none(&self, generation: u32) -> bool {
-        // An addition of nothing, and no load: in the order of changes to this word it stands either before an
-        // `enter`, which then sees what the caller has done; or behind, and counts it.
+        // An addition of zero, and not a load: in the order of changes to this word it stands either before an
+        // `enter`, which then sees the caller's earlier writes; or behind, and counts it.
         let word = self.word.fetch_add(0, Ordering::AcqRel);
         word >> 32 != u64::from(generation) || word & COUNT == 0
     }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use super::readers::Readers;
 use super::sync::{AtomicPtr, Ordering, Probe, constant};
 
-/// A range and what belongs to it.
+/// A range and its value.
 struct Entry<T> {
     start: usize,
     end: usize,
@@ -181,7 +181,7 @@ impl<T: Send + Sync> Table<T> {
     ) -> Option<R> {
         self.lookups.enter(generation);
         // SAFETY: a published tree is freed only after it was unpublished and `lookups` was seen at zero; we are
-        // counted, and see what was published before that.
+        // counted, and see the trees published before that.
         let root = unsafe { self.root.load(Ordering::Acquire).as_ref() };
         let entry = last_at(root, address)
             .filter(|entry| address < entry.end && entry.users.enter(generation))
@@ -197,7 +197,7 @@ impl<T: Send + Sync> Table<T> {
     }
 
     /// Adds `start .. end`; `None` where it overlaps a range that is there. `unpublished` is the one of this process,
-    /// and its lock is what keeps changes apart.
+    /// and its lock serialises changes.
     pub(crate) fn insert(
         &self,
         unpublished: &mut Unpublished<T>,

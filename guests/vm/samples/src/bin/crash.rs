@@ -1,5 +1,5 @@
-//! Misbehaves as the first byte of the input says. After each of these the host must find the
-//! guest pristine again.
+//! Misbehaves as selected by the first byte of the input. After each of these the host must find
+//! the guest pristine again.
 #![no_std]
 #![no_main]
 extern crate alloc;

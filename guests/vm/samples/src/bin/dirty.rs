@@ -86,7 +86,7 @@ fn call(input: &[u8]) -> Vec<u8> {
         }
         7 => {
             let result: u64;
-            // SAFETY: whatever the arguments, the host acts only on memory of this guest.
+            // SAFETY: for all arguments, the host acts only on memory of this guest.
             unsafe {
                 asm!(
                     "out 0xa8, eax",

@@ -1,6 +1,6 @@
-//! Leaves behind whatever a program at privilege level 3 can, and reports what it found at its own
-//! start: for tests that compare the two. The first byte of the input says what to leave; the output is
-//! always what the processor held at the first instruction of the call.
+//! Leaves all state behind that a program at privilege level 3 can, and reports the state at its own start: for tests
+//! that compare the two. The first byte of the input says what to leave; the output is always what the processor held
+//! at the first instruction of the call.
 //!
 //! | bytes | what they hold |
 //! |---|---|
@@ -155,7 +155,7 @@ extern "C" fn act(input: *const u8, len: usize) -> ! {
             b'j' => leave!("insd"),
             b'J' => leave!("rep insd"),
             b'l' => leave!("std", "insb"),
-            // Into memory that is not there: what completes it faults.
+            // Into unmapped memory: the completion faults.
             b'z' => leave!("mov edi, 64", "insd"),
             b'Z' => leave!("lea rdi, [rip + {found} - 0x1000000]", "rep insd"),
             b'B' => leave!("out dx, al"),
