@@ -84,7 +84,7 @@ pub(super) async fn check_terms(
 /// Names of the hosts whose leases hold, one for each host: of two entries that hold, the times of the last renewals differ by at
 /// most twice the lease.
 pub(super) async fn names(links: &NatsConnection) -> Result<Vec<String>, NatsError> {
-    let found = nats::all(&links.client, &links.hosts, ">", OVER).await?;
+    let found = nats::all(&links.client, &links.hosts, ">", MAX_ENDED_LIVES).await?;
     let newest = found.iter().map(|entry| entry.time).max().unwrap_or_default();
     let names = found.into_iter().filter_map(|found| {
         let entry = serde_json::from_slice::<LeaseEntry>(&found.value).ok()?;
