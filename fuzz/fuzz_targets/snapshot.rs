@@ -22,7 +22,7 @@ use libfuzzer_sys::fuzz_target;
 
 /// Longest memory that is looked at page by page.
 const MAX_PAGES: usize = 2048;
-/// Pages beside a restored memory that must stay as they are.
+/// Pages next to a restored memory that must stay as they are.
 const BESIDE: usize = 1024;
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -15,7 +15,7 @@ use crate::{e2b, guests, host, registry};
 /// The packages of the extra `python`, and those with an adapter.
 const CPYTHON: [&str; 3] = [registry::CPYTHON, "dspy==3.4.1", "langchain-quickjs==0.3.10"];
 
-/// As long as a test may say nothing.
+/// Maximum time without output from a test.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 fn package() -> PathBuf {

@@ -102,7 +102,7 @@ impl Saving {
     }
 }
 
-/// What to go on with: the journal, and the directory that it is in, if it is in one.
+/// The continuation of a journal: the journal, and the directory that it is in, if it is in one.
 type JournalPlace = (Option<Store>, Journal);
 
 /// Whether a session can be saved turn by turn in a place.

@@ -19,7 +19,7 @@ use crate::row::{Options, Row, Sink};
 
 /// Name of the table.
 const TABLE: &str = "fleet";
-/// Hosts that are asked for a place before a session is refused.
+/// Hosts that are tried before a session is refused.
 const MAX_HOSTS_ASKED: usize = 4;
 /// Microseconds in a second.
 const SECOND: u64 = 1_000_000;

@@ -17,7 +17,7 @@ use anyhow::{bail, ensure};
 const PAGE: u64 = 4096;
 /// Bytes of the instruction that calls.
 const CALL_LEN: u64 = 2;
-/// How long the process may take until it waits for input.
+/// Maximum time until the process waits for input.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// More than any processor's state.
 const STATE_LEN: usize = 16 << 10;
@@ -65,7 +65,7 @@ struct Region {
     categories: u64,
 }
 
-/// A mapping that the process may write, and what it held.
+/// A mapping that the process may write, with its old content.
 struct SavedMapping {
     range: Range<u64>,
     bytes: Vec<u8>,

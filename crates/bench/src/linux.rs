@@ -227,7 +227,7 @@ fn calls(
     Ok(())
 }
 
-/// Snapshots of a warm program: of nothing but its pages, and with what one request touches beside them.
+/// Snapshots of a warm program: with its pages alone, and with the working set of one request.
 struct WarmSnapshots {
     store: Store,
 }

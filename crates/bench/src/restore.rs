@@ -31,9 +31,9 @@ pub struct Options {
     pub dir: PathBuf,
     /// Only rows whose case or strategy contains this; `mmap` runs in every case that is left.
     pub filter: Option<String>,
-    /// Only these, beside `mmap`; all when empty.
+    /// Only these and `mmap`; all when empty.
     pub ways: Vec<Rival>,
-    /// Leave the less telling cases out.
+    /// Leave out the less important cases.
     pub quick: bool,
 }
 

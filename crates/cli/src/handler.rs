@@ -13,9 +13,9 @@ use crate::guest::{Command, GuestArguments};
 use crate::output::{self, Format, say};
 use crate::request::{self, Request};
 
-/// Most time for one request where none is given.
+/// Default time limit of one request.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Most bytes of one answer.
+/// Maximum bytes of one answer.
 const MAX_ANSWER: usize = 1 << 30;
 
 /// A handler, and its request.

@@ -14,7 +14,7 @@ use crate::map::Map;
 pub(crate) const PAGE: usize = 4096;
 /// Pages are paid for in steps of this size, so that many small ones cannot take more than they pay.
 const STEP: u64 = 256;
-/// Files are no longer than this.
+/// Maximum length of a file.
 const MAX_FILE_SIZE: u64 = i64::MAX as u64;
 
 /// Where the bytes are that a layer below has.

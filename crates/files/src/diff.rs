@@ -72,7 +72,7 @@ struct Comparison<'a> {
     listed: usize,
 }
 
-/// Names that lead to what changed, by the directories they are in.
+/// Names that lead to changed files, by directory.
 type ChangedNames = HashMap<Node, BTreeSet<Name>>;
 
 /// The entries of a name in two directories.
@@ -107,7 +107,8 @@ fn there(tree: &Tree, node: Node) -> Result<Option<Arc<Inode>>, Refused> {
     }
 }
 
-/// The ways to what changed from either root. `None` where a file is not known to have but one name.
+/// The names that lead from either root to changed files. `None` if a file may have more than one name. `None` where
+/// a file is not known to have but one name.
 fn ways(one: &Tree, two: &Tree, changed: &HashSet<Node>) -> Result<Option<ChangedNames>, Refused> {
     let mut ways = ChangedNames::new();
     for node in changed {

@@ -271,7 +271,7 @@ fn list(
     Ok((items, files))
 }
 
-/// What an entry means in a layer of an image.
+/// The meaning of an entry in a layer of an image.
 fn marked(path: Vec<u8>, what: EntryKind, mode: u32, time: Time, marks: bool) -> Item {
     let split = path.iter().rposition(|b| *b == b'/').map_or(0, |at| at + 1);
     let (above, last) = path.split_at(split);

@@ -6,7 +6,7 @@ use crate::Stage;
 
 /// Pages that the process's stage keeps ready: 32 MiB.
 const PAGES: usize = 8192;
-/// The host must have so many times as much memory to spare.
+/// The host must have this many times as much memory to spare.
 const SPARE_MEMORY_FACTOR: u64 = 16;
 
 /// The default [`ZeroPageSource`]: one stage of 32 MiB for the process, made at the first request, which gets nothing yet.

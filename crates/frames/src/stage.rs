@@ -31,7 +31,7 @@ const HEADROOM: u64 = 64 << 20;
 const NAP: Duration = Duration::from_millis(2);
 /// Looks without work before the thread sleeps until woken.
 const NAPS: u32 = 8;
-/// Time before the thread asks again after the host had no memory to spare.
+/// Time before the thread tries again after the host had no memory to spare.
 const LOW_MEMORY_INTERVAL: Duration = Duration::from_millis(500);
 
 const EMPTY: u8 = 0;

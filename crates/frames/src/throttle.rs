@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use afresh_sys::{PageRange, Reservation, SysError, ZeroPageSource};
 
-/// Most requests in a row that go unserved.
+/// Maximum consecutive requests that go unserved.
 const MAX_REFUSALS: u32 = 1024;
 
 /// Stands between a stock and users of one kind, such as the slots of one guest. When more of the supplied memory was

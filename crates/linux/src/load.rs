@@ -20,7 +20,7 @@ const BASE: u64 = 0x5555_5555_4000;
 const LOADER_BASE: u64 = 0x6fff_f000_0000;
 /// Longest file that is loaded as a program.
 const MAX_PROGRAM_SIZE: u64 = 1 << 30;
-/// Bytes at the beginning of a file that say how it is loaded.
+/// Maximum bytes at the beginning of a file that describe its loading.
 const HEAD: u64 = 64 << 10;
 /// Program headers one file may have.
 const HEADERS: usize = 256;

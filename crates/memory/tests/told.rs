@@ -54,7 +54,7 @@ impl Events {
     }
 }
 
-// SAFETY: reports the pages that the test says were written, which it watches, and protects none.
+// SAFETY: reports the pages that the test marked as written, which it watches, and protects none.
 unsafe impl Tracker for Events {
     fn kind(&self) -> TrackerKind {
         TrackerKind::Other("told")

@@ -388,7 +388,7 @@ impl<T: Recycle> Shared<T> {
     #[cold]
     pub(crate) fn discard(&self, idle: Idle<T>) {
         let item = self.strike(idle);
-        // Free once the item is gone, and also if dropping it panics.
+        // Frees the place when the item is dropped, even if the drop panics.
         let _place = Reservation(self);
         drop(item);
     }

@@ -56,7 +56,7 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// Adds what another thread saw.
+    /// Adds the findings of another thread.
     pub fn add(&mut self, other: &Coverage) {
         self.modules += other.modules;
         self.reset += other.reset;
@@ -85,7 +85,7 @@ pub struct Bench {
     /// Counts fuel.
     metered: Engine,
     strategies: Vec<Strategy>,
-    /// What was met so far.
+    /// The counts so far.
     pub seen: Coverage,
 }
 

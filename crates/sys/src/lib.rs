@@ -18,8 +18,8 @@
 //!   anew, or keeps; [`Worker`]: a thread that is not in the child.
 //! * [`withhold`]: memory that forked children do not get.
 //! * [`ZeroPageSource`]: where zero memory may come from, other than the kernel's faults.
-//! * [`termination`]: SIGTERM and SIGINT as a flag, and signals that a thread waits for.
-//! * [`Features`]: what this kernel and this process may use; can be masked to play a poorer host.
+//! * [`termination`]: SIGTERM and SIGINT as a flag.
+//! * [`Features`]: the features of this kernel for this process; can be masked to play a poorer host.
 //! * `poll`, `random`, and with the feature `socket` Unix sockets that carry descriptors.
 //! * `folios`: how the page cache holds a file.
 //! * `kvm`: the gate that KVM's calls pass, the dirty ring and dirty log, and stopping a vCPU (x86_64 only).

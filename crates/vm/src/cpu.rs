@@ -129,12 +129,12 @@ fn find(name: &str) -> Option<(FeatureSet, &'static Feature)> {
     all().find(|(_, feature)| feature.name == name)
 }
 
-/// The bits of features with these names, all of which exist.
+/// The bits of features with these names, which must all exist.
 fn bits(names: &[&str]) -> FeatureSet {
     names.iter().filter_map(|name| find(name)).fold(0, |set, (bit, _)| set | bit)
 }
 
-/// Takes away what cannot work in a set, because what it needs is not there.
+/// Removes features whose prerequisites are missing.
 fn close(mut set: FeatureSet) -> FeatureSet {
     let has = |set: FeatureSet, name: &str| set & bits(&[name]) != 0;
     if !has(set, "xsave") {

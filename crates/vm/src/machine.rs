@@ -157,7 +157,7 @@ pub(crate) struct Machine {
     tracking: DirtyTracking,
     ring: Option<DirtyRing>,
     left: PendingExit,
-    /// Which extended state the guest may use, where the processor asks.
+    /// The extended state that the guest may use, if the processor has XCR0.
     xcr0: Option<u64>,
     /// The vCPU events that can be set, and are set to none.
     events: u32,

@@ -1,8 +1,7 @@
 //! How the code of a guest is entered: as a plain call, or on a fiber that may wait.
 //!
-//! wasmtime refuses plain calls into a store whose imports are asynchronous. So what the engine itself runs in an
-//! instance, to bring it back, goes the guest's way, too; it calls no host function, and is over when it was polled
-//! once.
+//! wasmtime refuses plain calls into a store whose imports are asynchronous. So engine code that resets an instance
+//! uses the guest's path as well. It calls no host function, and completes in one poll.
 //!
 //! Promises: a guest whose calls are synchronous has no fiber, unless its engine allows it more stack
 //! than threads have. May break it: a wasmtime whose `call_async` yields of itself; then restoring fails,
@@ -134,7 +133,7 @@ impl CallPath {
     }
 }
 
-/// Part of wasmtime's error for a plain call into a store with asynchronous imports.
+/// Part of the error that wasmtime returns for a plain call into a store with asynchronous imports.
 pub(crate) const ASYNCHRONOUS: &str = "`*_async` functions";
 
 /// Explains why a guest cannot be instantiated by a plain call.

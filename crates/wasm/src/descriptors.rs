@@ -143,9 +143,8 @@ impl Asker {
     }
 
     /// Descriptors that are open in addition to the first `given`. Numbers are given out densely: the next one is the
-    /// largest that has become free, or one more than the largest there is. So the number of one more descriptor,
-    /// opened in directory `directory`, shows that all lower numbers are in use or free for known reasons, and the
-    /// open ones above it follow directly.
+    /// largest that has become free, or one more than the largest there is. So all numbers above that of one more
+    /// descriptor, opened in directory `directory`, are in use up to the last.
     fn beyond(&mut self, given: u32, directory: u32) -> wasmtime::Result<BTreeSet<u32>> {
         self.memory.write(&mut self.store, NAME as usize, b".")?;
         let (at, length) = (NAME as i32, 1);

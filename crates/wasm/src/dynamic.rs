@@ -38,7 +38,7 @@ pub(crate) fn call_error(error: wasmtime::Error, limits: CallLimits) -> CallErro
     }
 }
 
-/// Parts of wasmtime's errors for arguments that it refuses.
+/// Parts of the errors that wasmtime returns for arguments it refuses.
 const REFUSED: [&str; 2] = [
     "argument type mismatch",
     "attempted to use a garbage-collected object that has been unrooted",

@@ -1,7 +1,7 @@
 //! A lock for values that are never contended: one atomic exchange to take, a plain store to release.
 //!
 //! A guest's memory is used by its instance while a call runs, and by the pool at other times. The two never overlap,
-//! but the types of wasmtime's memory interface cannot express that. `std::sync::Mutex` would cost two exchanges on
+//! but wasmtime's memory interface cannot express that in its types. `std::sync::Mutex` would cost two exchanges on
 //! the hot path. Here a second user would spin, yielding, until the first is done.
 
 use std::cell::UnsafeCell;

@@ -43,7 +43,7 @@ pub(crate) struct FileDescriptor {
 pub struct Files {
     pub(crate) tree: Tree,
     pub(crate) descriptors: Arc<BTreeMap<u32, Descriptor>>,
-    /// The layers below the tree as pages, once they were saved. All that come of these files share it.
+    /// The layers below the tree as pages, once they were saved. All copies of these files share it.
     layers: Arc<OnceLock<LayerImage>>,
 }
 

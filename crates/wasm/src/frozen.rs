@@ -28,7 +28,7 @@ const KIND: &str = "wasm";
 /// The version that the state's encoding belongs to.
 const ENGINE: &str = concat!("afresh-wasm ", env!("CARGO_PKG_VERSION"));
 
-/// Nanoseconds that a guest's clock may have come to, so that what it adds to a reading fits: a century.
+/// Maximum nanoseconds of a guest clock, so that additions to a reading fit: a century.
 const MAX_CLOCK: u64 = 100 * 366 * 24 * 3600 * 1_000_000_000;
 
 /// Comes before the files.
@@ -37,7 +37,7 @@ const FILES: &str = "files";
 /// Prefix of the layers below the files.
 const LAYERS: &str = "layers";
 
-/// Prefix of the state of a component's modules.
+/// Prefix of the state of nested modules.
 const NESTED: &str = "component";
 
 /// Comes before the size of the native stack.
@@ -120,9 +120,9 @@ pub struct Frozen {
     pub(crate) program: Program,
     pub(crate) memories: Vec<WarmMemory>,
     pub(crate) state: WarmState,
-    /// An upper bound of the readings of the guest's clock.
+    /// An upper bound of the guest clock's readings.
     pub(crate) read: u64,
-    /// The state of a component's core modules, by their position in the binary; `None` for a module.
+    /// The state of nested core modules, by their position in the binary, `None` for a module.
     pub(crate) nested: Option<Vec<Option<WarmState>>>,
     /// Its file tree and its open files, if it has one.
     pub(crate) files: Option<SavedFiles>,

@@ -320,8 +320,8 @@ impl WarmUp {
         self
     }
 
-    /// Like [`WarmUp::call`], of a handler that takes and gives bytes, as [`crate::BytesEntry`] says; of a component,
-    /// of a function that takes one string. Its answer is dropped.
+    /// Like [`WarmUp::call`], for a handler that takes and returns bytes ([`crate::BytesEntry`]); in a component, for
+    /// a function that takes one string. Its answer is dropped.
     #[must_use]
     pub fn call_bytes(mut self, name: impl Into<String>, input: impl Into<Vec<u8>>) -> Self {
         self.calls.push((name.into(), Arguments::Bytes(input.into())));

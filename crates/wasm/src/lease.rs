@@ -59,8 +59,8 @@ pub struct Lease<'a> {
     pub(crate) warm: &'a Inner,
     /// The limits of each of its calls.
     pub(crate) limits: CallLimits,
-    /// The guest of an owned lease, dropped after everything that borrows from it. No function hands out what `live`
-    /// or `warm` refer to for longer than it borrows the lease, so nothing else outlives it.
+    /// The guest of an owned lease, dropped after everything that borrows from it. No function returns a reference
+    /// into `live` or `warm` that outlives its borrow of the lease, so nothing else outlives it.
     pub(crate) keep: Option<Arc<Inner>>,
 }
 

@@ -1,11 +1,11 @@
 //! Linear memories that are slots.
 //!
-//! wasmtime asks its memory creator for each memory an instance defines. Just before instantiating, the adapter lays
-//! out on this thread which slots are to be taken ([`with_memories`]). wasmtime promises that an instantiation
-//! requests the same memories in the same order every time. A module's memories are requested by index, before any of
-//! its code runs; a component's follow the fixed list of steps that it was compiled to. So which is whose is found
-//! out once, and an instantiation that did not ask for exactly what was laid out, each as it is declared, fails. Its
-//! heap for GC objects is recognised by its guard, and gets its own slot
+//! wasmtime calls its memory creator for each memory an instance defines. Just before instantiating, the adapter lays
+//! out the slots to use on this thread ([`with_memories`]). wasmtime promises that an instantiation requests the same
+//! memories in the same order every time. A module's memories are requested by index, before any of its code runs; a
+//! component's follow the fixed list of steps that it was compiled to. So the order is determined once, and an
+//! instantiation fails unless it requests exactly the memories that were laid out, each as it is declared. Its heap
+//! for GC objects is recognised by its guard, and gets its own slot
 //! ([decision](../../../docs/decisions/matching-memories.md)).
 //!
 //! wasmtime cannot shrink a memory, but a growth by zero pages makes it re-read size and base. So after a reset has

@@ -1,5 +1,6 @@
-//! Planted bugs of the module's own state: a restore leaves a global, an element of a table or a dropped segment as
-//! the call left it. See [`afresh_sys::planted`]; nothing of this is in a program without it.
+//! Planted bugs in module state: a restore leaves a global, an element of a table or a dropped
+//! segment as the call left it. See [`afresh_sys::planted`]; a program without it contains none of
+//! this.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,7 @@
 //! The input of a warm-up from an analysed and rewritten module, except its compiled code.
 //!
 //! Both take seconds for a module of a hundred megabytes, and give the same each time. So the cache of compiled
-//! guests keeps it beside the code, under the digest of the module: another warm-up of the same module neither reads
+//! guests keeps it with the code, under the digest of its module: another warm-up of the same module neither reads
 //! its code nor compiles it. Promises: it is found for the same bytes, the same mode and roots and the same rewriter
 //! alone, and one that is damaged is made anew. Guests in fresh mode are prepared each time, for the state that their
 //! warm-up leaves is written into the module.

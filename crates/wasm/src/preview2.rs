@@ -2,7 +2,7 @@
 //! wasmtime-wasi's.
 //!
 //! Promises: as [`crate::preview1`]. Nothing of it waits, so the functions for guests that wait and for those that do
-//! not are the same. May break it: a handle is a number of wasmtime-wasi's table with our value behind it; code that
+//! not are the same. May break it: a handle is a number in wasmtime-wasi's table with our value behind it; code that
 //! reads the table directly would find it.
 
 mod descriptor;
@@ -73,7 +73,7 @@ impl preopens::Host for View<'_> {
     }
 }
 
-/// The result of a stream's last write, as a code.
+/// The result of the last write to a stream, as a code.
 fn code_of(
     view: &View<'_>,
     error: &Resource<wasmtime::Error>,

@@ -170,8 +170,7 @@ pub(crate) struct ResetInstance {
     pub(crate) store: ScopedStore,
     /// The only one in the store, so that nothing in it is left unrestored.
     pub(crate) instance: Instance,
-    /// The memories that the module defines, in its order; each handle belongs to the slot beside it and has its
-    /// size.
+    /// The memories that the module itself defines, in order; each handle has the size of its slot.
     pub(crate) memories: Vec<(Arc<GuestMemory>, Memory)>,
     /// The added restore function; `None` where only memory is restored.
     restore: Option<TypedFunc<(), i32>>,

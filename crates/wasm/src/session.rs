@@ -6,9 +6,9 @@
 //! place (a table that grew, a large heap of collected objects), the instance is replaced. Every switch to a state
 //! gets its own generation and fresh entropy, as a lease does.
 //!
-//! A guest's file tree and what is open in it are part of the state. May break it: state that host functions keep.
-//! WASI streams belong to the live session: they are not part of a state, and each switch makes new ones. So do host
-//! directories; a guest that has files of theirs open cannot be frozen.
+//! A guest's file tree and its open files are part of the state. May break it: state that host functions keep. WASI
+//! streams belong to the live session: they are not part of a state, and each switch makes new ones. So do host
+//! directories; a guest with open files in them cannot be frozen.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub enum SessionError {
     Image(#[from] ImageError),
 }
 
-/// The parts of a session's state that are not memory: globals, tables, dropped segments, sizes.
+/// The state of a session except memory: globals, tables, dropped segments, sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionState(pub(crate) Arc<Values>);
 
@@ -94,7 +94,7 @@ impl SessionState {
     }
 }
 
-/// The positions of an instance's state except memory, looked up once.
+/// The positions of all state of an instance except memory, looked up once.
 struct InstanceLayout {
     globals: Vec<(Global, ValType)>,
     tables: Vec<(Table, ValType)>,

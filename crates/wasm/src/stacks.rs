@@ -14,7 +14,7 @@ use afresh_memory::{PAGE_SIZE, PageRange, page_align_up};
 use afresh_sys::{Protection, Reservation, fork};
 use wasmtime::{StackCreator, StackMemory};
 
-/// Most stacks that a thread keeps.
+/// Maximum stacks that a thread keeps.
 const MAX_STACKS: usize = 64;
 
 /// Inaccessible pages below a stack.

@@ -1,5 +1,4 @@
-//! The part of a guest's warm state that is not memory: reading it from an instance, and writing it
-//! to another.
+//! The warm state except memory: reading it from an instance, and writing it to another.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

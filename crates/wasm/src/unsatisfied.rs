@@ -77,9 +77,9 @@ fn is_defined(linker: &ComponentLinker<Host>, name: &str) -> bool {
 
 /// Every import of `component` that `linker` lacks, if that is the error.
 ///
-/// A linker does not list its definitions, but it refuses a second definition of the same name. So a copy is given
-/// everything that is imported, and what it takes was missing. WASI's own interfaces are asked about last: of those,
-/// a linker may also have another version that serves.
+/// A linker does not list its definitions, but it refuses a second definition of the same name. So a copy gets a
+/// definition of every import, and those that it accepts were missing. WASI's own interfaces come last: a linker may
+/// have another version of one that fits.
 pub(crate) fn of_component(
     linker: &ComponentLinker<Host>,
     component: &Component,

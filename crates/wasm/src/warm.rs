@@ -120,7 +120,7 @@ pub(crate) struct Inner {
     entries: Mutex<HashMap<(String, TypeId), usize>>,
     pub(crate) report: WarmReport,
     pub(crate) program: Program,
-    /// The reading of the guest's clock when its warm state was taken.
+    /// The guest clock's reading when its warm state was taken.
     pub(crate) read: u64,
 }
 

@@ -248,7 +248,7 @@ impl Embedder {
         self.page().is_some_and(|page| page.holds(address) && page.set(Protection::ReadWrite))
     }
 
-    /// Passes a fault on to the previous handler, as the manual page says.
+    /// Passes a fault on to the previous handler, as the manual page describes.
     fn pass_on(&self, signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
         // SAFETY: the remembered action, called with the kernel's own arguments.
         unsafe {
@@ -415,7 +415,7 @@ impl Process {
             RUNTIME.page().unwrap().poke();
         }
         if on(Jump, None) && !on(Wasmtime, Some(Jump)) {
-            // Many times at the same address, with a range of ours in between.
+            // Many times at the same address, with a registered range in between.
             for _ in 0..5 {
                 touch_and_jump();
                 if with_us && steps.last() == Some(&Ours) {

@@ -279,7 +279,7 @@ fn place<'js>(ctx: &Ctx<'js>) -> rquickjs::Result<Value<'js>> {
     of.call(("afresh.value",))
 }
 
-/// What a promise becomes, once nothing is left to be done.
+/// The result of a promise, once no job is left.
 fn settle<'js>(ctx: &Ctx<'js>, promise: &Promise<'js>) -> Result<Value<'js>, Failure<'js>> {
     match promise.finish::<Value<'_>>() {
         Ok(value) => Ok(value),

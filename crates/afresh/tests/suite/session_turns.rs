@@ -160,7 +160,7 @@ fn remote(dir: &Path, name: &str) -> Reference {
 
 const ELSEWHERE: &str = "AFRESH_TEST_OPEN_ELSEWHERE";
 
-/// What another process sees, in short.
+/// The state that another process sees, in short.
 fn digest(seen: &SessionState) -> String {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();

@@ -19,7 +19,7 @@ const WINDOW: usize = 64;
 /// A way to restore that takes part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rival {
-    /// A private mapping that stays. What all others are held against.
+    /// A private mapping that stays. The baseline of all others.
     Mmap,
     /// The same, with every page faulted in first.
     MmapPopulate,

@@ -50,8 +50,8 @@ const CASES: [Case; 7] = [
     Case { large: true, ..case("random/read/large-folios", Order::Random, false) },
 ];
 
-/// Whether a way takes part in a case: those that read everything first say nothing about a
-/// working set from a cold cache, and what is held in memory has no cold cache and no folio size.
+/// Whether a way takes part in a case: a full read first does not measure a working set from a cold
+/// cache, and a copy in memory has no cold cache and no folio size.
 fn takes_part(way: Rival, case: &Case) -> bool {
     match way {
         Rival::Pager(FillStrategy::WorkingSet) => case.order == Order::Set,
@@ -191,7 +191,7 @@ fn once(
     Ok(sample)
 }
 
-/// The delay of every touch, in a run of its own since the clock costs time.
+/// The delay of every touch, in a separate run since the clock costs time.
 fn delays(corpus: &Corpus, case: &Case, way: Rival) -> Result<Delays> {
     let mut times = vec![0.0; corpus.order(case).len()];
     let mut last = 0.0;

@@ -14,7 +14,7 @@ const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
 const HELD: u64 = 3 << 62;
 /// A page of a file, or shared.
 const FILE: u64 = 1 << 61;
-/// Pages that are asked about at a time.
+/// Pages of one query.
 const BATCH_PAGES: u64 = 1 << 15;
 
 fn failed(error: std::io::Error) -> PlatformError {

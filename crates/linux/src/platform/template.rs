@@ -4,9 +4,9 @@
 //! a fault for each page that it touches. A template is made for a state that processes are made from again and
 //! again.
 //!
-//! Promises: no guest runs in a template, so that nothing of one is in its children; there are at most [`MAX_TEMPLATES`]; each goes with the state
-//! that it is of, and belongs to the process that made it: one that is forked from that makes its own. Where none can be had, or it was
-//! killed, a process is made without.
+//! Promises: no guest runs in a template, so its children contain no trace of one; at most [`MAX_TEMPLATES`] templates exist;
+//! each is dropped with its state, and belongs to the process that made it: a forked process makes new ones. If a
+//! template cannot be made, or was killed, a process is made without.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -62,7 +62,7 @@ for line in sys.stdin:
     print(len(os.listdir("/proc/self/fd")), b.recv(2, socket.MSG_PEEK), shared[0], anonymous[0], flush=True)
 "#;
 
-/// How many states are tried, unless `AFRESH_FORGED` says so.
+/// Default number of tried states; `AFRESH_FORGED` changes it.
 const DEFAULT_STATES: usize = 250;
 
 #[test]

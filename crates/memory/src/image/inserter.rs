@@ -23,7 +23,7 @@ use super::Backing;
 use crate::ImageError;
 use crate::tracker::descriptor::SIGBUS;
 
-/// How often a copy that the kernel put off is tried again.
+/// Attempts of a copy that the kernel deferred.
 const MAX_ATTEMPTS: usize = 100_000;
 
 /// Which pages of a lazily filled image have arrived.

@@ -244,7 +244,7 @@ fn touching_a_page_that_never_comes_raises_sigsegv() {
 #[derive(Default)]
 struct PageRanges(Vec<PageRange>);
 
-// SAFETY: says of every watched page that it was written, and protects none.
+// SAFETY: reports every watched page as written, and protects none.
 unsafe impl Tracker for PageRanges {
     fn kind(&self) -> TrackerKind {
         TrackerKind::Other("own")

@@ -45,7 +45,7 @@ impl Filler for Gated {
 
 struct TenantSource;
 
-// SAFETY: says of every watched page that it was written, and protects none.
+// SAFETY: reports every watched page as written, and protects none.
 unsafe impl Tracker for TenantSource {
     fn kind(&self) -> TrackerKind {
         TrackerKind::Other("own")
@@ -118,7 +118,7 @@ fn slow_tenants_keep_nobody_else_waiting() {
             send.send(()).unwrap();
         });
         let answered = seen.recv_timeout(TEST_TIMEOUT);
-        // Before anything is asserted, or the scope would wait for ever.
+        // Before any assertion, or the scope would wait without end.
         open.store(true, Ordering::Release);
         assert!(answered.is_ok(), "a guest of a quick source waited for the slow ones");
     });

@@ -11,7 +11,7 @@ use wasmtime::{
 use crate::common::random::Random;
 use crate::common::{engine, wat};
 
-/// What the host was told, and by what memory.
+/// The numbers that the host received, each with a byte of memory from the caller.
 type Calls = Vec<(i32, Option<usize>)>;
 
 fn linker(engine: &Engine) -> Linker<Calls> {
@@ -32,7 +32,7 @@ struct LinkedModule {
 }
 
 impl LinkedModule {
-    /// As wasmtime links them: each an instance of its own.
+    /// As wasmtime links them: each a separate instance.
     fn apart(engine: &Engine, modules: &[(&str, Vec<u8>)]) -> wasmtime::Result<Self> {
         let mut linker = linker(engine);
         let mut store = Store::new(engine, Calls::default());
@@ -380,7 +380,7 @@ fn random_module(random: &mut Random, available: Option<Vec<u8>>) -> Option<Vec<
     Some(module.to_bytes())
 }
 
-/// What there is to see of an instance.
+/// The visible state of an instance.
 fn seen(made: &mut LinkedModule) -> Vec<String> {
     let names: Vec<String> =
         made.instance.exports(&mut made.store).map(|export| export.name().to_owned()).collect();
@@ -477,7 +477,8 @@ const HOSTED: &str = r#"(module
     (func (export "alloc") (param i32) (result i32) (local.get 0))
     (func (export "put") (i32.store8 (i32.const 3) (i32.const 33))))"#;
 
-/// Asks its host for what the library lacks, and has a memory and an allocator by the library's names.
+/// Imports from its host functions that the library lacks, and has a memory and an allocator by the
+/// library's names.
 const MAIN_MODULE: &str = r#"(module
     (import "library" "put" (func $put))
     (import "library" "tell" (func $tell (param i32) (result i32)))

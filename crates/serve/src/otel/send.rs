@@ -18,13 +18,13 @@ use super::encode::{self, FinishedSpan};
 use super::settings::{Settings, SettingsError};
 use crate::failure::describe;
 
-/// How often a batch is sent before it is given up.
+/// Maximum attempts for a batch.
 const MAX_ATTEMPTS: u32 = 5;
 /// Before the second try; twice that before each further one.
 const FIRST: Duration = Duration::from_secs(1);
-/// Most time that a collector may ask to be left alone for.
+/// Maximum pause that a collector may request.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
-/// Most bytes of an answer that are read.
+/// Maximum bytes of an answer that are read.
 const ANSWER: usize = 64 << 10;
 
 /// A sender with these settings.

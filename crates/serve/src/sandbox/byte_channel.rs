@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, mpsc};
 pub(super) const ROOM: u32 = 256 << 10;
 /// Overhead of a piece.
 const PIECE_OVERHEAD: usize = 128;
-/// Bytes that are taken at once, as long as there is no larger piece.
+/// Bytes that are taken at once, unless a single piece is larger.
 const CHUNK_SIZE: usize = 32 << 10;
 
 /// A piece, and the room that it takes until it is taken.

@@ -19,9 +19,9 @@ type All = State<Arc<Sandboxes>>;
 
 /// The version of the E2B agent with this interface. Its clients choose their requests by it.
 const AGENT: &str = "0.6.5";
-/// Seconds that a sandbox lives if its client does not say.
+/// Default lifetime of a sandbox in seconds.
 const DEFAULT_TIMEOUT_SECONDS: u64 = 300;
-/// Most forks of one request.
+/// Maximum forks of one request.
 const FORKS: usize = 1000;
 /// Maximum sandboxes or snapshots of one page.
 const PAGE: usize = 100;

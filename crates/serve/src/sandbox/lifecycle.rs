@@ -18,14 +18,14 @@ use super::registry::{Sandboxes, blocking, lock};
 use super::template::kept;
 use crate::error_response::ErrorResponse;
 
-/// How long a client waits for the end of a sandbox that is being called.
+/// How long a client waits for the end of a sandbox with a running call.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longer than one slice of background work of a sandbox.
 const SLICE: Duration = Duration::from_millis(200);
-/// How often, and after how long each time, it is tried again to strike one out.
+/// Maximum attempts to strike one out, and the time between them.
 const MAX_STRIKE_ATTEMPTS: u32 = 720;
 const STRIKE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// How often memory is measured.
+/// Interval of memory measurements.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
 /// How long an ending server tries to save its sandboxes after refusals.
 const SAVE_ALL_TIMEOUT: Duration = Duration::from_secs(30);

@@ -287,7 +287,7 @@ impl RoutedOutput {
         if let Some(starting) = self.starting.as_mut().filter(|_| ears.is_empty()) {
             starting.early.push((number, stream, bytes.to_vec()));
             starting.kept += bytes.len();
-            // A command that prints so much before it has a number is the one that is being started.
+            // A command that prints this much before it has a number is the one that is being started.
             return if starting.kept > MAX_EARLY_BYTES { self.started(number) } else { Ok(()) };
         }
         for piece in pieces(bytes) {

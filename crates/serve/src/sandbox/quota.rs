@@ -13,7 +13,7 @@ use super::ledger::Ledger;
 use super::registry::lock;
 use crate::error_response::ErrorResponse;
 
-/// How long a count is good for.
+/// How long a count is valid.
 const COUNT_LIFETIME: Duration = Duration::from_secs(30);
 
 /// The snapshots of each tenant.

@@ -8,7 +8,7 @@ use super::Host;
 
 type FindLimiter = dyn (Fn(&mut Host) -> &mut dyn ResourceLimiter) + Send + Sync;
 
-/// The embedder's limiter, in its state, which is consulted after the limits of the guest's options. The default has
+/// The embedder's limiter, in its state, which is consulted after the limits in the guest's options. The default has
 /// no limiter.
 #[derive(Clone, Default)]
 pub struct Limiter(Option<Arc<FindLimiter>>);

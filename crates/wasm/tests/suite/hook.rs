@@ -1,5 +1,5 @@
-//! Call hooks: notified of the guest's own calls and of no other, in every mode and on every stack,
-//! and able to end them.
+//! Call hooks: notified of guest calls and of no other, in every mode and on every stack, and able
+//! to end them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};

@@ -316,7 +316,7 @@ fn random_module(seed: u64) -> Option<Vec<u8>> {
 /// Bytes that a memory, or the heap for GC objects, may grow to: random arrays are as large as they can be.
 const MAX_MEMORY: usize = 8 << 20;
 
-/// The part of a call's result that is the same in every instance.
+/// The part of a result that is the same in every instance.
 fn show(result: Option<Vec<Val>>) -> String {
     let Some(values) = result else { return "trapped".to_owned() };
     let shown = values.iter().map(|value| match value.ref_() {

@@ -1,5 +1,5 @@
-//! Waits in WASI end at the limits of the call, in modules and components; without a limit they last as long as
-//! requested.
+//! Waits in WASI end with the limits for a call, in modules and components. Without a limit they last for the
+//! requested time.
 
 use std::time::Duration;
 

@@ -13,7 +13,7 @@ use crate::sentry::kernel::resource_limits::ResourceLimits;
 
 /// The PID that adopts orphans (`init`), and never reaps them.
 pub(in crate::sentry) const NOBODY: u32 = 1;
-/// Most bytes of arguments, and of variables, as of a path.
+/// Maximum bytes of arguments, of variables, and of a path.
 const MAX_ARGUMENT_BYTES: usize = 1 << 20;
 
 /// Arguments and variables that a program was started with, each with a zero behind it.

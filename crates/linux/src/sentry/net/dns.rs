@@ -20,7 +20,7 @@ const FIRST: u32 = u32::from_be_bytes([198, 18, 0, 1]);
 const NAMES: usize = 4096;
 /// Longest name.
 const MAX_NAME: usize = 253;
-/// How long an answer may be kept, in seconds.
+/// Time to live of an answer, in seconds.
 const MAX_TTL: u32 = 60;
 
 const HEAD: usize = 12;

@@ -4,7 +4,7 @@
 
 use crate::sentry::tty::terminals::{SHOWN, TYPED, Terminal, Termios};
 
-/// Most bytes that one byte of output becomes.
+/// Maximum bytes that one byte of output becomes.
 const MAX_EXPANSION: usize = 8;
 
 // Packet bytes for a master in packet mode (`TIOCPKT_…`).

@@ -5,9 +5,8 @@
 //!
 //! Promises:
 //! * A lookup takes no lock, allocates nothing and never waits.
-//! * Adding a range waits for no lookup and for nobody who uses a value.
-//! * [`EntryGuard::close`] waits for whoever uses the value of that very range, and for nobody else. Afterwards nobody
-//!   uses it.
+//! * Adding a range waits for no lookup and for no user of a value.
+//! * [`EntryGuard::close`] waits for users of the value of that very range only. Afterwards the value has no users.
 //!
 //! Why it is safe: two counts. One is of all *lookups*, which take a moment and run no code but this. Unpublished
 //! nodes are freed only when it was seen at zero afterwards; no thread waits for that, the next change looks again.
@@ -42,8 +41,7 @@ unsafe impl<T: Send + Sync> Sync for Entry<T> {}
 pub(crate) struct EntryGuard<T>(Arc<Entry<T>>);
 
 impl<T> EntryGuard<T> {
-    /// Waits until nobody uses the entry any more, and returns its value. It must have been removed before. Needs no
-    /// lock.
+    /// Waits until the entry has no users, and returns its value. It must have been removed before. Needs no lock.
     pub(crate) fn close(self, generation: u32) -> Option<T> {
         self.0.users.close(generation);
         // SAFETY: closed and without users, so the value is not read now or later; an entry has only one `Held`,
@@ -215,7 +213,7 @@ impl<T: Send + Sync> Table<T> {
         Some(EntryGuard(entry))
     }
 
-    /// Takes an entry out; nobody finds it any more. Who did before may still use it: see [`EntryGuard::close`].
+    /// Removes an entry; later lookups do not find it. Earlier users may still use it: see [`EntryGuard::close`].
     pub(crate) fn remove(
         &self,
         unpublished: &mut Unpublished<T>,

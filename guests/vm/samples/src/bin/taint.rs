@@ -24,7 +24,7 @@ const LEN: usize = 256 + 4096;
 struct Secret([u8; LEN]);
 
 static mut FOUND: Secret = Secret([0; LEN]);
-/// Room for what strings of ports are read into and written from.
+/// Room for string instructions on ports to read into and write from.
 #[repr(C, align(4096))]
 struct Room([u32; 8192]);
 
