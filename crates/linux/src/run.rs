@@ -30,7 +30,7 @@ pub struct Run {
     pub messages: String,
 }
 
-/// What is left of a program that ran with the host's streams.
+/// The result of a program that ran with host streams.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct EndedRun {
@@ -94,7 +94,7 @@ impl HostStreams {
         self
     }
 
-    /// Signals, and changes of the terminal's size. A program that waits for nothing else waits for those.
+    /// Signals, and changes of the terminal's size. A program without another event waits for these.
     #[must_use]
     pub fn control(mut self, control: RunControl) -> Self {
         self.control = Some(control);

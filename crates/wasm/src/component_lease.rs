@@ -271,7 +271,7 @@ impl ComponentLease<'_> {
         }
     }
 
-    /// Bytes of the component's memories that differ from its initial state.
+    /// Bytes of component memories that differ from its initial state.
     ///
     /// # Errors
     /// [`WarmError`] when the memory cannot be read.
