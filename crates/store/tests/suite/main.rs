@@ -4,6 +4,7 @@ mod archive;
 mod crashes;
 mod flips;
 mod format;
+mod full_disk;
 mod golden;
 mod image;
 mod kill;

@@ -6,6 +6,7 @@ pub(crate) mod forge;
 pub(crate) mod listening;
 #[cfg(feature = "remote")]
 pub(crate) mod objects;
+pub(crate) mod small_disk;
 
 use std::path::Path;
 
