@@ -163,7 +163,8 @@ impl Store {
     /// The meaning of `name` that a change made from `snapshot` replaces: `snapshot` where it was opened by that
     /// name, or the name means it; any other otherwise.
     pub(crate) fn replaced_by(&self, name: &str, snapshot: &Snapshot) -> Expected {
-        let opened = snapshot.opened_by() == Some((self.root(), name));
+        let by = snapshot.opened_by();
+        let opened = by.is_some_and(|(root, by)| by == name && same_file(root, self.root()));
         let means = || self.index().ok().and_then(|index| index.meaning(name));
         match snapshot.turns() {
             _ if !opened && means() != Some(snapshot.id()) => Expected::Any,
@@ -230,6 +231,12 @@ impl NamingIndex {
         self.seen = (named && opened == after).then_some((file, opened));
         Ok(named)
     }
+}
+
+/// Whether both paths lead to the same directory.
+fn same_file(one: &Path, two: &Path) -> bool {
+    let of = |path: &Path| fs::metadata(path).map(|it| (it.dev(), it.ino())).ok();
+    one == two || of(one).is_some_and(|it| of(two) == Some(it))
 }
 
 /// Changes whenever a file is replaced or written.

@@ -34,7 +34,7 @@ impl Store {
     /// Opens a directory that is an image layout already.
     ///
     /// # Errors
-    /// [`OpenError::NotALayout`] when it is none.
+    /// [`OpenError::NotALayout`] for any other directory.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, OpenError> {
         let root = root.into();
         let layout = read_bounded(&root.join(LAYOUT_FILE), "`oci-layout`", 4096)
@@ -98,12 +98,12 @@ impl Store {
         self.root.join(JOURNALS).join(id)
     }
 
-    /// Replaces a file beside the blobs; who may read those may read it.
+    /// Replaces a file of the store; the readers of blobs may read it.
     pub(crate) fn put_file(&self, name: &str, bytes: &[u8]) -> Result<(), SaveError> {
         replace_file(&self.root.join(name), &self.blob_dir(), bytes)
     }
 
-    /// Takes one of the store's locks, waiting for it; dropping the file releases it.
+    /// Takes a lock of the store, waiting for it; dropping the file releases it.
     pub(crate) fn lock(&self, name: &str, exclusive: bool) -> Result<File, SaveError> {
         afresh_sys::crash::point();
         let path = self.root.join(name);
@@ -150,8 +150,8 @@ impl Store {
         Ok(index)
     }
 
-    /// The names of snapshots in the store, in order. What else an image layout may hold (images, artifacts
-    /// of other tools) is left out.
+    /// The names of snapshots in the store, in order. Other content of an image layout (images,
+    /// artifacts of other tools) is left out.
     ///
     /// # Errors
     /// A damaged `index.json`.
@@ -164,8 +164,8 @@ impl Store {
         let mut manifests = self.index()?.manifests;
         manifests.retain(|descriptor| match descriptor.is_snapshot() {
             Some(known) => known,
-            // Copied by a tool that left the type out: the manifest has it, and what cannot be read might
-            // be one of ours.
+            // Copied by a tool that left the type out: the manifest has it, and an unreadable one
+            // may be a snapshot.
             None => descriptor
                 .digest("`index.json`")
                 .and_then(|id| read_kind(self, id))
@@ -174,18 +174,25 @@ impl Store {
         Ok(manifests)
     }
 
-    /// The snapshot that `name` means: a tag, or a manifest digest in the form `sha256:…`. Where nothing is
-    /// named `latest`, it means the only snapshot that there is, named or not.
+    /// The snapshot that `name` means: a tag, or a manifest digest in the form `sha256:…`. Where
+    /// nothing is named `latest`, it means the only snapshot, named or not.
     ///
     /// # Errors
     /// [`OpenError::NoSuchName`] with the names there are.
     pub fn resolve(&self, name: &str) -> Result<Sha256, OpenError> {
+        Ok(self.resolve_named(name)?.0)
+    }
+
+    /// As [`Store::resolve`], with the name in `index.json`: `latest` may stand for another one.
+    fn resolve_named(&self, name: &str) -> Result<(Sha256, Option<String>), OpenError> {
         if let Ok(id) = name.parse::<Sha256>()
             && self.blob_path(id).exists()
         {
-            return Ok(id);
+            return Ok((id, None));
         }
-        resolve_in(&self.snapshots()?, name)?.digest("`index.json`")
+        let snapshots = self.snapshots()?;
+        let found = resolve_in(&snapshots, name)?;
+        Ok((found.digest("`index.json`")?, found.name().map(str::to_owned)))
     }
 
     /// Opens the snapshot that `name` means, a tag or a digest.
@@ -214,16 +221,20 @@ impl Store {
     pub fn load_with(&self, name: &str, access: &Access) -> Result<Snapshot, OpenError> {
         // Takes no lock, so that a `gc` or a save under way holds up no guest. What `gc` removes meanwhile
         // had lost its name before, so the name means something else by then.
-        let mut id = self.resolve(name)?;
+        let (mut id, mut named) = self.resolve_named(name)?;
         loop {
             match open_snapshot(self, id, access) {
                 Err(error) if error.is_missing_file() => {
-                    let now = self.resolve(name).ok().filter(|now| *now != id);
-                    id = now.ok_or(error)?;
+                    let now = self.resolve_named(name).ok().filter(|(now, _)| *now != id);
+                    (id, named) = now.ok_or(error)?;
                 }
                 // A digest never changes its meaning.
-                opened if name.parse::<Sha256>().is_ok() => return opened,
-                opened => return opened.map(|snapshot| snapshot.with_name(self.root(), name)),
+                opened => {
+                    return opened.map(|snapshot| match &named {
+                        Some(name) => snapshot.with_name(self.root(), name),
+                        None => snapshot,
+                    });
+                }
             }
         }
     }
@@ -263,5 +274,6 @@ pub(crate) fn new_dir(path: &Path) -> std::io::Result<()> {
 pub(crate) const INDEX_LOCK: &str = ".index-lock";
 /// Held shared while a writer notes a blob in its marker and puts it in its place, exclusively by `gc`.
 pub(crate) const BLOB_LOCK: &str = ".blob-lock";
-/// Held exclusively by a `gc` that waits for [`BLOB_LOCK`], and taken for a moment by whoever else wants that.
+/// Held exclusively by a `gc` that waits for [`BLOB_LOCK`], and taken for a moment by every other
+/// holder of that.
 const GC_LOCK: &str = ".gc-lock";

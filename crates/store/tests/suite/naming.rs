@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::support::{memory, options, store};
 use crate::turns::{append, is_round, session};
-use afresh_store::{Access, CompactOptions, FoldOptions, SaveError};
+use afresh_store::{Access, CompactOptions, FoldOptions, SaveError, Store};
 use afresh_sys::planted::Bug;
 
 #[test]
@@ -168,6 +168,73 @@ fn a_compaction_keeps_what_was_saved_after_its_snapshot_was_opened() {
     // The same snapshot can get another name.
     store.compact("b", &opened, &CompactOptions::default()).unwrap();
     assert!(crate::support::bytes(&store.load("b").unwrap()) == memory(&[1]).0);
+}
+
+#[test]
+fn a_compaction_compares_the_load_however_the_store_is_spelled() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    store.save("a", &memory(&[1]), &options()).unwrap();
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+    for root in [dir.path().join("."), link] {
+        let opened = Store::open(root).unwrap().load("a").unwrap();
+        let newer = store.save("a", &memory(&[2]), &options()).unwrap();
+        let refused = store.compact("a", &opened, &CompactOptions::default()).unwrap_err();
+        assert!(matches!(refused, SaveError::Moved(_)), "{refused}");
+        assert_eq!(store.resolve("a").unwrap(), newer);
+    }
+}
+
+#[test]
+fn the_only_snapshot_can_be_compacted_as_the_latest() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    store.save("a", &memory(&[1]), &options()).unwrap();
+    let opened = store.load("latest").unwrap();
+    let id = store.compact("latest", &opened, &CompactOptions::default()).unwrap();
+    assert_eq!(store.resolve("latest").unwrap(), id);
+    // `latest` is a name of its own now, and is compared as others are.
+    let opened = store.load("latest").unwrap();
+    store.save("latest", &memory(&[2]), &options()).unwrap();
+    let refused = store.compact("latest", &opened, &CompactOptions::default()).unwrap_err();
+    assert!(matches!(refused, SaveError::Moved(_)), "{refused}");
+}
+
+#[test]
+fn turns_follow_on_a_session_that_was_opened_as_the_latest() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    drop(session(&store, "a", 2));
+    let mut journal = store.load("latest").unwrap().resume_turns().unwrap().unwrap();
+    append(&mut journal, 3);
+    assert!(is_round(&store.load("a").unwrap(), 3));
+}
+
+#[test]
+fn a_compaction_of_one_name_leaves_the_session_of_the_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    let mut created = session(&store, "a", 2);
+    store.tag("b", Some(created.base())).unwrap();
+    let mut other = store.load("b").unwrap().resume_turns().unwrap().unwrap();
+    let opened = store.load("a").unwrap();
+    append(&mut created, 3);
+    // The turn came after the load.
+    let refused = store.compact("a", &opened, &CompactOptions::default()).unwrap_err();
+    assert!(matches!(refused, SaveError::Moved(_)), "{refused}");
+    let opened = store.load("a").unwrap();
+    store.compact("a", &opened, &CompactOptions::default()).unwrap();
+    // Handles of `a` are refused. One of `b` has missed a turn.
+    for outdated in [&mut created, &mut other] {
+        let turn = crate::turns::next_turn(outdated, 4);
+        assert!(matches!(outdated.append(&turn, None), Err(SaveError::Moved(_))));
+    }
+    let mut other = store.load("b").unwrap().resume_turns().unwrap().unwrap();
+    append(&mut other, 4);
+    store.gc().unwrap();
+    assert!(is_round(&store.load("a").unwrap(), 3));
+    assert!(is_round(&store.load("b").unwrap(), 4));
 }
 
 #[cfg(feature = "seal")]
