@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
+mod book;
 mod command;
 mod conformance;
 mod demo;
@@ -36,6 +37,8 @@ const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
 Commands:
+  book                   Check the pages and links of the documentation, and build the book with mdbook into
+                         target/book.
   conformance [--source REPOSITORY] [CALL…]
                          Run the Linux Test Project's cases for the calls that Linux guests are served, as guests
                          and without us, and write the table in docs/linux-calls.md: fetches and builds
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
 
 fn dispatch(arguments: &[String]) -> Result<ExitCode> {
     match arguments.split_first().map(|(name, rest)| (name.as_str(), rest)) {
+        Some(("book", rest)) => book::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("conformance", rest)) => conformance::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("demo", rest)) => demo::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("fuzz", rest)) => fuzz::main(rest),

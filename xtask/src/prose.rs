@@ -112,29 +112,39 @@ fn markers() -> Result<Vec<Vec<String>>> {
 
 /// Sources and documents of the repository, with their texts, sorted by path.
 pub(crate) fn files() -> Result<Vec<(String, String)>> {
-    let root = repository();
     let mut files = Vec::new();
+    for path in paths()? {
+        let is_prose = path.extension().is_some_and(|kind| KINDS.iter().any(|k| kind == *k));
+        // STYLE.md quotes bad sentences.
+        if is_prose && !path.ends_with("STYLE.md") {
+            let text = std::fs::read_to_string(repository().join(&path))
+                .with_context(|| path.display().to_string())?;
+            files.push((path.display().to_string(), text));
+        }
+    }
+    Ok(files)
+}
+
+/// The files of the repository by their paths in it, sorted. Built and fetched files are omitted.
+pub(crate) fn paths() -> Result<Vec<PathBuf>> {
+    let root = repository();
+    let mut paths = Vec::new();
     let mut folders = vec![root.clone()];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder)? {
             let entry = entry?;
             let (path, kind) = (entry.path(), entry.file_type()?);
             let name = entry.file_name().to_string_lossy().into_owned();
-            if kind.is_dir() && !name.starts_with('.') && !OTHERS.contains(&name.as_str()) {
+            let is_hidden = name.starts_with('.') && name != ".github";
+            if kind.is_dir() && !is_hidden && !OTHERS.contains(&name.as_str()) {
                 folders.push(path);
-                continue;
-            }
-            let is_prose = path.extension().is_some_and(|kind| KINDS.iter().any(|k| kind == *k));
-            // STYLE.md quotes bad sentences.
-            if kind.is_file() && is_prose && name != "STYLE.md" {
-                let text =
-                    std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-                files.push((path.strip_prefix(&root)?.display().to_string(), text));
+            } else if kind.is_file() {
+                paths.push(path.strip_prefix(&root)?.to_owned());
             }
         }
     }
-    files.sort();
-    Ok(files)
+    paths.sort();
+    Ok(paths)
 }
 
 /// The marked sentences of a file.
