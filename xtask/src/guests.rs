@@ -199,7 +199,7 @@ pub(crate) fn build(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// All inputs of the guest's build.
+/// All inputs of the build.
 fn inputs(guest: &Guest) -> Result<String> {
     let guests = host::repository().join("guests");
     let inputs = ["Cargo.toml", "Cargo.lock", "abi", guest.name].map(|name| guests.join(name));

@@ -72,7 +72,7 @@ pub(crate) struct OpenArguments {
 pub(crate) struct Command<'a> {
     /// Its arguments, after its name.
     pub(crate) arguments: &'a [String],
-    /// Its standard input; this process's own if there is none and `interactive` is set.
+    /// Its standard input; without one this process's own if `interactive` is set.
     pub(crate) input: Option<Vec<u8>>,
     pub(crate) interactive: bool,
     /// Whether its output is shown.

@@ -158,7 +158,7 @@ impl Cost for (u64, NodeShape<'_>) {
     }
 }
 
-/// Charges the memory of a tree's description, under a budget of `files` files.
+/// Charges the memory of the `description` of a tree, under a budget of `files` files.
 pub(crate) fn charge_tree(description: &[u8], files: u64) -> Result<Charge, TreeError> {
     let shape = walk::<TreeShape<'_>>(description)?;
     let costs = [shape.3.0, shape.4.0, shape.5.0, shape.6.0, shape.7.0];

@@ -1,4 +1,4 @@
-//! A frame: a block of the pool's physical memory, and, in its type, the state of its content.
+//! A frame: a block of physical memory of the pool, and, in its type, the state of its content.
 //!
 //! The three kinds are three types, and only the pool makes one of another: a [`DirtyFrame`] becomes
 //! clean by being zeroed, a [`CleanFrame`] becomes dirty by being *used*, and an absent one, which

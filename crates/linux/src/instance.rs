@@ -469,7 +469,7 @@ impl Instance {
     }
 
     /// Reads the guest's memory as the last call has left it, even a call that ended the guest: for example the
-    /// counters of a fuzzer's target. The next call begins with the reset, if one is due.
+    /// counters of a fuzzing target. The next call begins with the reset, if one is due.
     ///
     /// # Errors
     /// [`PlatformError::Lost`] when the process has ended, or there was no call yet; when the guest has nothing

@@ -1,5 +1,5 @@
-//! The positions, in the whole, of the items of one of several linked modules, and the rules by which an export
-//! satisfies an import.
+//! The positions, in the whole, of the items of one of several linked modules, and the check that an export satisfies
+//! an import.
 
 use std::convert::Infallible;
 

@@ -24,7 +24,7 @@ pub(crate) struct Watched {
     pub(crate) first: usize,
     /// Its length in pages.
     pub(crate) pages: usize,
-    /// The destination of KVM's bitmap; empty with a ring.
+    /// The destination of the bitmap from KVM; empty with a ring.
     pub(crate) bitmap: Vec<u64>,
 }
 

@@ -28,7 +28,7 @@ const KIND: &str = "wasm";
 /// The version that the state's encoding belongs to.
 const ENGINE: &str = concat!("afresh-wasm ", env!("CARGO_PKG_VERSION"));
 
-/// Maximum nanoseconds of a guest's clock, so that additions to a reading fit: a century.
+/// Maximum nanoseconds of a guest clock, so that additions to a reading fit: a century.
 const LONGEST: u64 = 100 * 366 * 24 * 3600 * 1_000_000_000;
 
 /// Comes before the files.

@@ -94,7 +94,7 @@ impl SessionState {
     }
 }
 
-/// The positions of an instance's state except memory, looked up once.
+/// The positions of all state of an instance except memory, looked up once.
 struct InstanceLayout {
     globals: Vec<(Global, ValType)>,
     tables: Vec<(Table, ValType)>,
