@@ -134,7 +134,7 @@ const MISS: u32 = 100;
 const PERIOD: u32 = 128;
 /// Smaller blocks are neither measured nor chosen for.
 const LARGE: usize = 256 << 10;
-/// The length of "moments", in nanoseconds.
+/// Shorter gaps count as moments, in nanoseconds.
 const MOMENTS: u64 = 1_000_000;
 
 impl Default for Chooser {
