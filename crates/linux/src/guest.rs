@@ -22,9 +22,9 @@ const MOMENT: Duration = Duration::from_micros(50);
 /// Why a guest stopped running.
 #[derive(Debug)]
 pub(crate) enum StopReason {
-    /// It waits for the caller, so.
+    /// It waits for the caller, in this way.
     Idle(IdleWait),
-    /// It ended. `Trap` is whether the stub has it.
+    /// It ended; [`Trap`] shows whether its process waits in the stub.
     End(End, Trap),
     /// Time is up.
     Late,

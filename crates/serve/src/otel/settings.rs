@@ -1,4 +1,4 @@
-//! The settings of traces, from the variables of OpenTelemetry's specification.
+//! The settings of traces, from the variables of the OpenTelemetry specification.
 //!
 //! Promises: a variable that is not understood is an error or a warning that names it, never another value. Headers,
 //! which may contain keys, are never shown.
