@@ -31,7 +31,7 @@ use crate::warm::Warm;
 const KIND: &str = "linux";
 /// What gives the state its meaning: the form of the bytes below, and the stub's. Goes up when either changes in a way that
 /// older states do not survive.
-const ENGINE: &str = "afresh-linux state 8";
+const ENGINE: &str = "afresh-linux state 9";
 
 /// Delay before untouched pages are loaded: a first answer needs few of them, and the CPU itself.
 const HEAD_START: Duration = Duration::from_millis(10);
