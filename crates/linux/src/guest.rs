@@ -116,6 +116,17 @@ impl Guest {
         if self.person.streams.is_heard() { length.min(ASK_INTERVAL) } else { length }
     }
 
+    /// Whether other threads, an alarm or the caller have waited for long enough. A thread that makes calls without pause is
+    /// never late otherwise.
+    fn turn_is_over(&self) -> bool {
+        let taken = self.turn.elapsed();
+        if taken < MOMENT || self.person.state.is_alone() {
+            return false;
+        }
+        let rings = self.person.state.rings_at();
+        taken >= TURN || rings.is_some_and(|at| at <= now_moment())
+    }
+
     /// The end of the running thread's time: after its slice, or when the alarm expires.
     fn turn_ends(&self, deadline: Instant) -> Instant {
         let state = &self.person.state;
@@ -159,6 +170,14 @@ impl Guest {
         loop {
             self.person.pump();
             match self.person.serve(&mut self.body.process, &call)? {
+                SyscallControl::Value(value) if !self.person.unwritable.is_empty() => {
+                    if let Trap::Kernel(id) = call.place {
+                        self.body.process.detach(id)?;
+                    }
+                    let pages = std::mem::take(&mut self.person.unwritable);
+                    self.take_in(&pages)?;
+                    return self.finish(&Call { place: Trap::Stub, ..call }, value);
+                }
                 SyscallControl::Value(value) => return self.finish(&call, value),
                 SyscallControl::Memory(value, change) => {
                     self.body.process.set_result(value as i64);
@@ -222,7 +241,8 @@ impl Guest {
         self.person.unmask();
         match call.place {
             Trap::Kernel(_) => {
-                if self.person.has_signal() || self.person.state.is_to_stop() {
+                let stops = self.person.state.is_to_stop() || self.turn_is_over();
+                if self.person.has_signal() || stops {
                     self.body.process.interrupt()?;
                 }
                 self.body.process.answer(call, value as i64)?;
@@ -243,8 +263,8 @@ impl Guest {
         {
             return Ok(Some(StopReason::End(end, Trap::Stub)));
         }
-        if self.person.state.is_to_stop() {
-            // It comes back at once, and is stopped then.
+        if self.person.state.is_to_stop() || self.turn_is_over() {
+            // It comes back at once, and is stopped then, or others run.
             self.body.process.interrupt()?;
         }
         self.body.process.execute(&StubCommands::default(), Continuation::Resume)?;

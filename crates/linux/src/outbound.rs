@@ -345,8 +345,12 @@ impl OutboundConnection {
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => {
-                    Arc::make_mut(state).line_ends(from, to);
+                Err(error) => {
+                    let state = Arc::make_mut(state);
+                    if error.kind() == ErrorKind::ConnectionReset {
+                        state.line_broke(from);
+                    }
+                    state.line_ends(from, to);
                     return true;
                 }
             }

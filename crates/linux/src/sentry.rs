@@ -51,7 +51,7 @@ use kernel::timers::Timers;
 pub(crate) use mm::layout::{
     Change, Content, Layout, PAGE, STACK_LEN, map_order, protect_order, unmap_order,
 };
-pub(crate) use mm::shared::{Absorbed, Behind};
+pub(crate) use mm::shared::{Absorbed, Behind, ChangedPage};
 use mm::user_memory::{copy_in, copy_out, path_in, word_in};
 use net::dns::ResolvedNames;
 pub use net::inbound::{Exchanged, InboundConnection};
@@ -204,6 +204,8 @@ pub(crate) struct Sentry {
     pub(crate) contents: FileCache,
     /// Its connections to the outside.
     pub(crate) lines: OutboundConnections,
+    /// Changed pages of shared memory that the current process may not write, until they are in its memory.
+    pub(crate) unwritable: Vec<ChangedPage>,
     /// The host's side of a run that goes to its end.
     pub(crate) console: Option<Console>,
 }
@@ -218,8 +220,18 @@ impl Sentry {
         let streams = Streams::default();
         let (unserved, contents) = (BTreeMap::new(), FileCache::default());
         let lines = OutboundConnections::new(granted);
-        let (resumed, console) = (None, None);
-        Self { state, streams, output_limit, unserved, resumed, contents, lines, console }
+        let (resumed, console, unwritable) = (None, None, Vec::new());
+        Self {
+            state,
+            streams,
+            output_limit,
+            unserved,
+            resumed,
+            contents,
+            lines,
+            unwritable,
+            console,
+        }
     }
 
     /// Moves bytes between the guest and the outside. Returns whether the guest sees a change.
@@ -285,6 +297,11 @@ impl Sentry {
             libc::SYS_writev => self.sys_writev(process, a[0], a[1], a[2]),
             libc::SYS_pwrite64 => self.sys_pwrite64(process, a[0], a[1], a[2], a[3]),
             libc::SYS_pwritev => self.sys_pwritev(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_preadv2 => self.sys_preadv2(process, &a),
+            libc::SYS_pwritev2 => self.sys_pwritev2(process, &a),
+            libc::SYS_splice => self.sys_splice(process, &a),
+            libc::SYS_tee => self.sys_tee(a[0], a[1], a[2], a[3]),
+            libc::SYS_vmsplice => self.sys_vmsplice(process, a[0], a[1], a[2], a[3]),
             libc::SYS_sendfile => self.sys_sendfile(process, a[0], a[1], a[2], a[3]),
             libc::SYS_copy_file_range => self.sys_copy_file_range(process, &a),
             libc::SYS_getrandom => self.sys_getrandom(process, a[0], a[1], a[2]),
@@ -292,6 +309,7 @@ impl Sentry {
             libc::SYS_open => self.sys_open(process, a[0], a[1], a[2]),
             libc::SYS_creat => self.sys_creat(process, a[0], a[1]),
             libc::SYS_openat => self.sys_openat(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_openat2 => self.sys_openat2(process, a[0], a[1], a[2], a[3]),
             libc::SYS_memfd_create => self.sys_memfd_create(process, a[0], a[1]),
             libc::SYS_close => self.sys_close(a[0]),
             libc::SYS_close_range => self.sys_close_range(a[0], a[1], a[2]),
@@ -306,6 +324,9 @@ impl Sentry {
             libc::SYS_fsync => self.sys_fsync(a[0]),
             libc::SYS_fdatasync => self.sys_fdatasync(a[0]),
             libc::SYS_sync_file_range => self.sys_sync_file_range(a[0]),
+            libc::SYS_readahead => self.sys_readahead(a[0]),
+            libc::SYS_syncfs => self.sys_syncfs(a[0]),
+            libc::SYS_sync => self.sys_sync(),
             libc::SYS_fadvise64 => self.sys_fadvise64(a[0], a[3]),
             libc::SYS_poll => self.sys_poll(process, a[0], a[1], a[2]),
             libc::SYS_ppoll => self.sys_ppoll(process, &a),
@@ -404,6 +425,13 @@ impl Sentry {
             libc::SYS_shmctl => self.sys_shmctl(process, a[0], a[1], a[2]),
             libc::SYS_mprotect => self.sys_mprotect(a[0], a[1], a[2]),
             libc::SYS_madvise => self.sys_madvise(a[0], a[1], a[2]),
+            libc::SYS_mlock => self.sys_mlock(a[0], a[1]),
+            libc::SYS_mlock2 => self.sys_mlock2(a[0], a[1], a[2]),
+            libc::SYS_munlock => self.sys_munlock(a[0], a[1]),
+            libc::SYS_mlockall => self.sys_mlockall(a[0]),
+            libc::SYS_munlockall => self.sys_munlockall(),
+            libc::SYS_mincore => self.sys_mincore(process, a[0], a[1], a[2]),
+            libc::SYS_membarrier => self.sys_membarrier(a[0], a[1]),
             libc::SYS_mremap => self.sys_mremap(a[0], a[1], a[2], a[3]),
             libc::SYS_brk => self.sys_brk(a[0]),
 
@@ -458,7 +486,8 @@ impl Sentry {
             libc::SYS_getresuid => self.sys_getresuid(process, &a),
             libc::SYS_getresgid => self.sys_getresgid(process, &a),
             libc::SYS_getgroups => self.sys_getgroups(),
-            libc::SYS_set_robust_list => self.sys_set_robust_list(a[1]),
+            libc::SYS_set_robust_list => self.sys_set_robust_list(a[0], a[1]),
+            libc::SYS_get_robust_list => self.sys_get_robust_list(process, a[0], a[1], a[2]),
             libc::SYS_sched_yield => self.sys_sched_yield(),
             libc::SYS_rt_sigaction => self.sys_rt_sigaction(process, a[0], a[1], a[2], a[3]),
             libc::SYS_rt_sigprocmask => self.sys_rt_sigprocmask(process, a[0], a[1], a[2], a[3]),
@@ -478,6 +507,23 @@ impl Sentry {
             libc::SYS_getrusage => self.sys_getrusage(process, a[0], a[1]),
             libc::SYS_times => self.sys_times(process, a[0]),
             libc::SYS_sched_getaffinity => self.sys_sched_getaffinity(process, a[0], a[1], a[2]),
+            libc::SYS_sched_setaffinity => self.sys_sched_setaffinity(process, a[0], a[1], a[2]),
+            libc::SYS_sched_getscheduler => self.sys_sched_getscheduler(a[0]),
+            libc::SYS_sched_setscheduler => self.sys_sched_setscheduler(process, a[0], a[1], a[2]),
+            libc::SYS_sched_getparam => self.sys_sched_getparam(process, a[0], a[1]),
+            libc::SYS_sched_setparam => self.sys_sched_setparam(process, a[0], a[1]),
+            libc::SYS_sched_get_priority_max => self.sys_sched_get_priority_max(a[0]),
+            libc::SYS_sched_get_priority_min => self.sys_sched_get_priority_min(a[0]),
+            libc::SYS_sched_rr_get_interval => self.sys_sched_rr_get_interval(process, a[0], a[1]),
+            libc::SYS_sched_getattr => self.sys_sched_getattr(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_sched_setattr => self.sys_sched_setattr(process, a[0], a[1], a[2]),
+            libc::SYS_getpriority => self.sys_getpriority(a[0], a[1]),
+            libc::SYS_setpriority => self.sys_setpriority(a[0], a[1], a[2]),
+            libc::SYS_ioprio_get => self.sys_ioprio_get(a[0], a[1]),
+            libc::SYS_ioprio_set => self.sys_ioprio_set(a[0], a[1], a[2]),
+            libc::SYS_personality => self.sys_personality(a[0]),
+            libc::SYS_setfsuid => self.sys_setfsuid(),
+            libc::SYS_setfsgid => self.sys_setfsgid(),
             libc::SYS_getcpu => self.sys_getcpu(process, a[0], a[1]),
             libc::SYS_prctl => self.sys_prctl(process, &a),
             libc::SYS_setuid => self.sys_setuid(a[0]),

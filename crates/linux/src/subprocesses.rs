@@ -25,7 +25,7 @@ use crate::platform::{
 };
 use crate::ranges::Ranges;
 use crate::sentry::{
-    Change, End, FIRST, ForkRequest, PAGE, Wait, WaitReason, map_order, protect_order,
+    Change, ChangedPage, End, FIRST, ForkRequest, PAGE, Wait, WaitReason, map_order, protect_order,
 };
 use crate::subprocess::Subprocess;
 use crate::warm::Limits;
@@ -205,20 +205,30 @@ impl Guest {
         if !self.person.state.shares() {
             return Ok(());
         }
-        for (at, bytes, writes) in
-            self.person.state.news(&self.body.process, &self.body.absorbed)?
+        let news = self.person.state.news(&self.body.process, &self.body.absorbed)?;
+        let (writable, unwritable): (Vec<_>, Vec<_>) =
+            news.into_iter().partition(ChangedPage::is_writable);
+        for page in writable {
+            self.body.process.write(page.at, &page.bytes)?;
+        }
+        self.take_in(&unwritable)
+    }
+
+    /// Changes pages that the guest may not write, while it is in the stub.
+    pub(crate) fn take_in(&mut self, pages: &[ChangedPage]) -> Result<(), PlatformError> {
+        for run in pages
+            .chunk_by(|one, next| next.at == one.at + PAGE && next.protection == one.protection)
         {
+            let [first, ..] = run else { continue };
             let order = |protection| {
-                let before = vec![protect_order(at, PAGE, protection)];
+                let before = vec![protect_order(first.at, run.len() as u64 * PAGE, protection)];
                 Change { before, ..Change::default() }
             };
-            if !writes {
-                self.enact(order(READ_WRITE), Continuation::Ask)?;
+            self.enact(order(READ_WRITE), Continuation::Ask)?;
+            for page in run {
+                self.body.process.write(page.at, &page.bytes)?;
             }
-            self.body.process.write(at, &bytes)?;
-            if !writes {
-                self.enact(order(READ), Continuation::Ask)?;
-            }
+            self.enact(order(first.protection), Continuation::Ask)?;
         }
         Ok(())
     }
@@ -278,6 +288,7 @@ impl Guest {
     pub(crate) fn bury(&mut self, end: End) -> Result<(), PlatformError> {
         let id = self.person.state.family.own.id;
         self.end_borrowers();
+        self.person.mark_all_mutexes(&mut self.body.process)?;
         self.publish()?;
         let state = self.person.change();
         let memory = state.family.own.memory;
@@ -456,6 +467,7 @@ impl Guest {
             }
         };
         self.end_borrowers();
+        self.person.mark_all_mutexes(&mut self.body.process)?;
         self.publish()?;
         let own = self.person.state.family.own.id;
         let borrows = self.person.state.family.own.memory != own;

@@ -5,19 +5,23 @@
 //! sentry, and one that makes a process ends the process. From
 //! anywhere else, calls whose answer may need new registers or maps raise SIGSYS, so that the stub can carry out
 //! orders; the others also become questions. A read is of the former kind if it may be the caller's input, which
-//! mostly waits; reads of other files mostly do not. Other architectures' calls end the process.
+//! mostly waits; reads of other files mostly do not. Calls of other kinds, by  or of x32, fail with ENOSYS
+//! everywhere, as on a kernel without them: none is executed, so none has to end the process.
 
 use libc::{
     BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW,
-    SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_TRAP, SECCOMP_RET_USER_NOTIF, sock_filter,
+    SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_TRAP, SECCOMP_RET_USER_NOTIF,
+    sock_filter,
 };
 
 use super::stub;
 
 /// `AUDIT_ARCH_X86_64`.
 const ARCH: u32 = 0xc000_003e;
-/// The bit in the number of calls of the x32 kind.
+/// The bit in the number of calls of the x32 kind; -1 has it, too.
 const X32: u32 = 0x4000_0000;
+/// The error of calls of other kinds.
+const UNKNOWN_KIND: u32 = SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
 // Offsets in `struct seccomp_data`.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
@@ -114,10 +118,10 @@ pub(crate) fn program() -> Vec<sock_filter> {
     let mut program = vec![
         load(ARCHITECTURE),
         jump(BPF_JEQ, ARCH, 1, 0),
-        ret(SECCOMP_RET_KILL_PROCESS),
+        ret(UNKNOWN_KIND),
         load(NUMBER),
         jump(BPF_JSET, X32, 0, 1),
-        ret(SECCOMP_RET_KILL_PROCESS),
+        ret(UNKNOWN_KIND),
         // The stub's page?
         load(POINTER_HIGH),
         jump(BPF_JEQ, (stub::CODE >> 32) as u32, 0, inside + 3),
@@ -208,12 +212,10 @@ mod tests {
                     expected,
                     "{pointer:#x} {number}"
                 );
-                assert_eq!(verdict(3, pointer, number as u32, 0), SECCOMP_RET_KILL_PROCESS);
-                assert_eq!(
-                    verdict(ARCH, pointer, number as u32 | X32, 0),
-                    SECCOMP_RET_KILL_PROCESS
-                );
+                assert_eq!(verdict(3, pointer, number as u32, 0), UNKNOWN_KIND);
+                assert_eq!(verdict(ARCH, pointer, number as u32 | X32, 0), UNKNOWN_KIND);
             }
+            assert_eq!(verdict(ARCH, pointer, u32::MAX, 0), UNKNOWN_KIND);
         }
     }
 

@@ -21,6 +21,13 @@ pub(in crate::sentry) const EXTENDED: usize = 464;
 
 pub(in crate::sentry) const MAGIC: u32 = 0x4650_5853;
 
+/// The control word of the x87 unit, and that of SSE and its place, with which programs begin.
+const FIRST_CONTROL: u16 = 0x37f;
+const FIRST_MXCSR: u32 = 0x1f80;
+const MXCSR: usize = 24;
+/// Which part of the processor's state holds rights of pages.
+const PKRU: u64 = 1 << 9;
+
 /// Length of `struct xstate_header`.
 pub(in crate::sentry) const HEADER_LEN: usize = 64;
 
@@ -177,14 +184,18 @@ impl Sentry {
         let Some(vectors) = vectors(&frame, process.frame_address()) else { return segfault };
         let thread = self.state.threads.current();
         let [stack, disabled, len] = thread.signal_stack;
-        let mut top = process.register(Register::Rsp).wrapping_sub(RED_ZONE);
-        let on_it = top.wrapping_sub(stack) < len;
-        if action.has(libc::SA_ONSTACK) && disabled & 2 == 0 && !on_it {
-            top = stack.wrapping_add(len);
-        }
+        let pointer = process.register(Register::Rsp);
+        // Its end belongs to the stack, its beginning does not.
+        let holds = |at: u64| at > stack && at - stack <= len;
+        let on_it = holds(pointer);
+        let enters = action.has(libc::SA_ONSTACK) && disabled & 2 == 0 && !on_it;
+        let top = if enters { stack.wrapping_add(len) } else { pointer.wrapping_sub(RED_ZONE) };
         let vectors_at = top.wrapping_sub(vectors.len() as u64) & !63;
         // Aligned as after a call, with the return address on top of the stack.
         let at = (vectors_at.wrapping_sub((INFO + INFO_LEN) as u64) & !15).wrapping_sub(8);
+        if (on_it || enters) && !holds(at) {
+            return segfault;
+        }
         let mut bytes = frame[..INFO].to_vec();
         let mut put = |offset: usize, word: u64| {
             bytes[offset..offset + 8].copy_from_slice(&word.to_le_bytes());
@@ -198,6 +209,9 @@ impl Sentry {
         bytes.extend(info.all());
         if !process.write(at, &bytes)? || !process.write(vectors_at, vectors)? {
             return segfault;
+        }
+        if let Some(place) = vectors_offset(&frame, process.frame_address()) {
+            clear_vectors(process, place, vectors);
         }
         let flags = process.register(Register::Flags) & !DIRECTION_AND_TRAP;
         for (register, value) in [
@@ -240,8 +254,8 @@ impl Sentry {
                 given => copy_in(process, given, kept)?,
             };
             if given == 0 {
-                state[..2].copy_from_slice(&0x37fu16.to_le_bytes());
-                state[24..28].copy_from_slice(&0x1f80u32.to_le_bytes());
+                state[..2].copy_from_slice(&FIRST_CONTROL.to_le_bytes());
+                state[MXCSR..MXCSR + 4].copy_from_slice(&FIRST_MXCSR.to_le_bytes());
             }
             // The kernel's size stays; so do the words behind.
             process.write_frame(place, &state[..EXTENDED]);
@@ -288,6 +302,20 @@ impl Sentry {
                 thread.blocked = mask;
             }
         }
+    }
+}
+
+/// Has a handler begin with the vector registers of a new program: no exceptions of floating-point numbers, and nothing in any
+/// register. `vectors` are the present ones, which are at `place` in the frame.
+fn clear_vectors(process: &mut Process, place: usize, vectors: &[u8]) {
+    let mut state = [0; EXTENDED];
+    state[..2].copy_from_slice(&FIRST_CONTROL.to_le_bytes());
+    state[MXCSR..MXCSR + 4].copy_from_slice(&FIRST_MXCSR.to_le_bytes());
+    process.write_frame(place, &state);
+    if let Some(present) = vectors.get(LEGACY..LEGACY + 8) {
+        // The processor clears parts that are not present. Rights of pages (PKRU) stay.
+        let present = u64::from_le_bytes(present.try_into().expect("8 bytes")) & PKRU;
+        process.write_frame(place + LEGACY, &present.to_le_bytes());
     }
 }
 

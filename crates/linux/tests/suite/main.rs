@@ -9,6 +9,7 @@ mod calls;
 mod clones;
 mod common;
 mod database;
+mod exact;
 mod families;
 mod fifos;
 mod forged;

@@ -90,6 +90,10 @@ pub(crate) struct Channel {
     letters: VecDeque<Datagram>,
     /// Bytes that it holds at most.
     capacity: usize,
+    /// Whether its reader has shut it down (`SHUT_RD`): what it holds is read, and then its end.
+    pub(crate) shut: bool,
+    /// Whether its writer broke the connection off, which the reader was not notified of yet.
+    pub(crate) reset: bool,
 }
 
 impl Channel {
@@ -115,6 +119,11 @@ impl Channel {
 
     pub(crate) fn is_writable(&self) -> bool {
         self.end == ChannelEnd::Listens || self.room() >= PIPE_BUF
+    }
+
+    /// Whether nothing comes after the bytes that it holds.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.writers == 0 || self.shut
     }
 
     /// The first bytes, `len` at most; they stay.
@@ -234,6 +243,8 @@ impl Channels {
             parcels: VecDeque::new(),
             letters: VecDeque::new(),
             capacity: CAPACITY,
+            shut: false,
+            reset: false,
         };
         self.list.insert(id, channel);
         Some(id)

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sentry::Kernel;
 use crate::sentry::kernel::fd_table::{DESCRIPTORS, Description};
+use crate::sentry::net::sockets::{Socket, SocketState};
 
 /// Descriptors that may be on their way.
 const CARRIED: usize = DESCRIPTORS as usize;
@@ -80,6 +81,9 @@ impl Kernel {
                     if let FileObject::Fifo(fifo) = &open {
                         self.tree.close(fifo.open.clone());
                     }
+                    if let FileObject::Socket(socket) = &open {
+                        self.break_off(socket);
+                    }
                     // A connection that was not accepted has no other side.
                     for (id, writes) in open.ends() {
                         for parcel in self.channels.leave(id, writes) {
@@ -88,6 +92,19 @@ impl Kernel {
                     }
                 }
             }
+        }
+    }
+
+    /// A connection that is closed before all that came was read is broken off, and its peer gets an error.
+    fn break_off(&mut self, socket: &Socket) {
+        let SocketState::Connected { incoming, outgoing: Some(outgoing) } = socket.stage else {
+            return;
+        };
+        let held = incoming.and_then(|id| self.channels.get(id));
+        let unread = held.is_some_and(|held| !held.is_empty() || held.letter().is_some());
+        let asked = socket.own.is_internet() && socket.options.breaks_off();
+        if let Some(channel) = self.channels.get_mut(outgoing).filter(|_| unread || asked) {
+            channel.reset = true;
         }
     }
 

@@ -1,4 +1,4 @@
-//! Settings of a process that `prctl` reads and writes.
+//! Settings of a process that `prctl` and calls on its scheduling read and write.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,12 +18,30 @@ pub(crate) struct PrctlState {
     pub(in crate::sentry) undumpable: bool,
     pub(in crate::sentry) unprivileged: bool,
     pub(in crate::sentry) slack: u64,
+    /// How nice it is, from -20 to 19, and its scheduling policy.
+    pub(in crate::sentry) nice: i8,
+    pub(in crate::sentry) policy: u8,
+    /// The priority of its input and output, which means nothing here.
+    pub(in crate::sentry) io_priority: u16,
+    /// The commands of `membarrier` that it has registered for.
+    pub(in crate::sentry) barriers: u32,
 }
 
 impl Default for PrctlState {
     fn default() -> Self {
         let (death, adopts, undumpable, unprivileged) = (None, false, false, false);
-        Self { death, adopts, undumpable, unprivileged, slack: SLACK }
+        let (nice, policy, io_priority, barriers) = (0, 0, 0, 0);
+        Self {
+            death,
+            adopts,
+            undumpable,
+            unprivileged,
+            slack: SLACK,
+            nice,
+            policy,
+            io_priority,
+            barriers,
+        }
     }
 }
 
@@ -34,6 +52,7 @@ impl PrctlState {
     }
 
     pub(in crate::sentry) fn is_sound(self) -> bool {
-        self.death.is_none_or(|signal| (1..=64).contains(&signal))
+        let nice = (-20..=19).contains(&self.nice);
+        nice && self.death.is_none_or(|signal| (1..=64).contains(&signal))
     }
 }

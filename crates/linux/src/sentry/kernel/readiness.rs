@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::sentry::fs::devices::Device;
+use crate::sentry::kernel::channels::Channel;
 use crate::sentry::kernel::epoll::MAX_NESTING;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::threads::{MonotonicTime, Thread, Threads, Wait, WaitReason};
@@ -115,21 +116,25 @@ impl Kernel {
                 SocketState::Connected { incoming, outgoing } => {
                     let read = incoming.and_then(|id| self.channels.get(id));
                     let write = outgoing.and_then(|id| self.channels.get(id));
-                    let ended = read.is_none_or(|channel| channel.writers == 0);
-                    let deaf = write.is_none_or(|channel| channel.readers == 0);
-                    let held = |channel: &crate::sentry::kernel::channels::Channel| {
-                        !channel.is_empty() || channel.letter().is_some()
+                    let local = !socket.own.is_internet();
+                    let ended = read.is_none_or(Channel::has_ended);
+                    let deaf =
+                        write.is_none_or(|channel| channel.readers == 0 || local && channel.shut);
+                    let reset = read.is_some_and(|channel| channel.reset);
+                    // A local peer that has closed can neither send nor receive.
+                    let hung = ended && outgoing.is_none() || local && ended && deaf || reset;
+                    let held =
+                        |channel: &Channel| !channel.is_empty() || channel.letter().is_some();
+                    let takes = |channel: &Channel| match socket.packets {
+                        true => channel.takes_any(),
+                        false => channel.is_writable(),
                     };
-                    let takes =
-                        |channel: &crate::sentry::kernel::channels::Channel| match socket.packets {
-                            true => channel.takes_any(),
-                            false => channel.is_writable(),
-                        };
                     let events = when(ended || read.is_some_and(held), IN)
                         | when(ended, RDHUP)
-                        | when(ended && outgoing.is_none(), HUP)
+                        | when(hung, HUP)
+                        | when(reset, ERR)
                         | when(deaf || write.is_some_and(takes), OUT);
-                    let edges = |channel: Option<&crate::sentry::kernel::channels::Channel>| {
+                    let edges = |channel: Option<&Channel>| {
                         channel.map_or(1 << 32, |channel| channel.edges)
                     };
                     (events, edges(read) + edges(write))

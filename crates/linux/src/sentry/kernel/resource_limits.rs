@@ -1,7 +1,7 @@
 //! Limits that a process has set itself (`setrlimit`). It reads them back, and its children inherit them.
 //!
-//! Promises: none is ever above the limit of every guest. Only the number of descriptors and CPU time are enforced;
-//! the guest's own bounds hold in any case. Frozen limits are checked before use.
+//! Promises: none is ever above the limit of every guest. Only the number of descriptors, the size of files and CPU time
+//! are enforced; the guest's own bounds hold in any case. Frozen limits are checked before use.
 
 use std::collections::BTreeMap;
 
@@ -22,6 +22,11 @@ impl ResourceLimits {
     pub(in crate::sentry) fn descriptors(&self) -> u32 {
         let set = self.0.get(&libc::RLIMIT_NOFILE);
         set.map_or(DESCRIPTORS, |(soft, _)| (*soft).min(DESCRIPTORS.into()) as u32)
+    }
+
+    /// Bytes that a file may have which a process writes.
+    pub(in crate::sentry) fn file_size(&self) -> u64 {
+        self.0.get(&libc::RLIMIT_FSIZE).map_or(u64::MAX, |(soft, _)| *soft)
     }
 
     /// The limits of a resource.

@@ -79,6 +79,8 @@ pub(crate) struct Thread {
     pub(crate) name: [u8; 16],
     /// Where a zero goes when it ends.
     pub(crate) cleared: u64,
+    /// The list of the robust mutexes that it holds; 0 without one.
+    pub(crate) robust: u64,
     /// Nanoseconds of processor time that it has spent.
     pub(crate) spent: u64,
 }
@@ -104,6 +106,7 @@ impl Threads {
             signal_stack: NO_STACK,
             name: *b"guest\0\0\0\0\0\0\0\0\0\0\0",
             cleared: 0,
+            robust: 0,
             spent: 0,
         };
         let list = BTreeMap::from([(FIRST, first)]);
@@ -125,7 +128,8 @@ impl Threads {
     pub(in crate::sentry) fn become_single(&mut self, id: u32) {
         let thread = self.current().clone();
         let (context, wait, masked, signal_stack) = (None, None, None, NO_STACK);
-        let thread = Thread { context, wait, masked, signal_stack, cleared: 0, ..thread };
+        let thread =
+            Thread { context, wait, masked, signal_stack, cleared: 0, robust: 0, ..thread };
         self.list = BTreeMap::from([(id, thread)]);
         self.current = id;
     }

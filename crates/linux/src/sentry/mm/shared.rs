@@ -108,6 +108,23 @@ impl Shared {
     }
 }
 
+/// A page of shared memory whose bytes others have changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ChangedPage {
+    pub(crate) at: u64,
+    /// As far as the file reaches.
+    pub(crate) bytes: Vec<u8>,
+    /// The protection of its mapping.
+    pub(crate) protection: u64,
+}
+
+impl ChangedPage {
+    /// Whether the guest may write there.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.protection & libc::PROT_WRITE as u64 != 0
+    }
+}
+
 /// The bytes of a file at the addresses of `memory`.
 fn filed(tree: &Tree, shared: &Shared, at: u64, memory: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; memory.len()];
@@ -186,12 +203,12 @@ impl Kernel {
     }
 
     /// The memory of the current process, which runs in `process`, that others have changed since it had `absorbed`
-    /// it: ranges with their new bytes, and whether the guest may write there.
+    /// it: pages with their new bytes.
     pub(crate) fn news(
         &self,
         process: &Process,
         absorbed: &Absorbed,
-    ) -> Result<Vec<(u64, Vec<u8>, bool)>, PlatformError> {
+    ) -> Result<Vec<ChangedPage>, PlatformError> {
         let mut news = Vec::new();
         for shared in self.layout.shared() {
             let parts = self.changed(&shared, absorbed);
@@ -210,7 +227,8 @@ impl Kernel {
                 {
                     if new != old {
                         let page = at + index as u64 * PAGE;
-                        news.push((page, new.to_vec(), shared.writes()));
+                        let protection = shared.protection;
+                        news.push(ChangedPage { at: page, bytes: new.to_vec(), protection });
                     }
                 }
             }
@@ -258,11 +276,14 @@ impl Sentry {
         Ok(())
     }
 
-    /// Applies changes of shared files to the current process since it absorbed them.
+    /// Applies changes of shared files to the current process since it absorbed them. Those of memory that it may not write take the
+    /// stub, and wait for that.
     fn absorb(&mut self, process: &mut Process, before: &Absorbed) -> SyscallResult<()> {
-        for (at, bytes, writes) in self.state.news(process, before)? {
-            if writes {
-                process.write(at, &bytes)?;
+        for page in self.state.news(process, before)? {
+            if page.is_writable() {
+                process.write(page.at, &page.bytes)?;
+            } else {
+                self.unwritable.push(page);
             }
         }
         Ok(())
@@ -291,16 +312,27 @@ impl Sentry {
             self.state.layout.shared().iter().any(|s| s.range.start < end && start < s.range.end)
         };
         let (reads, writes) = match call.number {
-            libc::SYS_read | libc::SYS_readv | libc::SYS_pread64 | libc::SYS_preadv => {
-                (self.is_shared(a[0]), false)
-            }
+            libc::SYS_read
+            | libc::SYS_readv
+            | libc::SYS_pread64
+            | libc::SYS_preadv
+            | libc::SYS_preadv2 => (self.is_shared(a[0]), false),
             libc::SYS_write
             | libc::SYS_writev
             | libc::SYS_pwrite64
             | libc::SYS_pwritev
+            | libc::SYS_pwritev2
             | libc::SYS_ftruncate
             | libc::SYS_fallocate => (self.is_shared(a[0]), self.is_shared(a[0])),
-            libc::SYS_truncate | libc::SYS_creat => (true, true),
+            libc::SYS_sendfile => {
+                (self.is_shared(a[0]) || self.is_shared(a[1]), self.is_shared(a[0]))
+            }
+            libc::SYS_copy_file_range | libc::SYS_splice => {
+                (self.is_shared(a[0]) || self.is_shared(a[2]), self.is_shared(a[2]))
+            }
+            libc::SYS_truncate | libc::SYS_creat | libc::SYS_openat2 => (true, true),
+            // The program that runs next may be what it has just written.
+            libc::SYS_execve | libc::SYS_execveat => (true, false),
             // Other flags of an open do not change a file's content.
             libc::SYS_open => (cuts(a[1]), cuts(a[1])),
             libc::SYS_openat => (cuts(a[2]), cuts(a[2])),

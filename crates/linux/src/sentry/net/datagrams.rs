@@ -180,7 +180,15 @@ impl Sentry {
         let mut rest = &bytes[..];
         for &(to, len) in pieces {
             let (now, later) = rest.split_at(rest.len().min(len as usize));
-            copy_out(process, to, now)?;
+            if let Err(error) = copy_out(process, to, now) {
+                // A message that finds no place is lost, with its descriptors.
+                let channel = self.change().channels.get_mut(inbox).filter(|_| !stays);
+                let letter = channel.and_then(|channel| channel.open_letter());
+                if let Some(parcel) = letter.and_then(|letter| letter.parcel) {
+                    self.change().drop_parcel(parcel);
+                }
+                return Err(error);
+            }
             rest = later;
         }
         let done = (bytes.len() - rest.len()) as u64;
@@ -202,7 +210,10 @@ impl Sentry {
         stays: bool,
     ) -> SyscallResult<(SyscallControl, ReceivedMessage)> {
         let channel = self.state.channels.get(incoming).ok_or(Errno::IO)?;
-        if channel.letter().is_none() && channel.writers == 0 {
+        if channel.letter().is_none() && channel.reset {
+            return Err(self.take_reset(incoming).into());
+        }
+        if channel.letter().is_none() && channel.has_ended() {
             return Ok((crate::sentry::ZERO, ReceivedMessage::default()));
         }
         let (outcome, came) = self.take_letter(process, descriptor, incoming, pieces, stays)?;
@@ -220,7 +231,7 @@ impl Sentry {
         rights: &[u64],
     ) -> SyscallResult {
         let channel = self.state.channels.get(outgoing).ok_or(Errno::IO)?;
-        if channel.readers == 0 {
+        if channel.readers == 0 || channel.shut {
             return self.broken_pipe(quiet);
         }
         if bytes.len() > LONGEST_LOCAL {

@@ -129,6 +129,13 @@ impl Kernel {
         self.channels.let_go(to);
     }
 
+    /// The server reset the connection.
+    pub(crate) fn line_broke(&mut self, from: u64) {
+        if let Some(channel) = self.channels.get_mut(from) {
+            channel.reset = true;
+        }
+    }
+
     /// The sentry releases its end of a channel.
     pub(crate) fn let_line_go(&mut self, id: u64) {
         self.channels.let_go(id);

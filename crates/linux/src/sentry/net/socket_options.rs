@@ -39,11 +39,20 @@ impl SocketOptions {
         self.get(level, name).is_some_and(|value| value.iter().any(|byte| *byte != 0))
     }
 
+    /// Whether a close breaks the connection off (`SO_LINGER` of no seconds).
+    pub(in crate::sentry) fn breaks_off(&self) -> bool {
+        let value = self.get(libc::SOL_SOCKET, libc::SO_LINGER);
+        value.is_some_and(|value| value.len() == 8 && value[0] != 0 && value[4..] == [0; 4])
+    }
+
     /// Nanoseconds that a wait for `events` lasts at most, if that was set.
     fn patience(&self, events: u16) -> Option<u64> {
         let name = if events & IN != 0 { libc::SO_RCVTIMEO } else { libc::SO_SNDTIMEO };
         let value = self.get(libc::SOL_SOCKET, name)?.get(..16)?;
         let word = |at: usize| u64::from_le_bytes(value[at..at + 8].try_into().expect("8 bytes"));
+        if word(0) > i64::MAX as u64 {
+            return Some(0);
+        }
         let length =
             word(0).saturating_mul(1_000_000_000).saturating_add(word(8).saturating_mul(1000));
         (length > 0).then_some(length)
@@ -111,6 +120,22 @@ fn kept(level: i32, name: i32, value: &[u8]) -> Result<Vec<u8>, Errno> {
     }
 }
 
+/// `struct tcp_info`, of which only the state is known.
+fn tcp_info(socket: &Socket) -> Vec<u8> {
+    const LEN: usize = 104;
+    let state = match &socket.stage {
+        SocketState::Connected { incoming: Some(_), outgoing: Some(_) } => 1,
+        SocketState::Connected { outgoing: None, .. } => 5,
+        SocketState::Connected { .. } => 8,
+        SocketState::Reaching { .. } => 2,
+        SocketState::Listening(_) => 10,
+        SocketState::New | SocketState::Refused(_) | SocketState::Datagrams { .. } => 7,
+    };
+    let mut bytes = vec![0; LEN];
+    bytes[0] = state;
+    bytes
+}
+
 impl Sentry {
     pub(in crate::sentry) fn sys_setsockopt(
         &mut self,
@@ -141,6 +166,12 @@ impl Sentry {
         if let SocketState::Refused(error) = self.socket_of(descriptor)?.stage {
             self.socket_mut(descriptor)?.stage = SocketState::New;
             return Ok(error);
+        }
+        if let SocketState::Connected { incoming: Some(incoming), .. } =
+            self.socket_of(descriptor)?.stage
+            && self.state.channels.get(incoming).is_some_and(|channel| channel.reset)
+        {
+            return Ok(self.take_reset(incoming).raw_os_error());
         }
         Ok(if self.take_refusal(descriptor)? { libc::ECONNREFUSED } else { 0 })
     }
@@ -179,9 +210,15 @@ impl Sentry {
             }
             _ if set.is_some() => set.unwrap_or_default(),
             (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => {
-                int(crate::sentry::kernel::channels::CAPACITY as i32)
+                // As in Linux, with what it needs for its own.
+                int(2 * crate::sentry::kernel::channels::CAPACITY as i32)
             }
             (libc::SOL_SOCKET, libc::SO_LINGER) => vec![0; 8],
+            (libc::IPPROTO_IP, libc::IP_OPTIONS) => Vec::new(),
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => b"cubic\0".to_vec(),
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => int(536),
+            (libc::IPPROTO_TCP, libc::TCP_INFO) => tcp_info(socket),
+            (libc::SOL_SOCKET, libc::SO_PEERSEC) => return Err(Errno::NOPROTOOPT.into()),
             (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => vec![0; 16],
             (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_SNDLOWAT) => int(1),
             (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => {

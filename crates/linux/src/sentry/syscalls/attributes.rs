@@ -1,6 +1,8 @@
 //! System calls on attributes of files: times, owners, sizes and links, and `statfs`.
 
-use afresh_files::{Kind, Time};
+use std::ops::Range;
+
+use afresh_files::{Kind, Node, Time};
 use rustix::io::Errno;
 
 use crate::platform::Process;
@@ -8,6 +10,7 @@ use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::permissions::WRITE;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::fifos::Fifo;
+use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::tty::terminals::TerminalEnd;
 use crate::sentry::{Sentry, SyscallResult, ZERO, copy_out, word_in};
 
@@ -146,12 +149,13 @@ impl Sentry {
         }
         self.state.may(node, WRITE)?;
         self.state.seals.may_resize(node, self.state.tree.stat(node)?.size, size)?;
+        self.check_size(self.state.tree.stat(node)?.size, size)?;
         self.change().tree.set_size(node, size, crate::sentry::kernel::time::now())?;
         self.change().tell_file(node, libc::IN_MODIFY);
         Ok(ZERO)
     }
 
-    /// `fallocate` in its plain form: the file is at least so long.
+    /// `fallocate`: files take memory when they are written, so that nothing is reserved.
     pub(in crate::sentry) fn sys_fallocate(
         &mut self,
         descriptor: u64,
@@ -168,16 +172,56 @@ impl Sentry {
         }
         let end = offset.checked_add(len).filter(|&end| end <= i64::MAX as u64 && len > 0);
         let end = end.ok_or(Errno::INVAL)?;
-        if mode != 0 {
-            return Err(Errno::OPNOTSUPP.into());
-        }
+        let (mode, keeps) = (mode as i32, mode as i32 & libc::FALLOC_FL_KEEP_SIZE != 0);
+        let clears = match mode & !libc::FALLOC_FL_KEEP_SIZE {
+            0 => false,
+            libc::FALLOC_FL_ZERO_RANGE => true,
+            libc::FALLOC_FL_PUNCH_HOLE if keeps => true,
+            _ => return Err(Errno::OPNOTSUPP.into()),
+        };
         let size = self.state.tree.stat(node)?.size;
-        self.state.seals.may_resize(node, size, end.max(size))?;
-        if size < end {
+        if clears {
+            self.state.seals.may_write(node, end.min(size), size)?;
+            self.clear_bytes(node, offset..end.min(size))?;
+        }
+        if !keeps && size < end {
+            self.state.seals.may_resize(node, size, end)?;
+            self.check_size(size, end)?;
             self.change().tree.set_size(node, end, crate::sentry::kernel::time::now())?;
         }
         self.change().tell_file(node, libc::IN_MODIFY);
         Ok(ZERO)
+    }
+
+    /// Has a part of a file read as zeros. Parts that do take no memory for it.
+    fn clear_bytes(&mut self, node: Node, range: Range<u64>) -> SyscallResult<()> {
+        const AT_ONCE: u64 = 64 << 10;
+        for at in range.clone().step_by(AT_ONCE as usize) {
+            let mut bytes = vec![0; (range.end - at).min(AT_ONCE) as usize];
+            let read = self.state.tree.read(node, at, &mut bytes)?;
+            if bytes[..read].iter().any(|byte| *byte != 0) {
+                bytes.fill(0);
+                let now = crate::sentry::kernel::time::now();
+                self.change().tree.write(node, at, &bytes[..read], now)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses to make a file larger than the process may have files (`RLIMIT_FSIZE`).
+    pub(in crate::sentry) fn check_size(&mut self, size: u64, new: u64) -> SyscallResult<()> {
+        if new > size && new > self.state.family.own.limits.file_size() {
+            return Err(self.too_large().into());
+        }
+        Ok(())
+    }
+
+    /// The error for a file that would be too large, which comes with a signal.
+    pub(in crate::sentry) fn too_large(&mut self) -> Errno {
+        let id = self.state.threads.current_id();
+        let own = u64::from(self.state.family.own.id);
+        self.change().send(Some(id), SignalInfo::new(libc::SIGXFSZ as u8, 0, own, 0));
+        Errno::FBIG
     }
 
     pub(in crate::sentry) fn sys_statfs(

@@ -13,6 +13,7 @@ use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::fs::proc_paths::ProcTarget;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::fifos::Fifo;
+use crate::sentry::syscalls::open_how::Resolve;
 use crate::sentry::tty::terminals::TerminalEnd;
 use crate::sentry::{
     Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, path_in,
@@ -78,6 +79,19 @@ impl Sentry {
         flags: u64,
         mode: u64,
     ) -> SyscallResult {
+        let name = path_in(process, path)?;
+        self.open_within(at, &name, flags, mode, Resolve::default())
+    }
+
+    /// Opens a file, under conditions on the way there.
+    pub(in crate::sentry) fn open_within(
+        &mut self,
+        at: u64,
+        name: &[u8],
+        flags: u64,
+        mode: u64,
+        resolve: Resolve,
+    ) -> SyscallResult {
         let flags = flags as i32;
         if let Some(opened) = self.met(flags) {
             return opened;
@@ -86,10 +100,9 @@ impl Sentry {
         let only_named = has(libc::O_PATH);
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let exclusive = has(libc::O_CREAT | libc::O_EXCL);
-        let name = path_in(process, path)?;
         let follows = !has(libc::O_NOFOLLOW);
         let how = |walk: Walk| if exclusive { walk.name() } else { walk.follow(follows) };
-        let place = match self.reach(at, &name, how)? {
+        let place = match self.reach_within(at, name, resolve, how)? {
             ResolvedPath::Place(place) => place,
             ResolvedPath::Own(meant) => return self.open_meant(&meant, flags),
         };
@@ -330,6 +343,7 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         self.state.seals.may_resize(node, self.state.tree.stat(node)?.size, size)?;
+        self.check_size(self.state.tree.stat(node)?.size, size)?;
         self.change().tree.set_size(node, size, crate::sentry::kernel::time::now())?;
         self.change().tell_file(node, libc::IN_MODIFY);
         Ok(ZERO)

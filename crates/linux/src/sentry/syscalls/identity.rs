@@ -60,11 +60,12 @@ impl Sentry {
         to: u64,
     ) -> SyscallResult {
         let memory = self.state.layout.limit();
+        let free = memory.saturating_sub(self.state.layout.bytes_everywhere());
         let bytes = StructBuilder::default()
-            .word(1)
+            .word(crate::sentry::now_moment() / 1_000_000_000)
             .zeros(24)
             .word(memory)
-            .word(memory)
+            .word(free)
             .zeros(32)
             .half(1)
             .zeros(6)

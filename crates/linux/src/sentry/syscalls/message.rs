@@ -192,6 +192,7 @@ impl Sentry {
         let mut told = if came.whole.is_some() { libc::MSG_TRUNC } else { 0 };
         let room = if message.control == 0 { 0 } else { message.control_len.min(CONTROL) as usize };
         let mut control = self.credentials(descriptor)?;
+        let mut received = Vec::new();
         if control.len() > room {
             told |= libc::MSG_CTRUNC;
             control.clear();
@@ -215,8 +216,19 @@ impl Sentry {
                 rights.resize(len.next_multiple_of(8).min(room), 0);
                 control.extend(rights);
             }
+            received = numbers;
         }
-        copy_out(process, message.control, &control)?;
+        match copy_out(process, message.control, &control) {
+            Err(SyscallError::Errno(_)) => {
+                // Descriptors that the receiver knows nothing of are closed.
+                for number in received {
+                    self.sys_close(number.into())?;
+                }
+                told |= libc::MSG_CTRUNC;
+                control.clear();
+            }
+            copied => copied?,
+        }
         copy_out(process, at.wrapping_add(40), &(control.len() as u64).to_le_bytes())?;
         copy_out(process, at.wrapping_add(48), &told.to_le_bytes())?;
         let from = came.from.unwrap_or_default().0;

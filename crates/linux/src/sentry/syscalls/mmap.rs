@@ -46,7 +46,8 @@ impl Sentry {
         } else {
             None
         };
-        if flags & libc::MAP_FIXED_NOREPLACE != 0 && flags & libc::MAP_FIXED == 0 {
+        // Whatever else is asked for: it must not replace anything.
+        if flags & libc::MAP_FIXED_NOREPLACE != 0 {
             let end = address.checked_add(len).ok_or(Errno::INVAL)?;
             if self.state.layout.touches(&(address..end)) {
                 return Err(Errno::EXIST.into());

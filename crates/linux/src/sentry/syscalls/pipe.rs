@@ -219,9 +219,10 @@ impl Sentry {
         }
         let held = self.state.channels.get(channel).ok_or(Errno::IO)?;
         if held.is_empty() {
-            return match held.writers {
-                0 => alone(Ok(ZERO)),
-                _ => alone(self.wait_for(descriptor, IN, 0)),
+            return match held.has_ended() {
+                _ if held.reset => Err(self.take_reset(channel).into()),
+                true => alone(Ok(ZERO)),
+                false => alone(self.wait_for(descriptor, IN, 0)),
             };
         }
         let bytes = held.peek(wanted.min(held.together() as u64) as usize);
@@ -326,8 +327,14 @@ impl Sentry {
             _ => return Err(Errno::BADF.into()),
         };
         let held = self.state.channels.get(channel).ok_or(Errno::IO)?;
-        if held.readers == 0 {
-            return self.broken_pipe(quiet);
+        if held.readers == 0 || held.shut && self.is_local(descriptor) {
+            let incoming = self.incoming(descriptor);
+            let reset =
+                incoming.and_then(|id| self.state.channels.get(id)).is_some_and(|c| c.reset);
+            return match incoming.filter(|_| reset) {
+                Some(incoming) => Err(self.take_reset(incoming).into()),
+                None => self.broken_pipe(quiet),
+            };
         }
         if held.end == ChannelEnd::Listens {
             let from = self.writer(Channel::Output);
@@ -362,6 +369,34 @@ impl Sentry {
             return Ok(SyscallControl::Value(done));
         }
         self.wait_for(descriptor, OUT, done)
+    }
+
+    /// The channel that a connected socket reads.
+    fn incoming(&self, descriptor: u64) -> Option<u64> {
+        match &self.state.table.get(descriptor).ok()?.open {
+            FileObject::Socket(socket) => match socket.stage {
+                SocketState::Connected { incoming, .. } => incoming,
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Whether a descriptor is a socket of this machine alone.
+    pub(in crate::sentry) fn is_local(&self, descriptor: u64) -> bool {
+        match self.state.table.get(descriptor).map(|description| &description.open) {
+            Ok(FileObject::Socket(socket)) => !socket.own.is_internet(),
+            _ => false,
+        }
+    }
+
+    /// The error of a connection that its peer broke off, which is reported once.
+    pub(in crate::sentry) fn take_reset(&mut self, incoming: u64) -> Errno {
+        if let Some(channel) = self.change().channels.get_mut(incoming) {
+            channel.reset = false;
+            channel.edges += 1;
+        }
+        Errno::CONNRESET
     }
 
     pub(in crate::sentry) fn broken_pipe(&mut self, quiet: bool) -> SyscallResult {

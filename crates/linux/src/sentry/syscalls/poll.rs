@@ -1,6 +1,7 @@
 //! System calls that wait for descriptors: `poll`, `select`, `epoll`.
 
 use crate::platform::Process;
+use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::devices::Device;
 use crate::sentry::kernel::epoll::{
     EDGE, EpollInterest, EpollSet, MAX_INTERESTS, MAX_SETS, ONCE, READ_TOO, WRITE_TOO, plain,
@@ -80,7 +81,8 @@ impl Sentry {
     ) -> SyscallResult {
         let until = self.in_length(process, a[2])?;
         self.mask_in(process, a[3], a[4])?;
-        self.poll_until(process, a[0], a[1], until)
+        let outcome = self.poll_until(process, a[0], a[1], until);
+        self.leave_time(process, a[2], until, 1, outcome)
     }
 
     fn poll_until(
@@ -129,7 +131,26 @@ impl Sentry {
                 moment_after(libc::CLOCK_MONOTONIC as u64, length, false).map(Some)
             })?,
         };
-        self.select_until(process, a[0], [a[1], a[2], a[3]], until)
+        let outcome = self.select_until(process, a[0], [a[1], a[2], a[3]], until);
+        self.leave_time(process, a[4], until, 1000, outcome)
+    }
+
+    /// Stores the time that is left of a call which is over, in seconds and parts of `unit` nanoseconds.
+    fn leave_time(
+        &self,
+        process: &mut Process,
+        at: u64,
+        until: Option<MonotonicTime>,
+        unit: u64,
+        outcome: SyscallResult,
+    ) -> SyscallResult {
+        if let (Ok(SyscallControl::Value(_)), Some(until), 1..) = (&outcome, until, at) {
+            let left = until.saturating_sub(crate::sentry::now_moment());
+            let (seconds, rest) = (left / 1_000_000_000, left % 1_000_000_000 / unit);
+            // As in Linux, a place that cannot be written does not undo the call.
+            let _ = process.write(at, &StructBuilder::default().word(seconds).word(rest).0)?;
+        }
+        outcome
     }
 
     pub(in crate::sentry) fn sys_pselect6(
@@ -142,7 +163,8 @@ impl Sentry {
             let (set, size) = (word_in(process, a[5])?, word_in(process, a[5].wrapping_add(8))?);
             self.mask_in(process, set, size)?;
         }
-        self.select_until(process, a[0], [a[1], a[2], a[3]], until)
+        let outcome = self.select_until(process, a[0], [a[1], a[2], a[3]], until);
+        self.leave_time(process, a[4], until, 1, outcome)
     }
 
     fn select_until(

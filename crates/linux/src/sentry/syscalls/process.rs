@@ -1,10 +1,12 @@
 //! Calls that make processes, run other programs in them, wait for them, and put them into groups.
 
+use afresh_files::Kind;
 use rustix::io::Errno;
 
 use crate::load::Command;
 use crate::platform::{GUEST, Process};
 use crate::sentry::abi::StructBuilder;
+use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::kernel::cpu_time;
 use crate::sentry::kernel::process_info::ChildEvent;
 use crate::sentry::kernel::process_table::{FIRST, WaitOptions, WaitTarget};
@@ -81,6 +83,7 @@ impl Sentry {
             masked: None,
             pending: Default::default(),
             cleared: 0,
+            robust: 0,
             spent: 0,
             ..current.clone()
         };
@@ -113,10 +116,25 @@ impl Sentry {
         strings: (u64, u64),
         flags: u64,
     ) -> SyscallResult {
-        if flags != 0 {
-            return self.unknown(libc::SYS_execveat);
+        let (flags, known) = (flags as i32, libc::AT_EMPTY_PATH | libc::AT_SYMLINK_NOFOLLOW);
+        if flags & !known != 0 {
+            return Err(Errno::INVAL.into());
         }
-        let (path, from) = self.program_at(at, path_in(process, path)?)?;
+        let mut path = path_in(process, path)?;
+        if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
+            self.state.table.get(at)?;
+            path = format!("/proc/self/fd/{}", at as u32).into_bytes();
+        } else if flags & libc::AT_SYMLINK_NOFOLLOW != 0 {
+            let named = self.reach(at, &path, |walk| walk.follow(false))?;
+            let is_link = |place: &afresh_files::ResolvedName| {
+                place.found.is_some_and(|(_, kind)| kind == Kind::Link)
+            };
+            match named {
+                ResolvedPath::Place(place) if !is_link(&place) => {}
+                _ => return Err(Errno::LOOP.into()),
+            }
+        }
+        let (path, from) = self.program_at(at, path)?;
         let mut left = BYTES;
         let args = strings_in(process, strings.0, &mut left)?;
         let env = strings_in(process, strings.1, &mut left)?;

@@ -119,7 +119,7 @@ impl Sentry {
     }
 
     /// Moves the position of an open file on.
-    fn advance(&mut self, descriptor: u64, by: u64) -> SyscallResult<()> {
+    pub(in crate::sentry) fn advance(&mut self, descriptor: u64, by: u64) -> SyscallResult<()> {
         let open = &self.state.table.get(descriptor)?.open;
         if matches!(open, FileObject::Device(Device::Generation(_), _)) {
             return self.see_generation(descriptor);
@@ -399,6 +399,11 @@ impl Sentry {
             FileObject::File(open) => {
                 let (node, size) = (open.node, self.state.tree.stat(open.node)?.size);
                 let from = if open.access.append { size } else { at.unwrap_or(open.offset) };
+                let limit = self.state.family.own.limits.file_size();
+                if from >= limit && !bytes.is_empty() {
+                    return Err(self.too_large().into());
+                }
+                let bytes = &bytes[..(limit - from.min(limit)).min(bytes.len() as u64) as usize];
                 let end = from.saturating_add(bytes.len() as u64);
                 self.state.seals.may_write(node, end, size)?;
                 let Kernel { table, tree, .. } = self.change();

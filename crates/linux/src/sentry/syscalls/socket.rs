@@ -104,18 +104,41 @@ impl Kernel {
         if address.path().is_some() {
             return false;
         }
-        self.table.descriptions().any(|(_, description)| match &description.open {
+        self.holders(address, datagrams).next().is_some()
+    }
+
+    /// Whether a socket may have an address that others have, too: those of one port that all share it (`SO_REUSEPORT`), and those
+    /// that reuse addresses, while none listens there.
+    fn may_share(&self, socket: &Socket, address: &Address) -> bool {
+        let both = |other: &Socket, name| {
+            [socket, other].iter().all(|one| one.options.is_on(libc::SOL_SOCKET, name))
+        };
+        address.is_internet()
+            && self.holders(address, socket.is_for_datagrams()).all(|other| {
+                let listens = matches!(other.stage, SocketState::Listening(_));
+                both(other, libc::SO_REUSEPORT) || both(other, libc::SO_REUSEADDR) && !listens
+            })
+    }
+
+    /// The sockets of the same kind that have an address.
+    fn holders<'a>(
+        &'a self,
+        address: &'a Address,
+        datagrams: bool,
+    ) -> impl Iterator<Item = &'a Socket> + 'a {
+        self.table.descriptions().filter_map(move |(_, description)| match &description.open {
             FileObject::Socket(socket @ Socket { own, stage, .. }) => {
-                !matches!(stage, SocketState::Connected { .. })
+                let has = !matches!(stage, SocketState::Connected { .. })
                     && socket.is_for_datagrams() == datagrams
                     && if address.is_internet() {
                         // Whether one of the newer protocol is for that alone is its own affair.
                         own.port() == address.port() && own.family() == address.family()
                     } else {
                         own == address
-                    }
+                    };
+                has.then_some(socket)
             }
-            _ => false,
+            _ => None,
         })
     }
 
@@ -291,7 +314,9 @@ impl Sentry {
         let datagrams = socket.is_for_datagrams();
         if address.is_internet() && address.port() == 0 {
             address.set_port(self.state.free_port(datagrams)?);
-        } else if self.state.is_taken(&address, datagrams) {
+        } else if self.state.is_taken(&address, datagrams)
+            && !self.state.may_share(socket, &address)
+        {
             return Err(Errno::ADDRINUSE.into());
         }
         if let Some(path) = address.path() {
@@ -453,20 +478,31 @@ impl Sentry {
         };
         let (incoming, outgoing) = match stage {
             SocketState::Connected { incoming, outgoing } => (incoming, outgoing),
+            // Whoever waits in `accept` gets an error, and connections that nobody has accepted end.
+            SocketState::Listening(queue) if read => {
+                self.socket_mut(descriptor)?.stage = SocketState::New;
+                let state = self.change();
+                for arrival in queue {
+                    state.leave(arrival.incoming, false);
+                    state.leave(arrival.outgoing, true);
+                }
+                return Ok(ZERO);
+            }
+            SocketState::Listening(_) => return Ok(ZERO),
             // A sender is not notified that the receiver was shut down.
             SocketState::Datagrams { .. } if !self.socket_of(descriptor)?.peer.0.is_empty() => {
                 return Ok(ZERO);
             }
             _ => return Err(Errno::NOTCONN.into()),
         };
-        let stage = SocketState::Connected {
-            incoming: incoming.filter(|_| !read),
-            outgoing: outgoing.filter(|_| !write),
-        };
+        let outgoing_left = outgoing.filter(|_| !write);
+        let stage = SocketState::Connected { incoming, outgoing: outgoing_left };
         self.socket_mut(descriptor)?.stage = stage;
         let state = self.change();
-        if let Some(id) = incoming.filter(|_| read) {
-            state.leave(id, false);
+        // Received bytes may still be read.
+        if read && let Some(channel) = incoming.and_then(|id| state.channels.get_mut(id)) {
+            channel.shut = true;
+            channel.edges += 1;
         }
         if let Some(id) = outgoing.filter(|_| write) {
             state.leave(id, true);

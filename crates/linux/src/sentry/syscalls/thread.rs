@@ -6,7 +6,9 @@ use rustix::io::Errno;
 use crate::platform::{GUEST, Process};
 use crate::sentry::kernel::threads::{NO_STACK, Thread, Wait, WaitReason};
 use crate::sentry::syscalls::clock::{length_in, moment_after};
-use crate::sentry::{End, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, word_in};
+use crate::sentry::{
+    End, Sentry, SyscallControl, SyscallError, SyscallResult, ZERO, copy_in, copy_out, word_in,
+};
 
 /// Flags that a clone needs to be a thread.
 const SHARED: i32 =
@@ -57,6 +59,7 @@ impl Sentry {
             signal_stack: NO_STACK,
             name,
             spent: 0,
+            robust: 0,
             cleared: if flags & libc::CLONE_CHILD_CLEARTID != 0 { child } else { 0 },
         });
         for (flag, at) in [(libc::CLONE_PARENT_SETTID, parent), (libc::CLONE_CHILD_SETTID, child)] {
@@ -77,6 +80,9 @@ impl Sentry {
         if self.state.threads.len() == 1 {
             return Ok(SyscallControl::End(End::Exit(status as i32 & 0xff)));
         }
+        if let Err(SyscallError::Broken(error)) = self.mark_mutexes(process) {
+            return Err(error.into());
+        }
         let cleared = self.state.threads.current().cleared;
         self.change().threads.remove_current();
         if cleared != 0 {
@@ -94,7 +100,7 @@ impl Sentry {
     }
 
     /// Wakes up to `count` waiters at `address`, and returns their number.
-    fn wake(&mut self, address: u64, count: u32, bits: u32) -> u64 {
+    pub(in crate::sentry) fn wake(&mut self, address: u64, count: u32, bits: u32) -> u64 {
         let waiting = self.state.threads.waiting(address, bits);
         let woken = waiting.len().min(count as usize);
         if woken > 0 {
@@ -209,11 +215,6 @@ impl Sentry {
     /// Lets another thread run, if one can.
     pub(in crate::sentry) fn sys_sched_yield(&mut self) -> SyscallResult {
         Ok(SyscallControl::Yield)
-    }
-
-    /// `set_robust_list`: checked, and not used.
-    pub(in crate::sentry) fn sys_set_robust_list(&mut self, size: u64) -> SyscallResult {
-        if size == 24 { Ok(ZERO) } else { Err(Errno::INVAL.into()) }
     }
 
     /// Suspends the thread until a signal comes, with `set` blocked until then.

@@ -3,6 +3,7 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::identity::USER;
 use crate::sentry::syscalls::attributes::TimeFormat;
 use crate::sentry::{End, Sentry, SyscallControl, SyscallResult, ZERO};
@@ -59,6 +60,75 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         self.closing(vec![new], |sentry| sentry.replace(old, new, flags, false))
+    }
+
+    /// `preadv2`: all of a file is in memory, so that its flags change nothing.
+    pub(in crate::sentry) fn sys_preadv2(
+        &mut self,
+        p: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        const FLAGS: i32 = libc::RWF_HIPRI | libc::RWF_NOWAIT | libc::RWF_DSYNC | libc::RWF_SYNC;
+        let [fd, vector, count, offset, _, flags] = *a;
+        if flags as i32 & !FLAGS != 0 {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        match offset {
+            u64::MAX => self.sys_readv(p, fd, vector, count),
+            offset => self.sys_preadv(p, fd, vector, count, offset),
+        }
+    }
+
+    pub(in crate::sentry) fn sys_pwritev2(
+        &mut self,
+        p: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        const FLAGS: i32 = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC;
+        let [fd, vector, count, offset, _, flags] = *a;
+        if flags as i32 & !FLAGS != 0 {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        match offset {
+            u64::MAX => self.sys_writev(p, fd, vector, count),
+            offset => self.sys_pwritev(p, fd, vector, count, offset),
+        }
+    }
+
+    /// `readahead`: nothing is read ahead.
+    pub(in crate::sentry) fn sys_readahead(&mut self, fd: u64) -> SyscallResult {
+        let description = self.state.table.get(fd)?;
+        match description.open {
+            FileObject::File(_) if description.reads() => Ok(ZERO),
+            _ if !description.reads() => Err(Errno::BADF.into()),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+
+    pub(in crate::sentry) fn sys_syncfs(&mut self, fd: u64) -> SyscallResult {
+        self.state.table.get(fd)?;
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_sync(&mut self) -> SyscallResult {
+        Ok(ZERO)
+    }
+
+    /// `personality`: there is one.
+    pub(in crate::sentry) fn sys_personality(&mut self, persona: u64) -> SyscallResult {
+        match persona as u32 {
+            0 | u32::MAX => Ok(ZERO),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+
+    /// `setfsuid` and `setfsgid` return the former number, whether or not it has changed: here it never does.
+    pub(in crate::sentry) fn sys_setfsuid(&mut self) -> SyscallResult {
+        Ok(SyscallControl::Value(USER))
+    }
+
+    pub(in crate::sentry) fn sys_setfsgid(&mut self) -> SyscallResult {
+        Ok(SyscallControl::Value(USER))
     }
 
     pub(in crate::sentry) fn sys_fdatasync(&mut self, fd: u64) -> SyscallResult {

@@ -1,0 +1,114 @@
+//! Robust mutexes: what a thread holds when it ends is marked, and one of its waiters woken.
+//!
+//! Promises: as many entries of a list are followed as in Linux, however the guest has linked them.
+
+use rustix::io::Errno;
+
+use crate::platform::{PlatformError, Process};
+use crate::sentry::{Sentry, SyscallError, SyscallResult, ZERO, copy_in, copy_out, word_in};
+
+/// Length of `struct robust_list_head`.
+const HEAD_LEN: u64 = 24;
+/// Entries that are followed (`ROBUST_LIST_LIMIT`).
+const ENTRIES: usize = 2048;
+// A mutex's word.
+const WAITERS: u32 = 0x8000_0000;
+const OWNER_DIED: u32 = 0x4000_0000;
+const OWNER: u32 = 0x3fff_ffff;
+
+impl Sentry {
+    pub(in crate::sentry) fn sys_set_robust_list(&mut self, head: u64, size: u64) -> SyscallResult {
+        if size != HEAD_LEN {
+            return Err(Errno::INVAL.into());
+        }
+        if self.state.threads.current().robust != head {
+            self.change().threads.current_mut().robust = head;
+        }
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_get_robust_list(
+        &mut self,
+        process: &mut Process,
+        thread: u64,
+        head: u64,
+        len: u64,
+    ) -> SyscallResult {
+        let threads = &self.state.threads;
+        let id = if thread as u32 == 0 { threads.current_id() } else { thread as u32 };
+        let robust = threads.get(id).ok_or(Errno::SRCH)?.robust;
+        copy_out(process, len, &HEAD_LEN.to_le_bytes())?;
+        copy_out(process, head, &robust.to_le_bytes())?;
+        Ok(ZERO)
+    }
+
+    /// The current thread ends, or runs another program: marks the mutexes that it holds.
+    pub(in crate::sentry) fn mark_mutexes(&mut self, process: &mut Process) -> SyscallResult<()> {
+        let thread = self.state.threads.current_id();
+        let head = self.state.threads.current().robust;
+        if head == 0 {
+            return Ok(());
+        }
+        self.mark_list(process, thread, head)
+    }
+
+    /// The current process ends: marks the mutexes of all of its threads.
+    pub(crate) fn mark_all_mutexes(&mut self, process: &mut Process) -> Result<(), PlatformError> {
+        let threads = self.state.threads.iter().filter(|(_, thread)| thread.robust != 0);
+        let lists: Vec<_> = threads.map(|(id, thread)| (id, thread.robust)).collect();
+        for (thread, head) in lists {
+            match self.mark_list(process, thread, head) {
+                // A list that cannot be read ends there.
+                Ok(()) | Err(SyscallError::Errno(_)) => {}
+                Err(SyscallError::Broken(error)) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn mark_list(&mut self, process: &mut Process, thread: u32, head: u64) -> SyscallResult<()> {
+        let word = |process: &Process, at: u64| word_in(process, at);
+        let offset = word(process, head.wrapping_add(8))?;
+        let pending = word(process, head.wrapping_add(16))?;
+        let mut entry = word(process, head)?;
+        for _ in 0..ENTRIES {
+            if entry & !1 == head {
+                break;
+            }
+            // The entry may be linked anew once its mutex is marked.
+            let next = word(process, entry & !1);
+            if entry != pending {
+                self.mark_mutex(process, thread, (entry & !1).wrapping_add(offset), false)?;
+            }
+            entry = next?;
+        }
+        if pending & !1 != 0 {
+            self.mark_mutex(process, thread, (pending & !1).wrapping_add(offset), true)?;
+        }
+        Ok(())
+    }
+
+    fn mark_mutex(
+        &mut self,
+        process: &mut Process,
+        thread: u32,
+        at: u64,
+        pending: bool,
+    ) -> SyscallResult<()> {
+        if !at.is_multiple_of(4) {
+            return Err(Errno::INVAL.into());
+        }
+        let bytes = copy_in(process, at, 4)?;
+        let word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        if word & OWNER == thread {
+            let marked = word & WAITERS | OWNER_DIED;
+            copy_out(process, at, &marked.to_le_bytes())?;
+        }
+        // One that was just released may have woken nobody yet.
+        let owned = word & OWNER == thread && word & WAITERS != 0;
+        if owned || pending && word & OWNER == 0 {
+            self.wake(at, 1, u32::MAX);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,267 @@
+//! Priorities and scheduling. They are settings that are stored, and change nothing: the threads of a guest take turns.
+
+use rustix::io::Errno;
+
+use crate::platform::Process;
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::kernel::prctl_state::PrctlState;
+use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
+
+/// Which processes a priority is of (`PRIO_PROCESS` and its like).
+const PROCESS: i32 = libc::PRIO_PROCESS as i32;
+const GROUP: i32 = libc::PRIO_PGRP as i32;
+const OF_USER: i32 = libc::PRIO_USER as i32;
+const NICEST: i32 = 19;
+const LEAST_NICE: i32 = -20;
+/// Length of `struct sched_attr`: of its first version, and of the present one.
+const ATTRIBUTES: std::ops::RangeInclusive<usize> = 48..=56;
+/// Nanoseconds of a turn, as `sched_rr_get_interval` returns them.
+const INTERVAL: u64 = 4_000_000;
+/// Which processes `ioprio_get` and `ioprio_set` mean.
+const IOPRIO_WHO_PROCESS: i32 = 1;
+const IOPRIO_WHO_USER: i32 = 3;
+/// Bits of an I/O priority that say its class.
+const IOPRIO_CLASS: u32 = 13;
+
+/// Whether a process without privilege may have a policy.
+fn check_policy(policy: i32, priority: i32) -> Result<(), Errno> {
+    match policy {
+        libc::SCHED_OTHER | libc::SCHED_BATCH | libc::SCHED_IDLE if priority == 0 => Ok(()),
+        libc::SCHED_FIFO | libc::SCHED_RR if (1..=99).contains(&priority) => Err(Errno::PERM),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+impl Sentry {
+    /// The process with a thread of this number, the current one for 0.
+    fn scheduled(&self, id: u64) -> Result<u32, Errno> {
+        let (id, state) = (id as i32, &self.state);
+        if id < 0 {
+            return Err(Errno::INVAL);
+        }
+        if id == 0 || state.threads.get(id as u32).is_some() {
+            return Ok(state.family.own.id);
+        }
+        state.family.kin(id as u32).map(|kin| kin.id).ok_or(Errno::SRCH)
+    }
+
+    fn traits_of(&self, process: u32) -> Result<PrctlState, Errno> {
+        self.state.family.kin(process).map(|kin| kin.traits).ok_or(Errno::SRCH)
+    }
+
+    fn change_traits(&mut self, process: u32, change: impl FnOnce(&mut PrctlState)) {
+        self.change().with(process, |state| change(&mut state.family.own.traits));
+    }
+
+    /// The processes that `getpriority` and its like mean.
+    fn named_processes(&self, which: i32, who: u64) -> Result<Vec<u32>, Errno> {
+        let (own, who) = (&self.state.family.own, who as u32);
+        let found = match which {
+            PROCESS => vec![self.scheduled(who.into())?],
+            GROUP => self.state.family.group(if who == 0 { own.group } else { who }),
+            OF_USER if who == 0 || u64::from(who) == crate::sentry::USER => {
+                self.state.family.kins().map(|kin| kin.id).collect()
+            }
+            OF_USER => Vec::new(),
+            _ => return Err(Errno::INVAL),
+        };
+        if found.is_empty() { Err(Errno::SRCH) } else { Ok(found) }
+    }
+
+    pub(in crate::sentry) fn sys_getpriority(&mut self, which: u64, who: u64) -> SyscallResult {
+        let processes = self.named_processes(which as i32, who)?;
+        let nices = processes.into_iter().map(|id| self.traits_of(id).map(|traits| traits.nice));
+        let least = nices.collect::<Result<Vec<_>, _>>()?.into_iter().min().unwrap_or_default();
+        // Never negative: 40 is -20.
+        Ok(SyscallControl::Value((20 - i32::from(least)) as u64))
+    }
+
+    pub(in crate::sentry) fn sys_setpriority(
+        &mut self,
+        which: u64,
+        who: u64,
+        nice: u64,
+    ) -> SyscallResult {
+        let nice = (nice as i32).clamp(LEAST_NICE, NICEST) as i8;
+        for process in self.named_processes(which as i32, who)? {
+            if nice < self.traits_of(process)?.nice {
+                return Err(Errno::ACCESS.into());
+            }
+            self.change_traits(process, |traits| traits.nice = nice);
+        }
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_sched_getscheduler(&mut self, id: u64) -> SyscallResult {
+        let traits = self.traits_of(self.scheduled(id)?)?;
+        Ok(SyscallControl::Value(u64::from(traits.policy)))
+    }
+
+    pub(in crate::sentry) fn sys_sched_setscheduler(
+        &mut self,
+        process: &Process,
+        id: u64,
+        policy: u64,
+        parameters: u64,
+    ) -> SyscallResult {
+        let target = self.scheduled(id)?;
+        let priority = int_in(process, parameters)?;
+        // Whether children have it, too, which they do here.
+        let policy = policy as i32 & !libc::SCHED_RESET_ON_FORK;
+        check_policy(policy, priority)?;
+        self.change_traits(target, |traits| traits.policy = policy as u8);
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_sched_getparam(
+        &mut self,
+        process: &mut Process,
+        id: u64,
+        to: u64,
+    ) -> SyscallResult {
+        self.scheduled(id)?;
+        copy_out(process, to, &[0; 4])?;
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_sched_setparam(
+        &mut self,
+        process: &Process,
+        id: u64,
+        parameters: u64,
+    ) -> SyscallResult {
+        let policy = self.traits_of(self.scheduled(id)?)?.policy;
+        check_policy(policy.into(), int_in(process, parameters)?)?;
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_sched_get_priority_max(&mut self, policy: u64) -> SyscallResult {
+        priority(policy, 99)
+    }
+
+    pub(in crate::sentry) fn sys_sched_get_priority_min(&mut self, policy: u64) -> SyscallResult {
+        priority(policy, 1)
+    }
+
+    pub(in crate::sentry) fn sys_sched_rr_get_interval(
+        &mut self,
+        process: &mut Process,
+        id: u64,
+        to: u64,
+    ) -> SyscallResult {
+        self.scheduled(id)?;
+        copy_out(process, to, &StructBuilder::default().word(0).word(INTERVAL).0)?;
+        Ok(ZERO)
+    }
+
+    /// `sched_setaffinity`: the one processor has to be among those that are named.
+    pub(in crate::sentry) fn sys_sched_setaffinity(
+        &mut self,
+        process: &Process,
+        id: u64,
+        len: u64,
+        set: u64,
+    ) -> SyscallResult {
+        self.scheduled(id)?;
+        let set = copy_in(process, set, len.min(8) as usize)?;
+        match set.first() {
+            Some(first) if first & 1 != 0 => Ok(ZERO),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+
+    pub(in crate::sentry) fn sys_sched_getattr(
+        &mut self,
+        process: &mut Process,
+        id: u64,
+        to: u64,
+        len: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        if flags as u32 != 0 || (len as usize) < *ATTRIBUTES.start() || len > 4096 {
+            return Err(Errno::INVAL.into());
+        }
+        let traits = self.traits_of(self.scheduled(id)?)?;
+        let len = (len as usize).min(*ATTRIBUTES.end());
+        let head = StructBuilder::default().int(len as u32).int(u32::from(traits.policy)).word(0);
+        let mut bytes = head.int(i32::from(traits.nice) as u32).0;
+        bytes.resize(len, 0);
+        copy_out(process, to, &bytes)?;
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_sched_setattr(
+        &mut self,
+        process: &Process,
+        id: u64,
+        from: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        let target = self.scheduled(id)?;
+        let len = int_in(process, from)?;
+        if flags as u32 != 0 || len != 0 && (len as usize) < *ATTRIBUTES.start() {
+            return Err(Errno::INVAL.into());
+        }
+        let bytes = copy_in(process, from, *ATTRIBUTES.start())?;
+        let int = |at: usize| i32::from_le_bytes([0, 1, 2, 3].map(|n| bytes[at + n]));
+        let (policy, nice, priority) = (int(4), int(16), int(20));
+        check_policy(policy, priority)?;
+        let nice = nice.clamp(LEAST_NICE, NICEST) as i8;
+        if nice < self.traits_of(target)?.nice {
+            return Err(Errno::PERM.into());
+        }
+        self.change_traits(target, |traits| (traits.policy, traits.nice) = (policy as u8, nice));
+        Ok(ZERO)
+    }
+
+    pub(in crate::sentry) fn sys_ioprio_get(&mut self, which: u64, who: u64) -> SyscallResult {
+        let processes = self.ioprio_processes(which as i32, who)?;
+        let first = processes.first().ok_or(Errno::SRCH)?;
+        Ok(SyscallControl::Value(self.traits_of(*first)?.io_priority.into()))
+    }
+
+    pub(in crate::sentry) fn sys_ioprio_set(
+        &mut self,
+        which: u64,
+        who: u64,
+        priority: u64,
+    ) -> SyscallResult {
+        let priority = priority as u32;
+        match (priority >> IOPRIO_CLASS, priority & 7) {
+            (0, 0) | (2 | 3, _) => {}
+            // Real time is for privileged processes.
+            (1, _) => return Err(Errno::PERM.into()),
+            _ => return Err(Errno::INVAL.into()),
+        }
+        for process in self.ioprio_processes(which as i32, who)? {
+            self.change_traits(process, |traits| traits.io_priority = priority as u16);
+        }
+        Ok(ZERO)
+    }
+
+    fn ioprio_processes(&self, which: i32, who: u64) -> Result<Vec<u32>, Errno> {
+        match which {
+            IOPRIO_WHO_PROCESS..=IOPRIO_WHO_USER => {
+                self.named_processes(which - IOPRIO_WHO_PROCESS, who)
+            }
+            _ => Err(Errno::INVAL),
+        }
+    }
+}
+
+fn int_in(process: &Process, at: u64) -> SyscallResult<i32> {
+    if at == 0 {
+        return Err(Errno::INVAL.into());
+    }
+    let bytes = copy_in(process, at, 4)?;
+    Ok(i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+}
+
+/// A bound of the priorities of a policy.
+fn priority(policy: u64, real_time: u64) -> SyscallResult {
+    match policy as i32 {
+        libc::SCHED_FIFO | libc::SCHED_RR => Ok(SyscallControl::Value(real_time)),
+        libc::SCHED_OTHER | libc::SCHED_BATCH | libc::SCHED_IDLE | libc::SCHED_DEADLINE => Ok(ZERO),
+        _ => Err(Errno::INVAL.into()),
+    }
+}

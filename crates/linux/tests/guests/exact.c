@@ -1,0 +1,329 @@
+// What Linux promises and programs rely on, one kind for each word on standard input; answers "ok", or what failed.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <unistd.h>
+#include <xmmintrin.h>
+
+static const char *failed;
+#define CHECK(what) do { if (!(what) && !failed) failed = #what; } while (0)
+#define FAILS(number, call) (errno = 0, (call) == -1 && errno == (number))
+
+static char page[8192], other[8192];
+
+static int file_of(const char *name, char byte) {
+    unlink(name);
+    int file = open(name, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    memset(page, byte, sizeof page);
+    CHECK(write(file, page, sizeof page) == sizeof page);
+    return file;
+}
+
+/* Shared mappings follow the files, however those are written, and the other way around. */
+static void shared(void) {
+    int one = file_of("/tmp/one", 'A'), two = file_of("/tmp/two", 'B'), pipes[2];
+    int reader = open("/tmp/one", O_RDONLY);
+    volatile char *seen = mmap(0, 8192, PROT_READ, MAP_SHARED, reader, 0);
+    CHECK(seen != MAP_FAILED && seen[0] == 'A' && seen[8191] == 'A');
+    CHECK(pwrite(one, "x", 1, 4096) == 1 && seen[4096] == 'x' && seen[4097] == 'A');
+    CHECK(lseek(one, 0, SEEK_SET) == 0 && write(one, memset(page, 'C', 8192), 8192) == 8192 && seen[0] == 'C' && seen[8191] == 'C');
+    if (!fork()) _exit(pwrite(one, "child", 5, 0) != 5);
+    int status;
+    CHECK(wait(&status) > 0 && status == 0 && !memcmp((char *)seen, "child", 5));
+    munmap((void *)seen, 8192);
+    char *mapped = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, one, 0);
+    loff_t from = 0, to = 0;
+    CHECK(copy_file_range(two, &from, one, &to, 4096, 0) == 4096 && mapped[0] == 'B');
+    memset(mapped, 'D', 4096), from = to = 0;
+    CHECK(copy_file_range(one, &from, two, &to, 4096, 0) == 4096 && pread(two, other, 1, 0) == 1 && other[0] == 'D');
+    memset(mapped, 'E', 4096);
+    off_t offset = 0;
+    CHECK(lseek(two, 0, SEEK_SET) == 0 && sendfile(two, one, &offset, 4096) == 4096 && pread(two, other, 1, 0) == 1 && other[0] == 'E');
+    CHECK(pwrite(two, "F", 1, 0) == 1 && lseek(one, 0, SEEK_SET) == 0 && (offset = 0, sendfile(one, two, &offset, 100)) == 100 && mapped[0] == 'F' && mapped[1] == 'E');
+    struct iovec piece = {memset(page, 'G', 4096), 4096};
+    CHECK(pwritev2(one, &piece, 1, 0, 0) == 4096 && mapped[0] == 'G');
+    memset(mapped, 'H', 4096), piece.iov_base = other;
+    CHECK(preadv2(one, &piece, 1, 0, 0) == 4096 && other[4095] == 'H');
+    CHECK(!pipe(pipes) && write(pipes[1], memset(page, 'I', 4096), 4096) == 4096);
+    to = 0;
+    CHECK(splice(pipes[0], 0, one, &to, 4096, 0) == 4096 && to == 4096 && mapped[0] == 'I');
+    memset(mapped, 'J', 4096), from = 0;
+    CHECK(splice(one, &from, pipes[1], 0, 4096, 0) == 4096 && read(pipes[0], other, 4096) == 4096 && other[4095] == 'J');
+    /* It replaces nothing, whatever else is asked for. */
+    char *kept = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    kept[0] = 'k';
+    CHECK(mmap(kept, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED && errno == EEXIST && kept[0] == 'k');
+    munmap(mapped, 4096), munmap(kept, 4096);
+    close(one), close(two), close(reader), close(pipes[0]), close(pipes[1]);
+}
+
+/* Numbers that are no calls end nobody. */
+static void numbers(void) {
+    CHECK(FAILS(ENOSYS, syscall(-1)) && FAILS(ENOSYS, syscall(0x40000027)) && FAILS(ENOSYS, syscall(100000)));
+    int status;
+    if (!fork()) {
+        long result;
+        __asm__ volatile("int $0x80" : "=a"(result) : "a"(20L) : "memory");
+        _exit(7);
+    }
+    CHECK(wait(&status) > 0 && (WIFSIGNALED(status) || WEXITSTATUS(status) == 7));
+}
+
+static volatile int depth, traps;
+static volatile float zero;
+
+static void on_signal(int signal) {
+    traps = _mm_getcsr() & 0x1f80;
+    volatile float result = 1 / zero; /* It would trap with the interrupted thread's settings. */
+}
+
+static char stack[16384];
+
+static void deeper(int signal) {
+    volatile char some[700];
+    some[0] = depth++;
+    raise(SIGUSR1);
+}
+
+/* A handler begins with the settings of a new program, and an alternate stack ends at its end. */
+static void handlers(void) {
+    unsigned before = _mm_getcsr();
+    struct sigaction action = {.sa_handler = on_signal};
+    sigaction(SIGUSR1, &action, 0);
+    _mm_setcsr(before & ~0x1f80u);
+    raise(SIGUSR1);
+    CHECK(traps == 0x1f80 && (_mm_getcsr() & 0x1f80) == 0);
+    _mm_setcsr(before);
+    int status;
+    if (!fork()) {
+        stack_t alternate = {.ss_sp = stack, .ss_size = sizeof stack};
+        struct sigaction nested = {.sa_handler = deeper, .sa_flags = SA_ONSTACK | SA_NODEFER};
+        sigaltstack(&alternate, 0), sigaction(SIGUSR1, &nested, 0);
+        alarm(20);
+        raise(SIGUSR1);
+        _exit(1);
+    }
+    CHECK(wait(&status) > 0 && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    signal(SIGUSR1, SIG_DFL);
+}
+
+static volatile int ticks, rung, stops;
+
+static void *tick(void *none) {
+    struct timespec pause = {0, 1000000};
+    for (int n = 0; n < 5; n++) nanosleep(&pause, 0), ticks++;
+    return 0;
+}
+
+static void ring(int signal) { rung++; }
+
+/* Calls without pause leave time for other threads, and for signals. */
+static void fair(void) {
+    pthread_t thread;
+    signal(SIGALRM, ring);
+    struct itimerval soon = {{0, 0}, {0, 20000}};
+    CHECK(!pthread_create(&thread, 0, tick, 0) && !setitimer(ITIMER_REAL, &soon, 0));
+    long calls = 0;
+    while ((ticks < 5 || !rung) && calls < 20000000) syscall(SYS_getppid), calls++;
+    CHECK(ticks == 5 && rung == 1);
+    pthread_join(thread, 0);
+    signal(SIGALRM, SIG_DFL);
+}
+
+static pthread_mutex_t *mutex;
+
+static void *leave(void *none) { pthread_mutex_lock(mutex); return 0; }
+
+/* A robust mutex survives its holder: a thread, a process that exits, and one that is killed while others wait. */
+static void robust(void) {
+    mutex = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    CHECK(!pthread_mutex_init(mutex, &attributes));
+    pthread_t thread;
+    CHECK(!pthread_create(&thread, 0, leave, 0) && !pthread_join(thread, 0));
+    CHECK(pthread_mutex_lock(mutex) == EOWNERDEAD && !pthread_mutex_consistent(mutex) && !pthread_mutex_unlock(mutex));
+    for (int killed = 0; killed < 2; killed++) {
+        int ready[2];
+        char byte;
+        CHECK(!pipe(ready));
+        int child = fork();
+        if (!child) {
+            pthread_mutex_lock(mutex);
+            CHECK(write(ready[1], "x", 1) == 1);
+            usleep(20000);
+            if (!killed) _exit(0);
+            kill(getpid(), SIGKILL);
+        }
+        CHECK(read(ready[0], &byte, 1) == 1);
+        CHECK(pthread_mutex_lock(mutex) == EOWNERDEAD && !pthread_mutex_consistent(mutex) && !pthread_mutex_unlock(mutex));
+        CHECK(waitpid(child, 0, 0) == child);
+        close(ready[0]), close(ready[1]);
+    }
+    void *head;
+    size_t len;
+    CHECK(!syscall(SYS_get_robust_list, 0, &head, &len) && head && len == 24);
+    munmap(mutex, 4096);
+}
+
+static void connection(int *pair) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t len = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(!bind(listener, (void *)&address, len) && !listen(listener, 1) && !getsockname(listener, (void *)&address, &len));
+    pair[0] = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(!connect(pair[0], (void *)&address, len));
+    pair[1] = accept(listener, 0, 0);
+    close(listener);
+}
+
+static void send_descriptor(int socket, int descriptor, int len) {
+    struct iovec piece = {page, len};
+    char control[CMSG_SPACE(4)] = {0};
+    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET, header->cmsg_type = SCM_RIGHTS, header->cmsg_len = CMSG_LEN(4);
+    memcpy(CMSG_DATA(header), &descriptor, 4);
+    CHECK(sendmsg(socket, &message, 0) == len);
+}
+
+/* Resets, ends and hang-ups of connections, and what options are without being set. */
+static void sockets(void) {
+    int pair[2], error;
+    char byte;
+    socklen_t len = sizeof error;
+    connection(pair);
+    CHECK(send(pair[0], "x", 1, 0) == 1 && !close(pair[1]) && FAILS(ECONNRESET, recv(pair[0], &byte, 1, 0)) && recv(pair[0], &byte, 1, 0) == 0);
+    close(pair[0]);
+    connection(pair);
+    struct linger linger = {1, 0};
+    CHECK(!setsockopt(pair[1], SOL_SOCKET, SO_LINGER, &linger, sizeof linger) && !close(pair[1]));
+    CHECK(!getsockopt(pair[0], SOL_SOCKET, SO_ERROR, &error, &len) && error == ECONNRESET);
+    CHECK(!getsockopt(pair[0], SOL_SOCKET, SO_ERROR, &error, &len) && error == 0);
+    close(pair[0]);
+    connection(pair);
+    CHECK(send(pair[0], "0123", 4, 0) == 4 && !shutdown(pair[1], SHUT_RD) && recv(pair[1], other, 9, 0) == 4 && recv(pair[1], other, 9, 0) == 0);
+    CHECK(send(pair[0], "more", 4, MSG_NOSIGNAL) == 4);
+    len = 40;
+    CHECK(!getsockopt(pair[0], IPPROTO_IP, IP_OPTIONS, other, &len) && len == 0);
+    len = sizeof(struct tcp_info);
+    CHECK(!getsockopt(pair[0], IPPROTO_TCP, TCP_INFO, other, &len) && len >= 100 && other[0] == TCP_ESTABLISHED);
+    len = 16;
+    CHECK(FAILS(ENOPROTOOPT, getsockopt(pair[0], SOL_SOCKET, 31, other, &len)));
+    close(pair[0]), close(pair[1]);
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair) && send(pair[1], "y", 1, 0) == 1 && !close(pair[0]) && FAILS(ECONNRESET, recv(pair[1], &byte, 1, 0)));
+    struct pollfd hang = {pair[1], 0, 0};
+    CHECK(poll(&hang, 1, 1000) == 1 && hang.revents == POLLHUP);
+    close(pair[1]);
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair) && !shutdown(pair[0], SHUT_RD) && FAILS(EPIPE, send(pair[1], "z", 1, MSG_NOSIGNAL)));
+    close(pair[0]), close(pair[1]);
+    CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) && !shutdown(pair[0], SHUT_RD) && FAILS(EPIPE, send(pair[1], "z", 1, MSG_NOSIGNAL)));
+    close(pair[0]), close(pair[1]);
+    /* Time limits below zero wait not at all. */
+    struct timeval past = {-1, 0};
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair) && !setsockopt(pair[0], SOL_SOCKET, SO_RCVTIMEO, &past, sizeof past) && FAILS(EAGAIN, recv(pair[0], &byte, 1, 0)));
+    close(pair[0]), close(pair[1]);
+    /* A message that finds no place is lost with its descriptors, and so are descriptors that find none. */
+    int kinds[] = {SOCK_DGRAM, SOCK_SEQPACKET, SOCK_STREAM}, pipes[2];
+    for (int kind = 0; kind < 3; kind++) {
+        CHECK(!socketpair(AF_UNIX, kinds[kind], 0, pair) && !pipe(pipes));
+        send_descriptor(pair[0], pipes[1], 10);
+        close(pipes[1]);
+        char control[64];
+        struct iovec piece = {kind == 2 ? (void *)other : (void *)8, 100};
+        struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = kind == 2 ? (void *)8 : control, .msg_controllen = sizeof control};
+        if (kind < 2) CHECK(FAILS(EFAULT, recvmsg(pair[1], &message, 0)));
+        else CHECK(recvmsg(pair[1], &message, 0) == 10 && message.msg_flags == MSG_CTRUNC && message.msg_controllen == 0);
+        struct pollfd ended = {pipes[0], POLLIN, 0};
+        CHECK(poll(&ended, 1, 0) == 1 && (ended.revents & POLLHUP));
+        close(pair[0]), close(pair[1]), close(pipes[0]);
+    }
+}
+
+static int openat2_(int at, const char *path, unsigned long flags, unsigned long resolve) {
+    struct open_how how = {.flags = flags, .resolve = resolve};
+    return syscall(SYS_openat2, at, path, &how, sizeof how);
+}
+
+/* Calls that answered ENOSYS. */
+static void calls(void) {
+    CHECK(nice(3) == 3 && getpriority(PRIO_PROCESS, 0) == 3 && FAILS(EACCES, setpriority(PRIO_PROCESS, 0, -5)));
+    int status;
+    if (!fork()) _exit(getpriority(PRIO_PROCESS, 0));
+    CHECK(wait(&status) > 0 && WEXITSTATUS(status) == 3);
+    struct sched_param parameters = {0};
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(sched_getcpu(), &set);
+    CHECK(sched_getscheduler(0) == SCHED_OTHER && !sched_setscheduler(0, SCHED_BATCH, &parameters) && sched_getscheduler(0) == SCHED_BATCH);
+    CHECK(!sched_setaffinity(0, sizeof set, &set));
+    CPU_ZERO(&set);
+    CHECK(FAILS(EINVAL, sched_setaffinity(0, sizeof set, &set)));
+    CHECK(sched_get_priority_max(SCHED_FIFO) == 99 && sched_get_priority_min(SCHED_OTHER) == 0 && FAILS(EINVAL, sched_get_priority_max(99)));
+    CHECK(!syscall(SYS_ioprio_set, 1, 0, 3 << 13) && syscall(SYS_ioprio_get, 1, 0) == 3 << 13);
+    char *memory = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    unsigned char present[2] = {0};
+    CHECK(!mlock(memory, 8192) && !munlock(memory, 8192) && !mlockall(MCL_CURRENT) && !munlockall() && !mincore(memory, 8192, present) && present[1] == 1);
+    munmap(memory, 8192);
+    CHECK(FAILS(ENOMEM, mlock(memory, 8192)) && FAILS(ENOMEM, mincore(memory, 8192, present)) && FAILS(EINVAL, mlockall(0)));
+    CHECK(syscall(SYS_membarrier, 0, 0) > 0 && FAILS(EPERM, syscall(SYS_membarrier, 8, 0)) && !syscall(SYS_membarrier, 16, 0) && !syscall(SYS_membarrier, 8, 0));
+    int file = file_of("/tmp/calls", 'q'), pipes[2], more[2];
+    CHECK(!readahead(file, 0, 100) && !syncfs(file));
+    CHECK(!pipe(pipes) && !pipe(more) && write(pipes[1], "hello", 5) == 5 && tee(pipes[0], more[1], 9, 0) == 5 && read(pipes[0], other, 9) == 5 && read(more[0], other, 9) == 5 && !memcmp(other, "hello", 5));
+    struct iovec piece = {"there", 5};
+    CHECK(vmsplice(pipes[1], &piece, 1, 0) == 5 && splice(pipes[0], 0, more[1], 0, 100, 0) == 5 && read(more[0], other, 9) == 5 && !memcmp(other, "there", 5));
+    CHECK(FAILS(EAGAIN, splice(pipes[0], 0, more[1], 0, 100, SPLICE_F_NONBLOCK)) && FAILS(EINVAL, splice(file, 0, file, 0, 100, 0)));
+    mkdir("/tmp/top", 0700), unlink("/tmp/top/out"), symlink("/tmp/calls", "/tmp/top/out");
+    int top = open("/tmp/top", O_PATH | O_DIRECTORY), in = openat(top, "in", O_CREAT | O_RDWR, 0600);
+    CHECK(top >= 0 && in >= 0 && FAILS(EXDEV, openat2_(top, "../calls", O_RDONLY, RESOLVE_BENEATH)) && FAILS(EXDEV, openat2_(top, "out", O_RDONLY, RESOLVE_BENEATH)));
+    CHECK(FAILS(ELOOP, openat2_(top, "out", O_RDONLY, RESOLVE_NO_SYMLINKS)) && FAILS(ENOENT, openat2_(top, "out", O_RDONLY, RESOLVE_IN_ROOT)));
+    int found = openat2_(top, "in", O_RDONLY | O_CLOEXEC, RESOLVE_BENEATH), rooted = openat2_(top, "/in", O_RDONLY, RESOLVE_IN_ROOT);
+    CHECK(found >= 0 && rooted >= 0 && FAILS(EINVAL, openat2_(top, "in", 1L << 40, 0)) && FAILS(EINVAL, openat2_(top, "in", O_RDONLY, 1 << 20)));
+    struct { struct open_how how; long tail; } longer = {{.flags = O_RDONLY}, 1};
+    CHECK(FAILS(E2BIG, syscall(SYS_openat2, top, "in", &longer, sizeof longer)) && FAILS(EINVAL, syscall(SYS_openat2, top, "in", &longer, 8)));
+    int program = open("/bin/sh", O_RDONLY | O_CLOEXEC);
+    if (program >= 0) {
+        char *arguments[] = {"sh", "-c", "exit 9", 0}, *none[] = {0};
+        if (!fork()) syscall(SYS_execveat, program, "", arguments, none, AT_EMPTY_PATH), _exit(1);
+        CHECK(wait(&status) > 0 && WEXITSTATUS(status) == 9);
+    }
+    close(file), close(top), close(in), close(found), close(rooted), close(program);
+    close(pipes[0]), close(pipes[1]), close(more[0]), close(more[1]);
+}
+
+int main(void) {
+    char line[64];
+    struct { const char *name; void (*check)(void); } kinds[] = {
+        {"shared", shared}, {"numbers", numbers}, {"handlers", handlers}, {"fair", fair}, {"robust", robust}, {"sockets", sockets}, {"calls", calls},
+    };
+    while (fgets(line, sizeof line, stdin)) {
+        line[strcspn(line, "\n")] = 0;
+        failed = "no such kind";
+        for (unsigned n = 0; n < sizeof kinds / sizeof *kinds; n++)
+            if (!strcmp(line, kinds[n].name)) failed = 0, kinds[n].check();
+        printf("%s\n", failed ? failed : "ok");
+        fflush(stdout);
+    }
+}
