@@ -367,7 +367,7 @@ impl Sentry {
                     _ => Channel::Host,
                 };
                 let from = self.writer(channel);
-                if let Err(end) = self.streams.put_out(from, bytes, self.output_limit) {
+                if let Err(end) = self.streams.put_stdout(from, bytes, self.output_limit) {
                     return Ok(SyscallControl::End(end));
                 }
             }
