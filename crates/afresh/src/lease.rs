@@ -170,6 +170,31 @@ impl<'a> Lease<'a> {
         }
     }
 
+    /// As [`Lease::call`]. `log` receives a Linux program's output that is not part of its answer, while the program writes it:
+    /// [`Channel::Messages`], and of a program that is called through a port [`Channel::Output`]. `log` must bound
+    /// what it keeps. Other guests log nothing here: see `Output::Handler` of Wasm guests.
+    ///
+    /// # Errors
+    /// As [`Lease::call`].
+    pub fn call_logged<'f>(
+        &mut self,
+        function: impl Into<Entry<'f>>,
+        input: &[u8],
+        #[cfg_attr(not(feature = "linux"), expect(unused_variables))] log: impl FnMut(Channel, &[u8])
+        + Send
+        + 'static,
+    ) -> Result<Vec<u8>, CallError> {
+        let callee = function.into();
+        match &mut self.instance {
+            #[cfg(feature = "linux")]
+            Instance::Program(program) => {
+                crate::program::call_logged(program, callee.name(), input, log)
+            }
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => self.call(callee, input),
+        }
+    }
+
     /// Lets a Linux program run without a call, with its background work, for a [slice](afresh_linux::Program::slice)
     /// of time or until all of it waits. `hear` as for [`Lease::call_heard`]. Other guests do nothing.
     ///

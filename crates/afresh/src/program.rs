@@ -91,11 +91,28 @@ pub(crate) fn call(
     function: &str,
     input: &[u8],
 ) -> Result<Vec<u8>, CallError> {
-    use afresh_linux::CallError as Error;
-    match instance.call(input) {
-        Err(Error::Ended { end: End::Exit(0), output, .. }) => Ok(output),
+    answer(function, instance.call(input))
+}
+
+fn answer(
+    function: &str,
+    called: Result<Vec<u8>, afresh_linux::CallError>,
+) -> Result<Vec<u8>, CallError> {
+    match called {
+        Err(afresh_linux::CallError::Ended { end: End::Exit(0), output, .. }) => Ok(output),
         other => other.map_err(|error| CallError::of_linux(function, error)),
     }
+}
+
+/// As [`call`], with a log of the output that is not part of the answer.
+pub(crate) fn call_logged(
+    instance: &mut Instance,
+    function: &str,
+    input: &[u8],
+    mut log: impl FnMut(Channel, &[u8]) + Send + 'static,
+) -> Result<Vec<u8>, CallError> {
+    let log = move |from, piece: &[u8]| log(channel(from), piece);
+    answer(function, instance.call_logged(input, log))
 }
 
 /// As [`call`], with an answer that is received while it is written.
@@ -122,14 +139,15 @@ pub(crate) fn proceed(
 fn heard(
     mut hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
 ) -> impl FnMut(afresh_linux::Writer, &[u8]) -> bool + Send + 'static {
+    move |from, piece| hear(Writer { channel: channel(from.channel), leader: from.leader }, piece)
+}
+
+fn channel(from: afresh_linux::Channel) -> Channel {
     use afresh_linux::Channel as From;
-    move |from, piece| {
-        let channel = match from.channel {
-            From::Messages => Channel::Messages,
-            From::Host => Channel::Host,
-            _ => Channel::Output,
-        };
-        hear(Writer { channel, leader: from.leader }, piece)
+    match from {
+        From::Messages => Channel::Messages,
+        From::Host => Channel::Host,
+        _ => Channel::Output,
     }
 }
 

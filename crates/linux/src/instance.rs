@@ -7,11 +7,11 @@
 
 mod compare;
 mod dial;
+mod output;
 
 use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afresh_files::Tree;
@@ -22,7 +22,7 @@ use crate::error::{CallError, VerifyError};
 use crate::frozen_state::{FrozenKernel, FrozenState, IdleWait, read_all};
 use crate::guest::{Guest, StopReason, after};
 use crate::platform::{Continuation, CpuPinning, PlatformError, StubCommands, Trap};
-use crate::sentry::{End, FIRST, Generation, Kernel, OutputSink, Sentry, Writer};
+use crate::sentry::{End, FIRST, Generation, Kernel, OutputSinks, Sentry};
 use crate::subprocess::Subprocess;
 use crate::subprocesses::ParkedSubprocesses;
 use crate::warm::{Limits, Stats};
@@ -165,7 +165,7 @@ impl Instance {
     /// When the guest ends, takes too long, or writes too much. It takes a reset then.
     pub fn call(&mut self, request: &[u8]) -> Result<Vec<u8>, CallError> {
         self.stats.calls += 1;
-        self.attempt_twice(Some(request), || None, || false)
+        self.attempt_twice(Some(request), OutputSinks::default, || false)
     }
 
     /// Makes a call, once more in a new process if the first one failed for no fault of the call: it was killed from outside, or
@@ -174,7 +174,7 @@ impl Instance {
     fn attempt_twice(
         &mut self,
         request: Option<&[u8]>,
-        hearer: impl Fn() -> Option<OutputSink>,
+        sinks: impl Fn() -> OutputSinks,
         heard: impl Fn() -> bool,
     ) -> Result<Vec<u8>, CallError> {
         let from_frozen = self.footing != ResetState::Live;
@@ -184,65 +184,16 @@ impl Instance {
             PlatformError::Forged(_) | PlatformError::Kernel { .. } | PlatformError::Lost => used,
             _ => false,
         };
-        match self.attempt(request, hearer()) {
+        match self.attempt(request, sinks()) {
             Err(CallError::Platform { source, .. })
                 if from_frozen && is_innocent(&source) && !heard() =>
             {
                 self.live = None;
                 self.footing = ResetState::NeedsReset;
-                self.attempt(request, hearer())
+                self.attempt(request, sinks())
             }
             result => result,
         }
-    }
-
-    /// As [`Instance::attempt_twice`], with a receiver of the output.
-    fn attempt_heard(
-        &mut self,
-        request: Option<&[u8]>,
-        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
-    ) -> Result<(), CallError> {
-        let heard = Arc::new(AtomicBool::new(false));
-        let hear = Arc::new(Mutex::new(hear));
-        let hearer = || {
-            let (heard, hear) = (Arc::clone(&heard), Arc::clone(&hear));
-            Some(OutputSink(Box::new(move |from, piece: &[u8]| {
-                heard.fetch_or(!piece.is_empty(), Ordering::Relaxed);
-                hear.lock().unwrap_or_else(PoisonError::into_inner)(from, piece)
-            })))
-        };
-        self.attempt_twice(request, hearer, || heard.load(Ordering::Relaxed)).map(drop)
-    }
-
-    /// As [`Instance::call`], but `hear` receives the program's output at once, piece by piece, including its
-    /// messages and its writes to `/dev/host`. The program waits while `hear` runs, and its time passes; `false` ends
-    /// the program. While the program writes nothing, `hear` is called with no bytes, at least every 100 ms, to
-    /// decide whether it may continue.
-    ///
-    /// If the program has a [slice](crate::Program::slice) of time, the call ends that long after it is answered,
-    /// even if other threads or processes can run. [`Instance::proceed`] lets them.
-    ///
-    /// # Errors
-    /// As [`Instance::call`]. The pieces so far may be half of an answer then.
-    pub fn call_heard(
-        &mut self,
-        request: &[u8],
-        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
-    ) -> Result<(), CallError> {
-        self.stats.calls += 1;
-        self.attempt_heard(Some(request), hear)
-    }
-
-    /// Lets the program run without a call, for a slice of time or until all of it waits: its background work. `hear`
-    /// as for [`Instance::call_heard`].
-    ///
-    /// # Errors
-    /// As [`Instance::call`].
-    pub fn proceed(
-        &mut self,
-        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
-    ) -> Result<(), CallError> {
-        self.attempt_heard(None, hear)
     }
 
     /// Time until the next event in the program: zero if a thread can run; `None` if all wait for the caller.
@@ -338,7 +289,7 @@ impl Instance {
     fn attempt(
         &mut self,
         request: Option<&[u8]>,
-        hearer: Option<OutputSink>,
+        sinks: OutputSinks,
     ) -> Result<Vec<u8>, CallError> {
         if self.footing == ResetState::Failed {
             return Err(CallError::NeedsReset);
@@ -348,9 +299,9 @@ impl Instance {
         self.prepare().map_err(unstarted)?;
         let _together = CpuPinning::new();
         if let Some(live) = &mut self.live {
-            let slice = self.limits.slice.filter(|_| hearer.is_some());
+            let slice = self.limits.slice.filter(|_| sinks.hearer.is_some());
             live.guest.rests = slice.map(after);
-            live.guest.person.streams.set_hearer(hearer);
+            live.guest.person.streams.set_sinks(sinks);
         }
         let started = guarded(|| self.start(request, deadline));
         self.footing = ResetState::Failed;
@@ -369,7 +320,7 @@ impl Instance {
             *self.stats.unserved.entry(number).or_default() += count;
         }
         let messages = guest.messages();
-        guest.person.streams.set_hearer(None);
+        guest.person.streams.set_sinks(OutputSinks::default());
         let output = std::mem::take(&mut guest.person.streams.output);
         let error = match halt {
             Ok(StopReason::Idle(wait)) => {

@@ -15,7 +15,7 @@ use crate::guest::{StopReason, after};
 use crate::platform::{StubCommands, Trap};
 use crate::program::{Program, next};
 use crate::sentry::{
-    Channel, Console, End, HostInput, InputSource, OutputSink, RunControl, Writer,
+    Channel, Console, End, HostInput, InputSource, OutputSink, OutputSinks, RunControl, Writer,
 };
 
 /// A run of a program from its start to its end.
@@ -150,7 +150,8 @@ impl Program {
         guest.person.output_limit = usize::MAX;
         guest.person.streams.uncalled = true;
         guest.person.streams.source = Some(HostInput::new(source));
-        guest.person.streams.set_hearer(Some(HostStreams::sink(output, messages)));
+        let hearer = Some(HostStreams::sink(output, messages));
+        guest.person.streams.set_sinks(OutputSinks { hearer, log: None });
         guest.person.console = Some(Console::new(control, typed));
         let deadline = after(limit.unwrap_or(Duration::MAX));
         let end = match guest.run(deadline)? {

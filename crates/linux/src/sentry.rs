@@ -43,7 +43,7 @@ pub(crate) use kernel::process_table::{FIRST, PROCESSES};
 pub(crate) use kernel::readiness::InputSource;
 use kernel::signals::PendingSignals;
 pub use kernel::streams::{Channel, End, Writer};
-pub(crate) use kernel::streams::{OutputSink, Streams};
+pub(crate) use kernel::streams::{LogSink, OutputSink, OutputSinks, Streams};
 use kernel::threads::Threads;
 pub(crate) use kernel::threads::{Wait, WaitReason};
 pub(crate) use kernel::time::now_moment;

@@ -11,10 +11,10 @@ use hyper::Request;
 use hyper::header::HOST;
 use tokio::sync::oneshot;
 use wasmtime_wasi_http::Error;
+use wasmtime_wasi_http::p2::bindings::ProxyIndices;
 
 use crate::failure::Failure;
-use crate::proxy::{self, Progress, Proxy};
-use crate::reuse::ReusePool;
+use crate::proxy::{self, Progress};
 
 /// Prefix of the exports of such a component.
 const EXPORT: &[u8] = b"wasi:http/incoming-handler@";
@@ -33,7 +33,7 @@ impl From<Failure> for HandlerError {
 /// A component that answers requests.
 pub struct Handler {
     warm: WarmComponent,
-    proxy: Proxy,
+    indices: ProxyIndices,
     time: Duration,
     most: usize,
 }
@@ -92,9 +92,9 @@ impl Handler {
         most: usize,
     ) -> Result<Option<Self>, HandlerError> {
         let Some(warm) = guest.as_component() else { return Ok(None) };
-        let proxy = Proxy::of(warm, ReusePool::new(1, Duration::ZERO)).await?;
+        let indices = proxy::indices(warm).await?;
         let warm = warm.clone();
-        Ok(proxy.map(|proxy| Self { warm, proxy, time, most }))
+        Ok(indices.map(|indices| Self { warm, indices, time, most }))
     }
 
     /// Asks a new instance for `path`.
@@ -117,8 +117,12 @@ impl Handler {
         let lease = self.warm.lease_async(&LeaseOptions::new()).await?;
         let (sender, receiver) = oneshot::channel();
         let progress = Progress::default();
-        let lease = ReusePool::fresh(lease);
-        let handling = proxy::handle(lease, self.proxy.indices(), request, sender, &progress);
+        let handling = async {
+            // A guest that has failed ends here, and its answer with it.
+            let mut lease = lease;
+            proxy::handle(&mut lease, &self.indices, request, sender, &progress).await?;
+            Ok::<_, Failure>(lease)
+        };
         // The guest waits for its body to be read.
         let reading = async {
             let response = match receiver.await {
@@ -139,9 +143,9 @@ impl Handler {
         let both = async { tokio::join!(handling, reading) };
         let (handled, read) =
             tokio::time::timeout(self.time, both).await.map_err(|_| Failure::Timeout)?;
-        let mut used = handled?;
+        let mut lease = handled?;
         if let Some(changed) = changed {
-            *changed = used.lease.differences().map_err(|e| Failure::Host(e.to_string()))?;
+            *changed = lease.differences().map_err(|e| Failure::Host(e.to_string()))?;
         }
         read
     }

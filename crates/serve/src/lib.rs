@@ -35,6 +35,7 @@ mod error_response;
 mod failure;
 #[cfg(feature = "fleet")]
 pub mod fleet;
+mod guest_log;
 mod handler;
 mod manifest;
 mod metrics;

@@ -29,7 +29,8 @@ use crate::body::BodyError;
 use crate::concurrency::Permit;
 use crate::failure::{Failure, describe};
 use crate::paced::Paced;
-use crate::reuse::{ReusePool, Used};
+use crate::reuse::ReusePool;
+use crate::runner::{LoggedLease, Logging};
 
 /// State of wasi:http for one lease.
 struct Http {
@@ -94,7 +95,8 @@ impl<E: std::fmt::Display> From<BodyError<E>> for Error {
 pub(crate) struct Proxy {
     warm: WarmComponent,
     indices: ProxyIndices,
-    shelf: Arc<ReusePool<OwnedComponentLease>>,
+    shelf: Arc<ReusePool<LoggedLease<OwnedComponentLease>>>,
+    logging: Logging,
 }
 
 /// Ends the task of a guest when its answer is not needed any more.
@@ -120,31 +122,33 @@ impl TaskGuard {
     }
 }
 
+/// The exports of a component that answers requests; nothing for another one.
+pub(crate) async fn indices(warm: &WarmComponent) -> Result<Option<ProxyIndices>, Failure> {
+    let mut lease = warm.lease_async(&LeaseOptions::new()).await?;
+    let (store, instance) = lease.bindings();
+    Ok(ProxyIndices::new(&instance.instance_pre(&store)).ok())
+}
+
 impl Proxy {
     /// The component, if it answers requests.
     pub(crate) async fn of(
         warm: &WarmComponent,
-        shelf: ReusePool<OwnedComponentLease>,
+        shelf: ReusePool<LoggedLease<OwnedComponentLease>>,
+        logging: Logging,
     ) -> Result<Option<Self>, Failure> {
-        let mut lease = warm.lease_async(&LeaseOptions::new()).await?;
-        let (store, instance) = lease.bindings();
-        let indices = ProxyIndices::new(&instance.instance_pre(&store));
         let (warm, shelf) = (warm.clone(), Arc::new(shelf));
-        Ok(indices.ok().map(|indices| Self { warm, indices, shelf }))
-    }
-
-    pub(crate) fn indices(&self) -> &ProxyIndices {
-        &self.indices
+        Ok(indices(&warm).await?.map(|indices| Self { warm, indices, shelf, logging }))
     }
 
     pub(crate) fn sweep(&self) {
         self.shelf.sweep();
     }
 
-    /// Has an instance answer. `pass` is its place until it is done, which may be after its answer has begun; while it waits
+    /// Has an instance answer the request of this ID. `pass` is its place until it is done, which may be after its answer has begun; while it waits
     /// for its client others have the place. A failure after the beginning breaks the answer off, and goes to `report`.
     pub(crate) async fn answer<B>(
         &self,
+        id: &str,
         request: Request<B>,
         time: Duration,
         pass: Permit,
@@ -154,25 +158,29 @@ impl Proxy {
         B: HttpBody<Data = Bytes> + Send + 'static,
         B::Error: Into<Error>,
     {
-        let used = match self.shelf.take() {
-            Some(used) => used,
-            None => ReusePool::fresh(self.warm.lease_async(&LeaseOptions::new()).await?),
-        };
+        let lease = async |options: LeaseOptions| self.warm.lease_async(&options).await;
+        let (used, logged) = self.logging.take(&self.shelf, id, lease).await?;
         let (sender, receiver) = oneshot::channel();
         let (indices, shelf) = (self.indices.clone(), self.shelf.clone());
         let progress = Arc::new(Progress::default());
         let mut task = TaskGuard(Some(tokio::spawn({
             let progress = progress.clone();
             async move {
-                let mut handling = pin!(handle(used, &indices, request, sender, &progress));
-                let paced = Paced::new(handling.as_mut(), pass, time);
-                let done = match tokio::time::timeout(time, paced).await {
-                    Ok(Ok(done)) => done,
-                    // Either way the guest was not done in the time that it has.
-                    Ok(Err(_)) | Err(_) => Err(progress.fail(Failure::Timeout)),
+                let mut used = used;
+                let done = {
+                    let lease = &mut used.lease.lease;
+                    let mut handling = pin!(handle(lease, &indices, request, sender, &progress));
+                    let paced = Paced::new(handling.as_mut(), pass, time);
+                    match tokio::time::timeout(time, paced).await {
+                        Ok(Ok(done)) => done,
+                        // Either way the guest was not done in the time that it has.
+                        Ok(Err(_)) | Err(_) => Err(progress.fail(Failure::Timeout)),
+                    }
                 };
+                // The next request of the instance has another log.
+                drop(logged);
                 match done {
-                    Ok(used) => shelf.put(used),
+                    Ok(()) => shelf.put(used),
                     Err(failure) if progress.settle(FAILED) => return Err(failure),
                     Err(failure) => report(&failure),
                 }
@@ -262,18 +270,18 @@ type Answered = Result<
 
 /// Has an instance handle a request. Parts of its answer may be sent before it is done.
 pub(crate) async fn handle<B>(
-    mut used: Used<OwnedComponentLease>,
+    lease: &mut OwnedComponentLease,
     indices: &ProxyIndices,
     request: Request<B>,
     sender: oneshot::Sender<Answered>,
     progress: &Progress,
-) -> Result<Used<OwnedComponentLease>, Failure>
+) -> Result<(), Failure>
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<Error>,
 {
     let host = |error: wasmtime::Error| Failure::Host(describe(error.as_ref()));
-    let (mut store, instance) = used.lease.bindings();
+    let (mut store, instance) = lease.bindings();
     let proxy = indices.load(&mut store, &instance).map_err(host)?;
     let mut http = view(store.data_mut());
     let request = http
@@ -282,7 +290,7 @@ where
     let answer = http.new_response_outparam(sender).map_err(host)?;
     let handled = proxy.wasi_http_incoming_handler().call_handle(&mut store, request, answer).await;
     match handled {
-        Ok(()) => Ok(used),
-        Err(error) => Err(progress.fail(used.lease.explain(error).into())),
+        Ok(()) => Ok(()),
+        Err(error) => Err(progress.fail(lease.explain(error).into())),
     }
 }

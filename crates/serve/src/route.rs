@@ -24,6 +24,7 @@ use crate::failure::Failure;
 use crate::metrics::{GuestMetrics, Metrics};
 use crate::pool_metrics::PoolMetrics;
 use crate::runner::Runner;
+use crate::service::REQUEST_ID;
 use crate::{span, wire};
 
 /// A guest under its route.
@@ -119,6 +120,8 @@ impl Route {
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
         B::Error: std::fmt::Display,
     {
+        let id = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
+        let id = id.unwrap_or_default().to_owned();
         if let Runner::Proxy(proxy) = &self.runner {
             if request.body().size_hint().lower() > self.limits.bytes as u64 {
                 return Err(ErrorResponse::too_large(self.limits.bytes));
@@ -130,7 +133,7 @@ impl Route {
                 tracing::warn!(guest, %failure, "an answer was broken off");
                 metrics.failed(failure.kind());
             };
-            let answering = proxy.answer(request, left, pass, report).instrument(self.call());
+            let answering = proxy.answer(&id, request, left, pass, report).instrument(self.call());
             return answering.await.map_err(|error| self.refused(error));
         }
         let mut share = common.budget.share();
@@ -140,7 +143,7 @@ impl Route {
             input = wire::request(&parts, &input).into();
         }
         let (pass, left) = self.enter(common).await?;
-        let answering = self.runner.answer(input, left, (pass, share)).instrument(self.call());
+        let answering = self.runner.answer(&id, input, left, (pass, share)).instrument(self.call());
         let (answer, (pass, mut share)) = answering.await.map_err(|error| self.refused(error))?;
         drop(pass);
         if !share.add(answer.len()) {

@@ -3,42 +3,114 @@
 //! Promises: every request starts from the warm state, or if the owner configured it, from the state that the
 //! last request of the same instance left. Wasm runs in the task of its request and gives way to others every few
 //! milliseconds; a micro-VM or a Linux program has a thread while it runs. A client that disconnects ends its call, or
-//! the call keeps its place until it ends.
+//! the call keeps its place until it ends. Standard output and error of a guest are logged unless the owner sent them elsewhere; of
+//! a Linux program that is called through its standard input, the output is the answer, and the errors are logged.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh::wasm::{BytesEntry, LeaseOptions, Mode, OwnedLease, Warm, WarmComponent};
-use afresh::{Guest, Kind};
+use afresh::wasm::{
+    BytesEntry, LeaseOptions, Mode, Output, OwnedLease, StandardStream, Warm, WarmComponent,
+};
+use afresh::{Channel, Guest, Kind};
 use bytes::Bytes;
 
 use crate::config::GuestConfig;
 use crate::failure::Failure;
+use crate::guest_log::{GuestLog, LoggedCall};
 use crate::proxy::Proxy;
-use crate::reuse::ReusePool;
+use crate::reuse::{ReusePool, Used};
 
 /// A guest that is ready to answer.
 pub(crate) enum Runner {
     /// A module with the byte interface.
-    Module { warm: Warm, entry: BytesEntry, shelf: ReusePool<OwnedLease> },
+    Module {
+        warm: Warm,
+        entry: BytesEntry,
+        shelf: ReusePool<LoggedLease<OwnedLease>>,
+        logging: Logging,
+    },
     /// A component whose function takes and gives text.
-    Component { warm: WarmComponent, function: String },
+    Component { warm: WarmComponent, function: String, logging: Logging },
     /// A component that answers HTTP itself.
     Proxy(Box<Proxy>),
     /// A micro-VM or a Linux program, which block a thread.
-    Other { guest: Guest, function: Arc<str> },
+    Other { guest: Guest, function: Arc<str>, logging: Logging },
+}
+
+/// How the output of a guest is logged.
+#[derive(Clone)]
+pub(crate) struct Logging {
+    guest: Arc<str>,
+    /// Whether the owner has left the output of Wasm guests to the server.
+    is_ours: bool,
+}
+
+/// A lease, and the log of its output.
+pub(crate) struct LoggedLease<L> {
+    pub(crate) lease: L,
+    log: Arc<GuestLog>,
+}
+
+impl Logging {
+    fn of(config: &GuestConfig) -> Self {
+        let is_ours = matches!(config.wasm.wasi.output, Output::Discard);
+        Self { guest: config.name.as_str().into(), is_ours }
+    }
+
+    fn log(&self) -> Arc<GuestLog> {
+        GuestLog::new(self.guest.clone())
+    }
+
+    /// A lease with a log of its own, which begins with `request`.
+    pub(crate) async fn lease<L, E>(
+        &self,
+        request: &str,
+        lease: impl AsyncFnOnce(LeaseOptions) -> Result<L, E>,
+    ) -> Result<(LoggedLease<L>, LoggedCall), E> {
+        let log = self.log();
+        let logged = log.begin(request);
+        let mut options = LeaseOptions::new();
+        if self.is_ours {
+            options = options.output(Output::Handler(log.handler()));
+        }
+        let lease = lease(options).await?;
+        Ok((LoggedLease { lease, log }, logged))
+    }
+
+    /// A lease that may answer another request, or else a new one, with the log of `request`.
+    pub(crate) async fn take<L, E>(
+        &self,
+        shelf: &ReusePool<LoggedLease<L>>,
+        request: &str,
+        lease: impl AsyncFnOnce(LeaseOptions) -> Result<L, E>,
+    ) -> Result<(Used<LoggedLease<L>>, LoggedCall), E> {
+        if let Some(used) = shelf.take() {
+            let logged = used.lease.log.begin(request);
+            return Ok((used, logged));
+        }
+        let (lease, logged) = self.lease(request, lease).await?;
+        Ok((ReusePool::fresh(lease), logged))
+    }
 }
 
 impl Runner {
     /// The guest of this configuration, opened and tried.
     pub(crate) async fn open(config: &GuestConfig) -> Result<(Guest, Self), afresh::Cause> {
-        let wasm = afresh::wasm::GuestOptions {
+        let logging = Logging::of(config);
+        // The warm-up belongs to no request.
+        let log = logging.log();
+        let _warming = log.begin("");
+        let mut wasm = afresh::wasm::GuestOptions {
             asynchronous: true,
             gives_way: true,
             imports: config.wasm.imports.clone().component(crate::proxy::link),
             state: crate::proxy::state(),
             ..config.wasm.clone()
         };
+        if logging.is_ours {
+            wasm.wasi.output = Output::Handler(log.handler());
+        }
         let options = config.open.clone().timeout(config.timeout).memory(config.memory).wasm(wasm);
         let reference = config.reference.clone();
         // Warming and compiling block a thread, and may start another runtime.
@@ -46,11 +118,11 @@ impl Runner {
         let (sender, receiver) = tokio::sync::oneshot::channel();
         opening.spawn(move || sender.send(afresh::open(&reference, &options)))?;
         let guest = receiver.await??;
-        let runner = Self::of(&guest, config).await?;
+        let runner = Self::of(&guest, config, logging).await?;
         Ok((guest, runner))
     }
 
-    async fn of(guest: &Guest, config: &GuestConfig) -> Result<Self, Failure> {
+    async fn of(guest: &Guest, config: &GuestConfig, logging: Logging) -> Result<Self, Failure> {
         let (most, idle) = (config.max_instance_reuse_count, config.idle_instance_timeout);
         if let Some(warm) = guest.as_module() {
             let entry = warm.bytes_entry(&config.call)?;
@@ -58,17 +130,23 @@ impl Runner {
                 warm: warm.clone(),
                 entry,
                 shelf: ReusePool::new(most, idle),
+                logging,
             });
         }
         if let Some(warm) = guest.as_component() {
-            return Ok(match Proxy::of(warm, ReusePool::new(most, idle)).await? {
+            let shelf = ReusePool::new(most, idle);
+            return Ok(match Proxy::of(warm, shelf, logging.clone()).await? {
                 Some(proxy) => Self::Proxy(Box::new(proxy)),
-                None => Self::Component { warm: warm.clone(), function: config.call.clone() },
+                None => {
+                    let function = config.call.clone();
+                    Self::Component { warm: warm.clone(), function, logging }
+                }
             });
         }
         match guest.kind() {
             Kind::Machine | Kind::Program => {
-                Ok(Self::Other { guest: guest.clone(), function: config.call.as_str().into() })
+                let function = config.call.as_str().into();
+                Ok(Self::Other { guest: guest.clone(), function, logging })
             }
             other => {
                 Err(Failure::Request(format!("a guest of kind {other:?} answers no requests")))
@@ -76,39 +154,53 @@ impl Runner {
         }
     }
 
-    /// Calls the guest with these bytes. `kept` is the call's until it ends, which may be after its client left.
+    /// Calls the guest with these bytes, for the request of this ID. `kept` is the call's until it ends, which may be after its client left.
     pub(crate) async fn answer<K: Send + 'static>(
         &self,
+        request: &str,
         input: Bytes,
         time: Duration,
         kept: K,
     ) -> Result<(Vec<u8>, K), Failure> {
         match self {
-            Self::Module { warm, entry, shelf } => {
-                let mut used = match shelf.take() {
-                    Some(used) => used,
-                    None => ReusePool::<OwnedLease>::fresh(
-                        warm.lease_async(&LeaseOptions::new()).await?,
-                    ),
-                };
-                let call = used.lease.call_bytes_async(entry, &input);
+            Self::Module { warm, entry, shelf, logging } => {
+                let lease = async |options: LeaseOptions| warm.lease_async(&options).await;
+                let (mut used, logged) = logging.take(shelf, request, lease).await?;
+                let call = used.lease.lease.call_bytes_async(entry, &input);
                 let answer = in_time(time, call).await?;
+                // The next request of the instance has another log.
+                drop(logged);
                 shelf.put(used);
                 Ok((answer, kept))
             }
-            Self::Component { warm, function } => {
+            Self::Component { warm, function, logging } => {
                 let text = std::str::from_utf8(&input).map_err(|error| {
                     Failure::Request(format!("a component's function takes text: {error}"))
                 })?;
                 let arguments = [text.to_owned()];
-                let mut lease = warm.lease_async(&LeaseOptions::new()).await?;
-                let answer = in_time(time, lease.call_text_async(function, &arguments)).await?;
+                let lease = async |options: LeaseOptions| warm.lease_async(&options).await;
+                let (mut leased, _logged) = logging.lease(request, lease).await?;
+                let call = leased.lease.call_text_async(function, &arguments);
+                let answer = in_time(time, call).await?;
                 Ok((answer.into_bytes(), kept))
             }
-            Self::Other { guest, function } => {
+            Self::Other { guest, function, logging } => {
                 let (guest, function) = (guest.clone(), function.clone());
+                let log = logging.log();
+                let logged = log.begin(request);
                 // A thread in a call cannot be ended from outside: the memory of the call stays with it.
-                let call = move || (guest.call(&*function, &input), kept);
+                let call = move || {
+                    let _logged = logged;
+                    let log = move |channel, piece: &[u8]| match channel {
+                        Channel::Messages => log.write(StandardStream::Error, piece),
+                        _ => log.write(StandardStream::Output, piece),
+                    };
+                    let called = guest
+                        .lease()
+                        .map_err(afresh::CallError::from)
+                        .and_then(|mut lease| lease.call_logged(&*function, &input, log));
+                    (called, kept)
+                };
                 match tokio::task::spawn_blocking(call).await {
                     Ok((answer, kept)) => Ok((answer?, kept)),
                     Err(error) => Err(Failure::Host(error.to_string())),

@@ -437,9 +437,7 @@ impl Inner {
         let limits = options.limits(&self.stores)?;
         let memories = self.pool.get(0, |_| FreshMemories::new(&self.memories, &self.policy))?;
         let mut store = self.stores.make()?;
-        if let Some(wasi) = &options.wasi {
-            store.data_mut().set_wasi(wasi.clone());
-        }
+        store.data_mut().set_options(options);
         store.data_mut().set_generation(next_generation());
         // Start functions that run in every instance count as guest code.
         store.data_mut().set_guests(self.why_cold.is_some());

@@ -12,7 +12,8 @@ use wasmtime::{Extern, Instance, Store};
 
 use crate::WarmError;
 use crate::compare::Comparison;
-use crate::host::{Host, Wasi};
+use crate::host::Host;
+use crate::leasing::LeaseOptions;
 use crate::linear::GuestMemory;
 use crate::reset::{Blueprint, WarmMemory};
 
@@ -30,16 +31,14 @@ impl FreshState {
         FreshMemories::new(&self.memories, &self.blueprint.policy)
     }
 
-    /// A new instance over `memories`, with `wasi` as its context if one is given.
+    /// A new instance over `memories`, with the WASI context and the output of a lease's options.
     pub(crate) async fn instantiate(
         &self,
         memories: &FreshMemories,
-        wasi: Option<&Arc<Wasi>>,
+        options: &LeaseOptions,
     ) -> Result<(Store<Host>, Instance), WarmError> {
         let mut store = self.blueprint.stores.make()?;
-        if let Some(wasi) = wasi {
-            store.data_mut().set_wasi(wasi.clone());
-        }
+        store.data_mut().set_options(options);
         // Without kept state, start functions run again and count as guest code.
         store.data_mut().set_guests(self.state.is_none());
         let instance = self

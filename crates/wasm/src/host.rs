@@ -5,6 +5,7 @@
 //! embedders make of them, need nothing else.
 
 mod limiter;
+mod output;
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,22 +23,13 @@ use crate::LoadError;
 use crate::call_path::CallPath;
 use crate::clock::Clock;
 use crate::files::{Files, Live};
+use crate::leasing::LeaseOptions;
 use crate::watch::Watch;
 
 pub use limiter::Limiter;
 pub(crate) use limiter::table_bytes;
-
-/// Where the guest's standard output and error go.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Output {
-    /// Nowhere.
-    #[default]
-    Discard,
-    /// To this process's own.
-    Inherit,
-    /// Into memory, up to this many bytes each; read with [`Host::stdout`] and [`Host::stderr`].
-    Capture(usize),
-}
+use output::HandlerStream;
+pub use output::{Output, OutputHandler, StandardStream};
 
 /// What WASI gives to every call. Nothing but arguments and environment by default: no files, no
 /// network.
@@ -159,6 +151,8 @@ pub struct Host {
     parts: HostParts,
     /// What it gives to the calls of this lease instead.
     own: Option<Arc<Wasi>>,
+    /// The destination of this lease's output, if it is not that of WASI's options.
+    output: Option<Output>,
     /// Why WASI could not give this call what it was to give.
     failure: Option<String>,
     context: Context,
@@ -200,6 +194,7 @@ impl Host {
         Self {
             parts,
             own: None,
+            output: None,
             failure: None,
             context: Context::None,
             table: None,
@@ -243,6 +238,9 @@ impl Host {
         if self.own.is_some() {
             self.own = None;
         }
+        if self.output.is_some() {
+            self.output = None;
+        }
         if self.state.is_some() {
             self.state = None;
         }
@@ -258,6 +256,7 @@ impl Host {
             && self.stderr.is_none()
             && self.data.is_none()
             && self.own.is_none()
+            && self.output.is_none()
             && self.state.is_none()
     }
 
@@ -487,9 +486,14 @@ impl Host {
         self.parts.wasi.dirs.len()
     }
 
-    /// Gives the calls of one lease a context of their own.
-    pub(crate) fn set_wasi(&mut self, wasi: Arc<Wasi>) {
-        self.own = Some(wasi);
+    /// Gives the calls of one lease the context and the output of its options.
+    pub(crate) fn set_options(&mut self, options: &LeaseOptions) {
+        if let Some(wasi) = &options.wasi {
+            self.own = Some(wasi.clone());
+        }
+        if let Some(output) = &options.output {
+            self.output = Some(output.clone());
+        }
     }
 
     fn builder(&mut self) -> WasiCtxBuilder {
@@ -506,15 +510,21 @@ impl Host {
         } else if wasi.inherit_stdin {
             builder.inherit_stdin();
         }
-        match wasi.output {
+        match self.output.as_ref().unwrap_or(&wasi.output) {
             Output::Discard => {}
             Output::Inherit => {
                 builder.inherit_stdout().inherit_stderr();
             }
             Output::Capture(most) => {
-                let (out, err) = (MemoryOutputPipe::new(most), MemoryOutputPipe::new(most));
+                let (out, err) = (MemoryOutputPipe::new(*most), MemoryOutputPipe::new(*most));
                 builder.stdout(out.clone()).stderr(err.clone());
                 (self.stdout, self.stderr) = (Some(out), Some(err));
+            }
+            Output::Handler(handler) => {
+                let stream = |stream| HandlerStream { stream, handler: handler.clone() };
+                builder
+                    .stdout(stream(StandardStream::Output))
+                    .stderr(stream(StandardStream::Error));
             }
         }
         builder

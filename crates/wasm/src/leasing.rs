@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::call_path::poll_once;
-use crate::host::Wasi;
+use crate::host::{Output, Wasi};
 use crate::lease::{Lease, OwnedLease};
 use crate::live::{Fresh, Live};
 use crate::ownership::Ownership;
@@ -23,6 +23,7 @@ pub struct LeaseOptions {
     timeout: Option<Duration>,
     fuel: Option<u64>,
     pub(crate) wasi: Option<Arc<Wasi>>,
+    pub(crate) output: Option<Output>,
 }
 
 impl LeaseOptions {
@@ -50,6 +51,12 @@ impl LeaseOptions {
     /// open in it; without one the warm tree stays.
     pub fn wasi(mut self, wasi: impl Into<Arc<Wasi>>) -> Self {
         self.wasi = Some(wasi.into());
+        self
+    }
+
+    /// The destination of its standard output and error, instead of [`Wasi::output`].
+    pub fn output(mut self, output: Output) -> Self {
+        self.output = Some(output);
         self
     }
 
@@ -85,20 +92,17 @@ impl Inner {
     /// Takes a lease; `new` for one of an instance made for it.
     async fn take(&self, options: &LeaseOptions, new: bool) -> Result<Lease<'_>, WarmError> {
         let limits = options.limits(&self.pools.blueprint().stores)?;
-        let wasi = options.wasi.as_ref();
         let live = match &self.pools {
             Pools::Reset { state, pool } => {
                 let make = || state.make();
                 let mut item = if new { pool.spare(make)? } else { pool.get(0, |_| make())? };
-                if let Some(wasi) = wasi {
-                    item.store.data_mut().set_wasi(wasi.clone());
-                }
+                item.store.data_mut().set_options(options);
                 Live::Reset(Ownership::Pooled(item))
             }
             Pools::Fresh { state, pool } => {
                 let make = || state.make();
                 let memories = if new { pool.spare(make)? } else { pool.get(0, |_| make())? };
-                let (store, instance) = state.instantiate(&memories, wasi).await?;
+                let (store, instance) = state.instantiate(&memories, options).await?;
                 Live::Fresh(Fresh { store, instance, unfinished: false, memories })
             }
         };

@@ -100,7 +100,7 @@ pub use frozen::Frozen;
 pub use guest::{Guest, GuestOptions, Imports, Mode, WarmUp};
 #[cfg(feature = "call-hook")]
 pub use hook::Hook;
-pub use host::{Host, Limiter, Output, State, Wasi};
+pub use host::{Host, Limiter, Output, OutputHandler, StandardStream, State, Wasi};
 pub use lease::{Entry, Lease, OwnedLease, entropy_bytes};
 pub use leasing::LeaseOptions;
 pub use session::{Session, SessionError, SessionState};

@@ -27,6 +27,7 @@ use crate::frozen::Program;
 use crate::guest::{Arguments, Guest, GuestOptions, Mode, WarmUp};
 use crate::host::Host;
 use crate::lease::Entry;
+use crate::leasing::LeaseOptions;
 use crate::linear::GuestMemory;
 use crate::plan::Plan;
 use crate::preparation::{INITIALIZE, Preparation};
@@ -323,7 +324,7 @@ impl Warm {
                 let pool = Pool::new(options.limits);
                 // A first instance shows errors that every later lease would have.
                 let first = pool.get(0, |_| state.make())?;
-                drop(state.instantiate(&first, None).await?);
+                drop(state.instantiate(&first, &LeaseOptions::new()).await?);
                 drop(first);
                 (Pools::Fresh { state, pool }, true)
             }

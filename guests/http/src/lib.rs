@@ -10,6 +10,7 @@
 //! | `/late` | answers, and then waits before it ends |
 //! | `/broken` | begins an answer, then traps, or with `?1` never returns |
 //! | `/spin`, `/trap`, `/silent` | never returns, traps, returns without an answer |
+//! | `/print` | writes the query to standard output, and to standard error |
 //! | `/ask` | asks another server for something, and says what came of it |
 
 use std::cell::RefCell;
@@ -126,6 +127,11 @@ impl wasip2::exports::http::incoming_handler::Guest for Handler {
             "wait" => {
                 sleep(number);
                 answer(outparam, 200, "waited\n");
+            }
+            "print" => {
+                println!("{query}");
+                eprint!("no {query}");
+                answer(outparam, 200, "printed\n");
             }
             "late" => {
                 answer(outparam, 200, "early\n");

@@ -7,7 +7,7 @@ use crate::common;
 use std::process::Command;
 use std::time::Duration;
 
-use afresh_linux::{Frozen, Instance, Program, Warm};
+use afresh_linux::{Channel, Frozen, Instance, Program, Warm};
 use afresh_pager::{Options, SnapshotOptions};
 use afresh_snapshot::{Branch, Tree};
 use afresh_store::Store;
@@ -107,6 +107,42 @@ fn an_asyncio_server_serves_each_request_as_its_first() {
     let program = limited(program.arg("/app.py").file("/app.py", ASYNCIO));
     let Some(warm) = common::here(program.warm()) else { return };
     serves_afresh(&program, &warm, "8\r\n1 /there\r\n0\r\n\r\n", "8\r\n2 /there\r\n0\r\n\r\n");
+}
+
+const PRINTING: &str = r#"
+import asyncio, sys
+async def answer(reader, writer):
+    print("output", flush=True)
+    print("error", file=sys.stderr, flush=True)
+    while (await reader.readline()).strip(): pass
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+    await writer.drain(); writer.close()
+async def main():
+    server = await asyncio.start_server(answer, "127.0.0.1", 8000)
+    await server.serve_forever()
+asyncio.run(main())
+"#;
+
+/// The answer is what the server writes to the connection. Its standard output is logged, and so are its errors.
+#[test]
+fn the_output_of_a_server_is_logged_and_is_not_part_of_its_answer() {
+    let Some(program) = common::python() else { return };
+    let program = limited(program.arg("/app.py").file("/app.py", PRINTING));
+    let Some(warm) = common::here(program.warm()) else { return };
+    let mut instance = warm.instance();
+    assert_eq!(body(&instance.call_pristine(GET).unwrap()), "hi");
+    let (sender, receiver) = std::sync::mpsc::channel();
+    instance.reset();
+    let log = move |channel, piece: &[u8]| sender.send((channel, piece.to_vec())).unwrap();
+    assert_eq!(body(&instance.call_logged(GET, log).unwrap()), "hi");
+    let logged: Vec<_> = receiver.iter().collect();
+    let of = |channel| {
+        let pieces = logged.iter().filter(|(from, _)| *from == channel);
+        pieces.flat_map(|(_, piece)| piece.clone()).collect::<Vec<u8>>()
+    };
+    assert_eq!(of(Channel::Output), b"output\n");
+    assert_eq!(of(Channel::Messages), b"error\n");
+    instance.verify().unwrap();
 }
 
 const NODE: &str = r#"

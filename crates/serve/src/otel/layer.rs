@@ -247,6 +247,10 @@ where
         if *event.metadata().level() > Level::INFO {
             return;
         }
+        // A guest's output is for logs too: it would take the places of the server's own events.
+        if event.metadata().target() == crate::guest_log::TARGET {
+            return;
+        }
         let Some(span) = all.event_span(event) else { return };
         let mut extensions = span.extensions_mut();
         let Some(written) = extensions.get_mut::<Spanned>().and_then(|s| s.written.as_mut()) else {

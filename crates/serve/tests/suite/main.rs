@@ -4,6 +4,7 @@ mod code;
 mod common;
 mod handlers;
 mod hostile;
+mod output;
 mod sandbox;
 mod serve;
 mod tenants;

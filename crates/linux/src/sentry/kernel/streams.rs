@@ -1,6 +1,7 @@
 //! Input and output of a call, the receiver of its output, and the end of a guest during a call.
 //!
-//! Promises: a call has at most the limit of output bytes, kept or passed on.
+//! Promises: a call has at most the limit of output bytes, kept or passed on. Logged bytes are not counted: the log
+//! bounds itself.
 
 use crate::sentry::InputSource;
 use crate::sentry::console::HostInput;
@@ -25,6 +26,8 @@ pub(crate) struct Streams {
     pub(crate) output: Vec<u8>,
     /// The receiver of output while the guest runs; output is not kept then.
     pub(crate) hearer: Option<OutputSink>,
+    /// The receiver of output that is not part of the answer.
+    log: Option<LogSink>,
     /// Bytes that were passed on.
     heard: usize,
     /// The last bytes of the standard error.
@@ -58,6 +61,24 @@ pub struct Writer {
 /// Hears output when the guest writes it; `false` ends the guest.
 pub(crate) struct OutputSink(pub(crate) Box<Hear>);
 
+/// Receives output that is not part of the answer when the guest writes it.
+pub(crate) struct LogSink(pub(crate) Box<Log>);
+
+type Log = dyn FnMut(Channel, &[u8]) + Send;
+
+impl std::fmt::Debug for LogSink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("LogSink")
+    }
+}
+
+/// The receivers of a call's output while the guest runs.
+#[derive(Debug, Default)]
+pub(crate) struct OutputSinks {
+    pub(crate) hearer: Option<OutputSink>,
+    pub(crate) log: Option<LogSink>,
+}
+
 type Hear = dyn FnMut(Writer, &[u8]) -> bool + Send;
 
 impl std::fmt::Debug for OutputSink {
@@ -67,6 +88,28 @@ impl std::fmt::Debug for OutputSink {
 }
 
 impl Streams {
+    /// Takes standard output, or output for the host. The answer of a call through a port is what the program writes to the
+    /// connection, so its standard output is not part of that: it is logged. A caller that hears output hears both.
+    pub(crate) fn put_stdout(
+        &mut self,
+        from: Writer,
+        bytes: &[u8],
+        limit: usize,
+    ) -> Result<(), End> {
+        let through_port = self.through == Some(InputSource::Port);
+        if through_port && from.channel == Channel::Output && !self.is_heard() {
+            self.log(Channel::Output, bytes);
+            return Ok(());
+        }
+        self.put_out(from, bytes, limit)
+    }
+
+    fn log(&mut self, channel: Channel, bytes: &[u8]) {
+        if let Some(LogSink(log)) = &mut self.log {
+            log(channel, bytes);
+        }
+    }
+
     /// Takes output, up to the limit of a call.
     pub(crate) fn put_out(&mut self, from: Writer, bytes: &[u8], limit: usize) -> Result<(), End> {
         let so_far = self.heard + self.output.len();
@@ -92,7 +135,7 @@ impl Streams {
         self.hearer.as_mut().is_none_or(|OutputSink(hear)| hear(from, &[]))
     }
 
-    /// Passes a message on to the receiver of output.
+    /// Passes a message on to the receiver of output, or to the log.
     pub(crate) fn hear_message(
         &mut self,
         from: Writer,
@@ -101,13 +144,16 @@ impl Streams {
     ) -> Result<(), End> {
         match self.hearer {
             Some(_) => self.put_out(from, bytes, limit),
-            None => Ok(()),
+            None => {
+                self.log(Channel::Messages, bytes);
+                Ok(())
+            }
         }
     }
 
-    /// Sets the receiver for the output of the next call, or removes it.
-    pub(crate) fn set_hearer(&mut self, hearer: Option<OutputSink>) {
-        (self.hearer, self.heard) = (hearer, 0);
+    /// Sets the receivers for the next call; the default ends that.
+    pub(crate) fn set_sinks(&mut self, sinks: OutputSinks) {
+        (self.hearer, self.log, self.heard) = (sinks.hearer, sinks.log, 0);
     }
 
     /// Whether a part of an answer was kept or passed on.

@@ -377,7 +377,7 @@ impl Sentry {
                     _ => Channel::Host,
                 };
                 let from = self.writer(channel);
-                match self.streams.put_out(from, bytes, self.output_limit) {
+                match self.streams.put_stdout(from, bytes, self.output_limit) {
                     Err(End::Unheard) if self.console.is_some() => return self.broken_pipe(false),
                     Err(end) => return Ok(SyscallControl::End(end)),
                     Ok(()) => {}

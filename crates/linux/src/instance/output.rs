@@ -1,0 +1,83 @@
+//! Calls whose output is received while the program writes it: all of it, or what is not part of the answer.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::Instance;
+use crate::error::CallError;
+use crate::sentry::{Channel, LogSink, OutputSink, OutputSinks, Writer};
+
+impl Instance {
+    /// As [`Instance::call`]. `log` receives output that is not part of the answer when the program writes it: its standard error,
+    /// and the standard output of a program that is called through a port. The program waits while `log` runs. `log` must
+    /// bound what it keeps, as no limit of the call counts it. If the call is repeated in a new process, its output is logged again.
+    ///
+    /// # Errors
+    /// As [`Instance::call`].
+    pub fn call_logged(
+        &mut self,
+        request: &[u8],
+        log: impl FnMut(Channel, &[u8]) + Send + 'static,
+    ) -> Result<Vec<u8>, CallError> {
+        self.stats.calls += 1;
+        let log = Arc::new(Mutex::new(log));
+        let sinks = || {
+            let log = Arc::clone(&log);
+            let log = LogSink(Box::new(move |channel, piece: &[u8]| {
+                log.lock().unwrap_or_else(PoisonError::into_inner)(channel, piece);
+            }));
+            OutputSinks { log: Some(log), hearer: None }
+        };
+        self.attempt_twice(Some(request), sinks, || false)
+    }
+
+    /// As [`Instance::attempt_twice`], with a receiver of the output.
+    fn attempt_heard(
+        &mut self,
+        request: Option<&[u8]>,
+        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+    ) -> Result<(), CallError> {
+        let heard = Arc::new(AtomicBool::new(false));
+        let hear = Arc::new(Mutex::new(hear));
+        let sinks = || {
+            let (heard, hear) = (Arc::clone(&heard), Arc::clone(&hear));
+            let hearer = OutputSink(Box::new(move |from, piece: &[u8]| {
+                heard.fetch_or(!piece.is_empty(), Ordering::Relaxed);
+                hear.lock().unwrap_or_else(PoisonError::into_inner)(from, piece)
+            }));
+            OutputSinks { hearer: Some(hearer), log: None }
+        };
+        self.attempt_twice(request, sinks, || heard.load(Ordering::Relaxed)).map(drop)
+    }
+
+    /// As [`Instance::call`], but `hear` receives the program's output at once, piece by piece, including its
+    /// messages and its writes to `/dev/host`. The program waits while `hear` runs, and its time passes; `false` ends
+    /// the program. While the program writes nothing, `hear` is called with no bytes, at least every 100 ms, to
+    /// decide whether it may continue.
+    ///
+    /// If the program has a [slice](crate::Program::slice) of time, the call ends that long after it is answered,
+    /// even if other threads or processes can run. [`Instance::proceed`] lets them.
+    ///
+    /// # Errors
+    /// As [`Instance::call`]. The pieces so far may be half of an answer then.
+    pub fn call_heard(
+        &mut self,
+        request: &[u8],
+        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+    ) -> Result<(), CallError> {
+        self.stats.calls += 1;
+        self.attempt_heard(Some(request), hear)
+    }
+
+    /// Lets the program run without a call, for a slice of time or until all of it waits: its background work. `hear`
+    /// as for [`Instance::call_heard`].
+    ///
+    /// # Errors
+    /// As [`Instance::call`].
+    pub fn proceed(
+        &mut self,
+        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+    ) -> Result<(), CallError> {
+        self.attempt_heard(None, hear)
+    }
+}
