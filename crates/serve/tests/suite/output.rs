@@ -9,7 +9,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-use crate::common::{LONG, Running, built, client, config, run, scratch, serve, write};
+use crate::common::{Running, TEST_TIMEOUT, built, client, config, run, scratch, serve, write};
 
 /// A module that writes each request as a line to standard output, and as half a line to standard error. It answers with
 /// the request. Its warm-up writes a line, too.
@@ -99,7 +99,7 @@ fn lines(guest: &str) -> Vec<(String, String, String)> {
 
 /// As [`lines`], once there are so many: a guest may end after its answer.
 async fn wait_for_lines(guest: &str, count: usize) -> Vec<(String, String, String)> {
-    let until = tokio::time::Instant::now() + LONG;
+    let until = tokio::time::Instant::now() + TEST_TIMEOUT;
     loop {
         let found = lines(guest);
         if found.len() >= count || tokio::time::Instant::now() > until {
@@ -132,7 +132,7 @@ fn a_modules_output_is_logged_with_its_request() {
             guest.open = guest.open.warm(afresh::Call::text("warm", [] as [&str; 0]));
             guest.wasm.mode = mode;
             guest.max_instance_reuse_count = reuse;
-            guest.idle_instance_timeout = LONG;
+            guest.idle_instance_timeout = TEST_TIMEOUT;
             let name = guest.name.clone();
             let server = serve(config([guest])).await;
             for (id, body) in [("one", "a"), ("two", "b"), ("three", "c")] {
@@ -208,9 +208,9 @@ async fn serve_program(
     };
     let mut guest = GuestConfig::new(path);
     guest.name = name.to_owned();
-    guest.timeout = LONG;
+    guest.timeout = TEST_TIMEOUT;
     guest.open = guest.open.linux(move |program| {
-        let program = program.time_limit(LONG).start_limit(LONG);
+        let program = program.time_limit(TEST_TIMEOUT).start_limit(TEST_TIMEOUT);
         arguments.iter().fold(program, |program, argument| program.arg(argument))
     });
     match afresh_serve::Server::bind(config([guest])).await {

@@ -195,9 +195,9 @@ impl Sentry {
 
     /// Has a part of a file read as zeros. Parts that do take no memory for it.
     fn clear_bytes(&mut self, node: Node, range: Range<u64>) -> SyscallResult<()> {
-        const AT_ONCE: u64 = 64 << 10;
-        for at in range.clone().step_by(AT_ONCE as usize) {
-            let mut bytes = vec![0; (range.end - at).min(AT_ONCE) as usize];
+        const CHUNK_SIZE: u64 = 64 << 10;
+        for at in range.clone().step_by(CHUNK_SIZE as usize) {
+            let mut bytes = vec![0; (range.end - at).min(CHUNK_SIZE) as usize];
             let read = self.state.tree.read(node, at, &mut bytes)?;
             if bytes[..read].iter().any(|byte| *byte != 0) {
                 bytes.fill(0);

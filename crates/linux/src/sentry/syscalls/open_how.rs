@@ -10,7 +10,7 @@ use crate::sentry::{Sentry, SyscallResult, copy_in, path_in};
 
 /// Length of `struct open_how`, and the longest that a later one may have.
 const LEN: u64 = 24;
-const LONGEST: u64 = 4096;
+const MAX_OPEN_HOW_SIZE: u64 = 4096;
 /// Flags of an open that are known.
 const FLAGS: u64 = (libc::O_ACCMODE
     | libc::O_CREAT
@@ -65,7 +65,7 @@ impl Sentry {
         if len < LEN {
             return Err(Errno::INVAL.into());
         }
-        if len > LONGEST {
+        if len > MAX_OPEN_HOW_SIZE {
             return Err(Errno::TOOBIG.into());
         }
         let bytes = copy_in(process, how, len as usize)?;

@@ -7,7 +7,7 @@ use crate::sentry::mm::layout::PAGE;
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
 
 /// Bytes that are written at a time.
-const AT_ONCE: u64 = 64 << 10;
+const CHUNK_SIZE: u64 = 64 << 10;
 const MLOCK_ONFAULT: u64 = 1;
 const MCL_ALL: u64 = 7;
 const MCL_ONFAULT: u64 = 4;
@@ -82,8 +82,8 @@ impl Sentry {
             checked => checked?,
         }
         let pages = len.div_ceil(PAGE);
-        for at in (0..pages).step_by(AT_ONCE as usize) {
-            let part = vec![1; (pages - at).min(AT_ONCE) as usize];
+        for at in (0..pages).step_by(CHUNK_SIZE as usize) {
+            let part = vec![1; (pages - at).min(CHUNK_SIZE) as usize];
             copy_out(process, to.wrapping_add(at), &part)?;
         }
         Ok(ZERO)

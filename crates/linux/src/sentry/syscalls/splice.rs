@@ -11,7 +11,7 @@ use crate::sentry::syscalls::read_write::{check_offset, gather, pieces};
 use crate::sentry::{Sentry, SyscallControl, SyscallError, SyscallResult, ZERO, copy_out, word_in};
 
 /// Bytes that one call moves.
-const AT_ONCE: u64 = 64 << 10;
+const CHUNK_SIZE: u64 = 64 << 10;
 const MOVE: u64 = libc::SPLICE_F_MOVE as u64;
 const NONBLOCK: u64 = libc::SPLICE_F_NONBLOCK as u64;
 const MORE: u64 = libc::SPLICE_F_MORE as u64;
@@ -72,7 +72,7 @@ impl Sentry {
         if len == 0 {
             return Ok(ZERO);
         }
-        let mut len = len.min(AT_ONCE);
+        let mut len = len.min(CHUNK_SIZE);
         if let Some(sink) = sink {
             let held = self.state.channels.get(sink).ok_or(Errno::IO)?;
             if held.readers == 0 {
@@ -198,7 +198,7 @@ impl Sentry {
         if held.room() == 0 {
             return unless(nonblock, self.wait_for(to, OUT, 0));
         }
-        let len = len.min(AT_ONCE).min(held.room() as u64);
+        let len = len.min(CHUNK_SIZE).min(held.room() as u64);
         let bytes = match self.spliced_bytes(from, None, len)? {
             Ok(bytes) => bytes,
             Err(wait) => return unless(nonblock, Ok(wait)),
