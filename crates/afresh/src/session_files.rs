@@ -11,7 +11,7 @@ use afresh_snapshot::Branch;
 use crate::SessionError;
 use crate::session::unmoved;
 
-/// Bytes of a file that [`SessionFiles::read`] gives, at most.
+/// Maximum bytes that [`SessionFiles::read`] returns.
 const READ: u64 = 1 << 30;
 
 /// The files of a session. Paths begin at the root of its tree, with or without a slash.
@@ -70,10 +70,11 @@ impl<'a> SessionFiles<'a> {
         }
     }
 
-    /// All bytes of a file; one of more than a GiB is read by parts, from [`SessionFiles::tree`].
+    /// All bytes of a file. One of more than a GiB, and one that is mostly holes, is read in parts, from [`SessionFiles::tree`]:
+    /// the memory for the result follows the bytes that the file stores.
     ///
     /// # Errors
-    /// [`SessionError::Files`].
+    /// [`SessionError::Files`], before memory is allocated for the file.
     pub fn read(&self, path: &str) -> Result<Vec<u8>, SessionError> {
         self.tree().read_path(path, READ).map_err(refused(path))
     }

@@ -28,7 +28,9 @@ pub enum Refused {
     )]
     Full,
     /// EFBIG.
-    #[error("the file exceeds the maximum length of a file, or of one that is read whole")]
+    #[error(
+        "the file exceeds the maximum length of a file, or is too large or too sparse to be read whole: read it in parts"
+    )]
     TooLarge,
     /// ENAMETOOLONG.
     #[error("a name may have 255 bytes, and a path 4096")]

@@ -7,8 +7,10 @@ use crate::node::{Kind, Node, Stat, Time};
 use crate::path::Walk;
 use crate::tree::{Listed, New, Tree};
 
-/// Maximum bytes of holes in a file that is read whole, where the tree's budget is smaller.
-const MAX_HOLES: u64 = 1 << 20;
+/// Bytes of holes that any file may have to be read whole.
+const MIN_HOLES: u64 = 1 << 20;
+/// Maximum bytes of holes in a file that is read whole, unless it stores more than that.
+const MAX_HOLES: u64 = 16 << 20;
 
 impl Tree {
     /// What a path leads to, its last link followed.
@@ -38,18 +40,20 @@ impl Tree {
         self.list(self.find(path)?)
     }
 
-    /// All bytes of a file of at most `most` bytes. Its holes may have as many bytes as the tree's budget, or 1 MiB
-    /// under a smaller budget.
+    /// All bytes of a file of at most `most` bytes. A hole costs its writer nothing, so the memory for the result follows
+    /// the stored bytes: holes may have as many bytes as are stored, or 16 MiB, or the tree's budget where that is
+    /// between 1 and 16 MiB.
     ///
     /// # Errors
-    /// [`Refused::TooLarge`] for a longer one, which [`Tree::read`] reads in parts; as [`Tree::find`] and [`Tree::read`].
+    /// [`Refused::TooLarge`] for a longer or sparser file, before memory is allocated for it. [`Tree::read`] reads it in parts.
+    /// As [`Tree::find`] and [`Tree::read`].
     pub fn read_path(&self, path: impl AsRef<[u8]>, most: u64) -> Result<Vec<u8>, Refused> {
         let node = self.find(path)?;
         let stat = self.stat(node)?;
         let size = if stat.kind == Kind::File { stat.size } else { 0 };
-        // A hole costs its writer nothing.
         let holes = size.saturating_sub(stat.stored);
-        if size > most || holes > self.budget.bytes.max(MAX_HOLES) {
+        let may = self.budget.bytes.clamp(MIN_HOLES, MAX_HOLES).max(stat.stored);
+        if size > most || holes > may {
             return Err(Refused::TooLarge);
         }
         let mut bytes = vec![0; usize::try_from(size).map_err(|_| Refused::TooLarge)?];

@@ -70,6 +70,27 @@ fn a_hole_beyond_the_budget_is_not_read_whole() {
     assert_eq!(tree.read_path("/hole", 1 << 30), Err(Refused::TooLarge));
 }
 
+#[test]
+fn the_memory_for_a_whole_file_follows_what_it_stores() {
+    for bytes in [64 << 20, 1 << 40] {
+        let mut tree = Tree::new(Budget { bytes, files: 100 });
+        let node = tree.write_path("/hole", b"data", NOW).unwrap();
+        for size in [32 << 20, 1 << 30, 1 << 50] {
+            tree.set_size(node, size, NOW).unwrap();
+            let (read, peak) = within(MIB, || tree.read_path("/hole", u64::MAX));
+            assert_eq!((read, peak < MIB), (Err(Refused::TooLarge), true), "{size} of {bytes}");
+        }
+        // A file that stores half of its bytes is read whole.
+        tree.set_size(node, 0, NOW).unwrap();
+        let stored = vec![1; 20 << 20];
+        assert_eq!(tree.write(node, 0, &stored, NOW), Ok(stored.len()));
+        tree.set_size(node, 40 << 20, NOW).unwrap();
+        assert_eq!(tree.read_path("/hole", u64::MAX).unwrap().len(), 40 << 20);
+        tree.set_size(node, (40 << 20) + 1, NOW).unwrap();
+        assert_eq!(tree.read_path("/hole", u64::MAX), Err(Refused::TooLarge));
+    }
+}
+
 /// The fields of a saved tree and of kept layers, in their order; a node can have any form.
 fn tree_of<N: Serialize>(
     layers: &[u8],
