@@ -250,7 +250,10 @@ impl Subject {
     fn refused(&self, run: &Run, address: SocketAddr, status: u16) -> Result<Called, String> {
         match status {
             502 if self.may_be_paused
-                && matches!(self.sandbox.ask_at(address, "POST", "/connect"), 0 | 200 | 201 | 503) =>
+                && matches!(
+                    self.sandbox.ask_at(address, "POST", "/connect"),
+                    0 | 200 | 201 | 503
+                ) =>
             {
                 run.refused();
                 Ok(Called::Refused)

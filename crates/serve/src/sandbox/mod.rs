@@ -5,6 +5,7 @@
 //! acknowledged as paused, and each snapshot, outlives the process. A client sees the sandboxes of its own key's
 //! tenant only. May break it: a store that is changed from outside while the server runs.
 
+mod admission;
 mod background;
 mod byte_channel;
 mod call_permits;
