@@ -131,7 +131,7 @@ impl Host {
         self.counts("hosts")
     }
 
-    /// A number of what the host knows about the fleet.
+    /// A count in the host's view of the fleet.
     pub(crate) fn counts(&self, what: &str) -> Option<u64> {
         let (_, text) = self.ask("GET", "/status.json", "", b"")?;
         serde_json::from_str::<Value>(&text).ok()?["fleet"][what].as_u64()
@@ -191,7 +191,7 @@ impl Host {
 pub(crate) struct Fleet {
     /// Settings of sandboxes in the file of every host.
     settings: String,
-    /// What that file says besides.
+    /// Further text of that file.
     more: String,
     pub(crate) hosts: Vec<Host>,
     pub(crate) proxy: Proxy,
@@ -473,6 +473,10 @@ impl Sandbox {
             Some((200, head, text)) => {
                 let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
                 let result = lines.into_iter().find(|line| line["type"] == "result");
+                // The limit of a call ended it: the machine is busy.
+                if result.is_none() && text.contains("TimeoutError") {
+                    return Err(504);
+                }
                 let result = result.unwrap_or_else(|| panic!("{text}"));
                 Ok((result["text"].as_str().unwrap().to_owned(), generation(&head).unwrap()))
             }

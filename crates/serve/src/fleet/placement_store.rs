@@ -228,8 +228,8 @@ impl Fleet {
         self.taken(&key, Owned { record: ours.record, anchor, life }, over).await
     }
 
-    /// Sets the end of a sandbox that was just taken by this host's clock, from what is left of its time by the servers' clock;
-    /// `false` if nothing is.
+    /// Sets the end of a sandbox that was just taken, by this host's clock. The servers' clock gives the rest of its time.
+    /// `false` if its time is over.
     async fn adopt_time(&self, key: &str, ours: &mut Entry) -> Result<bool, ErrorResponse> {
         let Some(changed) = nats::find(&self.links.sandboxes, key).await? else { return Ok(true) };
         let left = ours.left(changed.time, changed.time);

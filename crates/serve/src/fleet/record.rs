@@ -37,8 +37,8 @@ impl Entry {
         Self { written: self.written.or(Some(time)), ..self }
     }
 
-    /// Milliseconds that are left of the sandbox's time at `now`, by the clock of the NATS servers; `time` is that of the
-    /// entry. The clock of the host that wrote the record counts only against itself.
+    /// The rest of the sandbox's time at `now`, in milliseconds, by the clock of the NATS servers. `time` is that of the entry.
+    /// The clock of the host that wrote the record counts only against itself.
     pub(crate) fn left(&self, time: u64, now: u64) -> u64 {
         let SandboxRecord { ends, noted, .. } = self.record;
         if noted == 0 {

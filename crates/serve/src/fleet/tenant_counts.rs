@@ -81,7 +81,7 @@ impl TenantCounts {
     }
 }
 
-/// Counts for as long as there is the fleet.
+/// Counts until the fleet is dropped.
 pub(super) async fn counting(fleet: Weak<Fleet>) {
     loop {
         let Some(this) = fleet.upgrade() else { return };

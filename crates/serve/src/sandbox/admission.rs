@@ -1,8 +1,8 @@
 //! The admission of new sandboxes: how many a tenant may have.
 //!
-//! Promises: no tenant has more sandboxes on this server than its limit. The limit of a fleet's tenants is for all hosts, and
-//! paused sandboxes count in it; hosts that admit at the same moment may exceed it together, as [`Ledger::elsewhere`] says.
-//! No client is refused for a sandbox that the ledger does not have any more.
+//! Promises: no tenant has more sandboxes on this server than its limit. In a fleet the limit is for all hosts, and paused
+//! sandboxes count. Hosts that admit at the same moment may exceed it together, by as much as [`Ledger::elsewhere`] is late.
+//! A sandbox that the ledger has no more does not count.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,7 +28,7 @@ impl Sandboxes {
             let Some(first) = new.first().filter(|_| refusal.status == TOO_MANY) else {
                 return Err(refusal);
             };
-            // What the fleet's hosts know of each other is late by a moment. Nothing is refused for what is gone.
+            // The counts of other hosts are late by a moment: the ledger decides.
             let known =
                 self.ledger.sandboxes_of(&first.tenant, self.config.max_sandboxes + 1).await?;
             self.take_in(&new, Some(&known))?;

@@ -53,7 +53,7 @@ fn a_full_disk_is_named_to_clients_and_sandboxes_stay_usable() {
         }
         let paused = client.ask(Method::POST, &path(&own, "/pause"), json!({})).await;
         assert_eq!(paused.0, 204);
-        // What was acknowledged is opened from a disk that is full.
+        // A paused sandbox is opened from a full disk.
         disk.fill(0);
         let to = path(&own, "/connect");
         let (status, why) = client.ask(Method::POST, &to, json!({"timeout": 600})).await;
