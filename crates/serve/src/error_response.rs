@@ -11,7 +11,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use serde_json::json;
 
 use crate::concurrency::Rejected;
-use crate::failure::describe;
+use crate::failure::{describe, is_disk_full};
 
 /// The reason why the server answers in place of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +40,18 @@ impl ErrorResponse {
         let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
         let number = format!("{:016x}", u64::from_ne_bytes(bytes));
         tracing::error!(number, why = describe(error), "a request failed inside the server");
+        if is_disk_full(error) {
+            return Self::disk_full();
+        }
         Self::new(status, format!("the server failed; its log has the cause under {number}"))
+    }
+
+    /// Nothing could be written. The sandbox is as it was.
+    pub(crate) fn disk_full() -> Self {
+        Self::busy(
+            StatusCode::INSUFFICIENT_STORAGE,
+            "the disk of the server is full, and nothing was saved; try again once there is room",
+        )
     }
 
     pub(crate) fn no_route() -> Self {
@@ -121,5 +132,14 @@ mod tests {
             assert!(!refusal.message.contains("secret") && !refusal.message.contains("denied"));
         }
         assert_ne!(refusals[0].message, refusals[1].message, "each has a number of its own");
+    }
+
+    #[test]
+    fn a_full_disk_is_named_and_another_try_may_succeed() {
+        let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
+        let within = std::io::Error::other(full);
+        let refusal = ErrorResponse::logged(StatusCode::INTERNAL_SERVER_ERROR, &within);
+        assert_eq!((refusal.status.as_u16(), refusal.later), (507, true));
+        assert!(refusal.message.contains("disk"), "{}", refusal.message);
     }
 }

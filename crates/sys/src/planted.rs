@@ -131,6 +131,8 @@ bugs! {
     Order = "order",
     /// Handles that the warm-up of a component left alive go unnoticed.
     Handle = "handle",
+    /// A host answers for its sandboxes after the end of its lease.
+    Lease = "lease",
     /// A name gets a new meaning regardless of its present one.
     Expected = "expected",
 }

@@ -128,8 +128,13 @@ impl Host {
 
     /// The hosts that the host knows, itself included.
     pub(crate) fn known(&self) -> Option<u64> {
+        self.counts("hosts")
+    }
+
+    /// A count in the host's view of the fleet.
+    pub(crate) fn counts(&self, what: &str) -> Option<u64> {
         let (_, text) = self.ask("GET", "/status.json", "", b"")?;
-        serde_json::from_str::<Value>(&text).ok()?["fleet"]["hosts"].as_u64()
+        serde_json::from_str::<Value>(&text).ok()?["fleet"][what].as_u64()
     }
 
     fn signal(&self, signal: Signal) {
@@ -184,7 +189,9 @@ impl Host {
 
 /// Everything a test needs.
 pub(crate) struct Fleet {
-    /// Further lines in the configuration of every host.
+    /// Settings of sandboxes in the file of every host.
+    settings: String,
+    /// Further lines of that file.
     more: String,
     pub(crate) hosts: Vec<Host>,
     pub(crate) proxy: Proxy,
@@ -202,6 +209,13 @@ impl Fleet {
     /// As [`Fleet::start`], with further guests in files of these names, and `more` in the configuration of every
     /// host.
     pub(crate) fn with(more: &str, guests: &[(&str, &str)]) -> Option<Self> {
+        let mut fleet = Self::prepare("", more, guests)?;
+        fleet.begin();
+        Some(fleet)
+    }
+
+    /// All but the hosts, which [`Fleet::begin`] starts with these settings of sandboxes.
+    pub(crate) fn prepare(settings: &str, more: &str, guests: &[(&str, &str)]) -> Option<Self> {
         let nats = Nats::start()?;
         let dir = tempfile::tempdir().unwrap();
         for (name, text) in [("counter", COUNTER), ("echo", ECHO)].iter().chain(guests) {
@@ -211,12 +225,16 @@ impl Fleet {
         write_keys(dir.path());
         let proxy = Proxy::before(nats.address);
         let more = more.replace("DIR", &dir.path().display().to_string());
-        let mut fleet = Self { more, hosts: Vec::new(), proxy, nats, place: Place::start(), dir };
+        let (settings, place) = (settings.to_owned(), Place::start());
+        Some(Self { settings, more, hosts: Vec::new(), proxy, nats, place, dir })
+    }
+
+    /// Starts three hosts.
+    pub(crate) fn begin(&mut self) {
         for name in ["one", "two", "three"] {
-            fleet.add(name);
+            self.add(name);
         }
-        fleet.settle(3);
-        Some(fleet)
+        self.settle(3);
     }
 
     /// Adds a host.
@@ -247,7 +265,8 @@ impl Fleet {
         s3: Option<SocketAddr>,
     ) {
         let dir = self.dir.path();
-        let mut text = template(dir, name);
+        let settings = format!("[sandboxes]\n{}", self.settings);
+        let mut text = template(dir, name).replacen("[sandboxes]\n", &settings, 1);
         if name == "three" {
             let echo = dir.join("echo.wasm");
             text += &format!(
@@ -455,6 +474,10 @@ impl Sandbox {
             Some((200, head, text)) => {
                 let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
                 let result = lines.into_iter().find(|line| line["type"] == "result");
+                // The limit of a call ended it: the machine is busy.
+                if result.is_none() && text.contains("TimeoutError") {
+                    return Err(504);
+                }
                 let result = result.unwrap_or_else(|| panic!("{text}"));
                 Ok((result["text"].as_str().unwrap().to_owned(), generation(&head).unwrap()))
             }

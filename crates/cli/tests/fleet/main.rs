@@ -8,9 +8,12 @@ mod checker;
 mod cluster;
 mod history;
 mod hosts;
+mod limits;
 #[path = "../../../store/tests/suite/support/listening.rs"]
 mod listening;
 mod servers;
+#[path = "../../../store/tests/suite/support/small_disk.rs"]
+mod small_disk;
 mod soak;
 
 use apart::Namespace;

@@ -50,14 +50,17 @@ fn template(parts: &[&[u8]]) -> String {
 impl Fleet {
     /// The digest of the template made of these parts, if another host has stored it.
     pub(crate) async fn template(&self, parts: &[&[u8]]) -> Result<Option<String>, NatsError> {
-        let found = nats::find(&self.links.kept, &template(parts)).await?;
+        let key = template(parts);
+        let found = nats::patiently(async || nats::find(&self.links.kept, &key).await).await?;
         Ok(found.and_then(|found| String::from_utf8(found.value.to_vec()).ok()))
     }
 
     /// Says that the store has a template; gives the digest that all hosts must use.
     pub(crate) async fn offer(&self, parts: &[&[u8]], digest: &str) -> Result<String, NatsError> {
         let key = template(parts);
-        match nats::create(&self.links.kept, &key, Bytes::from(digest.to_owned())).await {
+        let value = Bytes::from(digest.to_owned());
+        let made = async || nats::create(&self.links.kept, &key, value.clone()).await;
+        match nats::patiently(made).await {
             Err(NatsError::Changed) => {
                 Ok(self.template(parts).await?.unwrap_or_else(|| digest.to_owned()))
             }

@@ -45,7 +45,7 @@ fn bytes(life: &LeaseEntry) -> Bytes {
     Bytes::from(serde_json::to_vec(life).unwrap_or_default())
 }
 
-/// Makes the entry of a new life.
+/// Makes the entry of a new life. It may be there already: by an earlier attempt of this host, which had no answer.
 pub(super) async fn enter(
     links: &NatsConnection,
     life: &str,
@@ -54,7 +54,14 @@ pub(super) async fn enter(
 ) -> Result<u64, NatsError> {
     let lease_ms = milliseconds(terms);
     let entry = LeaseEntry { name: name.to_owned(), beat: 0, broken: false, lease_ms };
-    nats::create(&links.hosts, life, bytes(&entry)).await
+    let entry = bytes(&entry);
+    match nats::create(&links.hosts, life, entry.clone()).await {
+        Err(NatsError::Changed) => match nats::find(&links.hosts, life).await? {
+            Some(found) if found.value == entry => Ok(found.revision),
+            _ => Err(NatsError::Changed),
+        },
+        made => made,
+    }
 }
 
 /// Refuses a lease of another length than that of the hosts that renew theirs: one host would give up entries that
@@ -64,9 +71,11 @@ pub(super) async fn check_terms(
     life: &str,
     terms: Terms,
 ) -> Result<(), afresh::Cause> {
-    let own = nats::find(&links.hosts, life).await?.ok_or("the lease has already expired")?;
+    let own = nats::patiently(async || nats::find(&links.hosts, life).await).await?;
+    let own = own.ok_or("the lease has already expired")?;
     let lease_ms = milliseconds(terms);
-    for found in nats::all(&links.client, &links.hosts, ">", MAX_ENDED_LIVES).await? {
+    let all = async || nats::all(&links.client, &links.hosts, ">", MAX_ENDED_LIVES).await;
+    for found in nats::patiently(all).await? {
         let Ok(other) = serde_json::from_slice::<LeaseEntry>(&found.value) else { continue };
         let renews = own.time < found.time.saturating_add(other.lease_ms.saturating_mul(2));
         if !other.broken && renews && other.lease_ms != lease_ms && other.lease_ms != 0 {

@@ -20,6 +20,7 @@ mod record;
 mod routing;
 mod rpc_client;
 mod rpc_server;
+mod tenant_counts;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -73,6 +74,8 @@ pub(crate) struct Fleet {
     running: Mutex<HashSet<u64>>,
     /// How far the clocks of other hosts are ahead of this one's, in milliseconds.
     clocks: Mutex<HashMap<String, i64>>,
+    /// The sandboxes of each tenant on all hosts.
+    pub(crate) tenants: tenant_counts::TenantCounts,
     shared: OnceLock<Weak<Shared>>,
     drain: tokio::sync::Notify,
     tasks: Mutex<Vec<AbortHandle>>,
@@ -171,7 +174,8 @@ impl Fleet {
         let seed = u64::from_str_radix(&node, 16).unwrap_or(1);
         let sent = now();
         let life = format!("{node}-1");
-        let revision = lease_renewal::enter(&links, &life, &name, terms).await?;
+        let enter = async || lease_renewal::enter(&links, &life, &name, terms).await;
+        let revision = nats::patiently(enter).await?;
         lease_renewal::check_terms(&links, &life, terms).await?;
         let this = Arc::new(Self {
             terms,
@@ -196,6 +200,7 @@ impl Fleet {
             next_transfer: AtomicU64::new(1),
             running: Mutex::default(),
             clocks: Mutex::default(),
+            tenants: tenant_counts::TenantCounts::default(),
             shared: OnceLock::new(),
             drain: tokio::sync::Notify::new(),
             tasks: Mutex::default(),
@@ -222,6 +227,7 @@ impl Fleet {
         rpc_server::listen(self).await.map_err(failed)?;
         heartbeat::begin(self).await.map_err(failed)?;
         self.spawn(lease_renewal::watching(Arc::downgrade(self)));
+        self.spawn(tenant_counts::counting(Arc::downgrade(self)));
         Ok(())
     }
 
@@ -275,6 +281,7 @@ impl Fleet {
             "name": self.name,
             "safe": self.safe(),
             "hosts": members.len(),
+            "sandboxes": self.tenants.count(),
             "forwarded": self.counts.forwarded.get(),
             "taken": self.counts.taken.get(),
         })

@@ -3,10 +3,16 @@
 //! Promises: every operation has a time limit, also while no server answers. A change that lost a race and a
 //! change without an answer are different errors.
 
-use std::time::Duration;
+use std::error::Error as _;
+use std::time::{Duration, Instant};
 
+use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::consumer::push::OrderedConfig;
 use async_nats::jetstream::consumer::{Consumer, DeliverPolicy, ReplayPolicy};
+use async_nats::jetstream::context::{
+    AccountError, AccountErrorKind, CreateKeyValueError, CreateKeyValueErrorKind,
+    CreateStreamError, CreateStreamErrorKind,
+};
 use async_nats::jetstream::kv::{Config, CreateError, CreateErrorKind, Store, UpdateErrorKind};
 use async_nats::jetstream::stream::LastRawMessageErrorKind;
 use async_nats::{Client, ConnectOptions};
@@ -20,6 +26,10 @@ use crate::error_response::ErrorResponse;
 
 /// Longest wait for an answer about an entry.
 const ANSWER: Duration = Duration::from_secs(5);
+/// How long a host that joins waits for NATS servers which have just started, and elect their leaders. Nothing else needs one.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+/// Pause between two attempts of a host that joins.
+const JOIN_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// Lifetime of a removal marker: longer than any message is under way.
 const MARKERS: Duration = Duration::from_secs(3600);
 /// Maximum bytes of an entry.
@@ -148,11 +158,13 @@ impl NatsConnection {
             limit_markers: Some(MARKERS),
             ..Config::default()
         };
+        let until = Instant::now() + JOIN_TIMEOUT;
         let made = async |what: &str| {
             let bucket = bucket(what);
             let name = bucket.bucket.clone();
-            let found = match context.get_key_value(&name).await {
-                Ok(store) => store,
+            let found = loop {
+                match context.get_key_value(&name).await {
+                Ok(store) => break store,
                 Err(error) if !host => {
                     let fleet = &config.fleet;
                     return Err(afresh::Cause::from(format!(
@@ -160,15 +172,20 @@ impl NatsConnection {
                         config.nats
                     )));
                 }
-                Err(_) => match context.create_key_value(bucket).await {
-                    Ok(store) => store,
+                Err(_) => match context.create_key_value(bucket.clone()).await {
+                    Ok(store) => break store,
+                    Err(error) if lacks_leader(&error) && Instant::now() < until => {
+                        tracing::info!(bucket = name, %error, "NATS has no leader yet");
+                        tokio::time::sleep(JOIN_RETRY_INTERVAL).await;
+                    }
                     // Another host may have been faster.
-                    Err(error) => context.get_key_value(&name).await.map_err(|_| {
+                    Err(error) => break context.get_key_value(&name).await.map_err(|_| {
                         afresh::Cause::from(format!(
                             "cannot make the bucket {name}: {error}; NATS 2.11 or later with JetStream (`nats-server -js`) is needed"
                         ))
                     })?,
                 },
+            }
             };
             let kept = found.stream.cached_info().config.num_replicas;
             if host && kept < config.replicas {
@@ -227,6 +244,51 @@ fn not_made(error: &CreateError) -> NatsError {
     match error.kind() {
         CreateErrorKind::AlreadyExists => NatsError::Changed,
         _ => away(error),
+    }
+}
+
+/// Whether a bucket could not be made because the servers have no leader, or do not answer.
+fn lacks_leader(error: &CreateKeyValueError) -> bool {
+    let electing = |code: ErrorCode| {
+        [
+            ErrorCode::CLUSTER_NOT_AVAILABLE,
+            ErrorCode::CLUSTER_NOT_LEADER,
+            ErrorCode::CLUSTER_NOT_ACTIVE,
+            ErrorCode::CLUSTER_NO_PEERS,
+            ErrorCode::INSUFFICIENT_RESOURCES,
+        ]
+        .contains(&code)
+    };
+    let Some(source) = error.source() else {
+        return error.kind() == CreateKeyValueErrorKind::TimedOut;
+    };
+    if let Some(account) = source.downcast_ref::<AccountError>() {
+        return match account.kind() {
+            AccountErrorKind::TimedOut => true,
+            AccountErrorKind::JetStream(error) => electing(error.error_code()),
+            _ => false,
+        };
+    }
+    source.downcast_ref::<CreateStreamError>().is_some_and(|error| match error.kind() {
+        CreateStreamErrorKind::TimedOut => true,
+        CreateStreamErrorKind::JetStream(error) => electing(error.error_code()),
+        _ => false,
+    })
+}
+
+/// Repeats an operation of a host that joins, while it has no answer.
+pub(crate) async fn patiently<T>(
+    mut attempt: impl AsyncFnMut() -> Result<T, NatsError>,
+) -> Result<T, NatsError> {
+    let until = Instant::now() + JOIN_TIMEOUT;
+    loop {
+        match attempt().await {
+            Err(NatsError::Away(why)) if Instant::now() < until => {
+                tracing::info!(why, "NATS is asked again");
+                tokio::time::sleep(JOIN_RETRY_INTERVAL).await;
+            }
+            done => return done,
+        }
     }
 }
 
@@ -361,4 +423,46 @@ async fn read_from(
         }
     }
     Ok(found)
+}
+
+/// A change of an entry.
+pub(crate) struct Watched {
+    pub(crate) key: String,
+    pub(crate) removed: bool,
+    /// Changes that follow at once.
+    pub(crate) left: u64,
+}
+
+/// Has `each` see every entry of a bucket, and from then on each change, without values, until it returns `false`. It sees
+/// `None` if the bucket is empty at first.
+pub(crate) async fn watch(
+    client: &Client,
+    store: &Store,
+    mut each: impl FnMut(Option<Watched>) -> bool,
+) -> Result<(), NatsError> {
+    let making = store.stream.create_consumer(OrderedConfig {
+        deliver_subject: client.new_inbox(),
+        filter_subject: format!("{}>", store.prefix),
+        replay_policy: ReplayPolicy::Instant,
+        deliver_policy: DeliverPolicy::LastPerSubject,
+        headers_only: true,
+        ..OrderedConfig::default()
+    });
+    let consumer = within(ANSWER, async { making.await.map_err(away) }).await?;
+    let empty = consumer.cached_info().num_pending == 0;
+    let mut messages = consumer.messages().await.map_err(away)?;
+    if empty && !each(None) {
+        return Ok(());
+    }
+    while let Some(message) = messages.next().await {
+        let message = message.map_err(away)?;
+        let left = message.info().map_err(away)?.pending;
+        let has = |name: &str| message.headers.as_ref().is_some_and(|all| all.get(name).is_some());
+        let removed = has("KV-Operation") || has("Nats-Marker-Reason");
+        let key = message.subject.strip_prefix(&store.prefix).unwrap_or_default().to_owned();
+        if !each(Some(Watched { key, removed, left })) {
+            return Ok(());
+        }
+    }
+    Err(away("the watch broke off"))
 }

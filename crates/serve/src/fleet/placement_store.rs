@@ -12,11 +12,8 @@ use super::nats::{self, BucketEntry, NatsError};
 use super::record::{self, Anchor, Entry, State};
 use super::{Fleet, lock};
 use crate::error_response::ErrorResponse;
-use crate::failure::describe;
+use crate::failure::{describe, is_disk_full};
 use crate::sandbox::SandboxRecord;
-
-/// Maximum sandboxes or snapshots of a tenant in a list.
-const LISTED: usize = 10_000;
 
 /// The outcome of taking a sandbox.
 pub(crate) enum TakeOutcome {
@@ -71,7 +68,7 @@ impl Fleet {
     pub(crate) async fn enter(&self, record: SandboxRecord) -> Result<Anchor, ErrorResponse> {
         self.check()?;
         let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
-        let entry = Entry { owner: Some(self.life()), record, state: None };
+        let entry = Entry { owner: Some(self.life()), record, state: None, written: None };
         let revision = nats::create(&self.links.sandboxes, &key, bytes(&entry)).await?;
         Ok(Anchor::new(revision, None))
     }
@@ -98,7 +95,7 @@ impl Fleet {
         release: bool,
     ) -> Result<(), ErrorResponse> {
         let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
-        let entry = Entry { owner: (!release).then(|| self.life()), record, state };
+        let entry = Entry { owner: (!release).then(|| self.life()), record, state, written: None };
         let changed = bytes(&entry);
         for _ in 0..2 {
             match nats::update(&self.links.sandboxes, &key, changed.clone(), anchor.revision).await
@@ -163,7 +160,8 @@ impl Fleet {
             return Ok(None);
         }
         let state = there.state;
-        let entry = Entry { owner: Some(life.clone()), record, state: state.clone() };
+        let owner = Some(life.clone());
+        let entry = Entry { owner, record, state: state.clone(), written: None };
         match nats::update(&self.links.sandboxes, &key, bytes(&entry), revision).await {
             Ok(revision) => {
                 // A state that is pending stays so.
@@ -209,9 +207,10 @@ impl Fleet {
             return Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why));
         }
         let life = self.life();
-        let Some((revision, entry)) = self.entry(&key).await? else {
+        let Some(found) = nats::find(&self.links.sandboxes, &key).await? else {
             return Ok(TakeOutcome::Missing);
         };
+        let (revision, entry): (_, Entry) = (found.revision, read(&found)?);
         let again = entry.owner.as_deref() == Some(&life);
         if !again && !self.free(entry.owner.as_deref()).await {
             return Ok(TakeOutcome::Theirs(entry.owner.unwrap_or_default()));
@@ -219,24 +218,24 @@ impl Fleet {
         able(&entry.record)?;
         // Also where this life is named already, by a change whose answer was lost: the entry may be an old one, which a
         // replica had that lags behind. Only a change of the revision that was read proves that it is the present one.
-        let ours = entry.taken_by(&life, again);
+        let mut ours = entry.taken_by(&life, again, found.time);
         let revision = nats::update(&self.links.sandboxes, &key, bytes(&ours), revision).await?;
         if !again {
             self.counts.taken.inc();
         }
+        let over = !ours.record.paused && !self.adopt_time(&key, &mut ours).await?;
         let anchor = Anchor::new(revision, ours.state);
-        self.taken(&key, Owned { record: ours.record, anchor, life }).await
+        self.taken(&key, Owned { record: ours.record, anchor, life }, over).await
     }
 
-    /// Whether the NATS servers' clock agrees that `time` has passed, in milliseconds since 1970: that of the entry, which
-    /// was just changed.
-    async fn has_passed(&self, key: &str, time: u64) -> Result<bool, ErrorResponse> {
-        let changed = nats::find(&self.links.sandboxes, key).await?.map(|entry| entry.time);
-        let agrees = changed.is_none_or(|changed| changed >= time);
-        if !agrees {
-            tracing::warn!("the clocks of this host and of NATS differ; set this host's");
-        }
-        Ok(agrees)
+    /// Sets the end of a sandbox that was just taken, by this host's clock. The servers' clock gives the rest of its time.
+    /// `false` if its time is over.
+    async fn adopt_time(&self, key: &str, ours: &mut Entry) -> Result<bool, ErrorResponse> {
+        let Some(changed) = nats::find(&self.links.sandboxes, key).await? else { return Ok(true) };
+        let left = ours.left(changed.time, changed.time);
+        let now = crate::sandbox::milliseconds(std::time::SystemTime::now());
+        ours.record.ends = now.saturating_add(left);
+        Ok(left > 0)
     }
 
     /// Releases the sandboxes of a life whose lease this host broke, and removes those that were never saved.
@@ -251,7 +250,7 @@ impl Fleet {
             }
             let done = match entry.state {
                 Some(_) => {
-                    let free = Entry { owner: None, ..entry.undone() };
+                    let free = Entry { owner: None, ..entry.passed_on(found.time).undone() };
                     let sandboxes = &self.links.sandboxes;
                     nats::update(sandboxes, &key, bytes(&free), found.revision).await.map(drop)
                 }
@@ -268,12 +267,13 @@ impl Fleet {
         Ok(())
     }
 
-    async fn taken(&self, key: &str, owned: Owned) -> Result<TakeOutcome, ErrorResponse> {
+    async fn taken(
+        &self,
+        key: &str,
+        owned: Owned,
+        over: bool,
+    ) -> Result<TakeOutcome, ErrorResponse> {
         let Owned { record, anchor, .. } = &owned;
-        // The clock of this host alone removes nothing.
-        let over = !record.paused
-            && record.ends <= crate::sandbox::milliseconds(std::time::SystemTime::now())
-            && self.has_passed(key, record.ends).await?;
         if anchor.state.is_none() || over {
             tracing::warn!(
                 id = record.id,
@@ -287,13 +287,14 @@ impl Fleet {
         Ok(TakeOutcome::Ours(Box::new(owned)))
     }
 
-    /// The sandboxes of a tenant.
+    /// The sandboxes of a tenant, at most `most`.
     pub(crate) async fn sandboxes_of(
         &self,
         tenant: &str,
+        most: usize,
     ) -> Result<Vec<SandboxRecord>, ErrorResponse> {
         let filter = format!("{}.*", record::whose(tenant));
-        let found = nats::all(&self.links.client, &self.links.sandboxes, &filter, LISTED).await?;
+        let found = nats::all(&self.links.client, &self.links.sandboxes, &filter, most).await?;
         let mut records = Vec::with_capacity(found.len());
         for found in found {
             let entry: Entry = read(&found)?;
@@ -316,6 +317,10 @@ impl Fleet {
         let store = self.store.as_ref().ok_or_else(ErrorResponse::host)?;
         let sent = store.keep(local, snapshot, afresh::Encoding::Raw, &mut |_| {});
         let id = sent.map_err(|error| {
+            if is_disk_full(&error) {
+                tracing::error!(why = describe(&error), "the fleet's store is full");
+                return ErrorResponse::disk_full();
+            }
             tracing::error!(
                 why = describe(&error),
                 "a sandbox cannot be saved in the fleet's store"

@@ -17,14 +17,36 @@ pub(crate) struct Entry {
     pub(crate) record: SandboxRecord,
     /// How it was last saved.
     pub(crate) state: Option<State>,
+    /// When the record was written, by the clock of the NATS servers, if another host changed the entry since: the time of the
+    /// entry is then later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) written: Option<u64>,
 }
 
 impl Entry {
-    /// The entry once `life` has taken the sandbox. A host that took it back itself undoes nothing.
-    pub(crate) fn taken_by(self, life: &str, again: bool) -> Self {
+    /// The entry once `life` has taken the sandbox. A host that took it back itself undoes nothing. `time` is that of the
+    /// entry before.
+    pub(crate) fn taken_by(self, life: &str, again: bool, time: u64) -> Self {
         let lost = self.owner.is_some() && !again;
         let entry = if lost { self.undone() } else { self };
-        Self { owner: Some(life.to_owned()), ..entry }
+        Self { owner: Some(life.to_owned()), ..entry.passed_on(time) }
+    }
+
+    /// The entry as another host than the record's writes it. `time` is that of the entry before.
+    pub(crate) fn passed_on(self, time: u64) -> Self {
+        Self { written: self.written.or(Some(time)), ..self }
+    }
+
+    /// The rest of the sandbox's time at `now`, in milliseconds, by the clock of the NATS servers. `time` is that of the entry.
+    /// The clock of the host that wrote the record counts only against itself.
+    pub(crate) fn left(&self, time: u64, now: u64) -> u64 {
+        let SandboxRecord { ends, noted, .. } = self.record;
+        if noted == 0 {
+            // An earlier version wrote it: only the end is known.
+            return ends.saturating_sub(now);
+        }
+        let passed = now.saturating_sub(self.written.unwrap_or(time));
+        ends.saturating_sub(noted).saturating_sub(passed)
     }
 
     /// The entry once its host was lost: calls since the last save are undone.
@@ -88,6 +110,41 @@ pub(crate) fn named(tenant: &str, name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sandbox_keeps_what_is_left_of_its_time_on_a_host_with_another_clock() {
+        const HOUR: u64 = 3_600_000;
+        // The host's clock is a day ahead of the servers', or behind.
+        for host in [30 * HOUR, 3 * HOUR] {
+            let record = SandboxRecord { ends: host + 2 * HOUR, noted: host, ..record() };
+            let entry = Entry { owner: Some("a-1".into()), record, state: None, written: None };
+            assert_eq!(entry.left(6 * HOUR, 6 * HOUR), 2 * HOUR);
+            assert_eq!(entry.left(6 * HOUR, 7 * HOUR), HOUR);
+            assert_eq!(entry.left(6 * HOUR, 9 * HOUR), 0);
+            // Other hosts change the entry later, and that adds nothing.
+            let swept = Entry { owner: None, ..entry.passed_on(6 * HOUR).undone() };
+            let taken = swept.taken_by("b-1", false, 6 * HOUR + 1);
+            assert_eq!(taken.left(7 * HOUR, 7 * HOUR), HOUR);
+        }
+    }
+
+    fn record() -> SandboxRecord {
+        SandboxRecord {
+            id: String::new(),
+            tenant: String::new(),
+            template: String::new(),
+            token: String::new(),
+            metadata: Default::default(),
+            started: 0,
+            ends: 0,
+            noted: 0,
+            paused: false,
+            pause_at_end: false,
+            runs: 0,
+            goes_on: false,
+            generation: 0,
+        }
+    }
 
     #[test]
     fn keys_are_made_of_ids_and_of_nothing_else() {

@@ -15,7 +15,7 @@ pub struct SandboxConfig {
     pub keys: Keys,
     /// Templates of sandboxes. The first is the default for unknown names.
     pub templates: Vec<Template>,
-    /// Maximum sandboxes of one tenant, paused ones included.
+    /// Maximum sandboxes of one tenant, paused ones included; in a fleet over all hosts.
     pub max_sandboxes: usize,
     /// Maximum snapshots of one tenant.
     pub max_snapshots: usize,

@@ -18,7 +18,8 @@ use super::one::Sandbox;
 use super::record::{Records, SandboxRecord, SnapshotRecord};
 use super::template::kept;
 use crate::error_response::ErrorResponse;
-use crate::failure::describe;
+#[cfg(feature = "fleet")]
+use crate::failure::{describe, is_disk_full};
 
 #[cfg(feature = "fleet")]
 use crate::fleet::{Anchor, Fleet, State};
@@ -140,6 +141,23 @@ impl Ledger {
             Self::Alone { .. } => true,
             #[cfg(feature = "fleet")]
             Self::Fleet(fleet) => fleet.safe(),
+        }
+    }
+
+    /// Sandboxes of a tenant that are in the books and not among `here`, which are those of this server, as far as this host knows:
+    /// the changes of other hosts reach it a moment later. `None` while the fleet is not counted yet.
+    pub(super) fn elsewhere<'a>(
+        &self,
+        tenant: &str,
+        here: impl Iterator<Item = &'a str>,
+    ) -> Option<usize> {
+        match self {
+            Self::Alone { .. } => {
+                let _ = (tenant, here);
+                Some(0)
+            }
+            #[cfg(feature = "fleet")]
+            Self::Fleet(fleet) => fleet.tenants.elsewhere(tenant, here),
         }
     }
 
@@ -397,14 +415,15 @@ impl Ledger {
     pub(super) async fn sandboxes_of(
         &self,
         tenant: &str,
+        most: usize,
     ) -> Result<Vec<SandboxRecord>, ErrorResponse> {
         match self {
             Self::Alone { .. } => {
-                let _ = tenant;
+                let _ = (tenant, most);
                 Ok(Vec::new())
             }
             #[cfg(feature = "fleet")]
-            Self::Fleet(fleet) => fleet.sandboxes_of(tenant).await,
+            Self::Fleet(fleet) => fleet.sandboxes_of(tenant, most).await,
         }
     }
 
@@ -434,6 +453,13 @@ fn fetch(
     let store = place.place().create().map_err(|error| internal(&error))?;
     let from = fleet.store().ok_or_else(ErrorResponse::host)?;
     let pulled = from.pull(&store, &state.digest, name, afresh::Encoding::Raw, &mut |_| {});
+    if let Err(error) = &pulled
+        && is_disk_full(error)
+    {
+        // The sandbox needs no copy here: its pages come from the fleet's store.
+        tracing::warn!(why = describe(error), "a saved state is opened where it is");
+        return Ok((fleet.place(state)?, false));
+    }
     pulled.map_err(|error| {
         tracing::error!(
             why = describe(&error),

@@ -5,6 +5,7 @@
 //! paused, and each snapshot, outlives the process. A client sees only the sandboxes of its tenant, which its key
 //! selects. May break it: a store that is changed from outside while the server runs.
 
+mod admission;
 mod background;
 mod byte_channel;
 mod call_permits;

@@ -172,6 +172,7 @@ impl Sandbox {
             metadata: self.metadata.clone(),
             started: milliseconds(self.started),
             ends: milliseconds(times.ends),
+            noted: milliseconds(SystemTime::now()),
             paused: times.paused,
             pause_at_end: times.pause_at_end,
             generation: self.generation,

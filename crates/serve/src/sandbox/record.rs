@@ -21,6 +21,9 @@ pub(crate) struct SandboxRecord {
     /// Milliseconds since 1970.
     pub(crate) started: u64,
     pub(crate) ends: u64,
+    /// When the record was made, by the same clock as `ends`.
+    #[serde(default)]
+    pub(crate) noted: u64,
     pub(crate) paused: bool,
     pub(crate) pause_at_end: bool,
     pub(crate) runs: u64,
@@ -68,9 +71,16 @@ impl Records {
     pub(super) fn put(&self, id: &str, record: &impl Serialize) -> io::Result<()> {
         let path = self.path(id);
         let part = path.with_extension("part");
-        let mut file = File::create(&part)?;
-        file.write_all(&serde_json::to_vec(record)?)?;
-        file.sync_all()?;
+        let text = serde_json::to_vec(record)?;
+        let written = File::create(&part).and_then(|mut file| {
+            file.write_all(&text)?;
+            file.sync_all()
+        });
+        if let Err(error) = written {
+            // On a full disk even that may fail; the next record of this id takes its place.
+            let _ = fs::remove_file(&part);
+            return Err(error);
+        }
         fs::rename(&part, &path)?;
         sync(&self.dir)
     }

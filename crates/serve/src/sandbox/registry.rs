@@ -22,6 +22,7 @@ use super::ledger::{Ledger, SavedState, internal};
 use super::memory::Memory;
 use super::one::{Residency, Sandbox, Times, due, refused};
 use super::quota::Quota;
+use super::record::SandboxRecord;
 use super::template::{Warm, kept};
 use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
@@ -53,6 +54,9 @@ pub(crate) struct Sandboxes {
 
 /// Saves of each kind at the same time, which wait for disks and take memory.
 const SAVES: usize = 4;
+
+/// Maximum sandboxes of a tenant in a list.
+const LISTED: usize = 10_000;
 
 /// How long background work waits for a place: it has no client that retries.
 const BACKGROUND_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -244,51 +248,13 @@ impl Sandboxes {
             .filter(|sandbox| *sandbox.tenant == *tenant)
             .cloned()
             .collect();
-        for record in self.ledger.sandboxes_of(tenant).await? {
+        for record in self.ledger.sandboxes_of(tenant, LISTED).await? {
             if !own.iter().any(|sandbox| sandbox.id == record.id) {
                 own.push(Arc::new(Sandbox::recorded(record)));
             }
         }
         own.sort_by(|one, two| (one.started, &one.id).cmp(&(two.started, &two.id)));
         Ok(own)
-    }
-
-    /// Takes new sandboxes in, all of them or none.
-    async fn admit(self: &Arc<Self>, new: Vec<Arc<Sandbox>>) -> Result<(), ErrorResponse> {
-        self.take_in(&new)?;
-        let this = self.clone();
-        to_its_end(async move {
-            let entered = this.ledger.enter(&new).await;
-            if entered.is_err() {
-                for sandbox in &new {
-                    lock(&this.all).remove(&sandbox.id);
-                    // Their entries are removed; no client has learnt of the others.
-                    let _ = this.ledger.gone(sandbox).await;
-                }
-            }
-            entered
-        })
-        .await
-    }
-
-    fn take_in(&self, new: &[Arc<Sandbox>]) -> Result<(), ErrorResponse> {
-        let Some(first) = new.first() else { return Ok(()) };
-        let mut all = lock(&self.all);
-        if self.ending.load(Ordering::Relaxed) {
-            let message = "this server is ending, and makes no sandbox; try again";
-            return Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message));
-        }
-        let own = all.values().filter(|sandbox| sandbox.tenant == first.tenant).count();
-        // A call of one that was killed may run on, with all of its memory.
-        let own =
-            own + lock(&self.killed).values().filter(|tenant| **tenant == first.tenant).count();
-        if own + new.len() > self.config.max_sandboxes {
-            let most = self.config.max_sandboxes;
-            let message = format!("a tenant may have {most} sandboxes, and has {own}; kill some");
-            return Err(ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message));
-        }
-        all.extend(new.iter().map(|sandbox| (sandbox.id.clone(), sandbox.clone())));
-        Ok(())
     }
 
     /// A life that begins now.
@@ -497,7 +463,7 @@ impl Sandboxes {
         sandbox.saved.store(true, Ordering::Relaxed);
         let release =
             self.ledger.releases() && (ending || pause && matches!(*life, Residency::Saved));
-        let record = super::record::SandboxRecord { paused: pause, ..sandbox.record() };
+        let record = SandboxRecord { paused: pause, ..sandbox.record() };
         self.ledger.saved(&sandbox, record, saved, release).await?;
         // Only now: a client that sees a paused sandbox relies on its save.
         sandbox.times().paused = pause;

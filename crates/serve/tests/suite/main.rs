@@ -2,11 +2,14 @@
 
 mod code;
 mod common;
+mod full_disk;
 mod handlers;
 mod hostile;
 mod output;
 mod sandbox;
 mod serve;
+#[path = "../../../store/tests/suite/support/small_disk.rs"]
+mod small_disk;
 mod tenants;
 #[cfg(feature = "tls")]
 mod tls;

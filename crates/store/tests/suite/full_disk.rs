@@ -39,7 +39,7 @@ fn a_save_that_finds_the_disk_full_names_that_and_changes_nothing() {
     let store = store(dir.path());
     let (old, new) = (memory(&[1, 2, 3]), memory(&(4..=250).collect::<Vec<u8>>()));
     store.save("a", &old, &options()).unwrap();
-    // Not enough for the pages; then for these, but not for what names them.
+    // Not enough for the pages; then enough for these, but not for the manifest.
     for free in [0, 4096, 64 << 10, 256 << 10, 1000 << 10, 1004 << 10, 1008 << 10, 1012 << 10] {
         disk.fill(free);
         let saved = store.save("a", &new, &options());

@@ -7,6 +7,8 @@
 
 use std::time::Duration;
 
+use afresh_sys::planted::{Bug, is};
+
 use super::Moment;
 
 /// Parameters that all hosts of a fleet share.
@@ -68,7 +70,7 @@ impl Lease {
     /// Whether the host may answer at `now`.
     #[must_use]
     pub fn safe(&self, now: Moment) -> bool {
-        !self.broken && now < self.until
+        is(Bug::Lease) || !self.broken && now < self.until
     }
 
     /// How long it may still rely on it.
@@ -230,6 +232,17 @@ mod tests {
         }
         (safe, taken)
     }
+
+    #[test]
+    fn planted_bugs_are_caught() {
+        let tests = ["a_lease_counts_from_when_its_renewal_was_sent", WORLD];
+        let named = tests.map(|test| format!("fleet::policy::lease::tests::{test}"));
+        for test in &named {
+            afresh_sys::planted::must_be_caught(&[Bug::Lease], &[test]);
+        }
+    }
+
+    const WORLD: &str = "nobody_takes_over_from_a_host_that_still_answers";
 
     #[test]
     fn nobody_takes_over_from_a_host_that_still_answers() {

@@ -1,0 +1,143 @@
+//! The sandboxes of each tenant on all hosts, from a watch of the ledger: running ones, and paused ones without an owner.
+//!
+//! Promises: a count costs no request. It is late by as much as the watch, so that hosts which make sandboxes of one tenant at the
+//! same moment can exceed its limit together: by at most what each of them admits within that delay, which is a few
+//! milliseconds where NATS answers. A host whose watch is not complete has no counts.
+//! The price: NATS sends every host the key of each entry that changes, without its value, and a host keeps 16 bytes for each sandbox of
+//! the fleet.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, Weak};
+use std::time::Duration;
+
+use super::nats::{self, Watched};
+use super::{Fleet, lock, record};
+
+/// Pause before the watch is begun again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The counts.
+#[derive(Default)]
+pub(crate) struct TenantCounts {
+    known: Mutex<KnownSandboxes>,
+}
+
+#[derive(Default)]
+struct KnownSandboxes {
+    /// The watch has delivered every entry.
+    complete: bool,
+    /// The random part of each id, by the part that identifies the tenant. Two tenants may share that: their counts are then too
+    /// high, and the ledger decides.
+    tenants: HashMap<String, HashSet<u64>>,
+}
+
+/// Both parts of an id.
+fn parts(id: &str) -> Option<(&str, u64)> {
+    let key_length = record::key(id)?.len() - id.len() - 1;
+    let (tenant, random) = id.split_at(key_length);
+    Some((tenant, u64::from_str_radix(random, 16).ok()?))
+}
+
+impl TenantCounts {
+    /// Sandboxes of a tenant that are not among `here`; `None` while the watch is not complete.
+    pub(crate) fn elsewhere<'a>(
+        &self,
+        tenant: &str,
+        here: impl Iterator<Item = &'a str>,
+    ) -> Option<usize> {
+        let known = lock(&self.known);
+        let Some(all) = known.tenants.get(&record::whose(tenant)) else {
+            return known.complete.then_some(0);
+        };
+        let here = here.filter_map(parts).filter(|(_, random)| all.contains(random)).count();
+        known.complete.then(|| all.len() - here)
+    }
+
+    /// Sandboxes of all tenants.
+    pub(super) fn count(&self) -> usize {
+        lock(&self.known).tenants.values().map(HashSet::len).sum()
+    }
+
+    fn saw(&self, watched: &Watched) {
+        let mut known = lock(&self.known);
+        let id = watched.key.split_once('.').map_or("", |(_, id)| id);
+        if let Some((tenant, random)) = parts(id) {
+            if watched.removed {
+                if let Some(all) = known.tenants.get_mut(tenant) {
+                    all.remove(&random);
+                    if all.is_empty() {
+                        known.tenants.remove(tenant);
+                    }
+                }
+            } else {
+                known.tenants.entry(tenant.to_owned()).or_default().insert(random);
+            }
+        }
+        known.complete |= watched.left == 0;
+    }
+
+    fn forget(&self) {
+        *lock(&self.known) = KnownSandboxes::default();
+    }
+}
+
+/// Counts until the fleet is dropped.
+pub(super) async fn counting(fleet: Weak<Fleet>) {
+    loop {
+        let Some(this) = fleet.upgrade() else { return };
+        let (client, sandboxes) = (this.links.client.clone(), this.links.sandboxes.clone());
+        drop(this);
+        let watched = nats::watch(&client, &sandboxes, |watched| {
+            let Some(this) = fleet.upgrade() else { return false };
+            match watched {
+                Some(watched) => this.tenants.saw(&watched),
+                // Nothing is there yet.
+                None => lock(&this.tenants.known).complete = true,
+            }
+            true
+        });
+        let ended = watched.await;
+        let Some(this) = fleet.upgrade() else { return };
+        if let Err(error) = ended {
+            tracing::warn!(%error, "the sandboxes of tenants are not counted for now");
+        }
+        // A removal may have been missed.
+        this.tenants.forget();
+        drop(this);
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn saw(counts: &TenantCounts, id: &str, removed: bool, left: u64) {
+        let key = record::key(id).expect("it is an id");
+        counts.saw(&Watched { key, removed, left });
+    }
+
+    #[test]
+    fn sandboxes_count_once_on_whichever_host_they_are_and_no_more_once_removed() {
+        let counts = TenantCounts::default();
+        let id = |tenant: &str, number: u64| format!("{}{number:016x}", record::whose(tenant));
+        let here = [id("acme", 1), id("acme", 9)];
+        let elsewhere = |counts: &TenantCounts, tenant: &str| {
+            counts.elsewhere(tenant, here.iter().map(String::as_str))
+        };
+        saw(&counts, &id("acme", 1), false, 2);
+        assert_eq!(elsewhere(&counts, "acme"), None, "there are more");
+        assert_eq!(elsewhere(&counts, "other"), None);
+        saw(&counts, &id("acme", 2), false, 1);
+        saw(&counts, &id("other", 3), false, 0);
+        assert_eq!((elsewhere(&counts, "acme"), counts.count()), (Some(1), 3));
+        // A save is a change of the entry, and no further sandbox.
+        saw(&counts, &id("acme", 2), false, 0);
+        assert_eq!((elsewhere(&counts, "acme"), elsewhere(&counts, "nobody")), (Some(1), Some(0)));
+        saw(&counts, &id("acme", 2), true, 0);
+        saw(&counts, &id("acme", 2), true, 0);
+        assert_eq!((elsewhere(&counts, "acme"), elsewhere(&counts, "other")), (Some(0), Some(1)));
+        counts.forget();
+        assert_eq!(elsewhere(&counts, "other"), None);
+    }
+}
