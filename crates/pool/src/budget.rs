@@ -48,7 +48,7 @@ impl Default for Bounds {
 pub struct Usage {
     /// Items alive, idle and in use.
     pub items: usize,
-    /// Bytes of private memory that idle items keep.
+    /// Bytes of private memory that idle items keep, and those that [`Held`] values count.
     pub resident_bytes: usize,
     /// Mappings of items, and those that are held beside them.
     pub mappings: usize,
@@ -182,9 +182,18 @@ impl Budget {
     /// Counts mappings that are no item's, and cannot be evicted, for as long as the value lives.
     #[must_use]
     pub fn hold(&'static self, mappings: usize) -> Held {
-        self.mappings.fetch_add(mappings, Ordering::Relaxed);
+        let held = self.hold_later(mappings, 0);
         self.keep();
-        Held { budget: self, mappings }
+        held
+    }
+
+    /// As [`Budget::hold`], with bytes of memory, and without making room: the next item does that. For code that runs while
+    /// items are dropped.
+    #[must_use]
+    pub fn hold_later(&'static self, mappings: usize, bytes: usize) -> Held {
+        self.mappings.fetch_add(mappings, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        Held { budget: self, mappings, bytes }
     }
 
     /// When it is, as items are stamped.
@@ -347,16 +356,26 @@ impl Budget {
     }
 }
 
-/// Mappings that the budget counts.
+/// Mappings and memory that the budget counts.
 #[derive(Debug)]
 pub struct Held {
     budget: &'static Budget,
     mappings: usize,
+    bytes: usize,
+}
+
+impl Held {
+    /// Bytes of memory that it counts.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         self.budget.mappings.fetch_sub(self.mappings, Ordering::Relaxed);
+        self.budget.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 

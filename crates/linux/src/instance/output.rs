@@ -54,11 +54,11 @@ impl Instance {
     /// too, and what it writes to `/dev/host`. The program waits while `hear` runs, and its time passes; `false` ends the program. With no bytes,
     /// `hear` is asked at least every 100 ms whether the program may run on.
     ///
-    /// Where the program has a [slice](crate::Program::slice) of time, the call ends after that once it is answered, though other threads or
-    /// processes could go on. [`Instance::proceed`] lets them.
+    /// Where the program has a [slice](crate::Program::slice) of time, the call ends after that once it is answered. Other threads or
+    /// processes may still be able to run: [`Instance::proceed`] lets them.
     ///
     /// # Errors
-    /// As [`Instance::call`]. What was heard may have been half of an answer then.
+    /// As [`Instance::call`]. The output so far may be half of an answer.
     pub fn call_heard(
         &mut self,
         request: &[u8],
@@ -68,8 +68,8 @@ impl Instance {
         self.attempt_heard(Some(request), hear)
     }
 
-    /// Lets the program go on without a call, for a slice of time or until nobody in it can: what it does in the background. `hear` as
-    /// for [`Instance::call_heard`].
+    /// Lets the program run without a call, for a slice of time or until all of its threads wait. `hear` as for
+    /// [`Instance::call_heard`].
     ///
     /// # Errors
     /// As [`Instance::call`].
