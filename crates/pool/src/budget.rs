@@ -48,7 +48,7 @@ impl Default for Bounds {
 pub struct Usage {
     /// Items alive, idle and in use.
     pub items: usize,
-    /// Bytes of private memory that idle items keep.
+    /// Bytes of private memory that idle items keep, and those that [`MappingCharge`] values count.
     pub resident_bytes: usize,
     /// Mappings of items, and others that [`Budget::hold`] counts.
     pub mappings: usize,
@@ -182,9 +182,18 @@ impl Budget {
     /// Counts mappings that do not belong to an item, and cannot be evicted, until the value is dropped.
     #[must_use]
     pub fn hold(&'static self, mappings: usize) -> MappingCharge {
-        self.mappings.fetch_add(mappings, Ordering::Relaxed);
+        let held = self.hold_later(mappings, 0);
         self.keep();
-        MappingCharge { budget: self, mappings }
+        held
+    }
+
+    /// As [`Budget::hold`], with bytes of memory, and without making room: the next item does that. For code that runs while
+    /// items are dropped.
+    #[must_use]
+    pub fn hold_later(&'static self, mappings: usize, bytes: usize) -> MappingCharge {
+        self.mappings.fetch_add(mappings, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        MappingCharge { budget: self, mappings, bytes }
     }
 
     /// When it is, as items are stamped.
@@ -346,16 +355,26 @@ impl Budget {
     }
 }
 
-/// Mappings that the budget counts.
+/// Mappings and memory that the budget counts.
 #[derive(Debug)]
 pub struct MappingCharge {
     budget: &'static Budget,
     mappings: usize,
+    bytes: usize,
+}
+
+impl MappingCharge {
+    /// Bytes of memory that it counts.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 impl Drop for MappingCharge {
     fn drop(&mut self) {
         self.budget.mappings.fetch_sub(self.mappings, Ordering::Relaxed);
+        self.budget.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 

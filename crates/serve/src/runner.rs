@@ -62,7 +62,7 @@ impl Logging {
         GuestLog::new(self.guest.clone())
     }
 
-    /// A lease with a log of its own, which begins with `request`.
+    /// A new lease with a new log, which begins with `request`.
     pub(crate) async fn lease<L, E>(
         &self,
         request: &str,

@@ -31,7 +31,7 @@ impl FreshState {
         FreshMemories::new(&self.memories, &self.blueprint.policy)
     }
 
-    /// A new instance over `memories`, with the WASI context and the output of a lease's options.
+    /// A new instance over `memories`, with the WASI context and the output that `options` set.
     pub(crate) async fn instantiate(
         &self,
         memories: &FreshMemories,

@@ -27,6 +27,7 @@ use crate::live::TypedFunctions;
 use crate::plan::Plan;
 use crate::planted;
 use crate::scope::{ScopedStore, forget_exception};
+use crate::stacks::{self, KeptStack};
 use crate::stores::Stores;
 use crate::{Engine, LoadError, Mode, WarmError, descriptors, state, unsatisfied};
 
@@ -154,12 +155,17 @@ impl ResetState {
         memories: Vec<Arc<GuestMemory>>,
     ) -> Result<ResetInstance, WarmError> {
         let blueprint = &self.blueprint;
-        let mut store = blueprint.stores.make()?;
-        // A prepared module runs no code during instantiation.
-        let instance =
-            now(blueprint.instantiate(&mut store, &memories)).map_err(WarmError::Instantiate)?;
-        state::apply(&mut store, instance, &self.state)?;
-        ResetInstance::adopt(self, store, instance, memories)
+        let (made, stack) = stacks::record(|| {
+            let mut store = blueprint.stores.make()?;
+            // Instantiation runs no code of a prepared module.
+            let instance = now(blueprint.instantiate(&mut store, &memories))
+                .map_err(WarmError::Instantiate)?;
+            state::apply(&mut store, instance, &self.state)?;
+            ResetInstance::adopt(self, store, instance, memories)
+        });
+        let mut made = made?;
+        made.stack = stack;
+        Ok(made)
     }
 }
 
@@ -182,7 +188,9 @@ pub(crate) struct ResetInstance {
     pub(crate) unwound: bool,
     /// The sizes of the collected heap.
     heap: Heap,
-    /// The state that it is reset to.
+    /// The stack of its calls, where they run on a fiber.
+    stack: KeptStack,
+    /// What it comes back to.
     pub(crate) of: Arc<ResetState>,
 }
 
@@ -204,9 +212,6 @@ impl Heap {
 
 /// Mappings of an instance that are not memories: tables, and the collected heap if it has one.
 pub(crate) const INSTANCE_MAPPINGS: usize = 1;
-
-/// Mappings of the stack that a store keeps for its next call on a fiber, and of its guard.
-const FIBER_MAPPINGS: usize = 2;
 
 /// Mappings of a compiled guest, in use or not.
 pub(crate) const CODE_MAPPINGS: usize = 4;
@@ -263,6 +268,7 @@ impl ResetInstance {
             unfinished: false,
             unwound: false,
             heap: Heap { warm: heap, now: heap },
+            stack: KeptStack::default(),
             of: of.clone(),
         };
         // Instantiation may have written data that is not part of the warm image.
@@ -413,13 +419,14 @@ impl Recycle for ResetInstance {
     }
 
     fn resident_bytes(&self) -> usize {
-        self.memories.iter().map(|(m, _)| m.resident_bytes()).sum::<usize>() + self.heap.now
+        let memories = self.memories.iter().map(|(m, _)| m.resident_bytes()).sum::<usize>();
+        memories + self.heap.now + self.stack.resident_bytes()
     }
 
     fn mappings(&self) -> usize {
         let own = match self.of.blueprint.stores.way {
             CallPath::Direct => INSTANCE_MAPPINGS,
-            CallPath::Deep | CallPath::Fiber => INSTANCE_MAPPINGS + FIBER_MAPPINGS,
+            CallPath::Deep | CallPath::Fiber => INSTANCE_MAPPINGS + stacks::MAPPINGS,
         };
         self.memories.iter().map(|(m, _)| m.mappings()).sum::<usize>() + own
     }
@@ -428,6 +435,8 @@ impl Recycle for ResetInstance {
         for (memory, _) in &self.memories {
             memory.trim()?;
         }
+        // An instance whose call was cut off has been replaced: nothing runs on its stack.
+        self.stack.trim().map_err(afresh_memory::ResetError::from)?;
         Ok(())
     }
 }

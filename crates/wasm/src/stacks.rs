@@ -5,24 +5,106 @@
 //! on which they do, up to a bound.
 //!
 //! Promises: a stack has one user at a time, and a guard below it. Its content is left over from the last user,
-//! unless wasmtime requests zeros; no guest can read it.
+//! unless wasmtime requests zeros; no guest can read it. A stack without a user keeps at most [`KEPT_BYTES`], charged
+//! to the budget of the process. The pool of an idle instance counts its stack.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use afresh_memory::{PAGE_SIZE, PageRange, page_align_up};
-use afresh_sys::{Protection, Reservation, fork};
+use afresh_pool::{Budget, MappingCharge};
+use afresh_sys::{Advice, Protection, Reservation, SysError, fork};
 use wasmtime::{StackCreator, StackMemory};
 
 /// Maximum stacks that a thread keeps.
 const MAX_STACKS: usize = 64;
 
+/// Maximum bytes of a stack without a user.
+const KEPT_BYTES: usize = 128 << 10;
+
 /// Inaccessible pages below a stack.
 const GUARD: usize = 1;
 
+/// Pages that are looked at in one system call.
+const STEP: usize = 16;
+
+/// Mappings of a stack and of its guard.
+pub(crate) const MAPPINGS: usize = 2;
+
+/// A stack without a user.
+struct Idle {
+    /// The process that it was made in.
+    generation: u32,
+    pages: Pages,
+    held: MappingCharge,
+}
+
 thread_local! {
-    /// Stacks without a user, with the process that they were made in.
-    static IDLE: RefCell<Vec<(u32, Reservation)>> = const { RefCell::new(Vec::new()) };
+    static IDLE: RefCell<Vec<Idle>> = const { RefCell::new(Vec::new()) };
+    /// The stack that this thread has made last, while [`record`] asks for it.
+    static MADE: Cell<Option<Weak<Pages>>> = const { Cell::new(None) };
+}
+
+/// The memory of a stack, a guard below it included.
+#[derive(Debug)]
+struct Pages {
+    reservation: Reservation,
+    /// Pages from the top on that were resident when they were last counted.
+    counted: AtomicUsize,
+}
+
+impl Pages {
+    /// Resident pages, counted from the top to the first part that is not: compiled code touches each page of a stack on
+    /// its way down. Pages that were counted before are not looked at again, so this is one system call as a rule.
+    fn resident(&self) -> usize {
+        let most = self.reservation.pages() - GUARD;
+        let mut counted = self.counted.load(Ordering::Relaxed);
+        while counted < most {
+            let step = STEP.min(most - counted);
+            let start = self.reservation.pages() - counted - step;
+            if self.reservation.resident_pages(PageRange::new(start, step)) == 0 {
+                break;
+            }
+            counted += step;
+        }
+        self.counted.store(counted, Ordering::Relaxed);
+        counted
+    }
+
+    /// Gives back all pages but these from the top on. The stack must not be in use.
+    fn shrink(&self, keep: usize) -> Result<(), SysError> {
+        if self.resident() > keep {
+            let rest = self.reservation.pages() - GUARD - keep;
+            self.reservation.advise(PageRange::new(GUARD, rest), Advice::Discard)?;
+            self.counted.store(keep, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// The stack that a store keeps for its next call.
+#[derive(Debug, Default)]
+pub(crate) struct KeptStack(Weak<Pages>);
+
+impl KeptStack {
+    /// Bytes of memory that it keeps.
+    pub(crate) fn resident_bytes(&self) -> usize {
+        self.0.upgrade().map_or(0, |pages| pages.resident() * PAGE_SIZE)
+    }
+
+    /// Gives that memory back. No call of the store may be under way.
+    pub(crate) fn trim(&self) -> Result<(), SysError> {
+        self.0.upgrade().map_or(Ok(()), |pages| pages.shrink(0))
+    }
+}
+
+/// The stack that a store has got in `call`, which is the first to run something on a fiber in it, and does so on this thread.
+pub(crate) fn record<R>(call: impl FnOnce() -> R) -> (R, KeptStack) {
+    MADE.set(None);
+    let result = call();
+    (result, KeptStack(MADE.take().unwrap_or_default()))
 }
 
 /// Gives stacks to wasmtime.
@@ -32,7 +114,7 @@ pub(crate) struct Stacks;
 /// A stack in use.
 struct Stack {
     /// `None` only once it is dropped.
-    reservation: Option<Reservation>,
+    pages: Option<Arc<Pages>>,
     base: usize,
     top: usize,
     /// Whether another call may reuse it.
@@ -40,21 +122,31 @@ struct Stack {
 }
 
 impl Stack {
-    fn over(reservation: Reservation, reusable: bool) -> Self {
+    fn over(pages: Pages, reusable: bool) -> Self {
+        let reservation = &pages.reservation;
         let base = reservation.page_ptr(GUARD) as usize;
         let top = reservation.page_ptr(reservation.pages()) as usize;
-        Self { reservation: Some(reservation), base, top, reusable }
+        let pages = Arc::new(pages);
+        MADE.set(Some(Arc::downgrade(&pages)));
+        Self { pages: Some(pages), base, top, reusable }
     }
 }
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        let Some(reservation) = self.reservation.take().filter(|_| self.reusable) else { return };
+        // A thread that counts the pages at this moment drops them.
+        let Some(pages) = self.pages.take().and_then(Arc::into_inner) else { return };
+        if !self.reusable || pages.shrink(KEPT_BYTES / PAGE_SIZE).is_err() {
+            return;
+        }
         // A thread that ends keeps nothing.
         let _ = IDLE.try_with(|idle| {
             let mut idle = idle.borrow_mut();
             if idle.len() < MAX_STACKS {
-                idle.push((fork::generation(), reservation));
+                let bytes = pages.counted.load(Ordering::Relaxed) * PAGE_SIZE;
+                // Items are dropped where room is made, and their stacks come here.
+                let held = Budget::process().hold_later(MAPPINGS, bytes);
+                idle.push(Idle { generation: fork::generation(), pages, held });
             }
         });
     }
@@ -83,22 +175,25 @@ unsafe impl StackCreator for Stacks {
         let kept = || {
             IDLE.try_with(|idle| {
                 let mut idle = idle.borrow_mut();
-                let fits = |(generation, stack): &(u32, Reservation)| {
-                    *generation == fork::generation() && stack.pages() == pages
+                let fits = |idle: &Idle| {
+                    idle.generation == fork::generation() && idle.pages.reservation.pages() == pages
                 };
                 let at = idle.iter().rposition(fits)?;
-                Some(idle.swap_remove(at).1)
+                let Idle { pages, held, .. } = idle.swap_remove(at);
+                drop(held);
+                Some(pages)
             })
             .ok()
             .flatten()
         };
-        if !zeroed && let Some(reservation) = kept() {
-            return Ok(Box::new(Stack::over(reservation, true)));
+        if !zeroed && let Some(pages) = kept() {
+            return Ok(Box::new(Stack::over(pages, true)));
         }
         let reservation = Reservation::new(pages)?;
         let usable = PageRange::new(GUARD, pages - GUARD);
         reservation.map_anonymous(usable, Protection::ReadWrite)?;
-        Ok(Box::new(Stack::over(reservation, !zeroed)))
+        let pages = Pages { reservation, counted: AtomicUsize::new(0) };
+        Ok(Box::new(Stack::over(pages, !zeroed)))
     }
 }
 
@@ -121,5 +216,45 @@ mod tests {
         drop(second);
         let zeroed = Stacks.new_stack(1 << 20, true).unwrap();
         assert_ne!(zeroed.top(), other);
+    }
+    /// Writes to as many bytes from the top on, as code does: page after page.
+    fn touch(stack: &dyn StackMemory, bytes: usize) {
+        for at in (PAGE_SIZE..=bytes).step_by(PAGE_SIZE) {
+            // SAFETY: the byte is in the stack, which has no other user.
+            unsafe { stack.top().sub(at).write_volatile(1) };
+        }
+    }
+
+    #[test]
+    fn a_stack_without_a_user_keeps_little_and_is_in_the_accounts() {
+        const SIZE: usize = 3 << 20;
+        let idle = || {
+            IDLE.with(|idle| {
+                let idle = idle.borrow();
+                let own =
+                    idle.iter().filter(|idle| idle.pages.reservation.pages() * PAGE_SIZE > SIZE);
+                let sizes = own.map(|idle| (idle.pages.resident() * PAGE_SIZE, idle.held.bytes()));
+                sizes.collect::<Vec<_>>()
+            })
+        };
+        for _ in 0..3 {
+            let (stack, kept) = record(|| Stacks.new_stack(SIZE, false).unwrap());
+            touch(&*stack, 2 << 20);
+            let counted = kept.resident_bytes();
+            // Pages may be large.
+            assert!(counted >= 2 << 20, "{counted}");
+            assert_eq!(idle(), []);
+            drop(stack);
+            assert_eq!(kept.resident_bytes(), 0);
+            assert_eq!(idle(), [(KEPT_BYTES, KEPT_BYTES)]);
+        }
+        // A store keeps its stack, and gives its memory back when that is asked for.
+        let (stack, kept) = record(|| Stacks.new_stack(SIZE, false).unwrap());
+        touch(&*stack, SIZE);
+        assert_eq!(kept.resident_bytes(), SIZE);
+        kept.trim().unwrap();
+        assert_eq!(kept.resident_bytes(), 0);
+        touch(&*stack, PAGE_SIZE);
+        assert!(kept.resident_bytes() >= PAGE_SIZE);
     }
 }

@@ -336,8 +336,9 @@ impl Warm {
                 for (memory, warm) in warmed.memories.iter().zip(&state.memories) {
                     memory.adopt(&warm.image)?;
                 }
-                let first = if warmed.store.gc_heap_capacity() > KEPT_HEAP {
-                    // Garbage of the warm-up would stay until the instance is dropped.
+                let heap = warmed.store.gc_heap_capacity();
+                let first = if heap > KEPT_HEAP || state.blueprint.stores.way != CallPath::Direct {
+                    // The garbage of the warm-up, and its stack, would stay for as long as the instance does.
                     drop((warmed.store, warmed.memories));
                     state.make()?
                 } else {

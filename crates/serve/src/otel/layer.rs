@@ -247,7 +247,7 @@ where
         if *event.metadata().level() > Level::INFO {
             return;
         }
-        // A guest's output is for logs too: it would take the places of the server's own events.
+        // Output of guests is for logs, too. Here it would displace events of the server.
         if event.metadata().target() == crate::guest_log::TARGET {
             return;
         }

@@ -168,7 +168,7 @@ fn a_module_that_writes_without_end_logs_no_more_than_its_limit() {
         assert!(bytes < (64 << 10) + 200 && found.len() < 20, "{bytes} bytes, {}", found.len());
         assert!(found.iter().all(|(_, _, message)| message.len() <= 4 << 10));
         assert!(found[found.len() - 1].2.contains("is not logged"), "{:?}", found[found.len() - 1]);
-        // The next request has a limit of its own.
+        // The limit begins anew with the next request.
         assert_eq!(ask(&server, "/", "two", "y").await, "y");
         let found = lines("flood");
         assert_eq!(

@@ -16,7 +16,7 @@ use wasmtime_wasi::p2::{OutputStream, Pollable, StreamResult};
 /// Maximum bytes that a guest may hand over in one write.
 const MAX_WRITE: usize = 64 << 10;
 
-/// The destination of the guest's standard output and error.
+/// The destination of standard output and error.
 #[derive(Clone, Debug, Default)]
 pub enum Output {
     /// Nowhere.

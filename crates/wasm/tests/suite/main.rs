@@ -25,6 +25,7 @@ mod preview2;
 mod registry;
 mod reset;
 mod roots;
+mod stacks;
 mod store;
 mod stubs;
 mod wait;

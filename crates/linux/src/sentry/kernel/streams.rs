@@ -72,7 +72,7 @@ impl std::fmt::Debug for LogSink {
     }
 }
 
-/// The receivers of a call's output while the guest runs.
+/// The receivers of output during a call.
 #[derive(Debug, Default)]
 pub(crate) struct OutputSinks {
     pub(crate) hearer: Option<OutputSink>,
