@@ -8,29 +8,11 @@
 use std::fs;
 use std::ops::Range;
 
-use afresh_fuzz::accepted;
+use afresh_fuzz::{BLOCK, accepted, expand, sum_headers};
 use afresh_store::{OpenError, Sha256, Store, archive};
 use libfuzzer_sys::fuzz_target;
 
-const BLOCK: usize = 512;
-/// Longest file tried.
-const MAX_FILE: usize = 256 << 10;
 const BLOBS: &[u8] = b"blobs/sha256/";
-
-fn expand(mut data: &[u8]) -> Vec<u8> {
-    let mut file = Vec::new();
-    while !data.is_empty() && file.len() < MAX_FILE {
-        if let [0xfe, blocks, rest @ ..] = data {
-            file.resize(file.len() + usize::from(*blocks) * BLOCK, 0);
-            data = rest;
-        } else {
-            let (block, rest) = data.split_at(data.len().min(BLOCK));
-            file.extend_from_slice(block);
-            data = rest;
-        }
-    }
-    file
-}
 
 /// The blobs: where their name in the header is, and their content.
 fn blobs(file: &[u8]) -> Vec<(Range<usize>, Range<usize>)> {
@@ -71,13 +53,7 @@ fn rename(file: &mut [u8]) {
 fuzz_target!(|data: &[u8]| {
     let mut file = expand(data);
     rename(&mut file);
-    for block in file.chunks_exact_mut(BLOCK) {
-        if block[257..262] == *b"ustar" {
-            block[148..156].fill(b' ');
-            let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
-            block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-        }
-    }
+    sum_headers(&mut file);
     file.extend_from_slice(&[0; 2 * BLOCK]);
     let Ok(dir) = tempfile::tempdir() else { return };
     let path = dir.path().join("a");

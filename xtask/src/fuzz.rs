@@ -21,12 +21,25 @@ const USAGE: &str = "usage: cargo xtask fuzz [--seconds N] [TARGET…]";
 
 /// Default seconds for each target.
 pub(crate) const SECONDS: u32 = 20;
-/// Seconds for each target in `cargo xtask test`: enough for the seeds and their neighbourhood.
-const IN_TESTS: u32 = 10;
+/// Seconds for each target in `cargo xtask test`: enough for the seeds and inputs near them.
+const IN_TESTS: u32 = 5;
 
 /// Every target, which is a binary in `fuzz/fuzz_targets`.
-const TARGETS: [&str; 7] =
-    ["page_layer", "layout", "archive", "snapshot", "turn", "vmm_handshake", "program"];
+const TARGETS: [&str; 13] = [
+    "page_layer",
+    "layout",
+    "archive",
+    "snapshot",
+    "turn",
+    "vmm_handshake",
+    "program",
+    "cbor",
+    "json",
+    "e2b",
+    "agent",
+    "dns",
+    "oci",
+];
 
 /// Instrumentation for the fuzzer: edges that ran, and operands of comparisons.
 const FLAGS: &str = "--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module \
@@ -53,6 +66,31 @@ const HANDSHAKES: [&str; 2] = [
     r#"[{"base_host_virt_addr":140000000000000,"size":8192,"offset":4096,"page_size":4096,"page_size_kib":4096}]"#,
     r#"[{"base_host_virt_addr":2097152,"size":2097152,"offset":0,"page_size":2097152},{"base_host_virt_addr":8388608,"size":2097152,"offset":2097152,"page_size_kib":2097152}]"#,
 ];
+
+/// Answers of guests in CBOR: a value with its text, values of every kind, and an error.
+const ANSWERS: [&[u8]; 4] = [
+    b"\x83\x00\x82\x01\x02\x66[1, 2]",
+    b"\x83\x00\xa2\x61a\x82\xf5\xf6\xda\x00\x01\x00\x30\x81\xfb\x3f\xf8\x00\x00\x00\x00\x00\x00\xc0\x61t\xf6",
+    b"\x83\x00\x82\xd8\x4f\x48\xff\xff\xff\xff\xff\xff\xff\xff\xd9\x01\x02\x81\x20\xf6",
+    b"\x85\x01\x61E\x61m\x68at there\xf6",
+];
+
+/// Bodies of requests, each after the letter of its type.
+const REQUESTS: [&[u8]; 7] = [
+    br#"c{"templateID":"base","timeout":9,"autoPause":true,"metadata":{"a":"b"}}"#,
+    br#"t{"timeout":1,"duration":2,"count":3,"name":"n"}"#,
+    br#"e{"code":"1+1","language":"python","context_id":"default"}"#,
+    br#"f{"path":"a","depth":2,"source":"b","destination":"c"}"#,
+    br#"p{"process":{"pid":1,"tag":"t"},"signal":"SIGNAL_SIGKILL","pty":{"size":{"rows":2,"cols":3}},"input":{"stdin":"eA=="}}"#,
+    b"s\0\0\0\0\x37{\"process\":{\"cmd\":\"sh\",\"args\":[\"-c\"],\"envs\":{\"A\":\"b\"}}}",
+    b"x\0\0\0\0\x1f{\"start\":{\"process\":{\"pid\":1}}}\0\0\0\0\x1e{\"data\":{\"input\":{\"pty\":\"x\"}}}\0\0\0\0\x10{\"keepalive\":{}}",
+];
+
+/// A stream of frames from an agent, after the length of its pieces.
+const FRAMES: &[u8] = b"\x03\x04\0\0\0\x01one\x04\0\0\0\x02two\x03\0\0\0\x03\x80\x80\x09\0\0\0\x05\x07\0\0\0\xf7\xff\xff\xff\x07\0\0\0\x07\x07\0\0\0ab\x04\0\0\0\x00end";
+
+/// A question for the address of a name.
+const QUESTION: &[u8] = b"\x07\x09\x01\0\0\x01\0\0\0\0\0\0\x03Api\x07example\x03ORG\0\0\x01\0\x01";
 
 /// `cargo xtask fuzz`
 pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
@@ -276,7 +314,62 @@ fn seeds(folder: &Path) -> Result<BTreeMap<&'static str, Vec<Vec<u8>>>> {
     all.insert("turn", vec![turn_seed()]);
     all.insert("vmm_handshake", HANDSHAKES.map(|text| text.as_bytes().to_vec()).to_vec());
     all.insert("program", vec![program_seed()]);
+    all.insert("cbor", ANSWERS.map(<[u8]>::to_vec).to_vec());
+    all.insert("json", json_seeds(&blobs, &index));
+    all.insert("e2b", REQUESTS.map(<[u8]>::to_vec).to_vec());
+    all.insert("agent", vec![FRAMES.to_vec()]);
+    all.insert("dns", vec![QUESTION.to_vec()]);
+    all.insert("oci", vec![oci_seed()]);
     Ok(all)
+}
+
+/// Every JSON document of the golden store, each after the letter of its type.
+fn json_seeds(blobs: &BTreeMap<String, Vec<u8>>, index: &[u8]) -> Vec<Vec<u8>> {
+    let documents = blobs.values().filter(|bytes| bytes.starts_with(b"{"));
+    let letter = |bytes: &[u8]| {
+        if bytes.starts_with(br#"{"schemaVersion""#) { *b"m" } else { *b"c" }
+    };
+    let mut seeds: Vec<_> = documents.map(|bytes| [&letter(bytes)[..], bytes].concat()).collect();
+    seeds.push([b"i", index].concat());
+    seeds
+}
+
+/// An OCI image as the target takes it: its documents with marks in place of digests, and a layer.
+fn oci_seed() -> Vec<u8> {
+    const MEDIA: &str = "application/vnd.oci.image.layer.v1.tar";
+    let index = r#"{"schemaVersion":2,"manifests":[{"digest":"$M","size":1,"platform":{"architecture":"amd64","os":"linux"},"annotations":{"org.opencontainers.image.ref.name":"a"}}]}"#;
+    let manifest = format!(
+        r#"{{"config":{{"digest":"$C"}},"layers":[{{"mediaType":"{MEDIA}","digest":"$L"}},{{"mediaType":"{MEDIA}","digest":"$L"}}]}}"#
+    );
+    let config = r#"{"config":{"Entrypoint":["/a"],"Cmd":["b"],"Env":["C=d"],"WorkingDir":"/e"}}"#;
+    let mut layer = Vec::new();
+    let entries: [(&str, u8, &str, &[u8]); 9] = [
+        ("d/", b'5', "", b""),
+        ("d/file", b'0', "", b"content"),
+        ("d/deep/er/x", b'0', "", b"1"),
+        ("link", b'2', "d", b""),
+        ("link/hard", b'1', "d/file", b""),
+        ("d/.wh.file", b'0', "", b""),
+        ("d/deep/.wh..wh..opq", b'0', "", b""),
+        ("PaxHeaders/x", b'x', "", b"16 path=long/er\n"),
+        ("short", b'0', "", b"2"),
+    ];
+    for (name, kind, target, content) in entries {
+        let mut header = vec![0; 512];
+        let mut put =
+            |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
+        put(0, name);
+        put(100, "0000644");
+        put(124, &format!("{:011o}", content.len()));
+        put(136, "00000000001");
+        put(157, target);
+        put(257, "ustar\x0000");
+        header[156] = kind;
+        layer.extend_from_slice(&header);
+        layer.extend_from_slice(content);
+        layer.resize(layer.len().next_multiple_of(512), 0);
+    }
+    [index.as_bytes(), b"\0", manifest.as_bytes(), b"\0", config.as_bytes(), b"\0", &layer].concat()
 }
 
 /// A guest program: a segment of code, one of data, and relocations of both kinds.

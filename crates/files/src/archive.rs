@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::UNIX_EPOCH;
 
+use afresh_budget::{Budget, Charge};
 use sha2::{Digest, Sha256};
 
 use crate::error::{LayerError, Refused};
@@ -53,7 +54,11 @@ pub(crate) struct Archive {
     pub(crate) files: Vec<Stored>,
     data: Data,
     pub(crate) packed: Option<Packed>,
-    /// The name that its owner gave its content.
+    /// Maximum number of files and directories that it makes.
+    pub(crate) max_nodes: u64,
+    /// The memory of `items`.
+    _charge: Option<Charge>,
+    /// What its owner says that it is.
     pub(crate) known_as: Option<String>,
     /// The identity of this archive.
     identity: OnceLock<String>,
@@ -66,24 +71,54 @@ impl Archive {
         files: Vec<Stored>,
         data: File,
         packed: Option<Packed>,
+        counter: Counter,
     ) -> Self {
         let (data, identity) = (Data::File(data), OnceLock::new());
-        Self { name, items, files, data, packed, known_as: None, identity }
+        let (max_nodes, charge) = (counter.limits.files, Some(counter.charge));
+        Self {
+            name,
+            items,
+            files,
+            data,
+            packed,
+            max_nodes,
+            _charge: charge,
+            known_as: None,
+            identity,
+        }
     }
 
     /// One that was kept. Its names are in the tree already.
     pub(crate) fn kept(identity: String, files: Vec<Stored>, bytes: Arc<dyn LayerBytes>) -> Self {
-        let (name, items, data) = (identity.clone(), Vec::new(), Data::Kept(bytes));
-        let identity = OnceLock::from(identity);
-        Self { name, items, files, data, packed: None, known_as: None, identity }
+        let name = identity.clone();
+        Self::without_items(name, files, Data::Kept(bytes), OnceLock::from(identity))
     }
 
     /// A host directory with all its known files, whose names are already in a tree.
     pub(crate) fn gathered(host: Arc<HostDirectory>, nodes: Vec<Node>, files: Vec<Stored>) -> Self {
         let name = host.path.display().to_string();
-        let (items, identity) = (Vec::new(), OnceLock::from(host.identity().to_owned()));
-        let data = Data::Host(host, nodes);
-        Self { name, items, files, data, packed: None, known_as: None, identity }
+        let identity = OnceLock::from(host.identity().to_owned());
+        Self::without_items(name, files, Data::Host(host, nodes), identity)
+    }
+
+    fn without_items(
+        name: String,
+        files: Vec<Stored>,
+        data: Data,
+        identity: OnceLock<String>,
+    ) -> Self {
+        let (items, packed, max_nodes, charge) = (Vec::new(), None, 0, None);
+        Self {
+            name,
+            items,
+            files,
+            data,
+            packed,
+            max_nodes,
+            _charge: charge,
+            known_as: None,
+            identity,
+        }
     }
 
     /// The host directory that it is, and its files by their numbers here.
@@ -109,7 +144,8 @@ impl Archive {
         });
         let len = about.len();
         let item = Item { path: name.to_vec(), what: EntryKind::File(0, len), mode: 0o444, time };
-        Ok(Self::new(said, vec![item], vec![Stored::Plain(0, len)], data, None))
+        let counter = Counter::new(&said, &LayerLimits::default(), &names_budget());
+        Ok(Self::new(said, vec![item], vec![Stored::Plain(0, len)], data, None, counter))
     }
 
     /// Length of a file.
@@ -219,24 +255,38 @@ fn digest(data: &File) -> std::io::Result<[u8; 32]> {
     Ok(hash.finalize().into())
 }
 
-/// Counts the claims of an archive.
-pub(crate) struct Counter<'a> {
-    name: &'a str,
+/// Maximum memory for the names in an archive, or in all layers of an image: half a million files with long names.
+const MAX_NAMES: usize = 512 << 20;
+
+/// The budget for the names in an archive, or in all layers of an image.
+pub(crate) fn names_budget() -> Budget {
+    Budget::new("names of an archive", MAX_NAMES)
+}
+
+/// Counts what an archive claims.
+pub(crate) struct Counter {
+    name: String,
     limits: LayerLimits,
     bytes: u64,
     files: u64,
+    charge: Charge,
 }
 
-impl<'a> Counter<'a> {
-    pub(crate) fn new(name: &'a str, limits: &LayerLimits) -> Self {
-        Self { name, limits: *limits, bytes: 0, files: 0 }
+impl Counter {
+    pub(crate) fn new(name: &str, limits: &LayerLimits, names: &Budget) -> Self {
+        let (name, charge) = (name.to_owned(), names.empty());
+        Self { name, limits: *limits, bytes: 0, files: 0, charge }
     }
 
-    /// One more file, of `bytes` bytes.
-    pub(crate) fn add(&mut self, bytes: u64) -> Result<(), LayerError> {
+    /// Counts a file of `bytes` bytes, whose path and target have `names` bytes.
+    pub(crate) fn add(&mut self, bytes: u64, names: usize) -> Result<(), LayerError> {
         self.files += 1;
         self.bytes = self.bytes.saturating_add(bytes);
-        let over = |what, most| LayerError::Limit { path: self.name.to_owned(), what, most };
+        let over = |what, most| LayerError::Limit { path: self.name.clone(), what, most };
+        // A list that grows has room for twice its items, and for their copies.
+        let items = 3 * (size_of::<Item>() + size_of::<Stored>());
+        let charged = self.charge.add(names.saturating_add(items));
+        charged.map_err(|error| over("bytes of names", error.limit as u64))?;
         if self.files > self.limits.files {
             return Err(over("files", self.limits.files));
         }

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::archive::Archive;
 use crate::error::LayerError;
 use crate::layer::{EntryKind, Layer, LayerLimits, Part};
-use crate::tar;
+use crate::tar::{self, ImageRoom};
 
 /// Layers of an image, at most.
 const LAYERS: usize = 512;
@@ -293,13 +293,15 @@ fn read_layers(
 ) -> Result<Vec<Archive>, LayerError> {
     let bad = |why: String| LayerError::Bad { path: path.display().to_string(), why };
     let mut left = *limits;
+    let mut room = ImageRoom::new(limits, layers.len());
     let mut archives = Vec::with_capacity(layers.len());
     for layer in layers {
         if !layer.media.contains("tar") {
             return Err(bad(format!("a layer of the type {:?} is not read here", layer.media)));
         }
         let file = blob(path, &layer.digest)?;
-        let archive = tar::read_blob(&file, &left, |found| same(&file, found, &layer.digest))?;
+        let archive =
+            tar::read_blob(&file, &left, &mut room, |found| same(&file, found, &layer.digest))?;
         // The limits are for the whole image.
         let bytes: u64 = archive.items.iter().map(crate::layer::Item::bytes).sum();
         left.bytes = left.bytes.saturating_sub(bytes);

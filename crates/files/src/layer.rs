@@ -305,6 +305,12 @@ impl Tree {
         let mut layers = self.ground.layers.clone();
         let top = self.directory_at(at.as_ref()).map_err(|e| bad(e.to_string()))?;
         let mut changes = Changeset::new(top);
+        // The first layer of an image has the limit of all of them.
+        let limits = layer.parts.iter().map(|part| match part {
+            Part::Archive(archive) => archive.max_nodes,
+            Part::Host(_) => 0,
+        });
+        let (most, before) = (limits.max().unwrap_or_default(), self.nodes.len() as u64);
         for part in &layer.parts {
             let number = layers.parts.len() as u32;
             match part {
@@ -323,6 +329,11 @@ impl Tree {
                             path: archive.name.clone(),
                             why: format!("{}: {error}", String::from_utf8_lossy(&item.path)),
                         })?;
+                        // A path makes directories that are no items.
+                        if (self.nodes.len() as u64).saturating_sub(before) > most {
+                            let (path, what) = (archive.name.clone(), "files");
+                            return Err(LayerError::Limit { path, what, most });
+                        }
                     }
                 }
             }

@@ -8,9 +8,10 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use ::tar::{EntryType, PaxExtensions};
+use afresh_budget::Budget;
 use sha2::{Digest, Sha256};
 
-use crate::archive::{Archive, Counter, Stored};
+use crate::archive::{Archive, Counter, Stored, names_budget};
 use crate::error::LayerError;
 use crate::layer::{EntryKind, Item, LayerLimits};
 use crate::node::Time;
@@ -38,13 +39,32 @@ pub(crate) fn read(path: &Path, limits: &LayerLimits, marks: bool) -> Result<Arc
     let mut file = File::open(path).map_err(failed)?;
     let start = Start::of(&mut file).map_err(failed)?;
     let file = match start.is_compressed() {
-        true => unpack(start, file, &name, limits)?,
+        true => unpack(start, file, &name, limits, u64::MAX)?,
         false => {
             file.seek(SeekFrom::Start(0)).map_err(failed)?;
             file
         }
     };
-    listed(file, name, limits, marks)
+    listed(file, name, limits, &names_budget(), marks)
+}
+
+/// Room for all layers of an image together.
+pub(crate) struct ImageRoom {
+    /// Bytes of unpacked tars, with headers and padding.
+    unpacked: u64,
+    names: Budget,
+}
+
+impl ImageRoom {
+    pub(crate) fn new(limits: &LayerLimits, layers: usize) -> Self {
+        let padding = PADDING.saturating_mul(layers as u64);
+        Self { unpacked: content(limits).saturating_add(padding), names: names_budget() }
+    }
+}
+
+/// Maximum bytes of an unpacked tar without its padding.
+fn content(limits: &LayerLimits) -> u64 {
+    limits.bytes.saturating_add(limits.files.saturating_mul(HEADERS))
 }
 
 /// Reads the layer of an image. `check` gets the digest of the whole blob. The blob is copied as it is hashed, so
@@ -52,6 +72,7 @@ pub(crate) fn read(path: &Path, limits: &LayerLimits, marks: bool) -> Result<Arc
 pub(crate) fn read_blob(
     path: &Path,
     limits: &LayerLimits,
+    room: &mut ImageRoom,
     check: impl FnOnce(&[u8]) -> Result<(), LayerError>,
 ) -> Result<Archive, LayerError> {
     let name = path.display().to_string();
@@ -59,23 +80,28 @@ pub(crate) fn read_blob(
     let file = File::open(path).map_err(failed)?;
     let mut blob = HashingReader { inner: file, hash: Sha256::new() };
     let start = Start::of(&mut blob).map_err(failed)?;
-    let unpacked = unpack(start, &mut blob, &name, limits);
+    let unpacked = unpack(start, &mut blob, &name, limits, room.unpacked);
     std::io::copy(&mut blob, &mut std::io::sink()).map_err(failed)?;
     // A wrong digest explains the other errors.
     check(&blob.hash.finalize())?;
-    listed(unpacked?, name, limits, true)
+    let unpacked = unpacked?;
+    let bytes = unpacked.metadata().map_err(failed)?.len();
+    room.unpacked = room.unpacked.saturating_sub(bytes);
+    listed(unpacked, name, limits, &room.names, true)
 }
 
 fn listed(
     file: File,
     name: String,
     limits: &LayerLimits,
+    names: &Budget,
     marks: bool,
 ) -> Result<Archive, LayerError> {
     let failed = |source| LayerError::Read { path: name.clone(), source };
+    let mut counter = Counter::new(&name, limits, names);
     let reader = file.try_clone().map_err(failed)?;
-    let (items, files) = list(reader, &name, limits, marks)?;
-    Ok(Archive::new(name, items, files, file, None))
+    let (items, files) = list(reader, &name, &mut counter, marks)?;
+    Ok(Archive::new(name, items, files, file, None, counter))
 }
 
 /// A reader that hashes its input.
@@ -126,12 +152,13 @@ impl Start {
 }
 
 /// Writes a tar, decompressed if necessary, to a temporary file without a name. `source` has the bytes
-/// after `start`.
+/// after `start`. It has at most `room` bytes.
 fn unpack(
     start: Start,
     source: impl Read,
     name: &str,
     limits: &LayerLimits,
+    room: u64,
 ) -> Result<File, LayerError> {
     let failed = |source| LayerError::Read { path: name.to_owned(), source };
     let whole = (&start.bytes[..start.len]).chain(source);
@@ -142,8 +169,7 @@ fn unpack(
     } else {
         Box::new(whole)
     };
-    let content = limits.bytes.saturating_add(limits.files.saturating_mul(HEADERS));
-    let most = content.saturating_add(PADDING);
+    let most = content(limits).saturating_add(PADDING).min(room);
     let mut out = tempfile::tempfile().map_err(failed)?;
     let copied = std::io::copy(&mut (&mut unpacked).take(most.saturating_add(1)), &mut out);
     if copied.map_err(failed)? > most {
@@ -196,14 +222,13 @@ impl ExtendedHeader {
 fn list(
     reader: File,
     name: &str,
-    limits: &LayerLimits,
+    counter: &mut Counter,
     marks: bool,
 ) -> Result<(Vec<Item>, Vec<Stored>), LayerError> {
     let bad = |why: &str| LayerError::Bad { path: name.to_owned(), why: why.to_owned() };
     let broken = |error: std::io::Error| bad(&error.to_string());
     let length = reader.metadata().map_err(broken)?.len();
     let mut archive = ::tar::Archive::new(reader);
-    let mut counter = Counter::new(name, limits);
     let (mut items, mut files) = (Vec::new(), Vec::new());
     let mut said = ExtendedHeader::default();
     for entry in archive.entries_with_seek().map_err(broken)?.raw(true) {
@@ -250,7 +275,7 @@ fn list(
                 if from.checked_add(size).is_none_or(|end| end > length) {
                     return Err(bad("it ends in the middle of a file"));
                 }
-                counter.add(size)?;
+                counter.add(size, path.len())?;
                 files.push(Stored::Plain(from, size));
                 EntryKind::File(files.len() as u32 - 1, size)
             }
@@ -264,7 +289,9 @@ fn list(
             _ => continue,
         };
         if !matches!(what, EntryKind::File(..)) {
-            counter.add(0)?;
+            let target =
+                if let EntryKind::Link(to) | EntryKind::Same(to) = &what { to.len() } else { 0 };
+            counter.add(0, path.len() + target)?;
         }
         items.push(marked(path, what, mode, time, marks));
     }

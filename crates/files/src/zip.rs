@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use ::zip::{CompressionMethod, ZipArchive};
 
-use crate::archive::{Archive, Counter, Stored};
+use crate::archive::{Archive, Counter, Stored, names_budget};
 use crate::error::LayerError;
 use crate::layer::{EntryKind, Item, LayerLimits};
 use crate::node::Time;
@@ -80,11 +80,12 @@ pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerEr
     let file = File::open(path).map_err(read_error(path))?;
     let shared = Shared { file: Arc::new(file.try_clone().map_err(read_error(path))?), at: 0 };
     let mut zip = ZipArchive::new(shared).map_err(|e| bad(e.to_string()))?;
-    let mut counter = Counter::new(&name, limits);
+    let mut counter = Counter::new(&name, limits, &names_budget());
     let (mut items, mut files) = (Vec::new(), Vec::new());
     for number in 0..zip.len() {
         let entry = zip.by_index_raw(number).map_err(|e| bad(e.to_string()))?;
-        counter.add(entry.size())?;
+        let target = if entry.size() <= PATH as u64 { entry.size() as usize } else { 0 };
+        counter.add(entry.size(), entry.name_raw().len() + target)?;
         let (path, mode, size) = (entry.name_raw().to_vec(), entry.unix_mode(), entry.size());
         let said = String::from_utf8_lossy(&path).into_owned();
         if path.len() > PATH || entry.encrypted() {
@@ -117,5 +118,5 @@ pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerEr
         };
         items.push(Item { path, what, mode, time: Time::default() });
     }
-    Ok(Archive::new(name, items, files, file, Some(Packed(zip))))
+    Ok(Archive::new(name, items, files, file, Some(Packed(zip)), counter))
 }

@@ -193,3 +193,31 @@ fn a_blob_that_changes_after_opening_is_not_served() {
     assert_eq!(read(&tree, "a").unwrap(), b"checked");
     assert_eq!(read(&tree, "b").unwrap(), b"checked");
 }
+
+#[test]
+fn layers_of_headers_alone_count_together() {
+    // Without files each layer unpacks to 3 MiB of headers that are skipped.
+    let skipped = tarred(&[("skipped", tar::EntryType::XGlobalHeader, "", &vec![0; 3 << 20])]);
+    let layout = Layout::new();
+    layout.index(&[layout.image(&[skipped.clone(), skipped.clone()], "{}", "")]);
+    let limits = LayerLimits { bytes: 3 << 20, files: 1 };
+    layout.open_within(&limits).unwrap();
+    let layout = Layout::new();
+    layout.index(&[layout.image(&vec![skipped; 8], "{}", "")]);
+    let error = layout.open_within(&limits).unwrap_err().to_string();
+    assert!(error.contains("more bytes"), "{error}");
+}
+
+#[test]
+fn directories_that_paths_make_are_counted() {
+    let path = |n: usize| format!("{n}/{}x", "d/".repeat(40));
+    let files: Vec<Vec<u8>> = (0..30).map(|n| tarred(&[(&path(n), FILE, "", b"1")])).collect();
+    let layout = Layout::new();
+    layout.index(&[layout.image(&files, "{}", "")]);
+    let tree = Tree::new(Budget::default());
+    let small = layout.open_within(&LayerLimits { bytes: 1 << 20, files: 30 }).unwrap();
+    let error = tree.clone().over("/", small.layer()).unwrap_err().to_string();
+    assert!(error.contains("more files than the"), "{error}");
+    let large = layout.open_within(&LayerLimits { bytes: 1 << 20, files: 3000 }).unwrap();
+    tree.over("/", large.layer()).unwrap();
+}

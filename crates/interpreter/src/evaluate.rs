@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use afresh::wasm::entropy_bytes;
 use afresh::{CallError, Channel, Entry, Lease, Writer};
 
+use crate::frame::FrameStream;
 use crate::listener::{Hearing, HostCallbacks, Stream};
 use crate::request::{CallConvention, Request};
 
@@ -56,14 +57,10 @@ pub(crate) fn after_length(bytes: &[u8]) -> Vec<u8> {
     [&length, bytes].concat()
 }
 
-/// Maximum bytes of a frame: its beginning is kept until the rest has come.
-const FRAME: usize = 64 << 20;
-
-/// Output of a guest as it arrives in pieces: printed text, and frames to the host.
+/// What a guest writes, as it comes in pieces: what it prints, and frames to the host.
 struct Frames<L> {
     hearing: Hearing<L>,
-    /// The beginning of a frame.
-    rest: Vec<u8>,
+    stream: FrameStream,
 }
 
 impl<L: HostCallbacks> Frames<L> {
@@ -85,23 +82,10 @@ impl<L: HostCallbacks> Frames<L> {
             };
             return heard.is_ok();
         }
-        self.rest.extend_from_slice(piece);
-        let mut at = 0;
-        while let Some((length, after)) = self.rest[at..].split_first_chunk::<4>() {
-            let length = u32::from_le_bytes(*length) as usize;
-            if length > FRAME {
-                return false;
-            }
-            let Some(frame) = after.get(..length) else { break };
-            // A call of a host function cannot be answered here.
-            let said = self.hearing.hear(frame);
-            if !matches!(said, Ok(Some(said)) if said.is_empty()) {
-                return false;
-            }
-            at += 4 + length;
-        }
-        self.rest.drain(..at);
-        true
+        let hearing = &mut self.hearing;
+        // A function of the host's cannot be answered here.
+        self.stream
+            .push(piece, |frame| matches!(hearing.hear(frame), Ok(Some(said)) if said.is_empty()))
     }
 }
 
@@ -114,7 +98,7 @@ struct SharedFrames<L>(Arc<Mutex<Frames<L>>>);
 
 impl<L: HostCallbacks> SharedFrames<L> {
     fn new(listener: L) -> Self {
-        let frames = Frames { hearing: Hearing::of(listener), rest: Vec::new() };
+        let frames = Frames { hearing: Hearing::of(listener), stream: FrameStream::default() };
         Self(Arc::new(Mutex::new(frames)))
     }
 
@@ -202,16 +186,19 @@ mod tests {
     fn frames_are_put_together_however_they_come() {
         let all = [&b"\x01one"[..], b"\x02two", b"\x00answer"].map(after_length).concat();
         for size in 1..all.len() {
-            let mut frames = Frames { hearing: Hearing::of(Message::default()), rest: Vec::new() };
+            let mut frames =
+                Frames { hearing: Hearing::of(Message::default()), stream: FrameStream::default() };
             assert!(frames.hear(Channel::Messages.into(), b"printed"));
             assert!(all.chunks(size).all(|piece| frames.hear(Channel::Host.into(), piece)));
             assert_eq!(frames.hearing.listener.0, "Stderr printed Stdout one Stderr two ");
             assert_eq!(frames.hearing.given.as_deref(), Some(&b"answer"[..]));
         }
-        let mut frames = Frames { hearing: Hearing::of(Message::default()), rest: Vec::new() };
+        let mut frames =
+            Frames { hearing: Hearing::of(Message::default()), stream: FrameStream::default() };
         assert!(!frames.hear(Channel::Host.into(), &u32::MAX.to_le_bytes()));
         for wrong in [&b""[..], b"\x03\x80", b"\x09"] {
-            let mut frames = Frames { hearing: Hearing::of(Message::default()), rest: Vec::new() };
+            let mut frames =
+                Frames { hearing: Hearing::of(Message::default()), stream: FrameStream::default() };
             assert!(!frames.hear(Channel::Host.into(), &after_length(wrong)), "{wrong:?}");
         }
     }

@@ -13,6 +13,7 @@
 
 mod answer;
 mod evaluate;
+mod frame;
 mod language;
 mod listener;
 mod request;

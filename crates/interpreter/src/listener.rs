@@ -5,22 +5,13 @@
 use afresh::wasm::wasmtime::{self, Caller, Extern, Linker, Memory};
 use afresh::wasm::{Host, Imports, State, hand_over};
 
+use crate::frame::Frame;
+
 /// The module that guests of [`CallConvention::Array`](crate::CallConvention::Array) import their host's functions from.
 const INTERPRETER: &str = "afresh_interpreter";
 
-/// First bytes of frames of [`CallConvention::Frame`](crate::CallConvention::Frame); `driver.py` is the other side.
-mod frame {
-    pub(super) const ANSWER: u8 = 0;
-    pub(super) const STDOUT: u8 = 1;
-    pub(super) const STDERR: u8 = 2;
-    pub(super) const TOOL: u8 = 3;
-    /// From a Linux program: a command has ended. Its number and its status follow.
-    pub(super) const ENDED: u8 = 5;
-    /// From a Linux program: output of the terminal of a command. Its number follows, and the bytes.
-    pub(super) const SHOWN: u8 = 7;
-    /// The guest's error code for a frame that cannot be taken.
-    pub(super) const FAULT: i32 = -2;
-}
+/// The answer to a frame that cannot be taken.
+const FAULT: i32 = -2;
 
 /// Where a program prints to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,29 +91,19 @@ impl<L: HostCallbacks> Hearing<L> {
 
     /// Handles a frame, and returns the reply; `None` for an invalid frame.
     pub(crate) fn hear(&mut self, frame: &[u8]) -> wasmtime::Result<Option<Vec<u8>>> {
-        let Some((what, inside)) = frame.split_first() else { return Ok(None) };
-        match *what {
-            frame::ANSWER => {
-                self.listener.answered(inside);
-                self.given = Some(inside.to_vec());
+        let Some(frame) = Frame::parse(frame) else { return Ok(None) };
+        match frame {
+            Frame::Answer(answer) => {
+                self.listener.answered(answer);
+                self.given = Some(answer.to_vec());
             }
-            frame::ENDED => {
-                let word = |at: usize| inside.get(at..)?.first_chunk::<4>();
-                let (Some(number), Some(status)) = (word(0), word(4)) else { return Ok(None) };
-                let (number, status) = (u32::from_le_bytes(*number), i32::from_le_bytes(*status));
-                self.listener.command_ended(number, status);
-            }
-            frame::SHOWN => {
-                let Some((number, shown)) = inside.split_first_chunk::<4>() else {
-                    return Ok(None);
-                };
-                let number = u32::from_le_bytes(*number);
+            Frame::Ended(number, status) => self.listener.command_ended(number, status),
+            Frame::Shown(number, shown) => {
                 self.listener.print_command(number, Stream::Terminal, shown)?;
             }
-            frame::STDOUT => self.listener.print(Stream::Stdout, inside)?,
-            frame::STDERR => self.listener.print(Stream::Stderr, inside)?,
-            frame::TOOL => return self.listener.call(inside).map(Some),
-            _ => return Ok(None),
+            Frame::Stdout(bytes) => self.listener.print(Stream::Stdout, bytes)?,
+            Frame::Stderr(bytes) => self.listener.print(Stream::Stderr, bytes)?,
+            Frame::Tool(request) => return self.listener.call(request).map(Some),
         }
         Ok(Some(Vec::new()))
     }
@@ -218,20 +199,20 @@ fn take_frame<L: HostCallbacks>(
 ) -> wasmtime::Result<i32> {
     let (memory, hearing) = parts::<L>(&mut caller)?;
     let Some(said) = hearing.hear(named(memory, address, len)?)? else {
-        return Ok(frame::FAULT);
+        return Ok(FAULT);
     };
     let at = match said.is_empty() {
         true => 0,
         false => match hand_over(&mut caller, &said)? {
             Some(at) => at,
-            None => return Ok(frame::FAULT),
+            None => return Ok(FAULT),
         },
     };
     let (memory, _) = parts::<L>(&mut caller)?;
     for (to, word) in [(to_address, at), (to_len, said.len() as u32)] {
         let to = to as u32 as usize;
         let Some(room) = to.checked_add(4).and_then(|end| memory.get_mut(to..end)) else {
-            return Ok(frame::FAULT);
+            return Ok(FAULT);
         };
         room.copy_from_slice(&word.to_le_bytes());
     }

@@ -1,4 +1,4 @@
-//! What outlives the filling of a restore: how far it is, whether it failed, and why.
+//! The state of a restore that outlives its filling: progress, failure and cause.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +8,7 @@ use afresh_sys::{PageRange, Protection, Reservation, futex};
 
 use crate::{RestoreError, SourceError};
 
-/// What the error says when no message could be stored, by [`Control::failed`].
+/// The text of the error when [`Control::failed`] could not store a message.
 const STUCK: u32 = 1;
 const BROKEN: u32 = 2;
 const DROPPED: u32 = 3;
@@ -17,7 +17,7 @@ const CUT: u32 = 4;
 /// Shared by the restore, its threads and its fault handler.
 #[derive(Debug)]
 pub(crate) struct Control {
-    /// What is closed after a failure; `None` where those who use the memory see to that.
+    /// The memory to close after a failure; `None` where its users close it.
     target: Option<(Arc<Reservation>, PageRange)>,
     /// 0 while all is well, then a cause.
     failed: AtomicU32,
@@ -63,8 +63,9 @@ impl Control {
     /// Closes the memory: every later access gets SIGSEGV. Safe in a signal handler.
     fn close(&self, cause: u32) {
         let _ = self.failed.compare_exchange(0, cause, Ordering::AcqRel, Ordering::Acquire);
-        // Who comes second does it as well, for the first may not be through yet. Nobody may see a page that the filler did not finish, so access ends before anything else
-        // does. If even that fails, missing pages go on raising SIGBUS, and nobody handles it.
+        // A second thread does it as well, because the first may not have finished. Nobody may see
+        // a page that the filler did not finish, so access ends before anything else does. If even
+        // that fails, missing pages still raise SIGBUS, and no handler takes it.
         let protect = |(target, range): &(Arc<Reservation>, PageRange)| {
             target.protect(*range, Protection::None).is_ok()
         };
@@ -80,7 +81,7 @@ impl Control {
         self.close(STUCK);
     }
 
-    /// A mapped page is gone. Safe in a signal handler.
+    /// A mapped page is no longer in the file. Safe in a signal handler.
     pub(crate) fn fail_cut(&self) {
         self.close(CUT);
     }
@@ -180,7 +181,8 @@ impl Drop for Guard<'_> {
 mod tests {
     use super::*;
 
-    /// Whoever has met a page that is gone may retry at once, though another thread met one first and is not done.
+    /// A thread that met a lost page may retry at once, even if another thread met one first and
+    /// has not finished.
     #[test]
     fn whoever_closes_the_memory_finds_it_closed() {
         for _ in 0..300 {

@@ -127,7 +127,8 @@ fn run(lazy: &Lazy, streams: usize, delay: Duration) {
             }
         }
         if control.has_failed() {
-            // Whoever sleeps in the kernel wakes and meets closed memory; the fillers may never end.
+            // Threads that sleep in the kernel wake and find closed memory; the fillers may never
+            // end.
             lazy.release();
         }
     });

@@ -7,8 +7,8 @@
 //! of a millisecond; reads never wait. userfaultfd's write protection cannot serve here, since the
 //! kernel offers it for anonymous and shared memory only.
 //!
-//! When the file is cut short, or changed, meanwhile, the memory is closed: a page that is gone is met by the
-//! kernel, never by a copy of ours, and what was copied counts only if the file is still what it was.
+//! When the file is cut short, or changed, meanwhile, the memory is closed: the kernel meets a lost
+//! page, never a copy of ours, and what was copied counts only if the file is still what it was.
 //!
 //! May break it: a system call that writes to the piece being detached gets `EFAULT`; see
 //! `Restore::resolve`.
@@ -56,7 +56,7 @@ pub(crate) struct Detach {
     staging: Reservation,
     /// A futex word a piece.
     states: Box<[AtomicU32]>,
-    /// Held while a piece changes hands, so that nothing is remapped after the owner has gone on.
+    /// Held while a piece changes hands, so that nothing is remapped after the owner has continued.
     turn: Mutex<()>,
     /// Of the process whose thread moves the pieces.
     generation: u32,
@@ -97,7 +97,8 @@ impl Detach {
         PageRange::new(self.range.start + pages.start, pages.len)
     }
 
-    /// Faults pages in ahead of the guest, then detaches every piece. Returns early when told to stop.
+    /// Faults pages in ahead of the guest, then detaches every piece. Returns early after a request
+    /// to stop.
     pub(crate) fn run(&self) -> Result<(), SourceError> {
         for start in (0..self.range.len).step_by(POPULATE) {
             if self.control.stop.load(Ordering::Acquire) {
@@ -120,8 +121,9 @@ impl Detach {
         Ok(())
     }
 
-    /// Pauses while other threads take faults: a change of mappings stops them all for a moment, and costs
-    /// more than it gains as long as they are busy. Ends when they are done or `budget` is used up.
+    /// Pauses while other threads take faults: a change of mappings stops them all for a moment,
+    /// and costs more than it gains while they are busy. Ends when they are done or `budget` is
+    /// used up.
     fn give_way(&self, mut before: usage::Faults, budget: &mut Duration) {
         while !budget.is_zero() && !self.control.stop.load(Ordering::Acquire) {
             let now = usage::faults();
@@ -136,13 +138,14 @@ impl Detach {
         }
     }
 
-    /// Copies pages of the target, which nobody writes meanwhile, to their place in the staged memory.
+    /// Copies pages of the target, which is not written meanwhile, to their place in the staged
+    /// memory.
     fn copy(&self, at: PageRange, pages: PageRange) -> Result<(), SourceError> {
         let from = self.target.page_ptr(at.start).cast_const();
         let to = self.staging.page_ptr(pages.start);
-        // SAFETY: both ranges are mapped readable and as long as `pages`; they are distinct
-        // reservations. Nobody can write the source: the protection is in force in every
-        // thread when the call that set it returns.
+        // SAFETY: both ranges are mapped readable and have the length of `pages`; they are distinct
+        // reservations. Nobody can write the source: the protection is in force in every thread
+        // when the call that set it returns.
         match unsafe { file::copy_mapped(from, to, pages.byte_len()) } {
             Err(error) if error.errno == EFAULT => {
                 self.control.fail_cut();
@@ -216,7 +219,8 @@ impl FaultHandler for Detach {
     fn on_fault(&self, fault: &Fault) -> bool {
         let address = fault.address;
         if fault.signal == FaultSignal::Bus {
-            // The mapped page is gone. Once the memory is closed the retry raises SIGSEGV.
+            // The mapped page is no longer in the file. Once the memory is closed the retry raises
+            // SIGSEGV.
             self.control.fail_cut();
             return self.control.is_closed();
         }

@@ -19,7 +19,7 @@ pub(crate) fn read_all(
     target.advise(range, Advice::HugePage)?;
     for first in (0..range.len).step_by(HUGE_PAGES) {
         let pages = HUGE_PAGES.min(range.len - first);
-        // SAFETY: inside the range, which was just mapped writable and which nobody touches until the
+        // SAFETY: inside the range, which was just mapped writable and is not used until the
         // restore has started.
         let read = unsafe { source.read(first, target.page_ptr(range.start + first), pages) };
         close_on_error(target, range, read)?;
@@ -42,7 +42,8 @@ pub(crate) fn read_working_set(
             let room = range.len.saturating_sub(run.start).min(bytes.len() / PAGE_SIZE);
             if room > 0 {
                 let to = target.page_ptr(range.start + run.start);
-                // SAFETY: so many pages lie inside the range, mapped writable, which nobody touches yet.
+                // SAFETY: so many pages are inside the range, which is mapped writable and not used
+                // yet.
                 unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), room * PAGE_SIZE) };
             }
             Ok(())
@@ -62,7 +63,7 @@ pub(crate) fn read_working_set(
         let result = match compact {
             Some((file, page)) => read_compact(target, range, file, page + skip, runs),
             None => runs.iter().try_for_each(|run| {
-                // SAFETY: inside the range, mapped writable, which nobody touches yet.
+                // SAFETY: inside the range, which is mapped writable and not used yet.
                 unsafe { source.read(run.start, target.page_ptr(range.start + run.start), run.len) }
             }),
         };
@@ -133,7 +134,7 @@ fn read_compact(
             .collect();
         let mut left = &mut pieces[..];
         while !left.is_empty() {
-            // SAFETY: every piece lies inside the range, mapped writable, which nobody touches yet.
+            // SAFETY: every piece is inside the range, which is mapped writable and not used yet.
             let mut done = unsafe { file::read_scattered(file, left, offset) }?;
             offset += done;
             // Drop what was read; a piece that was read in part stays with its rest.

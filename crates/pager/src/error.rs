@@ -63,12 +63,12 @@ pub enum RestoreError {
     /// A page could not be filled while the guest ran.
     #[error("the memory was closed because a page could not be filled: {0}")]
     Failed(String),
-    /// Waiting took longer than allowed; the restore goes on.
+    /// Waiting took longer than allowed; the restore continues.
     #[error("the restore has not finished after {0:?}")]
     Timeout(std::time::Duration),
 }
 
-/// Freezing or saving a guest failed; `E` is what its kind may fail with besides.
+/// Freezing or saving a guest failed; `E` is the error of its kind.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FreezeError<E: std::error::Error + 'static> {
@@ -86,7 +86,7 @@ pub enum FreezeError<E: std::error::Error + 'static> {
     Save(#[from] SaveMemoryError),
 }
 
-/// Making a guest out of a frozen one failed; `E` is what its kind may fail with besides.
+/// Making a guest out of a frozen one failed; `E` is the error of its kind.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ThawError<E: std::error::Error + 'static> {

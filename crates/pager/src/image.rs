@@ -125,7 +125,7 @@ impl LazyImage {
     /// Waits until everything is in place and the source is let go.
     ///
     /// # Errors
-    /// [`RestoreError::Failed`] with the cause, [`RestoreError::Timeout`] while it goes on.
+    /// [`RestoreError::Failed`] with the cause, [`RestoreError::Timeout`] while it continues.
     pub fn wait(&self, timeout: Duration) -> Result<(), RestoreError> {
         let Some(filling) = &self.filling else { return Ok(()) };
         if let Some(lazy) = filling.lazy() {
@@ -152,7 +152,8 @@ fn lazy_image(
     for page in inserter.filled().iter().flat_map(|run| run.start..run.end()) {
         awaited[page / window] |= !inserter.has(page);
     }
-    // What was filled before anybody could touch it, or needs no filling, is present; a guest may have reserved far more than it has.
+    // Pages that were filled before their first use, or need no filling, are present; a guest may
+    // have reserved far more than it has.
     let states =
         awaited.iter().map(|awaited| AtomicU32::new(lazy::first_state(*awaited))).collect();
     let remaining = awaited.iter().filter(|awaited| **awaited).count();
@@ -178,10 +179,10 @@ fn lazy_image(
     })
 }
 
-/// Puts the working set in place before anybody can touch it.
+/// Puts the working set in place before its first use.
 fn read_working_set(inserter: &Inserter, source: &dyn PageSource) -> Result<(), RestoreError> {
     source.read_working_set(&mut |run, bytes| {
-        // What follows on the image's last stored page is zero and has no place.
+        // Pages after the image's last stored page are zero and have no place.
         let room = inserter.pages().saturating_sub(run.start).min(bytes.len() / PAGE_SIZE);
         match room {
             0 => Ok(()),
@@ -230,7 +231,8 @@ impl Filler for Filling {
     }
 
     fn fill(&self, pages: PageRange) -> bool {
-        // Who is not in a handler reads what is near by itself: to ask another thread takes longer.
+        // A thread outside of a handler reads near sources itself, because asking another thread
+        // takes longer.
         self.ask(|lazy| lazy.resolve(pages, lazy.inline || lazy.source.is_near()))
     }
 

@@ -1,9 +1,9 @@
 //! Lazy filling by userfaultfd: pages stay missing until they are touched or streamed.
 //!
-//! The memory is divided into *windows*, each of which is missing, being filled, or present. Whoever
-//! needs a window claims it with one compare-and-swap and fills it; everyone else waits for the word.
-//! So a faulting thread, a handler thread and any number of streaming threads work side by side, and
-//! every page is put in place once.
+//! The memory is divided into *windows*. Each is missing, being filled, or present. A thread that
+//! needs a window claims it with one compare-and-swap and fills it; other threads wait for the
+//! word. So a faulting thread, a handler thread and any number of streaming threads work side by
+//! side, and every page is put in place once.
 //!
 //! Promises: a page is seen only after all of it is in place. When filling fails or takes too
 //! long, the memory is closed ([`Control`]) before anyone is woken; it never reads as zero.
@@ -27,7 +27,7 @@ use crate::{PageSource, SourceError};
 
 const MISSING: u32 = 0;
 const FILLING: u32 = 1;
-/// Being filled, and somebody sleeps on the word.
+/// Being filled, and a thread sleeps on the word.
 const AWAITED: u32 = 2;
 const PRESENT: u32 = 3;
 
@@ -57,8 +57,8 @@ pub(crate) enum Fill {
 pub(crate) enum Huge {
     /// Slots that are used again and again.
     Pool(Staging),
-    /// A range as large as the target, every huge page of which is used once. Moving a huge page away leaves
-    /// an empty page table behind, and the next fault there would get small pages.
+    /// A range as large as the target. Each of its huge pages is used once. Moving a huge page away
+    /// leaves an empty page table behind, and the next fault there would get small pages.
     Once(Reservation),
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Lazy {
     pub(crate) source: Arc<dyn PageSource>,
     /// Images have none: their slots see to faults.
     pub(crate) uffd: Option<Uffd>,
-    /// The memory that is filled; images have none of their own.
+    /// The memory that is filled; images have none.
     pub(crate) target: Option<Arc<Reservation>>,
     pub(crate) range: PageRange,
     /// Pages filled on a fault.
@@ -94,7 +94,7 @@ pub(crate) struct Lazy {
     pub(crate) busy: AtomicU64,
     /// Set when everything is wanted although nothing streams.
     pub(crate) rush: AtomicBool,
-    /// Whether whoever answers a fault may read the source itself.
+    /// Whether the thread that answers a fault may read the source itself.
     pub(crate) inline: bool,
 }
 
@@ -129,7 +129,7 @@ impl Lazy {
         PageRange::new(start, self.window.min(self.range.len - start))
     }
 
-    /// Address of a page of the target; null where there is none.
+    /// Address of a page of the target; null without one.
     fn address(&self, page: usize) -> *mut u8 {
         self.target
             .as_ref()
@@ -174,9 +174,9 @@ impl Lazy {
                     (_, Some(Huge::Once(range))) => range.page_ptr(pages.start),
                     (_, None) => return Err(SysError::new(Call::UffdFill, EINVAL).into()),
                 };
-                // SAFETY: the slot is ours until it is dropped, and has room for what `fill` is asked
-                // for: a window, or a huge page. A range that is used once is ours where we have claimed
-                // the target's pages.
+                // SAFETY: the slot is ours until it is dropped, and has room for the pages that
+                // `fill` reads: a window, or a huge page. A range that is used once is ours where
+                // we have claimed the target's pages.
                 unsafe { self.source.read(pages.start, staged, pages.len) }?;
                 let base = self.address(pages.start) as usize;
                 self.place(pages, |at, len| {
@@ -200,9 +200,9 @@ impl Lazy {
     /// Reads claimed pages of an image, each group whole and checked, and then shows them.
     fn fill_image(&self, inserter: &Inserter, pages: PageRange) -> Result<(), SourceError> {
         if self.source.is_distant() && pages.len > self.window {
-            // One request, whatever its size. Only threads of the pager's own come here.
+            // One request, whatever its size. Only the pager's own threads come here.
             let mut buffer = vec![0u8; pages.byte_len()];
-            // SAFETY: the buffer is ours, and as long as what is read.
+            // SAFETY: the buffer is ours, and has the length of the read.
             unsafe { self.source.read(pages.start, buffer.as_mut_ptr(), pages.len) }?;
             return put_missing(inserter, pages.start, &buffer);
         }
@@ -305,10 +305,10 @@ impl Lazy {
         let start = self.pages_of(*first).start;
         let pages = PageRange::new(start, self.pages_of(*last).end() - start);
         let mut buffer = vec![0u8; pages.byte_len()];
-        // SAFETY: the buffer is ours, and as long as what is read.
+        // SAFETY: the buffer is ours, and has the length of the read.
         let read = unsafe { self.source.read(pages.start, buffer.as_mut_ptr(), pages.len) };
         let result = read.and_then(|()| {
-            // What follows on one another goes at once.
+            // Adjacent pages go in one call.
             for run in claimed.chunk_by(|a, b| a + 1 == *b) {
                 let (from, to) = (self.pages_of(run[0]), self.pages_of(run[run.len() - 1]));
                 let bytes = (from.start - start) * PAGE_SIZE..(to.end() - start) * PAGE_SIZE;
@@ -328,7 +328,7 @@ impl Lazy {
         }
     }
 
-    /// Streams the next huge page; `false` when there is none or the restore failed.
+    /// Streams the next huge page; `false` after the last one or a failure.
     pub(crate) fn stream_next(&self) -> bool {
         let hugepage = self.next_hugepage.fetch_add(1, Ordering::AcqRel);
         if hugepage >= self.hugepages() {
@@ -348,8 +348,8 @@ impl Lazy {
         }
     }
 
-    /// Makes window `window` present: fills it, or waits for whoever does. `false` once the restore
-    /// has failed.
+    /// Makes window `window` present: fills it, or waits for the thread that does. `false` once the
+    /// restore has failed.
     pub(crate) fn ensure(&self, window: usize, inline: bool) -> bool {
         let word = &self.states[window];
         let mut patience = Patience::new(self.control.timeout);
@@ -428,7 +428,7 @@ impl Lazy {
         let mut at = windows.start;
         while at < windows.end {
             if at_once && !self.control.has_failed() && self.claim(at) {
-                // What lies around comes along, as it does when a server thread is asked.
+                // Pages around it come along, as with a request to a server thread.
                 let group = (at / self.around + 1) * self.around;
                 match self.fill_from(at, windows.end.max(group).min(self.states.len())) {
                     Some(until) => at = until,
@@ -459,8 +459,8 @@ impl Lazy {
         ranges
     }
 
-    /// A fault on a present window: somebody filled it just now, or the guest has thrown the page away,
-    /// in which case it reads as zero like any memory that was thrown away.
+    /// A fault on a present window: a thread filled it just now, or the guest has discarded the
+    /// page, which then reads as zero like any memory that was discarded away.
     fn refill(&self, page: usize) -> bool {
         let Some(uffd) = &self.uffd else { return true };
         let at = self.address(page);
@@ -492,8 +492,8 @@ impl Lazy {
 }
 
 impl Lazy {
-    /// Ends reporting of missing pages and wakes whoever sleeps in the kernel. A second call does
-    /// nothing.
+    /// Ends reporting of missing pages and wakes threads that sleep in the kernel. A second call
+    /// does nothing.
     pub(crate) fn release(&self) {
         if let Some(uffd) = &self.uffd {
             // Fails only when the range is not registered any more, which is what is wanted.
@@ -522,8 +522,8 @@ impl FaultHandler for Lazy {
         if fault.cause != FaultCause::Unavailable {
             return false;
         }
-        // After a failure the retry raises SIGSEGV, unless access could not be taken away: then this
-        // signal goes on to whoever ends the guest.
+        // After a failure the retry raises SIGSEGV, unless access could not be taken away: then
+        // this signal passes to the handler that ends the guest.
         self.answer(fault.address) || self.control.is_closed()
     }
 }

@@ -7,14 +7,14 @@
 //! A [`LazyImage`] is the same for the engine's own images: any number of slots use it while it is filled.
 //!
 //! Promises:
-//! * A page is seen whole or not at all. If its filler dies, hangs or gets wrong bytes, the memory is
-//!   closed: touching it raises SIGSEGV, and [`Restore::wait`] names the cause. It never reads as zero
-//!   and nobody waits for ever.
+//! * A page is seen whole or not at all. If its filler dies, hangs or gets wrong bytes, the memory
+//!   is closed: touching it raises SIGSEGV, and [`Restore::wait`] names the cause. It never reads
+//!   as zero, and no thread waits forever.
 //! * When a restore is done nothing of the source is mapped or open, except with the strategies that
 //!   only map it.
 //!
-//! May break it: system calls on missing pages fail with `EFAULT`, so whoever hands guest memory to
-//! the kernel calls [`Restore::resolve`] first.
+//! May break it: system calls on missing pages fail with `EFAULT`, so a caller that passes guest
+//! memory to the kernel calls [`Restore::resolve`] first.
 
 mod control;
 mod coordinator;

@@ -79,7 +79,7 @@ impl SnapshotMemory {
         &self.pages
     }
 
-    /// What the guest may ask for: the limits that its snapshot was opened with.
+    /// The limits that the snapshot was opened with.
     #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.limits
@@ -154,7 +154,7 @@ impl SnapshotMemory {
     /// Waits until all pages are in place and nothing of the snapshot is needed any more.
     ///
     /// # Errors
-    /// [`RestoreError::Failed`] with the cause, [`RestoreError::Timeout`] while it goes on.
+    /// [`RestoreError::Failed`] with the cause, [`RestoreError::Timeout`] while it continues.
     pub fn wait(&self, timeout: Duration) -> Result<(), RestoreError> {
         self.filling.as_ref().map_or(Ok(()), |filling| filling.wait(timeout))
     }

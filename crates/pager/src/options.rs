@@ -9,7 +9,7 @@ use crate::{Answer, FillStrategy};
 pub struct Options {
     /// How memory is filled; `None` lets the source decide.
     pub strategy: Option<FillStrategy>,
-    /// Who answers faults, for the strategies that have any.
+    /// The thread that answers faults, for the strategies that have any.
     pub answer: Answer,
     /// Pages filled on a fault: a power of two, 1 to 512. `None` leaves it to the strategy.
     pub window: Option<usize>,
@@ -17,8 +17,9 @@ pub struct Options {
     pub background: bool,
     /// Threads that stream.
     pub streams: usize,
-    /// How long they wait before they begin with an image, so that the guest first gets what it touches: where both share a
-    /// processor its first answer comes sooner. Who waits for the whole image ends it.
+    /// How long they wait before they begin with an image, so that the guest first gets what it
+    /// touches: where both share a processor its first answer comes sooner. A thread that waits for
+    /// the whole image ends it.
     pub delay: Duration,
     /// How long a filler may take for one window before the memory is closed. Longer than a remote source
     /// sits out an outage of its server, so that a guest lives once the server is back.

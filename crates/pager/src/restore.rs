@@ -38,7 +38,7 @@ pub(crate) struct Engine {
     pub(crate) work: Work,
     /// Dropped first: no handler runs afterwards.
     pub(crate) registration: Option<Registration>,
-    /// Whether a thread of its own ends it.
+    /// Whether a separate thread ends it.
     pub(crate) coordinated: bool,
     /// Keeps memory with missing pages from forked children, who would read zeros.
     pub(crate) withheld: Option<Withheld>,
@@ -88,7 +88,7 @@ fn map_source(
         if next == range.len {
             break;
         }
-        // Whatever was mapped in a gap would be taken for content.
+        // A mapping in a gap would be taken for content.
         let len = piece.pages.len.min(range.len - next);
         if piece.pages.start != next || len == 0 {
             return Err(unsupported("the source names its pieces out of order, or leaves a gap"));
@@ -115,8 +115,8 @@ fn map_source(
 impl Restore {
     /// Starts to fill the pages `range` of `target` with the first pages of `source`.
     ///
-    /// Whatever was mapped at `range` is replaced. Nobody may touch the range until this returns. After
-    /// an error the range is inaccessible or empty and must be mapped anew.
+    /// Mappings at `range` are replaced. Nobody may touch the range until this returns. After an
+    /// error the range is inaccessible or empty and must be mapped anew.
     ///
     /// # Errors
     /// [`RestoreError::Unsupported`] when the strategy does not fit the source or the host.
@@ -280,7 +280,7 @@ impl Restore {
     /// starts to stream now.
     ///
     /// # Errors
-    /// [`RestoreError::Failed`] with the cause, [`RestoreError::Timeout`] while it goes on.
+    /// [`RestoreError::Failed`] with the cause, [`RestoreError::Timeout`] while it continues.
     pub fn wait(&self, timeout: Duration) -> Result<(), RestoreError> {
         {
             let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
@@ -326,7 +326,7 @@ fn lazy(
     options: &Options,
 ) -> Result<Lazy, RestoreError> {
     let set_first = strategy == FillStrategy::WorkingSet;
-    // What the set leaves out is touched here and there; and so is what nobody streams.
+    // Pages outside of the set are used here and there, and so are pages that are not streamed.
     let default = if set_first || !options.background { 64 } else { HUGE_PAGES };
     let window = options.window.unwrap_or(default);
     let unsupported = |why: String| RestoreError::Unsupported { strategy: strategy.name(), why };
@@ -343,7 +343,7 @@ fn lazy(
     target.map_anonymous(range, Protection::ReadWrite)?;
     let small = if window < HUGE_PAGES { Some(Staging::new(window)?) } else { None };
     let (fill, huge) = if set_first {
-        // Its pages are small, and so is what lies between them.
+        // Its pages are small, and so are the gaps between them.
         target.advise(range, Advice::NoHugePage)?;
         eager::read_working_set(&target, range, &*source)?;
         (Fill::Copy, Huge::Pool(Staging::new(HUGE_PAGES)?))

@@ -24,8 +24,7 @@ pub type Take<'a> = dyn FnMut(PageRange, &[u8]) -> Result<(), SourceError> + 'a;
 
 /// Delivers the pages of a memory. Its content never changes.
 ///
-/// Whoever fills memory from a source believes nothing that it says about ranges: what lies outside the
-/// memory is left out or refused.
+/// A reader trusts no range of a source: ranges outside the memory are left out or refused.
 pub trait PageSource: Send + Sync {
     /// Number of pages.
     fn pages(&self) -> usize;
@@ -35,11 +34,10 @@ pub trait PageSource: Send + Sync {
         vec![PageRange::new(0, self.pages())]
     }
 
-    /// Writes `pages` pages from `first` on to `to`. May block, for as long as it takes.
+    /// Writes `pages` pages from `first` on to `to`. May block until the pages are there.
     ///
     /// # Safety
-    /// `to` must point at memory for `pages` pages that is writable and that nobody relies on
-    /// meanwhile.
+    /// `to` must point at memory for `pages` pages that is writable and not used meanwhile.
     ///
     /// # Errors
     /// [`SourceError`]; nothing that was written may be used then.
@@ -51,8 +49,9 @@ pub trait PageSource: Send + Sync {
         false
     }
 
-    /// Whether reads answer as fast as a local disk, so that whoever needs a page may read it, outside of signal handlers. All others
-    /// are read by threads that may hang, and those who wait do not wait for ever.
+    /// Whether reads answer as fast as a local disk, so that a thread that needs a page may read
+    /// it, outside of signal handlers. All others are read by threads that may hang, and those who
+    /// wait do not wait for ever.
     fn is_near(&self) -> bool {
         self.signal_safe()
     }
@@ -68,8 +67,9 @@ pub trait PageSource: Send + Sync {
         None
     }
 
-    /// Whether what [`PageSource::pieces`] says is still what it was when the source was made, as far as
-    /// length and time of change of a file tell. Asked before mapped pages are taken for good.
+    /// Whether the answer of [`PageSource::pieces`] is still that of the time when the source was
+    /// made, by length and time of change of the file. Asked before mapped pages are taken for
+    /// good.
     ///
     /// # Errors
     /// [`SourceError::Changed`].
@@ -88,11 +88,11 @@ pub trait PageSource: Send + Sync {
         Vec::new()
     }
 
-    /// Reads the working set and hands it on run by run, in address order, each page once. What is handed
-    /// on was checked.
+    /// Reads the working set and hands it on run by run, in address order, each page once. The
+    /// pages that it passes on were checked.
     ///
     /// # Errors
-    /// As for [`PageSource::read`]; whatever `take` returns.
+    /// As for [`PageSource::read`], and those of `take`.
     fn read_working_set(&self, take: &mut Take<'_>) -> Result<(), SourceError> {
         /// Pages read at a time.
         const PART: usize = 64;
@@ -101,7 +101,7 @@ pub trait PageSource: Send + Sync {
             for first in (run.start..run.end()).step_by(PART) {
                 let part = PageRange::new(first, PART.min(run.end() - first));
                 buffer.resize(part.byte_len(), 0);
-                // SAFETY: the buffer is ours, and as long as the part.
+                // SAFETY: the buffer is ours, and has the length of the part.
                 unsafe { self.read(part.start, buffer.as_mut_ptr(), part.len) }?;
                 take(part, &buffer)?;
             }
@@ -197,8 +197,8 @@ impl MemfdSource {
     /// The first `pages` pages of a sealed memfd, or as many as it has.
     #[must_use]
     pub fn new(file: Arc<Memfd>, pages: usize) -> Self {
-        // A page past the end of the file would be a SIGBUS for whoever touches it. One whose length cannot
-        // be told has none.
+        // A page past the end of the file would be a SIGBUS at its first use. A file of unknown
+        // length has none.
         let held = file.bytes() / PAGE_SIZE;
         Self { file, pages: pages.min(held) }
     }
@@ -272,8 +272,8 @@ impl PageSource for SnapshotSource {
     }
 
     unsafe fn read(&self, first: usize, to: *mut u8, pages: usize) -> Result<(), SourceError> {
-        // SAFETY: the caller vouches for the memory, and that nobody else uses it meanwhile; any
-        // byte pattern is a valid `u8`, and fresh mappings are initialised to zero.
+        // SAFETY: the caller vouches for the memory, and for its exclusive use meanwhile; any byte
+        // pattern is a valid `u8`, and fresh mappings are initialised to zero.
         let out = unsafe { std::slice::from_raw_parts_mut(to, pages * PAGE_SIZE) };
         Ok(self.snapshot.read(first, out)?)
     }

@@ -40,8 +40,8 @@ impl Staging {
         self.slot_pages
     }
 
-    /// Takes a slot, giving way until one is free. Whoever holds one gives it back after one read and
-    /// one system call.
+    /// Takes a slot, giving way until one is free. Its holder gives it back after one read and one
+    /// system call.
     pub(crate) fn take(&self) -> Slot<'_> {
         loop {
             let used = self.used.load(Ordering::Relaxed);

@@ -24,8 +24,8 @@ pub enum FillStrategy {
     /// The working set first, from its compact copy, before the guest starts; the rest as
     /// [`FillStrategy::Stream`].
     WorkingSet,
-    /// Read everything before the guest starts: for hosts without userfaultfd, and for whoever wants no page to
-    /// be late.
+    /// Read everything before the guest starts: for hosts without userfaultfd, and for guests that
+    /// may wait for no page.
     Read,
 }
 
@@ -46,10 +46,11 @@ impl FillStrategy {
         }
     }
 
-    /// The choice for `source` on a host with `features`, when nobody forces one: what the host holds is mapped;
-    /// a recorded working set is read first; a file that may be mapped is mapped and detached, unless the guest
-    /// is known to write most of its memory; anything else is streamed. Without userfaultfd a file is mapped and
-    /// detached, and what cannot be mapped is read.
+    /// The choice for `source` on a host with `features`, if none is forced: pages that the host
+    /// holds are mapped; a recorded working set is read first; a file that may be mapped is mapped
+    /// and detached, unless the guest is known to write most of its memory; anything else is
+    /// streamed. Without userfaultfd a file is mapped and detached, and what cannot be mapped is
+    /// read.
     #[must_use]
     pub fn choose(source: &dyn PageSource, mostly_written: bool, features: &Features) -> Self {
         let mappable = || source.pieces().is_some_and(|pieces| pieces.len() <= MAX_PIECES);
@@ -87,7 +88,7 @@ impl FromStr for FillStrategy {
     }
 }
 
-/// Who answers a fault.
+/// The thread that answers a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Answer {
     /// The faulting thread, in its signal handler. A system call that touches a missing page fails

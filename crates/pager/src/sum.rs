@@ -1,8 +1,8 @@
 //! Digests of states that follow what changes.
 //!
-//! Promises: equal images with equal states have equal digests, wherever they are and whatever they became so
-//! from; of others nobody can find two with one digest. The digest of a state costs what differs from another whose
-//! sum is known.
+//! Promises: equal images with equal states have equal digests, wherever they are and however they
+//! came to be; two others with one digest cannot be found. The digest of a state costs what differs
+//! from another whose sum is known.
 
 use afresh_memory::{Image, ImageError, PAGE_SIZE};
 use afresh_sys::PageRange;
@@ -12,12 +12,12 @@ const LANES: usize = 1024;
 const PAGE_CONTEXT: &str = "afresh 2026-11 state digest version 1 page";
 const STATE_CONTEXT: &str = "afresh 2026-11 state digest version 1";
 
-/// The sum of what every page of an image adds that is not zero: LtHash over blake3.
+/// The sum over the pages of an image that are not zero: LtHash over blake3.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateSum(Box<[u16; LANES]>);
 
 impl StateSum {
-    /// The sum of all pages, each of which is read.
+    /// The sum of all pages. Each is read.
     ///
     /// # Errors
     /// [`ImageError`] when pages are not there.

@@ -1,4 +1,4 @@
-//! What an image became since another one, as a turn; and a turn's image out of the one before.
+//! The change between two images as a turn, and a turn's image out of the one before.
 //!
 //! Promises: a turn describes the difference of every page, and costs time in proportion to the difference and to
 //! the number of stored pieces. Applied to an equal image it gives an equal one.
@@ -11,8 +11,8 @@ use crate::SaveMemoryError;
 
 const ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 
-/// The turn that makes `image` and `state` of what was before: an image, and a state, of which `parent` is the
-/// digest.
+/// The turn that makes `image` and `state` out of an earlier image and state, whose digest is
+/// `parent`.
 ///
 /// # Errors
 /// [`SaveMemoryError`] when pages are not there, or are more than a turn holds.

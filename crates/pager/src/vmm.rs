@@ -1,10 +1,10 @@
 //! Guest memory for a virtual machine monitor: Firecracker's userfaultfd handshake.
 //!
-//! The VMM connects to a Unix socket and sends one message: a JSON array of its memory mappings, and a
-//! userfaultfd it has registered them with. From then on the pager answers the faults of its guest from a
-//! [`PageSource`](crate::PageSource), and streams ahead in a thread of its own: the recorded working set first.
-//! Pages that are zero take no memory. A range that the VMM discards (a balloon, for instance) reads as zero
-//! afterwards, whether the VMM says so or not.
+//! The VMM connects to a Unix socket and sends one message: a JSON array of its memory mappings,
+//! and a userfaultfd it has registered them with. From then on the pager answers the faults of its
+//! guest from a [`PageSource`](crate::PageSource), and streams ahead in another thread: the
+//! recorded working set first. Pages that are zero take no memory. A range that the VMM discards (a
+//! balloon, for instance) reads as zero afterwards, whether the VMM says so or not.
 //!
 //! Promises:
 //! * A page that cannot be filled is poisoned, so that touching it raises SIGBUS; where the VMM did not
@@ -12,7 +12,8 @@
 //!   takes to answer or to fail.
 //! * A hostile message is refused by name before anything is done with it. A VMM that brought a userfaultfd
 //!   would wait for ever for the pages of the call that loads it, so it is ended.
-//! * What a VMM sends costs no more memory than an account of the source's pages, and keeps nobody else busy.
+//! * A VMM's message costs no more memory than the page states of the source, and delays no other
+//!   VMM.
 //!
 //! May break it: a VMM that reports mappings it has not registered. Filling those fails, which ends
 //! it as above.

@@ -1,10 +1,11 @@
 //! A line of states on a tree, and the live guest at its end.
 //!
-//! Promises: `snapshot`, `restore` and `fork` move the guest and the tree together; a failure leaves
-//! the tree as it was. A guest is made when it is first needed, so a branch that nobody runs costs no
-//! more than its state; when a relative has ended, its guest is moved there instead. A guest that cannot be moved
-//! is replaced by a new one. May break it: moving the guest behind the branch's back, by calling
-//! [`Guest::switch`] through `guest_mut`; the next snapshot then has the wrong parent, though the right content.
+//! Promises: `snapshot`, `restore` and `fork` move the guest and the tree together; a failure
+//! leaves the tree as it was. A guest is made when it is first needed, so a branch without a run
+//! costs no more than its state; when a relative has ended, its guest is moved there instead. A
+//! guest that cannot be moved is replaced by a new one. May break it: moving the guest behind the
+//! branch's back, by calling [`Guest::switch`] through `guest_mut`; the next snapshot then has the
+//! wrong parent, though the right content.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -31,7 +32,7 @@ const SPARES: usize = 8;
 pub struct Branch<G: Guest> {
     /// None until it is needed: it is in the state `base` then.
     guest: Option<G>,
-    /// Shared by all relatives; in whatever states their branches left them.
+    /// Shared by all relatives, in the states that their branches left them in.
     spares: Arc<Mutex<Vec<G>>>,
     home: G::Template,
     tree: Tree<G::State>,
@@ -106,7 +107,7 @@ impl<G: Guest> Branch<G> {
         if self.moved || !self.tree.contains(self.at) { self.checkpoint() } else { Ok(self.at) }
     }
 
-    /// Goes to any state of the tree: up, down or across. What was not frozen is lost.
+    /// Goes to any state of the tree: up, down or across. Changes that were not frozen are lost.
     ///
     /// # Errors
     /// [`BranchError`].
@@ -115,7 +116,7 @@ impl<G: Guest> Branch<G> {
         if let Some(guest) = &mut self.guest
             && guest.switch(&frozen).is_err()
         {
-            // Whatever it is that it cannot undo, a new one has nothing to undo.
+            // The old guest cannot undo its changes; a new one has none.
             self.guest = None;
             self.guest = Some(G::make(&self.home, &frozen).map_err(BranchError::Guest)?);
         }

@@ -6,7 +6,7 @@ use afresh_memory::{Image, ImageError, PAGE_SIZE, PageRange};
 
 use crate::Frozen;
 
-/// What of two states differs.
+/// The difference between two states.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Difference {
@@ -16,7 +16,7 @@ pub struct Difference {
     pub bytes: usize,
     /// Which pages those are, by the number of the memory, in order.
     pub ranges: Vec<(usize, PageRange)>,
-    /// Whether what the guest keeps besides memory differs: globals, tables, sizes.
+    /// Whether the guest's state outside memory differs: globals, tables, sizes.
     pub state: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a guest must offer to be frozen, moved and forked.
+//! The interface of guests that can be frozen, moved and forked.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use afresh_memory::{Image, Slot, SlotConfig, SlotError};
 pub struct Frozen<S> {
     /// The memories, in the guest's order.
     pub memories: Arc<[Image]>,
-    /// What the guest keeps besides memory: globals, tables, registers. Only the guest reads it.
+    /// State outside memory: globals, tables, registers. Only the guest reads it.
     pub state: S,
 }
 
@@ -26,14 +26,14 @@ impl<S> Frozen<S> {
 /// After [`Guest::checkpoint`] or [`Guest::switch`] the guest equals the frozen state, and that is the
 /// state its resets return to.
 pub trait Guest: Sized {
-    /// What guests of the same kind are made from: a program, and how it is run.
+    /// The origin of guests of one kind: a program, and how it is run.
     type Template: Clone;
-    /// What it keeps besides memory.
+    /// Its state outside memory.
     type State: Clone + PartialEq;
     /// Why an operation failed. The guest then refuses further use or is as it was before.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// What it is made from.
+    /// Its origin.
     fn template(&self) -> Self::Template;
 
     /// A new guest in that state, sharing every page it does not write.
@@ -42,13 +42,13 @@ pub trait Guest: Sized {
     /// The guest's own.
     fn make(home: &Self::Template, from: &Frozen<Self::State>) -> Result<Self, Self::Error>;
 
-    /// Freezes the present state, at the cost of what changed since the state it stood on.
+    /// Freezes the present state, at the cost of the changes since the state it stood on.
     ///
     /// # Errors
     /// The guest's own.
     fn checkpoint(&mut self) -> Result<Frozen<Self::State>, Self::Error>;
 
-    /// Goes to another state of the same guest, at the cost of what differs.
+    /// Goes to another state of the same guest, at the cost of the difference.
     ///
     /// # Errors
     /// The guest's own.
@@ -85,7 +85,7 @@ fn only(frozen: &Frozen<()>) -> Result<&Image, SlotGuestError> {
     }
 }
 
-/// Plain memory is the simplest guest: it has no state besides.
+/// Plain memory is the simplest guest: it has no other state.
 impl Guest for Slot {
     /// How the slot is made. Of several regions that are said the last does not grow with the state.
     type Template = SlotConfig;

@@ -46,7 +46,7 @@ pub struct LayerImage {
     pages: Image,
 }
 
-/// How the two are told apart, in a snapshot.
+/// The mark that distinguishes the two in a snapshot.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct SavedLayers {
     /// Bytes of the description.
@@ -56,7 +56,8 @@ pub struct SavedLayers {
 }
 
 impl LayerImage {
-    /// Those of a tree. What host directories hold is from then on what was kept here, for every tree over them.
+    /// Those of a tree. From then on every tree over the host directories shows the content that
+    /// was kept here.
     ///
     /// # Errors
     /// [`LayersError`].
@@ -87,14 +88,14 @@ impl LayerImage {
         &self.pages
     }
 
-    /// What has to be known of them besides.
+    /// Their other properties.
     #[must_use]
     pub fn saved(&self) -> SavedLayers {
         let pages = self.pages.pages() - page_align_up(self.described) / PAGE_SIZE;
         SavedLayers { described: self.described as u64, pages: pages as u64 }
     }
 
-    /// A tree over them, with nothing of its own. Bytes from strangers are checked.
+    /// An empty tree over them. Bytes from strangers are checked.
     ///
     /// # Errors
     /// [`LayersError`] where they are damaged or cannot be fetched.
@@ -127,7 +128,7 @@ impl SavedLayers {
         described.zip(files).and_then(|(a, b)| a.checked_add(b)).unwrap_or(u64::MAX)
     }
 
-    /// Takes the pages, [as many as said](SavedLayers::page_bytes), out of a snapshot's.
+    /// Takes the pages, as many as [`SavedLayers::page_bytes`] counts, out of a snapshot.
     #[must_use]
     pub fn take(self, pages: Image) -> LayerImage {
         LayerImage { described: self.described as usize, pages }

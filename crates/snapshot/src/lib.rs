@@ -1,16 +1,16 @@
 //! Trees of snapshots, common to all guests: freeze a guest, go to any frozen state, fork new guests
 //! from any of them.
 //!
-//! A [`Frozen`] state is an image of each memory and what the guest keeps besides. Each image is complete: it lists where
-//! every page is stored, and shares the storage of every page with the states that have the same
-//! page. So there is no chain to walk: reading a page costs the same at any depth, dropping a state in
-//! the middle of a branch leaves its descendants whole, and the difference of any two states is found
-//! by comparing two lists. What grows with a long history is the length of that list; past a budget a
-//! state is compacted into storage of its own.
+//! A [`Frozen`] state is an image of each memory and the guest's other state. Each image is
+//! complete: it lists where every page is stored, and shares the storage of every page with the
+//! states that have the same page. So there is no chain to walk: reading a page costs the same at
+//! any depth, dropping a state in the middle of a branch leaves its descendants whole, and the
+//! difference of any two states is found by comparing two lists. With a long history the length of
+//! that list grows; past a budget a state is compacted into storage of its own.
 //!
 //! [`Tree`] keeps states with their names and parents; [`Branch`] is a live guest that knows which
-//! state it stands on; a [`Difference`] says in what two states differ. A guest takes part by implementing
-//! [`Guest`]. What lies below a guest's files goes with its states as a [`LayerImage`].
+//! state it stands on; a [`Difference`] lists where two states differ. A guest takes part by
+//! implementing [`Guest`]. The layers below a guest's files go with its states as a [`LayerImage`].
 
 mod branch;
 mod difference;

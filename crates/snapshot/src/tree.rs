@@ -54,7 +54,7 @@ pub enum TreeError {
     Image(#[from] ImageError),
 }
 
-/// What a tree knows about a state.
+/// Properties of a state in a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SnapshotInfo {
@@ -70,7 +70,7 @@ pub struct SnapshotInfo {
     pub pages: Vec<usize>,
     /// Pages it stores or shares; all others are zero.
     pub stored_pages: usize,
-    /// Pages in which it differs from its parent, with content of their own.
+    /// Pages in which it differs from its parent, with separate content.
     pub own_pages: usize,
     /// Bytes that those pages store: what dropping the state gives back when it has no children.
     pub own_bytes: usize,
@@ -90,7 +90,7 @@ struct Nodes<S> {
     next: u64,
 }
 
-/// A tree of snapshots of guests that keep an `S` besides memory; a clone is the same tree.
+/// A tree of snapshots of guests with an `S` outside memory; a clone is the same tree.
 #[derive(Debug)]
 pub struct Tree<S> {
     /// No two trees of a process have the same.
@@ -192,7 +192,7 @@ impl<S> Tree<S> {
         self.lock().nodes.contains_key(&id)
     }
 
-    /// The state that `name` means to whoever stands on `from`: the nearest on the way from there to the
+    /// The state that `name` means from the state `from`: the nearest on the way from there to the
     /// root, or the only one elsewhere.
     ///
     /// # Errors
@@ -249,7 +249,8 @@ impl<S> Tree<S> {
         Ok(())
     }
 
-    /// Drops a state: its children become its parent's, which is returned. What only it stored is freed.
+    /// Drops a state: its children become its parent's, which is returned. Pages that only it
+    /// stored are freed.
     ///
     /// # Errors
     /// [`TreeError::Unknown`].
@@ -272,7 +273,7 @@ impl<S> Tree<S> {
         Ok(parent)
     }
 
-    /// What is known about every state, oldest first.
+    /// Properties of every state, oldest first.
     #[must_use]
     pub fn list(&self) -> Vec<SnapshotInfo> {
         let tree = self.lock();
@@ -307,7 +308,7 @@ impl<S> Tree<S> {
         self.lock().nodes.len()
     }
 
-    /// Whether there is none.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

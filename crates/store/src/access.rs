@@ -8,7 +8,7 @@ use crate::seal::SealKey;
 #[cfg(feature = "seal")]
 use crate::seal::{PublicKey, check_signature};
 
-/// What is needed, and demanded, to open a snapshot.
+/// Keys, trusted signers and limits for opening a snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
     #[cfg(feature = "seal")]
@@ -60,7 +60,8 @@ impl Access {
         &self.limits
     }
 
-    /// Refuses the last turn of a session, of which this is the digest, unless one of the trusted keys signed it.
+    /// Refuses the last turn of a session, with this digest, unless one of the trusted keys signed
+    /// it.
     pub(crate) fn check_turn(
         &self,
         root: &[u8; 32],

@@ -39,8 +39,7 @@ pub trait BlobRead: Send + Sync {
         false
     }
 
-    /// Whether the blob is still what it was when it was opened, as far as length and time of change of a
-    /// file tell.
+    /// Whether the blob is unchanged since it was opened, by length and time of change of its file.
     ///
     /// # Errors
     /// One that says that it was changed.

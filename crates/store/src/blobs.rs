@@ -60,7 +60,7 @@ pub(crate) struct FileBlob {
     file: Arc<File>,
     start: u64,
     len: u64,
-    /// Length and time of the last change of the file; `None` where they could not be had.
+    /// Length and time of the last change of the file; `None` where they are unknown.
     state: Option<(u64, SystemTime)>,
 }
 
@@ -109,13 +109,13 @@ impl BlobRead for FileBlob {
     }
 }
 
-/// Writes a blob; a thread of its own hashes it meanwhile, which takes longer than everything else. The disk
-/// begins to write while more is pushed.
+/// Writes a blob; another thread hashes it meanwhile, which takes longer than all other work. The
+/// disk begins to write while more is pushed.
 pub(crate) struct BlobWriter {
     target: Target,
     file: File,
     len: u64,
-    /// Bytes pushed since the disk was last told to write.
+    /// Bytes pushed since the last request to write to the disk.
     unsent: usize,
     /// Encrypts what is pushed.
     sealer: Option<Sealer>,
@@ -127,7 +127,7 @@ pub(crate) struct BlobWriter {
 
 /// Where a blob is written.
 enum Target {
-    /// A file of its own in this directory, under a temporary name until it is whole; `None` then.
+    /// A separate file in this directory, under a temporary name until it is whole; `None` then.
     Own { dir: PathBuf, temporary: Option<TempPath> },
     /// A part of a larger file, whose writer makes it durable and gives it its name.
     Part(PathBuf),
@@ -136,7 +136,7 @@ enum Target {
 /// Buffers in flight between writing and hashing.
 const QUEUE: usize = 8;
 
-/// Bytes after which the disk is told to write what there is, so that little is left for the fsync at the end.
+/// Bytes between requests to write to the disk, so that little is left for the fsync at the end.
 const WRITE_BEHIND: usize = 8 << 20;
 
 impl BlobWriter {
@@ -224,7 +224,7 @@ impl BlobWriter {
         SaveError::io(self.path(), io::Error::other("the hashing thread has ended"))
     }
 
-    /// Makes the bytes of a file of its own durable, and waits for their digest.
+    /// Makes the bytes of a separate file durable, and waits for their digest.
     fn join(&mut self) -> Result<Sha256, SaveError> {
         if let Some(sealer) = self.sealer.take() {
             let mut end = self.buffer(0);

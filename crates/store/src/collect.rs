@@ -1,8 +1,8 @@
 //! Garbage collection: blobs that nothing in `index.json` reaches are removed.
 //!
-//! A layout may hold images and artifacts of other tools. Whatever they name, in whatever field, is kept.
-//! Only damage stops the collection: of a manifest that is not what its digest says nobody knows what it
-//! needs.
+//! A layout may hold images and artifacts of other tools. Blobs that they name are kept, in any
+//! field. Only damage stops the collection: the blobs of a manifest with a wrong digest are
+//! unknown.
 
 use std::collections::HashSet;
 use std::fs;
@@ -21,7 +21,7 @@ use crate::{OpenError, SaveError, Sha256, Store};
 /// Largest manifest of another tool that is read. The specification advises 4 MiB.
 pub(crate) const MAX_FOREIGN: u64 = 16 << 20;
 
-/// What a collection removed.
+/// Counts of a collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
     /// Blobs and temporary files removed.
@@ -49,7 +49,7 @@ impl Store {
     /// A damaged manifest or an I/O error; nothing that is reached is ever removed.
     pub fn gc(&self) -> Result<Collected, SaveError> {
         let _locks = self.lock_all_blobs()?;
-        // Names cannot change meanwhile, and temporary files beside `index.json` are dead ones.
+        // Names cannot change meanwhile, and the temporary files of `index.json` are dead ones.
         let _index = self.lock_index()?;
         let mut live = self.live()?;
         let writers = self.staged(&mut live)?;
@@ -109,7 +109,7 @@ impl Store {
         let mut live = Live::default();
         let mut manifests: Vec<Sha256> = Vec::new();
         for descriptor in self.index()?.manifests {
-            // Blobs of other digests lie elsewhere, and are not touched.
+            // Blobs of other digests are elsewhere, and are not touched.
             let Ok(id) = descriptor.digest.parse::<Sha256>() else { continue };
             live.blobs.insert(id);
             manifests.push(id);

@@ -24,8 +24,8 @@ impl Default for CompactOptions {
 }
 
 impl Store {
-    /// Writes `snapshot` as a single layer and makes `name` mean the result. Pages that upper layers
-    /// hide are gone from it, and the snapshot names no parent any more.
+    /// Writes `snapshot` as a single layer and makes `name` mean the result. It has no pages that
+    /// upper layers hide, and the snapshot names no parent.
     ///
     /// Where the name means `snapshot`, turns and saves that arrive meanwhile are not lost: the result is refused.
     ///

@@ -68,7 +68,7 @@ impl Descriptor {
         self.annotations.get(REF_NAME).map(String::as_str)
     }
 
-    /// Whether it means a snapshot; `None` where only the manifest can tell.
+    /// Whether it means a snapshot; `None` where only the manifest shows it.
     pub(crate) fn is_snapshot(&self) -> Option<bool> {
         if self.media_type != MANIFEST_TYPE {
             return Some(false);

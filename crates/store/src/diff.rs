@@ -24,7 +24,8 @@ impl Difference {
 }
 
 /// Compares two snapshots. Pages that both read from the same place of the same layer are equal
-/// without being read, so snapshots with a common ancestor compare in proportion to what changed.
+/// without being read, so snapshots with a common ancestor compare in proportion to the pages that
+/// changed.
 ///
 /// # Errors
 /// [`OpenError`] when pages cannot be read or are damaged.
@@ -82,7 +83,7 @@ fn origin(s: &Snapshot, at: usize, pages: usize) -> (Option<([u8; 32], u64)>, us
             Origin::Layer { layer, stored } => {
                 (Some((*s.layers()[layer].root(), stored)), run.pages.len)
             }
-            // The root of the last turn stands for what all of them made.
+            // The root of the last turn stands for the result of all of them.
             Origin::Turn { page } => {
                 (s.turned_root().map(|root| (root, page as u64)), run.pages.len)
             }

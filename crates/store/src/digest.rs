@@ -16,7 +16,7 @@ impl Sha256 {
         Self(sha2::Sha256::digest(bytes).into())
     }
 
-    /// The 64 digits without the prefix, which are the name of the blob's file.
+    /// The 64 digits without the prefix: the file name of the blob.
     #[must_use]
     pub fn hex(&self) -> String {
         to_hex(&self.0)

@@ -1,4 +1,4 @@
-//! What goes wrong when a snapshot is read or written, and the way out.
+//! Errors of reading and writing snapshots, and the way out.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -61,7 +61,7 @@ pub enum LayerError {
          to do harm"
     )]
     Span {
-        /// Pages of the layer's index space.
+        /// Pages in the index space of the layer.
         layer: u64,
         /// Pages of the memory, as the configuration says.
         memory: u64,
@@ -89,7 +89,7 @@ pub enum SealError {
         /// Id of the key that was given.
         given: String,
     },
-    /// What should be a sealed blob is not one.
+    /// A blob is not sealed, and should be.
     #[error("a sealed blob cannot be read: {0}")]
     Format(&'static str),
     /// A chunk was changed, moved, or belongs to another blob.
@@ -101,7 +101,7 @@ pub enum SealError {
          memory whole to change that"
     )]
     Mixed,
-    /// A signature is demanded and there is none.
+    /// A signature is demanded and missing.
     #[error("the snapshot is not signed, and a signature is demanded: sign it")]
     Unsigned,
     /// Signed by others only.
@@ -201,7 +201,7 @@ pub enum OpenError {
          whoever made the snapshot (`Access::with_limits`; in commands `--limit {name}=SIZE`)"
     )]
     Limit {
-        /// What is too large.
+        /// The part that is too large.
         what: &'static str,
         /// What it takes.
         bytes: u64,
@@ -234,7 +234,7 @@ pub enum OpenError {
         /// Its type.
         found: String,
     },
-    /// It is an image of a container's, or an index of such.
+    /// It is a container image, or an index of such.
     #[error(
         "it is a container image, and no snapshot: what runs guests (`afresh run`, `afresh snapshot`) takes it as a \
          Linux program"
@@ -340,7 +340,7 @@ pub enum SaveError {
     /// The guest state is larger than the format holds.
     #[error("{what} of {size} is above the format's limit of {limit}")]
     TooLarge {
-        /// What is too large.
+        /// The part that is too large.
         what: &'static str,
         /// Its size.
         size: u64,
@@ -361,13 +361,13 @@ pub enum SaveError {
     /// A remote could not take it.
     #[error("{0}")]
     Remote(Box<dyn std::error::Error + Send + Sync>),
-    /// Somebody else goes on from the same saved state.
+    /// Another writer continues from the same saved state.
     #[error(
         "{0}: the session was saved by somebody else since, or its name means something else: open it again, \
          or save under another name"
     )]
     Moved(PathBuf),
-    /// A session's turns are signed one by one, by whoever saves them.
+    /// A session's turns are signed one by one, by the program that saves them.
     #[error(
         "the snapshot is a session's, whose turns are signed when they are saved: `afresh compact` makes one of it \
          that can be signed"

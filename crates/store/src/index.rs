@@ -38,7 +38,7 @@ fn max_chunk(group_pages: u32) -> u64 {
     zstd::zstd_safe::compress_bound(group_pages as usize * PAGE_SIZE) as u64
 }
 
-/// What a layer is for.
+/// The purpose of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// The bottom of a stack; pages it does not name are zero.
@@ -336,7 +336,7 @@ impl Index {
         out
     }
 
-    /// Sets the root to what the other fields say.
+    /// Computes the root of the other fields.
     pub(crate) fn seal(&mut self) {
         self.root = root_of(
             self.role,

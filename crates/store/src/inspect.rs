@@ -1,4 +1,4 @@
-//! What a snapshot holds, for people and tools.
+//! The parts of a snapshot, for people and tools.
 
 use afresh_sys::PageRange;
 
@@ -6,7 +6,7 @@ use crate::index::{Encoding, Role};
 use crate::manifest::root_text;
 use crate::{GuestBuild, Origin, Sha256, Snapshot, Turns};
 
-/// What a snapshot holds.
+/// The parts of a snapshot.
 #[derive(Clone, Debug)]
 pub struct Inspection {
     /// Digest of its manifest.
@@ -35,14 +35,14 @@ pub struct Inspection {
     pub layers: Vec<LayerInspection>,
 }
 
-/// What a layer holds.
+/// The content of a layer.
 #[derive(Clone, Debug)]
 pub struct LayerInspection {
     /// Digest of the blob.
     pub digest: Sha256,
     /// `blake3:` root of its content.
     pub root: String,
-    /// What it is for.
+    /// Its purpose.
     pub role: Role,
     /// How pages are stored.
     pub encoding: Encoding,
@@ -54,7 +54,7 @@ pub struct LayerInspection {
     pub used: usize,
 }
 
-/// What a page is, for a picture.
+/// The kind of a page, for a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PageKind {
     /// Zero, stored nowhere.
@@ -68,7 +68,7 @@ pub enum PageKind {
 }
 
 impl Snapshot {
-    /// What the snapshot holds. Reads no page.
+    /// The parts of the snapshot. Reads no page.
     #[must_use]
     pub fn inspect(&self) -> Inspection {
         let mut shared_pages = 0;
@@ -133,8 +133,8 @@ impl Snapshot {
         walk(&mut |page, count| each(page, *count > 1));
     }
 
-    /// A picture of the pages: at most `cells` cells, in order, each with the most telling kind among
-    /// its pages (hot before shared before stored before zero).
+    /// A picture of the pages: at most `cells` cells, in order, each with the first kind among its
+    /// pages in this order: hot, shared, stored, zero.
     #[must_use]
     pub fn picture(&self, cells: usize) -> Vec<(PageRange, PageKind)> {
         let per_cell = self.pages().div_ceil(cells.max(1)).max(1);

@@ -23,7 +23,7 @@ const MAP: usize = 1376;
 const ESCAPED: usize = 4;
 
 /// An upper bound of the memory that the values of `text` take while they are parsed.
-fn weight(text: &[u8]) -> usize {
+pub(crate) fn weight(text: &[u8]) -> usize {
     let mut weight = VALUE;
     let mut bytes = text.iter();
     while let Some(byte) = bytes.next() {

@@ -32,7 +32,7 @@ pub struct Layer {
     /// A bit for each group whose digest was found right. Kept for raw layers only: compressed
     /// groups are checked whenever they are decompressed.
     verified: Vec<AtomicU64>,
-    /// What it was sealed with.
+    /// The key that sealed it.
     key: Option<SealKey>,
 }
 
@@ -128,7 +128,7 @@ impl Layer {
         Ok(Self { key: Some(key.clone()), ..layer })
     }
 
-    /// What the layer was sealed with.
+    /// The key that sealed the layer.
     pub(crate) fn key(&self) -> Option<&SealKey> {
         self.key.as_ref()
     }
@@ -139,13 +139,13 @@ impl Layer {
         self.digest
     }
 
-    /// Digest of what the layer holds, whatever its encoding.
+    /// Digest of the content of the layer in any encoding.
     #[must_use]
     pub fn root(&self) -> &[u8; 32] {
         &self.index.root
     }
 
-    /// What the layer is for.
+    /// The purpose of the layer.
     #[must_use]
     pub fn role(&self) -> Role {
         self.index.role
@@ -180,8 +180,8 @@ impl Layer {
     }
 
     /// The file that holds a raw local layer, and the page of it at which the layer's stored pages
-    /// begin; `None` when they cannot be mapped. Whoever maps them checks the groups first, with
-    /// [`Layer::verify`].
+    /// begin; `None` when they cannot be mapped. A caller that maps them checks the groups first,
+    /// with [`Layer::verify`].
     #[must_use]
     pub fn file(&self) -> Option<(&File, u64)> {
         let (file, start) = self.blob.file().filter(|_| self.index.encoding == Encoding::Raw)?;
@@ -189,8 +189,8 @@ impl Layer {
         start.is_multiple_of(page).then_some((file, start / page))
     }
 
-    /// Whether the blob is still what it was when it was opened, as far as length and time of change of a
-    /// file tell. For pages that were checked before.
+    /// Whether the blob is unchanged since it was opened, by length and time of change of its file.
+    /// For pages that were checked before.
     ///
     /// # Errors
     /// [`OpenError::Io`] when it was changed.
@@ -259,7 +259,7 @@ impl Layer {
         self.check_groups(groups, &frames, out)
     }
 
-    /// Checks whole groups: `out` holds their pages, or is filled with what `frames` decompress to.
+    /// Checks whole groups: `out` holds their pages, or receives the decompressed `frames`.
     fn check_groups(
         &self,
         groups: Range<usize>,

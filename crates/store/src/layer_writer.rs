@@ -24,11 +24,11 @@ pub(crate) struct Plan<'a> {
     pub(crate) encoding: Encoding,
     /// Pages to look at, in order and without overlap; others are left to the layer below.
     pub(crate) candidates: Vec<PageRange>,
-    /// What lies below a delta; pages that equal it are left out.
+    /// The memory below a delta; pages that equal it are left out.
     pub(crate) below: Option<&'a Snapshot>,
     /// Root of the layer below.
     pub(crate) parent: [u8; 32],
-    /// What the layer is sealed with.
+    /// The key that seals the layer.
     pub(crate) key: Option<&'a SealKey>,
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn write_layer(
             Some(zstd::bulk::Compressor::new(ZSTD_LEVEL).map_err(SaveError::Compress)?)
         }
     };
-    // Sealed pages are never mapped, so they may lie anywhere.
+    // Sealed pages are never mapped, so they may be anywhere.
     let mappable = plan.key.is_none().then_some((plan.encoding, pages));
     let blob = shelf.begin(mappable)?.sealed(plan.key)?;
     let index = Index {
@@ -125,9 +125,9 @@ impl Writer<'_> {
         BATCH - self.pending / PAGE_SIZE
     }
 
-    /// Stores what has to be stored of the `count` pages from `first` on, for which there is room; `under` is
-    /// what lies below them. Pages are read into their place in the batch, so that one which is stored is
-    /// copied once, and everything that looks at it finds it in the cache.
+    /// Stores the changed ones of the `count` pages from `first` on, for which there is room;
+    /// `under` has the pages below them. Pages are read into their place in the batch, so that one
+    /// which is stored is copied once, and everything that looks at it finds it in the cache.
     fn pages(&mut self, first: usize, count: usize, under: Option<&[u8]>) -> Result<(), SaveError> {
         let start = self.pending;
         let end = start + count * PAGE_SIZE;
@@ -152,7 +152,7 @@ impl Writer<'_> {
         if self.room() == 0 { self.flush() } else { Ok(()) }
     }
 
-    /// Enters page `number`, which lies at byte `at` of the batch, in the index. Returns whether it must be
+    /// Enters page `number`, at byte `at` of the batch, in the index. Returns whether it must be
     /// stored.
     fn is_new(&mut self, number: usize, at: usize) -> Result<bool, SaveError> {
         let page = &self.batch[at..at + PAGE_SIZE];

@@ -1,7 +1,7 @@
 //! `oci-layout` and `index.json`: what an image layout holds, under which names.
 //!
-//! A layout may be shared with other tools, which put images and artifacts of their own into it. What is
-//! theirs is kept as it is, to the last field, and is never taken for a snapshot.
+//! A layout may be shared with other tools, which put other images and artifacts into it. Those are
+//! kept unchanged, to the last field, and never taken for a snapshot.
 
 use std::collections::BTreeMap;
 
@@ -62,8 +62,8 @@ impl IndexJson {
         Ok(())
     }
 
-    /// Makes `name` mean what `descriptor` says, or nothing. What another tool called so loses the name and
-    /// stays.
+    /// Makes `name` mean what `descriptor` says, or nothing. An entry of another tool loses the
+    /// name and stays.
     pub(crate) fn rename(&mut self, name: &str, descriptor: Option<Descriptor>) {
         for other in &mut self.manifests {
             if other.name() == Some(name) && other.is_snapshot() == Some(false) {
@@ -75,7 +75,7 @@ impl IndexJson {
         self.manifests.sort_by(|a, b| a.annotations.cmp(&b.annotations));
     }
 
-    /// The file, which is never larger than what readers take.
+    /// The file, within the limits of readers.
     pub(crate) fn bytes(&self) -> Result<Vec<u8>, SaveError> {
         let bytes = print(self)?;
         check_weight(Self::WHAT, &bytes)?;

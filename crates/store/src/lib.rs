@@ -8,7 +8,7 @@
 //! * Nothing read from a store is used before its digest was checked: the JSON files and layer
 //!   indexes when a snapshot is opened, each group of pages when it is first read.
 //! * A snapshot opens only for the guest build it was taken from; see [`GuestBuild`].
-//! * Saving is atomic and durable: whoever is killed, a name means the old snapshot or the new one.
+//! * Saving is atomic and durable: after a kill, a name means the old snapshot or the new one.
 //! * Parsing is bounded: no length in a file makes the reader allocate more than the file holds, and what
 //!   opening a snapshot would cost is held against [`Limits`] first.
 //!
@@ -26,6 +26,8 @@ mod descriptor;
 mod diff;
 mod digest;
 mod error;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod guest;
 mod image;
 mod index;

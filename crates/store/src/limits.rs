@@ -1,29 +1,30 @@
-//! What a snapshot from a stranger may ask of whoever opens it.
+//! Limits on snapshots from strangers.
 //!
-//! Every number in a file is somebody's claim. A few bytes can name terabytes: a page at the far end of an
-//! index space, an extent that points a thousand times at the same stored pages, a program of zeros. So
-//! claims are held against these limits when a snapshot is opened, before anything is reserved, read or
-//! digested for them.
+//! Every number in a file is a claim. A few bytes can name terabytes: a page at the far end of an
+//! index space, an extent that points a thousand times at the same stored pages, a program of
+//! zeros. So claims are held against these limits when a snapshot is opened, before anything is
+//! reserved, read or digested for them.
 //!
 //! May break it: limits that are raised for a snapshot that does not deserve it.
 
 use crate::OpenError;
+use crate::layer_writer::GROUP_PAGES;
 
 const GIB: u64 = 1 << 30;
 
 /// Content that any snapshot may have, whatever its size.
 const MIN_CONTENT: u64 = GIB / 4;
 
-/// What a snapshot may ask for, in bytes. The defaults suit a host that opens snapshots of strangers.
+/// Limits on a snapshot, in bytes. The defaults suit a host that opens snapshots of strangers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The memory, pages of zeros included: addresses, and state for every page or few. 64 GiB.
     pub memory: u64,
     /// The pages that are not zero: what is read, and takes memory, once everything is in place. 16 GiB.
     pub content: u64,
-    /// Content for each byte of the snapshot's own blobs, beyond the first 256 MiB: equal pages are stored
-    /// once, and compressed ones are short, but a small file that stands for a large memory is more often
-    /// a trap than a guest. 512.
+    /// Content for each byte of blobs, beyond the first 256 MiB: equal pages are stored once, and
+    /// compressed ones are short, but a small file that stands for a large memory is more often a
+    /// trap than a guest. 512.
     pub expansion: u64,
     /// The indexes of all layers together, which are held in memory. 256 MiB.
     pub index: u64,
@@ -85,7 +86,10 @@ impl Limits {
     }
 
     /// Refuses a memory of `bytes` bytes.
-    pub(crate) fn check_memory(&self, bytes: u64) -> Result<(), OpenError> {
+    ///
+    /// # Errors
+    /// [`OpenError::Limit`].
+    pub fn check_memory(&self, bytes: u64) -> Result<(), OpenError> {
         within("memory", "the memory", bytes, self.memory)
     }
 
@@ -103,6 +107,14 @@ impl Limits {
     pub(crate) fn check_expansion(&self, bytes: u64, blobs: u64) -> Result<(), OpenError> {
         let limit = blobs.saturating_mul(self.expansion).saturating_add(MIN_CONTENT);
         within("expansion", "what the blobs of the snapshot expand to", bytes, limit)
+    }
+
+    /// Refuses `bytes` bytes of compressed groups that readers decompress, out of blobs of `blobs` bytes. A page costs its
+    /// whole group, which has 16 pages in layers of this crate: these pass wherever their content does.
+    pub(crate) fn check_groups(&self, bytes: u64, blobs: u64) -> Result<(), OpenError> {
+        let content = blobs.saturating_mul(self.expansion).saturating_add(SMALL);
+        let limit = content.saturating_mul(GROUP_PAGES.into());
+        within("expansion", "the groups of pages that are decompressed", bytes, limit)
     }
 
     /// Refuses turns that take `bytes` bytes of `what`.

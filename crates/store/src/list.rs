@@ -1,4 +1,4 @@
-//! What a store holds, by name.
+//! The snapshots of a store, by name.
 
 use crate::manifest::Manifest;
 use crate::open::read_manifest;
@@ -9,7 +9,7 @@ use crate::{OpenError, SaveError, Sha256, Store, Tag};
 pub struct Listed<E> {
     /// The name and the snapshot it means.
     pub tag: Tag,
-    /// What its manifest says, or why that cannot be read.
+    /// Its manifest, or why that cannot be read.
     pub extent: Result<Extent, E>,
 }
 
@@ -45,8 +45,8 @@ impl Store {
         Ok(self.tags()?.into_iter().map(entry).collect())
     }
 
-    /// Removes a name and returns what it meant. What only that name reached stays until the next
-    /// [`Store::gc`].
+    /// Removes a name and returns what it meant. Blobs that only that name reached stay until the
+    /// next [`Store::gc`].
     ///
     /// # Errors
     /// [`OpenError::NoSuchName`] with the names there are; an I/O error, and the name stays then.

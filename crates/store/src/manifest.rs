@@ -28,7 +28,7 @@ const WORKING_SET_ZSTD: &str = "application/vnd.afresh.snapshot.working-set.v1+z
 /// Configurations of containers' images.
 const IMAGE_TYPES: [&str; 2] =
     ["application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json"];
-/// What a sealed blob's type ends with.
+/// The suffix of a sealed blob's type.
 const SEALED: &str = "+sealed";
 
 /// Limits on what is read: far above what is written, far below what hurts.
@@ -55,7 +55,7 @@ pub(crate) struct Manifest {
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
-/// What a document says of itself, whatever it is.
+/// The type fields of any document.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Foreign {

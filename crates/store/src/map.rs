@@ -16,7 +16,7 @@ pub enum Origin {
         /// First stored page.
         stored: u64,
     },
-    /// In the turns of a session: pages that they changed, by a number of theirs.
+    /// In the turns of a session: pages that they changed, by number.
     Turn {
         /// The first.
         page: usize,
@@ -33,7 +33,7 @@ pub struct MapRun {
 }
 
 impl MapRun {
-    /// The part of the run that lies in `within`, which it must overlap.
+    /// The part of the run in `within`, which it must overlap.
     fn clip(self, within: PageRange) -> Option<Self> {
         let pages = self.pages.intersect(within)?;
         let origin = match self.origin {

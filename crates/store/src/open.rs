@@ -1,5 +1,5 @@
-//! Opening: manifest, configuration and layer indexes from whatever holds the blobs, each checked
-//! before it is used.
+//! Opening: manifest, configuration and layer indexes from any store of blobs, each checked before
+//! it is used.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ pub(crate) fn read_manifest(blobs: &dyn Blobs, id: Sha256) -> Result<Manifest, O
     Manifest::parse(&read_small(blobs, "the manifest", id, MAX_MANIFEST)?)
 }
 
-/// What kind of artifact a manifest says it is of; empty for a container image.
+/// The artifact type of a manifest; empty for a container image.
 pub(crate) fn read_kind(blobs: &dyn Blobs, id: Sha256) -> Result<String, OpenError> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]

@@ -73,8 +73,9 @@ impl Pages for FilePages {
 }
 
 impl Snapshot {
-    /// Writes the memory to a new file at `path`: a raw image with holes where pages are zero. Every page
-    /// is checked on the way; `progress` is told the pages done. The file appears when it is whole.
+    /// Writes the memory to a new file at `path`: a raw image with holes where pages are zero.
+    /// Every page is checked on the way; `progress` receives the number of pages done. The file
+    /// appears when it is whole.
     ///
     /// # Errors
     /// [`SaveError::Io`] when `path` exists or cannot be written, [`SaveError::Open`] when pages are

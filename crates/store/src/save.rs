@@ -13,7 +13,7 @@ use crate::manifest::{
 use crate::seal::SealKey;
 use crate::{FoldOptions, GuestBuild, Pages, SaveError, SealError, Sha256, Snapshot, Store};
 
-/// What to save beside the pages.
+/// Data to save in addition to the pages.
 #[derive(Clone, Debug)]
 pub struct SaveOptions {
     /// The guest build the memory belongs to.
@@ -74,8 +74,8 @@ impl SaveOptions {
 }
 
 impl Store {
-    /// Saves `memory` under `name` and returns its id. A name that is in use changes its meaning once
-    /// everything is on disk; whoever has the old snapshot open keeps it.
+    /// Saves `memory` under `name` and returns its id. A name that is in use changes its meaning
+    /// once everything is on disk; programs that have the old snapshot open keep it.
     ///
     /// # Errors
     /// [`SaveError`] by cause; the name means then what it meant before.
@@ -104,7 +104,7 @@ impl Store {
     ) -> Result<Sha256, SaveError> {
         let mut shelf = self.stage()?;
         let expected = self.replaced_by(name, snapshot);
-        // What turns made is in none of the layers.
+        // The result of turns is in none of the layers.
         let snapshot = &self.fold_here(&mut shelf, snapshot, &FoldOptions::default())?;
         let stack = snapshot.layers().len();
         for layer in snapshot.layers() {
@@ -147,8 +147,8 @@ pub(crate) fn write_memory(
     let mut layers = Vec::new();
     let mut roots = Vec::new();
     let mut below = [0; 32];
-    // A stack that is full begins anew: the whole memory becomes its bottom. What turns made of the parent is
-    // in none of its layers.
+    // A stack that is full begins anew: the whole memory becomes its bottom. The result of its
+    // turns is in none of its layers.
     let parent = options.parent.as_ref().filter(|parent| parent.layers().len() < MAX_LAYERS);
     let below_turns = parent.filter(|parent| parent.turns().is_some()).map(Snapshot::base);
     let parent = below_turns.as_ref().or(parent);
@@ -167,7 +167,7 @@ pub(crate) fn write_memory(
     let plan = Plan {
         role: if parent.is_some() { Role::Delta } else { Role::Base },
         encoding: options.encoding,
-        // What differs from the turns says nothing of what differs from the layers.
+        // The difference to the turns is not the difference to the layers.
         candidates: candidates(
             memory,
             parent,

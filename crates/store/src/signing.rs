@@ -18,8 +18,8 @@ impl Manifest {
 }
 
 impl Snapshot {
-    /// The same snapshot with a signature of `key` beside those it has. Its id is another; it becomes
-    /// durable by [`Store::sign`] or [`crate::archive::export`].
+    /// The same snapshot with a signature of `key` in addition to those it has. Its id is another;
+    /// it becomes durable by [`Store::sign`] or [`crate::archive::export`].
     ///
     /// # Errors
     /// [`SealError::Library`](crate::SealError::Library) when signing fails.

@@ -23,13 +23,13 @@ pub struct Snapshot {
     manifest: Arc<Manifest>,
     body: Arc<Body>,
     seal: Option<Arc<Seal>>,
-    /// What a session's turns made of it.
+    /// The result of a session's turns.
     turned: Option<Arc<SnapshotWithTurns>>,
     /// The store and the name that it was opened by.
     opened_by: Option<Arc<(PathBuf, String)>>,
 }
 
-/// What a sealed snapshot was opened with.
+/// The key and the configuration that opened a sealed snapshot.
 #[derive(Debug)]
 struct Seal {
     key: SealKey,
@@ -81,7 +81,7 @@ impl Snapshot {
         self.opened_by.as_deref().map(|(root, name)| (&**root, &**name))
     }
 
-    /// What the snapshot is sealed with.
+    /// The key that seals the snapshot.
     pub(crate) fn key(&self) -> Option<&SealKey> {
         self.seal.as_ref().map(|seal| &seal.key)
     }
@@ -165,7 +165,7 @@ impl Snapshot {
         self.turned().map_or(&self.body.stack.map, |turned| &turned.map)
     }
 
-    /// What turns made of the snapshot, if it has any.
+    /// The result of the turns, if it has any.
     pub(crate) fn turned(&self) -> Option<&SnapshotWithTurns> {
         self.turned.as_deref()
     }
@@ -297,8 +297,8 @@ impl Snapshot {
         self.compare_working_set()
     }
 
-    /// Compares the working set with the pages that it is a copy of. Whoever makes a snapshot can make another
-    /// of it, and then a guest depends on how it is restored.
+    /// Compares the working set with the pages that it is a copy of. The maker of a snapshot can
+    /// make the set differ, and then a guest depends on the way it is restored.
     fn compare_working_set(&self) -> Result<(), OpenError> {
         const BATCH: usize = 512;
         let Some(layer) = &self.body.stack.working_set else { return Ok(()) };
@@ -321,8 +321,8 @@ impl Snapshot {
         })
     }
 
-    /// As [`Snapshot::verify`], every byte of every layer, whatever was checked before. `progress` is told the bytes done
-    /// and the bytes in all.
+    /// As [`Snapshot::verify`], every byte of every layer, whatever was checked before. `progress`
+    /// receives the bytes done and the bytes in all.
     ///
     /// # Errors
     /// [`OpenError::Layer`] with the first that is damaged.

@@ -9,8 +9,9 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 
 use crate::access::Access;
 use crate::blob::BlobRead;
-use crate::index::Role;
+use crate::index::{Encoding, Role};
 use crate::manifest::{Config, Manifest, layer_type, parse_root, sealed_type};
+use crate::map::MapRun;
 use crate::seal::SealKey;
 use crate::{Layer, LayerError, OpenError, Origin, PageMap, Sha256};
 
@@ -86,9 +87,23 @@ impl Stack {
         let content = bytes(filled.map(|run| run.pages.len as u64).sum());
         limits.check_content(content)?;
         limits.check_expansion(content, blobs)?;
+        limits.check_groups(group_bytes(&layers, map.runs()), blobs)?;
         let set = working_set.as_ref().map_or_else(Vec::new, runs_of);
         Ok(Self { layers, working_set, map, set })
     }
+}
+
+/// Bytes of the compressed groups that a reader of `runs` decompresses. Each run costs all of its groups.
+pub(crate) fn group_bytes<'a>(layers: &[Layer], runs: impl IntoIterator<Item = &'a MapRun>) -> u64 {
+    let groups = runs.into_iter().map(|run| match run.origin {
+        Origin::Layer { layer, stored } if layers[layer].encoding() == Encoding::Zstd => {
+            let each = layers[layer].group_pages() as u64;
+            let last = (stored + run.pages.len as u64).saturating_sub(1) / each;
+            (last - stored / each + 1) * each
+        }
+        _ => 0,
+    });
+    groups.fold(0, u64::saturating_add).saturating_mul(PAGE_SIZE as u64)
 }
 
 /// A layer must be what its place in the stack says, and span no more than the memory.

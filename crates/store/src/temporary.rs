@@ -17,7 +17,7 @@ use tempfile::{Builder, NamedTempFile};
 
 use crate::SaveError;
 
-/// What temporary names begin with; no digest begins so.
+/// The prefix of temporary names; no digest begins so.
 pub(crate) const TEMPORARY: &str = ".tmp-";
 /// Characters of chance in a name.
 const CHANCE: usize = 20;
@@ -44,7 +44,8 @@ pub(crate) fn create_in(dir: &Path) -> io::Result<NamedTempFile> {
     create(dir, "".as_ref())
 }
 
-/// Who may read a file in `dir`: its owner, and whom the directory lets in. Others never write.
+/// The mode bits for readers of a file in `dir`: its owner, and those whom the directory lets in.
+/// Others never write.
 pub(crate) fn readers(dir: &Path) -> u32 {
     // A directory that does not say is for its owner.
     fs::metadata(dir).map_or(0, |meta| meta.permissions().mode() & 0o044) | 0o400

@@ -25,7 +25,7 @@ pub(crate) fn transcode(
             Some(zstd::bulk::Compressor::new(ZSTD_LEVEL).map_err(SaveError::Compress)?)
         }
     };
-    // What was sealed stays sealed, with a new key of its own under the same key of the user.
+    // A sealed layer stays sealed, with a new key under the same key of the user.
     let mut blob = shelf.begin(None)?.sealed(layer.key())?;
     let group_bytes = layer.group_pages() * PAGE_SIZE;
     let step = BATCH * layer.group_pages() as u64;

@@ -13,13 +13,14 @@ use crate::manifest::print;
 use crate::naming::Expected;
 use crate::open::open_snapshot;
 use crate::save::write_memory;
+use crate::stack::group_bytes;
 use crate::staging::Staging;
 use crate::turn::{Journal, JournalFile, JournalPlace, Space, new_journal_id};
 use crate::{
-    Encoding, OpenError, Origin, PageMap, SaveError, SaveOptions, Sha256, Snapshot, Store,
+    Encoding, Layer, OpenError, Origin, PageMap, SaveError, SaveOptions, Sha256, Snapshot, Store,
 };
 
-/// What the turns of a session made of a snapshot.
+/// The result of the turns of a session.
 #[derive(Debug)]
 pub(crate) struct SnapshotWithTurns {
     pub(crate) space: Space,
@@ -44,7 +45,8 @@ pub struct Turns {
 impl SnapshotWithTurns {
     pub(crate) fn read(base: &Snapshot, path: PathBuf, access: &Access) -> Result<Self, OpenError> {
         let file = JournalFile::read(&path, base.id()).map_err(|error| {
-            // What was renamed meanwhile is looked up again; what is nowhere was copied without its turns.
+            // A session that was renamed meanwhile is looked up again; one without the file was
+            // copied without its turns.
             match error.is_missing_file() && path.parent().is_some_and(|dir| !dir.exists()) {
                 true => OpenError::NoJournal { journal: path.display().to_string() },
                 false => error,
@@ -53,7 +55,7 @@ impl SnapshotWithTurns {
         Self::of(base, &file, JournalPlace::File(path), access)
     }
 
-    /// What the turns in `file`, which lie in `place`, made of `base`.
+    /// The result of applying the turns in `file`, which is at `place`, to `base`.
     pub(crate) fn of(
         base: &Snapshot,
         file: &JournalFile,
@@ -67,6 +69,12 @@ impl SnapshotWithTurns {
         let filled = map.runs().iter().filter(|run| run.origin != Origin::Zero);
         let pages: u64 = filled.map(|run| run.pages.len as u64).sum();
         limits.check_content(pages.saturating_mul(PAGE_SIZE as u64))?;
+        let below = space.bases().flat_map(|page| base.map().within(PageRange::new(page, 1)));
+        let below: u64 =
+            below.map(|run| group_bytes(base.layers(), [&run])).fold(0, u64::saturating_add);
+        let groups = below.saturating_add(group_bytes(base.layers(), map.runs()));
+        let blobs = base.layers().iter().map(Layer::size).fold(file.len(), u64::saturating_add);
+        limits.check_groups(groups, blobs)?;
         let all = PageRange::new(0, space.pages());
         let set = base.working_set().iter().filter_map(|run| run.intersect(all)).collect();
         let turns = Turns { count: file.turns(), bytes: file.len() };
@@ -99,7 +107,7 @@ impl Snapshot {
         Journal::resume(place, self.id(), self.key().cloned(), state).map(Some)
     }
 
-    /// Reads pages that turns made, from number `page` of theirs on.
+    /// Reads pages that turns made, from number `page` on.
     pub(crate) fn read_turned(&self, page: usize, out: &mut [u8]) -> Result<(), OpenError> {
         let Some(turned) = self.turned() else { return Ok(()) };
         let base = self.base();

@@ -1,4 +1,4 @@
-//! What stands for sealing where the feature `seal` is off: no key exists.
+//! Sealing where the feature `seal` is off: no key exists.
 
 use crate::SealError;
 use std::convert::Infallible;

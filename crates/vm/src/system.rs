@@ -73,6 +73,14 @@ impl System {
         self.entry() + PROBE
     }
 
+    /// Maximum length of the span of a layout. Page tables of all levels follow the guest's addresses, whether or not
+    /// its pages hold anything.
+    pub(crate) fn max_len(layout: &Layout) -> u64 {
+        let end = layout.system;
+        let tables = (end >> 21) + (end >> 30) + (end >> 39) + 5;
+        (TABLES + tables).saturating_mul(PAGE)
+    }
+
     pub(crate) fn build(layout: &Layout, program: &Program<'_>, extended: ExtendedState) -> Self {
         let start = layout.system;
         let mut tables = Tables::new(start + TABLES * PAGE);
@@ -94,7 +102,9 @@ impl System {
         pristine_extended_state(&mut bytes[(PRISTINE * PAGE) as usize..]);
         boot_page(layout, &mut bytes[(BOOT * PAGE) as usize..]);
         let root = tables.address;
+        bytes.reserve_exact(tables.pages.len() * PAGE as usize);
         bytes.extend(tables.bytes());
+        debug_assert!(bytes.len() as u64 <= Self::max_len(layout));
         Self { span: Span { start, len: bytes.len() as u64 }, bytes, tables: root }
     }
 

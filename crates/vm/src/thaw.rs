@@ -33,6 +33,8 @@ impl SandboxBuilder {
         let program = Program::parse(file.bytes())?;
         let header = &frozen.header;
         let layout = Layout::new(&program, &header.sizes())?;
+        let limits = frozen.memory().limits();
+        limits.check_memory(layout.system.saturating_add(System::max_len(&layout)))?;
         if layout.system / PAGE != frozen.guest.pages() as u64 {
             return Err(ThawError::State("its memory has another size than stated".to_owned()));
         }

@@ -2,7 +2,7 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 use afresh_budget::meter::{Meter, peak};
-use afresh_memory::Image;
+use afresh_memory::{Image, ImageBuilder};
 use afresh_vm::{ElfError, Frozen, Program, Sandbox, SnapshotMemory};
 use proptest::prelude::*;
 
@@ -129,6 +129,36 @@ fn a_program_of_zeros_takes_no_memory() {
     assert!(error.contains("ELF"), "{error}");
     assert!(most < 4 << 20, "{most} bytes");
     assert!(resident() < before + (64 << 20), "{before}, then {}", resident());
+}
+
+#[test]
+fn page_tables_of_a_claimed_memory_are_held_against_the_limit() {
+    let file = program(4096, &[writable(1)]);
+    let digest = *blake3::hash(&file).as_bytes();
+    let (regions, features): ([(u64, u8); 0], [&str; 0]) = ([], []);
+    // The limit is 64 GiB, and tables of 128 MiB come in addition.
+    let claimed = 64u64 << 30;
+    let state = (
+        digest,
+        file.len() as u64,
+        claimed,
+        1u64 << 16,
+        4096u64,
+        &regions[..],
+        0u64,
+        "",
+        &features[..],
+    );
+    let state = postcard::to_allocvec(&state).unwrap();
+    let own = (claimed / 4096) as usize;
+    let mut pages = ImageBuilder::new(own + file.len().div_ceil(4096));
+    pages.segment(own * 4096, &file).unwrap();
+    let memory = SnapshotMemory::from(pages.build().unwrap());
+    let frozen = Frozen::from_parts(memory, &state).unwrap();
+    let (thawed, most) = peak(|| Sandbox::builder().thaw(&frozen));
+    let error = thawed.unwrap_err().to_string();
+    assert!(error.contains("--limit memory=SIZE"), "{error}");
+    assert!(most < 1 << 20, "{most} bytes");
 }
 
 #[test]

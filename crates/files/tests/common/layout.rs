@@ -47,4 +47,8 @@ impl Layout {
     pub(crate) fn open(&self, name: Option<&str>) -> Result<OciImage, LayerError> {
         OciImage::open(self.path(), name, &LayerLimits::default())
     }
+
+    pub(crate) fn open_within(&self, limits: &LayerLimits) -> Result<OciImage, LayerError> {
+        OciImage::open(self.path(), None, limits)
+    }
 }

@@ -52,7 +52,7 @@ pub(super) struct Service<'a> {
 
 impl Service<'_> {
     pub(super) fn lock(&self) -> MutexGuard<'_, Pages> {
-        // What panics under the lock ends the service; the states are true all the same.
+        // A panic under the lock ends the service; the states stay correct.
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -66,7 +66,7 @@ impl Service<'_> {
         self.over.load(Ordering::Acquire)
     }
 
-    /// What each thread does until the service is over.
+    /// The loop of each thread until the service ends.
     pub(super) fn work(&self, streams: bool) {
         let batch = streams.then_some(self.sizes.batch);
         let mut buffer = Vec::new();
@@ -105,8 +105,9 @@ impl Service<'_> {
         let state = self.lock().look(mapping, page);
         match state {
             Page::Missing => self.fill(mapping, self.window_around(of, page), buffer),
-            // Whoever fills it wakes the guest, or sends it back here. But one who streams from far away asks
-            // for much at a time, and little comes sooner: what comes second is left out.
+            // The thread that fills it wakes the guest, or sends it back here. But one who streams
+            // from far away asks for much at a time, and little comes sooner: what comes second is
+            // left out.
             Page::Filling if self.source.is_distant() => {
                 let pages = self.window_around(of, page);
                 let filling = self.lock().filling(mapping, pages);
@@ -118,14 +119,14 @@ impl Service<'_> {
         }
     }
 
-    /// What is filled on a fault.
+    /// The pages that a fault fills.
     fn window_around(&self, mapping: Mapping, page: usize) -> PageRange {
         let window = self.sizes.window.max(mapping.unit);
         let start = page / window * window;
         PageRange::new(start, window.min(mapping.pages - start))
     }
 
-    /// Fills a unit with zeros that was filled or discarded, if it is not there, and wakes whoever waits.
+    /// Fills a missing unit that was filled or discarded before with zeros, and wakes its waiters.
     fn zero(&self, mapping: usize, unit: PageRange) -> Result<(), VmmError> {
         let at = (self.mappings[mapping].base + unit.byte_start()) as *mut u8;
         let mut attempts = Attempts::default();
@@ -136,8 +137,9 @@ impl Service<'_> {
                 // The kernel has no zero page for huge ones.
                 _ => {
                     let zeros = vec![0; unit.byte_len()];
-                    // SAFETY: the zeros are as long as the unit. `at` is an address in the VMM, which
-                    // registered it with this descriptor for us to fill; the kernel refuses any other.
+                    // SAFETY: the zeros have the length of the unit. `at` is an address in the VMM,
+                    // which registered it with this descriptor for us to fill; the kernel refuses
+                    // any other.
                     unsafe { self.uffd.copy(at, zeros.as_ptr(), zeros.len()) }
                 }
             };
@@ -312,7 +314,7 @@ impl Service<'_> {
                 known.served.empty += if zeros > 0 { placed } else { 0 };
                 placed
             }
-            // Counts as placed, so that the walk goes on behind it.
+            // Counts as placed, so that the walk continues behind it.
             Placed::Already => of.unit,
             Placed::Later(why) => return Ok(Err(why)),
         };
@@ -320,7 +322,7 @@ impl Service<'_> {
         Ok(Ok(placed))
     }
 
-    /// What the kernel's answer to a fill means.
+    /// The meaning of the kernel's answer to a fill.
     fn outcome(&self, result: Result<usize, SysError>) -> Result<Placed, VmmError> {
         match result {
             Ok(bytes) => Ok(Placed::Pages(bytes / PAGE_SIZE)),

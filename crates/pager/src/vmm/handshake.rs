@@ -15,7 +15,7 @@ use crate::patience::Patience;
 /// Why a handshake is refused.
 pub(super) struct Refusal {
     pub(super) error: VmmError,
-    /// Whether the peer has sent a userfaultfd: then it waits for pages that nobody will bring.
+    /// Whether the peer has sent a userfaultfd: then it waits for pages that will not come.
     pub(super) waits: bool,
 }
 
@@ -26,7 +26,7 @@ const MAX_MESSAGE: usize = 64 << 10;
 /// Most mappings; Firecracker has one or two.
 const MAX_MAPPINGS: usize = 256;
 
-/// A part of the guest's memory, mapped in the VMM.
+/// A part of guest memory, mapped in the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// Address in the VMM.
@@ -50,6 +50,40 @@ impl Mapping {
         let start = (pages.start - self.offset).next_multiple_of(self.unit);
         let end = (pages.end() - self.offset) / self.unit * self.unit;
         PageRange::new(start, end.saturating_sub(start))
+    }
+}
+
+/// Finds the end of a JSON array that arrives in parts. It looks at each byte once.
+#[derive(Debug, Default)]
+struct ArrayEnd {
+    depth: usize,
+    in_string: bool,
+    escaped: bool,
+    /// Whether the array ended, or the text is no array.
+    ended: bool,
+}
+
+impl ArrayEnd {
+    /// Takes the next part. Returns whether the text can be parsed now: it is a whole array, or no
+    /// array at all.
+    fn push(&mut self, part: &[u8]) -> bool {
+        for byte in part {
+            match byte {
+                _ if self.ended => break,
+                _ if self.escaped => self.escaped = false,
+                b'\\' if self.in_string => self.escaped = true,
+                b'"' if self.depth > 0 => self.in_string = !self.in_string,
+                _ if self.in_string => {}
+                b'[' | b'{' => self.depth += 1,
+                b']' | b'}' => {
+                    self.depth = self.depth.saturating_sub(1);
+                    self.ended = self.depth == 0;
+                }
+                b' ' | b'\t' | b'\n' | b'\r' => {}
+                _ => self.ended = self.depth == 0,
+            }
+        }
+        self.ended
     }
 }
 
@@ -123,7 +157,7 @@ pub(super) fn receive(
         .map_err(|error| Refusal { error, waits: fds.iter().any(is_userfaultfd) })
 }
 
-/// What a descriptor is, in the kernel's words.
+/// The kind of a descriptor, in the kernel's words.
 fn kind(fd: &OwnedFd) -> io::Result<String> {
     let link = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
     Ok(link.to_string_lossy().into_owned())
@@ -141,7 +175,7 @@ fn receive_all(
     fds: &mut Vec<OwnedFd>,
 ) -> Result<(Vec<Mapping>, Uffd), VmmError> {
     let mut patience = Patience::new(options.handshake);
-    let mut text = Vec::new();
+    let (mut text, mut end) = (Vec::new(), ArrayEnd::default());
     // The array can come in pieces, the descriptor with any of them.
     loop {
         match patience.step(TICK, |step| poll::readable([stream.as_fd()], step)) {
@@ -153,10 +187,8 @@ fn receive_all(
         if fds.len() > 1 {
             return Err(VmmError::Handshake("more than one descriptor came".to_owned()));
         }
-        // Whole once it parses; until then the parser's complaint is an early end.
-        match serde_json::from_slice::<Value>(&text) {
-            Err(error) if error.is_eof() && n > 0 => {}
-            _ => break,
+        if end.push(&text[text.len() - n..]) || n == 0 {
+            break;
         }
     }
     let mappings = parse_mappings(&text, source_pages)?;
@@ -200,6 +232,24 @@ mod tests {
         let expected = Mapping { base: 140_000_000_000_000, pages: 2, offset: 1, unit: 1 };
         assert_eq!(parse_mappings(text, 3).unwrap(), [expected]);
         assert!(parse_mappings(text, 2).is_err());
+    }
+
+    #[test]
+    fn the_end_of_an_array_is_found_in_whatever_parts_it_comes() {
+        let whole = br#" [{"a":"]\"}\\","b":[1,2]}, 3 ]"#;
+        for size in 1..=whole.len() {
+            let mut end = ArrayEnd::default();
+            let parts: Vec<bool> = whole.chunks(size).map(|part| end.push(part)).collect();
+            let (last, before) = parts.split_last().unwrap();
+            assert!(*last && before.iter().all(|ended| !ended), "{size}");
+            assert!(end.push(b"[") && end.depth == 0, "nothing after the end is looked at");
+        }
+        for none in [&b"x"[..], b" 1", b"\"[", b"]"] {
+            assert!(ArrayEnd::default().push(none), "{none:?}");
+        }
+        for part in [&b""[..], b"  ", b"[1", b"[\"]", b"{\"\\\"}"] {
+            assert!(!ArrayEnd::default().push(part), "{part:?}");
+        }
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`, where nothing may be but a socket that nobody listens on any more.
+    /// Listens at `path`, where nothing may be except a socket without a listener.
     ///
     /// # Errors
     /// [`ListenError`] by cause; nothing was removed then but a dead socket.
@@ -100,7 +100,7 @@ impl Drop for Listener {
     }
 }
 
-/// Removes a socket that nobody listens on; anything else stays, and is an error.
+/// Removes a socket without a listener; anything else stays, and is an error.
 fn remove_dead(path: &Path) -> Result<(), ListenError> {
     let io = |source| ListenError::Io { path: path.to_owned(), source };
     match fs::symlink_metadata(path) {

@@ -1,8 +1,9 @@
-//! What is known of the pages of a VMM, and what is to be done about them.
+//! States of the pages of a VMM, and the work that is left for them.
 //!
-//! Everything here is behind one lock. Pages are put in place, and events are read, while it is held: a VMM
-//! that discards a page goes on when the event has been read, and content that was read from the source
-//! before that must not come afterwards. The source is read while it is not held.
+//! Everything here is behind one lock. Pages are put in place, and events are read, while it is
+//! held: a VMM that discards a page continues when the event has been read, and content that was
+//! read from the source before that must not come afterwards. The source is read while it is not
+//! held.
 //!
 //! Promises: what a VMM sends makes it grow no further than its mappings, which are no larger than
 //! the source.
@@ -14,7 +15,7 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 use super::Served;
 use super::handshake::Mapping;
 
-/// What is known of a page.
+/// The state of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Page {
     Missing,
@@ -31,7 +32,7 @@ struct PageState {
     page: Page,
     /// A fault on it is in the queue.
     asked: bool,
-    /// A fault on it waits for whoever fills it.
+    /// A fault on it waits for the thread that fills it.
     awaited: bool,
 }
 
@@ -42,11 +43,11 @@ enum Ahead {
     Set,
     /// One thread reads it.
     ReadsSet,
-    /// What follows: a mapping and a page of it.
+    /// The next: a mapping and a page of it.
     From(usize, usize),
 }
 
-/// What a thread is to do next.
+/// The next task of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Job {
     /// Answer a fault on this page of this mapping.
@@ -92,19 +93,20 @@ impl Pages {
     pub(super) fn set(&mut self, mapping: usize, pages: PageRange, state: Page) {
         for known in &mut self.known[mapping][pages.start..pages.end()] {
             known.page = state;
-            // Filling a page wakes whoever waits for it.
+            // Filling a page wakes its waiters.
             known.awaited &= state != Page::Present;
         }
     }
 
-    /// The state of a page that a fault was on. If somebody fills it, the fault waits for that.
+    /// The state of a page that a fault was on. If a thread fills it, the fault waits for that.
     pub(super) fn look(&mut self, mapping: usize, page: usize) -> Page {
         let known = &mut self.known[mapping][page];
         known.awaited |= known.page == Page::Filling;
         known.page
     }
 
-    /// Pages are not filled by whoever had claimed them: faults that waited for that are asked again.
+    /// Pages are not filled by the thread that had claimed them: faults that waited for that are
+    /// asked again.
     pub(super) fn ask_again(&mut self, mapping: usize, pages: PageRange) {
         for page in pages.start..pages.end() {
             let known = &mut self.known[mapping][page];
@@ -135,7 +137,7 @@ impl Pages {
         claimed
     }
 
-    /// Those of `pages` that somebody fills.
+    /// Those of `pages` that a thread fills.
     pub(super) fn filling(&self, mapping: usize, pages: PageRange) -> Vec<PageRange> {
         let mut filling = Vec::new();
         let mut at = pages.start;
@@ -172,8 +174,8 @@ impl Pages {
         }
     }
 
-    /// What a thread is to do next: faults first. `batch` is how many pages are streamed at a time, if the
-    /// thread streams.
+    /// The next task of a thread: faults first. `batch` is how many pages are streamed at a time,
+    /// if the thread streams.
     pub(super) fn next(&mut self, mappings: &[Mapping], batch: Option<usize>) -> Option<Job> {
         if let Some((mapping, page)) = self.faults.pop_front() {
             self.known[mapping][page].asked = false;

@@ -31,7 +31,7 @@ const RELEASE_ATTEMPTS: usize = 1000;
 /// Events read before the service looks around again.
 const EVENTS: usize = 1024;
 
-/// What was done for a VMM.
+/// Counts of the work for a VMM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Served {
@@ -57,7 +57,7 @@ pub fn serve(
     source: &dyn PageSource,
     options: &VmmOptions<'_>,
 ) -> Result<Served, VmmError> {
-    // Held from the beginning, so that nobody else can come by the number.
+    // Held from the beginning, so that no other descriptor gets the number.
     let process = Peer::of(stream)?;
     let (mappings, uffd) = match receive(stream, source.pages(), options) {
         Ok(accepted) => accepted,
@@ -94,7 +94,7 @@ pub fn serve(
             let thread = std::thread::Builder::new().name("afresh-vmm".to_owned());
             let service = &service;
             let spawned = thread.spawn_scoped(scope, move || service.work(streams));
-            // Those that there are do the work, if one streams.
+            // The existing threads do the work, if one streams.
             if let (Err(error), true) = (spawned, number <= 1) {
                 started = Err(VmmError::Socket(error));
             }

@@ -10,6 +10,7 @@ use hyper::StatusCode;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::requests::ConnectMessages;
 use super::routes::answer;
 use crate::error_response::ErrorResponse;
 
@@ -102,20 +103,10 @@ pub(super) fn asked<T: DeserializeOwned>(body: &[u8]) -> Result<T, ConnectError>
 }
 
 /// The requests in the messages of a stream.
-pub(super) fn messages<T: DeserializeOwned>(mut body: &[u8]) -> Result<Vec<T>, ConnectError> {
-    let mut all = Vec::new();
-    while !body.is_empty() {
-        let (head, rest) =
-            body.split_first_chunk::<5>().ok_or_else(|| wrong("the stream breaks off"))?;
-        if head[0] != 0 {
-            return Err(wrong("a message comes as it is: without compression"));
-        }
-        let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
-        let message = rest.get(..length).ok_or_else(|| wrong("the message breaks off"))?;
-        all.push(serde_json::from_slice(message).map_err(|error| wrong(error.to_string()))?);
-        body = &rest[length..];
-    }
-    Ok(all)
+pub(super) fn messages<T: DeserializeOwned>(body: &[u8]) -> Result<Vec<T>, ConnectError> {
+    let parse =
+        |message: &[u8]| serde_json::from_slice(message).map_err(|error| wrong(error.to_string()));
+    ConnectMessages(body).map(|message| message.map_err(wrong).and_then(parse)).collect()
 }
 
 fn wrong(why: impl Into<String>) -> ConnectError {

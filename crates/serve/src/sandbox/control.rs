@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use super::one::{Sandbox, milliseconds};
 use super::registry::{CreateOptions, Sandboxes};
-use super::routes::{Answer, Metadata, Tenant, TenantSandbox, answer, json, short};
+use super::requests::{CreateRequest, TimeoutRequest};
+use super::routes::{Answer, Tenant, TenantSandbox, answer, json, short};
 use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;
@@ -25,26 +26,6 @@ const DEFAULT_TIMEOUT_SECONDS: u64 = 300;
 const FORKS: usize = 1000;
 /// Maximum sandboxes or snapshots of one page.
 const PAGE: usize = 100;
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct CreateRequest {
-    #[serde(rename = "templateID", default)]
-    template: String,
-    timeout: Option<u64>,
-    #[serde(default)]
-    auto_pause: bool,
-    #[serde(default)]
-    metadata: Option<Metadata>,
-}
-
-#[derive(Deserialize, Default)]
-pub(super) struct TimeoutRequest {
-    timeout: Option<u64>,
-    duration: Option<u64>,
-    count: Option<usize>,
-    name: Option<String>,
-}
 
 impl TimeoutRequest {
     fn or_usual(&self) -> Duration {

@@ -20,6 +20,7 @@ use super::connect;
 use super::file_body::{FileBody, PIECE};
 use super::one::Sandbox;
 use super::registry::Sandboxes;
+use super::requests::FilesystemRequest;
 use super::routes::{Answer, AuthorizedSandbox, answer, json};
 use crate::body::Chunked;
 use crate::error_response::ErrorResponse;
@@ -42,18 +43,6 @@ const ENTRIES: usize = 10_000;
 #[derive(Deserialize)]
 pub(super) struct PathQuery {
     path: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct FilesystemRequest {
-    #[serde(default)]
-    path: String,
-    #[serde(default)]
-    depth: u32,
-    #[serde(default)]
-    source: String,
-    #[serde(default)]
-    destination: String,
 }
 
 /// The sandbox is there.

@@ -10,11 +10,11 @@ use axum::response::IntoResponse;
 use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::connect::went_back;
 use super::registry::Sandboxes;
+use super::requests::ExecuteRequest;
 use super::routes::{Answer, AuthorizedSandbox, answer, json};
 use super::streaming::{Shape, run_streaming};
 use crate::error_response::ErrorResponse;
@@ -23,13 +23,6 @@ type All = State<Arc<Sandboxes>>;
 
 /// The one context that a sandbox has.
 const CONTEXT: &str = "default";
-
-#[derive(Deserialize)]
-pub(super) struct ExecuteRequest {
-    code: String,
-    language: Option<String>,
-    context_id: Option<String>,
-}
 
 fn known_context(id: Option<&str>) -> Result<(), ErrorResponse> {
     match id {

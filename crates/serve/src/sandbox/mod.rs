@@ -33,6 +33,7 @@ mod process;
 mod quota;
 mod record;
 mod registry;
+mod requests;
 mod snapshots;
 mod streaming;
 mod template;

@@ -5,7 +5,6 @@
 //! from then on. May break it: output belongs to a command by its session (`setsid`), so output of a process that
 //! leaves the session is lost.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -18,8 +17,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
-use serde::de::{DeserializeOwned, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::commands::{EventStream, Subscriber};
@@ -27,6 +25,7 @@ use super::connect::{self, ConnectError};
 use super::one::{Sandbox, command};
 use super::output_router::OutputRouter;
 use super::registry::{Sandboxes, lock};
+use super::requests::{Chosen, Input, Part, Selector, Signal, StartRequest, Terminal};
 use super::routes::AuthorizedSandbox;
 use crate::body::Chunked;
 
@@ -35,103 +34,10 @@ const ALIVE: &str = "keepalive-ping-interval";
 /// Default interval of keepalives.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(90);
 
-#[derive(Deserialize)]
-struct StartRequest {
-    process: Config,
-    pty: Option<Terminal>,
-    tag: Option<String>,
-    #[serde(default)]
-    stdin: bool,
-}
-
-#[derive(Deserialize)]
-struct Config {
-    cmd: String,
-    #[serde(default)]
-    args: Vec<String>,
-    #[serde(default)]
-    envs: BTreeMap<String, String>,
-    cwd: Option<String>,
-}
-
-/// A terminal, by its size.
-#[derive(Clone, Copy, Deserialize)]
-struct Terminal {
-    size: TerminalSize,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-struct TerminalSize {
-    rows: u16,
-    cols: u16,
-}
-
 impl Terminal {
     fn wanted(self) -> Value {
         json!([self.size.rows, self.size.cols])
     }
-}
-
-/// Something with a command that runs.
-#[derive(Deserialize)]
-struct Chosen {
-    process: Selector,
-    signal: Option<Signal>,
-    pty: Option<Terminal>,
-    #[serde(default)]
-    input: Input,
-}
-
-/// A signal by its number, or by its name in the agent's protocol. 0 is one that is not known.
-#[derive(Clone, Copy)]
-struct Signal(u64);
-
-impl<'de> Deserialize<'de> for Signal {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Named;
-        // By a visitor: nothing that is neither is kept, however large.
-        impl Visitor<'_> for Named {
-            type Value = Signal;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a signal's number or name")
-            }
-
-            fn visit_u64<E>(self, number: u64) -> Result<Signal, E> {
-                Ok(Signal(number))
-            }
-
-            fn visit_str<E>(self, name: &str) -> Result<Signal, E> {
-                Ok(Signal(match name {
-                    "SIGNAL_SIGKILL" => 9,
-                    "SIGNAL_SIGTERM" => 15,
-                    _ => 0,
-                }))
-            }
-        }
-        deserializer.deserialize_any(Named)
-    }
-}
-
-#[derive(Deserialize)]
-struct Selector {
-    pid: Option<u32>,
-    tag: Option<String>,
-}
-
-#[derive(Default, Deserialize)]
-struct Input {
-    stdin: Option<String>,
-    pty: Option<String>,
-}
-
-/// A part of the input to a command.
-#[derive(Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Part {
-    Start { process: Selector },
-    Data { input: Input },
-    KeepAlive {},
 }
 
 impl Input {

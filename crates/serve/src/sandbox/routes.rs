@@ -1,6 +1,5 @@
 //! The requests about sandboxes, and their handlers.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Router;
@@ -183,9 +182,6 @@ pub(super) fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ErrorResponse>
 /// Maximum bytes of a body that is neither code nor a file: lists and labels take many times their size once they are
 /// decoded.
 const MAX_MESSAGE: usize = 1 << 20;
-
-/// Labels that a client gave to a sandbox.
-pub(super) type Metadata = BTreeMap<String, String>;
 
 /// Maximum bytes of all labels of a sandbox together.
 const NAMES: usize = 16 << 10;

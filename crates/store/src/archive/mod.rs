@@ -1,14 +1,14 @@
 //! A snapshot in one file: an OCI image layout in an uncompressed tar, which tools that know
 //! `oci-archive` can read.
 //!
-//! Raw page layers lie on page boundaries of the file, so it can be mapped as a store's blobs can.
+//! Raw page layers are on page boundaries of the file, so it can be mapped as a store's blobs can.
 //! `docs/format.md` says where everything is.
 //!
 //! Promises:
-//! * [`open`] reads member headers, manifest, configuration and layer indexes, and no page. What it
-//!   reads is checked as in a store.
-//! * [`save`] and [`export`] are atomic and durable: whoever is killed, the path means the old archive
-//!   or the new one. What a killed writer left is removed by the next one of the same path.
+//! * [`open`] reads member headers, manifest, configuration and layer indexes, and no page. Reads
+//!   are checked as in a store.
+//! * [`save`] and [`export`] are atomic and durable: after a kill, the path means the old archive
+//!   or the new one. The next writer of the same path removes the files of a killed one.
 //! * Reading is bounded: links, names outside the archive, two members of one name, and lengths that the
 //!   file does not have are refused by name, and nothing is allocated for them.
 
@@ -112,7 +112,7 @@ pub fn import(path: &Path, store: &Store, name: &str) -> Result<Sha256, SaveErro
     }
     shelf.put(read_small(&members, "the manifest", id, crate::manifest::MAX_MANIFEST)?)?;
     if !manifest.is_sealed() {
-        // Whatever the archive said, the result must open. Running it is another matter.
+        // The result must open, whatever the archive claimed. Running it is another matter.
         open_snapshot(store, id, &Access::new().with_limits(Limits::NONE))?;
     }
     store.tag(name, Some(id))?;

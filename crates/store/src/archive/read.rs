@@ -121,7 +121,7 @@ impl Members {
         }
     }
 
-    /// A file below which others lie.
+    /// A file that is a directory of others.
     fn overlap(&self) -> Option<&str> {
         let is_file = |name: &str| matches!(self.members.get(name), Some(Some(_)));
         self.members.keys().find_map(|name| {
@@ -147,7 +147,7 @@ impl Members {
         if size > limit {
             return Err(OpenError::TooLarge { what, size, limit });
         }
-        // The member lies within the file, which bounds this.
+        // The member is within the file, which bounds this.
         let mut bytes = vec![0; size as usize];
         self.read_at(&mut bytes, start)?;
         Ok(bytes)

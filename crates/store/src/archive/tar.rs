@@ -1,8 +1,9 @@
 //! Tar headers: parsing and writing, no I/O.
 //!
-//! The `tar` crate interprets more than an archive of ours may hold (sparse members, long names,
-//! links), and says neither where a member has to begin nor how much it read to find out. What is needed
-//! is a header of 512 bytes and two records of the POSIX extended one; everything else is refused.
+//! The `tar` crate interprets more than a snapshot archive may hold (sparse members, long names,
+//! links), and says neither where a member has to begin nor how much it read to find out. An
+//! archive needs a header of 512 bytes and two records of the POSIX extended one; all else is
+//! refused.
 
 use std::ops::Range;
 
@@ -29,7 +30,7 @@ pub enum ArchiveError {
     /// A header does not have its checksum.
     #[error("the tar header at byte {0} does not have its checksum: the file was damaged")]
     Checksum(u64),
-    /// A number in a header is none.
+    /// A field of a header is not a number.
     #[error("the tar header at byte {0} holds a number that is none")]
     Number(u64),
     /// The file ends before the archive does.
@@ -71,7 +72,7 @@ pub enum ArchiveError {
     Snapshots(usize),
 }
 
-/// What a header says.
+/// The fields of a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) name: Vec<u8>,
@@ -102,7 +103,7 @@ pub(super) fn parse(block: &[u8; BLOCK as usize], at: u64) -> Result<Option<Head
     Ok(Some(Header { name, size, kind: block[KIND] }))
 }
 
-/// The header of a read-only file. The name is one of ours and fits.
+/// The header of a read-only file. The name is written by this crate and fits.
 pub(super) fn header(name: &str, size: u64) -> [u8; BLOCK as usize] {
     let mut block = [0; BLOCK as usize];
     let mut put = |field: Range<usize>, bytes: &[u8]| {
@@ -157,7 +158,7 @@ fn number(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// What a POSIX extended header changes in the header that follows it.
+/// The changes of a POSIX extended header to the next header.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Extended {
     pub(super) path: Option<Vec<u8>>,

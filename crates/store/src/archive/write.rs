@@ -1,7 +1,7 @@
 //! Writes an archive, member by member, in one pass.
 //!
-//! The temporary file is locked while it is written, so that the next writer of the same path can tell
-//! what a killed one left from what is still being written.
+//! The temporary file is locked while it is written, so that the next writer of the same path can
+//! distinguish files of killed writers from unfinished ones.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -50,7 +50,7 @@ fn beside(path: &Path) -> Result<(&Path, OsString), SaveError> {
     Ok((parent(path), prefix))
 }
 
-/// Removes what killed writers of the same path left: temporary files that nobody holds locked.
+/// Removes the unlocked temporary files that killed writers of the same path left.
 fn sweep(dir: &Path, prefix: &OsString) -> io::Result<()> {
     let mut wanted = prefix.clone();
     wanted.push(TEMPORARY);
@@ -86,7 +86,7 @@ fn create(dir: &Path, prefix: &OsString) -> io::Result<(TempPath, File)> {
 impl ArchiveWriter {
     pub(super) fn create(path: &Path) -> Result<Self, SaveError> {
         let (dir, prefix) = beside(path)?;
-        // What cannot be swept takes space, no more.
+        // A file that cannot be removed only takes space.
         let _ = sweep(dir, &prefix);
         let (temporary, file) = create(dir, &prefix).map_err(|e| SaveError::io(path, e))?;
         let (blobs, path) = (HashSet::new(), path.to_owned());
@@ -110,7 +110,7 @@ impl ArchiveWriter {
         Ok(())
     }
 
-    /// Writes a padding member, whose content is a hole, so that the next member's content lies on a
+    /// Writes a padding member, whose content is a hole, so that the next member's content is at a
     /// multiple of `align`.
     fn align(&mut self, align: u64) -> Result<(), SaveError> {
         if !(self.at + BLOCK).is_multiple_of(align) {

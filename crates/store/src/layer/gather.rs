@@ -13,7 +13,7 @@ use crate::{LayerError, OpenError};
 
 /// Groups in one request: 1 MiB of pages as written by this version.
 const RUN_GROUPS: usize = 16;
-/// Groups that are fetched though nobody asked for them, because they cost less than a request.
+/// Groups that are fetched without a reader, because they cost less than a request.
 const BRIDGE: usize = 1;
 /// Requests made at once; bounds the memory to about 32 MiB.
 const WINDOW: usize = 32;

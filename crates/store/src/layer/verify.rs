@@ -41,7 +41,7 @@ impl Layer {
         }
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let threads = (groups.len() / THREAD_GROUPS).min(processors).clamp(1, THREADS);
-        // Threads take turns, so that one that has to wait for a processor holds up nobody.
+        // Threads take turns, so that one that has to wait for a processor delays no other.
         let next = AtomicUsize::new(groups.start);
         let failure = Mutex::new(None);
         let work = || {
@@ -96,8 +96,9 @@ impl Layer {
     }
 
     /// Checks every byte of the blob, which is read once and in order, whatever was checked before:
-    /// each group against its digest, and all of it against the SHA-256 that names it. `progress` is told
-    /// the bytes done. A sealed blob is read twice, for its digest is that of the sealed bytes.
+    /// each group against its digest, and all of it against the SHA-256 that names it. `progress`
+    /// receives the bytes done. A sealed blob is read twice, for its digest is that of the sealed
+    /// bytes.
     ///
     /// # Errors
     /// [`OpenError::Layer`] with the first damage.
@@ -125,7 +126,7 @@ impl Layer {
                 progress(at);
             }
         }
-        // What follows the pages.
+        // The bytes after the pages.
         while at < self.size() {
             bytes.resize(PIECE.min(self.size() - at) as usize, 0);
             self.blob().read_at(&mut bytes, at).map_err(|e| self.io(e))?;

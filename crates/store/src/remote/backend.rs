@@ -1,7 +1,7 @@
-//! What a remote must be able to do, whatever protocol it speaks.
+//! The operations of a remote, in any protocol.
 //!
 //! Blobs are named by their digest, snapshots by names that mean manifests. Implementations repeat
-//! failed requests by [`RetryPolicy`](super::RetryPolicy) and bound what they read; whoever calls them checks
+//! failed requests by [`RetryPolicy`](super::RetryPolicy) and bound their reads; callers check
 //! digests.
 
 use std::fmt;
@@ -25,7 +25,7 @@ pub(super) trait Source {
 /// Connections that are opened ahead.
 pub(super) const CONNECTIONS: usize = 4;
 
-/// What a name means.
+/// The meaning of a name.
 pub(super) struct Meaning {
     /// Digest of the manifest.
     pub(super) id: Sha256,
@@ -121,7 +121,7 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
         Ok(true)
     }
 
-    /// Notes that somebody names objects elsewhere.
+    /// Notes that objects are named elsewhere.
     async fn claim(&self, keeper: &str) -> Result<(), RemoteError> {
         let _ = keeper.to_owned();
         Ok(())

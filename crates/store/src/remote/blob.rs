@@ -79,7 +79,7 @@ impl RangeBlob {
         if let Some(footer) = kept.bytes.last_chunk::<FOOTER_LEN>()
             && let Ok(footer) = Footer::parse(footer, self.len)
             && footer.index_offset < offset
-            // Whoever opens the layer will say what is wrong.
+            // Opening the layer reports the error.
             && limits.check_index(footer.index_len).is_ok()
         {
             let mut bytes = self.bytes(footer.index_offset..offset).await?;
@@ -90,7 +90,7 @@ impl RangeBlob {
         Ok(())
     }
 
-    /// The bytes in `range`, which lies in the blob.
+    /// The bytes in `range`, which is inside the blob.
     async fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>, RemoteError> {
         if range.is_empty() {
             return Ok(Vec::new());

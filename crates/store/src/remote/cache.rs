@@ -1,6 +1,6 @@
 //! A cache of remote blobs on local disk, shared by every process that names the same directory.
 //!
-//! A blob has one file, divided into blocks; each block is stored with a digest of its own. A block that is
+//! A blob has one file, divided into blocks; each block is stored with its digest. A block that is
 //! missing, torn by a crash, or damaged does not match and is fetched again, so nothing needs to be
 //! locked, ordered or made durable, and a bad cache can cost time but never yield wrong bytes.
 //!
@@ -22,7 +22,7 @@ use crate::store::new_dir;
 
 /// Bytes of a blob in a block.
 pub(super) const BLOCK: u64 = 256 << 10;
-/// What precedes a block in the file: the digest of number, length and bytes.
+/// The prefix of a block in the file: the digest of number, length and bytes.
 const HEADER: u64 = 32;
 const CONTEXT: &str = "afresh 2026-11 remote cache block version 1";
 const SUFFIX: &str = "blocks";
@@ -151,8 +151,8 @@ impl CacheFile {
     }
 }
 
-/// Removes cached blobs, the longest unused first, until at most `max_bytes` are taken. Processes that use
-/// a removed blob go on with it. Returns the bytes given back.
+/// Removes cached blobs, the longest unused first, until at most `max_bytes` are taken. Processes
+/// that use a removed blob can continue. Returns the bytes given back.
 ///
 /// # Errors
 /// An I/O error; the cache stays usable.

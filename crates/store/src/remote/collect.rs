@@ -2,14 +2,16 @@
 //!
 //! Promises: what is named, or is named while a collection runs, stays whole. Nothing waits for a lock that a killed
 //! process could hold. Three rules make that so:
-//! * A writer takes an object for sent only while it is younger than [`TRUSTED`]; an older one it sends again, which makes it
-//!   young. Only what is older than the grace, twice that at least, is removed. So what a writer relied on is not removed
-//!   before it has a name, as long as that takes less than the difference, and clocks differ by less than it.
-//! * Objects are listed before the names are read. What has no name then was not relied on by anybody who names it later.
-//!   The names are read again when they are older than [`NAMES_TIMEOUT`]: an object that got a name since, and is as old
-//!   as the grace, was sent before they were read.
-//! * An object may become young between the last look at it and its removal. A collector therefore leaves a mark while it removes
-//!   a few; a writer looks for marks when all is sent, waits until they are gone, and looks whether all is there still.
+//! * A writer takes an object for sent only while it is younger than [`TRUSTED`]; an older one it
+//!   sends again, which makes it young. Only what is older than the grace, twice that at least, is
+//!   removed. So the objects of a writer are not removed before they have a name, if that takes
+//!   less than the difference, and clocks differ by less than it.
+//! * Objects are listed before the names are read. No writer that names an object later relied on
+//!   it without a name then. The names are read again when they are older than [`NAMES_TIMEOUT`]:
+//!   an object that got a name since, and is as old as the grace, was sent before they were read.
+//! * An object may become young between the last look at it and its removal. A collector therefore
+//!   leaves a mark while it removes a few; a writer looks for marks when all is sent, waits until
+//!   they are removed, and looks whether all is there still.
 //!
 //! May break it: writers of versions that know nothing of this, and clocks that are wrong by a day.
 
@@ -28,18 +30,18 @@ use crate::{OpenError, Sha256};
 pub(super) const TRUSTED: Duration = Duration::from_secs(24 * 3600);
 /// The least age at which an object without a name is removed.
 pub const GRACE: Duration = Duration::from_secs(48 * 3600);
-/// What takes longer from the first look at an object to its name is looked at again.
+/// A writer that takes longer from its first look at an object to its name looks again.
 const NAMED_WITHIN: Duration = Duration::from_secs(12 * 3600);
 /// How long names hold that a collection has read. With [`NAMED_WITHIN`] and [`TRUSTED`] it stays below [`GRACE`].
 const NAMES_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Objects that are removed under one mark.
 const BATCH: usize = 256;
-/// How often a writer looks again because a collection went on beside it.
+/// How often a writer looks again because of a concurrent collection.
 const ROUNDS: usize = 5;
 
-/// Who names objects of a store by digest, and has those names elsewhere.
+/// A program that names objects of a store by digest, and keeps those names elsewhere.
 pub struct GcRoot<'a> {
-    /// As it was told to [`Remote::claim`].
+    /// As in [`Remote::claim`].
     pub name: &'a str,
     /// Reads all its names.
     pub names: &'a mut dyn FnMut() -> Result<Vec<Sha256>, crate::remote::Cause>,
@@ -60,7 +62,7 @@ impl Stored {
         match (parts.next(), parts.next()) {
             (Some(digest), Some("sha256")) => {
                 let digest = format!("sha256:{digest}").parse::<Sha256>();
-                // What is no blob is nobody's to remove.
+                // Other objects are never removed.
                 digest.map_or(true, |digest| live.blobs.contains(&digest))
             }
             (Some(_), Some(journal)) => live.journals.contains(journal),
@@ -91,7 +93,8 @@ impl Reading {
 }
 
 impl Remote {
-    /// Says that objects of this remote are named elsewhere, so that whoever collects without those names is refused.
+    /// Says that objects of this remote are named elsewhere, so that a collection without those
+    /// names is refused.
     ///
     /// # Errors
     /// [`RemoteError`] by cause.
@@ -99,12 +102,13 @@ impl Remote {
         self.block_on(self.backend.claim(keeper))
     }
 
-    /// Removes what is older than `grace` and reached neither by a name of this remote nor by one of its keeper's. Others may
-    /// go on writing and reading; what an opened snapshot has not read yet is gone for it, if its name went long ago.
+    /// Removes what is older than `grace` and reached neither by a name of this remote nor by one
+    /// of its keeper's. Others may continue to write and read; an opened snapshot without a name
+    /// loses the parts that it has not read.
     ///
     /// # Errors
-    /// [`RemoteError`] by cause: above all when objects are named by somebody else, or by nobody at all. What was removed until
-    /// then was reached by nothing.
+    /// [`RemoteError`] by cause: above all when objects are named by somebody else, or by nobody at
+    /// all. Nothing reached the objects that were removed until then.
     pub fn gc(
         &self,
         mut keeper: Option<GcRoot<'_>>,
@@ -181,7 +185,7 @@ impl Remote {
                 match self.backend.blob("a manifest", id, MAX_FOREIGN).await {
                     Ok(bytes) if Sha256::of(&bytes) == id => Ok(Some(bytes)),
                     Ok(_) => Err(OpenError::Digest { what: "a manifest", expected: id }.into()),
-                    // What is not there needs nothing.
+                    // A missing object needs nothing.
                     Err(error) if error.is_not_found() => Ok(None),
                     Err(error) => Err(error),
                 }

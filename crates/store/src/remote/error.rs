@@ -1,4 +1,4 @@
-//! What goes wrong between here and an object store.
+//! Errors of an object store and of the way to it.
 
 use std::error::Error;
 use std::io;
@@ -23,7 +23,7 @@ pub enum RemoteError {
     Object {
         /// Which object.
         what: String,
-        /// What the store said.
+        /// The answer of the store.
         source: object_store::Error,
     },
     /// A registry could not be reached, or the connection broke.
@@ -41,10 +41,10 @@ pub enum RemoteError {
         what: String,
         /// The HTTP status.
         status: u16,
-        /// What the registry said, and the way out where it is known; begins with a colon.
+        /// The answer of the registry, and the way out where it is known; begins with a colon.
         message: String,
     },
-    /// A registry answered in a way that the protocol does not allow, or asked for what is not safe.
+    /// A registry answered in a way that the protocol does not allow, or made an unsafe request.
     #[error("{what}: {why}")]
     Protocol {
         /// Which request.
@@ -89,7 +89,7 @@ pub enum RemoteError {
     Digest {
         /// The name.
         expected: Sha256,
-        /// What it really is.
+        /// Its real digest.
         found: Sha256,
     },
     /// Others kept changing the names.
@@ -111,7 +111,7 @@ pub enum RemoteError {
         "a grace of {grace:?} is too short: whoever writes relies on younger objects; give {least:?} or more"
     )]
     Grace {
-        /// What was asked for.
+        /// The requested digest.
         grace: Duration,
         /// The least.
         least: Duration,

@@ -1,4 +1,4 @@
-//! What a remote holds, by name.
+//! The snapshots of a remote, by name.
 
 use super::{Remote, RemoteError};
 use crate::list::{Extent, Listed};

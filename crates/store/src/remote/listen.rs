@@ -1,5 +1,5 @@
-//! Listens to what an object store answers with, for the clients' errors do not tell all of it: the status,
-//! and when the server wants to be asked again.
+//! Listens to the answers of an object store, because the clients' errors omit parts of them: the
+//! status, and when the server wants to be asked again.
 
 use async_trait::async_trait;
 use object_store::ClientOptions;
@@ -9,7 +9,7 @@ use object_store::client::{
 
 use super::retry;
 
-/// Makes clients that tell [`retry`] what they hear.
+/// Makes clients that report their answers to [`retry`].
 #[derive(Debug)]
 pub(super) struct Listening;
 

@@ -86,7 +86,7 @@ impl Remote {
         Ok((id, Manifest::parse(&bytes)?))
     }
 
-    /// The bytes that `name` means, which have the digest beside them.
+    /// The bytes that `name` means, and their digest.
     pub(super) async fn document_of(&self, name: &str) -> Result<(Sha256, Vec<u8>), RemoteError> {
         let meaning = self.backend.resolve(name).await?;
         let id = meaning.id;

@@ -49,7 +49,7 @@ pub use push::Progress;
 pub use retry::RetryPolicy;
 pub use turns::Replaced;
 
-/// Why somebody else's part failed.
+/// Why another part failed.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// A server that holds snapshots, or a part of one. Cheap to clone.
@@ -103,16 +103,16 @@ impl Remote {
         Self::with_backend(Arc::new(objects), None)
     }
 
-    /// The same remote with a cache in `dir` for what is read of snapshots opened in place. Any number of
+    /// The same remote with a cache in `dir` for reads of snapshots opened in place. Any number of
     /// processes may share a directory; see [`trim_cache`].
     #[must_use]
     pub fn with_cache(&self, dir: impl Into<PathBuf>) -> Self {
         Self { cache: Some(dir.into()), ..self.clone() }
     }
 
-    /// Begins to open the connections that [`Remote::load`] uses, and returns at once. Whoever has other
-    /// work first, such as compiling the guest, spares the handshakes by this; it costs four small
-    /// requests.
+    /// Begins to open the connections that [`Remote::load`] uses, and returns at once. A caller
+    /// with other work first, such as compiling the guest, saves the handshakes by this; it costs
+    /// four small requests.
     pub fn prepare(&self) {
         if let Some(runtime) = &self.threads.0 {
             self.backend.prepare(runtime.handle());

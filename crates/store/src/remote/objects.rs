@@ -107,7 +107,7 @@ impl Objects {
         self.retry.attempt(what, || request().map_err(object)).await
     }
 
-    /// Waits for what repeats itself, as long as all its attempts may take; each may send `bytes` bytes.
+    /// Waits for all attempts of a request that repeats itself; each may send `bytes` bytes.
     async fn patiently<T>(
         &self,
         what: &str,
@@ -194,7 +194,7 @@ impl Backend for Objects {
     fn prepare(&self, tasks: &Handle) {
         for _ in 0..CONNECTIONS {
             let (objects, path) = (self.objects.clone(), self.path(LAYOUT_FILE));
-            // Whatever it answers, and that it may not, is for the requests that follow.
+            // Later requests handle its answer, or the lack of one.
             drop(tasks.spawn(async move { objects.head(&path).await.map(drop) }));
         }
     }

@@ -14,7 +14,7 @@ use super::objects::{Objects, PART};
 use super::registry::{self, Registry};
 use super::{Remote, RemoteError, RetryPolicy};
 
-/// What an address may look like; the end of an error message.
+/// The forms of an address; the end of an error message.
 const FORMS: &str = "use s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, \
                      oci://registry/repository[:tag] or file:///directory";
 
@@ -58,7 +58,7 @@ impl Remote {
         let (scheme, prefix) =
             ObjectStoreScheme::parse(&parsed).map_err(|e| bad(format!("{e}; {FORMS}")))?;
         let object = |source| RemoteError::Object { what: url.to_owned(), source };
-        // What one kind of client needs: a key for every option, and a build for each way to retry.
+        // One kind of client: a key for every option, and a build for each way to retry.
         macro_rules! cloud {
             ($builder:expr, $key:ty) => {{
                 let mut builder = $builder.with_url(url);
@@ -72,7 +72,7 @@ impl Remote {
                     let builder = builder.with_http_connector(Listening);
                     builder.with_client_options(client).build().map_err(object)
                 };
-                // Whoever repeats a request also limits its time.
+                // The code that repeats a request also limits its time.
                 let objects: Arc<dyn ObjectStore> =
                     Arc::new(build(0, client.clone().with_timeout_disabled())?);
                 let retries = retry.attempts.saturating_sub(1);

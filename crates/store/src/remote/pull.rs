@@ -56,7 +56,7 @@ impl Remote {
             return Ok(id);
         }
         let roots = match manifest.is_sealed() {
-            // Only its key opens it. What is fetched has its digests; the rest is seen when it is opened.
+            // Only its key opens it. Fetched blobs have their digests; opening checks the rest.
             true => vec![None; manifest.layers.len()],
             false => {
                 let config: Config = parse("the configuration", &config_bytes)?;
@@ -109,7 +109,7 @@ impl Remote {
         let manifest = Manifest { layers, ..manifest };
         let (id, _) = staging.put(print(&manifest)?)?;
         if !sealed {
-            // Whatever the remote said, the result must open. Running it is another matter.
+            // The result must open, whatever the remote claimed. Running it is another matter.
             open_snapshot(local, id, &Access::new().with_limits(Limits::NONE))?;
         }
         local.tag(local_name, Some(id))?;

@@ -97,8 +97,9 @@ impl Remote {
         Ok(id)
     }
 
-    /// Copies `snapshot` as [`Remote::push`] does, but gives it no name: it is opened by the id that this returns.
-    /// Whoever keeps ids elsewhere spares every save the one file in which a remote's names are.
+    /// Copies `snapshot` as [`Remote::push`] does, but gives it no name: it is opened by the id
+    /// that this returns. A caller that keeps ids elsewhere saves every push the write of the one
+    /// file of names.
     ///
     /// # Errors
     /// As [`Remote::push`].

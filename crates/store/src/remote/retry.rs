@@ -53,7 +53,7 @@ impl Default for RetryPolicy {
     }
 }
 
-/// What is known of the attempt that is under way.
+/// The state of the attempt that is under way.
 struct Attempt {
     start: Instant,
     progress: Cell<Instant>,

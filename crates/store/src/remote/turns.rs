@@ -113,7 +113,7 @@ impl Remote {
         Ok(Journal::in_remote(self.clone(), journal, id, snapshot.key().cloned()))
     }
 
-    /// Appends a turn. False if somebody else has appended one there.
+    /// Appends a turn. False if another writer has appended one there.
     pub(crate) fn put_turn(
         &self,
         journal: &str,

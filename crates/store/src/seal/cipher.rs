@@ -1,11 +1,11 @@
 //! Sealed blobs: any blob, cut into chunks that are each encrypted and authenticated.
 //!
-//! Each blob has another random key, wrapped by a key that is derived from the user's and 40 random bytes, for this
-//! blob only. No key wraps twice, so no nonce can repeat. Version 1 had one wrapping key and random nonces of 96 bits;
-//! its blobs still open. A chunk's nonce is its number and whether it
-//! is the last, so chunks cannot change places, be left out or come from another blob. Chunks are as
-//! long as a group of pages, so a raw layer's groups are each one chunk. What is needed to open a blob comes
-//! last, as in a layer, so that the same request fetches both.
+//! Each blob has another random key, wrapped by a key that is derived from the user's and 40 random
+//! bytes, for this blob only. No key wraps twice, so no nonce can repeat. Version 1 had one
+//! wrapping key and random nonces of 96 bits; its blobs still open. A chunk's nonce is its number
+//! and whether it is the last, so chunks cannot change places, be left out or come from another
+//! blob. Chunks have the length of a group of pages, so each group of a raw layer is one chunk. The
+//! key data of a blob comes last, as in a layer, so that the same request fetches both.
 
 use std::fmt;
 use std::io;
@@ -30,7 +30,7 @@ const CIPHER: u32 = 1;
 const CHUNK: usize = 64 << 10;
 /// Bytes of an authentication tag.
 const TAG: usize = 16;
-/// What of the trailer the wrapped key is bound to.
+/// The bytes of the trailer that the wrapped key is bound to.
 const BOUND: usize = 40;
 const WRAPPED: std::ops::Range<usize> = 52..100;
 /// Where version 1 has the nonce of the wrapped key, and version 2 the first 12 random bytes.
@@ -111,7 +111,7 @@ impl SealKey {
         Self::from_bytes(random()?)
     }
 
-    /// The key with these bytes, which must be random: a password is none.
+    /// The key with these bytes, which must be random, so a password is not enough.
     ///
     /// # Errors
     /// [`SealError::Library`] when the library refuses.
@@ -126,7 +126,7 @@ impl SealKey {
         &self.0.bytes
     }
 
-    /// Begins to seal a blob, with a key of its own.
+    /// Begins to seal a blob, with a new key.
     pub(crate) fn sealer(&self) -> Result<Sealer, SaveError> {
         let key = random::<32>()?;
         let salt = random::<40>()?;
@@ -290,7 +290,7 @@ impl SealedBlob {
         at(first)..at(end).min(self.inner.len() - TRAILER as u64)
     }
 
-    /// Decrypts, in place, chunks with their tags, the first of which is number `first`.
+    /// Decrypts chunks with their tags in place. The first is number `first`.
     fn decrypt(&self, first: u64, bytes: &mut [u8]) -> Result<(), SealError> {
         for (number, chunk) in (first..self.chunks).zip(bytes.chunks_mut(CHUNK + TAG)) {
             let last = number + 1 == self.chunks;
@@ -325,8 +325,8 @@ impl SealedBlob {
     }
 }
 
-/// Copies what `out` needs, from byte `offset` of the blob on, from decrypted chunks with their tags, the
-/// first of which is number `first`.
+/// Copies what `out` needs, from byte `offset` of the blob on, from decrypted chunks with their
+/// tags, from number `first` on.
 fn copy_plain(first: u64, chunks: &[u8], offset: u64, out: &mut [u8]) {
     let end = offset + out.len() as u64;
     for (number, chunk) in (first..).zip(chunks.chunks(CHUNK + TAG)) {

@@ -101,7 +101,7 @@ impl PublicKey {
     /// Reads the public keys in a file, at least one.
     ///
     /// # Errors
-    /// [`SealError::Key`] when a line is no such key, or there is none.
+    /// [`SealError::Key`] when a line is no such key, or no line is a key.
     pub fn from_file(path: &Path) -> Result<Vec<Self>, OpenError> {
         let keys: Vec<Self> =
             read(path, false)?.iter().map(|line| line.parse()).collect::<Result<_, _>>()?;

@@ -5,11 +5,11 @@
 //! are compressed on the way to another machine. It is an annotation of the manifest. [`Access::trusting`]
 //! refuses a snapshot that none of the given keys signed before anything of it is parsed but the manifest.
 //!
-//! A *sealed* snapshot (AES-256-GCM) has every blob but the manifest encrypted: see `docs/format.md`. Pages are
-//! read at random and lazily as before, but cannot be mapped. What stays visible is what the manifest
-//! and the directory show: names, and the number and length of blobs.
+//! A *sealed* snapshot (AES-256-GCM) has every blob but the manifest encrypted: see
+//! `docs/format.md`. Pages are read at random and lazily as before, but cannot be mapped. The
+//! manifest and the directory stay visible: names, and the number and length of blobs.
 //!
-//! What neither does: keep an old snapshot from being given for a new one of the same signer or key. Name
+//! Neither keeps an old snapshot from being given for a new one of the same signer or key. Name
 //! snapshots by their id where that matters.
 //!
 //! The cryptography is that of `aws-lc-rs`, which the object stores' TLS brings along.

@@ -16,7 +16,7 @@ pub(super) const ZERO: u64 = 1;
 pub(super) const PATCH: u64 = 2;
 pub(super) const WHOLE: u64 = 3;
 
-/// One step of the program of the pages. Ranges lie in the program's bytes.
+/// One step of the program of the pages. Ranges are positions in the program's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Pages of the parent.
@@ -213,7 +213,7 @@ fn state_step(reader: &mut Reader<'_>) -> Result<(u64, Option<u64>), TurnError> 
     Ok((count, None))
 }
 
-/// Checks that `count` runs lie in a page, one behind the other.
+/// Checks that `count` runs are in a page, one behind the other.
 fn check_runs(reader: &mut Reader<'_>, count: u64) -> Result<(), TurnError> {
     const OUTSIDE: TurnError = TurnError::Program("a patch reaches past the end of its page");
     let mut end = 0;

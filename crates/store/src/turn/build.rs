@@ -131,7 +131,7 @@ impl TurnBuilder {
     /// Ends the turn: the guest's state becomes `state`, and all of it follows on `parent`.
     ///
     /// # Errors
-    /// [`SaveError::TooLarge`] for what the format does not hold, [`SaveError::Compress`].
+    /// [`SaveError::TooLarge`] above the limits of the format, [`SaveError::Compress`].
     pub fn finish(
         mut self,
         state_before: &[u8],
@@ -162,7 +162,7 @@ impl TurnBuilder {
         let mut compressed = None;
         if body.len() > MIN_COMPRESSED {
             let shorter = zstd::bulk::compress(&body, LEVEL).map_err(SaveError::Compress)?;
-            // Where it gains little it costs whoever reads it more.
+            // Where it gains little it costs readers more.
             if shorter.len() + body.len() / 8 < body.len() {
                 (head.zstd, head.stored) = (true, shorter.len() as u64);
                 compressed = Some(shorter);
@@ -175,7 +175,7 @@ impl TurnBuilder {
     }
 }
 
-/// A turn that its own reader refuses: the builder was told of pages that the parent does not have.
+/// A turn that its own reader refuses: the builder got pages that the parent does not have.
 fn unsound(error: TurnError) -> SaveError {
     SaveError::Source(std::io::Error::other(error))
 }
@@ -221,8 +221,8 @@ fn runs(was: &[u8; PAGE_SIZE], now: &[u8; PAGE_SIZE]) -> Vec<(usize, usize)> {
     runs
 }
 
-/// Writes the program that makes `now` out of `was`. What both begin and end with is found by comparing; what lies
-/// between is looked up by blocks, since most of it has only moved.
+/// Writes the program that makes `now` out of `was`. The common beginning and end are found by
+/// comparing; the middle is looked up by blocks, since most of it has only moved.
 fn make_state(body: &mut Vec<u8>, was: &[u8], now: &[u8]) {
     let prefix = same_start(was, now);
     let suffix = same_end(&was[prefix..], &now[prefix..]);
@@ -242,7 +242,7 @@ fn make_state(body: &mut Vec<u8>, was: &[u8], now: &[u8]) {
     let (old, end) = (&was[prefix..was.len() - suffix], now.len() - suffix);
     let blocks: HashMap<&[u8], usize> =
         old.chunks_exact(BLOCK).enumerate().map(|(n, block)| (block, n * BLOCK)).collect();
-    // What is not written yet begins here.
+    // The part that is not written yet begins here.
     let mut from = prefix;
     let mut at = prefix;
     while at + BLOCK <= end && !blocks.is_empty() {

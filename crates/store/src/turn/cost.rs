@@ -12,8 +12,8 @@ pub(crate) const MAX_CHAIN: u64 = Limits::DEFAULT_TURNS;
 pub(super) const TURN_WORK: u64 = 256 << 10;
 /// Cost of a run of pages in a turn, and of a step that makes a part of the state.
 pub(super) const RUN_WORK: u64 = 4;
-/// Cost of a lookup of a parent's page. A binary search in millions of runs misses the processor's caches at nearly
-/// every probe, so it takes as long as a hundred runs in order.
+/// Cost of a lookup of one page in the memory before. A binary search in millions of runs misses
+/// the processor's caches at nearly every probe, and costs about a hundred times a run in order.
 pub(super) const LOOKUP_WORK: u64 = 256;
 
 /// The cost of a chain of turns for its reader.

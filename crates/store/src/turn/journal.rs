@@ -43,8 +43,8 @@ const FRAME: usize = 8;
 const CHECK: usize = 32;
 /// Frames begin at multiples of this, so that no disk writes half of their first bytes.
 const ALIGN: usize = 8;
-/// What comes with a turn, in the first byte of the second number: a signature before it. The other three are a
-/// check of the length.
+/// The parts that accompany a turn, in the first byte of the second number: a signature before it.
+/// The other three are a check of the length.
 const SIGNED: u8 = 1;
 /// The same byte of a frame that closes a remote journal. It has no turn.
 #[cfg(feature = "remote")]
@@ -92,8 +92,8 @@ fn check(base: &Sha256, number: usize, frame: &[u8]) -> [u8; CHECK] {
     hasher.finalize().into()
 }
 
-/// The first bytes of frame `number`: its length is checked on its own, so that a turn that was cut off is told from
-/// a file that was damaged.
+/// The first bytes of frame `number`: its length is checked on its own, so that a turn that was cut
+/// off differs from a file that was damaged.
 fn head(base: &Sha256, number: usize, len: u32, what: u8) -> [u8; FRAME] {
     let mut head = [0; FRAME];
     head[..4].copy_from_slice(&len.to_le_bytes());
@@ -179,7 +179,7 @@ impl JournalFile {
         }
         let sum = check(&base, number, &self.bytes[at..end]);
         if self.bytes[end..end + CHECK] != sum && !cfg!(fuzzing) {
-            // What is behind it was written after all of it.
+            // Bytes after it were written after all of it.
             return if next == self.bytes.len() { Ok(None) } else { Err(damaged) };
         }
         let signature = (signature > 0).then_some(at + FRAME..turn);
@@ -220,7 +220,7 @@ impl JournalFile {
         self.frames.len()
     }
 
-    /// Bytes of whole turns, with what surrounds them.
+    /// Bytes of whole turns and their frames.
     pub(crate) fn len(&self) -> u64 {
         self.end as u64
     }
@@ -242,7 +242,7 @@ pub(crate) enum JournalPlace {
     Remote(RemoteJournal),
 }
 
-/// What frames are appended to.
+/// The file or the remote that frames are appended to.
 #[derive(Debug)]
 enum JournalBackend {
     File(FileJournal),
@@ -383,7 +383,7 @@ impl Journal {
         self.end
     }
 
-    /// Bytes of the guest's states that its turns make, in all. Readers accept 1 GiB.
+    /// Bytes of all guest states that its turns make. Readers accept 1 GiB.
     #[must_use]
     pub fn states(&self) -> u64 {
         self.cost.states
@@ -414,7 +414,7 @@ impl Journal {
         }
     }
 
-    /// Somebody else goes on from the same turn.
+    /// Another writer continues from the same turn.
     fn moved(&self) -> SaveError {
         match &self.tape {
             JournalBackend::File(tape) => SaveError::Moved(tape.path.clone()),
@@ -426,8 +426,8 @@ impl Journal {
     /// Appends a turn, durably, and returns how many bytes that took. Signed where there is a key to sign with.
     ///
     /// # Errors
-    /// [`SaveError::Moved`] when somebody else has appended turns, or the name means something else by now;
-    /// [`SaveError`] by cause. The session is saved then as it was before.
+    /// [`SaveError::Moved`] when another writer has appended turns, or the name means something
+    /// else by now; [`SaveError`] by cause. The session is saved then as it was before.
     pub fn append(&mut self, turn: &Turn, sign: Option<&Signer<'_>>) -> Result<u64, SaveError> {
         check_parent(turn, &self.last).map_err(|_| self.moved())?;
         let cost = self.cost.after(turn);
@@ -514,7 +514,7 @@ impl FileJournal {
                 file.sync_data()
             });
             done.map(|()| synced(file)).map_err(|error| {
-                // Whatever is there of it must not be taken for a turn later.
+                // A part of it must not be taken for a turn later.
                 let _ = file.set_len(end);
                 io(error)
             })
@@ -527,7 +527,7 @@ impl FileJournal {
 /// Signs the digest of a turn: a public key, and the signature.
 pub type Signer<'a> = dyn Fn(&[u8; 32]) -> Result<[u8; SIGNATURE], crate::SealError> + 'a;
 
-/// A journal's name that nobody has.
+/// An unused journal name.
 pub(crate) fn new_id() -> Result<String, SaveError> {
     let mut bytes = [0; 32];
     let path = Path::new("/dev/urandom");

@@ -183,7 +183,7 @@ impl Head {
         out
     }
 
-    /// The digest of what the turn does, however it is encoded.
+    /// The digest of the turn in any encoding.
     fn root_of(&self, body: &[u8]) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new_derive_key(ROOT_CONTEXT);
         for length in [self.before, self.pages, self.state_before, self.state, self.body] {
@@ -222,8 +222,8 @@ fn field(field: &'static str, value: u64) -> TurnError {
 }
 
 impl Turn {
-    /// Parses a turn and checks it against its own root, within `limits`. Whether it fits a parent is for whoever
-    /// applies it.
+    /// Parses a turn and checks it against its own root, within `limits`. Its user checks that it
+    /// fits a parent.
     ///
     /// # Errors
     /// [`TurnError`].
@@ -248,13 +248,13 @@ impl Turn {
         &self.bytes
     }
 
-    /// What it was made from.
+    /// The digest of its parent.
     #[must_use]
     pub fn parent(&self) -> &[u8; 32] {
         &self.head.parent
     }
 
-    /// Digest of what it does and of what it was made from: it names the state that it makes.
+    /// Digest of the turn and its parent: it names the state that it makes.
     #[must_use]
     pub fn root(&self) -> &[u8; 32] {
         &self.head.root

@@ -1,4 +1,5 @@
-//! What a chain of turns makes of a snapshot: where each page is after the last of them, and the guest's state.
+//! The result of a chain of turns: the place of each page after the last turn, and the guest's
+//! state.
 //!
 //! Nothing of the pages is read for that. A changed page knows its base and its patches, and is made when it is read.
 //!
@@ -37,7 +38,7 @@ struct Run {
     what: PageSource,
 }
 
-/// What a page lies on.
+/// The bottom of a page.
 #[derive(Clone, Copy, Debug)]
 enum Under {
     Zero,
@@ -55,7 +56,7 @@ enum Under {
 #[derive(Clone, Debug)]
 struct TurnPage {
     under: Under,
-    /// What goes on it: a turn, and the runs in its program.
+    /// The patch on it: a turn, and the runs in its program.
     patch: Option<(usize, Range<usize>)>,
     /// Cost of the patches on this page and on all pages before it in the list.
     patches: u64,
@@ -149,7 +150,7 @@ impl Space {
         upto(first + len) - upto(first)
     }
 
-    /// What page `page` of `runs` is.
+    /// The place of page `page` of `runs`.
     fn at(runs: &[Run], page: usize) -> PageSource {
         let index = runs.partition_point(|run| run.first + run.len <= page);
         match runs.get(index) {
@@ -235,7 +236,8 @@ impl Space {
         self.cost.check(&self.limits)
     }
 
-    /// Where each page is, in the layers below, of which `base` is the map, or among the pages of its own.
+    /// The place of each page: in the layers below, whose map is `base`, or among the pages that
+    /// turns made.
     pub(crate) fn map(&self, base: &PageMap) -> Result<PageMap, OpenError> {
         let most = usize::try_from(self.limits.index).unwrap_or(usize::MAX);
         let mut runs: Charged<MapRun> = Charged::new(&Budget::new("indexes of a session", most));
@@ -258,7 +260,26 @@ impl Space {
         Ok(PageMap::from_runs(self.pages, runs.into_items()))
     }
 
-    /// Writes page `page` of its own to `out`. `base` reads a page of the snapshot's memory.
+    /// The pages of the snapshot's memory below the pages that turns made, once for each page that needs one.
+    pub(crate) fn bases(&self) -> impl Iterator<Item = usize> {
+        let own = self.runs.iter().filter_map(|run| match run.what {
+            PageSource::Own(first) => Some(first..first + run.len),
+            PageSource::Zero | PageSource::Base(_) => None,
+        });
+        own.flatten().filter_map(|page| {
+            let mut under = self.own[page].under;
+            // The cost of patches bounds the walk.
+            while let Under::Own(earlier) = under {
+                under = self.own[earlier].under;
+            }
+            match under {
+                Under::Base(page) => Some(page),
+                _ => None,
+            }
+        })
+    }
+
+    /// Writes page `page` of those that turns made to `out`. `base` reads a page below the turns.
     pub(crate) fn read(
         &self,
         page: usize,

@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use crate::support::forge::{BASE, DELTA, Layer, Snapshot, WORKING_SET};
 use crate::support::{memory, options, store};
-use afresh_store::{Access, Limits, OpenError, SaveError, Store, archive};
+use afresh_store::{
+    Access, Encoding, Limits, OpenError, SaveError, SaveOptions, Store, TurnBuilder, archive,
+};
 
 /// What opening says; it may not take long, whatever it is asked for.
 fn refusal(snapshot: &Snapshot, limits: Limits) -> Option<(String, &'static str)> {
@@ -82,6 +84,26 @@ fn a_snapshot_of_ones_own_stays_within_the_limits() {
     let file = dir.path().join("a.afresh");
     archive::export(&snapshot, &file, None).unwrap();
     assert!(matches!(archive::open_with(&file, &tight), Err(OpenError::Limit { .. })));
+}
+
+#[test]
+fn single_pages_of_compressed_groups_are_limited() {
+    const PAGES: usize = 70_000;
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    let save = SaveOptions { encoding: Encoding::Zstd, ..options() };
+    store.save("a", &memory(&[7; 64]), &save).unwrap();
+    let base = store.load("a").unwrap();
+    let mut journal = store.begin_turns("a", &base).unwrap();
+    let mut turn = TurnBuilder::new(64);
+    // Each page is in another group than the one before: 4 GiB are decompressed for 273 MiB.
+    (0..PAGES).for_each(|n| turn.copy(n % 2 * 32, 1));
+    let turn = turn.finish(base.state(), base.state(), journal.last()).unwrap();
+    journal.append(&turn, None).unwrap();
+    let error = store.load("a").unwrap_err();
+    assert!(matches!(error, OpenError::Limit { name: "expansion", .. }), "{error}");
+    let trusted = Access::new().with_limits(Limits::NONE);
+    assert_eq!(store.load_with("a", &trusted).unwrap().pages(), PAGES);
 }
 
 #[test]

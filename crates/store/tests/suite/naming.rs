@@ -177,9 +177,9 @@ fn a_compaction_compares_the_load_however_the_store_is_spelled() {
     store.save("a", &memory(&[1]), &options()).unwrap();
     let link = dir.path().join("link");
     std::os::unix::fs::symlink(dir.path(), &link).unwrap();
-    for root in [dir.path().join("."), link] {
+    for (root, seed) in [(dir.path().join("."), 2), (link, 3)] {
         let opened = Store::open(root).unwrap().load("a").unwrap();
-        let newer = store.save("a", &memory(&[2]), &options()).unwrap();
+        let newer = store.save("a", &memory(&[seed]), &options()).unwrap();
         let refused = store.compact("a", &opened, &CompactOptions::default()).unwrap_err();
         assert!(matches!(refused, SaveError::Moved(_)), "{refused}");
         assert_eq!(store.resolve("a").unwrap(), newer);

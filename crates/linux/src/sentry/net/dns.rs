@@ -9,6 +9,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use serde::{Deserialize, Serialize};
 
 use crate::egress;
+use crate::sentry::net::dns_message::{ADDRESS, HEAD, LONGEST, answer, question};
 use crate::sentry::net::sockets::{Address, SocketState};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult};
 
@@ -18,14 +19,8 @@ const PORT: u16 = 53;
 const FIRST: u32 = u32::from_be_bytes([198, 18, 0, 1]);
 /// Maximum names that a guest may resolve.
 const NAMES: usize = 4096;
-/// Longest name.
-const MAX_NAME: usize = 253;
-/// Time to live of an answer, in seconds.
-const MAX_TTL: u32 = 60;
 
-const HEAD: usize = 12;
-const INTERNET: u16 = 1;
-const ADDRESS: u16 = 1;
+/// The type of a question for any record.
 const ANY: u16 = 255;
 
 /// How a question is answered, in the form's numbers.
@@ -66,74 +61,6 @@ impl ResolvedNames {
         let short = |name: &String| name.len() <= MAX_NAME;
         self.0.len() <= NAMES && self.0.iter().all(short)
     }
-}
-
-/// A question: a name in lower case, and its type.
-#[derive(Debug, PartialEq, Eq)]
-struct DnsQuestion<'a> {
-    name: String,
-    kind: u16,
-    /// The question as it stands in the message.
-    bytes: &'a [u8],
-}
-
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]))
-}
-
-/// The only question of a message.
-fn question(message: &[u8]) -> Option<DnsQuestion<'_>> {
-    let flags = half(message, 2)?;
-    // A question in the usual way, and one.
-    if flags & 0xf800 != 0 || half(message, 4)? != 1 {
-        return None;
-    }
-    let (mut at, mut labels) = (HEAD, Vec::new());
-    loop {
-        let len = usize::from(*message.get(at)?);
-        at += 1;
-        match len {
-            0 => break,
-            1..=63 => {
-                let label = std::str::from_utf8(message.get(at..at + len)?).ok()?;
-                labels.push(label.to_ascii_lowercase());
-                at += len;
-            }
-            // A name in a question points nowhere.
-            _ => return None,
-        }
-    }
-    let (kind, class) = (half(message, at)?, half(message, at + 2)?);
-    let name = labels.join(".");
-    let known = class == INTERNET && name.len() <= MAX_NAME;
-    known.then_some(DnsQuestion { name, kind, bytes: &message[HEAD..at + 4] })
-}
-
-/// The answer to a message, in its form: how it went, and an address.
-fn answer(
-    message: &[u8],
-    asked: Option<&DnsQuestion<'_>>,
-    how: u8,
-    address: Option<Ipv4Addr>,
-) -> Vec<u8> {
-    let flag = |holds: bool| u8::from(holds);
-    let mut out = message[..2].to_vec();
-    // An answer, with authority; recursion if it is wanted, which there is.
-    out.push(0x84 | message[2] & 1);
-    out.push(0x80 | how);
-    let (one, given) = (flag(asked.is_some()), flag(address.is_some()));
-    out.extend([0, one, 0, given, 0, 0, 0, 0]);
-    out.extend(asked.map_or(&[][..], |asked| asked.bytes));
-    if let Some(address) = address {
-        // The name is the question's.
-        out.extend([0xc0, HEAD as u8]);
-        out.extend(ADDRESS.to_be_bytes());
-        out.extend(INTERNET.to_be_bytes());
-        out.extend(MAX_TTL.to_be_bytes());
-        out.extend([0, 4]);
-        out.extend(address.octets());
-    }
-    out
 }
 
 impl Address {
@@ -194,45 +121,6 @@ impl Sentry {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn ask(name: &str, kind: u16) -> Vec<u8> {
-        let mut message = vec![7, 9, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
-        for label in name.split('.').filter(|label| !label.is_empty()) {
-            message.push(label.len() as u8);
-            message.extend(label.bytes());
-        }
-        message.push(0);
-        message.extend(kind.to_be_bytes());
-        message.extend(INTERNET.to_be_bytes());
-        message
-    }
-
-    #[test]
-    fn a_question_is_read_as_it_is_written() {
-        let message = ask("Api.Example.ORG", ADDRESS);
-        let read = question(&message).unwrap();
-        assert_eq!((&*read.name, read.kind), ("api.example.org", ADDRESS));
-        assert_eq!(read.bytes, &message[HEAD..]);
-        let out = answer(&message, Some(&read), FINE, Some(Ipv4Addr::new(198, 18, 0, 1)));
-        assert_eq!(&out[..HEAD], [7, 9, 0x85, 0x80, 0, 1, 0, 1, 0, 0, 0, 0]);
-        assert_eq!(&out[out.len() - 4..], [198, 18, 0, 1]);
-    }
-
-    #[test]
-    fn what_is_no_question_is_none() {
-        let good = ask("a.b", ADDRESS);
-        assert!(question(&good).is_some());
-        for cut in 0..good.len() {
-            assert_eq!(question(&good[..cut]), None, "{cut} bytes");
-        }
-        for (at, byte) in [(2, 0x80), (5, 2), (HEAD, 0xc0), (HEAD, 64), (HEAD + 1, 0xff)] {
-            let mut bad = good.clone();
-            bad[at] = byte;
-            assert_eq!(question(&bad), None, "{at}: {byte}");
-        }
-        let long = ask(&"a.".repeat(130), ADDRESS);
-        assert_eq!(question(&long), None);
-    }
 
     #[test]
     fn a_name_keeps_its_address() {

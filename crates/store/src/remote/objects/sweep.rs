@@ -1,4 +1,5 @@
-//! What a collection and the writers beside it need of an object store; `remote::collect` says how they get along.
+//! The part of an object store for collections and concurrent writers; `remote::collect` describes
+//! their protocol.
 
 use std::collections::HashSet;
 use std::sync::PoisonError;
@@ -25,7 +26,7 @@ const KEEPERS: &str = "keepers";
 const REMOVING: Duration = Duration::from_secs(20);
 /// A mark that stays for longer was left by a collector that was killed.
 const DEAD: Duration = Duration::from_secs(40);
-/// How often a writer looks whether a mark is gone.
+/// How often a writer looks whether a mark was removed.
 const LOOKING: Duration = Duration::from_millis(500);
 /// Requests of a collection under way at the same time.
 const MAX_CONCURRENT_REQUESTS: usize = 16;
@@ -72,7 +73,7 @@ impl Objects {
     pub(super) async fn all_stored(&self) -> Result<Vec<Stored>, RemoteError> {
         let lock = self.path(BLOB_LOCK);
         match self.attempt(BLOB_LOCK, || self.objects.head(&lock)).await {
-            // Who saves there holds locks of files, and knows nothing of ages and marks.
+            // Programs that save there hold locks of files, and know nothing of ages and marks.
             Ok(_) => return Err(RemoteError::Kept { by: "a local store's files".to_owned() }),
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error),
@@ -113,7 +114,7 @@ impl Objects {
         match self.attempt(&object.name, || self.objects.head(&path)).await {
             Ok(meta) if age(&meta) >= grace => {}
             Err(error) if !error.is_not_found() => return Err(error),
-            // It is young again, or gone.
+            // It is young again, or removed.
             _ => return Ok(None),
         }
         match self.attempt(&object.name, || self.objects.delete(&path)).await {

@@ -56,7 +56,7 @@ impl Address {
         let url = |scheme: &str| {
             Url::parse(&format!("{scheme}://{host}/v2/{repository}/"))
                 .ok()
-                // Whatever the parser made of odd characters, nothing moved between host and path.
+                // However the parser treated odd characters, nothing moved between host and path.
                 .filter(|url| url.path() == format!("/v2/{repository}/") && !registry.is_empty())
                 .filter(|url| url.query().is_none() && url.fragment().is_none())
                 .ok_or_else(|| bad("the registry is not a host, or host:port"))

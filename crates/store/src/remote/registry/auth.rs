@@ -10,7 +10,7 @@ use super::Registry;
 use super::credentials::{self, Credentials};
 use crate::remote::RemoteError;
 
-/// What a request is for.
+/// The purpose of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Pull,
@@ -20,7 +20,7 @@ pub(super) enum Access {
 /// Longest answer of a token server.
 const MAX_TOKEN: u64 = 1 << 20;
 
-/// What was learnt so far: credentials, and a header for each kind of access.
+/// Results so far: credentials, and a header for each kind of access.
 #[derive(Default)]
 pub(super) struct Session {
     credentials: Mutex<Option<Credentials>>,

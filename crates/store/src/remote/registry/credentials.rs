@@ -1,4 +1,4 @@
-//! Who we are to a registry.
+//! Credentials for a registry.
 //!
 //! Looked for in this order: options of the address, the environment, the files and credential helpers of
 //! Docker's configuration. They are looked for only once a registry asks, and sent only to it and to the
@@ -20,7 +20,7 @@ use crate::remote::RemoteError;
 /// Longest configuration and longest answer of a helper.
 const LIMIT: u64 = 1 << 20;
 
-/// What proves who we are.
+/// The proof of identity.
 #[derive(Clone)]
 pub(super) enum Credentials {
     Anonymous,
@@ -77,14 +77,14 @@ pub(super) fn find(registry: &str, limit: Duration) -> Result<Credentials, Remot
         }
         Err(error) => return Err(wrong(format!("{}: {error}", path.display()))),
     }
-    // What is wrong is said without quoting: the file holds secrets.
+    // Errors quote nothing of it: the file holds secrets.
     let config: Config = serde_json::from_slice(&text)
         .map_err(|e| wrong(format!("{} does not parse at line {}", path.display(), e.line())))?;
     from_config(&config, registry, limit).map_err(wrong)
 }
 
-/// What the environment has for `registry`: it names the registry that it is for, so that no other one, such
-/// as that of an address from elsewhere, is ever told.
+/// The credentials in the environment for `registry`: it names the registry that it is for, so that
+/// no other one, such as that of an address from elsewhere, is ever told.
 fn from_environment(
     registry: &str,
     var: &dyn Fn(&str) -> Option<String>,
@@ -157,7 +157,7 @@ fn ask(helper: &str, key: &str, limit: Duration) -> Result<Option<Credentials>, 
         .spawn()
         .map_err(failed)?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A helper that does not read is known by what it answers.
+        // The answer shows a helper that does not read.
         let _ = stdin.write_all(key.as_bytes());
     }
     let deadline = Instant::now() + limit;

@@ -1,8 +1,8 @@
 //! OCI registries as remotes, by the distribution specification 1.1.
 //!
-//! A repository holds the blobs, its tags are the names. Existing blobs are not sent again, pages are read
-//! by ranges, and nothing is read without a limit. What the registry must be trusted with is what a tag
-//! means; open by digest to trust it with nothing.
+//! A repository holds the blobs, its tags are the names. Existing blobs are not sent again, pages
+//! are read by ranges, and nothing is read without a limit. The registry is trusted with the
+//! meaning of a tag; open by digest to trust it with nothing.
 //!
 //! Credentials go to the registry and its token server only: not to the storage that it redirects to, not
 //! over http where the registry itself speaks https. `docs/decisions/registry-client.md` says why this is
@@ -196,7 +196,7 @@ impl Registry {
                 message += &format!(": {} {}", entry.code, entry.message);
             }
         }
-        // What a server says goes to a terminal.
+        // Text of a server goes to a terminal.
         let mut message: String = message.chars().filter(|c| !c.is_control()).take(400).collect();
         if matches!(status.as_u16(), 401 | 403) {
             message += ": set AFRESH_REGISTRY, AFRESH_REGISTRY_USER and AFRESH_REGISTRY_PASSWORD, or log in with \
@@ -257,7 +257,7 @@ impl Registry {
             .await
     }
 
-    /// What a tag means, by its headers alone; `None` when it is gone.
+    /// The meaning of a tag, by its headers alone; `None` for a removed tag.
     async fn tag_of(&self, name: String) -> Result<Option<Tag>, RemoteError> {
         let url = self.url(&format!("manifests/{name}"))?;
         let what = format!("tag {name}");
@@ -324,7 +324,7 @@ impl Backend for Registry {
         let Ok(url) = self.address.base.join("/v2/") else { return };
         for _ in 0..CONNECTIONS {
             let request = self.client.get(url.clone()).timeout(self.retry.timeout);
-            // Whatever it answers, and that it may not, is for the requests that follow.
+            // Later requests handle its answer, or the lack of one.
             drop(tasks.spawn(async move { request.send().await?.bytes().await.map(drop) }));
         }
     }

@@ -1,4 +1,4 @@
-//! Sending blobs: in one request, or in parts that go on where a broken connection left them.
+//! Sending blobs: in one request, or in parts that continue where a broken connection left them.
 
 use std::cell::RefCell;
 
@@ -31,7 +31,7 @@ struct Upload {
 }
 
 impl Registry {
-    /// Where an answer says to go on.
+    /// The place at which an answer continues an upload.
     fn location(&self, what: &str, from: &Url, headers: &HeaderMap) -> Result<Url, RemoteError> {
         headers
             .get(LOCATION)
@@ -165,7 +165,7 @@ impl Registry {
         Ok(())
     }
 
-    /// How far an upload is, and where it goes on.
+    /// The progress of an upload, and where it continues.
     async fn progress(&self, what: &str, url: &Url) -> Result<(Url, u64), RemoteError> {
         let response = self.send(what, Access::Push, url, |url| self.client.get(url)).await?;
         let next = self.location(what, url, response.headers())?;

@@ -1,0 +1,50 @@
+//! Any bytes as the body of a request in E2B's shape: refused, or decoded. It takes memory in proportion to its bytes.
+#![no_main]
+
+#[path = "../../crates/serve/src/sandbox/requests.rs"]
+#[allow(dead_code, reason = "the fields are read by the server")]
+mod requests;
+
+use afresh_budget::meter::{Meter, within};
+use afresh_fuzz::accepted;
+use libfuzzer_sys::fuzz_target;
+use requests::{
+    Chosen, ConnectMessages, CreateRequest, ExecuteRequest, FilesystemRequest, Part, StartRequest,
+    TimeoutRequest,
+};
+use serde::de::DeserializeOwned;
+
+#[global_allocator]
+static ALLOCATOR: Meter = Meter;
+
+/// Bytes of memory for a byte of JSON: a list grows by doubling, and an empty text takes 24 bytes.
+const EACH: usize = 64;
+/// Memory for messages, and for the first node of a map.
+const ROOM: usize = 64 << 10;
+
+fn body<T: DeserializeOwned>(text: &[u8]) -> Result<(), String> {
+    serde_json::from_slice::<T>(text).map(drop).map_err(|error| error.to_string())
+}
+
+fn stream<T: DeserializeOwned>(body: &[u8]) -> Result<(), String> {
+    let mut all: Vec<T> = Vec::new();
+    for message in ConnectMessages(body) {
+        all.push(serde_json::from_slice(message?).map_err(|error| error.to_string())?);
+    }
+    Ok(())
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((kind, text)) = data.split_first() else { return };
+    let parse = match kind {
+        b'c' => body::<CreateRequest>,
+        b't' => body::<TimeoutRequest>,
+        b'e' => body::<ExecuteRequest>,
+        b'f' => body::<FilesystemRequest>,
+        b'p' => body::<Chosen>,
+        b's' => stream::<StartRequest>,
+        _ => stream::<Part>,
+    };
+    let (parsed, _) = within(text.len() * EACH + ROOM, || parse(text));
+    let _ = accepted(parsed);
+});
