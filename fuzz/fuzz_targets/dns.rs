@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 
 use afresh_budget::meter::{Meter, within};
 use afresh_fuzz::accepted;
-use dns_message::{ADDRESS, HEAD, INTERNET, LONGEST, answer, question};
+use dns_message::{ADDRESS, HEAD, INTERNET, MAX_NAME, answer, question};
 use libfuzzer_sys::fuzz_target;
 
 #[global_allocator]
@@ -21,7 +21,7 @@ const ROOM: usize = 4 << 10;
 fuzz_target!(|data: &[u8]| {
     let (asked, _) = within(ROOM, || question(data));
     let Some(asked) = accepted(asked.ok_or("no question")) else { return };
-    assert!(asked.name.len() <= LONGEST && data[HEAD..].starts_with(asked.bytes));
+    assert!(asked.name.len() <= MAX_NAME && data[HEAD..].starts_with(asked.bytes));
     assert!(!asked.name.bytes().any(|byte| byte.is_ascii_uppercase()));
     for address in [None, Some(Ipv4Addr::LOCALHOST)] {
         let (told, _) = within(ROOM, || answer(data, Some(&asked), 0, address));

@@ -22,13 +22,13 @@ pub fn accepted<T, E: Debug>(result: Result<T, E>) -> Option<T> {
 /// Bytes of a block of a tar.
 pub const BLOCK: usize = 512;
 /// Longest file that [`expand`] makes.
-const LONGEST: usize = 256 << 10;
+const MAX_FILE: usize = 256 << 10;
 
 /// A file out of blocks. A byte 0xfe where a block begins stands, with the next byte, for as many blocks of zeros.
 #[must_use]
 pub fn expand(mut data: &[u8]) -> Vec<u8> {
     let mut file = Vec::new();
-    while !data.is_empty() && file.len() < LONGEST {
+    while !data.is_empty() && file.len() < MAX_FILE {
         if let [0xfe, blocks, rest @ ..] = data {
             file.resize(file.len() + usize::from(*blocks) * BLOCK, 0);
             data = rest;
