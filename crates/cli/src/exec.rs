@@ -123,12 +123,12 @@ impl Drop for RawTerminal {
     }
 }
 
-/// Rows and columns of the host's terminal.
+/// Rows and columns of the terminal on standard input.
 fn size() -> (u16, u16) {
     tcgetwinsize(stdin()).map_or((24, 80), |size| (size.ws_row, size.ws_col))
 }
 
-/// This command's streams, with what of them is a terminal, and its signals.
+/// Standard streams, which of them are a terminal, and signals.
 fn streams(control: RunControl) -> anyhow::Result<HostStreams> {
     let input: OwnedFd = stdin().as_fd().try_clone_to_owned().context("standard input")?;
     let streams =
@@ -174,7 +174,7 @@ pub(crate) fn run(arguments: &Arguments, _: &Settings) -> anyhow::Result<ExitCod
         }
     }
     match end {
-        // What a system keeps of a code.
+        // A status has 8 bits.
         End::Exit(code) => Ok(ExitCode::from(code as u8)),
         End::Signal(signal) => Ok(ExitCode::from((128 + signal) as u8)),
         end => anyhow::bail!("the program {end}"),

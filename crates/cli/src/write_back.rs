@@ -1,4 +1,4 @@
-//! Changes of a guest's files, listed, or written to the host.
+//! Lists changed files of a guest, or writes them to the host.
 //!
 //! Promises: nothing outside the given directory is changed, whatever links the guest or another program of the host has made
 //! there, and a file has its old content or its new one. Bits that give rights of the owner (setuid, setgid) are not written.
@@ -23,7 +23,7 @@ const PIECE: usize = 1 << 20;
 /// The name of a file or link until it is whole.
 const PARTIAL: &str = ".afresh-partial";
 
-/// The changes between two states of a guest's files, without those of its own kernel's directories.
+/// The changes between two file trees, without those in `/dev` and `/proc`.
 pub(crate) fn changes(before: &Tree, after: &Tree) -> anyhow::Result<Vec<FileChange>> {
     let FileDifference { changes, truncated, .. } = before.diff(after)?;
     anyhow::ensure!(!truncated, "the program has changed more files than can be listed");
@@ -46,7 +46,7 @@ pub(crate) fn list(changes: &[FileChange], out: &mut dyn Write) -> std::io::Resu
     Ok(())
 }
 
-/// Writes those changes that are below `top`, a directory of the host's, to the host.
+/// Writes the changes below `top` to that host directory.
 pub(crate) fn write_back(top: &Path, changes: &[FileChange], after: &Tree) -> anyhow::Result<()> {
     let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
     let root = open(top, flags, Mode::empty()).with_context(|| top.display().to_string())?;

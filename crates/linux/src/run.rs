@@ -30,7 +30,7 @@ pub struct Run {
     pub messages: String,
 }
 
-/// What is left of a program that ran with the host's streams.
+/// The end of a program that ran with the host's streams, and its files.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct EndedRun {
@@ -94,14 +94,14 @@ impl HostStreams {
         self
     }
 
-    /// Signals, and changes of the terminal's size. A program that waits for nothing else waits for those.
+    /// Passes signals and new terminal sizes on. A program that waits for nothing else waits for those.
     #[must_use]
     pub fn control(mut self, control: RunControl) -> Self {
         self.control = Some(control);
         self
     }
 
-    /// How long the run may take; without it as long as it does.
+    /// Maximum time of the run; no limit if not set.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.limit = Some(limit);

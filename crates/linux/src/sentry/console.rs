@@ -1,8 +1,8 @@
 //! The host's side of a run: its input, its signals and its terminal.
 //!
 //! Promises: a guest that waits for the host wakes up when the host has something for it. Input is read only when the guest
-//! reads it, so that the rest stays for the next program of a script. A terminal is one of the guest's own: the host types into its
-//! master, and shows what that has.
+//! reads it, so that the rest stays for the next program of a script. A terminal is a guest terminal whose master the
+//! host holds: it types there, and shows the output.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ use crate::sentry::kernel::time::now;
 use crate::sentry::tty::terminals::{FIRST_DEVICE, Terminal, TerminalEnd};
 use crate::sentry::{FIRST, Kernel, Sentry};
 
-/// The number of a run's terminal.
+/// Number of the terminal.
 const TERMINAL: u32 = 0;
 /// Bytes that are read from the host's terminal at a time.
 const TYPED_AT_ONCE: usize = 1024;
@@ -52,7 +52,7 @@ impl HostInput {
         is_readable(self.fd.as_fd())
     }
 
-    /// A number that grows with what was read and what can be read.
+    /// A number that grows with each read, and when more can be read.
     pub(crate) fn edges(&self) -> u64 {
         2 * self.taken + u64::from(self.is_ready())
     }
@@ -75,7 +75,7 @@ impl HostInput {
     }
 }
 
-/// Sends a run signals, and tells it the size of its terminal. Usable from any thread; clones control the same run.
+/// Sends signals and terminal sizes to a run. Usable from any thread; clones control the same run.
 #[derive(Clone, Debug)]
 pub struct RunControl(Arc<Controls>);
 
@@ -114,7 +114,7 @@ impl RunControl {
         }
     }
 
-    /// Sets the size of the program's terminal. Its foreground processes get SIGWINCH where that is a change.
+    /// Sets the terminal size. Its foreground processes get SIGWINCH where that is a change.
     pub fn resize(&self, rows: u16, columns: u16) {
         self.push(Control::Resize([rows, columns]));
     }

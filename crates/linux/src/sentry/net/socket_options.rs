@@ -120,7 +120,7 @@ fn kept(level: i32, name: i32, value: &[u8]) -> Result<Vec<u8>, Errno> {
     }
 }
 
-/// `struct tcp_info`, of which only the state is known.
+/// `struct tcp_info` with the state; all other fields are 0.
 fn tcp_info(socket: &Socket) -> Vec<u8> {
     const LEN: usize = 104;
     let state = match &socket.stage {
@@ -210,7 +210,7 @@ impl Sentry {
             }
             _ if set.is_some() => set.unwrap_or_default(),
             (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => {
-                // As in Linux, with what it needs for its own.
+                // Linux doubles it, for its bookkeeping.
                 int(2 * crate::sentry::kernel::channels::CAPACITY as i32)
             }
             (libc::SOL_SOCKET, libc::SO_LINGER) => vec![0; 8],
