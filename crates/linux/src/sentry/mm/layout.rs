@@ -9,8 +9,8 @@ use std::ops::Range;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::file_cache::MappedRange;
 use crate::platform::{GUEST, IMAGE_LEN};
+use crate::sentry::mm::orders::{Change, Content, map_order, protect_order, unmap_order};
 use crate::sentry::mm::shared::{Share, Shared};
 
 pub(crate) const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
@@ -28,9 +28,6 @@ pub(crate) const LARGEST: u64 = IMAGE_LEN - RESERVED;
 pub(crate) const STACK_LEN: u64 = 8 << 20;
 pub(crate) const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
 
-/// A call for the stub to make: number and arguments.
-pub(crate) type Order = [u64; 7];
-
 /// A mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Mapping {
@@ -42,28 +39,6 @@ pub(crate) struct Mapping {
     pub(crate) reserved: bool,
     /// The shared memory that it shows, if it is shared.
     pub(crate) share: Option<Share>,
-}
-
-/// The initial content of a mapping, followed by zeros.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Content {
-    /// Bytes, which are copied into it.
-    Bytes(Vec<u8>),
-    /// Bytes of a file, so many in whole pages, which it shows with this protection.
-    Shown(MappedRange, u64, u64),
-}
-
-/// Orders that put a change of the layout into effect.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Change {
-    /// Calls to make first.
-    pub(crate) before: Vec<Order>,
-    /// The initial content of a mapping from an address on.
-    pub(crate) content: Option<(u64, Content)>,
-    /// Copies to make then: to, from, length.
-    pub(crate) copies: Vec<[u64; 3]>,
-    /// Calls to make last.
-    pub(crate) after: Vec<Order>,
 }
 
 /// The mappings of a guest. None overlap; neighbours that are alike are one.
@@ -78,20 +53,6 @@ pub(crate) struct Layout {
     elsewhere: u64,
     heap: u64,
     brk: u64,
-}
-
-/// `mmap` of private anonymous memory at exactly this place.
-pub(crate) fn map_order(start: u64, len: u64, protection: u64) -> Order {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-    [libc::SYS_mmap as u64, start, len, protection, flags as u64, u64::MAX, 0]
-}
-
-pub(crate) fn unmap_order(start: u64, len: u64) -> Order {
-    [libc::SYS_munmap as u64, start, len, 0, 0, 0, 0]
-}
-
-pub(crate) fn protect_order(start: u64, len: u64, protection: u64) -> Order {
-    [libc::SYS_mprotect as u64, start, len, protection, 0, 0, 0]
 }
 
 /// Whether a new mapping only reserves its addresses.

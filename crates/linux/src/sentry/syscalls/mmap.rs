@@ -8,7 +8,7 @@ use crate::platform::Process;
 use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::seals;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::mm::layout::Content;
+use crate::sentry::mm::orders::Content;
 use crate::sentry::mm::shared::Share;
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult};
 
