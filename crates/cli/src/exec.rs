@@ -123,7 +123,7 @@ impl Drop for RawTerminal {
     }
 }
 
-/// Rows and columns of the host's terminal.
+/// Rows and columns of the terminal on standard input.
 fn size() -> (u16, u16) {
     tcgetwinsize(stdin()).map_or((24, 80), |size| (size.ws_row, size.ws_col))
 }

@@ -1,4 +1,4 @@
-//! Changes of a guest's files, listed, or written to the host.
+//! Lists changed files of a guest, or writes them to the host.
 //!
 //! Promises: nothing outside the given directory is changed, whatever links the guest or another program of the host has made
 //! there, and a file has its old content or its new one. Bits that give rights of the owner (setuid, setgid) are not written.

@@ -223,7 +223,8 @@ fn run_names_exec_for_a_program_that_ends_and_ends_input_that_has_no_answer() {
 
 /// Runs a guest in a terminal: types, resizes, and interrupts.
 const TYPES: &str = r#"
-import fcntl, os, pty, struct, sys, termios
+import fcntl, os, pty, signal, struct, sys, termios
+signal.alarm(300)
 GUEST = """
 import os, signal, sys, termios, time, tty
 print(os.ttyname(0), *os.get_terminal_size(), sys.stdout.isatty(), os.tcgetpgrp(0) == os.getpgrp(), flush=True)
@@ -237,7 +238,7 @@ print("sleeping", flush=True); time.sleep(1000)
 def resize(fd, *size): fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
 pid, fd = pty.fork()
 if pid == 0:
-    os.read(0, 2)
+    os.read(0, 9)
     os.execv(sys.argv[1], [sys.argv[1], "exec", "--", "python3", "-c", GUEST])
 seen = b""
 def expect(text):

@@ -14,9 +14,9 @@ use crate::error::WarmError;
 use crate::file_mappings::FileMappings;
 use crate::frozen_state::IdleWait;
 use crate::guest::{Guest, StopReason, after};
-use crate::platform::{IMAGE_LEN, PlatformError, Process, StubCommands};
+use crate::platform::{PlatformError, Process, StubCommands};
 use crate::ranges::Ranges;
-use crate::sentry::{self, FIRST, InputSource, Kernel, Layout, OpenerGrants, Sentry};
+use crate::sentry::{self, FIRST, InputSource, Kernel, LARGEST, Layout, OpenerGrants, Sentry};
 use crate::subprocess::Subprocess;
 use crate::subprocesses::ParkedSubprocesses;
 use crate::warm::{Limits, Warm};
@@ -185,7 +185,8 @@ impl Program {
         self
     }
 
-    /// Bytes of memory it may map; 1 GiB otherwise, 1 TiB at most. More is refused with `ENOMEM`.
+    /// Bytes of memory it may map; 1 GiB otherwise, 960 GiB at most. More is refused with `ENOMEM`. Addresses that it has only
+    /// reserved (`PROT_NONE`) do not count, up to 64 GiB.
     #[must_use]
     pub fn memory_limit(mut self, bytes: u64) -> Self {
         self.memory = bytes;
@@ -243,7 +244,7 @@ impl Program {
         let granted = self.granted_with(None);
         let given: u64 = self.files.iter().map(|(_, bytes)| bytes.len() as u64 + (1 << 12)).sum();
         let storage = sentry::thawed_budget(self.storage.saturating_add(given), &granted);
-        OpenerGrants { granted, memory: self.memory.min(IMAGE_LEN), storage }
+        OpenerGrants { granted, memory: self.memory.min(LARGEST), storage }
     }
 
     /// Host paths that the guest may read at its start, with its own program.
@@ -297,7 +298,7 @@ impl Program {
         };
         let below = base::over(base.as_ref());
         let (mut tree, layers) = sentry::prepare(below, &granted, storage).map_err(unfit(&path))?;
-        let memory = self.memory.min(IMAGE_LEN);
+        let memory = self.memory.min(LARGEST);
         sentry::tell(&mut tree, memory).map_err(unfit(Path::new("/proc")))?;
         sentry::settle(&mut tree, base.is_none()).map_err(unfit(Path::new("/etc")))?;
         for (path, bytes) in &self.files {

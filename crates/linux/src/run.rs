@@ -101,7 +101,7 @@ impl HostStreams {
         self
     }
 
-    /// How long the run may take; without it as long as it does.
+    /// Maximum time of the run; no limit if not set.
     #[must_use]
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.limit = Some(limit);

@@ -48,9 +48,8 @@ use kernel::threads::Threads;
 pub(crate) use kernel::threads::{Wait, WaitReason};
 pub(crate) use kernel::time::now_moment;
 use kernel::timers::Timers;
-pub(crate) use mm::layout::{
-    Change, Content, Layout, PAGE, STACK_LEN, map_order, protect_order, unmap_order,
-};
+pub(crate) use mm::layout::{LARGEST, Layout, PAGE, STACK_LEN};
+pub(crate) use mm::orders::{Change, Content, map_order, protect_order, unmap_order};
 pub(crate) use mm::shared::{Absorbed, Behind, ChangedPage};
 use mm::user_memory::{copy_in, copy_out, path_in, word_in};
 use net::dns::ResolvedNames;
@@ -352,7 +351,7 @@ impl Sentry {
             libc::SYS_timerfd_settime => self.sys_timerfd_settime(process, a[0], a[1], a[2], a[3]),
             libc::SYS_timerfd_gettime => self.sys_timerfd_gettime(process, a[0], a[1]),
 
-            libc::SYS_socket => self.sys_socket(a[0], a[1]),
+            libc::SYS_socket => self.sys_socket(a[0], a[1], a[2]),
             libc::SYS_socketpair => self.sys_socketpair(process, a[0], a[1], a[3]),
             libc::SYS_bind => self.sys_bind(process, a[0], a[1], a[2]),
             libc::SYS_listen => self.sys_listen(a[0]),

@@ -1,6 +1,7 @@
 //! Memory of guest processes: layout, shared mappings and copies in and out.
 
 pub(super) mod layout;
+pub(super) mod orders;
 pub(super) mod shared;
 pub(super) mod shared_segments;
 pub(super) mod user_memory;

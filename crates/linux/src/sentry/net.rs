@@ -4,6 +4,7 @@ pub(super) mod datagrams;
 pub(super) mod dns;
 mod dns_message;
 pub(super) mod inbound;
+pub(super) mod interfaces;
 pub(super) mod outbound;
 pub(super) mod socket_options;
 pub(super) mod sockets;

@@ -25,7 +25,7 @@ pub(in crate::sentry) const MAGIC: u32 = 0x4650_5853;
 const FIRST_CONTROL: u16 = 0x37f;
 const FIRST_MXCSR: u32 = 0x1f80;
 const MXCSR: usize = 24;
-/// Which part of the processor's state holds rights of pages.
+/// The processor state component with page rights.
 const PKRU: u64 = 1 << 9;
 
 /// Length of `struct xstate_header`.

@@ -2,7 +2,10 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/netlink.h>
 #include <linux/openat2.h>
+#include <linux/rtnetlink.h>
+#include <net/if.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -10,8 +13,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -267,6 +272,65 @@ static int openat2_(int at, const char *path, unsigned long flags, unsigned long
     return syscall(SYS_openat2, at, path, &how, sizeof how);
 }
 
+/* Ports that several bind, a listener that is shut down, and the list of interfaces. */
+static void network(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t len = sizeof address;
+    int on = 1, one = socket(AF_INET, SOCK_STREAM, 0), two = socket(AF_INET, SOCK_STREAM, 0), three = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(!setsockopt(one, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) && !setsockopt(two, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on));
+    CHECK(!bind(one, (void *)&address, len) && !getsockname(one, (void *)&address, &len));
+    CHECK(!bind(two, (void *)&address, len) && FAILS(EADDRINUSE, bind(three, (void *)&address, len)));
+    CHECK(!listen(one, 1) && !shutdown(one, SHUT_RD) && FAILS(EINVAL, accept(one, 0, 0)));
+    struct ifreq request = {.ifr_name = "lo"};
+    CHECK(!ioctl(three, SIOCGIFADDR, &request) && ((struct sockaddr_in *)&request.ifr_addr)->sin_addr.s_addr == htonl(INADDR_LOOPBACK));
+    CHECK(!ioctl(three, SIOCGIFINDEX, &request) && request.ifr_ifindex == 1 && !ioctl(three, SIOCGIFFLAGS, &request) && (request.ifr_flags & IFF_LOOPBACK));
+    strcpy(request.ifr_name, "none");
+    CHECK(FAILS(ENODEV, ioctl(three, SIOCGIFADDR, &request)));
+    close(one), close(two), close(three);
+    struct sockaddr_nl own = {.nl_family = AF_NETLINK};
+    struct { struct nlmsghdr head; struct ifaddrmsg body; } asks = {{.nlmsg_len = sizeof asks, .nlmsg_type = RTM_GETADDR, .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP, .nlmsg_seq = 5}};
+    int net = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE), found = 0;
+    CHECK(net >= 0 && !bind(net, (void *)&own, sizeof own) && (len = sizeof own, !getsockname(net, (void *)&own, &len)) && own.nl_pid);
+    CHECK(send(net, &asks, sizeof asks, 0) == sizeof asks);
+    for (int done = 0; !done && !failed;) {
+        int bytes = recv(net, other, sizeof other, 0);
+        CHECK(bytes > 0);
+        for (struct nlmsghdr *head = (void *)other; !failed && NLMSG_OK(head, bytes); head = NLMSG_NEXT(head, bytes)) {
+            CHECK(head->nlmsg_seq == 5 && head->nlmsg_pid == own.nl_pid);
+            done |= head->nlmsg_type == NLMSG_DONE, found += head->nlmsg_type == RTM_NEWADDR;
+        }
+    }
+    CHECK(found >= 1);
+    close(net);
+}
+
+/* Memory, files and times that follow what was asked for. */
+static void limits(void) {
+    char *much = mmap(0, 10L << 30, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(much != MAP_FAILED && !mprotect(much + 4096, 4096, PROT_READ | PROT_WRITE) && (much[4096] = 1));
+    munmap(much, 10L << 30);
+    int file = file_of("/tmp/limits", 'z'), status;
+    char *mapped = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    CHECK(!fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) && mapped[0] == 0 && mapped[4096] == 'z');
+    munmap(mapped, 8192);
+    struct timeval left = {1, 0};
+    int pipes[2];
+    fd_set set;
+    FD_ZERO(&set);
+    CHECK(!pipe(pipes) && write(pipes[1], "x", 1) == 1);
+    FD_SET(pipes[0], &set);
+    CHECK(select(pipes[0] + 1, &set, 0, 0, &left) == 1 && left.tv_sec == 0 && left.tv_usec > 0);
+    struct rlimit size = {4096, 4096};
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK(!setrlimit(RLIMIT_FSIZE, &size) && lseek(file, 0, SEEK_SET) == 0 && write(file, page, 8192) == 4096 && FAILS(EFBIG, write(file, page, 1)) && FAILS(EFBIG, ftruncate(file, 9000)));
+    if (!fork()) {
+        signal(SIGXFSZ, SIG_DFL);
+        _exit(write(file, page, 1));
+    }
+    CHECK(wait(&status) > 0 && WIFSIGNALED(status) && WTERMSIG(status) == SIGXFSZ);
+    close(file), close(pipes[0]), close(pipes[1]);
+}
+
 /* Calls that answered ENOSYS. */
 static void calls(void) {
     CHECK(nice(3) == 3 && getpriority(PRIO_PROCESS, 0) == 3 && FAILS(EACCES, setpriority(PRIO_PROCESS, 0, -5)));
@@ -316,14 +380,21 @@ static void calls(void) {
 int main(void) {
     char line[64];
     struct { const char *name; void (*check)(void); } kinds[] = {
-        {"shared", shared}, {"numbers", numbers}, {"handlers", handlers}, {"fair", fair}, {"robust", robust}, {"sockets", sockets}, {"calls", calls},
+        {"shared", shared}, {"numbers", numbers}, {"handlers", handlers}, {"fair", fair}, {"robust", robust}, {"sockets", sockets}, {"network", network}, {"limits", limits}, {"calls", calls},
     };
     while (fgets(line, sizeof line, stdin)) {
         line[strcspn(line, "\n")] = 0;
+        /* What a process has set for itself stays its own. */
+        int child = fork();
+        if (child) {
+            waitpid(child, 0, 0);
+            continue;
+        }
         failed = "no such kind";
         for (unsigned n = 0; n < sizeof kinds / sizeof *kinds; n++)
             if (!strcmp(line, kinds[n].name)) failed = 0, kinds[n].check();
         printf("%s\n", failed ? failed : "ok");
         fflush(stdout);
+        _exit(0);
     }
 }

@@ -55,6 +55,16 @@ fn connections_report_resets_ends_and_options() {
 }
 
 #[test]
+fn ports_are_shared_and_the_interface_is_listed() {
+    holds("network");
+}
+
+#[test]
+fn reserved_addresses_cost_nothing_and_limits_of_files_hold() {
+    holds("limits");
+}
+
+#[test]
 fn priorities_locked_memory_splices_and_conditional_opens_are_served() {
     holds("calls");
 }

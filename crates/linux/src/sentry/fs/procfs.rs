@@ -16,16 +16,26 @@ use crate::sentry::{Kernel, USER};
 /// Files of `/proc` itself that are made when they are opened.
 pub(in crate::sentry) const OWN_FILES: [&str; 4] = ["loadavg", "stat", "uptime", "version"];
 /// Files of a process, and whether there is one of a process that has ended.
-pub(in crate::sentry) const FILES: [(&str, bool); 9] = [
+pub(in crate::sentry) const FILES: [(&str, bool); 19] = [
+    ("cgroup", false),
     ("cmdline", true),
     ("comm", true),
     ("environ", false),
+    ("gid_map", false),
+    ("io", false),
     ("limits", false),
+    ("loginuid", false),
     ("maps", false),
+    ("mountinfo", false),
     ("mounts", false),
+    ("oom_score", false),
+    ("oom_score_adj", false),
+    ("personality", false),
+    ("schedstat", false),
     ("stat", true),
     ("statm", false),
     ("status", true),
+    ("uid_map", false),
 ];
 /// The limits of a process in `/proc`: name, number and unit.
 const LIMITS: [(&str, u32, &str); 16] = [
@@ -50,6 +60,24 @@ const LIMITS: [(&str, u32, &str); 16] = [
 const TICK: u64 = 10_000_000;
 /// The only file system.
 const MOUNTS: &str = "afresh / tmpfs rw 0 0\n";
+/// Files of a process that say the same of each.
+const CONSTANT: [(&str, &str); 9] = [
+    ("cgroup", "0::/\n"),
+    ("gid_map", EVERYBODY),
+    (
+        "io",
+        "rchar: 0\nwchar: 0\nsyscr: 0\nsyscw: 0\nread_bytes: 0\nwrite_bytes: 0\n\
+         cancelled_write_bytes: 0\n",
+    ),
+    ("loginuid", "4294967295"),
+    ("mountinfo", "1 0 0:1 / / rw - tmpfs afresh rw\n"),
+    ("oom_score", "0\n"),
+    ("oom_score_adj", "0\n"),
+    ("personality", "00000000\n"),
+    ("uid_map", EVERYBODY),
+];
+/// The map of a user namespace in which all numbers are their own.
+const EVERYBODY: &str = "         0          0 4294967295\n";
 
 impl Kernel {
     /// The content of a file of `/proc` itself.
@@ -103,7 +131,11 @@ impl Kernel {
                 return Some(kin.map_or_else(Vec::new, |kin| kin.strings.args().to_vec()));
             }
             b"environ" => return Some(kin?.strings.env().to_vec()),
-            _ => None,
+            b"schedstat" => kin.map(|kin| format!("{} 0 0\n", kin.spent)),
+            name => {
+                let found = CONSTANT.iter().find(|(known, _)| known.as_bytes() == name);
+                kin.and(found).map(|(_, text)| (*text).to_owned())
+            }
         }
         .map(String::into_bytes)
     }
@@ -178,8 +210,10 @@ impl Kernel {
         let device = terminal.map_or(0, |id| FIRST_DEVICE + u64::from(id));
         let foreground = foreground.unwrap_or(-1);
         let zeros = " 0".repeat(29);
+        let nice = self.family.kin(id).map_or(0, |kin| i32::from(kin.traits.nice));
+        let priority = 20 + nice;
         Some(format!(
-            "{thread} ({name}) {letter} {parent} {group} {session} {device} {foreground} 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 0 {memory}{zeros}\n"
+            "{thread} ({name}) {letter} {parent} {group} {session} {device} {foreground} 0 0 0 0 0 0 0 0 0 {priority} {nice} {threads} 0 0 {memory}{zeros}\n"
         ))
     }
 
@@ -198,7 +232,7 @@ impl Kernel {
         Some(format!(
             "Name:\t{name}\nUmask:\t{umask:04o}\nState:\t{letter} ({word})\nTgid:\t{id}\nPid:\t{thread}\nPPid:\t{parent}\n\
              TracerPid:\t0\nUid:\t{USER}\t{USER}\t{USER}\t{USER}\nGid:\t{USER}\t{USER}\t{USER}\t{USER}\n\
-             VmSize:\t{kib:>8} kB\nThreads:\t{threads}\n"
+             VmPeak:\t{kib:>8} kB\nVmSize:\t{kib:>8} kB\nVmRSS:\t{kib:>8} kB\nThreads:\t{threads}\n"
         ))
     }
 

@@ -9,8 +9,8 @@ use std::ops::Range;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::file_cache::MappedRange;
 use crate::platform::{GUEST, IMAGE_LEN};
+use crate::sentry::mm::orders::{Change, Content, map_order, protect_order, unmap_order};
 use crate::sentry::mm::shared::{Share, Shared};
 
 pub(crate) const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
@@ -20,12 +20,13 @@ pub(in crate::sentry) const MAPPINGS: usize = 4000;
 const CEILING: u64 = 0x6fff_0000_0000;
 /// The stack's highest address.
 const STACK_TOP: u64 = 0x6fff_ffff_0000;
-/// Bytes of stack, all reserved at the start.
+/// Bytes that a process may reserve: addresses that it has mapped without access, and never made accessible.
+const RESERVED: u64 = 64 << 30;
+/// The largest limit of memory.
+pub(crate) const LARGEST: u64 = IMAGE_LEN - RESERVED;
+/// Bytes of stack, all mapped at the start.
 pub(crate) const STACK_LEN: u64 = 8 << 20;
 pub(crate) const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-
-/// A call for the stub to make: number and arguments.
-pub(crate) type Order = [u64; 7];
 
 /// A mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,37 +35,19 @@ pub(crate) struct Mapping {
     pub(crate) protection: u64,
     /// Whether it began as bytes of a file.
     pub(crate) file: bool,
+    /// Whether nothing of it was ever accessible, so that it takes no memory.
+    pub(crate) reserved: bool,
     /// The shared memory that it shows, if it is shared.
     pub(crate) share: Option<Share>,
-}
-
-/// The initial content of a mapping, followed by zeros.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Content {
-    /// Bytes, which are copied into it.
-    Bytes(Vec<u8>),
-    /// Bytes of a file, a length in whole pages, and the protection.
-    Shown(MappedRange, u64, u64),
-}
-
-/// Orders that put a change of the layout into effect.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Change {
-    /// Calls to make first.
-    pub(crate) before: Vec<Order>,
-    /// The initial content of a mapping from an address on.
-    pub(crate) content: Option<(u64, Content)>,
-    /// Copies to make then: to, from, length.
-    pub(crate) copies: Vec<[u64; 3]>,
-    /// Calls to make last.
-    pub(crate) after: Vec<Order>,
 }
 
 /// The mappings of a guest. None overlap; neighbours that are alike are one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Layout {
     maps: BTreeMap<u64, Mapping>,
+    /// Mapped bytes, without reserved ones, which have another bound.
     bytes: u64,
+    reserved: u64,
     limit: u64,
     /// Bytes that other processes of the guest have mapped.
     elsewhere: u64,
@@ -72,18 +55,9 @@ pub(crate) struct Layout {
     brk: u64,
 }
 
-/// `mmap` of private anonymous memory at exactly this place.
-pub(crate) fn map_order(start: u64, len: u64, protection: u64) -> Order {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-    [libc::SYS_mmap as u64, start, len, protection, flags as u64, u64::MAX, 0]
-}
-
-pub(crate) fn unmap_order(start: u64, len: u64) -> Order {
-    [libc::SYS_munmap as u64, start, len, 0, 0, 0, 0]
-}
-
-pub(crate) fn protect_order(start: u64, len: u64, protection: u64) -> Order {
-    [libc::SYS_mprotect as u64, start, len, protection, 0, 0, 0]
+/// Whether a new mapping only reserves its addresses.
+fn is_reserved(protection: u64, file: bool) -> bool {
+    protection == 0 && !file
 }
 
 /// The pages of a range that a guest named, if it may name them.
@@ -102,21 +76,26 @@ fn pages(start: u64, len: u64) -> Result<Range<u64>, Errno> {
 impl Layout {
     /// An empty layout for at most `limit` bytes.
     pub(crate) fn new(limit: u64) -> Self {
-        Self { maps: BTreeMap::new(), bytes: 0, limit, elsewhere: 0, heap: 0, brk: 0 }
+        let (bytes, reserved, elsewhere, heap, brk) = (0, 0, 0, 0, 0);
+        Self { maps: BTreeMap::new(), bytes, reserved, limit, elsewhere, heap, brk }
     }
 
     /// The first error of a layout from a snapshot, if any.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
-        let (mut at, mut bytes) = (GUEST.start, 0u64);
+        let (mut at, mut bytes, mut reserved) = (GUEST.start, 0u64, 0u64);
         for (&start, m) in &self.maps {
             let whole = start.is_multiple_of(PAGE) && m.end.is_multiple_of(PAGE);
-            if start < at || m.end <= start || m.end > GUEST.end || !whole || m.protection & !7 != 0
-            {
+            let protected = m.protection & !7 == 0 && (m.protection == 0 || !m.reserved);
+            if start < at || m.end <= start || m.end > GUEST.end || !whole || !protected {
                 return Err("its mappings overlap, or are outside the guest's range");
             }
-            (at, bytes) = (m.end, bytes + (m.end - start));
+            *if m.reserved { &mut reserved } else { &mut bytes } += m.end - start;
+            at = m.end;
         }
-        let fits = bytes == self.bytes && bytes <= self.limit && self.limit <= IMAGE_LEN;
+        let fits = (bytes, reserved) == (self.bytes, self.reserved)
+            && reserved <= RESERVED
+            && bytes <= self.limit
+            && self.limit <= LARGEST;
         if !fits || self.maps.len() > MAPPINGS || self.heap > self.brk || self.brk > CEILING {
             return Err("its mappings are more than it may have");
         }
@@ -207,20 +186,26 @@ impl Layout {
             if m.end > part.end {
                 self.maps.insert(part.end, m);
             }
-            self.bytes -= part.end - part.start;
+            *self.counter(m.reserved) -= part.end - part.start;
         }
+    }
+
+    /// The count of bytes that a mapping belongs to.
+    fn counter(&mut self, reserved: bool) -> &mut u64 {
+        if reserved { &mut self.reserved } else { &mut self.bytes }
     }
 
     fn insert(&mut self, range: Range<u64>, protection: u64, file: bool) {
         let end = range.end;
-        self.place(range, Mapping { end, protection, file, share: None });
+        let reserved = is_reserved(protection, file);
+        self.place(range, Mapping { end, protection, file, reserved, share: None });
     }
 
     /// Has a mapping like `new` at a place.
     fn place(&mut self, mut range: Range<u64>, new: Mapping) {
         let alike = |m: &Mapping| Mapping { end: new.end, ..*m } == new;
         self.remove(&range);
-        self.bytes += range.end - range.start;
+        *self.counter(new.reserved) += range.end - range.start;
         if let Some((&start, m)) = self.maps.range(..range.start).next_back()
             && m.end == range.start
             && alike(m)
@@ -242,6 +227,18 @@ impl Layout {
         let taken = self.bytes.saturating_add(self.elsewhere);
         let within = taken.checked_add(more).is_some_and(|bytes| bytes <= self.limit);
         if within && self.maps.len() < MAPPINGS { Ok(()) } else { Err(Errno::NOMEM) }
+    }
+
+    /// Whether `more` bytes may be reserved.
+    fn afford_reserve(&self, more: u64) -> Result<(), Errno> {
+        let within = self.reserved.checked_add(more).is_some_and(|bytes| bytes <= RESERVED);
+        if within && self.maps.len() < MAPPINGS { Ok(()) } else { Err(Errno::NOMEM) }
+    }
+
+    /// Bytes in a range that are counted in `bytes`, or those that are only reserved.
+    fn counted(&self, range: &Range<u64>, reserved: bool) -> u64 {
+        let parts = self.parts(range).into_iter();
+        parts.filter(|(_, m)| m.reserved == reserved).map(|(part, _)| part.end - part.start).sum()
     }
 
     /// The highest free range of `len` bytes below `ceiling`.
@@ -278,8 +275,13 @@ impl Layout {
             None => self.free(len, ceiling)?,
         };
         let range = pages(start, len)?;
-        let replaced: u64 = self.parts(&range).iter().map(|(part, _)| part.end - part.start).sum();
-        self.afford(len - replaced)?;
+        let reserved = is_reserved(protection, content.is_some());
+        let more = len - self.counted(&range, reserved);
+        if reserved {
+            self.afford_reserve(more)?
+        } else {
+            self.afford(more)?
+        }
         self.insert(range, protection, content.is_some());
         let mut change = Change::default();
         let copied = matches!(content, Some(Content::Bytes(_)));
@@ -343,10 +345,11 @@ impl Layout {
         if !self.allows(&range, 0) {
             return Err(Errno::NOMEM);
         }
-        self.afford(0)?;
+        let opened = if protection == 0 { 0 } else { self.counted(&range, true) };
+        self.afford(opened)?;
         for (part, m) in self.parts(&range) {
-            let end = part.end;
-            self.place(part, Mapping { end, protection, ..m });
+            let (end, reserved) = (part.end, m.reserved && protection == 0);
+            self.place(part, Mapping { end, protection, reserved, ..m });
         }
         let before = vec![protect_order(start, range.end - start, protection)];
         Ok(Change { before, ..Change::default() })
@@ -508,7 +511,7 @@ mod tests {
                 0 => {
                     let before = layout.clone();
                     if layout.map(Some(at), false, bytes, protection, None).is_ok() {
-                        pages[range].fill(Some(protection));
+                        pages[range].fill(Some((protection, protection == 0)));
                     } else {
                         assert_eq!(layout, before);
                     }
@@ -519,22 +522,32 @@ mod tests {
                 }
                 _ => {
                     let all = pages[range.clone()].iter().all(Option::is_some);
-                    assert_eq!(layout.protect(at, bytes, protection).is_ok(), all);
-                    if all {
-                        pages[range].fill(Some(protection));
+                    let done = layout.protect(at, bytes, protection).is_ok();
+                    assert!(all || !done, "what is not mapped has no protection");
+                    if done {
+                        for (_, reserved) in pages[range].iter_mut().flatten() {
+                            *reserved &= protection == 0;
+                        }
+                        let set = |page: &mut Option<(u64, bool)>| {
+                            *page = page.map(|(_, reserved)| (protection, reserved));
+                        };
+                        pages[start as usize..(start + len) as usize].iter_mut().for_each(set);
                     }
                 }
             }
             let mut seen = [None; 64];
-            let mut last = (0, 8);
-            for (start, len, protection) in layout.mappings() {
-                assert!(last != (start, protection), "neighbours that are alike are one");
-                last = (start + len, protection);
+            let mut last = (0, (8, false));
+            for (&start, m) in &layout.maps {
+                let kind = (m.protection, m.reserved);
+                assert!(last != (start, kind), "neighbours that are alike are one");
+                last = (m.end, kind);
                 let page = ((start - base) / PAGE) as usize;
-                seen[page..page + (len / PAGE) as usize].fill(Some(protection));
+                seen[page..page + ((m.end - start) / PAGE) as usize].fill(Some(kind));
             }
             assert_eq!(seen, pages);
-            assert_eq!(layout.bytes, pages.iter().flatten().count() as u64 * PAGE);
+            let count = |reserved| pages.iter().flatten().filter(|page| page.1 == reserved).count();
+            let counts = [count(false), count(true)].map(|pages| pages as u64 * PAGE);
+            assert_eq!([layout.bytes, layout.reserved], counts);
             assert!(layout.bytes <= layout.limit);
         }
     }

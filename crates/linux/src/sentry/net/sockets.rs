@@ -207,7 +207,7 @@ impl Socket {
 
     /// Whether a guest could have made it.
     pub(crate) fn is_sound(&self) -> bool {
-        let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6];
+        let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
         let short = Address::is_short;
         let queue = match &self.stage {
             SocketState::Listening(queue) => {

@@ -115,6 +115,10 @@ impl Sentry {
                 self.change().table.get_mut(descriptor)?.flags = flags;
                 Ok(ZERO)
             }
+            0x8910..=0x8942 if matches!(description.open, FileObject::Socket(_)) => {
+                let control = self.control_interface(process, request, value)?;
+                control.ok_or_else(|| Errno::NOTTY.into())
+            }
             libc::FIOASYNC if description.open.is_stream() => {
                 copy_in(process, value, 4)?;
                 Ok(ZERO)

@@ -4,6 +4,7 @@ use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::threads::Wait;
+use crate::sentry::net::interfaces::NETLINK;
 use crate::sentry::net::sockets::{Address, ReceivedMessage, SocketState};
 use crate::sentry::syscalls::read_write::{AT_ONCE, gather, pieces};
 use crate::sentry::{
@@ -297,6 +298,9 @@ impl Sentry {
         rights: &[u64],
     ) -> SyscallResult {
         let quiet = flags as i32 & libc::MSG_NOSIGNAL != 0;
+        if i32::from(self.socket_of(descriptor)?.family) == NETLINK {
+            return self.ask_netlink(descriptor, bytes);
+        }
         let outcome = match &self.state.table.get(descriptor)?.open {
             FileObject::Socket(socket) if matches!(socket.stage, SocketState::Datagrams { .. }) => {
                 let more = flags as i32 & libc::MSG_MORE != 0;

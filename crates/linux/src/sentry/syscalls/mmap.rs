@@ -8,7 +8,7 @@ use crate::platform::Process;
 use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::seals;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::mm::layout::Content;
+use crate::sentry::mm::orders::Content;
 use crate::sentry::mm::shared::Share;
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult};
 
@@ -46,7 +46,7 @@ impl Sentry {
         } else {
             None
         };
-        // Whatever else is asked for: it must not replace anything.
+        // Also with `MAP_FIXED`: it must not replace anything.
         if flags & libc::MAP_FIXED_NOREPLACE != 0 {
             let end = address.checked_add(len).ok_or(Errno::INVAL)?;
             if self.state.layout.touches(&(address..end)) {

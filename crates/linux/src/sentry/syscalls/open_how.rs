@@ -86,7 +86,7 @@ impl Sentry {
         {
             return Err(Errno::INVAL.into());
         }
-        // What is not in memory yet may take time to open: all of it is.
+        // All files are in memory, but a change may wait.
         if resolve.has(Resolve::CACHED) && (makes || has(libc::O_TRUNC)) {
             return Err(Errno::AGAIN.into());
         }

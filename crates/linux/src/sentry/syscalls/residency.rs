@@ -1,4 +1,4 @@
-//! Calls on memory that change nothing here: all of a guest's memory is resident, and its threads run one at a time.
+//! Calls on memory that change nothing here: all guest memory is resident, and threads run one at a time.
 
 use rustix::io::Errno;
 

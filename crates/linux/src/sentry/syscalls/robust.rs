@@ -104,7 +104,7 @@ impl Sentry {
             let marked = word & WAITERS | OWNER_DIED;
             copy_out(process, at, &marked.to_le_bytes())?;
         }
-        // One that was just released may have woken nobody yet.
+        // Its release may have woken no thread yet.
         let owned = word & OWNER == thread && word & WAITERS != 0;
         if owned || pending && word & OWNER == 0 {
             self.wake(at, 1, u32::MAX);

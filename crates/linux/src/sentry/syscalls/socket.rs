@@ -7,6 +7,7 @@ use crate::sentry::fs::proc_files::ResolvedPath;
 use crate::sentry::kernel::channels::ChannelEnd;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::readiness::IN;
+use crate::sentry::net::interfaces::NETLINK;
 use crate::sentry::net::sockets::{
     Address, BACKLOG, EPHEMERAL, IncomingConnection, MAX_ADDRESS, Socket, SocketState,
 };
@@ -142,6 +143,11 @@ impl Kernel {
         })
     }
 
+    /// Whether a socket that takes datagrams has an address.
+    pub(in crate::sentry) fn has_name(&self, address: &Address) -> bool {
+        self.is_taken(address, true)
+    }
+
     /// A name that is no file's, and that no socket has (as Linux makes them, five digits behind a zero).
     fn free_name(&self) -> Result<Address, Errno> {
         let name = |number: u32| {
@@ -212,12 +218,22 @@ impl Sentry {
         }
     }
 
-    pub(in crate::sentry) fn sys_socket(&mut self, family: u64, kind: u64) -> SyscallResult {
+    pub(in crate::sentry) fn sys_socket(
+        &mut self,
+        family: u64,
+        kind: u64,
+        protocol: u64,
+    ) -> SyscallResult {
         let known = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6].contains(&(family as i32));
-        if !known {
+        let netlink = family as i32 == NETLINK;
+        if !known && !netlink {
             return Err(Errno::AFNOSUPPORT.into());
         }
-        if kind as i32 & !FLAGS == libc::SOCK_DGRAM {
+        if netlink && protocol as i32 != libc::NETLINK_ROUTE {
+            return Err(Errno::PROTONOSUPPORT.into());
+        }
+        let raw = netlink && kind as i32 & !FLAGS == libc::SOCK_RAW;
+        if raw || kind as i32 & !FLAGS == libc::SOCK_DGRAM {
             self.state.table.check_room()?;
             let inbox = self.change().channels.add_inbox().ok_or(Errno::NFILE)?;
             let socket = Socket::for_datagrams(family as u16, inbox);
@@ -299,6 +315,9 @@ impl Sentry {
     ) -> SyscallResult {
         let socket = self.socket_of(descriptor)?;
         let mut address = address_in(process, at, len)?;
+        if i32::from(socket.family) == NETLINK && !socket.is_bound() {
+            return self.bind_netlink(descriptor, &address.0);
+        }
         if socket.own != Address::loopback(socket.family, 0) {
             return Err(Errno::INVAL.into());
         }
@@ -478,7 +497,7 @@ impl Sentry {
         };
         let (incoming, outgoing) = match stage {
             SocketState::Connected { incoming, outgoing } => (incoming, outgoing),
-            // Whoever waits in `accept` gets an error, and connections that nobody has accepted end.
+            // Threads that wait in `accept` get an error, and pending connections end.
             SocketState::Listening(queue) if read => {
                 self.socket_mut(descriptor)?.stage = SocketState::New;
                 let state = self.change();

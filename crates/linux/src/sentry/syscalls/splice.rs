@@ -1,4 +1,4 @@
-//! Bytes between descriptors of which one is a pipe: `splice`, `tee`, `vmsplice`.
+//! Moves bytes to or from a pipe: `splice`, `tee`, `vmsplice`.
 //!
 //! They are copied: what the pages of a pipe hold does not change when their origin does.
 

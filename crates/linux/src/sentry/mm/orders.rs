@@ -1,0 +1,42 @@
+//! Orders for the stub that put a change of the layout into effect.
+
+use crate::file_cache::MappedRange;
+
+/// A call for the stub to make: number and arguments.
+pub(crate) type Order = [u64; 7];
+
+/// The initial content of a mapping, followed by zeros.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// Bytes, which are copied into it.
+    Bytes(Vec<u8>),
+    /// Bytes of a file, so many in whole pages, which it shows with this protection.
+    Shown(MappedRange, u64, u64),
+}
+
+/// Orders that put a change of the layout into effect.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Change {
+    /// Calls to make first.
+    pub(crate) before: Vec<Order>,
+    /// The initial content of a mapping from an address on.
+    pub(crate) content: Option<(u64, Content)>,
+    /// Copies to make then: to, from, length.
+    pub(crate) copies: Vec<[u64; 3]>,
+    /// Calls to make last.
+    pub(crate) after: Vec<Order>,
+}
+
+/// `mmap` of private anonymous memory at exactly this place.
+pub(crate) fn map_order(start: u64, len: u64, protection: u64) -> Order {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    [libc::SYS_mmap as u64, start, len, protection, flags as u64, u64::MAX, 0]
+}
+
+pub(crate) fn unmap_order(start: u64, len: u64) -> Order {
+    [libc::SYS_munmap as u64, start, len, 0, 0, 0, 0]
+}
+
+pub(crate) fn protect_order(start: u64, len: u64, protection: u64) -> Order {
+    [libc::SYS_mprotect as u64, start, len, protection, 0, 0, 0]
+}

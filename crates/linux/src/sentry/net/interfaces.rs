@@ -1,0 +1,253 @@
+//! The one network interface that a guest has, `lo`, as programs list it: by netlink and by `ioctl`.
+//!
+//! Promises: a request is answered from its own bytes alone, and a socket holds no more answers than datagrams.
+
+use rustix::io::Errno;
+
+use crate::platform::Process;
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::net::sockets::{Address, SocketState};
+use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
+
+pub(in crate::sentry) const NETLINK: i32 = libc::AF_NETLINK;
+/// Bytes of `struct nlmsghdr`, and of `struct sockaddr_nl`.
+const HEADER: usize = 16;
+pub(in crate::sentry) const ADDRESS: usize = 12;
+/// Number and name of the interface.
+const INDEX: u32 = 1;
+const NAME: &[u8] = b"lo\0";
+const MTU: u32 = 65_536;
+/// Up, running, and the loopback.
+const FLAGS: u32 = 0x1_0049;
+const LOOPBACK: u16 = libc::ARPHRD_LOOPBACK;
+/// Bytes of `struct ifreq`, and of its name.
+const REQUEST: usize = 40;
+const REQUEST_NAME: usize = 16;
+// Requests of `ioctl` that the C library has no names for here.
+const SIOCGIFNAME: u64 = 0x8910;
+const SIOCGIFCONF: u64 = 0x8912;
+const SIOCGIFFLAGS: u64 = 0x8913;
+const SIOCGIFADDR: u64 = 0x8915;
+const SIOCGIFBRDADDR: u64 = 0x8919;
+const SIOCGIFNETMASK: u64 = 0x891b;
+const SIOCGIFMETRIC: u64 = 0x891d;
+const SIOCGIFMTU: u64 = 0x8921;
+const SIOCGIFHWADDR: u64 = 0x8927;
+const SIOCGIFINDEX: u64 = 0x8933;
+const SIOCGIFTXQLEN: u64 = 0x8942;
+
+/// The address of a netlink socket; that of the kernel has the port 0.
+pub(in crate::sentry) fn netlink_address(port: u32) -> Address {
+    let family = StructBuilder::default().half(NETLINK as u16).half(0);
+    Address(family.int(port).int(0).0)
+}
+
+/// An attribute of a message, padded.
+fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let mut bytes = StructBuilder::default().half(4 + value.len() as u16).half(kind).0;
+    bytes.extend(value);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+/// A message to the socket on `port` that answers the request `sequence`.
+fn message(kind: u16, flags: i32, (sequence, port): (u32, u32), body: &[u8]) -> Vec<u8> {
+    let len = (HEADER + body.len()) as u32;
+    let head = StructBuilder::default().int(len).half(kind).half(flags as u16);
+    [&head.int(sequence).int(port).0[..], body].concat()
+}
+
+/// The interface (`struct ifinfomsg`).
+fn link() -> Vec<u8> {
+    let head = StructBuilder::default().half(0).half(LOOPBACK).int(INDEX).int(FLAGS).int(0).0;
+    let attributes = [
+        attribute(libc::IFLA_IFNAME, NAME),
+        attribute(libc::IFLA_TXQLEN, &1000u32.to_le_bytes()),
+        attribute(libc::IFLA_MTU, &MTU.to_le_bytes()),
+        attribute(libc::IFLA_ADDRESS, &[0; 6]),
+        attribute(libc::IFLA_BROADCAST, &[0; 6]),
+    ];
+    [head, attributes.concat()].concat()
+}
+
+/// An address of the interface (`struct ifaddrmsg`).
+fn address(family: i32) -> Vec<u8> {
+    const PERMANENT: u8 = 0x80;
+    const HOST: u8 = 254;
+    let (prefix, bytes) = match family {
+        libc::AF_INET => (8, vec![127, 0, 0, 1]),
+        _ => (128, [[0; 15].as_slice(), &[1]].concat()),
+    };
+    let mut body = vec![family as u8, prefix, PERMANENT, HOST];
+    body.extend(INDEX.to_le_bytes());
+    body.extend(attribute(libc::IFA_ADDRESS, &bytes));
+    if family == libc::AF_INET {
+        body.extend(attribute(libc::IFA_LOCAL, &bytes));
+        body.extend(attribute(libc::IFA_LABEL, NAME));
+    }
+    body
+}
+
+/// The answers to the requests in `bytes`, each a datagram.
+fn answers(bytes: &[u8], port: u32) -> Vec<Vec<u8>> {
+    let (mut rest, mut all) = (bytes, Vec::new());
+    while rest.len() >= HEADER {
+        let int = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|n| rest[at + n]));
+        let len = (int(0) as usize).clamp(HEADER, rest.len());
+        let (kind, flags) = (int(4) as u16, (int(4) >> 16) as i32);
+        let to = (int(8), port);
+        let dumps = flags & libc::NLM_F_DUMP == libc::NLM_F_DUMP;
+        let multi = if dumps { libc::NLM_F_MULTI } else { 0 };
+        let family = i32::from(rest.get(HEADER).copied().unwrap_or_default());
+        let wants = |one: i32| family == 0 || family == one;
+        let (mut found, mut error) = (Vec::new(), None);
+        match kind {
+            libc::RTM_GETLINK => found.push(message(libc::RTM_NEWLINK, multi, to, &link())),
+            libc::RTM_GETADDR if dumps => {
+                let families = [libc::AF_INET, libc::AF_INET6].into_iter().filter(|f| wants(*f));
+                let new = |family| message(libc::RTM_NEWADDR, multi, to, &address(family));
+                found.extend(families.map(new));
+            }
+            // There is no way out, and nobody else on the loopback.
+            libc::RTM_GETROUTE | libc::RTM_GETNEIGH | libc::RTM_GETRULE if dumps => {}
+            _ => error = Some(Errno::OPNOTSUPP),
+        }
+        if dumps && error.is_none() {
+            let end = message(libc::NLMSG_DONE as u16, multi, to, &[0; 4]);
+            all.push([found.concat(), end].concat());
+        } else {
+            all.extend(found);
+            if error.is_some() || flags & libc::NLM_F_ACK != 0 {
+                let number = error.map_or(0, |error| -error.raw_os_error());
+                let body = [&number.to_le_bytes()[..], &rest[..HEADER]].concat();
+                all.push(message(libc::NLMSG_ERROR as u16, 0, to, &body));
+            }
+        }
+        rest = &rest[len.next_multiple_of(4).min(rest.len())..];
+    }
+    all
+}
+
+impl Sentry {
+    /// Binds a netlink socket: to the port that it asks for, or one that is free.
+    pub(in crate::sentry) fn bind_netlink(
+        &mut self,
+        descriptor: u64,
+        given: &[u8],
+    ) -> SyscallResult {
+        let port = given.get(4..8).ok_or(Errno::INVAL)?;
+        let port = u32::from_le_bytes([port[0], port[1], port[2], port[3]]);
+        let taken = |port: u32| self.state.has_name(&netlink_address(port));
+        let port = match port {
+            0 => (self.state.family.own.id..).find(|port| !taken(*port)).ok_or(Errno::NOMEM)?,
+            port if taken(port) => return Err(Errno::ADDRINUSE.into()),
+            port => port,
+        };
+        self.socket_mut(descriptor)?.own = netlink_address(port);
+        Ok(ZERO)
+    }
+
+    /// Sends the kernel a request by netlink.
+    pub(in crate::sentry) fn ask_netlink(
+        &mut self,
+        descriptor: u64,
+        bytes: &[u8],
+    ) -> SyscallResult {
+        if !self.socket_of(descriptor)?.is_bound() {
+            self.bind_netlink(descriptor, &[0; ADDRESS])?;
+        }
+        let socket = self.socket_of(descriptor)?;
+        let SocketState::Datagrams { inbox, .. } = socket.stage else {
+            return Err(Errno::INVAL.into());
+        };
+        let port = socket.own.0.get(4..8).map(|p| u32::from_le_bytes([p[0], p[1], p[2], p[3]]));
+        for answer in answers(bytes, port.unwrap_or_default()) {
+            let channel = self.change().channels.get_mut(inbox).ok_or(Errno::IO)?;
+            if !channel.takes(answer.len()) {
+                return Err(Errno::NOBUFS.into());
+            }
+            channel.post(&answer, netlink_address(0), None);
+        }
+        Ok(SyscallControl::Value(bytes.len() as u64))
+    }
+
+    /// `ioctl` of a socket about the interface; `None` for other requests.
+    pub(in crate::sentry) fn control_interface(
+        &mut self,
+        process: &mut Process,
+        request: u64,
+        at: u64,
+    ) -> SyscallResult<Option<SyscallControl>> {
+        let internet = |last: [u8; 4]| [&[libc::AF_INET as u8, 0, 0, 0][..], &last].concat();
+        let value = match request {
+            SIOCGIFCONF => return self.list_interfaces(process, at).map(Some),
+            SIOCGIFNAME => {
+                let index = copy_in(process, at.wrapping_add(REQUEST_NAME as u64), 4)?;
+                if index != INDEX.to_le_bytes() {
+                    return Err(Errno::NODEV.into());
+                }
+                copy_out(process, at, NAME)?;
+                return Ok(Some(ZERO));
+            }
+            SIOCGIFFLAGS => (FLAGS as u16).to_le_bytes().to_vec(),
+            SIOCGIFADDR => internet([127, 0, 0, 1]),
+            SIOCGIFNETMASK => internet([255, 0, 0, 0]),
+            SIOCGIFBRDADDR => internet([0; 4]),
+            SIOCGIFMETRIC => vec![0; 4],
+            SIOCGIFMTU => MTU.to_le_bytes().to_vec(),
+            SIOCGIFHWADDR => [&LOOPBACK.to_le_bytes()[..], &[0; 14]].concat(),
+            SIOCGIFINDEX => INDEX.to_le_bytes().to_vec(),
+            SIOCGIFTXQLEN => 1000u32.to_le_bytes().to_vec(),
+            _ => return Ok(None),
+        };
+        let name = copy_in(process, at, REQUEST_NAME)?;
+        if !name.starts_with(NAME) {
+            return Err(Errno::NODEV.into());
+        }
+        copy_out(process, at.wrapping_add(REQUEST_NAME as u64), &value)?;
+        Ok(Some(ZERO))
+    }
+
+    /// The addresses of the interface (`struct ifconf`).
+    fn list_interfaces(&mut self, process: &mut Process, at: u64) -> SyscallResult {
+        let head = copy_in(process, at, 16)?;
+        let room = i32::from_le_bytes([head[0], head[1], head[2], head[3]]);
+        let to = u64::from_le_bytes(head[8..16].try_into().expect("8 bytes"));
+        let mut entry = NAME.to_vec();
+        entry.resize(REQUEST_NAME, 0);
+        entry.extend([libc::AF_INET as u8, 0, 0, 0, 127, 0, 0, 1]);
+        entry.resize(REQUEST, 0);
+        let len = match to {
+            0 => REQUEST,
+            _ if room >= REQUEST as i32 => {
+                copy_out(process, to, &entry)?;
+                REQUEST
+            }
+            _ => 0,
+        };
+        copy_out(process, at, &(len as u32).to_le_bytes())?;
+        Ok(ZERO)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_answered_whatever_their_bytes() {
+        let request = |kind: u16, flags: i32| message(kind, flags | 1, (7, 0), &[0; 4]);
+        let links = answers(&request(libc::RTM_GETLINK, libc::NLM_F_DUMP), 9);
+        assert_eq!(links.len(), 1);
+        let name = links[0].windows(3).any(|bytes| bytes == NAME);
+        assert!(name && links[0][8..12] == 7u32.to_le_bytes() && links[0][12..16] == [9, 0, 0, 0]);
+        let both = [request(libc::RTM_GETADDR, libc::NLM_F_DUMP), request(99, 0)].concat();
+        let told = answers(&both, 9);
+        assert_eq!(told.len(), 2);
+        assert_eq!(told[1][4..6], (libc::NLMSG_ERROR as u16).to_le_bytes());
+        for len in 0..both.len() {
+            let _ = answers(&both[..len], 1);
+        }
+        assert!(answers(&[0xff; 64], 1).len() < 5);
+    }
+}
