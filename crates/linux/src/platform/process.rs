@@ -26,9 +26,9 @@ use super::zygote;
 use super::{PlatformError, boot, memory, stub};
 
 /// How long it may take to be interrupted. Only a guest that has forged a frame is not, which costs it its process.
-const PROMPTNESS: Duration = Duration::from_secs(5);
+const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a process that has lost its memory may take to end.
-const MOURNING: Duration = Duration::from_millis(100);
+const EXIT_TIMEOUT: Duration = Duration::from_millis(100);
 /// Bytes of the instruction that calls.
 const CALL_LEN: u64 = 2;
 /// How long the stub may take for its orders, and a new process to start.
@@ -285,7 +285,7 @@ impl Process {
     pub(crate) fn detach(&mut self, id: u64) -> Result<(), PlatformError> {
         self.interrupt()?;
         self.send(id, Answer::Again)?;
-        match self.next(Instant::now() + PROMPTNESS)? {
+        match self.next(Instant::now() + INTERRUPT_TIMEOUT)? {
             Event::Interrupted => {
                 // As if it had stopped in the filter: behind the instruction that calls.
                 let next = self.register(Register::Rip).wrapping_add(CALL_LEN);
@@ -605,7 +605,7 @@ impl Process {
 
     /// Why something failed that does not while the process lives: mostly it has ended.
     pub(super) fn ended_or(&mut self, error: PlatformError) -> PlatformError {
-        self.pause(MOURNING);
+        self.pause(EXIT_TIMEOUT);
         match self.born.try_wait() {
             Ok(Some(status)) => PlatformError::Ended(status),
             _ => error,

@@ -16,7 +16,7 @@ use super::policy::NodeStatus;
 use super::{Fleet, lock};
 
 /// Time without a further answer after which the list is complete.
-const QUIET: Duration = Duration::from_millis(500);
+const QUIET_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A fleet could not be asked.
 #[derive(Debug, thiserror::Error)]
@@ -111,7 +111,8 @@ pub(super) async fn begin(fleet: &Arc<Fleet>) -> Result<(), afresh::Cause> {
     client.flush().await?;
     let this = Arc::downgrade(fleet);
     fleet.spawn(async move {
-        while let Ok(Some(message)) = tokio::time::timeout(QUIET * 4, answers.next()).await {
+        while let Ok(Some(message)) = tokio::time::timeout(QUIET_TIMEOUT * 4, answers.next()).await
+        {
             let Some(fleet) = this.upgrade() else { return };
             if let Ok(advert) = serde_json::from_slice::<NodeStatus>(&message.payload) {
                 fleet.hear(advert);
@@ -141,7 +142,7 @@ async fn ask(config: &FleetConfig) -> Result<(NatsConnection, Vec<NodeStatus>), 
     let asked = links.client.publish_with_reply(links.subject("who"), inbox, Bytes::new());
     asked.await.map_err(|error| away(&error))?;
     let mut all: Vec<NodeStatus> = Vec::new();
-    while let Ok(Some(message)) = tokio::time::timeout(QUIET, answers.next()).await {
+    while let Ok(Some(message)) = tokio::time::timeout(QUIET_TIMEOUT, answers.next()).await {
         match serde_json::from_slice(&message.payload) {
             Ok(advert) => all.push(advert),
             // No host is up.

@@ -16,7 +16,7 @@ use crate::failure::describe;
 use crate::sandbox::SandboxRecord;
 
 /// Maximum sandboxes or snapshots of a tenant in a list.
-const LISTED: usize = 10_000;
+const MAX_LISTED: usize = 10_000;
 
 /// The outcome of taking a sandbox.
 pub(crate) enum TakeOutcome {
@@ -293,7 +293,8 @@ impl Fleet {
         tenant: &str,
     ) -> Result<Vec<SandboxRecord>, ErrorResponse> {
         let filter = format!("{}.*", record::whose(tenant));
-        let found = nats::all(&self.links.client, &self.links.sandboxes, &filter, LISTED).await?;
+        let found =
+            nats::all(&self.links.client, &self.links.sandboxes, &filter, MAX_LISTED).await?;
         let mut records = Vec::with_capacity(found.len());
         for found in found {
             let entry: Entry = read(&found)?;

@@ -23,10 +23,10 @@ use serde_json::{Value, json};
 
 use super::commands::{EventStream, Subscriber};
 use super::connect::{self, ConnectError};
-use super::one::{Sandbox, command};
 use super::output_router::OutputRouter;
 use super::registry::{Sandboxes, lock};
 use super::routes::AuthorizedSandbox;
+use super::sandbox::{Sandbox, command};
 use crate::body::Chunked;
 
 /// Interval of keepalives that a client asks for, in seconds.
