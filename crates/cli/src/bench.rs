@@ -151,8 +151,9 @@ enum Table {
         /// Path of the JavaScript guest.
         #[arg(long, default_value = "target/guests/js.wasm")]
         js: PathBuf,
-        /// Path of the JavaScript guest as an HTTP component. `rivals/jshttp/Cargo.toml` shows its
-        /// build.
+        /// Path of the JavaScript guest as an HTTP component.
+        ///
+        /// `rivals/jshttp/Cargo.toml` shows its build.
         #[arg(long, default_value = "rivals/jshttp/target/wasm32-wasip2/release/jshttp.wasm")]
         jshttp: PathBuf,
         /// Path of the interpreter that sandboxes run.

@@ -53,8 +53,9 @@ pub(crate) struct JoinArguments {
     /// Name of this host in the fleet [default: its host name].
     #[arg(long, value_name = "NAME", requires = "nats")]
     host_name: Option<String>,
-    /// Time without a heartbeat after which other hosts take over a host's sandboxes. All hosts
-    /// must use the same value.
+    /// Time without a heartbeat after which other hosts take over a host's sandboxes.
+    ///
+    /// All hosts must use the same value.
     #[arg(long, value_name = "TIME", requires = "nats", value_parser = afresh_serve::parse_duration)]
     lease: Option<Duration>,
     /// Number of NATS servers that store each entry.

@@ -23,19 +23,23 @@ pub(crate) struct GuestArguments {
 /// Options for running guests.
 #[derive(Debug, Args)]
 pub(crate) struct OpenArguments {
-    /// Run the guest as a Linux program, named by its path or by its name in PATH. A call writes to
-    /// its standard input and ends when the program waits for more. The warm state is the first
-    /// such wait.
+    /// Run the guest as a Linux program, named by its path or by its name in PATH.
+    ///
+    /// A call writes to its standard input and ends when the program waits for more. The warm state
+    /// is the first such wait.
     #[cfg(feature = "linux")]
     #[arg(long)]
     linux: bool,
     /// Call an exported function to warm the guest, with arguments after a colon: `warm:100,2`.
+    ///
     /// Repeat for several calls, made in order. For a Linux program or OCI image, a line of input;
     /// for a server, a request: `GET /path`.
     #[arg(long = "warm", value_name = "F[:ARGS]")]
     warm: Vec<String>,
-    /// Number of rounds of the --warm calls. A program with a JIT compiler, such as Node, answers
-    /// up to twenty times faster from a state with compiled code.
+    /// Number of rounds of the --warm calls.
+    ///
+    /// A program with a JIT compiler, such as Node, answers up to twenty times faster from a state
+    /// with compiled code.
     #[arg(long, value_name = "N", default_value_t = 1)]
     warm_times: usize,
     /// Maximum duration of a call, in milliseconds.
@@ -45,24 +49,30 @@ pub(crate) struct OpenArguments {
     /// program maps, in MiB.
     #[arg(long, value_name = "MIB")]
     pub(crate) memory: Option<u64>,
-    /// Directory that caches compiled guests between runs. It holds native code: no other user may
-    /// be able to write to it.
+    /// Directory that caches compiled guests between runs.
+    ///
+    /// It holds native code: no other user may be able to write to it.
     #[arg(long, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
     /// Set an environment variable of the guest.
     #[arg(long, value_name = "NAME=VALUE")]
     env: Vec<String>,
-    /// Grant a host directory, read-only or with `:rw` for writing, at the path HOST or GUEST. A
-    /// Linux program gets HOST at the same path, and always read-only.
+    /// Grant a host directory, read-only or with `:rw` for writing, at the path HOST or GUEST.
+    ///
+    /// A Linux program gets HOST at the same path, and always read-only.
     #[arg(long, value_name = "HOST[::GUEST][:rw]")]
     pub(crate) dir: Vec<String>,
-    /// Allow a Linux program to connect to a server. `*.NAME` matches subdomains, and `*` any port;
-    /// =HOST:PORT redirects the connection. Without this option only loopback is reachable.
+    /// Allow a Linux program to connect to a server.
+    ///
+    /// `*.NAME` matches subdomains, and `*` any port; =HOST:PORT redirects the connection. Without
+    /// this option only loopback is reachable.
     #[cfg(feature = "linux")]
     #[arg(long, value_name = "NAME:PORT[=HOST:PORT]")]
     net: Vec<afresh::linux::Destination>,
-    /// Run each call of a Linux program in a new process. This hides the write set of earlier
-    /// calls, which the duration of a write would reveal, at the cost of a fork per call.
+    /// Run each call of a Linux program in a new process.
+    ///
+    /// This hides the write set of earlier calls, which the duration of a write would reveal, at
+    /// the cost of a fork per call.
     #[cfg(feature = "linux")]
     #[arg(long)]
     replace_processes: bool,

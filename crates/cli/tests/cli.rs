@@ -229,11 +229,7 @@ fn a_verification_that_proves_nothing_says_so_and_fails() {
     for mode in ["reset", "fresh"] {
         let output = afresh(&["verify", &trap, "--mode", mode, "--call", "go", "-n", "3"]);
         assert_eq!(output.status.code(), Some(3), "{}", err(&output));
-        assert!(
-            out(&output).contains("no proof: all 3 calls failed"),
-            "{}",
-            out(&output)
-        );
+        assert!(out(&output).contains("no proof: all 3 calls failed"), "{}", out(&output));
         let output =
             afresh(&["verify", &trap, "--mode", mode, "--call", "go", "-n", "3", "-o", "json"]);
         assert_eq!(output.status.code(), Some(3));

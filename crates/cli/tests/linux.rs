@@ -146,7 +146,7 @@ fn a_program_is_kept_as_a_snapshot_and_forked() {
 fn what_cannot_run_is_refused_with_the_reason() {
     let output = afresh(&["run", "--linux", "no-such-program-here"], "");
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("no program no-such-program-here in PATH"));
+    assert!(text(&output.stderr).contains("program no-such-program-here not found in PATH"));
     if can_run() {
         // It never waits for input.
         let output = afresh(&["run", "--linux", "true"], "");

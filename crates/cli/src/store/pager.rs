@@ -35,7 +35,9 @@ pub(crate) struct Arguments {
     /// Serve one VMM, and exit when it exits.
     #[arg(long)]
     once: bool,
-    /// Directory that caches the pages of a remote snapshot. Processes can share it.
+    /// Directory that caches the pages of a remote snapshot.
+    ///
+    /// Processes can share it.
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
 }

@@ -33,7 +33,9 @@ pub(crate) struct PullArguments {
     from: Reference,
     /// Destination: DIR[@NAME], by default with the same name. A missing directory is created.
     to: Reference,
-    /// Encoding of the pages. Raw pages can be mapped.
+    /// Encoding of the pages.
+    ///
+    /// Raw pages can be mapped.
     #[arg(long, value_enum, default_value = "raw")]
     encoding: EncodingArgument,
 }
