@@ -1,9 +1,9 @@
 //! `cargo xtask book`: checks the documentation without mdbook, then builds it with mdbook.
 //!
-//! Promises: `docs/SUMMARY.md` names every page under `docs` once. Every relative link of a Markdown file
-//! leads to a file of the tree, and its anchor to a heading there, by GitHub's rule and for pages of the
-//! book also by mdBook's. Links of the book's pages stay in `docs`.
-//! May break it: links in HTML other than `href` and `src`, and headings with HTML or underlines.
+//! Promises: `docs/SUMMARY.md` names every page under `docs` once. Every relative link of a
+//! Markdown file leads to a file of the tree, and its anchor to a heading there, by GitHub's rule
+//! and for pages of the book also by mdBook's. Links of pages stay in `docs`. May break
+//! it: links in HTML other than `href` and `src`, and headings with HTML or underlines.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;

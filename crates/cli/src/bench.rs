@@ -1,4 +1,4 @@
-//! `afresh bench`: tables of figures, with rivals in the same run.
+//! `afresh bench`: benchmark tables, with rivals in the same run.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -25,10 +25,10 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Args)]
 struct Common {
-    /// A rough look, within a minute.
+    /// Run a rough version within a minute.
     #[arg(long)]
     quick: bool,
-    /// Only rows whose case or strategy contains this.
+    /// Run only rows with this text in their case or strategy.
     #[arg(long)]
     filter: Option<String>,
 }
@@ -42,48 +42,48 @@ impl Common {
 
 #[derive(Debug, Subcommand)]
 enum Table {
-    /// Pristine calls of Wasm guests, compared with the best configurations of wasmtime.
+    /// Calls of Wasm guests from the warm state, compared with the best configurations of wasmtime.
     Wasm {
         #[command(flatten)]
         common: Common,
-        /// A module of your own instead of the built-in ones.
+        /// Measure this module instead of the built-in ones.
         #[arg(long, requires = "call")]
         module: Option<PathBuf>,
-        /// Its export to call: without arguments or results, or with --input.
+        /// Export of --module to call, without arguments and results, or with --input.
         #[arg(long)]
         call: Option<String>,
-        /// Bytes for a guest that handles bytes, warmed by its export `warm`.
+        /// Input for a byte guest, which its export `warm` warms.
         #[arg(long)]
         input: Option<String>,
-        /// The JavaScript guest for `js/request`.
+        /// Path of the JavaScript guest for `js/request`.
         #[arg(long, default_value = "target/guests/js.wasm")]
         js: PathBuf,
     },
-    /// Dirtying and resetting a plain slot.
+    /// Writes to a plain slot and its reset.
     Arena {
         #[command(flatten)]
         common: Common,
     },
     #[cfg(feature = "vm")]
-    /// Micro-VMs: call and reset, by memory size and dirty pages.
+    /// Calls and resets of micro-VMs, by memory size and dirty pages.
     Vm {
         #[command(flatten)]
         common: Common,
-        /// The `dirty` sample guest.
+        /// Path of the `dirty` sample guest.
         #[arg(long, default_value = "target/guests/vm/dirty")]
         guest: PathBuf,
     },
     #[cfg(feature = "arena")]
-    /// First touch: fresh zero memory by the kernel's ways and by the frame pool's.
+    /// First touch of zero memory from the kernel and from the frame pool.
     Fault {
         #[command(flatten)]
         common: Common,
     },
-    /// Lazy restore of 512 MiB, compared with a plain mmap and the same touches.
+    /// Lazy restore of 512 MiB, compared with the same touches of a plain mmap.
     Restore {
         #[command(flatten)]
         common: Common,
-        /// Where the files of the benchmark are made.
+        /// Directory for the files of the benchmark.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
@@ -91,87 +91,93 @@ enum Table {
     Save {
         #[command(flatten)]
         common: Common,
-        /// Where the files of the benchmark are made.
+        /// Directory for the files of the benchmark.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
-    /// From a snapshot to the first answer of the JavaScript guest, compared with fetching it whole and warming it.
+    /// Time from a snapshot to the first answer of the JavaScript guest, compared with a full fetch
+    /// and a warm-up.
     Start {
         #[command(flatten)]
         common: Common,
-        /// The JavaScript guest.
+        /// Path of the JavaScript guest.
         #[arg(long, default_value = "target/guests/js.wasm")]
         js: PathBuf,
-        /// Where the snapshots of the benchmark are made.
+        /// Directory for the snapshots of the benchmark.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
-        /// A remote to open them in as well: a URL.
+        /// URL of a remote to measure as well.
         #[arg(long, value_name = "URL")]
         remote: Option<String>,
     },
-    /// Checkpoints, rollbacks and forks of the live JavaScript guest, compared with copying its whole heap.
+    /// Checkpoints, rollbacks and forks of the live JavaScript guest, compared with a copy of its
+    /// heap.
     Session {
         #[command(flatten)]
         common: Common,
-        /// The JavaScript guest.
+        /// Path of the JavaScript guest.
         #[arg(long, default_value = "target/guests/js.wasm")]
         js: PathBuf,
     },
     #[cfg(feature = "linux")]
-    /// Unmodified CPython: pristine calls, clones, thaws and starts, compared with a fork server and new processes.
+    /// Calls, clones, thaws and starts of unmodified CPython, compared with a fork server and new
+    /// processes.
     Linux {
         #[command(flatten)]
         common: Common,
-        /// Where the snapshots of the benchmark are made.
+        /// Directory for the snapshots of the benchmark.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
     #[cfg(feature = "fleet")]
-    /// A fleet of 10,000 hosts and 10 million sessions, simulated with the code that hosts decide with. --quick: a
-    /// hundredth.
+    /// Simulation of a fleet of 10,000 hosts and 10 million sessions with the hosts' own placement
+    /// code. A hundredth of that with --quick.
     Fleet {
         #[command(flatten)]
         common: Common,
     },
     #[cfg(feature = "serve")]
-    /// Requests over HTTP, compared with `wasmtime serve` on the same component; and sandbox operations.
+    /// Requests over HTTP, compared with `wasmtime serve` on the same component, and sandbox
+    /// operations.
     Serve {
         #[command(flatten)]
         common: Common,
-        /// The command of wasmtime 48 (`cargo install wasmtime-cli@48`).
+        /// Command of wasmtime 48, from `cargo install wasmtime-cli@48`.
         #[arg(long, default_value = "wasmtime")]
         wasmtime: PathBuf,
-        /// The HTTP component.
+        /// Path of the HTTP component.
         #[arg(long, default_value = "target/guests/http.wasm")]
         http: PathBuf,
-        /// The JavaScript guest.
+        /// Path of the JavaScript guest.
         #[arg(long, default_value = "target/guests/js.wasm")]
         js: PathBuf,
-        /// The JavaScript guest as an HTTP component; see `rivals/jshttp/Cargo.toml` for its build.
+        /// Path of the JavaScript guest as an HTTP component.
+        ///
+        /// `rivals/jshttp/Cargo.toml` shows its build.
         #[arg(long, default_value = "rivals/jshttp/target/wasm32-wasip2/release/jshttp.wasm")]
         jshttp: PathBuf,
-        /// The interpreter that sandboxes run.
+        /// Path of the interpreter that sandboxes run.
         #[arg(long, default_value = "target/guests/quickjs.wasm")]
         script: PathBuf,
-        /// A nats-server, for a sandbox that is fetched from S3.
+        /// Command of nats-server, for a sandbox that is fetched from S3.
         #[arg(long, requires = "versitygw")]
         nats_server: Option<PathBuf>,
-        /// An S3 server over a directory, for the same.
+        /// Command of versitygw, the S3 server over a directory for the same case.
         #[arg(long, requires = "nats_server")]
         versitygw: Option<PathBuf>,
     },
-    /// Makes N calls of the small module and nothing else, for strace to look at.
+    /// Make N calls of the small module and nothing else, for strace.
     #[command(hide = true)]
     Steady {
-        /// How many.
+        /// Number of calls.
         calls: u64,
-        /// Of which function.
+        /// Function to call.
         #[arg(default_value = steady::DIRTYING)]
         function: String,
     },
 }
 
-/// One row as text: a heading when the case changes, and columns.
+/// Prints one row as text, with a heading when the case changes.
 fn print_text(out: &mut dyn Write, last: &mut String, row: &Row) -> std::io::Result<()> {
     if *last != row.case {
         last.clone_from(&row.case);
@@ -189,7 +195,7 @@ fn print_text(out: &mut dyn Write, last: &mut String, row: &Row) -> std::io::Res
     )
 }
 
-/// Prints rows as they come.
+/// Prints rows as they arrive.
 fn printer(format: Format) -> impl FnMut(&Row) {
     let mut last = String::new();
     move |row| {
@@ -223,7 +229,7 @@ fn steady_state(format: Format) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The JavaScript guest.
+/// Reads the JavaScript guest.
 fn javascript(path: &Path) -> anyhow::Result<Vec<u8>> {
     std::fs::read(path).with_context(|| {
         format!("cannot read {}; `cargo xtask guests --only js` builds it", path.display())
@@ -324,7 +330,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             restore::save(&options, &mut print)?;
         }
         Table::Session { common, js } => {
-            // Beside it, for the cases of a small heap.
+            // In the same directory, for the cases of a small heap.
             let small = std::fs::read(js.with_file_name("quickjs.wasm"));
             if let Err(error) = &small {
                 eprintln!("js1: left out: quickjs.wasm next to {}: {error}", js.display());
@@ -343,7 +349,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             let scratch = Scratch::new(dir.as_deref())?;
             let options = common.options();
             afresh_bench::linux::all(scratch.path(), &options, &mut print, &mut |case| {
-                eprintln!("{case}: left out: python3 lacks the modules it needs");
+                eprintln!("{case} left out: python3 lacks modules that it needs");
             })?;
         }
         #[cfg(feature = "fleet")]
@@ -360,7 +366,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             let there = there.is_ok_and(|output| output.status.success());
             if !there {
                 eprintln!(
-                    "wasmtime left out: {} does not run; `cargo install wasmtime-cli@48` has it",
+                    "wasmtime left out: {} does not run; `cargo install wasmtime-cli@48` installs it",
                     wasmtime.display()
                 );
             }

@@ -1,8 +1,8 @@
-//! `afresh demo`: the promise, shown on a real JavaScript engine.
+//! `afresh demo`: shows on a JavaScript engine that a reset leaves no trace, and its cost.
 //!
-//! One call plants a secret and pollutes the prototypes of every object; the next starts from the
-//! same warm heap without a trace of it. Then the price: microseconds per request, compared with
-//! wasmtime's best configurations and a full copy of the memory.
+//! One call plants a secret and pollutes the prototype of every object. The next call starts from
+//! the same warm heap without a trace of it. The cost is in microseconds per request, compared with
+//! wasmtime's best configurations and with a full copy of the memory.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,7 +19,7 @@ use crate::output::{Format, say, spinner};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The JavaScript guest.
+    /// Path of the JavaScript guest.
     #[arg(long, default_value = "target/guests/js.wasm")]
     js: PathBuf,
 }
@@ -95,9 +95,9 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         )?;
         say!("two clones' Math.random(): {} / {}\n", brief(&one), brief(&other))?;
     }
-    anyhow::ensure!(one != other, "two clones drew the same random numbers");
+    anyhow::ensure!(one != other, "two clones produced the same random numbers");
 
-    // The price, in one contest.
+    // The cost, in one contest.
     let full_copy = load(Mode::Reset, Strategy::FullCopy)?;
     let entry = full_copy.bytes_entry("handle")?;
     let options = Options { rounds: 9, ..Options::quick() };
@@ -119,7 +119,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         warm.pool_stats().resident_bytes / afresh::memory::PAGE_SIZE
     };
     if text {
-        say!("a request, each from the pristine warm heap; {dirty} pages in the write set")?;
+        say!("requests, each from the warm heap; {dirty} pages in the write set")?;
         say!("{:<30} {:>12} {:>9}", "", "us/request", "times")?;
         for row in &rows {
             say!("{:<30} {:>12.1} {:>9.1}", row.strategy, row.median, row.median / ours)?;
@@ -136,6 +136,9 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             })
         )?;
     }
-    anyhow::ensure!(pristine, "the call after the planted secret was not pristine");
+    anyhow::ensure!(
+        pristine,
+        "the call after the planted secret did not start from the warm state"
+    );
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! `afresh doctor`: this host's features, their costs here, and the strategy that follows.
+//! `afresh doctor`: the features of this host, their costs, and the strategy that follows.
 
 use std::process::ExitCode;
 
@@ -12,13 +12,13 @@ use crate::output::{Format, say};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Answer as a host without these features would (memfd, uffd, uffd-sigbus, uffd-async, uffd-kernel, pagemap-scan,
-    /// mprotect, populate, kvm).
+    /// Report as a host without these features: memfd, uffd, uffd-sigbus, uffd-async, uffd-kernel,
+    /// pagemap-scan, mprotect, populate, kvm.
     #[arg(long, value_name = "FEATURE", value_delimiter = ',')]
     without: Vec<String>,
 }
 
-/// How micro-VMs are reset here and why, or why there can be none.
+/// The reset method of micro-VMs and its reason, or the reason that micro-VMs do not run here.
 #[cfg(feature = "vm")]
 fn micro_vm() -> Result<(String, String), String> {
     let abilities = afresh::vm::Abilities::host().map_err(|error| error.to_string())?;
@@ -28,10 +28,10 @@ fn micro_vm() -> Result<(String, String), String> {
 
 #[cfg(not(feature = "vm"))]
 fn micro_vm() -> Result<(String, String), String> {
-    Err("this build of afresh leaves them out (feature `vm`)".to_owned())
+    Err("this build of afresh lacks the feature `vm`".to_owned())
 }
 
-/// The walls around Linux programs: the name of each, and why it is missing.
+/// The walls around Linux programs: name, and the reason if it is missing.
 #[cfg(feature = "linux")]
 fn linux_walls() -> Result<Vec<(&'static str, Option<String>)>, String> {
     let walls = afresh::linux::walls().map_err(|error| error.to_string())?;
@@ -40,10 +40,10 @@ fn linux_walls() -> Result<Vec<(&'static str, Option<String>)>, String> {
 
 #[cfg(not(feature = "linux"))]
 fn linux_walls() -> Result<Vec<(&'static str, Option<String>)>, String> {
-    Err("this build of afresh leaves them out (feature `linux`)".to_owned())
+    Err("this build of afresh lacks the feature `linux`".to_owned())
 }
 
-/// Bytes of address space that each memory of a Wasm guest reserves here; none where none is run.
+/// Bytes of address space that each Wasm memory reserves. 0 without the feature `wasm`.
 #[cfg(feature = "wasm")]
 fn memory_reservation() -> u64 {
     afresh::wasm::memory_reservation()
@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     };
     let words = |choice: &Result<Choice, _>| match choice {
         Ok(c) => format!("{} ({})", c.strategy, c.reason),
-        Err(error) => format!("nothing: {}", SlotError::to_string(error)),
+        Err(error) => format!("none: {}", SlotError::to_string(error)),
     };
     let (space, reservation) = (host::address_space(), memory_reservation());
     let micro_vm = micro_vm();
@@ -128,39 +128,39 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         }
         Format::Text => {
             say!("Features of this host\n{features}")?;
-            say!("Costs measured here, in nanoseconds")?;
+            say!("Measured costs, in nanoseconds")?;
             for (what, ns) in [
-                ("copy back a page in the cache", cost.copy_page),
+                ("copy a cached page back", cost.copy_page),
                 ("fault a page in", cost.fault),
-                ("notice the first write to a page", cost.notice),
+                ("detect the first write to a page", cost.notice),
                 ("call madvise", cost.discard_call),
                 ("discard a page", cost.discard_page),
             ] {
                 say!("  {what:<34} {ns:>8.0}")?;
             }
-            // Where the two lines cross, which decides on the fallback to discarding.
+            // The crossover, which decides the fallback to discarding.
             let per_page = cost.fault + cost.discard_page;
             say!(
-                "  Copying {:.0} pages of a write set costs as much as discarding and faulting one page in.\n",
+                "  Copying back {:.0} pages of a write set costs as much as discarding one page and faulting it in.\n",
                 per_page / cost.copy_page
             )?;
             say!("Strategies")?;
             for (name, choice) in &strategies {
                 match choice {
                     Ok(reason) => say!("  {name:<22} {reason}")?,
-                    Err(reason) => say!("  {name:<22} no: {reason}")?,
+                    Err(reason) => say!("  {name:<22} unavailable: {reason}")?,
                 }
             }
             say!("\nChosen: {}", words(&chosen))?;
-            say!("Where system calls write guest memory: {}", words(&syscalls))?;
+            say!("Chosen if system calls write guest memory: {}", words(&syscalls))?;
             match space {
                 None => say!(
-                    "Wasm memories reserve {} MiB each: addresses are not limited",
+                    "Wasm memories reserve {} MiB each: the address space is not limited",
                     reservation >> 20
                 )?,
                 Some(left) => say!(
-                    "Wasm memories reserve {} MiB each, and grow no further, as {} MiB are left of the addresses that \
-                     this process may use (ulimit -v){}",
+                    "Wasm memories reserve {} MiB each and cannot grow further: {} MiB of address space are left for \
+                     this process (ulimit -v){}",
                     reservation >> 20,
                     left >> 20,
                     if reservation < 4 << 30 { "; every access is checked" } else { "" }
@@ -168,16 +168,16 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             }
             match &micro_vm {
                 Ok((strategy, reason)) => say!("Micro-VMs: {strategy} ({reason})")?,
-                Err(error) => say!("Micro-VMs: not here: {error}")?,
+                Err(error) => say!("Micro-VMs: unavailable: {error}")?,
             }
             match &walls {
                 Ok(walls) => {
-                    say!("Walls around Linux programs, behind the filter of system calls")?;
+                    say!("Walls around Linux programs, in addition to the filter of system calls")?;
                     for (name, missing) in walls {
                         say!("  {name:<22} {}", missing.as_deref().unwrap_or("yes"))?;
                     }
                 }
-                Err(error) => say!("Linux programs: not here: {error}")?,
+                Err(error) => say!("Linux programs: unavailable: {error}")?,
             }
         }
     }

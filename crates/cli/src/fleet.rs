@@ -1,4 +1,4 @@
-//! `afresh nodes` and `afresh drain`, and how `afresh serve` joins a fleet.
+//! `afresh nodes`, `afresh drain`, and the options of `afresh serve` that join a fleet.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,16 +11,16 @@ use serde_json::json;
 use crate::Settings;
 use crate::output::{Format, say};
 
-/// Where a fleet meets.
+/// The address of a fleet.
 #[derive(Debug, Args)]
 pub(crate) struct FleetArguments {
-    /// The NATS servers that the hosts of the fleet meet at, several with commas between.
+    /// NATS servers of the fleet, separated by commas.
     #[arg(long, value_name = "URL")]
     nats: String,
-    /// A file with a token for NATS, or with a user and a password.
+    /// File with a token for NATS, or with a user and a password.
     #[arg(long, value_name = "FILE")]
     nats_credentials: Option<PathBuf>,
-    /// The fleet, if several meet at the same servers.
+    /// Name of the fleet, if several share the NATS servers.
     #[arg(long, value_name = "NAME", default_value = "default")]
     fleet: String,
 }
@@ -34,36 +34,37 @@ impl FleetArguments {
     }
 }
 
-/// How a server joins.
+/// Options of a server that joins a fleet.
 #[derive(Debug, Args)]
 #[group(id = "join", conflicts_with = "stdio", multiple = true)]
 pub(crate) struct JoinArguments {
-    /// Share the work with all hosts that meet at these NATS servers, several with commas between.
+    /// Join the fleet at these NATS servers, separated by commas.
     #[arg(long, value_name = "URL")]
     nats: Option<String>,
-    /// A file with a token for NATS, or with a user and a password.
+    /// File with a token for NATS, or with a user and a password.
     #[arg(long, value_name = "FILE", requires = "nats")]
     nats_credentials: Option<PathBuf>,
-    /// The fleet, if several meet at the same NATS servers.
+    /// Name of the fleet, if several share the NATS servers.
     #[arg(long, value_name = "NAME", requires = "nats")]
     fleet: Option<String>,
-    /// Where all hosts of the fleet keep saved sandboxes: a URL, or a directory that all of them
-    /// see.
+    /// Store for saved sandboxes, shared by all hosts of the fleet: a URL or a shared directory.
     #[arg(long, value_name = "PLACE", requires = "nats")]
     store: Option<String>,
-    /// The name of this host; its host name if not given.
+    /// Name of this host in the fleet [default: its host name].
     #[arg(long, value_name = "NAME", requires = "nats")]
     host_name: Option<String>,
-    /// Time without a sign of a host after which others take over its work; the same on all hosts.
+    /// Time without a heartbeat after which other hosts take over a host's sandboxes.
+    ///
+    /// All hosts must use the same value.
     #[arg(long, value_name = "TIME", requires = "nats", value_parser = afresh_serve::parse_duration)]
     lease: Option<Duration>,
-    /// Servers of a NATS cluster that keep each entry.
+    /// Number of NATS servers that store each entry.
     #[arg(long, value_name = "N", requires = "nats")]
     nats_replicas: Option<usize>,
 }
 
 impl JoinArguments {
-    /// The fleet to join: the command line's, over that of a file.
+    /// The fleet to join. Options override the configuration file.
     pub(crate) fn config(&self, file: Option<FleetConfig>) -> anyhow::Result<Option<FleetConfig>> {
         let mut config = match (&self.nats, file) {
             (Some(nats), Some(mut file)) => {
@@ -105,7 +106,7 @@ pub(crate) struct NodesArguments {
 /// `afresh drain`
 #[derive(Debug, Args)]
 pub(crate) struct DrainArguments {
-    /// The host, as `afresh nodes` calls it, or its id.
+    /// Name or id of the host, as `afresh nodes` prints it.
     host: String,
     #[command(flatten)]
     fleet: FleetArguments,
@@ -118,15 +119,15 @@ pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 pub(crate) fn nodes(arguments: &NodesArguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let all = runtime()?.block_on(fleet::nodes(&arguments.fleet.config()))?;
     if all.is_empty() {
-        eprintln!("no host answers in the fleet `{}`", arguments.fleet.fleet);
+        eprintln!("no host of the fleet `{}` responds", arguments.fleet.fleet);
     }
     for host in all {
         match settings.output {
             Format::Json => say!("{}", json!(host))?,
             Format::Text => {
-                let state = if host.draining { "ending" } else { "serving" };
+                let state = if host.draining { "draining" } else { "serving" };
                 say!(
-                    "{} ({}): {state}, {:.1} % busy, {} live sandboxes, holds {} things",
+                    "{} ({}): {state}, {:.1} % busy, {} live sandboxes, {} local states",
                     host.name,
                     host.host,
                     f64::from(host.load) / 10.0,
@@ -146,7 +147,7 @@ pub(crate) fn drain(arguments: &DrainArguments, settings: &Settings) -> anyhow::
     let host = runtime()?.block_on(fleet::drain(&arguments.fleet.config(), &arguments.host))?;
     match settings.output {
         Format::Json => say!("{}", json!({"name": host.name, "host": host.host}))?,
-        Format::Text => say!("{} ({}) saves its sandboxes and ends", host.name, host.host)?,
+        Format::Text => say!("{} ({}) saves its sandboxes and stops", host.name, host.host)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -13,52 +13,66 @@ use crate::output::spinner;
 /// A guest and how to run it.
 #[derive(Debug, Args)]
 pub(crate) struct GuestArguments {
-    /// A Wasm module or component, a static-PIE ELF for a micro-VM, a Linux program, or a snapshot or a container's image:
-    /// PLACE[@NAME], also oci://REGISTRY/REPOSITORY[:TAG].
+    /// A Wasm module or component, a static-PIE ELF for a micro-VM, a Linux program, or a snapshot
+    /// or OCI image as PLACE[@NAME] or oci://REGISTRY/REPOSITORY[:TAG].
     pub(crate) guest: String,
     #[command(flatten)]
     how: OpenArguments,
 }
 
-/// How guests are run.
+/// Options for running guests.
 #[derive(Debug, Args)]
 pub(crate) struct OpenArguments {
-    /// The guest is a Linux program, by its path or its name in PATH. Each call is input on its standard input, and lasts
-    /// until it waits for more; the state in which it first waited is the warm one.
+    /// Run the guest as a Linux program, named by its path or by its name in PATH.
+    ///
+    /// A call writes to its standard input and ends when the program waits for more. The warm state
+    /// is the first such wait.
     #[cfg(feature = "linux")]
     #[arg(long)]
     linux: bool,
-    /// Exported functions to call, in order, to warm the guest; arguments after a colon, separated
-    /// by commas: `warm:100,2`. For a Linux program, an image's too, lines that it answers first; for a server, requests: `GET /path`.
+    /// Call an exported function to warm the guest, with arguments after a colon: `warm:100,2`.
+    ///
+    /// Repeat for several calls, made in order. For a Linux program or OCI image, a line of input;
+    /// for a server, a request: `GET /path`.
     #[arg(long = "warm", value_name = "F[:ARGS]")]
     warm: Vec<String>,
-    /// Repetitions of those calls. Programs that compile code they run often, as Node does, answer twenty times
-    /// faster once that is compiled.
+    /// Number of rounds of the --warm calls.
+    ///
+    /// A program with a JIT compiler, such as Node, answers up to twenty times faster from a state
+    /// with compiled code.
     #[arg(long, value_name = "N", default_value_t = 1)]
     warm_times: usize,
-    /// Time limit of one call, in milliseconds.
+    /// Maximum duration of a call, in milliseconds.
     #[arg(long, value_name = "MS")]
     pub(crate) timeout: Option<u64>,
-    /// Maximum MiB of one guest memory; for a micro-VM, its memory; for a Linux program, its mappings.
+    /// Maximum size of a Wasm memory, the size of a micro-VM's memory, or the maximum that a Linux
+    /// program maps, in MiB.
     #[arg(long, value_name = "MIB")]
     pub(crate) memory: Option<u64>,
-    /// Directory for compiled guests between runs. Its files are native code: it must be yours alone.
+    /// Directory that caches compiled guests between runs.
+    ///
+    /// It holds native code: no other user may be able to write to it.
     #[arg(long, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
-    /// Environment variables for the guest.
+    /// Set an environment variable of the guest.
     #[arg(long, value_name = "NAME=VALUE")]
     env: Vec<String>,
-    /// Host directories the guest may read, as HOST or HOST::GUEST; add `:rw` to let it write. A Linux program sees HOST
-    /// where it is, and never writes there.
+    /// Grant a host directory, read-only or with `:rw` for writing, at the path HOST or GUEST.
+    ///
+    /// A Linux program gets HOST at the same path, and always read-only.
     #[arg(long, value_name = "HOST[::GUEST][:rw]")]
     pub(crate) dir: Vec<String>,
-    /// Servers outside that a Linux program may connect to, as NAME:PORT (`*.NAME` and `*` for any port allowed), or as
-    /// NAME:PORT=HOST:PORT for one that is elsewhere; none if not given.
+    /// Allow a Linux program to connect to a server.
+    ///
+    /// `*.NAME` matches subdomains, and `*` any port; =HOST:PORT redirects the connection. Without
+    /// this option only loopback is reachable.
     #[cfg(feature = "linux")]
     #[arg(long, value_name = "NAME:PORT[=HOST:PORT]")]
     net: Vec<afresh::linux::Destination>,
-    /// Has every call of a Linux program run in a new process, so that the time of a write does not show which pages an earlier
-    /// call has written. It costs a fork for each call.
+    /// Run each call of a Linux program in a new process.
+    ///
+    /// This hides the write set of earlier calls, which the duration of a write would reveal, at
+    /// the cost of a fork per call.
     #[cfg(feature = "linux")]
     #[arg(long)]
     replace_processes: bool,
@@ -72,12 +86,12 @@ pub(crate) struct OpenArguments {
 pub(crate) struct Command<'a> {
     /// Its arguments, after its name.
     pub(crate) arguments: &'a [String],
-    /// Its standard input; without one this process's own if `interactive` is set.
+    /// Its standard input. Without input, `interactive` passes the standard input of this process.
     pub(crate) input: Option<Vec<u8>>,
     pub(crate) interactive: bool,
     /// Whether its output is shown.
     pub(crate) shown: bool,
-    /// Calls of the warm-up before the requested ones.
+    /// Calls of the warm-up before those of --warm.
     pub(crate) first: Vec<Call>,
     /// The language that a Linux program evaluates.
     #[cfg(all(feature = "serve", feature = "linux"))]
@@ -94,13 +108,14 @@ impl GuestArguments {
         self.how.options(&self.guest, settings, command)
     }
 
-    /// The options of a Wasm guest among them.
+    /// The options that are specific to Wasm guests.
     #[cfg(feature = "serve")]
     pub(crate) fn wasm(&self, command: Command<'_>) -> anyhow::Result<afresh::wasm::GuestOptions> {
         self.how.wasm.options(&self.guest, command, &self.how.env()?, &self.how.dir)
     }
 
-    /// The options that open the guest as one that evaluates a language; a listener receives its requests.
+    /// The options that open the guest as one that evaluates a language; a listener receives its
+    /// requests.
     #[cfg(feature = "serve")]
     pub(crate) fn interpreter<L: afresh_interpreter::HostCallbacks>(
         &self,
@@ -130,13 +145,13 @@ impl GuestArguments {
         Ok(options.wasm(wasm))
     }
 
-    /// Time limit of one call, if set.
+    /// Maximum duration of a call.
     #[cfg(feature = "serve")]
     pub(crate) fn timeout(&self) -> Option<Duration> {
         self.how.timeout.map(Duration::from_millis)
     }
 
-    /// Opens what is named, and warms it if it is a guest.
+    /// Opens a guest or snapshot. A guest is warmed.
     pub(crate) fn open(&self, options: &Options) -> anyhow::Result<Guest> {
         self.how.open(&self.guest, options)
     }
@@ -182,8 +197,8 @@ impl OpenArguments {
             }
         }
         for call in std::iter::repeat_n(&self.warm, self.warm_times).flatten() {
-            // A name that is not a file is an image, whose program takes lines, or a snapshot, which takes no
-            // warm-up.
+            // A name that is not a file is an image, whose program reads lines, or a snapshot,
+            // which has no warm-up.
             let lines = self.is_program() || !std::path::Path::new(guest).is_file();
             options = options.warm(match lines {
                 true => Call::bytes("", format!("{call}\n")),
@@ -192,7 +207,7 @@ impl OpenArguments {
         }
         #[cfg(feature = "wasm")]
         let options = {
-            // A Linux program may also be granted a file.
+            // A Linux program can also be granted a file.
             let dir: &[String] = if self.is_program() { &[] } else { &self.dir };
             let wasm = self.wasm.options(guest, command, &env, dir)?;
             self.wasm.engine(options).wasm(wasm)
@@ -207,17 +222,17 @@ impl OpenArguments {
         Ok(options)
     }
 
-    /// The requested environment.
+    /// The variables of --env.
     pub(crate) fn env(&self) -> anyhow::Result<Vec<(String, String)>> {
         let pair = |pair: &String| {
             let parts =
                 pair.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
-            parts.with_context(|| format!("--env {pair}: no `=` in it"))
+            parts.with_context(|| format!("--env {pair}: expected NAME=VALUE"))
         };
         self.env.iter().map(pair).collect()
     }
 
-    /// Whether the options declare the guest a Linux program.
+    /// Whether --linux is given.
     fn is_program(&self) -> bool {
         #[cfg(feature = "linux")]
         return self.linux;
@@ -225,7 +240,7 @@ impl OpenArguments {
         false
     }
 
-    /// Opens what is named, and warms it if it is a guest.
+    /// Opens a guest or snapshot. A guest is warmed.
     pub(crate) fn open(&self, guest: &str, options: &Options) -> anyhow::Result<Guest> {
         let bar = spinner("opening");
         let guest = afresh::open(&self.reference(guest)?, options)?;
@@ -233,7 +248,7 @@ impl OpenArguments {
         Ok(guest)
     }
 
-    /// The reference that `guest` is opened by: a Linux program is looked up in PATH, as in a shell.
+    /// The reference of `guest`. A Linux program is looked up in PATH, as in a shell.
     pub(crate) fn reference(&self, guest: &str) -> anyhow::Result<String> {
         #[cfg(feature = "linux")]
         if self.linux {
@@ -243,7 +258,7 @@ impl OpenArguments {
     }
 }
 
-/// A call as an option names it: `F` or `F:ARG,ARG`.
+/// Parses a call of an option: `F` or `F:ARG,ARG`.
 pub(crate) fn text_call(text: &str) -> Call {
     // The name of an interface contains colons, before the function's.
     let function = text.find('#').unwrap_or(0);

@@ -1,4 +1,4 @@
-//! `afresh run` and `afresh verify` of components that answer HTTP themselves: no server, one request at a time.
+//! `afresh run` and `afresh verify` of HTTP components: one request at a time, without a server.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ use crate::guest::{Command, GuestArguments};
 use crate::output::{self, Format, say};
 use crate::request::{self, Request};
 
-/// Default time limit of one request.
+/// Default maximum duration of a request.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum bytes of one answer.
+/// Maximum bytes of an answer.
 const MAX_ANSWER: usize = 1 << 30;
 
-/// A handler, and its request.
+/// A handler and its request.
 pub(crate) struct HandlerRequest {
     runtime: Runtime,
     handler: Handler,
@@ -27,14 +27,15 @@ pub(crate) struct HandlerRequest {
 }
 
 impl HandlerRequest {
-    /// The guest that is named, if it answers HTTP and no function of it is named: a path is the argument, a body the input.
+    /// Opens the guest if it is an HTTP component and no function is named. The argument is the
+    /// path, and the input is the body.
     pub(crate) fn open(
         guest: &GuestArguments,
         request: &Request<'_>,
         settings: &Settings,
     ) -> anyhow::Result<Option<Self>> {
         let Some((path, body)) = request.of_http() else { return Ok(None) };
-        // A name that is not a file is a snapshot, or opening it reports that it is missing.
+        // A name that is not a file is a snapshot. If it is missing, opening it fails later.
         let named = std::fs::read(&guest.guest).is_ok_and(|bytes| {
             afresh::Kind::of(&bytes) == Some(afresh::Kind::Component)
                 && Handler::is_named_in(&bytes)
@@ -51,8 +52,8 @@ impl HandlerRequest {
         Ok(handler.map(|handler| Self { runtime, handler, path, body }))
     }
 
-    /// Sends the request `repeat` times, and prints the bodies; an answer with a server error is a failure of the
-    /// guest.
+    /// Sends the request `repeat` times and prints the bodies. A 5xx status counts as a failure of
+    /// the guest.
     pub(crate) fn run(
         &self,
         repeat: u64,
@@ -74,7 +75,7 @@ impl HandlerRequest {
                 }
                 Format::Text => {
                     if reply.status >= 400 {
-                        eprintln!("afresh: it answers {}", reply.status);
+                        eprintln!("afresh: the guest answers with status {}", reply.status);
                     }
                     request::print(&Answer::Bytes(reply.body.to_vec()), &mut std::io::stdout())?;
                 }
@@ -86,7 +87,8 @@ impl HandlerRequest {
         Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
-    /// Sends the request several times, and before each compares the next instance with the warm state.
+    /// Sends the request `calls` times. Before each, the next instance is compared with the warm
+    /// state.
     pub(crate) fn verify(
         &self,
         calls: u64,

@@ -1,7 +1,7 @@
-//! `afresh serve` over HTTP: makes a server from arguments and a file, and handles signals.
+//! `afresh serve` over HTTP: builds a server from arguments and a file, and handles signals.
 //!
-//! SIGTERM and SIGINT end it when all received requests are answered, a second SIGINT at once; SIGHUP makes it read
-//! its file, keys and certificate and open its guests anew.
+//! SIGTERM and SIGINT end it after pending requests are answered, a second SIGINT immediately.
+//! SIGHUP reloads the file, keys and certificate, and opens the guests again.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,47 +26,52 @@ use crate::serve::Arguments;
 #[derive(Debug, Args)]
 #[group(id = "http", conflicts_with = "stdio", multiple = true)]
 pub(crate) struct HttpArguments {
-    /// Address for requests; 127.0.0.1:8080 if not given.
+    /// Address to listen on [default: 127.0.0.1:8080].
     #[arg(long, value_name = "ADDR:PORT")]
     addr: Option<SocketAddr>,
-    /// Address for /metrics, /status, /healthz and /readyz, if not that for requests.
+    /// Separate address for /metrics, /status, /healthz and /readyz [default: the address of
+    /// --addr].
     #[arg(long, value_name = "ADDR:PORT")]
     admin: Option<SocketAddr>,
-    /// Guests, routes and budgets from a file; guests of the command line come in addition.
+    /// Read guests, routes and budgets from a file.
+    ///
+    /// Guests of the command line are added.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Content type of byte-guest responses.
+    /// Content type of the responses of byte guests.
     #[arg(long, value_name = "TYPE")]
     content_type: Option<String>,
-    /// Maximum KiB of a request body.
+    /// Maximum size of a request body, in KiB.
     #[arg(long, value_name = "KIB")]
     max_body: Option<usize>,
-    /// Maximum requests that guests answer at the same time, all together.
+    /// Maximum number of concurrent requests, over all guests.
     #[arg(long, value_name = "N")]
     max_concurrent_requests: Option<usize>,
-    /// Maximum connections at the same time.
+    /// Maximum number of concurrent connections.
     #[arg(long, value_name = "N")]
     max_concurrent_connections: Option<usize>,
-    /// Requests that one instance answers before it is reset: with more than 1 they see the state of earlier ones.
+    /// Number of requests that an instance answers before it is reset.
+    ///
+    /// With more than 1, a request sees the state that earlier ones left.
     #[arg(long, value_name = "N")]
     max_instance_reuse_count: Option<usize>,
-    /// How long an instance that may answer more requests stays idle, as `1s` or `100ms`.
+    /// Time that an instance waits for another request before it is reset, as `1s` or `100ms`.
     #[arg(long, value_name = "TIME", value_parser = afresh_serve::parse_duration)]
     idle_instance_timeout: Option<Duration>,
-    /// Serve HTTPS with this certificate, a file in PEM with those that lead to a known one behind it.
+    /// Serve HTTPS with this PEM file: the certificate, followed by its intermediate certificates.
     #[cfg(feature = "tls")]
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// The private key of --tls-cert, a file in PEM.
+    /// PEM file with the private key of --tls-cert.
     #[cfg(feature = "tls")]
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Level of the log on standard error: error, warn, info, debug (each request) or trace.
+    /// Log level on standard error: error, warn, info, debug (each request) or trace.
     #[arg(long, value_name = "LEVEL", default_value = "warn")]
     log: tracing::Level,
 }
 
-/// A guest and its route, as the command line names them.
+/// Splits an argument into a route and a guest.
 fn route(text: &str) -> (Option<&str>, &str) {
     match text.split_once('=') {
         Some((route, guest)) if route.starts_with('/') => (Some(route), guest),
@@ -163,7 +168,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         let traces = afresh_serve::otel::Settings::from_env()?;
         let notes = traces.as_ref().map_or_else(Vec::new, |traces| traces.notes().to_vec());
         let traces = traces.map(afresh_serve::otel::Traces::new);
-        // The spans of the server itself, for every log level.
+        // The spans of the server itself, independent of the log level.
         let own = Targets::new().with_target("afresh", LevelFilter::DEBUG);
         subscriber.with(traces.as_ref().map(|traces| traces.layer().with_filter(own))).init();
         notes.into_iter().for_each(|note| tracing::warn!("{note}"));
@@ -215,10 +220,10 @@ async fn serve(
                     Err(error) => Err(error),
                 };
                 match renewed {
-                    Ok(()) => eprintln!("The guests, keys and certificate were read anew"),
+                    Ok(()) => eprintln!("Reloaded the guests, keys and certificate"),
                     Err(error) => {
                         let why = crate::describe(&error);
-                        eprintln!("afresh: everything stays as it is: {why}");
+                        eprintln!("afresh: cannot reload, the previous configuration stays in effect: {why}");
                     }
                 }
             }
@@ -234,7 +239,7 @@ async fn serve(
     tokio::select! {
         done = serving => ended(done?),
         _ = interrupt.recv() => {
-            eprintln!("afresh: requests under way were ended");
+            eprintln!("afresh: pending requests were aborted");
             Ok(ExitCode::SUCCESS)
         }
     }

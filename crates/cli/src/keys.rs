@@ -1,5 +1,5 @@
-//! Keys: `afresh keygen` makes them, `--trust` and `--key` set requirements on snapshots, `--sign` and `--seal`
-//! protect new ones.
+//! Keys: `afresh keygen` creates them, `--trust` and `--key` require them of snapshots, `--sign`
+//! and `--seal` apply them to new snapshots.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,14 +15,18 @@ use crate::output::{Format, say};
 /// Requirements on every snapshot that is opened.
 #[derive(Debug, Args)]
 pub(crate) struct AccessArguments {
-    /// Open only snapshots signed by a key in this file of public keys, one a line as `keygen` prints them;
-    /// may be given several times.
+    /// Open only snapshots that are signed with a key in this file: public keys, one per line, as
+    /// `keygen` prints them.
+    ///
+    /// May be repeated.
     #[arg(long, global = true, value_name = "FILE")]
     trust: Vec<PathBuf>,
-    /// Open only snapshots sealed with the key in this file.
+    /// Open only snapshots that are sealed with the key in this file.
     #[arg(long, global = true, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Change limits of snapshots: memory, content, expansion, index or program. May be given several times.
+    /// Set a limit of snapshots: memory, content, expansion, index or program.
+    ///
+    /// May be repeated.
     #[arg(long, global = true, value_name = "NAME=SIZE")]
     limit: Vec<String>,
 }
@@ -47,13 +51,15 @@ impl AccessArguments {
     }
 }
 
-/// How a new snapshot is protected.
+/// Protection of a new snapshot.
 #[derive(Debug, Args)]
 pub(crate) struct ProtectArguments {
     /// Sign the snapshot with the key in this file.
     #[arg(long, value_name = "FILE")]
     sign: Option<PathBuf>,
-    /// Seal the snapshot with the key in this file: reading or changing it requires the key.
+    /// Seal the snapshot with the key in this file.
+    ///
+    /// Reading or changing it then requires the key.
     #[arg(long, value_name = "FILE")]
     seal: Option<PathBuf>,
 }
@@ -75,7 +81,7 @@ impl ProtectArguments {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Kind {
-    /// Signs snapshots; its public half is printed.
+    /// Signs snapshots. The public key is printed.
     Signing,
     /// Seals snapshots and opens sealed ones.
     Sealing,
@@ -83,10 +89,10 @@ enum Kind {
 
 #[derive(Debug, Args)]
 pub(crate) struct KeygenArguments {
-    /// What for.
+    /// Purpose of the key.
     #[arg(value_enum)]
     kind: Kind,
-    /// The file to make, readable by its owner only.
+    /// File to create, readable by its owner only.
     file: PathBuf,
 }
 

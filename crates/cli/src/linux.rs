@@ -1,4 +1,4 @@
-//! Options of Linux programs alone: lookup in PATH, arguments, environment, directories.
+//! Options of Linux programs: lookup in PATH, arguments, environment, directories.
 
 use std::path::{Path, PathBuf};
 
@@ -8,12 +8,12 @@ use anyhow::Context;
 /// The file that a shell would run for `name`; the program itself where that is a shim of a version manager.
 pub(crate) fn find(name: &str) -> anyhow::Result<String> {
     let path = Path::new(name);
-    // A snapshot of a program is named as any other.
+    // A path, or a snapshot of a program.
     let found = if path.components().count() > 1 || path.is_file() {
         path.to_owned()
     } else {
         let found = find_in_path(name);
-        found.with_context(|| format!("there is no program {name} in PATH; give its path"))?
+        found.with_context(|| format!("program {name} not found in PATH; give its path"))?
     };
     let found = behind_shim(&found).unwrap_or(found);
     found.into_os_string().into_string().ok().context("the program's path is not UTF-8")
@@ -58,7 +58,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Directories that are named as a Wasm guest sees them are refused where `only` Linux programs are meant.
+    /// With `only` Linux programs, `--dir` entries in the form for Wasm guests are refused.
     pub(crate) fn new(
         arguments: &[String],
         env: &[(String, String)],
@@ -72,10 +72,10 @@ impl Shape {
             let host = host.split_once("::").map_or(host, |(host, _)| host);
             anyhow::ensure!(
                 !only || host == entry,
-                "--dir {entry}: a Linux program sees a directory where it is, and does not write there: --dir {host}"
+                "--dir {entry}: a Linux program gets a directory at its own path, read-only; use --dir {host}"
             );
             let path = Path::new(host).canonicalize().with_context(|| format!("--dir {host}"))?;
-            // Where the arguments' own paths lead, if the program may look there.
+            // Relative paths in arguments resolve here if the program has access.
             if here.starts_with(&path) {
                 directory = Some(here.clone());
             }
@@ -91,12 +91,12 @@ impl Shape {
         })
     }
 
-    /// Lets it connect to these.
+    /// Allows connections to these destinations.
     pub(crate) fn reach(self, destinations: &[Destination]) -> Self {
         Self { reaches: destinations.to_vec(), ..self }
     }
 
-    /// Has every reset end its process.
+    /// Ends the process at every reset if `replaced` is set.
     pub(crate) fn replace_processes(self, replaced: bool) -> Self {
         Self { replaced, ..self }
     }

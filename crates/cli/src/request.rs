@@ -1,4 +1,4 @@
-//! Requests to a guest, and its answer: the same for every command that calls one.
+//! Requests to a guest and its answers, shared by every command that calls a guest.
 
 use std::io::{Read, Write};
 
@@ -9,21 +9,24 @@ use serde_json::Value;
 
 use crate::guest::{Command, text_call};
 
-/// The export that a WASI command begins at.
+/// The export that starts a WASI command.
 const START: &str = "_start";
 
 /// A call.
 #[derive(Debug, Args)]
 pub(crate) struct CallArguments {
-    /// The exported function to call; `_start` runs a WASI command, whose arguments and standard input are
-    /// those given here.
+    /// Exported function to call.
+    ///
+    /// `_start` runs a WASI command, with the arguments and the standard input of this command.
     #[arg(long, value_name = "F", default_value = START)]
     call: String,
-    /// Bytes for a guest that handles bytes, the standard input of a command or program, or the body of a request of HTTP: text, `@FILE`, or `-` for
-    /// standard input.
+    /// Input of the call, as text, `@FILE`, or `-` for standard input: the bytes for a byte guest,
+    /// the standard input of a command or program, or the body of an HTTP request.
     #[arg(long, value_name = "TEXT|@FILE|-")]
     input: Option<String>,
-    /// Arguments of the function, command or program, or the path for a guest that answers HTTP; after `--` those that begin with a dash.
+    /// Arguments of the function, command or program, or the path of an HTTP request.
+    ///
+    /// Arguments that begin with a dash follow `--`.
     #[arg(allow_negative_numbers = true)]
     arguments: Vec<String>,
 }
@@ -48,7 +51,8 @@ impl Request<'_> {
         self.arguments.call == START
     }
 
-    /// The path and body for a guest that answers HTTP, where no function is named: the argument, and the input.
+    /// The path and body for an HTTP guest: the argument and the input. None if a function is
+    /// named.
     #[cfg(feature = "serve")]
     pub(crate) fn of_http(&self) -> Option<(String, Option<Vec<u8>>)> {
         let path = match &self.arguments.arguments[..] {
@@ -80,7 +84,7 @@ impl Request<'_> {
         let CallArguments { call, arguments, .. } = self.arguments;
         if guest.listens() && self.input.as_ref().is_none_or(Vec::is_empty) {
             eprintln!(
-                "The program listens on a port, and is sent nothing; a request comes by --input, as in \
+                "The program listens on a port, and the request is empty; give one with --input, as in \
                  --input $'GET / HTTP/1.0\\r\\n\\r\\n'"
             );
         }
@@ -96,7 +100,8 @@ impl Request<'_> {
     }
 }
 
-/// Input for a Linux program, which most read by lines: with a line's end. Nothing stays nothing, the end of the input.
+/// Ends the input of a Linux program with a newline, as most read lines. Empty input stays empty:
+/// it is the end of the input.
 pub(crate) fn line(mut input: Vec<u8>) -> Vec<u8> {
     if input.last().is_some_and(|&last| last != b'\n') {
         input.push(b'\n');
@@ -104,7 +109,7 @@ pub(crate) fn line(mut input: Vec<u8>) -> Vec<u8> {
     input
 }
 
-/// The call that an argument of `--record` means.
+/// Parses a call of `--record`.
 pub(crate) fn recorded(text: &str, kind: Kind) -> Call {
     if kind == Kind::Machine {
         return Call::bytes(START, text);
@@ -117,7 +122,7 @@ pub(crate) fn recorded(text: &str, kind: Kind) -> Call {
     }
 }
 
-/// The bytes that an argument names.
+/// Reads the bytes of `--input`.
 fn read_input(input: &str) -> anyhow::Result<Vec<u8>> {
     if input == "-" {
         let mut bytes = Vec::new();
@@ -138,7 +143,7 @@ pub(crate) fn json(answer: &Answer) -> Value {
     }
 }
 
-/// Prints an answer: a result a line, bytes as they are.
+/// Prints an answer: one result per line, or bytes unchanged.
 pub(crate) fn print(answer: &Answer, out: &mut dyn Write) -> std::io::Result<()> {
     match answer {
         Answer::Bytes(bytes) => {

@@ -1,5 +1,4 @@
-//! `afresh run`: warm a guest, or take a warm one out of a snapshot, and call it, each time from the warm
-//! state.
+//! `afresh run`: warm a guest, or load a snapshot, and call it, each time from the warm state.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -25,7 +24,7 @@ pub(crate) struct Arguments {
     /// Number of calls.
     #[arg(short = 'n', long, default_value_t = 1)]
     repeat: u64,
-    /// Print the findings of warming and the cost of the calls, to standard error.
+    /// Print the results of the warm-up and the duration of the calls to standard error.
     #[arg(long)]
     report: bool,
     #[command(flatten)]
@@ -39,7 +38,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     {
         return asked.run(arguments.repeat, arguments.report, settings.output);
     }
-    // Only one call can have this process's own input.
+    // A single call can read the standard input of this process; several would compete for it.
     let command = request.command(arguments.repeat == 1, true);
     let guest = arguments.guest.open(&arguments.guest.options(settings, command)?)?;
     if arguments.report {
@@ -47,7 +46,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     }
     let call = request.call(&guest);
     let mut times = Vec::new();
-    // Not locked, because a command writes to it as well.
+    // Not locked: a command writes to it as well.
     let mut out = std::io::stdout();
     for _ in 0..arguments.repeat {
         let started = Instant::now();
@@ -134,11 +133,11 @@ fn pass_on(code: i32, output: &[u8], messages: &str) -> anyhow::Result<ExitCode>
     Ok(ExitCode::from(code as u8))
 }
 
-/// Says what the snapshot took.
+/// Reports the cost of opening the snapshot.
 fn report_origin(origin: &Origin) {
     let pages = origin.snapshot.pages();
     eprintln!(
-        "snapshot  {} opened in {:.1?}; {} faults fetched pages, {} of {pages} pages are there",
+        "snapshot  {} opened in {:.1?}; {} faults fetched pages, {} of {pages} pages are present",
         origin.reference,
         origin.took,
         origin.memory.faults(),
@@ -150,7 +149,7 @@ fn report_origin(origin: &Origin) {
     );
 }
 
-/// Says what a Linux program takes, and which system calls it made that are not served.
+/// Reports the memory of a Linux program, and its system calls that are not served.
 #[cfg(feature = "linux")]
 fn report_program(guest: &Guest) -> anyhow::Result<()> {
     let mut lease = guest.lease()?;
@@ -159,7 +158,7 @@ fn report_program(guest: &Guest) -> anyhow::Result<()> {
     };
     let stats = instance.stats();
     eprintln!(
-        "image     {:.1} MiB, {:.1} MiB of it in memory; the last reset copied {} KiB back",
+        "image     {:.1} MiB, {:.1} MiB of it resident; the last reset copied {} KiB",
         stats.image as f64 / f64::from(1 << 20),
         stats.resident as f64 / f64::from(1 << 20),
         stats.copied >> 10
@@ -169,12 +168,12 @@ fn report_program(guest: &Guest) -> anyhow::Result<()> {
         *unserved.entry(*number).or_default() += count;
     }
     for (number, count) in unserved {
-        eprintln!("system call {number} is not served; it was made {count} times");
+        eprintln!("system call {number} is not served; the program made it {count} times");
     }
     Ok(())
 }
 
-/// Says how a Wasm module was warmed.
+/// Reports the warm-up of a Wasm module.
 #[cfg(feature = "wasm")]
 fn report_warming(guest: &Guest) {
     let Some(report) = guest.as_module().map(afresh::wasm::Warm::report) else { return };
@@ -194,7 +193,7 @@ fn report_warming(guest: &Guest) {
         if report.reseeds {
             "fresh for every clone (afresh_reseed)"
         } else {
-            "clones share the warm state's (no afresh_reseed export)"
+            "shared by all clones (no afresh_reseed export)"
         }
     );
     eprintln!("compiled  in {:.0?}, warmed in {:.0?}", report.compile, report.warm_up);

@@ -4,15 +4,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-/// Removed with everything in it when dropped.
+/// A directory that is removed with its contents on drop.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    /// A new directory in `parent`, or where temporary files go.
+    /// Creates a directory in `parent` or in the system's temporary directory.
     pub(crate) fn new(parent: Option<&Path>) -> anyhow::Result<Self> {
         let parent = parent.map_or_else(std::env::temp_dir, Path::to_owned);
         let path = parent.join(format!("afresh-{}", std::process::id()));
-        std::fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
+        std::fs::create_dir_all(&path)
+            .with_context(|| format!("cannot create {}", path.display()))?;
         Ok(Self(path))
     }
 
@@ -23,7 +24,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Files that cannot be removed stay among temporary files.
+        // Files that cannot be removed stay in the temporary directory.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

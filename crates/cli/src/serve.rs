@@ -1,4 +1,5 @@
-//! `afresh serve`: guests behind HTTP, each request from the warm state. With `--stdio`, one guest and a request a line.
+//! `afresh serve`: guests behind HTTP, each request from the warm state. With `--stdio`, one guest
+//! and one request per line.
 
 use std::process::ExitCode;
 
@@ -10,24 +11,25 @@ use crate::stdio;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Wasm modules and components, static-PIE ELFs for micro-VMs, Linux programs, or snapshots: each `[/ROUTE=]PLACE[@NAME]`. Without
-    /// a route a guest answers for every path.
+    /// A Wasm module or component, a static-PIE ELF for a micro-VM, a Linux program, or a snapshot.
+    ///
+    /// A guest without a route answers every path. May be repeated.
     #[cfg_attr(feature = "serve", arg(required_unless_present = "config"))]
     #[cfg_attr(not(feature = "serve"), arg(required = true))]
     #[arg(value_name = "[/ROUTE=]GUEST")]
     pub(crate) guests: Vec<String>,
     #[command(flatten)]
     pub(crate) how: OpenArguments,
-    /// The exported function that handles bytes, of guests other than HTTP components.
+    /// Exported function that handles bytes, for guests other than HTTP components.
     #[arg(long, value_name = "F", default_value = "handle")]
     pub(crate) call: String,
-    /// Answer one request a line from standard input instead, with one line each.
+    /// Read one request per line from standard input, and write one answer per line.
     #[arg(long)]
     stdio: bool,
     #[cfg(feature = "serve")]
     #[command(flatten)]
     pub(crate) http: crate::http::HttpArguments,
-    // Beside the arguments of HTTP, not within: a group of arguments that conflict has no groups in it.
+    // Not a part of the HTTP arguments: clap does not nest groups in a group that conflicts.
     #[cfg(feature = "fleet")]
     #[command(flatten)]
     pub(crate) fleet: crate::fleet::JoinArguments,
@@ -46,7 +48,7 @@ impl Arguments {
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     if arguments.stdio {
         let [guest] = &arguments.guests[..] else {
-            anyhow::bail!("--stdio serves one guest, and {} are named", arguments.guests.len());
+            anyhow::bail!("--stdio serves one guest, and {} are given", arguments.guests.len());
         };
         return stdio::run(guest, arguments, settings);
     }

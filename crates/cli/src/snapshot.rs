@@ -1,4 +1,4 @@
-//! `afresh snapshot` and `afresh fork`: save a warm guest, or its state after a call, as a snapshot.
+//! `afresh snapshot` and `afresh fork`: save a warm guest, or its state after a call.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -22,20 +22,25 @@ use crate::store::EncodingArgument;
 pub(crate) struct SnapshotArguments {
     #[command(flatten)]
     guest: GuestArguments,
-    /// Where to: PLACE[@NAME]; a directory is made if it is missing.
+    /// Destination: PLACE[@NAME].
+    ///
+    /// A missing directory is created.
     #[arg(long, value_name = "PLACE[@NAME]")]
     to: Reference,
-    /// Calls to learn the working set from, each from the warm state: a function with its arguments, a handler of
-    /// bytes with its input, or the input of a micro-VM. Their working set is read first when the snapshot is opened.
+    /// Make a call from the warm state and record its working set, which is read first when the
+    /// snapshot is opened: a function with arguments, a byte handler with its input, or the input
+    /// of a micro-VM.
     #[arg(long, value_name = "F[:ARGS]|F=INPUT|INPUT")]
     record: Vec<String>,
-    /// How pages are stored: raw ones are faster to open here, compressed ones travel well.
+    /// Encoding of the pages: raw is faster to open, zstd is smaller.
     #[arg(long, value_enum, default_value = "raw")]
     encoding: EncodingArgument,
     #[cfg(feature = "seal")]
     #[command(flatten)]
     protect: ProtectArguments,
-    /// Arguments of a Linux program; after `--` those that begin with a dash.
+    /// Arguments of a Linux program.
+    ///
+    /// Arguments that begin with a dash follow `--`.
     #[arg(allow_negative_numbers = true)]
     arguments: Vec<String>,
 }
@@ -44,8 +49,9 @@ pub(crate) struct SnapshotArguments {
 pub(crate) struct ForkArguments {
     #[command(flatten)]
     guest: GuestArguments,
-    /// Where the state after the call goes: PLACE[@NAME]. In the directory of the snapshot that the guest came from,
-    /// only the call's changes are stored.
+    /// Destination of the state after the call: PLACE[@NAME].
+    ///
+    /// If the guest is a snapshot of the same directory, only the changed pages are stored.
     #[arg(long, value_name = "PLACE[@NAME]")]
     to: Reference,
     #[cfg(feature = "seal")]
@@ -55,7 +61,7 @@ pub(crate) struct ForkArguments {
     call: CallArguments,
 }
 
-/// Reports the saved snapshot.
+/// Reports a saved snapshot.
 fn report(
     verb: &str,
     to: &Reference,
@@ -70,8 +76,7 @@ fn report(
     let id = &saved.id;
     if let Some(lacking) = saved.unrecorded {
         eprintln!(
-            "afresh: no working set: recording the pages of calls needs {lacking} (see `afresh \
-             doctor`)"
+            "afresh: no working set was recorded: that needs {lacking} (see `afresh doctor`)"
         );
     }
     match format {

@@ -1,4 +1,5 @@
-//! `afresh serve --stdio`: a line in is a request, a line out is its answer, each from the warm state.
+//! `afresh serve --stdio`: one request per input line, one answer per output line, each from the
+//! warm state.
 
 use std::io::{BufRead, Write};
 use std::process::ExitCode;
@@ -19,7 +20,7 @@ pub(crate) fn run(
 ) -> anyhow::Result<ExitCode> {
     let how = &arguments.how;
     let guest = how.open(guest, &how.options(guest, settings, arguments.command())?)?;
-    // A guest that cannot answer at all is an error of this command, not of every request.
+    // A missing function is an error of this command, not of every request.
     let function = guest.function(&arguments.call)?;
     let mut out = std::io::stdout().lock();
     let mut all_answered = true;
@@ -30,7 +31,7 @@ pub(crate) fn run(
             Kind::Program => format!("{line}\n"),
             _ => line,
         };
-        // A request that fails is answered with the error: the next one starts from the warm state.
+        // A failed request is answered with the error. The next one starts from the warm state.
         let answer = guest.call(&function, line.as_bytes()).map(Answer::Bytes);
         let us = started.elapsed().as_secs_f64() * 1e6;
         all_answered &= answer.is_ok();

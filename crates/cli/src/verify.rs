@@ -1,6 +1,6 @@
-//! `afresh verify`: many calls, and before each the proof that no trace of the last one is left.
+//! `afresh verify`: many calls, and before each a check that the last one left no trace.
 //!
-//! A verification in which no call succeeded has proved nothing, reports that, and fails.
+//! A verification without a successful call proves nothing and fails.
 
 use std::process::ExitCode;
 
@@ -20,7 +20,7 @@ pub(crate) const DIFFERS: u8 = 3;
 pub(crate) struct Arguments {
     #[command(flatten)]
     guest: GuestArguments,
-    /// How many calls.
+    /// Number of calls.
     #[arg(short = 'n', long, default_value_t = 100)]
     calls: u64,
     #[command(flatten)]
@@ -46,11 +46,11 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     show(&found, settings.output)
 }
 
-/// Prints the result; the exit code is whether all was pristine.
+/// Prints the findings. The exit code is 0 if every call started from the warm state.
 fn show(found: &Verification, format: Format) -> anyhow::Result<ExitCode> {
     let clean = found.is_pristine();
     let nothing = found.proves_nothing();
-    // Neither true nor false where nothing was proved.
+    // Neither true nor false without a proof.
     let pristine = (!clean || nothing.is_none()).then_some(clean);
     let clones = found.clones.map(|clones| clones.to_string());
     match format {
@@ -75,10 +75,7 @@ fn show(found: &Verification, format: Format) -> anyhow::Result<ExitCode> {
                 found.bytes_differ,
                 found.items_differ,
             )?;
-            say!(
-                "{} answers differ from those of an instance that had never run anything",
-                found.answers_differ
-            )?;
+            say!("{} answers differ from those of a new instance", found.answers_differ)?;
             for item in &found.items {
                 say!("differs: {item}")?;
             }
@@ -89,10 +86,10 @@ fn show(found: &Verification, format: Format) -> anyhow::Result<ExitCode> {
                 say!("{clones}")?;
             }
             for value in &found.repeating {
-                say!("alike in two clones: {value}")?;
+                say!("equal in two clones: {value}")?;
             }
             if let Some(nothing) = &nothing {
-                say!("this proves nothing: {nothing}")?;
+                say!("no proof: {nothing}")?;
             }
         }
     }

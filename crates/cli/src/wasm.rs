@@ -1,4 +1,4 @@
-//! Options that only Wasm guests have.
+//! Options of Wasm guests.
 
 use std::path::PathBuf;
 
@@ -11,35 +11,40 @@ use clap::Args;
 
 use crate::guest::Command;
 
-/// How a Wasm guest is run.
+/// Options of a Wasm guest.
 #[derive(Debug, Args)]
 pub(crate) struct WasmArguments {
-    /// How instances are kept apart: auto, reset or fresh; auto if not given, and fresh behind HTTP.
+    /// Isolation of calls: auto, reset or fresh [default: auto, and fresh behind HTTP].
     #[arg(long)]
     pub(crate) mode: Option<Mode>,
-    /// How memory is reset: auto, full-copy, discard, scan, write-set, write-set-uffd, write-set-scan,
-    /// write-set-mprotect.
+    /// Reset strategy of memory: auto, full-copy, discard, scan, write-set, write-set-uffd,
+    /// write-set-scan or write-set-mprotect.
     #[arg(long, default_value = "auto")]
     strategy: Strategy,
-    /// Maximum fuel of one call.
+    /// Maximum fuel of a call.
     #[arg(long)]
     fuel: Option<u64>,
-    /// Maximum MiB of native stack for the guest, for deep recursion; default: the size that it was built for, or 512
-    /// KiB.
+    /// Maximum native stack of the guest, in MiB, for deep recursion [default: the build's own
+    /// value, or 512 KiB].
     #[arg(long, value_name = "MIB")]
     stack: Option<usize>,
-    /// Layers below the guest's file tree in memory, as PATH or PATH::GUEST: a directory, a zip, a tar, the layout of
-    /// an OCI image; read-only, several over one another. Files that the guest writes are kept in memory, undone with
-    /// its memory and saved with it. `empty` is a tree with nothing in it.
+    /// Mount a directory, zip, tar or OCI layout as a read-only layer of a file tree in memory, at
+    /// GUEST.
+    ///
+    /// May be repeated to stack layers. Writes are reset and saved with the memory. `empty` is an
+    /// empty tree.
     #[arg(long, value_name = "PATH[::GUEST]", conflicts_with = "dir")]
     files: Vec<String>,
-    /// Maximum MiB that the guest may write to its file tree; 64 if not given.
+    /// Maximum data written to the file tree, in MiB [default: 64].
     #[arg(long, value_name = "MIB", requires = "files")]
     files_memory: Option<u64>,
-    /// Maximum files, directories and links that the guest may make or change in its file tree; 65536 if not given.
+    /// Maximum number of files, directories and links created or changed in the file tree [default:
+    /// 65536].
     #[arg(long, value_name = "COUNT", requires = "files")]
     files_count: Option<u64>,
-    /// Load a guest although some functions that it imports are not provided; calling one of them fails.
+    /// Load a guest with unresolved imports.
+    ///
+    /// A call of one of them fails.
     #[arg(long)]
     stub_imports: bool,
 }
@@ -70,7 +75,7 @@ impl WasmArguments {
         })
     }
 
-    /// The guest's file tree, if it has one.
+    /// The guest's file tree, if --files is given.
     fn tree(&self) -> anyhow::Result<Option<Tree>> {
         if self.files.is_empty() {
             return Ok(None);

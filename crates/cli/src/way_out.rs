@@ -1,8 +1,8 @@
-//! Hints after an error: options and commands that the library's errors cannot know about.
+//! Hints after an error: options and commands that the library does not know.
 
 use afresh::{CallError, OpenError, Place, SaveError, VerifyError};
 
-/// Prints, below an error, where in the guest it happened and which option or command helps.
+/// Prints the guest's backtrace below an error, and the option or command that helps.
 pub(crate) fn explain(error: &anyhow::Error) {
     for cause in error.chain() {
         // Errors that only wrap another one are not separate causes.
@@ -23,24 +23,24 @@ pub(crate) fn explain(error: &anyhow::Error) {
     }
 }
 
-/// The way out for something that did not open.
+/// The hint for a guest or snapshot that did not open.
 fn opening(error: &OpenError) -> Option<String> {
     match error {
         #[cfg(feature = "seal")]
         OpenError::Seal { source, .. } => sealed(source),
         OpenError::Place { place: place @ Place::Remote(_), .. } => {
-            Some(format!("`afresh pull {place} DIR` makes a directory of it"))
-        }
-        OpenError::Feature { feature, .. } => {
-            Some(format!("`cargo install afresh-cli --features {feature}` builds one that can"))
+            Some(format!("`afresh pull {place} DIR` copies it to a directory"))
         }
         #[cfg(feature = "linux")]
         OpenError::Guest { source, .. } if ends_by_itself(&**source) => {
             Some("`afresh exec -- PROGRAM ARGUMENTS` runs a program that ends by itself".to_owned())
         }
+        OpenError::Feature { feature, .. } => Some(format!(
+            "`cargo install afresh-cli --features {feature}` installs a build that supports it"
+        )),
         #[cfg(feature = "wasm")]
         OpenError::Guest { source, .. } if lacks_imports(&**source) => Some(
-            "--stub-imports loads it all the same; a call of one of these functions then fails"
+            "--stub-imports loads it anyway; a call of one of these functions then fails"
                 .to_owned(),
         ),
         _ => None,
@@ -51,16 +51,14 @@ fn opening(error: &OpenError) -> Option<String> {
 fn sealed(error: &afresh::store::SealError) -> Option<String> {
     use afresh::store::SealError;
     let text = match error {
-        SealError::Locked => "--key FILE gives the key it was sealed with",
-        SealError::WrongKey { .. } => {
-            "--key FILE names another key; give the one it was sealed with"
-        }
-        SealError::NotSealed => "without --key it opens",
+        SealError::Locked => "pass the key that sealed it with --key FILE",
+        SealError::WrongKey { .. } => "--key FILE has another key; pass the one that sealed it",
+        SealError::NotSealed => "the snapshot is not sealed: omit --key",
         SealError::Unsigned => {
-            "`afresh snapshot --sign FILE` signs; without --trust unsigned snapshots open"
+            "sign it with `afresh snapshot --sign FILE`, or omit --trust to open unsigned snapshots"
         }
         SealError::Untrusted(_) => {
-            "--trust FILE names the public keys that are trusted; `afresh keygen signing` prints one"
+            "add the signer's public key, as `afresh keygen signing` printed it, to the file of --trust"
         }
         _ => return None,
     };

@@ -146,7 +146,7 @@ fn a_program_is_kept_as_a_snapshot_and_forked() {
 fn what_cannot_run_is_refused_with_the_reason() {
     let output = afresh(&["run", "--linux", "no-such-program-here"], "");
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("no program no-such-program-here in PATH"));
+    assert!(text(&output.stderr).contains("program no-such-program-here not found in PATH"));
     if can_run() {
         // It never waits for input.
         let output = afresh(&["run", "--linux", "true"], "");
@@ -172,11 +172,11 @@ fn verify_warns_of_numbers_that_clones_both_draw() {
     // The generator of RANDOM is in the shell's memory, that of SRANDOM in the kernel.
     let repeats = verify("", "echo $SRANDOM $RANDOM");
     assert!(repeats.contains("/dev/afresh/generation"), "{repeats}");
-    assert!(repeats.contains("alike in two clones: value 2"), "{repeats}");
+    assert!(repeats.contains("equal in two clones: value 2"), "{repeats}");
     let reseed = "read -t 0 -u 3 && RANDOM=$SRANDOM; echo $SRANDOM $RANDOM";
     let differ = verify("exec 3</dev/afresh/generation", reseed);
     assert!(differ.contains("they draw their own random numbers"), "{differ}");
-    assert!(!differ.contains("alike in two clones"), "{differ}");
+    assert!(!differ.contains("equal in two clones"), "{differ}");
 }
 
 #[test]

@@ -200,7 +200,7 @@ fn a_linux_server_is_asked_through_its_port_and_forgets_each_time() {
             .args(input.map(|input| ["--input", input]).iter().flatten());
         let output = run.args(guest).output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(error.contains("listens on a port, and is sent nothing"), said, "{error}");
+        assert_eq!(error.contains("listens on a port, and the request is empty"), said, "{error}");
     }
     let serving = Serving::begin(&guest);
     for path in ["/one", "/two?x=y", "/three"] {

@@ -277,7 +277,7 @@ fn what_is_wrong_with_a_place_or_name_is_said_with_the_way_out() {
             vec!["import", "new.mem", "store", "--parent", "no"],
             r#"the store holds ["latest", "old"]"#,
         ),
-        (1, vec!["untag", "store"], "which name? Write store@NAME"),
+        (1, vec!["untag", "store"], "no name is given; write store@NAME"),
         (1, vec!["inspect", "nowhere"], "nowhere is not an OCI image layout"),
         (1, vec!["inspect", "new.mem"], "new.mem: no tar header at byte 0: is this an archive"),
         (1, vec!["pull", "store", "copy"], "this needs a remote, which is a URL"),

@@ -1,4 +1,4 @@
-//! `afresh compact`: a stack of layers becomes one.
+//! `afresh compact`: merges a stack of layers into one.
 
 use std::process::ExitCode;
 
@@ -14,15 +14,15 @@ use afresh::Reference;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The snapshot: DIR[@NAME].
+    /// Snapshot: DIR[@NAME].
     snapshot: Reference,
-    /// The name of the result, instead of the same one.
+    /// Name of the result [default: the snapshot's own].
     #[arg(long, value_name = "NAME")]
     to: Option<String>,
-    /// How the pages of the one layer are stored.
+    /// Encoding of the pages.
     #[arg(long, value_enum, default_value = "raw")]
     encoding: EncodingArgument,
-    /// Leave the recorded working set out.
+    /// Omit the recorded working set.
     #[arg(long)]
     drop_working_set: bool,
 }
@@ -54,7 +54,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             })
         )?,
         Format::Text => say!(
-            "{to} is {id}: {} layers of {} became {} of {}; `afresh gc` removes what nothing names any more",
+            "{to} is {id}: {} layers of {} became {} of {}; `afresh gc` removes unreferenced blobs",
             before.len(),
             BinaryBytes(sizes.0),
             after.len(),

@@ -1,4 +1,4 @@
-//! `afresh diff`: which pages differ between two snapshots.
+//! `afresh diff`: finds the pages that differ between two snapshots.
 
 use std::process::ExitCode;
 
@@ -13,16 +13,16 @@ use crate::output::{Format, say, spinner};
 use crate::verify::DIFFERS;
 use afresh::Reference;
 
-/// Ranges in the text output without `--all`.
+/// Maximum number of ranges in text output without `--pages`.
 const SHOWN: usize = 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// A snapshot: PLACE[@NAME].
+    /// First snapshot: PLACE[@NAME].
     a: Reference,
-    /// Another one, here or elsewhere.
+    /// Second snapshot: PLACE[@NAME].
     b: Reference,
-    /// Show every range, not only the first twenty.
+    /// Show every range instead of the first twenty.
     #[arg(long)]
     pages: bool,
 }
@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             }
             if found.guest {
                 for (what, one, other) in builds(a.guest(), b.guest()) {
-                    say!("guest's {what} differs: {one} and {other}")?;
+                    say!("{what} of the guest: {one} and {other}")?;
                 }
             }
         }
@@ -86,7 +86,7 @@ fn builds(a: &GuestBuild, b: &GuestBuild) -> Vec<(&'static str, String, String)>
         ("kind", a.kind.clone(), b.kind.clone()),
         ("code", a.module.clone(), b.module.clone()),
         ("engine", a.engine.clone(), b.engine.clone()),
-        ("need of processor features", cpu(a), cpu(b)),
+        ("CPU features", cpu(a), cpu(b)),
     ];
     parts.retain(|(_, one, other)| one != other);
     parts

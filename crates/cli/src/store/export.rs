@@ -1,4 +1,4 @@
-//! `afresh export`: the memory of a snapshot as a raw image.
+//! `afresh export`: writes the memory of a snapshot to a raw image.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,11 +15,11 @@ use afresh::Reference;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The snapshot: PLACE[@NAME].
+    /// Snapshot: PLACE[@NAME].
     snapshot: Reference,
-    /// The file to write, with holes where the memory is zero. It must not exist.
+    /// File to create, with holes for zero pages. It must not exist.
     file: PathBuf,
-    /// Write the guest's own state to this file, which must not exist.
+    /// Write the guest state (registers, devices) to this file, which must not exist.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! `afresh gc`: removes what no name reaches, from a directory or an object store.
+//! `afresh gc`: removes unreferenced blobs from a directory or an object store.
 
 use std::process::ExitCode;
 #[cfg(feature = "remote")]
@@ -15,7 +15,7 @@ use afresh::store::Collected;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The directory, or the object store.
+    /// Directory, or URL of an object store.
     place: Place,
     #[cfg(feature = "remote")]
     #[command(flatten)]
@@ -26,18 +26,18 @@ pub(crate) struct Arguments {
 #[cfg(feature = "remote")]
 #[derive(Debug, Args)]
 struct RemoteArguments {
-    /// Hours for which what has no name is left in an object store; 48 at least.
+    /// Minimum age of the blobs to remove from an object store, in hours, at least 48.
     #[arg(long, value_name = "HOURS")]
     grace: Option<u64>,
-    /// The NATS servers where the hosts of the fleet meet whose store this is, several with commas between.
+    /// NATS servers of the fleet that uses this store, separated by commas.
     #[cfg(feature = "fleet")]
     #[arg(long, value_name = "URL")]
     nats: Option<String>,
-    /// A file with a token for NATS, or with a user and a password.
+    /// File with a token for NATS, or with a user and a password.
     #[cfg(feature = "fleet")]
     #[arg(long, value_name = "FILE", requires = "nats")]
     nats_credentials: Option<std::path::PathBuf>,
-    /// The fleet, if several meet at the same servers.
+    /// Name of the fleet, if several share the NATS servers.
     #[cfg(feature = "fleet")]
     #[arg(long, value_name = "NAME", requires = "nats")]
     fleet: Option<String>,
@@ -51,7 +51,7 @@ impl RemoteArguments {
         })
     }
 
-    /// Collects the store of a fleet, if it is one.
+    /// Collects the store of a fleet if --nats is given.
     #[cfg(feature = "fleet")]
     fn fleets(&self, place: &Place) -> anyhow::Result<Option<Collected>> {
         let Some(nats) = &self.nats else { return Ok(None) };
@@ -75,7 +75,9 @@ fn collect(arguments: &Arguments) -> anyhow::Result<Collected> {
     match &arguments.place {
         place @ Place::Remote(_) => Ok(place.remote()?.gc(None, arguments.remote.grace())?),
         place if arguments.remote.grace.is_none() => Ok(place.store()?.gc()?),
-        _ => anyhow::bail!("--grace is for object stores; in a directory every save holds a lock"),
+        _ => anyhow::bail!(
+            "--grace applies to object stores only; omit it: in a directory, a lock protects every save"
+        ),
     }
 }
 

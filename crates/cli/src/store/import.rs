@@ -1,4 +1,4 @@
-//! `afresh import`: a raw memory image becomes a snapshot.
+//! `afresh import`: converts a raw memory image to a snapshot.
 
 use std::io;
 use std::path::PathBuf;
@@ -19,32 +19,31 @@ use afresh::{LATEST, Reference};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The raw memory: byte N of the file is byte N of the memory. Holes are zeros.
+    /// Raw memory image: byte N of the file is byte N of the memory. Holes are zeros.
     file: PathBuf,
-    /// Where to: DIR[@NAME]; made if it is missing.
+    /// Destination: DIR[@NAME]. A missing directory is created.
     to: Reference,
-    /// Store only what differs from this snapshot of the same directory.
+    /// Store only the difference from this snapshot in the same directory.
     #[arg(long, value_name = "NAME")]
     parent: Option<String>,
-    /// A file with the guest's own state (registers, devices), kept with the memory.
+    /// File with the guest state (registers, devices), stored with the memory.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
-    /// The kind of guest that the memory belongs to [default: the parent's, or `raw`].
+    /// Kind of the guest [default: the parent's, or `raw`].
     #[arg(long)]
     kind: Option<String>,
-    /// The identity of the code in the memory, such as the hash of a kernel [default: the parent's,
-    /// or `none`].
+    /// Identity of the code, such as the hash of a kernel [default: the parent's, or `none`].
     #[arg(long)]
     module: Option<String>,
     /// Name and version of the program that runs the guest [default: the parent's, or `none`].
     #[arg(long)]
     engine: Option<String>,
-    /// How pages are stored.
+    /// Encoding of the pages.
     #[arg(long, value_enum, default_value = "raw")]
     encoding: EncodingArgument,
 }
 
-/// Advances a bar with the bytes that are read.
+/// Advances a progress bar as bytes are read.
 struct Watched<'a> {
     pages: FilePages,
     bar: &'a ProgressBar,
@@ -109,7 +108,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     let seconds = started.elapsed().as_secs_f64();
     bar.finish_and_clear();
     let snapshot = store.load_id(id)?;
-    // The part that was written: the layer on top.
+    // The top layer was written.
     let written = snapshot.layers().last().map_or(0, |layer| layer.size());
     let rate = memory as f64 / seconds / f64::from(1 << 20);
     match settings.output {

@@ -17,7 +17,7 @@ use afresh::Reference;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The snapshot: PLACE[@NAME].
+    /// Snapshot: PLACE[@NAME].
     snapshot: Reference,
     /// List every run of pages.
     #[arg(long)]
@@ -149,13 +149,13 @@ fn print(
     say!("parent       {}", found.parent.as_deref().unwrap_or("none"))?;
     let guest = &found.guest;
     say!("guest        {}, module {}, engine {}", guest.kind, guest.module, guest.engine)?;
-    let cpu = if guest.cpu.is_empty() { "nothing".to_owned() } else { guest.cpu.join(" ") };
-    say!("needs        {cpu} of the processor")?;
+    let cpu = if guest.cpu.is_empty() { "none".to_owned() } else { guest.cpu.join(" ") };
+    say!("cpu          {cpu}")?;
     say!("state        {}", BinaryBytes(found.state_bytes))?;
     say!("memory       {} pages, {}, in {} runs", found.pages, size(found.pages), found.runs)?;
     say!("  zero       {}", share(found.zero_pages, found.pages))?;
     say!("  stored     {}", share(found.pages - found.zero_pages, found.pages))?;
-    say!("  duplicates {}, stored once for several", share(found.shared_pages, found.pages))?;
+    say!("  duplicates {}, stored once", share(found.shared_pages, found.pages))?;
     say!("  hot        {}, in the working set", share(found.working_set_pages, found.pages))?;
     if let Some(turns) = found.turns {
         let (pages, bytes) = (share(found.turned_pages, found.pages), BinaryBytes(turns.bytes));

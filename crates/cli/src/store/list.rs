@@ -1,4 +1,4 @@
-//! `afresh list`: the contents of a place.
+//! `afresh list`: the snapshots in a place.
 
 use std::fmt::Display;
 use std::process::ExitCode;
@@ -14,7 +14,7 @@ use afresh::Place;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The directory or URL.
+    /// Directory or URL.
     place: Place,
 }
 

@@ -1,5 +1,5 @@
-//! The verbs that work on snapshots which exist. They are implemented in `afresh-store` and
-//! `afresh-pager`; this parses options and prints results.
+//! Commands for existing snapshots. They parse options and print results; `afresh-store` and
+//! `afresh-pager` do the work.
 
 pub(crate) mod compact;
 pub(crate) mod diff;
@@ -16,12 +16,12 @@ pub(crate) mod transfer;
 use afresh::store::Encoding;
 use clap::ValueEnum;
 
-/// How pages are stored.
+/// Encoding of pages.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum EncodingArgument {
-    /// As they are: can be mapped.
+    /// Uncompressed, can be mapped.
     Raw,
-    /// Compressed: travels well.
+    /// Compressed, smaller to transfer.
     Zstd,
 }
 

@@ -16,26 +16,28 @@ use crate::Settings;
 use crate::output::{Format, say};
 use afresh::Reference;
 
-/// Before another attempt when no connection could be taken.
+/// Time before the next attempt after `accept` failed.
 const PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The snapshot: PLACE[@NAME].
+    /// Snapshot: PLACE[@NAME].
     snapshot: Reference,
-    /// The Unix socket to listen on, as a VMM's `uffd` memory backend names it.
+    /// Unix socket to listen on, the path of the VMM's `uffd` memory backend.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// Fill pages only when they are touched, and stream nothing ahead.
+    /// Fill pages only when they are touched, without prefetching the rest.
     #[arg(long)]
     on_demand: bool,
-    /// Pages filled on a fault: 1 to 512.
+    /// Number of pages filled per fault, 1 to 512.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=512))]
     window: u16,
-    /// Serve one VMM, and end when it ends.
+    /// Serve one VMM, and exit when it exits.
     #[arg(long)]
     once: bool,
-    /// Directory for fetched pages of a remote snapshot; may be shared.
+    /// Directory that caches the pages of a remote snapshot.
+    ///
+    /// Processes can share it.
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
 }
@@ -47,7 +49,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         options = options.cache_pages(dir);
     }
     let source = SnapshotSource::new(arguments.snapshot.load(&options)?);
-    // Watched before there is a socket to remove.
+    // Signals are watched before the socket exists, so that it is always removed.
     let stop = afresh_sys::termination::watch()?;
     let listener = Listener::bind(&arguments.socket)?;
     eprintln!(
@@ -73,7 +75,8 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
                 Ok(Some(stream)) => stream,
                 Ok(None) => return Ok(ExitCode::SUCCESS),
                 Err(error) => {
-                    // Such as no descriptors left. The served VMMs need this process.
+                    // For example, no descriptors are left. The VMMs that are served need this
+                    // process.
                     eprintln!("afresh: waiting for a VMM: {error}");
                     std::thread::sleep(PAUSE);
                     continue;
@@ -86,7 +89,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             };
             let thread = std::thread::Builder::new().name(format!("vmm-{number}"));
             if let Err(error) = thread.spawn_scoped(scope, work) {
-                // The stream is closed, so that VMM fails; the others continue.
+                // The stream is closed, so this VMM fails. The others continue.
                 eprintln!("afresh: VMM {number}: starting a thread: {error}");
             }
         }
@@ -105,7 +108,7 @@ fn one(
     serve(stream, source, &options)
 }
 
-/// Says how serving a VMM went; returns whether it went well.
+/// Prints the result of serving a VMM. Returns whether it succeeded.
 fn report(number: usize, served: &Result<Served, VmmError>, format: Format) -> bool {
     let printed = match (served, format) {
         (Ok(served), Format::Json) => say!(

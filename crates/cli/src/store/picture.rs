@@ -7,7 +7,7 @@ use afresh::store::{PageKind, Snapshot};
 use console::Term;
 use indicatif::BinaryBytes;
 
-/// Lines that a picture takes at most.
+/// Maximum lines of a map.
 const LINES: usize = 8;
 /// Columns without a terminal.
 const COLUMNS: usize = 80;
@@ -34,8 +34,7 @@ impl Palette {
     }
 }
 
-/// The palette and columns for standard output: plain characters unless it is a terminal that may be drawn
-/// on (`NO_COLOR` is not set).
+/// The palette and columns for standard output. Blocks need a terminal and an unset `NO_COLOR`.
 pub(super) fn screen() -> (Palette, usize) {
     let terminal = Term::stdout();
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
@@ -63,7 +62,7 @@ fn lay_out(cells: &[(PageRange, PageKind)], palette: Palette, columns: usize) ->
     let kinds = [
         (PageKind::Zero, "zero"),
         (PageKind::Stored, "stored"),
-        (PageKind::Shared, "stored once for several"),
+        (PageKind::Shared, "duplicate, stored once"),
         (PageKind::Hot, "in the working set"),
     ];
     for (kind, what) in kinds {
@@ -75,7 +74,7 @@ fn lay_out(cells: &[(PageRange, PageKind)], palette: Palette, columns: usize) ->
         1 => write!(text, "\none page each"),
         _ => write!(
             text,
-            "\n{per_cell} pages ({bytes}) each, drawn as the last of these kinds among them"
+            "\n{per_cell} pages ({bytes}) each, drawn as the last of these kinds that occurs among them"
         ),
     };
     text

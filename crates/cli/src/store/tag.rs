@@ -12,21 +12,21 @@ use afresh::Reference;
 
 #[derive(Debug, Args)]
 pub(crate) struct TagArguments {
-    /// The snapshot: DIR[@NAME].
+    /// Snapshot: DIR[@NAME].
     snapshot: Reference,
-    /// Another name for it. A name in use changes its meaning.
+    /// Name to add. A name in use moves to this snapshot.
     name: String,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct UntagArguments {
-    /// The name to remove: DIR@NAME.
+    /// Name to remove: DIR@NAME.
     snapshot: Reference,
 }
 
 pub(crate) fn tag(arguments: &TagArguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let store = arguments.snapshot.place().store()?;
-    // Opened first: a name must mean something that can be opened.
+    // Opened first: a name refers only to snapshots that open.
     let id = arguments.snapshot.load(&settings.open)?.id();
     store.tag(&arguments.name, Some(id))?;
     match settings.output {
@@ -39,13 +39,11 @@ pub(crate) fn tag(arguments: &TagArguments, settings: &Settings) -> anyhow::Resu
 pub(crate) fn untag(arguments: &UntagArguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let place = arguments.snapshot.place();
     let name = arguments.snapshot.given_name();
-    let name = name.with_context(|| format!("which name? Write {place}@NAME"))?;
+    let name = name.with_context(|| format!("no name is given; write {place}@NAME"))?;
     let id = place.store()?.untag(name)?;
     match settings.output {
         Format::Json => say!("{}", json!({"removed": name, "id": id.to_string()}))?,
-        Format::Text => {
-            say!("{name} was {id}; `afresh gc {place}` removes what nothing names any more")?
-        }
+        Format::Text => say!("{name} was {id}; `afresh gc {place}` removes unreferenced blobs")?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! `afresh push` and `afresh pull`: snapshots between a directory and a remote.
+//! `afresh push` and `afresh pull`: copy snapshots between a directory and a remote.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -18,27 +18,30 @@ use crate::output::{Format, bytes, say};
 
 #[derive(Debug, Args)]
 pub(crate) struct PushArguments {
-    /// The snapshot: DIR[@NAME].
+    /// Snapshot: DIR[@NAME].
     from: Reference,
-    /// Where to: URL[@NAME], by default with the same name.
+    /// Destination: URL[@NAME], by default with the same name.
     to: Reference,
-    /// How pages are stored there.
+    /// Encoding of the pages at the destination.
     #[arg(long, value_enum, default_value = "zstd")]
     encoding: EncodingArgument,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct PullArguments {
-    /// The snapshot: URL[@NAME].
+    /// Snapshot: URL[@NAME].
     from: Reference,
-    /// Where to: DIR[@NAME], by default with the same name; made if it is missing.
+    /// Destination: DIR[@NAME], by default with the same name. A missing directory is created.
     to: Reference,
-    /// How pages are stored here: raw ones can be mapped.
+    /// Encoding of the pages.
+    ///
+    /// Raw pages can be mapped.
     #[arg(long, value_enum, default_value = "raw")]
     encoding: EncodingArgument,
 }
 
-/// The name to copy to: the one given, else the source's, else `latest` for a source named by digest.
+/// The name to copy to: the one given, else the source's, else `latest` for a source named by
+/// digest.
 fn target<'a>(from: &'a Reference, to: &'a Reference) -> anyhow::Result<&'a str> {
     let default = Some(from.name()).filter(|name| !name.starts_with("sha256:")).unwrap_or(LATEST);
     Ok(to.target(default)?)
@@ -47,7 +50,7 @@ fn target<'a>(from: &'a Reference, to: &'a Reference) -> anyhow::Result<&'a str>
 pub(crate) fn push(arguments: &PushArguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let PushArguments { from, to, encoding } = arguments;
     if !matches!(to.place(), Place::File(_)) {
-        // Only a directory can be pushed to a remote; checked before anything is fetched.
+        // Only a directory can be pushed to a remote. This is checked before anything is fetched.
         from.place().store()?;
     }
     let (from, snapshot) = &from.find(&settings.open)?;
@@ -144,15 +147,15 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Runs `work` under a progress bar, and prints the copied bytes and the rate. `work` reports
-    /// the bytes done and the total.
+    /// Runs `work` under a progress bar, and prints the bytes and the rate. `work` reports the
+    /// bytes done and the total.
     fn run(
         &self,
         settings: &Settings,
         work: impl FnOnce(&mut dyn FnMut(u64, u64)) -> anyhow::Result<Sha256>,
     ) -> anyhow::Result<ExitCode> {
         let Job { done, doing, from, to, name } = self;
-        // Until the first bytes go, layers are compressed or answers awaited.
+        // Before the first bytes are sent, layers are compressed or responses awaited.
         let bar = bytes("preparing", 0);
         bar.enable_steady_tick(Duration::from_millis(120));
         let mut begun = false;
@@ -178,8 +181,8 @@ impl Job<'_> {
                 })
             )?,
             Format::Text => say!(
-                "{done} {from} to {}@{name}: {} in {seconds:.2} s, {rate:.1} MiB/s, what was there already \
-                 counted\n{id}",
+                "{done} {from} to {}@{name}: {} in {seconds:.2} s, {rate:.1} MiB/s, \
+                 including blobs that were there already\n{id}",
                 to.place(),
                 BinaryBytes(copied),
             )?,

@@ -28,7 +28,7 @@ use super::zygote;
 use super::{PlatformError, boot, memory, stub};
 
 /// Time limit of an interruption. Only a guest that has forged a frame exceeds it, which costs it its process.
-const PROMPTNESS: Duration = Duration::from_secs(5);
+const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of the instruction that calls.
 const CALL_LEN: u64 = 2;
 /// How long the stub may take for its orders, and a new process to start.
@@ -285,7 +285,7 @@ impl Process {
     pub(crate) fn detach(&mut self, id: u64) -> Result<(), PlatformError> {
         self.interrupt()?;
         self.send(id, Answer::Again)?;
-        match self.next(Instant::now() + PROMPTNESS)? {
+        match self.next(Instant::now() + INTERRUPT_TIMEOUT)? {
             Event::Interrupted => {
                 // As if it had stopped in the filter: behind the instruction that calls.
                 let next = self.register(Register::Rip).wrapping_add(CALL_LEN);

@@ -13,8 +13,8 @@ use super::record::{self, State};
 use crate::error_response::ErrorResponse;
 use crate::sandbox::SnapshotRecord;
 
-/// Maximum listed snapshots of a tenant.
-const LISTED: usize = 10_000;
+/// Most snapshots of a tenant that are listed.
+const MAX_LISTED: usize = 10_000;
 
 #[derive(serde::Serialize, serde::Deserialize)]
 struct CatalogEntry {
@@ -136,7 +136,7 @@ impl Fleet {
         tenant: &str,
     ) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
         let filter = format!("id.{}.*", record::whose(tenant));
-        let found = nats::all(&self.links.client, &self.links.kept, &filter, LISTED).await?;
+        let found = nats::all(&self.links.client, &self.links.kept, &filter, MAX_LISTED).await?;
         let kept = found
             .iter()
             .filter_map(|found| serde_json::from_slice::<CatalogEntry>(&found.value).ok());

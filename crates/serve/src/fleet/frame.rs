@@ -12,13 +12,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Room in a message for its head.
-const HEAD: usize = 96 << 10;
-/// Maximum bytes of one piece, for every limit of NATS.
-const PIECE: usize = 512 << 10;
+const MAX_HEAD: usize = 96 << 10;
+/// Most bytes of one piece, whatever NATS takes.
+const MAX_PIECE: usize = 512 << 10;
 
 /// Bytes of a piece where messages may be so large.
 pub(super) fn piece(most: usize) -> usize {
-    most.saturating_sub(HEAD).clamp(1 << 10, PIECE)
+    most.saturating_sub(MAX_HEAD).clamp(1 << 10, MAX_PIECE)
 }
 
 /// Headers, as pairs.
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_piece_and_its_head_fit_a_message() {
-        assert_eq!(piece(1 << 20), PIECE);
+        assert_eq!(piece(1 << 20), MAX_PIECE);
         assert_eq!(piece(128 << 10), 32 << 10);
     }
 }

@@ -15,11 +15,11 @@ use super::policy::{Lease, Moment, Terms, Verdict};
 use super::{Fleet, lock};
 
 /// Neighbours that each host watches.
-const AFTER: usize = 2;
-/// How long a host is watched after a request waited for it.
-const SUSPECT: Duration = Duration::from_secs(60);
+const WATCHED_NEIGHBOURS: usize = 2;
+/// How long a host that a request waited for is watched.
+const SUSPECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// No entry has this number.
-const NONE: u64 = 0;
+const NO_REVISION: u64 = 0;
 /// Lives that are over and remembered.
 const MAX_ENDED_LIVES: usize = 10_000;
 
@@ -207,10 +207,10 @@ pub(super) async fn watching(fleet: Weak<Fleet>) {
         let Some(this) = fleet.upgrade() else { return };
         let now = now();
         lock(&this.members).expire(now);
-        lock(&this.suspects).retain(|_, since| now < *since + SUSPECT);
+        lock(&this.suspects).retain(|_, since| now < *since + SUSPECT_TIMEOUT);
         let own = this.life();
         let mut lives: Vec<String> = lock(&this.suspicion).hosts().map(str::to_owned).collect();
-        lives.extend(lock(&this.members).after(&own, AFTER));
+        lives.extend(lock(&this.members).after(&own, WATCHED_NEIGHBOURS));
         lives.extend(lock(&this.suspects).keys().cloned());
         lives.sort_unstable();
         lives.dedup();
@@ -242,8 +242,8 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
     }
     let (revision, broken) = match seen(fleet, life).await {
         Ok(Some(seen)) => seen,
-        // It left, unless the replica lags behind its neighbours: that is awaited, and then found out.
-        Ok(None) => (NONE, false),
+        // It left, unless a server that lags behind its neighbours says so: that is waited for, and then found out.
+        Ok(None) => (NO_REVISION, false),
         Err(_) => return Some(fleet.terms.time),
     };
     let verdict = lock(&fleet.suspicion).saw(life, revision, now());
@@ -252,8 +252,10 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
         Verdict::Holds(left) => {
             // Only neighbours watch a host that renews in time.
             let asked = lock(&fleet.suspects).contains_key(life);
-            let near =
-                lock(&fleet.members).after(&fleet.life(), AFTER).iter().any(|near| near == life);
+            let near = lock(&fleet.members)
+                .after(&fleet.life(), WATCHED_NEIGHBOURS)
+                .iter()
+                .any(|near| near == life);
             if left == fleet.terms.time && !asked && !near {
                 lock(&fleet.suspicion).forget(life);
             }
@@ -268,7 +270,7 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
             let hosts = &fleet.links.hosts;
             let broken = match revision {
                 // Only a server with all entries can create one, so this life has none.
-                NONE => nats::mark(hosts, life, entry).await,
+                NO_REVISION => nats::mark(hosts, life, entry).await,
                 revision => nats::update(hosts, life, entry, revision).await,
             };
             match broken {

@@ -25,17 +25,17 @@ use super::config::FleetConfig;
 use crate::error_response::ErrorResponse;
 
 /// Longest wait for an answer about an entry.
-const ANSWER: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a host that joins waits for NATS servers which have just started, and elect their leaders. Nothing else needs one.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause between two attempts of a host that joins.
 const JOIN_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// Lifetime of a removal marker: longer than any message is under way.
-const MARKERS: Duration = Duration::from_secs(3600);
+const MARKER_LIFETIME: Duration = Duration::from_secs(3600);
 /// Maximum bytes of an entry.
-const ENTRY: i32 = 64 << 10;
+const MAX_ENTRY: i32 = 64 << 10;
 /// The smallest message limit that works: a piece of a body, and its head.
-const MESSAGE: usize = 128 << 10;
+const MIN_MESSAGE: usize = 128 << 10;
 
 /// An operation on the ledger failed.
 #[derive(Debug, thiserror::Error)]
@@ -108,8 +108,8 @@ impl NatsConnection {
         }
         let mut options = ConnectOptions::new()
             .name(name)
-            .connection_timeout(ANSWER)
-            .request_timeout(Some(ANSWER))
+            .connection_timeout(ANSWER_TIMEOUT)
+            .request_timeout(Some(ANSWER_TIMEOUT))
             // A dead server is noticed within a lease.
             .ping_interval((config.lease / 4).max(Duration::from_millis(250)))
             .reconnect_delay_callback(|attempts| {
@@ -141,21 +141,21 @@ impl NatsConnection {
             .await
             .map_err(|error| format!("no NATS server answers at {}: {error}", config.nats))?;
         let most = client.max_payload();
-        if most < MESSAGE {
+        if most < MIN_MESSAGE {
             return Err(format!(
-                "the NATS server takes messages of {most} bytes, and {MESSAGE} are needed: raise its max_payload"
+                "the NATS server takes messages of {most} bytes, and {MIN_MESSAGE} are needed: raise its max_payload"
             )
             .into());
         }
         let context = async_nats::jetstream::context::ContextBuilder::new()
-            .timeout(ANSWER)
+            .timeout(ANSWER_TIMEOUT)
             .build(client.clone());
         let bucket = |what: &str| Config {
             bucket: format!("afresh-{}-{what}", config.fleet),
             history: 1,
-            max_value_size: ENTRY,
+            max_value_size: MAX_ENTRY,
             num_replicas: config.replicas.max(1),
-            limit_markers: Some(MARKERS),
+            limit_markers: Some(MARKER_LIFETIME),
             ..Config::default()
         };
         let until = Instant::now() + JOIN_TIMEOUT;
@@ -224,7 +224,7 @@ pub(crate) async fn find(store: &Store, key: &str) -> Result<Option<BucketEntry>
             },
         }
     };
-    let found = within(ANSWER, read).await?;
+    let found = within(ANSWER_TIMEOUT, read).await?;
     // Removed entries have a marker, and so have expired ones.
     let found = found.filter(|message| {
         let has = |name: &str| message.headers.get(name).is_some();
@@ -295,13 +295,13 @@ pub(crate) async fn patiently<T>(
 /// Makes a new entry.
 pub(crate) async fn create(store: &Store, key: &str, value: Bytes) -> Result<u64, NatsError> {
     let made = async { store.create(key, value).await.map_err(|error| not_made(&error)) };
-    within(ANSWER, made).await
+    within(ANSWER_TIMEOUT, made).await
 }
 
 /// Makes a new entry, with the lifetime of a removal marker.
 pub(crate) async fn mark(store: &Store, key: &str, value: Bytes) -> Result<u64, NatsError> {
-    let made = store.create_with_ttl(key, value, MARKERS);
-    within(ANSWER, async { made.await.map_err(|error| not_made(&error)) }).await
+    let made = store.create_with_ttl(key, value, MARKER_LIFETIME);
+    within(ANSWER_TIMEOUT, async { made.await.map_err(|error| not_made(&error)) }).await
 }
 
 /// Changes an entry that is still at `revision`.
@@ -317,24 +317,24 @@ pub(crate) async fn update(
             _ => away(error),
         })
     };
-    within(ANSWER, updated).await
+    within(ANSWER_TIMEOUT, updated).await
 }
 
 /// Sets an entry, for every present value.
 pub(crate) async fn put(store: &Store, key: &str, value: Bytes) -> Result<(), NatsError> {
-    within(ANSWER, async { store.put(key, value).await.map_err(away) }).await.map(drop)
+    within(ANSWER_TIMEOUT, async { store.put(key, value).await.map_err(away) }).await.map(drop)
 }
 
 /// Removes an entry that is still at `revision`.
 pub(crate) async fn remove(store: &Store, key: &str, revision: u64) -> Result<(), NatsError> {
     let removed = async {
-        let purge = store.purge_expect_revision_with_ttl(key, revision, MARKERS);
+        let purge = store.purge_expect_revision_with_ttl(key, revision, MARKER_LIFETIME);
         purge.await.map_err(|error| match error.kind() {
             UpdateErrorKind::WrongLastRevision => NatsError::Changed,
             _ => away(error),
         })
     };
-    within(ANSWER, removed).await
+    within(ANSWER_TIMEOUT, removed).await
 }
 
 async fn within<T>(
@@ -348,11 +348,11 @@ async fn within<T>(
 }
 
 /// Longest wait for all entries of a bucket.
-const EVERYTHING: Duration = Duration::from_secs(600);
+const LISTING_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Every entry of a bucket, however many.
 pub(crate) async fn every(client: &Client, store: &Store) -> Result<Vec<BucketEntry>, NatsError> {
-    within(EVERYTHING, read(client, store, ">", usize::MAX)).await
+    within(LISTING_TIMEOUT, read(client, store, ">", usize::MAX)).await
 }
 
 /// Lists that are read at the same time. Each takes a consumer, and NATS bounds their number.
@@ -369,7 +369,7 @@ pub(crate) async fn all(
         let _turn = LISTS.acquire().await.map_err(away)?;
         read(client, store, filter, most).await
     };
-    within(ANSWER, reading).await
+    within(ANSWER_TIMEOUT, reading).await
 }
 
 async fn read(

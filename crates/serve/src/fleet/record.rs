@@ -84,20 +84,20 @@ impl Anchor {
 }
 
 /// Hex digits of an id that identify its tenant.
-const WHOSE: usize = 6;
+const TENANT_DIGITS: usize = 6;
 /// Hex digits of an id.
-const LENGTH: usize = 22;
+const ID_DIGITS: usize = 22;
 
 /// The first digits of the ids of a tenant, which select its entries.
 pub(crate) fn whose(tenant: &str) -> String {
     let digest = Sha256::digest(tenant.as_bytes());
-    digest.iter().take(WHOSE / 2).map(|byte| format!("{byte:02x}")).collect()
+    digest.iter().take(TENANT_DIGITS / 2).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The key of a sandbox or snapshot; `None` for anything but an id of a fleet.
 pub(crate) fn key(id: &str) -> Option<String> {
     let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    (id.len() == LENGTH && id.bytes().all(hex)).then(|| format!("{}.{id}", &id[..WHOSE]))
+    (id.len() == ID_DIGITS && id.bytes().all(hex)).then(|| format!("{}.{id}", &id[..TENANT_DIGITS]))
 }
 
 /// The key under which a tenant's snapshot of a name is found.

@@ -20,15 +20,15 @@ use crate::routing_table::{below, without_port};
 use crate::sandbox::Sandboxes;
 
 /// Prefix of a route in the list of things that a host holds.
-const ROUTE: &str = "route:";
+const ROUTE_PREFIX: &str = "route:";
 /// Prefix of a template name in the list of things that a host holds.
-const TEMPLATE: &str = "template:";
+const TEMPLATE_PREFIX: &str = "template:";
 /// Hosts that one request is sent to before it is given up.
-const HOPS: usize = 4;
+const MAX_HOPS: usize = 4;
 /// Thousandths of load from which a host forwards requests that other holders can answer.
-const BUSY: u32 = 900;
-/// Maximum bytes of a request to make a sandbox, which is read for its placement.
-const WANTED: usize = 1 << 20;
+const BUSY_LOAD: u32 = 900;
+/// Most bytes of a request to make a sandbox, which has to be read to know where it goes.
+const MAX_CREATE_BODY: usize = 1 << 20;
 
 /// The routing of a request.
 pub(crate) enum RouteDecision {
@@ -48,12 +48,12 @@ pub(crate) enum RouteSubject {
 
 /// A template in the form of adverts.
 pub(crate) fn template_of(name: &str) -> String {
-    format!("{TEMPLATE}{name}")
+    format!("{TEMPLATE_PREFIX}{name}")
 }
 
 /// A guest's route in the form of adverts.
 pub(super) fn route_of(config: &GuestConfig) -> String {
-    format!("{ROUTE}{}{}", config.host.as_deref().unwrap_or("*"), config.route)
+    format!("{ROUTE_PREFIX}{}{}", config.host.as_deref().unwrap_or("*"), config.route)
 }
 
 /// The answer where a sandbox needs a template that no host has.
@@ -73,7 +73,7 @@ impl Fleet {
         request: Request<Body>,
     ) -> RouteDecision {
         let load = if own.is_some() { self.load() } else { 0 };
-        if own.is_some() && load < BUSY {
+        if own.is_some() && load < BUSY_LOAD {
             self.counts.held.inc();
             return RouteDecision::Here(request);
         }
@@ -113,9 +113,9 @@ impl Fleet {
         let host = request.uri().host().or(host).map(without_port);
         let members = lock(&self.members);
         let mut best: Option<(bool, usize, &str)> = None;
-        for held in members.kinds().filter(|held| held.starts_with(ROUTE)) {
-            let Some((whose, _)) = held[ROUTE.len()..].split_once('/') else { continue };
-            let route = &held[ROUTE.len() + whose.len()..];
+        for held in members.kinds().filter(|held| held.starts_with(ROUTE_PREFIX)) {
+            let Some((whose, _)) = held[ROUTE_PREFIX.len()..].split_once('/') else { continue };
+            let route = &held[ROUTE_PREFIX.len() + whose.len()..];
             let ours = whose != "*";
             let fits = !ours || host.is_some_and(|host| host.eq_ignore_ascii_case(whose));
             if fits && below(request.uri().path(), route) {
@@ -153,7 +153,7 @@ impl Fleet {
         if super::record::key(id).is_none() {
             return Ok(RouteDecision::Here(request));
         }
-        for _ in 0..HOPS {
+        for _ in 0..MAX_HOPS {
             if sandboxes.has(id) {
                 sandboxes.check(id)?;
                 self.counts.held.inc();
@@ -236,7 +236,7 @@ impl Fleet {
         let members = lock(&self.members);
         let holders = members.holders(&held);
         let near = state.and_then(|state| members.get(&state.by));
-        let near = near.filter(|near| !near.advert.draining && near.advert.load < BUSY);
+        let near = near.filter(|near| !near.advert.draining && near.advert.load < BUSY_LOAD);
         if let Some(near) = near.filter(|near| holders.contains(&near.advert.host)) {
             return Ok(near.advert.host.clone());
         }
@@ -261,7 +261,7 @@ impl Fleet {
             return Ok(RouteDecision::Here(request));
         };
         let (parts, body) = request.into_parts();
-        let body = http_body_util::Limited::new(body, WANTED).collect().await;
+        let body = http_body_util::Limited::new(body, MAX_CREATE_BODY).collect().await;
         let body: Bytes = match body {
             Ok(body) => body.to_bytes(),
             Err(error) => {

@@ -28,16 +28,15 @@ use super::rpc_server::BodyReader;
 use super::{Fleet, lock};
 use crate::error_response::ErrorResponse;
 
-/// Interval of checks of the other host by a waiting call.
-const LOOK: Duration = Duration::from_millis(100);
-/// After this long without an answer the other host's lease is checked, and the host is queried whether the call
-/// still runs.
-const DOUBT: Duration = Duration::from_secs(1);
-/// Consecutive replies that the call does not run, before its answer counts as lost.
-const LOST_AFTER: u32 = 2;
+/// How often a waiting call checks the other host.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// After so long without an answer the other host's lease is looked after, and it is asked whether the call still runs.
+const SUSPICION_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often in succession it says that the call does not run before its answer counts as lost.
+const MAX_MISSING_REPORTS: u32 = 2;
 
-/// Maximum attempts for a message that came too late.
-const LATE_TRIES: usize = 3;
+/// How often a message that came too late is sent.
+const MAX_LATE_TRIES: usize = 3;
 /// Maximum hosts whose clocks are known.
 const MAX_CLOCKS: usize = 100_000;
 
@@ -72,7 +71,7 @@ impl Fleet {
         piece: &[u8],
     ) -> Result<(RpcReply, Bytes), RpcError> {
         let mut call = Call { key: lock(&self.random).number(), sent: 0, request };
-        for _ in 0..LATE_TRIES {
+        for _ in 0..MAX_LATE_TRIES {
             call.sent = self.clock_of(life);
             let (reply, piece) = self.ask_once(life, &call, piece).await?;
             match reply {
@@ -107,13 +106,13 @@ impl Fleet {
         let begun = tokio::time::Instant::now();
         let (mut asked, mut not_running) = (begun, 0);
         let sent = loop {
-            match tokio::time::timeout(LOOK, &mut sending).await {
+            match tokio::time::timeout(CHECK_INTERVAL, &mut sending).await {
                 Ok(sent) => break sent,
                 // Without a safe lease, this host may be cut off.
                 Err(_) if self.is_over(life) || !self.safe() => {
                     return Err(RpcError::Unknown(lost()));
                 }
-                Err(_) if asked.elapsed() > DOUBT => {
+                Err(_) if asked.elapsed() > SUSPICION_TIMEOUT => {
                     self.suspect(life);
                     let running = self.is_running(life, call.key);
                     // The answer may come before.
@@ -125,7 +124,7 @@ impl Fleet {
                         Some(false) => not_running += 1,
                         _ => not_running = 0,
                     }
-                    if not_running >= LOST_AFTER {
+                    if not_running >= MAX_MISSING_REPORTS {
                         tracing::warn!(life, "the answer of another host was lost");
                         return Err(RpcError::Unknown(lost()));
                     }
@@ -158,7 +157,7 @@ impl Fleet {
         let request = RpcRequest::Running { key };
         let message = frame::pack(&Call { key: 0, sent: 0, request }, &[]).ok()?;
         let asking = self.links.client.request(self.call_subject(life), message);
-        let reply = tokio::time::timeout(DOUBT, asking).await.ok()?.ok()?;
+        let reply = tokio::time::timeout(SUSPICION_TIMEOUT, asking).await.ok()?.ok()?;
         match frame::unpack(&reply.payload).ok()?.0 {
             RpcReply::Runs { runs } => Some(runs),
             _ => None,

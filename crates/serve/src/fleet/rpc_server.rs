@@ -27,9 +27,9 @@ use super::frame::{self, Call, Damaged, RpcReply, RpcRequest};
 use super::{Fleet, lock};
 
 /// Requests of other hosts that are under way at the same time.
-const TRANSFERS: usize = 4096;
-/// How long a request is kept without a message from its host: a piece of a body comes at least that often.
-const FORGOTTEN: Duration = Duration::from_secs(60);
+const MAX_TRANSFERS: usize = 4096;
+/// How long a request is kept that its host does not ask about: a piece of a body comes at least so often.
+const IDLE_TRANSFER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A request that was on its way for longer begins nothing.
 const MAX_DELAY: u64 = 2000;
@@ -197,11 +197,13 @@ pub(super) async fn listen(fleet: &Arc<Fleet>) -> Result<(), afresh::Cause> {
     let this = Arc::downgrade(fleet);
     fleet.spawn(async move {
         while let Some(fleet) = this.upgrade() {
-            let old = |transfer: &Arc<Transfer>| lock(&transfer.touched).elapsed() > FORGOTTEN;
-            // A running one is queried when its answer is ready.
+            let old = |transfer: &Arc<Transfer>| {
+                lock(&transfer.touched).elapsed() > IDLE_TRANSFER_TIMEOUT
+            };
+            // One that works on its answer is asked about when it has it.
             lock(&fleet.transfers).retain(|_, one| !old(one) || one.state.try_lock().is_err());
             drop(fleet);
-            tokio::time::sleep(FORGOTTEN / 4).await;
+            tokio::time::sleep(IDLE_TRANSFER_TIMEOUT / 4).await;
         }
     });
     Ok(())
@@ -340,8 +342,8 @@ impl Fleet {
         let mut state = transfer.state.lock().await;
         {
             let mut transfers = lock(&self.transfers);
-            if transfers.len() >= TRANSFERS {
-                // Nothing was begun, so another host may get it.
+            if transfers.len() >= MAX_TRANSFERS {
+                // Nothing was begun, so it may be asked of another.
                 return Ok((RpcReply::Elsewhere, Bytes::new()));
             }
             transfers.insert(id, transfer.clone());

@@ -13,9 +13,9 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::connect::ConnectError;
-use super::one::{Sandbox, command, go_on};
 use super::output_router::OutputRouter;
 use super::registry::{Operation, Sandboxes, lock};
+use super::sandbox::{Sandbox, command, go_on};
 use crate::error_response::ErrorResponse;
 
 impl Sandboxes {

@@ -10,10 +10,10 @@ use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::one::{Sandbox, milliseconds};
 use super::registry::{CreateOptions, Sandboxes};
 use super::requests::{CreateRequest, TimeoutRequest};
 use super::routes::{Answer, Tenant, TenantSandbox, answer, json, short};
+use super::sandbox::{Sandbox, milliseconds};
 use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;

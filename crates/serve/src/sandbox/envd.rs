@@ -18,10 +18,10 @@ use serde_json::{Value, json};
 
 use super::connect;
 use super::file_body::{FileBody, PIECE};
-use super::one::Sandbox;
 use super::registry::Sandboxes;
 use super::requests::FilesystemRequest;
 use super::routes::{Answer, AuthorizedSandbox, answer, json};
+use super::sandbox::Sandbox;
 use crate::body::Chunked;
 use crate::error_response::ErrorResponse;
 

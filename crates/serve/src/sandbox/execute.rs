@@ -125,7 +125,7 @@ pub(super) async fn restart(
         let root = session.tree().first().map(|state| state.id);
         let root =
             root.ok_or_else(|| ErrorResponse::new(StatusCode::CONFLICT, "its root was dropped"))?;
-        session.rollback(root).map_err(|error| super::one::refused(&error))?;
+        session.rollback(root).map_err(|error| super::sandbox::refused(&error))?;
         commands.dismiss(&went_back());
         Ok(())
     })

@@ -15,8 +15,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::connect::went_back;
-use super::one::{MARK, refused};
 use super::routes::{Answer, TenantSandbox, answer, json, short};
+use super::sandbox::{MARK, refused};
 use crate::error_response::ErrorResponse;
 
 /// The OpenAPI description of the operations.

@@ -14,8 +14,8 @@ use afresh::Saved;
 use hyper::StatusCode;
 
 use super::config::SandboxConfig;
-use super::one::Sandbox;
 use super::record::{Records, SandboxRecord, SnapshotRecord};
+use super::sandbox::Sandbox;
 use super::template::kept;
 use crate::error_response::ErrorResponse;
 #[cfg(feature = "fleet")]
@@ -127,7 +127,7 @@ impl Ledger {
     pub(super) fn absent(&self, id: &str) -> Option<ErrorResponse> {
         match self {
             #[cfg(feature = "fleet")]
-            Self::Fleet(fleet) if fleet.ends() => Some(super::one::Residency::Moved.absent(id)),
+            Self::Fleet(fleet) if fleet.ends() => Some(super::sandbox::Residency::Moved.absent(id)),
             _ => {
                 let _ = id;
                 None

@@ -13,8 +13,8 @@ use afresh::Reference;
 
 use super::connect::ConnectError;
 use super::ledger::internal;
-use super::one::{Residency, Sandbox};
 use super::registry::{Sandboxes, blocking, lock};
+use super::sandbox::{Residency, Sandbox};
 use super::template::kept;
 use crate::error_response::ErrorResponse;
 

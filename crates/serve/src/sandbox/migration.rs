@@ -11,10 +11,10 @@ use super::config::{SandboxConfig, Template};
 use super::connect::ConnectError;
 use super::keys::same;
 use super::ledger::Ledger;
-use super::one::{Residency, Sandbox};
 use super::record::SandboxRecord;
 use super::registry::{Sandboxes, lock};
 use super::routes::TOKENS;
+use super::sandbox::{Residency, Sandbox};
 use crate::error_response::ErrorResponse;
 use crate::fleet::{Fleet, TakeOutcome, no_template, template_of};
 

@@ -24,7 +24,6 @@ mod lifecycle;
 mod memory;
 #[cfg(feature = "fleet")]
 mod migration;
-mod one;
 mod output_router;
 mod overview;
 #[cfg(feature = "linux")]
@@ -34,16 +33,18 @@ mod quota;
 mod record;
 mod registry;
 mod requests;
+#[expect(clippy::module_inception, reason = "the file of the type `Sandbox`")]
+mod sandbox;
 mod snapshots;
 mod streaming;
 mod template;
 #[cfg(feature = "linux")]
 mod tunnels;
 
+#[cfg(feature = "fleet")]
+pub(crate) use self::sandbox::milliseconds;
 pub use config::{SandboxConfig, Template};
 pub use keys::Keys;
-#[cfg(feature = "fleet")]
-pub(crate) use one::milliseconds;
 #[cfg(feature = "fleet")]
 pub(crate) use record::{SandboxRecord, SnapshotRecord};
 pub(crate) use registry::Sandboxes;

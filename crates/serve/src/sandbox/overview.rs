@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use afresh::Session;
 use hyper::StatusCode;
 
-use super::one::{MARK, Residency, Sandbox, refused};
 use super::registry::{Sandboxes, blocking, lock};
+use super::sandbox::{MARK, Residency, Sandbox, refused};
 use crate::error_response::ErrorResponse;
 
 /// Maximum sandboxes shown, and maximum states of one.

@@ -22,11 +22,11 @@ use serde_json::{Value, json};
 
 use super::commands::{EventStream, Subscriber};
 use super::connect::{self, ConnectError};
-use super::one::{Sandbox, command};
 use super::output_router::OutputRouter;
 use super::registry::{Sandboxes, lock};
 use super::requests::{Chosen, Input, Part, Selector, Signal, StartRequest, Terminal};
 use super::routes::AuthorizedSandbox;
+use super::sandbox::{Sandbox, command};
 use crate::body::Chunked;
 
 /// The client's interval of keepalives, in seconds.

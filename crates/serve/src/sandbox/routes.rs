@@ -15,8 +15,8 @@ use hyper_util::service::TowerToHyperService;
 use serde::de::DeserializeOwned;
 
 use super::keys::same;
-use super::one::Sandbox;
 use super::registry::Sandboxes;
+use super::sandbox::Sandbox;
 use super::{control, envd, execute, extensions, process};
 use crate::error_response::ErrorResponse;
 

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use afresh::{Guest, Reference, SaveOptions};
 
 use super::ledger::{StoredSnapshot, internal};
-use super::one::Sandbox;
 use super::quota::SnapshotReservation;
 use super::record::SnapshotRecord;
 use super::registry::{Sandboxes, blocking, lock, to_its_end};
+use super::sandbox::Sandbox;
 use super::template::{Warm, kept};
 use crate::error_response::ErrorResponse;
 

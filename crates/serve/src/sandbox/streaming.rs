@@ -12,9 +12,9 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame};
 
 use super::byte_channel::Receiver;
-use super::one::{Sandbox, run};
 use super::output_router::EncodeOutput;
 use super::registry::Sandboxes;
+use super::sandbox::{Sandbox, run};
 use crate::body::Chunked;
 use crate::error_response::ErrorResponse;
 

@@ -8,8 +8,8 @@ use afresh::{Guest, Options, Reference, SaveOptions};
 use afresh_interpreter::{Answer, HostCallbacks, Language, RUN, is_module, listener};
 
 use super::config::{SandboxConfig, Template};
-use super::one::UndoPoint;
 use super::output_router::OutputRouter;
+use super::sandbox::UndoPoint;
 
 /// Maximum bytes of output from code or a command. Nothing of it is kept.
 #[cfg(feature = "linux")]
@@ -159,7 +159,7 @@ impl TemplateOptions {
         // The guest just ends where a setup throws. Run as other code, it reports the exception.
         let mut session = afresh::open(&template.reference, &self.first)?.session()?;
         let setup = (RUN, setup.as_str());
-        let ran = super::one::run(
+        let ran = super::sandbox::run(
             &mut session,
             language,
             setup,
@@ -204,7 +204,7 @@ impl Warm {
         let guest = afresh::open(kept.to_string(), &opening.saved)?;
         // A guest that has no sessions, or does not evaluate the language, is found out now.
         let mut session = guest.session()?;
-        super::one::run(
+        super::sandbox::run(
             &mut session,
             language,
             (RUN, "1"),

@@ -14,8 +14,8 @@ use hyper::StatusCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Notify, mpsc};
 
-use super::one::{Sandbox, refused};
 use super::registry::{Operation, Sandboxes, lock};
+use super::sandbox::{Sandbox, refused};
 use crate::error_response::ErrorResponse;
 
 /// Bytes that wait to be taken by a program.

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::Moment;
 
-/// Maximum items in one advert.
-const HELD: usize = 128;
-/// Maximum remembered hosts.
-const HOSTS: usize = 100_000;
+/// Most things that one advert says a host holds.
+const MAX_HELD: usize = 128;
+/// Most hosts that are remembered.
+const MAX_HOSTS: usize = 100_000;
 
 /// The heartbeat of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,9 +52,9 @@ pub struct Members {
 impl Members {
     /// A heartbeat of a host, which counts until `expires`.
     pub fn heard(&mut self, mut advert: NodeStatus, expires: Moment) {
-        advert.held.truncate(HELD);
+        advert.held.truncate(MAX_HELD);
         let host = advert.host.clone();
-        let room = self.all.len() < HOSTS;
+        let room = self.all.len() < MAX_HOSTS;
         match self.all.get_mut(&host) {
             Some(known) if known.advert.held == advert.held => {
                 *known = Member { advert, sent: 0, expires };
@@ -195,7 +195,7 @@ mod tests {
         let many: Vec<String> = (0..1000).map(|n| n.to_string()).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         members.heard(advert("c", &many), at(30));
-        assert_eq!(members.get("c").unwrap().advert.held.len(), HELD);
+        assert_eq!(members.get("c").unwrap().advert.held.len(), MAX_HELD);
     }
 
     #[test]

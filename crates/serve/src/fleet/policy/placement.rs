@@ -34,13 +34,13 @@ impl Seed {
 }
 
 /// Thousandths that a host may have more to do than another, and still be chosen because it is where the request is.
-const SLACK: u32 = 100;
+const MAX_LOCAL_EXCESS: u32 = 100;
 /// Thousandths from which a host is full.
-const FULL: u32 = 1000;
-/// Load in thousandths from which another host should also begin to hold an item.
-const SPREAD: u32 = 800;
+const FULL_LOAD: u32 = 1000;
+/// Thousandths from which another host had better begin to hold a thing, too.
+const SPREAD_LOAD: u32 = 800;
 /// Thousandths that each thing sent since the last advert counts.
-const SENT: u32 = 2;
+const SENT_LOAD: u32 = 2;
 /// Pairs that are looked at before all are.
 const MAX_SAMPLED_PAIRS: usize = 4;
 
@@ -57,8 +57,8 @@ impl<'a> Placement<'a> {
     /// The known load of a host; `None` if it takes nothing new.
     fn load(&self, host: &str) -> Option<u32> {
         let member = self.members.get(host)?;
-        let load = member.advert.load.saturating_add(member.sent.saturating_mul(SENT));
-        (!member.advert.draining && load < FULL).then_some(load)
+        let load = member.advert.load.saturating_add(member.sent.saturating_mul(SENT_LOAD));
+        (!member.advert.draining && load < FULL_LOAD).then_some(load)
     }
 
     fn of<'h>(&self, hosts: &'h [String], most: u32, random: &mut Seed) -> Option<&'h str> {
@@ -86,7 +86,7 @@ impl<'a> Placement<'a> {
         let (load, host) = least?;
         let here = self.own.and_then(|own| hosts.iter().find(|host| *host == own));
         match here.and_then(|here| Some((self.load(here)?, here.as_str()))) {
-            Some((ours, here)) if ours <= load + SLACK => Some(here),
+            Some((ours, here)) if ours <= load + MAX_LOCAL_EXCESS => Some(here),
             _ => Some(host),
         }
     }
@@ -94,22 +94,22 @@ impl<'a> Placement<'a> {
     /// A host for work that needs `held`: one with room that holds it, else any with room, else any that holds it.
     #[must_use]
     pub fn host(&self, held: &str, random: &mut Seed) -> Option<&'a str> {
-        if let Some(spare) = self.of(self.members.holders(held), SPREAD, random) {
+        if let Some(spare) = self.of(self.members.holders(held), SPREAD_LOAD, random) {
             return Some(spare);
         }
-        self.of(self.members.hosts(), SPREAD, random).or_else(|| self.any(random))
+        self.of(self.members.hosts(), SPREAD_LOAD, random).or_else(|| self.any(random))
     }
 
     /// Any host that takes something.
     #[must_use]
     pub fn any(&self, random: &mut Seed) -> Option<&'a str> {
-        self.of(self.members.hosts(), FULL, random)
+        self.of(self.members.hosts(), FULL_LOAD, random)
     }
 
     /// A host that holds `held`.
     #[must_use]
     pub fn holder(&self, held: &str, random: &mut Seed) -> Option<&'a str> {
-        self.of(self.members.holders(held), FULL, random)
+        self.of(self.members.holders(held), FULL_LOAD, random)
     }
 }
 
