@@ -112,7 +112,7 @@ impl Limits {
     /// Refuses `bytes` bytes of compressed groups that readers decompress, out of blobs of `blobs` bytes. A page costs its
     /// whole group, which has 16 pages in layers of this crate: these pass wherever their content does.
     pub(crate) fn check_groups(&self, bytes: u64, blobs: u64) -> Result<(), OpenError> {
-        let content = blobs.saturating_mul(self.expansion).saturating_add(SMALL);
+        let content = blobs.saturating_mul(self.expansion).saturating_add(MIN_CONTENT);
         let limit = content.saturating_mul(GROUP_PAGES.into());
         within("expansion", "the groups of pages that are decompressed", bytes, limit)
     }

@@ -9,7 +9,7 @@ use super::PlatformError;
 use super::process::Process;
 
 /// How long a process that has lost its memory may take to end.
-const MOURNING: Duration = Duration::from_millis(100);
+const EXIT_TIMEOUT: Duration = Duration::from_millis(100);
 
 impl Process {
     /// Readable once the process has ended.
@@ -34,7 +34,7 @@ impl Process {
 
     /// Why something failed that does not while the process lives: mostly it has ended.
     pub(super) fn ended_or(&mut self, error: PlatformError) -> PlatformError {
-        self.pause(MOURNING);
+        self.pause(EXIT_TIMEOUT);
         match self.born.try_wait() {
             Ok(Some(status)) => PlatformError::Ended(status),
             _ => error,

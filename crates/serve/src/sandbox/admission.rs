@@ -11,7 +11,7 @@ use hyper::StatusCode;
 
 #[cfg(doc)]
 use super::ledger::Ledger;
-use super::one::Sandbox;
+use super::sandbox::Sandbox;
 use super::record::SandboxRecord;
 use super::registry::{Sandboxes, lock, to_its_end};
 use crate::error_response::ErrorResponse;

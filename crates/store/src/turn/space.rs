@@ -263,13 +263,13 @@ impl Space {
     /// The pages of the snapshot's memory below the pages that turns made, once for each page that needs one.
     pub(crate) fn bases(&self) -> impl Iterator<Item = usize> {
         let own = self.runs.iter().filter_map(|run| match run.what {
-            PageSource::Own(first) => Some(first..first + run.len),
+            PageSource::TurnPage(first) => Some(first..first + run.len),
             PageSource::Zero | PageSource::Base(_) => None,
         });
         own.flatten().filter_map(|page| {
             let mut under = self.own[page].under;
             // The cost of patches bounds the walk.
-            while let Under::Own(earlier) = under {
+            while let Under::TurnPage(earlier) = under {
                 under = self.own[earlier].under;
             }
             match under {
