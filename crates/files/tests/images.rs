@@ -200,7 +200,7 @@ fn layers_of_headers_alone_count_together() {
     let skipped = tarred(&[("skipped", tar::EntryType::XGlobalHeader, "", &vec![0; 3 << 20])]);
     let layout = Layout::new();
     layout.index(&[layout.image(&[skipped.clone(), skipped.clone()], "{}", "")]);
-    let limits = LayerLimits { bytes: 3 << 20, files: 1 };
+    let limits = LayerLimits { bytes: 6 << 20, files: 1 };
     layout.open_within(&limits).unwrap();
     let layout = Layout::new();
     layout.index(&[layout.image(&vec![skipped; 8], "{}", "")]);

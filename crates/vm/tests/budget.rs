@@ -3,7 +3,9 @@
 
 use afresh_budget::meter::{Meter, peak};
 use afresh_memory::{Image, ImageBuilder};
-use afresh_vm::{ElfError, Frozen, Program, Sandbox, SnapshotMemory};
+use afresh_pager::Options;
+use afresh_store::{Access, Limits, Store};
+use afresh_vm::{ElfError, Frozen, Program, Sandbox, SnapshotMemory, SnapshotOptions};
 use proptest::prelude::*;
 
 #[global_allocator]
@@ -135,13 +137,14 @@ fn a_program_of_zeros_takes_no_memory() {
 fn page_tables_of_a_claimed_memory_are_held_against_the_limit() {
     let file = program(4096, &[writable(1)]);
     let digest = *blake3::hash(&file).as_bytes();
-    let (regions, features): ([(u64, u8); 0], [&str; 0]) = ([], []);
-    // The limit is 64 GiB, and tables of 128 MiB come in addition.
-    let claimed = 64u64 << 30;
+    let features: [&str; 0] = [];
+    // Tables of 16 MiB.
+    let claimed = 8u64 << 30;
+    let regions = [(claimed, 0u8)];
     let state = (
         digest,
         file.len() as u64,
-        claimed,
+        1u64 << 20,
         1u64 << 16,
         4096u64,
         &regions[..],
@@ -150,11 +153,19 @@ fn page_tables_of_a_claimed_memory_are_held_against_the_limit() {
         &features[..],
     );
     let state = postcard::to_allocvec(&state).unwrap();
-    let own = (claimed / 4096) as usize;
-    let mut pages = ImageBuilder::new(own + file.len().div_ceil(4096));
+    let own = (claimed >> 12) as usize;
+    let all = own + file.len().div_ceil(4096);
+    let mut pages = ImageBuilder::new(all);
     pages.segment(own * 4096, &file).unwrap();
     let memory = SnapshotMemory::from(pages.build().unwrap());
     let frozen = Frozen::from_parts(memory, &state).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::create(dir.path()).unwrap();
+    frozen.save(&store, "a", &SnapshotOptions::default()).unwrap();
+    // The snapshot's pages are within the limit, and its tables are not.
+    let limits = Limits { memory: (all as u64) << 12, ..Limits::default() };
+    let saved = store.load_with("a", &Access::new().with_limits(limits)).unwrap();
+    let frozen = Frozen::load(saved, &Options::default()).unwrap();
     let (thawed, most) = peak(|| Sandbox::builder().thaw(&frozen));
     let error = thawed.unwrap_err().to_string();
     assert!(error.contains("--limit memory=SIZE"), "{error}");
