@@ -220,7 +220,7 @@ mod tests {
         let error =
             wait(sh("exec sleep 60"), Instant::now(), "sh").expect_err("too late").to_string();
         assert!(error.contains("within"), "{error}");
-        assert!(start.elapsed() < Duration::from_secs(10));
+        assert!(start.elapsed() < Duration::from_secs(50));
     }
 
     #[test]

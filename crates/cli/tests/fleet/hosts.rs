@@ -154,12 +154,17 @@ impl Host {
         self.child.wait().unwrap();
     }
 
+    /// Waits for the end of a host that is drained. It fails if a sandbox was not saved.
     pub(crate) fn wait(&mut self) {
         let deadline = Instant::now() + TEST_TIMEOUT;
-        while self.child.try_wait().unwrap().is_none() {
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
             assert!(Instant::now() < deadline, "the host does not end");
             std::thread::sleep(Duration::from_millis(20));
-        }
+        };
+        assert!(status.success(), "{}: {status}", self.name);
     }
 
     pub(crate) fn ask(

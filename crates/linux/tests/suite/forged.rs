@@ -114,7 +114,7 @@ fn a_forged_state_is_refused_or_runs_within_its_walls() {
             Ok(_) => ran += 1,
             Err(_) => refused += 1,
         }
-        assert!(started.elapsed() < Duration::from_secs(20), "it hangs with {changes:?}");
+        assert!(started.elapsed() < Duration::from_secs(120), "it hangs with {changes:?}");
     }
     println!("{refused} refused, {ran} ran");
     assert!(refused > 0 && ran > 0, "{refused} refused, {ran} ran");

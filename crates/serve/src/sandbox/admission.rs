@@ -11,9 +11,9 @@ use hyper::StatusCode;
 
 #[cfg(doc)]
 use super::ledger::Ledger;
-use super::sandbox::Sandbox;
 use super::record::SandboxRecord;
 use super::registry::{Sandboxes, lock, to_its_end};
+use super::sandbox::Sandbox;
 use crate::error_response::ErrorResponse;
 
 const TOO_MANY: StatusCode = StatusCode::TOO_MANY_REQUESTS;

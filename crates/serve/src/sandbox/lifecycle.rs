@@ -247,6 +247,10 @@ impl Sandboxes {
             let paused = sandbox.times().paused;
             loop {
                 let Err(refusal) = self.save(&sandbox, paused, true).await else { break };
+                if !lock(&self.all).contains_key(&sandbox.id) {
+                    // A client paused or ended it meanwhile, or another host has it: nothing is lost here.
+                    break;
+                }
                 if !refusal.later || Instant::now() >= until {
                     tracing::error!(
                         id = sandbox.id,
