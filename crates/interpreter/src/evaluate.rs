@@ -57,7 +57,7 @@ pub(crate) fn after_length(bytes: &[u8]) -> Vec<u8> {
     [&length, bytes].concat()
 }
 
-/// What a guest writes, as it comes in pieces: what it prints, and frames to the host.
+/// Output of a guest in pieces: printed text, and frames to the host.
 struct Frames<L> {
     hearing: Hearing<L>,
     stream: FrameStream,
@@ -83,7 +83,7 @@ impl<L: HostCallbacks> Frames<L> {
             return heard.is_ok();
         }
         let hearing = &mut self.hearing;
-        // A function of the host's cannot be answered here.
+        // Host functions have no answer here.
         self.stream
             .push(piece, |frame| matches!(hearing.hear(frame), Ok(Some(said)) if said.is_empty()))
     }

@@ -16,7 +16,7 @@ use crate::frozen_state::IdleWait;
 use crate::guest::{Guest, StopReason, after};
 use crate::platform::{PlatformError, Process, StubCommands};
 use crate::ranges::Ranges;
-use crate::sentry::{self, FIRST, InputSource, Kernel, LARGEST, Layout, OpenerGrants, Sentry};
+use crate::sentry::{self, FIRST, InputSource, Kernel, Layout, MAX_RESERVED, OpenerGrants, Sentry};
 use crate::subprocess::Subprocess;
 use crate::subprocesses::ParkedSubprocesses;
 use crate::warm::{Limits, Warm};
@@ -244,7 +244,7 @@ impl Program {
         let granted = self.granted_with(None);
         let given: u64 = self.files.iter().map(|(_, bytes)| bytes.len() as u64 + (1 << 12)).sum();
         let storage = sentry::thawed_budget(self.storage.saturating_add(given), &granted);
-        OpenerGrants { granted, memory: self.memory.min(LARGEST), storage }
+        OpenerGrants { granted, memory: self.memory.min(MAX_RESERVED), storage }
     }
 
     /// Host paths that the guest may read at its start, with its own program.
@@ -298,7 +298,7 @@ impl Program {
         };
         let below = base::over(base.as_ref());
         let (mut tree, layers) = sentry::prepare(below, &granted, storage).map_err(unfit(&path))?;
-        let memory = self.memory.min(LARGEST);
+        let memory = self.memory.min(MAX_RESERVED);
         sentry::tell(&mut tree, memory).map_err(unfit(Path::new("/proc")))?;
         sentry::settle(&mut tree, base.is_none()).map_err(unfit(Path::new("/etc")))?;
         for (path, bytes) in &self.files {

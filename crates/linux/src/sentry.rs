@@ -48,7 +48,7 @@ use kernel::threads::Threads;
 pub(crate) use kernel::threads::{Wait, WaitReason};
 pub(crate) use kernel::time::now_moment;
 use kernel::timers::Timers;
-pub(crate) use mm::layout::{LARGEST, Layout, PAGE, STACK_LEN};
+pub(crate) use mm::layout::{Layout, MAX_RESERVED, PAGE, STACK_LEN};
 pub(crate) use mm::orders::{Change, Content, map_order, protect_order, unmap_order};
 pub(crate) use mm::shared::{Absorbed, Behind, ChangedPage};
 use mm::user_memory::{copy_in, copy_out, path_in, word_in};

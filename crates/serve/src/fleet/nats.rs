@@ -448,7 +448,7 @@ pub(crate) async fn watch(
         headers_only: true,
         ..OrderedConfig::default()
     });
-    let consumer = within(ANSWER, async { making.await.map_err(away) }).await?;
+    let consumer = within(ANSWER_TIMEOUT, async { making.await.map_err(away) }).await?;
     let empty = consumer.cached_info().num_pending == 0;
     let mut messages = consumer.messages().await.map_err(away)?;
     if empty && !each(None) {

@@ -216,7 +216,10 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
             format!("{}\n", crate::sentry::kernel::inotify::QUEUED),
         ),
         ("/proc/sys/fs/file-max", format!("{}\n", crate::sentry::kernel::fd_table::DESCRIPTORS)),
-        ("/proc/sys/fs/pipe-max-size", format!("{}\n", crate::sentry::kernel::channels::LARGEST)),
+        (
+            "/proc/sys/fs/pipe-max-size",
+            format!("{}\n", crate::sentry::kernel::channels::MAX_RESERVED),
+        ),
         ("/proc/sys/fs/nr_open", format!("{}\n", crate::sentry::kernel::fd_table::DESCRIPTORS)),
     ];
     for (path, text) in files {

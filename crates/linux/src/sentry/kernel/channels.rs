@@ -10,7 +10,7 @@ use crate::sentry::net::sockets::Address;
 /// Bytes that a channel holds.
 pub(crate) const CAPACITY: usize = 64 << 10;
 /// Maximum and minimum bytes of one, if a program sets its size (`pipe-max-size`).
-pub(in crate::sentry) const LARGEST: usize = 1 << 20;
+pub(in crate::sentry) const MAX_RESERVED: usize = 1 << 20;
 const PAGE: usize = 4096;
 /// Bytes beyond the usual that all may hold together.
 const TOGETHER: usize = 64 << 20;
@@ -205,7 +205,7 @@ impl Channel {
             self.letters.is_empty() || sum == Some(self.data.len()) && self.parcels.is_empty();
         let short = self.letters.iter().all(|letter| letter.from.is_short());
         let counts = self.taken < COUNTED && self.edges < COUNTED;
-        let sized = (PAGE..=LARGEST).contains(&self.capacity);
+        let sized = (PAGE..=MAX_RESERVED).contains(&self.capacity);
         sized && parcels && letters && short && counts && self.letters.len() <= LETTERS
     }
 
@@ -258,7 +258,7 @@ impl Channels {
         let capacity = (bytes as usize).max(PAGE).next_power_of_two();
         let channel = self.list.get(&id).ok_or(Errno::BADF)?;
         let larger = self.larger() - channel.larger() + capacity.saturating_sub(CAPACITY);
-        if capacity > LARGEST || capacity > channel.capacity && larger > TOGETHER {
+        if capacity > MAX_RESERVED || capacity > channel.capacity && larger > TOGETHER {
             return Err(Errno::PERM);
         }
         if channel.len() > capacity {

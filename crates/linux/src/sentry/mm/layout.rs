@@ -23,7 +23,7 @@ const STACK_TOP: u64 = 0x6fff_ffff_0000;
 /// Bytes that a process may reserve: addresses that it has mapped without access, and never made accessible.
 const RESERVED: u64 = 64 << 30;
 /// The largest limit of memory.
-pub(crate) const LARGEST: u64 = IMAGE_LEN - RESERVED;
+pub(crate) const MAX_RESERVED: u64 = IMAGE_LEN - RESERVED;
 /// Bytes of stack, all mapped at the start.
 pub(crate) const STACK_LEN: u64 = 8 << 20;
 pub(crate) const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
@@ -95,7 +95,7 @@ impl Layout {
         let fits = (bytes, reserved) == (self.bytes, self.reserved)
             && reserved <= RESERVED
             && bytes <= self.limit
-            && self.limit <= LARGEST;
+            && self.limit <= MAX_RESERVED;
         if !fits || self.maps.len() > MAPPINGS || self.heap > self.brk || self.brk > CEILING {
             return Err("its mappings are more than it may have");
         }

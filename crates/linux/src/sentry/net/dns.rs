@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use serde::{Deserialize, Serialize};
 
 use crate::egress;
-use crate::sentry::net::dns_message::{ADDRESS, HEAD, LONGEST, answer, question};
+use crate::sentry::net::dns_message::{ADDRESS, HEAD, MAX_NAME, answer, question};
 use crate::sentry::net::sockets::{Address, SocketState};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult};
 
