@@ -1,6 +1,6 @@
 //! An allocator that measures how much one thread allocates.
 //!
-//! A test installs [`Meter`] as its global allocator and runs a decoder in [`peak`] or [`within`].
+//! A test installs [`Meter`] as its global allocator and runs a decoder in [`peak`], [`within`] or [`total`].
 //!
 //! Promises: the peak counts every byte that the closure's own thread had allocated at once.
 //! May break it: memory that bypasses the allocator (`mmap`), and work on other threads.
@@ -16,6 +16,7 @@ thread_local! {
     static LIVE: Cell<isize> = const { Cell::new(0) };
     static PEAK: Cell<isize> = const { Cell::new(0) };
     static LIMIT: Cell<isize> = const { Cell::new(isize::MAX) };
+    static TOTAL: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Counts `bytes`; `false` where the limit forbids them.
@@ -27,6 +28,7 @@ fn count(bytes: isize) -> bool {
             return false;
         }
         live.set(sum);
+        TOTAL.set(TOTAL.get().saturating_add(usize::try_from(bytes).unwrap_or(0)));
         PEAK.set(PEAK.get().max(sum));
         true
     })
@@ -82,6 +84,14 @@ pub fn peak<T>(run: impl FnOnce() -> T) -> (T, usize) {
 /// it was fallible: a fuzzer sees a crash at the line that allocates.
 pub fn within<T>(limit: usize, run: impl FnOnce() -> T) -> (T, usize) {
     measure(size(limit), run)
+}
+
+/// Runs `run` and returns its result with the sum of all bytes that it allocated, those that it freed again included: a measure of
+/// copying that no clock is needed for.
+pub fn total<T>(run: impl FnOnce() -> T) -> (T, usize) {
+    let before = TOTAL.get();
+    let result = run();
+    (result, TOTAL.get().wrapping_sub(before))
 }
 
 fn measure<T>(limit: isize, run: impl FnOnce() -> T) -> (T, usize) {

@@ -8,7 +8,7 @@
 //! exported table and mutable global as written: it does not know what the host does. For the same reason a host
 //! function that can reach an object counts as changing it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use wasmparser::{ExternalKind, ValType};
 
@@ -201,14 +201,17 @@ fn roots_of(model: &Model<'_>, roots: &Roots) -> Result<Vec<u32>, AnalyzeError> 
     match roots {
         Roots::AllExports => Ok(functions().map(|export| export.index).collect()),
         Roots::Named(wanted) => {
-            let missing = wanted.iter().find(|name| functions().all(|e| e.name != **name));
+            let there: HashSet<&str> = functions().map(|export| export.name).collect();
+            let missing = wanted.iter().find(|name| !there.contains(name.as_str()));
             if let Some(name) = missing {
                 return Err(AnalyzeError::NoSuchRoot {
                     name: name.clone(),
                     available: functions().map(|export| export.name.to_owned()).collect(),
                 });
             }
-            Ok(functions().filter(|e| roots.allow(e.name)).map(|export| export.index).collect())
+            let wanted: HashSet<&str> = wanted.iter().map(String::as_str).collect();
+            let is_root = |name: &str| wanted.contains(name) || names::is_hook(name);
+            Ok(functions().filter(|e| is_root(e.name)).map(|e| e.index).collect())
         }
     }
 }

@@ -9,7 +9,7 @@
 //! are refused.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use wasm_encoder::reencode::Reencode;
 use wasm_encoder::{
@@ -218,12 +218,18 @@ impl<'a> Part<'a> {
     }
 }
 
+/// The place of each module by its name. No two have one name.
+fn by_name<'a>(parts: &[Part<'a>]) -> HashMap<&'a str, usize> {
+    parts.iter().enumerate().map(|(at, part)| (part.name, at)).collect()
+}
+
 /// Says which imports are the host's.
 fn of_host(parts: &mut [Part<'_>]) {
+    let by_name = by_name(parts);
     for at in 0..parts.len() {
         let mut imports = std::mem::take(&mut parts[at].imports);
         for import in &mut imports {
-            let from = parts.iter().find(|other| other.name == import.from);
+            let from = by_name.get(import.from).map(|from| &parts[*from]);
             import.of_host =
                 from.is_none_or(|from| from.library && from.export(import.name).is_none());
         }
@@ -237,6 +243,7 @@ fn place(parts: &mut [Part<'_>]) -> Result<(), LinkError> {
     for import in parts.iter().flat_map(|part| &part.imports).filter(|import| import.of_host) {
         next[kind_of(&import.ty)] += 1;
     }
+    let by_name = by_name(parts);
     let (mut host, mut counts) = ([0; KINDS], Counts::default());
     for at in 0..parts.len() {
         let (before, rest) = parts.split_at_mut(at);
@@ -255,7 +262,7 @@ fn place(parts: &mut [Part<'_>]) -> Result<(), LinkError> {
                     name: (*name).to_owned(),
                     reason: reason.to_owned(),
                 };
-                let of = before.iter().find(|other| other.name == *from);
+                let of = by_name.get(from).and_then(|of| before.get(*of));
                 let of = of.ok_or_else(|| refused("that module does not come before it"))?;
                 let export = of.export(name).ok_or_else(|| refused("there is no such export"))?;
                 fits(&of.types[export.kind][export.index as usize], ty).map_err(|e| refused(&e))?;
@@ -523,14 +530,11 @@ pub fn link_over(library: (&str, &[u8]), modules: &[(&str, &[u8])]) -> Result<Ve
 
 fn link_all(modules: &[(&str, &[u8])], over_library: bool) -> Result<Vec<u8>, LinkError> {
     let linked: Vec<&str> = modules.iter().map(|(name, _)| *name).collect();
-    let Some((last, others)) = linked.split_last() else {
+    let Some(last) = linked.last() else {
         return Err(LinkError::Names("there is no module to link".to_owned()));
     };
-    if let Some(name) = others
-        .iter()
-        .enumerate()
-        .find_map(|(at, name)| linked[at + 1..].contains(name).then_some(name))
-    {
+    let mut names = HashSet::with_capacity(linked.len());
+    if let Some(name) = linked.iter().find(|name| !names.insert(**name)) {
         return Err(LinkError::Names(format!("two modules are called {name:?}")));
     }
     let mut parts = Vec::with_capacity(modules.len());
