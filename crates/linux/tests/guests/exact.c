@@ -231,6 +231,8 @@ static void sockets(void) {
     connection(pair);
     CHECK(send(pair[0], "0123", 4, 0) == 4 && !shutdown(pair[1], SHUT_RD) && recv(pair[1], other, 9, 0) == 4 && recv(pair[1], other, 9, 0) == 0);
     CHECK(send(pair[0], "more", 4, MSG_NOSIGNAL) == 4);
+    memset(other, 0, 4);
+    CHECK(send(pair[1], "drop", 4, 0) == 4 && !ioctl(pair[1], TIOCOUTQ, &error) && recv(pair[0], other, 4, MSG_TRUNC) == 4 && !other[0]);
     len = 40;
     CHECK(!getsockopt(pair[0], IPPROTO_IP, IP_OPTIONS, other, &len) && len == 0);
     len = sizeof(struct tcp_info);
@@ -249,6 +251,13 @@ static void sockets(void) {
     /* Time limits below zero wait not at all. */
     struct timeval past = {-1, 0};
     CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair) && !setsockopt(pair[0], SOL_SOCKET, SO_RCVTIMEO, &past, sizeof past) && FAILS(EAGAIN, recv(pair[0], &byte, 1, 0)));
+    close(pair[0]), close(pair[1]);
+    /* A sender without room waits as long as it says. */
+    struct timeval short_wait = {0, 20000};
+    CHECK(!socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) && !setsockopt(pair[0], SOL_SOCKET, SO_SNDTIMEO, &short_wait, sizeof short_wait));
+    int sent = 0;
+    while (sent < 100000 && send(pair[0], page, 1000, 0) == 1000) sent++;
+    CHECK(sent && sent < 100000 && errno == EAGAIN);
     close(pair[0]), close(pair[1]);
     /* A message that finds no place is lost with its descriptors, and so are descriptors that find none. */
     int kinds[] = {SOCK_DGRAM, SOCK_SEQPACKET, SOCK_STREAM}, pipes[2];

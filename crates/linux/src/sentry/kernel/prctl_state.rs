@@ -25,12 +25,14 @@ pub(crate) struct PrctlState {
     pub(in crate::sentry) io_priority: u16,
     /// The commands of `membarrier` that it has registered for.
     pub(in crate::sentry) barriers: u32,
+    /// The flags of its personality, which change nothing here.
+    pub(in crate::sentry) persona: u32,
 }
 
 impl Default for PrctlState {
     fn default() -> Self {
         let (death, adopts, undumpable, unprivileged) = (None, false, false, false);
-        let (nice, policy, io_priority, barriers) = (0, 0, 0, 0);
+        let (nice, policy, io_priority, barriers, persona) = (0, 0, 0, 0, 0);
         Self {
             death,
             adopts,
@@ -41,6 +43,7 @@ impl Default for PrctlState {
             policy,
             io_priority,
             barriers,
+            persona,
         }
     }
 }

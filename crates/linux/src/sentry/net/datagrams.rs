@@ -142,7 +142,11 @@ impl Sentry {
             if self.state.table.get(descriptor)?.flags & libc::O_NONBLOCK as u32 != 0 {
                 return Err(Errno::AGAIN.into());
             }
-            return Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(vec![(id, ROOM)]), None)));
+            let until = self.limited(&self.state.table.get(descriptor)?.open, OUT);
+            if crate::sentry::kernel::time::passed(until) {
+                return Err(Errno::AGAIN.into());
+            }
+            return Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(vec![(id, ROOM)]), until)));
         }
         let from = match internet {
             true => Address::loopback(family, own.port()),

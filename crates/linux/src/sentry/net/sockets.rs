@@ -17,6 +17,14 @@ pub(crate) struct Address(pub(crate) Vec<u8>);
 
 impl Address {
     /// The loopback address of a family, or a nameless one.
+    /// The address of an internet socket that is not bound.
+    pub(crate) fn any(family: u16) -> Self {
+        let len = if i32::from(family) == libc::AF_INET { 16 } else { 28 };
+        let mut bytes = family.to_le_bytes().to_vec();
+        bytes.resize(len, 0);
+        Self(bytes)
+    }
+
     pub(crate) fn loopback(family: u16, port: u16) -> Self {
         let mut bytes = family.to_le_bytes().to_vec();
         match i32::from(family) {

@@ -142,6 +142,14 @@ impl Sentry {
                 copy_out(process, value, &len.to_le_bytes())?;
                 Ok(ZERO)
             }
+            libc::TIOCOUTQ if matches!(description.open, FileObject::Socket(_)) => {
+                let ends = description.open.ends();
+                let written = ends.iter().find(|(_, writes)| *writes);
+                let held = written.and_then(|(id, _)| self.state.channels.get(*id));
+                let len = held.map_or(0, |channel| channel.len()) as u32;
+                copy_out(process, value, &len.to_le_bytes())?;
+                Ok(ZERO)
+            }
             libc::FIOCLEX | libc::FIONCLEX => {
                 self.change().table.set_close_on_exec(descriptor, request == libc::FIOCLEX)?;
                 Ok(ZERO)

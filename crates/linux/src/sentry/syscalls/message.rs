@@ -108,6 +108,11 @@ impl Sentry {
         if flags as i32 & libc::MSG_WAITALL != 0 && !stays && self.is_stream(descriptor)? {
             return self.receive_all(process, descriptor, pieces, flags);
         }
+        if flags as i32 & libc::MSG_TRUNC != 0
+            && let Some(dropped) = self.drop_received(descriptor, pieces)?
+        {
+            return Ok((SyscallControl::Value(dropped), ReceivedMessage::default()));
+        }
         let (outcome, came) = self.take_with(process, descriptor, pieces, stays)?;
         match (outcome, came.whole) {
             (SyscallControl::Wait(_), _) if flags as i32 & libc::MSG_DONTWAIT != 0 => {
@@ -118,6 +123,33 @@ impl Sentry {
             }
             (outcome, _) => Ok((outcome, came)),
         }
+    }
+
+    /// Drops received bytes of TCP, as many as `pieces` have room for (`MSG_TRUNC`); `None` where there are none, or for another
+    /// socket.
+    fn drop_received(
+        &mut self,
+        descriptor: u64,
+        pieces: &[(u64, u64)],
+    ) -> SyscallResult<Option<u64>> {
+        let socket = self.socket_of(descriptor)?;
+        let SocketState::Connected { incoming: Some(incoming), .. } = socket.stage else {
+            return Ok(None);
+        };
+        let wanted = pieces.iter().map(|(_, len)| len).sum::<u64>() as usize;
+        if !socket.own.is_internet() || wanted == 0 {
+            return Ok(None);
+        }
+        let held = self.state.channels.get(incoming).ok_or(Errno::IO)?;
+        let len = held.len().min(wanted);
+        if len == 0 {
+            return Ok(None);
+        }
+        if let Some(channel) = self.change().channels.get_mut(incoming) {
+            // An IP connection carries no descriptors.
+            let _ = channel.skip(len);
+        }
+        Ok(Some(len as u64))
     }
 
     /// The peer's credentials as a control message, if the socket asks for them.

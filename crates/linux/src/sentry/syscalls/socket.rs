@@ -554,7 +554,11 @@ impl Sentry {
         process: &mut Process,
         a: &[u64; 6],
     ) -> SyscallResult {
-        let address = self.socket_of(a[0])?.own.clone();
+        let socket = self.socket_of(a[0])?;
+        let address = match socket.is_bound() || !socket.own.is_internet() {
+            true => socket.own.clone(),
+            false => Address::any(socket.family),
+        };
         self.tell_address(process, &address, a[1], a[2])
     }
 

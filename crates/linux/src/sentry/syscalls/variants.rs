@@ -114,12 +114,16 @@ impl Sentry {
         Ok(ZERO)
     }
 
-    /// `personality`: there is one.
+    /// `personality`: there is one, whose flags are stored.
     pub(in crate::sentry) fn sys_personality(&mut self, persona: u64) -> SyscallResult {
-        match persona as u32 {
-            0 | u32::MAX => Ok(ZERO),
-            _ => Err(Errno::INVAL.into()),
+        let (new, old) = (persona as u32, self.state.family.own.traits.persona);
+        if new != u32::MAX && new != old {
+            if new & 0xff != 0 {
+                return Err(Errno::INVAL.into());
+            }
+            self.change().family.own.traits.persona = new;
         }
+        Ok(SyscallControl::Value(old.into()))
     }
 
     /// `setfsuid` and `setfsgid` return the former number, whether or not it has changed: here it never does.
