@@ -127,7 +127,8 @@ impl Stack {
         let base = reservation.page_ptr(GUARD) as usize;
         let top = reservation.page_ptr(reservation.pages()) as usize;
         let pages = Arc::new(pages);
-        MADE.set(Some(Arc::downgrade(&pages)));
+        // A thread that ends records nothing.
+        let _ = MADE.try_with(|made| made.set(Some(Arc::downgrade(&pages))));
         Self { pages: Some(pages), base, top, reusable }
     }
 }
