@@ -27,10 +27,15 @@ impl<'a> Words<'a> {
         // A string or a macro's pattern does not begin with a letter.
         let line = line.trim_start();
         line.starts_with(char::is_alphabetic).then_some(())?;
+        // The path of a restricted visibility has words of its own.
+        let line = match line.strip_prefix("pub(") {
+            Some(restricted) => restricted.split_once(')')?.1,
+            None => line,
+        };
         let mut words = line
             .split(|c: char| !c.is_alphanumeric() && c != '_')
             .filter(|word| !word.is_empty())
-            .skip_while(|word| ["pub", "crate", "super", "in", "unsafe"].contains(word));
+            .skip_while(|word| ["pub", "unsafe"].contains(word));
         let stop_list = match words.next()? {
             "struct" | "enum" | "trait" | "type" | "union" => &self.types,
             "const" | "static" => &self.constants,
