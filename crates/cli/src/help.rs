@@ -10,7 +10,7 @@ use crate::Cli;
 
 /// Heading and subcommands of each group, in the order of the help.
 const GROUPS: [(&str, &[&str]); 4] = [
-    ("Guests", &["run", "repl", "fork", "verify", "demo"]),
+    ("Guests", &["run", "exec", "repl", "fork", "verify", "demo"]),
     (
         "Snapshots",
         &[
