@@ -1,4 +1,4 @@
-//! What preparing, baking and linking allocate grows as the module does.
+//! Preparing, baking and linking allocate in proportion to the size of a module.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use afresh_rewrite::{PrepareOptions, WarmState, WarmValue, bake, link, prepare};
 #[global_allocator]
 static METER: Meter = Meter;
 
-/// A module with so many exported globals, each of which its warm-up sets.
+/// A module with this number of exported globals. Its warm-up sets each.
 fn exporting(globals: u32) -> Vec<u8> {
     let mut text = String::from("(module (memory 1)");
     for index in 0..globals {

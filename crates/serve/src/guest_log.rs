@@ -182,9 +182,12 @@ mod tests {
 
     use super::*;
 
+    /// Names and values of the fields of an event.
+    type EventFields = Vec<(String, String)>;
+
     /// Fields of the events of a thread.
     #[derive(Clone, Default)]
-    struct Events(Arc<Mutex<Vec<Vec<(String, String)>>>>);
+    struct Events(Arc<Mutex<Vec<EventFields>>>);
 
     struct Fields(Vec<(String, String)>);
 

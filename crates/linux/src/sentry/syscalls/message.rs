@@ -6,7 +6,7 @@ use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::threads::Wait;
 use crate::sentry::net::interfaces::NETLINK;
 use crate::sentry::net::sockets::{Address, ReceivedMessage, SocketState};
-use crate::sentry::syscalls::read_write::{AT_ONCE, gather, pieces};
+use crate::sentry::syscalls::read_write::{MAX_TRANSFER, gather, pieces};
 use crate::sentry::{
     Sentry, SyscallControl, SyscallError, SyscallResult, copy_in, copy_out, word_in,
 };
@@ -78,7 +78,7 @@ impl Sentry {
         a: &[u64; 6],
     ) -> SyscallResult {
         self.socket_of(a[0])?;
-        let len = a[2].min(AT_ONCE);
+        let len = a[2].min(MAX_TRANSFER);
         let (outcome, came) = self.receive_into(process, a[0], &[(a[1], len)], a[3])?;
         if let Some(parcel) = came.parcel {
             self.change().drop_parcel(parcel);
@@ -279,7 +279,7 @@ impl Sentry {
         a: &[u64; 6],
     ) -> SyscallResult {
         self.socket_of(a[0])?;
-        let bytes = copy_in(process, a[1], a[2].min(AT_ONCE) as usize)?;
+        let bytes = copy_in(process, a[1], a[2].min(MAX_TRANSFER) as usize)?;
         let to = self.address_to(process, a[0], a[4], a[5])?;
         self.send_bytes(a[0], &bytes, a[3], to, &[])
     }

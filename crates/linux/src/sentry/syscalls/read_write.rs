@@ -1,4 +1,4 @@
-//! Calls that move bytes. A length is a wish: at most [`AT_ONCE`] bytes go at a time, which callers must expect; of files more, for
+//! Calls that move bytes. A length is a wish: at most [`MAX_TRANSFER`] bytes go at a time, which callers must expect; of files more, for
 //! many callers do not expect it there.
 
 use rustix::io::Errno;
@@ -14,7 +14,7 @@ use crate::sentry::{
 };
 
 /// Most bytes that one call moves.
-pub(in crate::sentry) const AT_ONCE: u64 = 1 << 20;
+pub(in crate::sentry) const MAX_TRANSFER: u64 = 1 << 20;
 /// Most bytes of a file that one call moves, in one piece.
 const OF_FILES: u64 = 32 << 20;
 /// Pieces that a vector may have, as in Linux.
@@ -22,7 +22,7 @@ const PIECES: u64 = 1024;
 /// Bytes of messages that are kept.
 const MESSAGES: usize = 64 << 10;
 
-/// Pieces of guest memory: address and length, at most [`AT_ONCE`] bytes together.
+/// Pieces of guest memory: address and length, at most [`MAX_TRANSFER`] bytes together.
 pub(in crate::sentry) fn pieces(
     process: &Process,
     vector: u64,
@@ -32,7 +32,7 @@ pub(in crate::sentry) fn pieces(
         return Err(Errno::INVAL.into());
     }
     let bytes = copy_in(process, vector, count as usize * 16)?;
-    let mut room = AT_ONCE;
+    let mut room = MAX_TRANSFER;
     let mut pieces = Vec::new();
     let word = |piece: &[u8], at: usize| {
         piece[at..at + 8].iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
@@ -54,7 +54,7 @@ pub(in crate::sentry) fn pieces(
 
 /// Most bytes that one call moves in one piece.
 fn most(description: &Description) -> u64 {
-    if matches!(description.open, FileObject::File(_)) { OF_FILES } else { AT_ONCE }
+    if matches!(description.open, FileObject::File(_)) { OF_FILES } else { MAX_TRANSFER }
 }
 
 /// Refuses offsets that are negative for the guest.
@@ -437,7 +437,7 @@ impl Sentry {
         if flags & !7 != 0 {
             return Err(Errno::INVAL.into());
         }
-        let bytes = fresh(len.min(AT_ONCE))?;
+        let bytes = fresh(len.min(MAX_TRANSFER))?;
         copy_out(process, to, &bytes)?;
         Ok(SyscallControl::Value(bytes.len() as u64))
     }

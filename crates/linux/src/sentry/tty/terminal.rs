@@ -15,7 +15,7 @@ use crate::sentry::kernel::process_info::ProcessInfo;
 use crate::sentry::kernel::readiness::{IN, OUT};
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::tty::terminals::{
-    ENOUGH, FIRST_DEVICE, SOME, TERMINALS, Terminal, TerminalEnd, Termios,
+    FIRST_DEVICE, SOME, TERMINALS, Terminal, TerminalEnd, Termios, VMIN_REACHED,
 };
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
@@ -280,7 +280,7 @@ impl Sentry {
         }
         let events = match held {
             0 if time > 0 || asked < least => SOME,
-            _ => ENOUGH,
+            _ => VMIN_REACHED,
         };
         let on = WaitReason::Files(vec![(self.state.table.id(descriptor)?, events)]);
         Ok(Some(SyscallControl::Wait(Wait::new(on, until))))

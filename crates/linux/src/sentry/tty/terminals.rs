@@ -24,8 +24,8 @@ pub(in crate::sentry) const TYPED: usize = 4096;
 pub(in crate::sentry) const SHOWN: usize = 16 << 10;
 /// Room that makes a terminal writable again.
 const MIN_WRITE_ROOM: usize = 512;
-/// Enough bytes for a read that waits for several, and any at all: no events of `poll`'s.
-pub(in crate::sentry) const ENOUGH: u16 = 0x400;
+/// An event beside those of `poll`: at least as many bytes as the terminal's VMIN, or the end of input.
+pub(in crate::sentry) const VMIN_REACHED: u16 = 0x400;
 pub(in crate::sentry) const SOME: u16 = 0x200;
 
 /// How a terminal behaves (`struct termios2`).
@@ -172,11 +172,11 @@ impl Terminal {
         }
         let writes = when(!self.stopped && SHOWN - self.shown.len() >= MIN_WRITE_ROOM, OUT);
         if self.termios.is_canonical() {
-            return writes | when(!self.lines.is_empty(), IN | ENOUGH | SOME);
+            return writes | when(!self.lines.is_empty(), IN | VMIN_REACHED | SOME);
         }
         let (least, time) = self.termios.patience();
         let (held, least) = (self.readable(), least.max(1));
-        let enough = when(held >= least, ENOUGH) | when(held > 0, SOME);
+        let enough = when(held >= least, VMIN_REACHED) | when(held > 0, SOME);
         writes | enough | when(held >= if time == 0 { least } else { 1 }, IN)
     }
 }
