@@ -75,7 +75,7 @@ struct Cli {
 enum Command {
     /// Warm a guest, or load a snapshot, and call it.
     Run(run::Arguments),
-    /// Run a Linux program once, to its end, as a command: with this command's standard streams, terminal and signals.
+    /// Run a Linux program once, with the streams, terminal and signals of this command.
     #[cfg(feature = "linux")]
     Exec(exec::Arguments),
     /// Answer requests over HTTP, each from the warm state; or one a line from standard input.

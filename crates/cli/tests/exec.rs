@@ -227,11 +227,12 @@ import fcntl, os, pty, signal, struct, sys, termios
 signal.alarm(300)
 GUEST = """
 import os, signal, sys, termios, time, tty
-print(os.ttyname(0), *os.get_terminal_size(), sys.stdout.isatty(), os.tcgetpgrp(0) == os.getpgrp(), flush=True)
 signal.signal(signal.SIGWINCH, lambda *_: print("size", *os.get_terminal_size(), flush=True))
+print(os.ttyname(0), *os.get_terminal_size(), sys.stdout.isatty(), os.tcgetpgrp(0) == os.getpgrp(), flush=True)
 print("got", input(), flush=True)
 before = termios.tcgetattr(0)
-tty.setraw(0); print("raw", os.read(0, 1), end="\\r\\n", flush=True)
+tty.setraw(0); print("set", end="\\r\\n", flush=True)
+print("raw", os.read(0, 1), end="\\r\\n", flush=True)
 termios.tcsetattr(0, termios.TCSANOW, before)
 print("sleeping", flush=True); time.sleep(1000)
 """
@@ -255,7 +256,7 @@ expect(b"/dev/pts/0 111 33 True True")
 resize(fd, 44, 99); expect(b"size 99 44")
 # The guest's terminal echoes what is typed, and erases.
 os.write(fd, b"hexx\x7f\x7fllo\r"); expect(b"hexx"); expect(b"got hello\r\n")
-os.write(fd, b"\x03"); expect(b"raw b'\\x03'")
+expect(b"set"); os.write(fd, b"\x03"); expect(b"raw b'\\x03'")
 expect(b"sleeping"); os.write(fd, b"\x03"); expect(b"KeyboardInterrupt")
 _, status = os.waitpid(pid, 0)
 assert os.waitstatus_to_exitcode(status) == 130, status
