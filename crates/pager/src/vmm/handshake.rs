@@ -26,6 +26,9 @@ const MAX_MESSAGE: usize = 64 << 10;
 /// Most mappings; Firecracker has one or two.
 const MAX_MAPPINGS: usize = 256;
 
+/// Maximum nesting that serde_json parses.
+const MAX_DEPTH: usize = 127;
+
 /// A part of guest memory, mapped in the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
@@ -74,7 +77,11 @@ impl ArrayEnd {
                 b'\\' if self.in_string => self.escaped = true,
                 b'"' if self.depth > 0 => self.in_string = !self.in_string,
                 _ if self.in_string => {}
-                b'[' | b'{' => self.depth += 1,
+                b'[' | b'{' => {
+                    self.depth += 1;
+                    // The parser refuses it.
+                    self.ended = self.depth > MAX_DEPTH;
+                }
                 b']' | b'}' => {
                     self.depth = self.depth.saturating_sub(1);
                     self.ended = self.depth == 0;
