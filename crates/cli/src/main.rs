@@ -78,7 +78,7 @@ enum Command {
     /// Run a Linux program once, with the streams, terminal and signals of this command.
     #[cfg(feature = "linux")]
     Exec(exec::Arguments),
-    /// Answer requests over HTTP, each from the warm state; or one a line from standard input.
+    /// Answer requests over HTTP, or lines of standard input, each from the warm state.
     Serve(Box<serve::Arguments>),
     /// List the hosts of a fleet with their load and sandboxes.
     #[cfg(feature = "fleet")]
