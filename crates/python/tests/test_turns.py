@@ -141,7 +141,12 @@ def test_what_never_ends_is_ended(warm: afresh.Warm) -> None:
         sb.rollback(clean)
     with warm.sandbox() as sb:
         printed = threading.Event()
-        stops = threading.Thread(target=lambda: (printed.wait(60), sb.stop()))
+
+        def stop_once_printed() -> None:
+            printed.wait(60)
+            sb.stop()
+
+        stops = threading.Thread(target=stop_once_printed)
         stops.start()
         result = sb.run_code("print before\nspin", on_output=lambda *_: printed.set())
         stops.join()
