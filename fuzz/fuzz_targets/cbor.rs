@@ -16,8 +16,8 @@ use libfuzzer_sys::fuzz_target;
 #[global_allocator]
 static ALLOCATOR: Meter = Meter;
 
-/// Bytes of memory for a byte of CBOR: an entry of a map takes 256 for two, and the text of a large float 309 for nine.
-const EACH: usize = 256;
+/// Bytes of memory for a byte of CBOR: an array of one element is one byte and its element, and a list of one has room for four.
+const EACH: usize = 1024;
 /// Memory for messages.
 const ROOM: usize = 64 << 10;
 

@@ -19,6 +19,9 @@ pub(crate) struct Tally {
     skipped: u64,
     /// Names of failed tests.
     pub(crate) failures: Vec<String>,
+    /// Test programs that began, and that printed a result.
+    begun: u64,
+    finished: u64,
     /// Names of tests that failed and passed when they were run again.
     pub(crate) flaky: Vec<String>,
     /// The output of failed tests.
@@ -44,6 +47,7 @@ impl Tally {
     /// Counts one line.
     pub(crate) fn count(&mut self, line: &str) {
         if let Some(counts) = line.strip_prefix("test result: ") {
+            self.finished += 1;
             // "ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s"
             let (_, counts) = counts.split_once(". ").unwrap_or(("", counts));
             for part in counts.split(';') {
@@ -60,6 +64,10 @@ impl Tally {
             line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED"))
         {
             self.failures.push(name.to_owned());
+        } else if line.starts_with("running ")
+            && (line.ends_with(" tests") || line.ends_with(" test"))
+        {
+            self.begun += 1;
         } else if line.trim_start().starts_with("SKIPPED:") {
             self.skipped += 1;
             if !self.skips.iter().any(|known| known == line.trim()) {
@@ -100,20 +108,30 @@ impl Tally {
         }
     }
 
-    /// Adds the second run of the failed tests. If all passed, they are flaky and no longer failed.
+    /// Whether a test program ended without a result: a signal has ended it.
+    pub(crate) fn has_unfinished(&self) -> bool {
+        self.begun > self.finished
+    }
+
+    /// Adds a second run that passed: of the failed tests, or of all if a test program had no result. Returns whether it
+    /// had every failed test. These are flaky then, and no longer failed.
     pub(crate) fn add_second_run(&mut self, second: &Self) -> bool {
         let failed = self.failures.len() as u64;
-        let passed = failed > 0
-            && failed == self.failed
+        let is_complete = failed == self.failed
+            && (failed > 0 || self.has_unfinished())
             && second.failed == 0
             && second.failures.is_empty()
-            && second.passed >= failed;
-        if passed {
+            && second.passed >= failed.max(1);
+        if is_complete {
             self.failed = 0;
             self.passed += failed;
             self.flaky.append(&mut self.failures);
+            if self.has_unfinished() {
+                self.passed = second.passed;
+                self.flaky.push("a test program that a signal ended".to_owned());
+            }
         }
-        passed
+        is_complete
     }
 
     /// Adds failed steps that no result line counts: other steps, and test programs that a signal ended.
@@ -211,7 +229,28 @@ mod tests {
         );
         assert!(!failed(&["a", "b"], 2).add_second_run(&second(1, 1)), "one failed again");
         assert!(!failed(&["a", "b"], 2).add_second_run(&second(1, 0)), "one was not run");
-        assert!(!failed(&[], 0).add_second_run(&second(0, 0)), "a signal ended the program");
+        assert!(!failed(&[], 0).add_second_run(&second(9, 0)), "nothing failed");
         assert!(!failed(&["a"], 2).add_second_run(&second(2, 0)), "a failure without a name");
+    }
+
+    #[test]
+    fn a_test_program_without_a_result_is_flaky_if_all_tests_pass_later() {
+        let mut tally = Tally::default();
+        for line in [
+            "running 2 tests",
+            "test a ... ok",
+            "test result: ok. 2 passed; 0 failed",
+            "running 1 test",
+        ] {
+            tally.read(line);
+        }
+        assert!(tally.has_unfinished());
+        let second = |passed, failed| Tally { passed, failed, ..Tally::default() };
+        assert!(!tally.add_second_run(&second(2, 1)));
+        assert!(tally.add_second_run(&second(3, 0)));
+        assert_eq!(
+            (tally.line().as_str(), tally.flaky.len()),
+            ("3 passed, 0 failed, 0 skipped", 1)
+        );
     }
 }

@@ -8,8 +8,8 @@
 //! lacks something of the host prints one, and passes. The output of passed tests is left out otherwise; that of failed
 //! tests is repeated at the end.
 //!
-//! `--retry` runs failed tests once more, without the others beside them. If all pass, the run passes and names them as
-//! flaky. `--within MINUTES` leaves out a step at the end that would not fit, and counts it as skipped.
+//! `--retry` runs failed tests once more, alone, or all tests if a signal ended a test program. If all pass, the run passes
+//! and names the flaky ones. `--within MINUTES` leaves out a step at the end that would not fit, and counts it as skipped.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -86,14 +86,19 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         // The output of passed tests is read for `SKIPPED:` lines.
         test.args(["--", "--show-output"]);
         let result = run_watched(&mut test, OUTPUT_TIMEOUT, |line| tally.read(line));
-        if result.is_ok() || !options.retry || tally.failures.is_empty() {
+        let is_whole = tally.has_unfinished();
+        if result.is_ok() || !options.retry || tally.failures.is_empty() && !is_whole {
             return result;
         }
-        println!("== tests: the failed ones run once more");
         let mut again = cargo();
-        again.current_dir(host::repository()).args(ALL).args(["--no-fail-fast", "--", "--exact"]);
-        again.args(&tally.failures);
+        again.current_dir(host::repository()).args(ALL).arg("--no-fail-fast");
         again.envs(variables.into_iter().filter_map(|(name, value)| Some((name, value?))));
+        if is_whole {
+            println!("== tests: a test program has no result; all run once more");
+        } else {
+            println!("== tests: the failed ones run once more");
+            again.args(["--", "--exact"]).args(&tally.failures);
+        }
         let mut second = Tally::default();
         let passed = run_watched(&mut again, OUTPUT_TIMEOUT, |line| second.read(line)).is_ok();
         if passed && tally.add_second_run(&second) { Ok(()) } else { result }
