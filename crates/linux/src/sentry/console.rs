@@ -133,8 +133,10 @@ impl RunControl {
         if !self.0.filled.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
+        // A push writes to `wake` under the lock. Without the lock here, an unread write would keep the run awake.
+        let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = read(&self.0.wake, &mut [0; 8]);
-        std::mem::take(&mut *self.0.queue.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *queue)
     }
 }
 
