@@ -1,6 +1,8 @@
 //! `afresh exec`: programs of the system run once, as commands of a shell.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+mod common;
+
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -35,14 +37,7 @@ fn can_run(programs: &[&str]) -> bool {
         println!("SKIPPED: no {missing}");
         return false;
     }
-    let output = exec(&["--", "true"], b"");
-    let why = text(&output.stderr);
-    let lacks = ["no program", "seccomp", "userfaultfd", "denied", "not permitted"];
-    if !output.status.success() && lacks.iter().any(|word| why.contains(word)) {
-        println!("SKIPPED: {}", why.trim());
-        return false;
-    }
-    true
+    !common::lacks_guests(&exec(&["--", "true"], b""))
 }
 
 fn says(arguments: &[&str], input: &str, output: &str, code: i32) {
@@ -227,14 +222,18 @@ import fcntl, os, pty, signal, struct, sys, termios
 signal.alarm(300)
 GUEST = """
 import os, signal, sys, termios, time, tty
-signal.signal(signal.SIGWINCH, lambda *_: print("size", *os.get_terminal_size(), flush=True))
+# Python runs no handler between its last check and a system call, so a blocked signal is waited for.
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGWINCH])
 print(os.ttyname(0), *os.get_terminal_size(), sys.stdout.isatty(), os.tcgetpgrp(0) == os.getpgrp(), flush=True)
+signal.sigwait([signal.SIGWINCH])
+print("size", *os.get_terminal_size(), flush=True)
 print("got", input(), flush=True)
 before = termios.tcgetattr(0)
 tty.setraw(0); print("set", end="\\r\\n", flush=True)
 print("raw", os.read(0, 1), end="\\r\\n", flush=True)
 termios.tcsetattr(0, termios.TCSANOW, before)
-print("sleeping", flush=True); time.sleep(1000)
+print("sleeping", flush=True)
+while True: time.sleep(0.01)
 """
 def resize(fd, *size): fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
 pid, fd = pty.fork()

@@ -1,6 +1,8 @@
 //! `--linux`: programs of the system, as they are.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+mod common;
+
 use std::io::{BufRead, Write};
 use std::process::{Command, Output, Stdio};
 
@@ -26,15 +28,7 @@ const NUMBER: [&str; 5] = ["--linux", "sed", "--", "-u", "/quit/q7;="];
 
 /// Whether this host runs guests, and has sed.
 fn can_run() -> bool {
-    let output = afresh(&[&["serve", "--stdio"], &NUMBER[..]].concat(), "1\n");
-    let why = text(&output.stderr);
-    // A missing feature of the host is named; any other failure fails the tests.
-    let lacks = ["no program", "seccomp", "userfaultfd", "denied", "not permitted"];
-    if !output.status.success() && lacks.iter().any(|word| why.contains(word)) {
-        println!("SKIPPED: {}", why.trim());
-        return false;
-    }
-    true
+    !common::lacks_guests(&afresh(&[&["serve", "--stdio"], &NUMBER[..]].concat(), "1\n"))
 }
 
 #[test]
