@@ -73,18 +73,12 @@ impl Archive {
         packed: Option<Packed>,
         counter: Counter,
     ) -> Self {
-        let (data, identity) = (Data::File(data), OnceLock::new());
-        let (max_nodes, charge) = (counter.limits.files, Some(counter.charge));
         Self {
-            name,
             items,
-            files,
-            data,
             packed,
-            max_nodes,
-            _charge: charge,
-            known_as: None,
-            identity,
+            max_nodes: counter.limits.files,
+            _charge: Some(counter.charge),
+            ..Self::without_items(name, files, Data::File(data), OnceLock::new())
         }
     }
 

@@ -2,6 +2,8 @@
 
 use afresh_files::{Kind, Stat, Time};
 
+use rustix::io::Errno;
+
 use crate::sentry::fs::devices::type_of;
 
 /// The owner of every file.
@@ -64,6 +66,46 @@ impl StructBuilder {
     pub(crate) fn zeros(mut self, count: usize) -> Self {
         self.0.resize(self.0.len() + count, 0);
         self
+    }
+}
+
+/// Maximum bytes of directory entries in one call.
+const MAX_DIRECTORY_BYTES: u64 = 1 << 16;
+
+/// `struct linux_dirent64`, as many as fit into the buffer of a caller.
+pub(crate) struct DirectoryEntries {
+    pub(crate) bytes: StructBuilder,
+    limit: usize,
+}
+
+impl DirectoryEntries {
+    /// For a buffer of `len` bytes.
+    pub(crate) fn new(len: u64) -> Self {
+        Self { bytes: StructBuilder::default(), limit: len.min(MAX_DIRECTORY_BYTES) as usize }
+    }
+
+    /// Appends an entry with its file type, and the position after it. Returns whether there was room.
+    ///
+    /// # Errors
+    /// `EINVAL` if there is no room for the first entry.
+    pub(crate) fn push(
+        &mut self,
+        inode: u64,
+        next: u64,
+        mode: u32,
+        name: &[u8],
+    ) -> Result<bool, Errno> {
+        let before = self.bytes.0.len();
+        let length = (19 + name.len() + 1).next_multiple_of(8);
+        if before + length > self.limit {
+            return if before == 0 { Err(Errno::INVAL) } else { Ok(false) };
+        }
+        let mut bytes = std::mem::take(&mut self.bytes).word(inode).word(next).half(length as u16);
+        bytes.0.push((mode >> 12) as u8);
+        bytes.0.extend(name);
+        bytes.0.resize(before + length, 0);
+        self.bytes = bytes;
+        Ok(true)
     }
 }
 

@@ -4,7 +4,7 @@ use afresh_files::{Kind, Node, ResolvedName, Tree, Walk};
 use rustix::io::Errno;
 
 use crate::platform::Process;
-use crate::sentry::abi::{FileStatus, StructBuilder};
+use crate::sentry::abi::{DirectoryEntries, FileStatus};
 use crate::sentry::fs::permissions::access_of;
 use crate::sentry::fs::proc_paths::{ProcDir, ProcTarget};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
@@ -12,8 +12,6 @@ use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::tty::terminals::TerminalEnd;
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, copy_out};
 
-/// Bytes of entries that one call lists.
-const LISTED: usize = 1 << 16;
 /// Position of the first process in a list of `/proc`, after the entries of the tree.
 const BEHIND: u64 = 1 << 32;
 
@@ -264,27 +262,18 @@ impl Sentry {
         let FileObject::Folder(folder, from) = self.state.table.get(descriptor)?.open else {
             return Err(Errno::NOTDIR.into());
         };
-        let mut bytes = StructBuilder::default();
+        let mut listed = DirectoryEntries::new(len);
         let mut next = from;
         let entries = self.state.entries(folder);
         for (after, inode, kind, name) in entries.iter().filter(|(after, ..)| *after > from) {
-            let length = (19 + name.len() + 1).next_multiple_of(8);
-            if bytes.0.len() + length > (len as usize).min(LISTED) {
-                if bytes.0.is_empty() {
-                    return Err(Errno::INVAL.into());
-                }
+            if !listed.push(*inode, *after, *kind, &name[..])? {
                 break;
             }
             next = *after;
-            let before = bytes.0.len();
-            bytes = bytes.word(*inode).word(next).half(length as u16);
-            bytes.0.push((kind >> 12) as u8);
-            bytes.0.extend(&name[..]);
-            bytes.0.resize(before + length, 0);
         }
-        copy_out(process, to, &bytes.0)?;
+        copy_out(process, to, &listed.bytes.0)?;
         self.change().table.get_mut(descriptor)?.open = FileObject::Folder(folder, next);
-        Ok(SyscallControl::Value(bytes.0.len() as u64))
+        Ok(SyscallControl::Value(listed.bytes.0.len() as u64))
     }
 }
 

@@ -4,7 +4,7 @@ use afresh_files::{Kind, New, Node, Rename, ResolvedName, Tree};
 use rustix::io::Errno;
 
 use crate::platform::Process;
-use crate::sentry::abi::StructBuilder;
+use crate::sentry::abi::DirectoryEntries;
 use crate::sentry::fs::devices::type_of;
 use crate::sentry::fs::permissions::SEARCH;
 use crate::sentry::fs::proc_files::ResolvedPath;
@@ -12,9 +12,6 @@ use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::tty::terminals::TerminalEnd;
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_out, path_in};
-
-/// Bytes of entries that one call lists.
-const LISTED: usize = 1 << 16;
 
 impl Sentry {
     pub(in crate::sentry) fn sys_readlinkat(
@@ -65,33 +62,22 @@ impl Sentry {
             return Err(Errno::NOTDIR.into());
         };
         let from = open.offset;
-        let mut entries = open.entries(tree, from)?.peekable();
-        let more = entries.peek().is_some();
-        let mut bytes = StructBuilder::default();
+        let mut listed = DirectoryEntries::new(len);
         let mut next = from;
-        for (after, entry) in entries {
-            let length = (19 + entry.name.len() + 1).next_multiple_of(8);
-            if bytes.0.len() + length > (len as usize).min(LISTED) {
-                break;
-            }
-            next = after;
-            let before = bytes.0.len();
-            bytes = bytes.word(entry.node.0).word(next).half(length as u16);
+        for (after, entry) in open.entries(tree, from)? {
             let device = match entry.kind {
                 Kind::Device => tree.stat(entry.node).map_or(0, |stat| stat.device),
                 _ => 0,
             };
             let kind = type_of(entry.kind, device);
-            bytes.0.push((kind >> 12) as u8);
-            bytes.0.extend(&entry.name[..]);
-            bytes.0.resize(before + length, 0);
-        }
-        if next == from && more {
-            return Err(Errno::INVAL.into());
+            if !listed.push(entry.node.0, after, kind, &entry.name[..])? {
+                break;
+            }
+            next = after;
         }
         open.offset = next;
-        copy_out(process, to, &bytes.0)?;
-        Ok(SyscallControl::Value(bytes.0.len() as u64))
+        copy_out(process, to, &listed.bytes.0)?;
+        Ok(SyscallControl::Value(listed.bytes.0.len() as u64))
     }
 
     pub(in crate::sentry) fn sys_getcwd(
