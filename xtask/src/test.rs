@@ -112,13 +112,15 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
             tally.count(line);
         })
     });
-    let left = |usual| options.within.is_none_or(|limit| start.elapsed() + usual <= limit);
-    let leave_out = |tally: &mut Tally, step: &str| {
-        tally.skip(&format!("SKIPPED: {step}: it would not fit in the time of --within"));
+    let fits = |tally: &mut Tally, step: &str, time| {
+        let fits = options.within.is_none_or(|limit| start.elapsed() + time <= limit);
+        if !fits {
+            tally.skip(&format!("SKIPPED: {step}: it would not fit in the time of --within"));
+        }
+        fits
     };
     steps.run("fuzzing", || {
-        if !left(SLOW_FUZZING) {
-            leave_out(&mut tally, "fuzzing");
+        if !fits(&mut tally, "fuzzing", SLOW_FUZZING) {
             return Ok(());
         }
         if let Err(error) = host::cxx_compiler() {
@@ -128,8 +130,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         fuzz::all()
     });
     steps.run("miri", || {
-        if !left(SLOW_MIRI) {
-            leave_out(&mut tally, "Miri");
+        if !fits(&mut tally, "Miri", SLOW_MIRI) {
             return Ok(());
         }
         if let Err(error) = miri::install() {
@@ -138,12 +139,9 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         }
         miri::all()
     });
-    steps.run("packages", || {
-        if !left(SLOW_PACKAGES) {
-            leave_out(&mut tally, "packages");
-            return Ok(());
-        }
-        packages::all()
+    steps.run("packages", || match fits(&mut tally, "packages", SLOW_PACKAGES) {
+        true => packages::all(),
+        false => Ok(()),
     });
     steps.run("dependencies", || dependencies(&mut tally));
 
