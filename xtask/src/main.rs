@@ -11,6 +11,7 @@ mod book;
 mod command;
 mod conformance;
 mod demo;
+mod deploy;
 mod e2b;
 mod extism;
 mod fuzz;

@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 use crate::command::{cargo, find, run, run_watched};
 use crate::tally::Tally;
 use crate::units::{self, Units};
-use crate::{book, e2b, fuzz, guests, host, miri, names, packages, prose, python, tools};
+use crate::{book, deploy, e2b, fuzz, guests, host, miri, names, packages, prose, python, tools};
 
 /// The arguments of cargo for the tests.
 const ALL: [&str; 4] = ["test", "--workspace", "--all-features", "--locked"];
@@ -205,6 +205,7 @@ fn compile_and_lint(steps: &mut Steps) {
     steps.run("names", names::check);
     steps.run("prose", prose::check);
     steps.run("book", book::check);
+    steps.run("deploy", deploy::check);
     steps.run("parts", || of(parts));
     steps.run("documentation", || of(Units::document));
 }
