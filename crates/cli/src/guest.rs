@@ -123,6 +123,8 @@ impl GuestArguments {
         language: &'static afresh_interpreter::Language,
     ) -> anyhow::Result<Options> {
         use afresh::files::{Budget, Tree};
+        use afresh::wasm::Watch;
+        use afresh_interpreter::listener;
         #[cfg(feature = "linux")]
         if self.how.linux {
             let command = Command { language: Some(language), ..Command::default() };
@@ -137,6 +139,7 @@ impl GuestArguments {
         }
         let mut wasm = self.wasm(Command::default())?;
         language.equip::<L>(&mut wasm);
+        wasm.watch = Watch::new(|host| listener::<L>(host).proceeds());
         let files = wasm.wasi.files.take().unwrap_or_else(|| Tree::new(Budget::default()));
         let (mut files, _) = language.over_library(files, path, None)?;
         files.make_directories("/tmp", afresh::files::Time::now())?;
@@ -149,6 +152,12 @@ impl GuestArguments {
     #[cfg(feature = "serve")]
     pub(crate) fn timeout(&self) -> Option<Duration> {
         self.how.timeout.map(Duration::from_millis)
+    }
+
+    /// Whether --linux is given.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn is_program(&self) -> bool {
+        self.how.is_program()
     }
 
     /// Opens a guest or snapshot. A guest is warmed.

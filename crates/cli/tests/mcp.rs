@@ -1,0 +1,305 @@
+//! `afresh mcp` as a program, with messages of the Model Context Protocol as its clients write them.
+
+#![cfg(feature = "mcp")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use serde_json::{Value, json};
+
+/// A client on the server's standard input and output.
+struct Client {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+    count: u64,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Client {
+    fn start(arguments: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_afresh"))
+            .arg("mcp")
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (input, output) = (child.stdin.take(), child.stdout.take().unwrap());
+        let mut this = Self { child, input, output: BufReader::new(output), count: 0 };
+        let hello = this.ask(
+            "initialize",
+            json!({"protocolVersion": "2025-06-18", "capabilities": {},
+                   "clientInfo": {"name": "test", "version": "1"}}),
+        );
+        assert_eq!(hello["serverInfo"]["name"], "afresh", "{hello}");
+        this.write(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
+        this
+    }
+
+    fn write(&mut self, message: &Value) {
+        writeln!(self.input.as_mut().unwrap(), "{message}").unwrap();
+    }
+
+    fn send(&mut self, method: &str, params: Value) -> u64 {
+        self.count += 1;
+        let id = self.count;
+        let request = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
+        self.write(&request);
+        id
+    }
+
+    /// The next message of the server.
+    fn next(&mut self) -> Value {
+        let mut line = String::new();
+        if self.output.read_line(&mut line).unwrap() == 0 {
+            let mut errors = String::new();
+            let _ = self.child.stderr.take().unwrap().read_to_string(&mut errors);
+            panic!("the server ended: {errors}");
+        }
+        serde_json::from_str(&line).unwrap()
+    }
+
+    fn answer(&mut self, id: u64) -> Value {
+        loop {
+            let message = self.next();
+            if message["id"] == id {
+                return message;
+            }
+        }
+    }
+
+    fn ask(&mut self, method: &str, params: Value) -> Value {
+        let id = self.send(method, params);
+        let mut answer = self.answer(id);
+        assert!(answer["error"].is_null(), "{answer}");
+        answer["result"].take()
+    }
+
+    fn call(&mut self, tool: &str, arguments: Value) -> Value {
+        self.ask("tools/call", json!({"name": tool, "arguments": arguments}))
+    }
+
+    /// A call that succeeds: its structured result.
+    fn done(&mut self, tool: &str, arguments: Value) -> Value {
+        let mut result = self.call(tool, arguments);
+        assert_ne!(result["isError"], true, "{result}");
+        result["structuredContent"].take()
+    }
+
+    /// A call that fails: its text.
+    fn refused(&mut self, tool: &str, arguments: Value) -> String {
+        let result = self.call(tool, arguments);
+        assert_eq!(result["isError"], true, "{result}");
+        result["content"][0]["text"].as_str().unwrap().to_owned()
+    }
+}
+
+fn quickjs() -> Option<String> {
+    let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guests/quickjs.wasm");
+    if !guest.is_file() {
+        println!("SKIPPED: {} is not built; `cargo xtask guests` builds it", guest.display());
+        return None;
+    }
+    Some(guest.to_str().unwrap().to_owned())
+}
+
+#[test]
+fn an_agent_runs_code_and_returns_to_a_checkpoint() {
+    let Some(guest) = quickjs() else { return };
+    let mut client =
+        Client::start(&[&guest, "--language", "javascript", "--setup", "var warm = 40"]);
+    let listed = client.ask("tools/list", json!({}));
+    let tools = listed["tools"].as_array().unwrap();
+    assert!(tools.iter().all(|tool| tool["inputSchema"]["type"] == "object"), "{listed}");
+    // A Wasm guest has no commands.
+    assert!(!tools.iter().any(|tool| tool["name"] == "run_command"), "{listed}");
+
+    let ran = client.done("run_code", json!({"code": "console.log('héllo'); var x = warm + 2; x"}));
+    assert_eq!((&ran["stdout"], &ran["json"]), (&json!("héllo\n"), &json!(42)), "{ran}");
+    client.done("checkpoint", json!({"name": "two"}));
+    client.done("run_code", json!({"code": "x = 0"}));
+    let forks = client.done("fork", json!({"count": 2}));
+    let fork = forks["sandboxes"][1].as_str().unwrap().to_owned();
+    client.done("rollback", json!({"to": "two"}));
+    assert_eq!(client.done("run_code", json!({"code": "x"}))["json"], 42);
+    assert_eq!(client.done("run_code", json!({"code": "x", "sandbox": fork}))["json"], 0);
+    let tree = client.done("tree", json!({}));
+    let start = tree["states"][0]["id"].as_str().unwrap().to_owned();
+    client.done("rollback", json!({"to": start}));
+    assert_eq!(client.done("run_code", json!({"code": "typeof x"}))["json"], "undefined");
+
+    let new = client.done("create_sandbox", json!({}))["sandboxes"][0].clone();
+    assert_eq!(client.done("run_code", json!({"code": "warm", "sandbox": new}))["json"], 40);
+    client.done("close_sandbox", json!({"sandbox": new}));
+    let gone = client.refused("run_code", json!({"code": "1", "sandbox": new}));
+    assert!(gone.contains("list_sandboxes"), "{gone}");
+}
+
+#[test]
+fn an_agent_reads_why_a_call_failed() {
+    let Some(guest) = quickjs() else { return };
+    let mut client = Client::start(&[&guest, "--language", "javascript", "--max-sandboxes", "2"]);
+    let thrown = client.refused("run_code", json!({"code": "null.x"}));
+    assert!(thrown.contains("TypeError"), "{thrown}");
+    client.done("run_code", json!({"code": "var kept = 1"}));
+    let late = client.call("run_code", json!({"code": "kept = 2; for (;;);", "timeout": 0.5}));
+    let result = &late["structuredContent"];
+    assert_eq!(
+        (&result["undone"], &result["error"]["name"]),
+        (&json!(true), &json!("TimeoutError"))
+    );
+    assert_eq!(client.done("run_code", json!({"code": "kept"}))["json"], 1);
+
+    for (tool, arguments, wanted) in [
+        ("run_code", json!({}), "missing field `code`"),
+        ("run_code", json!({"code": "1", "colour": 1}), "unknown field `colour`"),
+        ("run_code", json!({"code": "1", "timeout": -1.0}), "`timeout`"),
+        ("rollback", json!({"to": "nowhere"}), "no state is named"),
+        ("rollback", json!({"to": ""}), "no state is named"),
+        ("checkpoint", json!({"name": ""}), "needs a name"),
+        ("fork", json!({"count": 1_000_000_000_u64}), "at most 2"),
+        ("run_command", json!({"command": "ls"}), "Linux program"),
+        ("close_sandbox", json!({"sandbox": "main"}), "cannot be closed"),
+        ("read_file", json!({"path": "/absent"}), "/absent"),
+    ] {
+        let why = client.refused(tool, arguments);
+        assert!(why.contains(wanted), "{tool}: {why}");
+    }
+    let id = client.send("tools/call", json!({"name": "no_tool", "arguments": {}}));
+    let unknown = client.answer(id);
+    assert_eq!(unknown["error"]["code"], -32602, "{unknown}");
+    // Garbage between two messages ends nothing.
+    writeln!(client.input.as_mut().unwrap(), "}}{{ garbage").unwrap();
+    client.write(&json!([1, 2, {"jsonrpc": "9"}]));
+    assert_eq!(client.done("run_code", json!({"code": "kept"}))["json"], 1);
+}
+
+#[test]
+fn a_cancelled_call_is_undone() {
+    let Some(guest) = quickjs() else { return };
+    let mut client = Client::start(&[&guest, "--language", "javascript"]);
+    client.done("run_code", json!({"code": "var kept = 1"}));
+    let arguments = json!({"code": "kept = 2; console.log('begun'); for (;;);", "timeout": 600});
+    let id = client.send(
+        "tools/call",
+        json!({"name": "run_code", "arguments": arguments, "_meta": {"progressToken": "p"}}),
+    );
+    // The output arrives while the code runs.
+    let progress = client.next();
+    assert_eq!(progress["method"], "notifications/progress", "{progress}");
+    assert_eq!(progress["params"]["message"], "begun\n", "{progress}");
+    let cancel = json!({"requestId": id, "reason": "test"});
+    client.write(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancel}));
+    assert_eq!(client.done("run_code", json!({"code": "kept"}))["json"], 1);
+}
+
+#[cfg(feature = "linux")]
+#[test]
+fn an_agent_runs_commands_beside_code() {
+    if !Path::new("/usr/bin/python3").is_file() {
+        println!("SKIPPED: /usr/bin/python3 is not installed");
+        return;
+    }
+    let mut client =
+        Client::start(&["/usr/bin/python3", "--linux", "--setup", "import json; warm = 40"]);
+    let ran = client.done("run_code", json!({"code": "print('one')\nx = warm + 2\n{'x': x}"}));
+    assert_eq!((&ran["stdout"], &ran["json"]), (&json!("one\n"), &json!({"x": 42})), "{ran}");
+    client.done("checkpoint", json!({"name": "clean"}));
+    client.done("write_file", json!({"path": "/work/in.txt", "content": "3\n1\n2\n"}));
+    let arguments = json!({
+        "command": "sort in.txt && cat && echo $WHO >&2 && exit 3",
+        "cwd": "/work", "env": {"WHO": "agent"}, "stdin": "typed\n",
+    });
+    let ran = client.done("run_command", arguments);
+    assert_eq!(ran["stdout"], "1\n2\n3\ntyped\n", "{ran}");
+    assert_eq!((&ran["stderr"], &ran["exit_code"]), (&json!("agent\n"), &json!(3)), "{ran}");
+    let code = json!({"code": "open('/work/out.bin', 'wb').write(bytes([0, 255]))"});
+    client.done("run_code", code);
+    let read = client.done("read_file", json!({"path": "/work/out.bin"}));
+    assert_eq!((&read["encoding"], &read["content"]), (&json!("base64"), &json!("AP8=")), "{read}");
+    let resource = client.ask("resources/read", json!({"uri": "afresh://main/work/in.txt"}));
+    assert_eq!(resource["contents"][0]["text"], "3\n1\n2\n", "{resource}");
+    let changed = client.done("diff", json!({"from": "clean"}));
+    let paths: Vec<&str> =
+        changed["files"].as_array().unwrap().iter().filter_map(|f| f["path"].as_str()).collect();
+    assert!(paths.contains(&"/work/in.txt") && paths.contains(&"/work/out.bin"), "{changed}");
+
+    let killed =
+        client.call("run_command", json!({"command": "echo begun; sleep 600", "timeout": 1}));
+    let result = &killed["structuredContent"];
+    assert_eq!(
+        (&result["killed"], &result["exit_code"], &result["stdout"]),
+        (&json!(true), &json!(137), &json!("begun\n")),
+        "{killed}"
+    );
+    client.done("rollback", json!({"to": "clean"}));
+    assert!(client.refused("list_files", json!({"path": "/work"})).contains("/work"));
+    assert_eq!(client.done("run_code", json!({"code": "x"}))["json"], 42);
+}
+
+/// Sends a request over HTTP: its status line and everything after it.
+fn post(addr: &str, headers: &str, body: &str) -> String {
+    let mut stream = TcpStream::connect(addr).unwrap();
+    let length = body.len();
+    let request = format!(
+        "POST /mcp HTTP/1.1\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Accept: application/json, text/event-stream\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+    );
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    // A stream of events may stay open: the status decides.
+    let mut reader = BufReader::new(stream);
+    reader.read_line(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn http_clients_need_the_token_and_a_local_host_name() {
+    let Some(guest) = quickjs() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let token = dir.path().join("token");
+    std::fs::write(&token, "secret\n").unwrap();
+    let refused = Command::new(env!("CARGO_BIN_EXE_afresh"))
+        .args(["mcp", &guest, "--language", "javascript", "--http", "0.0.0.0:0"])
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("--token-file"), "{refused:?}");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_afresh"))
+        .args(["--output", "json", "mcp", &guest, "--language", "javascript"])
+        .args(["--http", "127.0.0.1:0", "--token-file"])
+        .arg(&token)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let line: Value = serde_json::from_str(&line).unwrap();
+    let addr = line["addr"].as_str().unwrap();
+    let hello = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+        "protocolVersion": "2025-06-18", "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"}}})
+    .to_string();
+    let shown = "Authorization: Bearer secret\r\n";
+    let answers = [
+        post(addr, &format!("Host: {addr}\r\n{shown}"), &hello),
+        post(addr, &format!("Host: {addr}\r\n"), &hello),
+        post(addr, &format!("Host: {addr}\r\nAuthorization: Bearer secre\r\n"), &hello),
+        post(addr, &format!("Host: evil.example\r\n{shown}"), &hello),
+        post(addr, &format!("Host: {addr}\r\nOrigin: https://evil.example\r\n{shown}"), &hello),
+    ];
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let statuses = answers.each_ref().map(|answer| answer.split(' ').nth(1).unwrap_or_default());
+    assert_eq!(statuses, ["200", "401", "401", "403", "403"], "{answers:?}");
+}

@@ -1,0 +1,100 @@
+//! The sandboxes of one server, by their names.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Mutex as CallMutex;
+
+use crate::arguments::MAIN;
+use crate::sandbox::{Sandbox, SandboxError};
+use crate::server::Config;
+
+/// A sandbox, which runs one call at a time.
+pub(crate) type SharedSandbox = Arc<CallMutex<Sandbox>>;
+
+/// The sandboxes of a server.
+pub(crate) struct Registry {
+    pub(crate) config: Config,
+    state: Mutex<RegistryState>,
+}
+
+#[derive(Default)]
+struct RegistryState {
+    sandboxes: BTreeMap<String, SharedSandbox>,
+    /// Sandboxes that were ever named.
+    count: u64,
+}
+
+impl Registry {
+    /// A registry with the sandbox [`MAIN`].
+    pub(crate) fn new(config: Config) -> Result<Self, SandboxError> {
+        let this = Self { config, state: Mutex::default() };
+        let main = this.start()?;
+        this.lock().sandboxes.insert(MAIN.to_owned(), Arc::new(CallMutex::new(main)));
+        Ok(this)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, RegistryState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new sandbox in the guest's warm state, without a name.
+    pub(crate) fn start(&self) -> Result<Sandbox, SandboxError> {
+        Ok(Sandbox::new(self.config.guest.session()?, self.config.language))
+    }
+
+    /// Checks that `count` more sandboxes fit.
+    pub(crate) fn check_room(&self, count: usize) -> Result<(), SandboxError> {
+        self.lock().check_room(count, self.config.max_sandboxes)
+    }
+
+    /// Names new sandboxes.
+    pub(crate) fn insert(&self, new: Vec<Sandbox>) -> Result<Vec<String>, SandboxError> {
+        let mut state = self.lock();
+        state.check_room(new.len(), self.config.max_sandboxes)?;
+        let mut names = Vec::with_capacity(new.len());
+        for sandbox in new {
+            state.count += 1;
+            let name = format!("sandbox-{}", state.count);
+            state.sandboxes.insert(name.clone(), Arc::new(CallMutex::new(sandbox)));
+            names.push(name);
+        }
+        Ok(names)
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Result<SharedSandbox, SandboxError> {
+        let found = self.lock().sandboxes.get(name).cloned();
+        found.ok_or_else(|| SandboxError::Refused(unknown(name)))
+    }
+
+    /// Closes a sandbox. A call that runs in it ends first.
+    pub(crate) fn close(&self, name: &str) -> Result<(), SandboxError> {
+        if name == MAIN {
+            let why = format!("the sandbox {MAIN:?} cannot be closed; roll it back instead");
+            return Err(SandboxError::Refused(why));
+        }
+        let closed = self.lock().sandboxes.remove(name);
+        // Freed without the lock.
+        closed.map(drop).ok_or_else(|| SandboxError::Refused(unknown(name)))
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.lock().sandboxes.keys().cloned().collect()
+    }
+}
+
+fn unknown(name: &str) -> String {
+    format!("no sandbox is named {name:?}; `list_sandboxes` lists them")
+}
+
+impl RegistryState {
+    fn check_room(&self, count: usize, max: usize) -> Result<(), SandboxError> {
+        if count > max.saturating_sub(self.sandboxes.len()) {
+            return Err(SandboxError::Refused(format!(
+                "{} sandboxes exist and at most {max} may; close one with `close_sandbox`",
+                self.sandboxes.len()
+            )));
+        }
+        Ok(())
+    }
+}

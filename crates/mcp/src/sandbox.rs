@@ -1,0 +1,437 @@
+//! One sandbox: a session that evaluates code, and runs commands where its guest is a Linux program.
+//!
+//! Promises: code that is cut short is undone. A command runs to its end or is killed.
+
+use std::time::Instant;
+
+use afresh::files::Kind as FileKind;
+use afresh::snapshot::SnapshotId;
+use afresh::{CallError, Kind, Session, SessionError};
+use afresh_interpreter::{Answer, COMMAND, Language, RUN, Rendered, Request, Tools, evaluate};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use crate::arguments::{CommandArguments, Encoding};
+use crate::collector::{Limits, OutputCollector};
+use crate::results::{
+    ChangedFile, CodeResult, CommandResult, DiffResult, DirectoryEntry, Exception, FileContent,
+    Listing, StateInfo, StateTree,
+};
+
+/// Maximum bytes of a value that code returns.
+const MAX_ANSWER: usize = 16 << 20;
+/// Maximum bytes that one call reads from a file.
+const MAX_READ: u64 = 1 << 20;
+/// Maximum entries of a directory, and changed files, that one call lists.
+const MAX_LISTED: usize = 1000;
+/// Maximum states in the tree of a sandbox.
+const MAX_STATES: usize = 1000;
+/// The name of internal states.
+const INTERNAL: &str = "";
+
+/// Why a tool has no result.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SandboxError {
+    #[error("{}", describe(.0))]
+    Session(#[from] SessionError),
+    #[error("the guest's answer cannot be read: {0}")]
+    Damaged(#[from] afresh_interpreter::Damaged),
+    #[error("this server's guest evaluates code only; commands need a Linux program (`--linux`)")]
+    NoCommands,
+    #[error("the command cannot be started: {0}")]
+    NotStarted(String),
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// An error with its causes.
+fn describe(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |text, cause| {
+        let cause = cause.to_string();
+        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
+    })
+}
+
+/// A sandbox.
+pub(crate) struct Sandbox {
+    session: Session,
+    language: &'static Language,
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1000.0
+}
+
+impl Sandbox {
+    pub(crate) fn new(session: Session, language: &'static Language) -> Self {
+        Self { session, language }
+    }
+
+    /// Makes one request of the guest's interpreter.
+    fn request(
+        &mut self,
+        what: u8,
+        source: &str,
+        name: &str,
+        collector: &mut OutputCollector,
+    ) -> Result<Answer, SandboxError> {
+        let form = self.language.form;
+        let request = Request::new(form, what, &Tools::default(), source, name, None);
+        let answer = self.session.with(|lease| {
+            let done = evaluate(lease, form.function(), request, std::mem::take(collector));
+            *collector = done.listener;
+            done.answer
+        })?;
+        if answer.len() > MAX_ANSWER {
+            return Err(SandboxError::Refused(format!(
+                "the value has {} bytes, and may have {MAX_ANSWER}; write it to a file",
+                answer.len()
+            )));
+        }
+        Ok(Answer::read(&answer)?)
+    }
+
+    /// Runs code. Code that is cut short is undone.
+    pub(crate) fn run_code(
+        &mut self,
+        code: &str,
+        mut collector: OutputCollector,
+    ) -> Result<CodeResult, SandboxError> {
+        let start = Instant::now();
+        let before = self.session.checkpoint(INTERNAL)?;
+        let answer = self.request(RUN, code, "<code>", &mut collector);
+        let mut result = CodeResult {
+            stdout: text(&collector.code.stdout),
+            stderr: text(&collector.code.stderr),
+            dropped_bytes: collector.dropped,
+            ..CodeResult::default()
+        };
+        match answer {
+            Ok(Answer::Done) => {}
+            Ok(Answer::Value(Rendered { text, json, .. })) => {
+                result.text = Some(text);
+                result.json = json;
+            }
+            Ok(Answer::Threw(thrown)) => {
+                let traceback = thrown.traceback();
+                let (name, message) = (thrown.name, thrown.message);
+                result.error = Some(Exception { name, message, traceback });
+            }
+            Err(SandboxError::Session(error)) if self.session.failed().is_some() => {
+                self.session.rollback(before)?;
+                result.undone = true;
+                result.error = Some(cut_short(&error, &collector));
+            }
+            Err(error) => {
+                self.forget(before);
+                return Err(error);
+            }
+        }
+        self.forget(before);
+        result.milliseconds = milliseconds(start);
+        Ok(result)
+    }
+
+    /// Drops an internal state. A rollback may have dropped it before.
+    fn forget(&mut self, state: SnapshotId) {
+        let _ = self.session.drop_checkpoint(state);
+    }
+
+    /// Makes a request about commands, whose answer is JSON.
+    fn command_request(
+        &mut self,
+        request: &Value,
+        collector: &mut OutputCollector,
+    ) -> Result<Value, SandboxError> {
+        match self.request(COMMAND, &request.to_string(), "<command>", collector)? {
+            Answer::Value(value) => Ok(value.json.unwrap_or_default()),
+            Answer::Done => Ok(Value::Null),
+            Answer::Threw(thrown) => Err(SandboxError::NotStarted(thrown.message)),
+        }
+    }
+
+    /// Runs a command to its end, or to its limits.
+    pub(crate) fn run_command(
+        &mut self,
+        arguments: &CommandArguments,
+        mut collector: OutputCollector,
+    ) -> Result<CommandResult, SandboxError> {
+        if self.session.guest().kind() != Kind::Program {
+            return Err(SandboxError::NoCommands);
+        }
+        let start = Instant::now();
+        // A command is killed at its limit. The requests about it run to their end.
+        let limits = std::mem::take(&mut collector.limits);
+        let before = self.session.checkpoint(INTERNAL)?;
+        let ran = self.run_until(arguments, &limits, &mut collector);
+        if self.session.failed().is_some() {
+            self.session.rollback(before)?;
+        }
+        self.forget(before);
+        let (number, status, killed) = ran?;
+        let streams = collector.take_command(number);
+        Ok(CommandResult {
+            stdout: text(&streams.stdout),
+            stderr: text(&streams.stderr),
+            dropped_bytes: collector.dropped,
+            exit_code: if status < 0 { 128 - status } else { status },
+            killed,
+            milliseconds: milliseconds(start),
+        })
+    }
+
+    /// Starts a command and waits for its end: its number, its status, and whether it was killed.
+    fn run_until(
+        &mut self,
+        arguments: &CommandArguments,
+        limits: &Limits,
+        collector: &mut OutputCollector,
+    ) -> Result<(u32, i32, bool), SandboxError> {
+        let request = json!({
+            "op": "start",
+            "cmd": "/bin/sh",
+            "args": ["-c", arguments.command],
+            "envs": arguments.env,
+            "cwd": arguments.cwd,
+            "stdin": arguments.stdin.is_some(),
+        });
+        let number = self.command_request(&request, collector)?;
+        let number = number.as_u64().and_then(|number| u32::try_from(number).ok());
+        let number = number.ok_or_else(|| {
+            SandboxError::NotStarted("the guest named no process number".to_owned())
+        })?;
+        if let Some(input) = &arguments.stdin {
+            let data = STANDARD.encode(input);
+            // A command that does not read its input may have closed it.
+            let typed = json!({"op": "input", "pid": number, "data": data});
+            match self.command_request(&typed, collector) {
+                Ok(_) | Err(SandboxError::NotStarted(_)) => {}
+                Err(error) => return Err(error),
+            }
+            self.command_request(&json!({"op": "close", "pid": number}), collector)?;
+        }
+        let mut killed = false;
+        loop {
+            if let Some(status) = collector.status(number) {
+                return Ok((number, status, killed));
+            }
+            if !killed && (limits.is_cancelled() || limits.is_late()) {
+                killed = true;
+                let kill = json!({"op": "signal", "pid": number, "signal": 9});
+                self.command_request(&kill, collector)?;
+                continue;
+            }
+            self.proceed(killed, collector)?;
+        }
+    }
+
+    /// Lets commands run for a slice of time, after waiting for the next event.
+    #[cfg(feature = "linux")]
+    fn proceed(
+        &mut self,
+        killed: bool,
+        collector: &mut OutputCollector,
+    ) -> Result<(), SandboxError> {
+        use std::time::Duration;
+        /// Maximum wait before cancellations and time limits are looked at again.
+        const POLL_INTERVAL: Duration = Duration::from_millis(20);
+        let due = self.session.due();
+        if due.is_none() && killed {
+            return Err(SandboxError::Refused("the killed command does not end".to_owned()));
+        }
+        std::thread::sleep(due.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL));
+        if due.is_none_or(|due| due > POLL_INTERVAL) {
+            return Ok(());
+        }
+        let proceeded = self.session.with(|lease| {
+            let (done, listener) = afresh_interpreter::proceed(lease, std::mem::take(collector));
+            *collector = listener;
+            done
+        });
+        Ok(proceeded?)
+    }
+
+    /// Without Linux programs there are no commands.
+    #[cfg(not(feature = "linux"))]
+    fn proceed(&mut self, _: bool, _: &mut OutputCollector) -> Result<(), SandboxError> {
+        Err(SandboxError::NoCommands)
+    }
+
+    pub(crate) fn read_file(
+        &mut self,
+        path: &str,
+        offset: u64,
+        length: Option<u64>,
+    ) -> Result<FileContent, SandboxError> {
+        let files = self.session.files()?;
+        let stat = files.stat(path)?;
+        let tree = files.tree();
+        let refused =
+            |source| SandboxError::Session(SessionError::Files { path: path.to_owned(), source });
+        let node = tree.find(path).map_err(refused)?;
+        let rest = stat.size.saturating_sub(offset);
+        let length = rest.min(length.unwrap_or(MAX_READ)).min(MAX_READ);
+        let mut bytes = vec![0; usize::try_from(length).unwrap_or_default()];
+        let mut filled = 0;
+        while filled < bytes.len() {
+            let read = tree.read(node, offset + filled as u64, &mut bytes[filled..]);
+            match read.map_err(refused)? {
+                0 => break,
+                read => filled += read,
+            }
+        }
+        bytes.truncate(filled);
+        let end = offset + filled as u64;
+        let (encoding, content) = match String::from_utf8(bytes) {
+            Ok(content) => ("utf8", content),
+            Err(other) => ("base64", STANDARD.encode(other.as_bytes())),
+        };
+        Ok(FileContent {
+            path: path.to_owned(),
+            encoding,
+            content,
+            size: stat.size,
+            next_offset: (end < stat.size && filled > 0).then_some(end),
+        })
+    }
+
+    pub(crate) fn write_file(
+        &mut self,
+        path: &str,
+        content: String,
+        encoding: Encoding,
+    ) -> Result<usize, SandboxError> {
+        let bytes = match encoding {
+            Encoding::Utf8 => content.into_bytes(),
+            Encoding::Base64 => STANDARD
+                .decode(content)
+                .map_err(|error| SandboxError::Refused(format!("`content`: {error}")))?,
+        };
+        self.session.files()?.write(path, &bytes)?;
+        Ok(bytes.len())
+    }
+
+    pub(crate) fn list_files(&mut self, path: &str) -> Result<Listing, SandboxError> {
+        let files = self.session.files()?;
+        let tree = files.tree();
+        let listed = files.list(path)?;
+        let omitted = listed.len().saturating_sub(MAX_LISTED);
+        let entry = |entry: &afresh::files::Listed| DirectoryEntry {
+            name: text(&entry.name),
+            kind: kind(entry.kind),
+            size: tree.stat(entry.node).map_or(0, |stat| stat.size),
+        };
+        Ok(Listing { entries: listed.iter().take(MAX_LISTED).map(entry).collect(), omitted })
+    }
+
+    /// The state that an agent names: by an id of the tree, or by the name that was given last.
+    fn find(&self, text: &str) -> Result<SnapshotId, SandboxError> {
+        let mut states = self.session.tree();
+        states.retain(|state| state.name.as_deref() != Some(INTERNAL));
+        let by_id = states.iter().find(|state| state.id.to_string() == text);
+        let by_name = || states.iter().rev().find(|state| state.name.as_deref() == Some(text));
+        by_id.or_else(by_name).map(|state| state.id).ok_or_else(|| {
+            SandboxError::Refused(format!("no state is named {text:?}; `tree` lists all states"))
+        })
+    }
+
+    pub(crate) fn checkpoint(&mut self, name: &str) -> Result<SnapshotId, SandboxError> {
+        if name == INTERNAL {
+            return Err(SandboxError::Refused("a checkpoint needs a name".to_owned()));
+        }
+        self.check_states()?;
+        Ok(self.session.checkpoint(name)?)
+    }
+
+    fn check_states(&self) -> Result<(), SandboxError> {
+        if self.session.tree().len() >= MAX_STATES {
+            return Err(SandboxError::Refused(format!(
+                "a sandbox and its forks have at most {MAX_STATES} states; close some of them"
+            )));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn rollback(&mut self, to: &str) -> Result<SnapshotId, SandboxError> {
+        let state = self.find(to)?;
+        Ok(self.session.rollback(state)?)
+    }
+
+    pub(crate) fn fork(&mut self, count: usize) -> Result<Vec<Self>, SandboxError> {
+        self.check_states()?;
+        let language = self.language;
+        Ok(self.session.fork(count)?.into_iter().map(|fork| Self::new(fork, language)).collect())
+    }
+
+    pub(crate) fn diff(
+        &mut self,
+        from: &str,
+        to: Option<&str>,
+    ) -> Result<DiffResult, SandboxError> {
+        let from = self.find(from)?;
+        let Some(to) = to else {
+            let here = self.session.checkpoint(INTERNAL)?;
+            let found = self.difference(from, here);
+            self.forget(here);
+            return found;
+        };
+        self.difference(from, self.find(to)?)
+    }
+
+    fn difference(&self, from: SnapshotId, to: SnapshotId) -> Result<DiffResult, SandboxError> {
+        use afresh::files::Change;
+        let files = self.session.diff_files(from, to)?;
+        let pages = self.session.diff(from, to)?.pages;
+        let change = |change: &afresh::files::FileChange| ChangedFile {
+            path: text(&change.path),
+            change: match change.change {
+                Change::Added => "added",
+                Change::Removed => "removed",
+                _ => "changed",
+            },
+            bytes: change.bytes,
+        };
+        let omitted = files.changes.len().saturating_sub(MAX_LISTED);
+        let files = files.changes.iter().take(MAX_LISTED).map(change).collect();
+        Ok(DiffResult { files, omitted, pages })
+    }
+
+    pub(crate) fn tree(&self) -> StateTree {
+        let state = |state: afresh::snapshot::SnapshotInfo| StateInfo {
+            id: state.id.to_string(),
+            name: state.name.filter(|name| name != INTERNAL),
+            parent: state.parent.map(|parent| parent.to_string()),
+            own_bytes: state.own_bytes,
+        };
+        let states = self.session.tree().into_iter().map(state).collect();
+        StateTree { at: self.session.at().to_string(), states }
+    }
+}
+
+fn kind(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::Directory => "directory",
+        FileKind::Link => "link",
+        FileKind::Device => "device",
+        _ => "file",
+    }
+}
+
+/// The exception of code that was cut short.
+fn cut_short(error: &SessionError, collector: &OutputCollector) -> Exception {
+    let name = match error {
+        _ if collector.limits.is_cancelled() => "Cancelled",
+        SessionError::Call(CallError::Timeout { .. }) => "TimeoutError",
+        _ if collector.limits.is_late() => "TimeoutError",
+        _ => "GuestError",
+    };
+    let message = describe(error);
+    let traceback = format!("{name}: {message}");
+    Exception { name: name.to_owned(), message, traceback }
+}

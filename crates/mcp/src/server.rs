@@ -1,0 +1,236 @@
+//! The server: sandboxes behind the protocol.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use afresh::Guest;
+use afresh_interpreter::Language;
+use rmcp::model::{
+    CallToolRequestParams, CallToolResponse, Implementation, ListResourceTemplatesResult,
+    ListToolsResult, PaginatedRequestParams, ProgressNotificationParam, ProgressToken,
+    ReadResourceRequestParams, ReadResourceResponse, ReadResourceResult, ResourceContents,
+    ResourceTemplate, ServerCapabilities, ServerConfig, Tool,
+};
+use rmcp::service::{Peer, RequestContext};
+use rmcp::{ErrorData, RoleServer, ServerHandler, ServiceExt};
+use tokio::sync::mpsc;
+
+use crate::registry::Registry;
+use crate::sandbox::Sandbox;
+use crate::tools::{self, ToolCall};
+
+/// The scheme of the files of sandboxes as resources: `afresh://SANDBOX/PATH`.
+const SCHEME: &str = "afresh://";
+/// Maximum pieces of output that wait to be reported as progress.
+const MAX_PROGRESS: usize = 64;
+
+/// The guest of a server's sandboxes, and their limits.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Config {
+    /// The guest, opened with [`OutputCollector`](crate::OutputCollector) as its listener.
+    pub guest: Guest,
+    /// The language that it evaluates.
+    pub language: &'static Language,
+    /// Time limit of a call that names none.
+    pub timeout: Duration,
+    /// Maximum time limit that a call may name.
+    pub max_timeout: Duration,
+    /// Maximum sandboxes at the same time.
+    pub max_sandboxes: usize,
+}
+
+impl Config {
+    /// Sandboxes of `guest`: at most 100, with 60 s for a call, and an hour where the call names its limit.
+    #[must_use]
+    pub fn new(guest: Guest, language: &'static Language) -> Self {
+        Self {
+            guest,
+            language,
+            timeout: Duration::from_secs(60),
+            max_timeout: Duration::from_secs(60 * 60),
+            max_sandboxes: 100,
+        }
+    }
+}
+
+/// A server with its sandboxes. Copies share them.
+#[derive(Clone)]
+pub struct Server {
+    registry: Arc<Registry>,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("sandboxes", &self.registry.names()).finish()
+    }
+}
+
+/// Ends a call when its client has left.
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Server {
+    /// A server with one sandbox, `main`.
+    ///
+    /// # Errors
+    /// The guest has no sessions.
+    pub fn new(config: Config) -> Result<Self, afresh::Cause> {
+        Ok(Self { registry: Arc::new(Registry::new(config)?) })
+    }
+
+    /// Answers the client on standard input and output until its input ends.
+    ///
+    /// # Errors
+    /// The client does not follow the protocol.
+    pub async fn serve_stdio(self) -> Result<(), afresh::Cause> {
+        let running = self.serve(rmcp::transport::stdio()).await?;
+        running.waiting().await?;
+        Ok(())
+    }
+
+    /// Runs a call, and cancels it when its client does.
+    async fn run(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let cancel = CancelOnDrop(Arc::default());
+        let (progress, pieces) = match context.meta.get_progress_token() {
+            Some(token) => {
+                let (progress, pieces) = mpsc::channel(MAX_PROGRESS);
+                (Some(progress), Some((token, pieces)))
+            }
+            None => (None, None),
+        };
+        let call = ToolCall {
+            registry: Arc::clone(&self.registry),
+            cancelled: Arc::clone(&cancel.0),
+            progress,
+        };
+        let calling = call.call(&request.name, request.arguments.unwrap_or_default());
+        let reporting = async {
+            if let Some((token, pieces)) = pieces {
+                report_progress(&context.peer, token, pieces).await;
+            }
+        };
+        let cancelling = async {
+            context.ct.cancelled().await;
+            cancel.0.store(true, Ordering::Relaxed);
+            // The call notices and answers.
+            std::future::pending::<()>().await;
+        };
+        let both = async { tokio::join!(calling, reporting).0 };
+        tokio::select! {
+            called = both => called.map(CallToolResponse::from),
+            () = cancelling => unreachable!("it never ends"),
+        }
+    }
+
+    /// The content of a resource.
+    async fn read(&self, uri: &str) -> Result<ReadResourceResult, ErrorData> {
+        let named = uri.strip_prefix(SCHEME).and_then(|rest| {
+            let at = rest.find('/')?;
+            Some((&rest[..at], rest[at..].to_owned()))
+        });
+        let Some((sandbox, path)) = named else {
+            let message = format!("{uri}: expected {SCHEME}SANDBOX/PATH");
+            return Err(ErrorData::resource_not_found(message, None));
+        };
+        let refused = |error: crate::sandbox::SandboxError| {
+            ErrorData::resource_not_found(error.to_string(), None)
+        };
+        let mut sandbox = self.registry.get(sandbox).map_err(refused)?.lock_owned().await;
+        let read = move |sandbox: &mut Sandbox| sandbox.read_file(&path, 0, None);
+        let read = tokio::task::spawn_blocking(move || read(&mut sandbox)).await;
+        let file = read
+            .map_err(|error| ErrorData::internal_error(error.to_string(), None))?
+            .map_err(refused)?;
+        if file.next_offset.is_some() {
+            let message = format!("{uri} has {} bytes; `read_file` reads it in parts", file.size);
+            return Err(ErrorData::invalid_params(message, None));
+        }
+        let content = match file.encoding {
+            "utf8" => ResourceContents::text(file.content, uri),
+            _ => ResourceContents::blob(file.content, uri),
+        };
+        Ok(ReadResourceResult::new(vec![content]))
+    }
+}
+
+/// Reports output as progress of a call until the call ends. Pieces that came meanwhile are reported together.
+async fn report_progress(
+    peer: &Peer<RoleServer>,
+    token: ProgressToken,
+    mut pieces: mpsc::Receiver<String>,
+) {
+    let mut count = 0.0;
+    while let Some(mut text) = pieces.recv().await {
+        while let Ok(more) = pieces.try_recv() {
+            text.push_str(&more);
+        }
+        count += 1.0;
+        let note = ProgressNotificationParam::new(token.clone(), count).with_message(text);
+        if peer.notify_progress(note).await.is_err() {
+            return;
+        }
+    }
+}
+
+impl ServerHandler for Server {
+    fn get_info(&self) -> ServerConfig {
+        let capabilities = ServerCapabilities::builder().enable_tools().enable_resources().build();
+        let mut info = ServerConfig::new(capabilities);
+        info.server_info = Implementation::new("afresh", env!("CARGO_PKG_VERSION"));
+        info.instructions = Some(
+            "Sandboxes that keep their state between calls. `checkpoint` before a risky step and `rollback` if it \
+             fails; `fork` to try several solutions from one state. The sandbox `main` exists from the start."
+                .to_owned(),
+        );
+        info
+    }
+
+    async fn list_tools(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        Ok(ListToolsResult::with_all_items(tools::list(&self.registry)))
+    }
+
+    fn get_tool(&self, name: &str) -> Option<Tool> {
+        tools::list(&self.registry).into_iter().find(|tool| tool.name == name)
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        self.run(request, context).await
+    }
+
+    async fn list_resource_templates(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListResourceTemplatesResult, ErrorData> {
+        let files = ResourceTemplate::new(format!("{SCHEME}{{sandbox}}/{{+path}}"), "file")
+            .with_description("A file of a sandbox, by its absolute path, up to 1 MiB.");
+        Ok(ListResourceTemplatesResult::with_all_items(vec![files]))
+    }
+
+    async fn read_resource(
+        &self,
+        request: ReadResourceRequestParams,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ReadResourceResponse, ErrorData> {
+        self.read(&request.uri).await.map(ReadResourceResponse::from)
+    }
+}

@@ -1,0 +1,327 @@
+//! The tools: their descriptions for agents, and their calls.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use afresh::Kind;
+use rmcp::ErrorData;
+use rmcp::model::{CallToolResult, ContentBlock, JsonObject, Tool, ToolAnnotations};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+
+use crate::arguments::{
+    CheckpointArguments, CloseArguments, CodeArguments, CommandArguments, DiffArguments,
+    ForkArguments, ListArguments, NoArguments, ReadArguments, RollbackArguments, SandboxArguments,
+    WriteArguments,
+};
+use crate::collector::{Limits, OutputCollector};
+use crate::registry::Registry;
+use crate::results::{
+    CodeResult, CommandResult, Describe, DiffResult, FileContent, Listing, SandboxNames, StateId,
+    StateTree, WrittenFile,
+};
+use crate::sandbox::{Sandbox, SandboxError};
+
+/// One call of a tool.
+pub(crate) struct ToolCall {
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) cancelled: Arc<AtomicBool>,
+    /// Receives output while the call runs.
+    pub(crate) progress: Option<mpsc::Sender<String>>,
+}
+
+/// How a tool changes its sandbox.
+#[derive(Clone, Copy)]
+enum Effect {
+    Reads,
+    Adds,
+    /// May remove or replace data.
+    Replaces,
+}
+
+fn tool<A: JsonSchema + 'static, R: JsonSchema + 'static>(
+    name: &'static str,
+    effect: Effect,
+    description: String,
+) -> Tool {
+    let annotations = ToolAnnotations::new()
+        .read_only(matches!(effect, Effect::Reads))
+        .destructive(matches!(effect, Effect::Replaces))
+        .open_world(false);
+    Tool::new(name, description, Arc::new(JsonObject::new()))
+        .with_input_schema::<A>()
+        .with_output_schema::<R>()
+        .with_annotations(annotations)
+}
+
+/// The tools that a server offers.
+pub(crate) fn list(registry: &Registry) -> Vec<Tool> {
+    let language = registry.config.language.name();
+    let mut tools = vec![
+        tool::<CodeArguments, CodeResult>(
+            "run_code",
+            Effect::Replaces,
+            format!(
+                "Run {language} code in a sandbox. Variables, imports and files stay for later calls. \
+                 Code that exceeds its time limit is undone."
+            ),
+        ),
+        tool::<ReadArguments, FileContent>(
+            "read_file",
+            Effect::Reads,
+            "Read a file of a sandbox.".to_owned(),
+        ),
+        tool::<WriteArguments, WrittenFile>(
+            "write_file",
+            Effect::Replaces,
+            "Write a whole file of a sandbox.".to_owned(),
+        ),
+        tool::<ListArguments, Listing>(
+            "list_files",
+            Effect::Reads,
+            "List a directory of a sandbox.".to_owned(),
+        ),
+        tool::<CheckpointArguments, StateId>(
+            "checkpoint",
+            Effect::Adds,
+            "Save the present state of a sandbox (memory, processes and files) under a name. Takes microseconds \
+             to milliseconds; use it before each risky step."
+                .to_owned(),
+        ),
+        tool::<RollbackArguments, StateId>(
+            "rollback",
+            Effect::Replaces,
+            "Return a sandbox to a checkpoint. Memory, processes and files are exactly as they were.".to_owned(),
+        ),
+        tool::<ForkArguments, SandboxNames>(
+            "fork",
+            Effect::Adds,
+            "Make independent copies of a sandbox in its present state, to try several solutions. Returns their \
+             names."
+                .to_owned(),
+        ),
+        tool::<DiffArguments, DiffResult>(
+            "diff",
+            Effect::Reads,
+            "List the files that differ between two checkpoints, or between a checkpoint and the present state."
+                .to_owned(),
+        ),
+        tool::<SandboxArguments, StateTree>(
+            "tree",
+            Effect::Reads,
+            "List all states of a sandbox and its forks.".to_owned(),
+        ),
+        tool::<NoArguments, SandboxNames>(
+            "create_sandbox",
+            Effect::Adds,
+            "Create another sandbox in its initial state. Returns its name.".to_owned(),
+        ),
+        tool::<CloseArguments, SandboxNames>(
+            "close_sandbox",
+            Effect::Replaces,
+            "Close a sandbox and free its memory. Returns the names of the others.".to_owned(),
+        ),
+        tool::<NoArguments, SandboxNames>(
+            "list_sandboxes",
+            Effect::Reads,
+            "List all sandboxes.".to_owned(),
+        ),
+    ];
+    if registry.config.guest.kind() == Kind::Program {
+        let command = tool::<CommandArguments, CommandResult>(
+            "run_command",
+            Effect::Replaces,
+            "Run a shell command in a sandbox to its end. Processes that it leaves in the background continue during \
+             later calls."
+                .to_owned(),
+        );
+        tools.insert(1, command);
+    }
+    tools
+}
+
+/// Parses the arguments of a tool.
+fn parse<A: DeserializeOwned>(arguments: JsonObject) -> Result<A, SandboxError> {
+    serde_json::from_value(arguments.into())
+        .map_err(|error| SandboxError::Refused(format!("invalid arguments: {error}")))
+}
+
+/// A result, structured and as text. `failed` marks a result that reports a failure.
+fn answer<R: Serialize + Describe>(result: &R, failed: bool) -> CallToolResult {
+    let mut answer = match failed {
+        true => CallToolResult::error(Vec::new()),
+        false => CallToolResult::success(Vec::new()),
+    };
+    answer.content = vec![ContentBlock::text(result.describe())];
+    answer.structured_content = serde_json::to_value(result).ok();
+    answer
+}
+
+impl ToolCall {
+    /// Calls a tool by its name.
+    pub(crate) async fn call(
+        self,
+        name: &str,
+        arguments: JsonObject,
+    ) -> Result<CallToolResult, ErrorData> {
+        let called = match name {
+            "run_code" => self.run_code(arguments).await,
+            "run_command" => self.run_command(arguments).await,
+            "read_file" => self.read_file(arguments).await,
+            "write_file" => self.write_file(arguments).await,
+            "list_files" => self.list_files(arguments).await,
+            "checkpoint" => self.checkpoint(arguments).await,
+            "rollback" => self.rollback(arguments).await,
+            "fork" => self.fork(arguments).await,
+            "diff" => self.diff(arguments).await,
+            "tree" => self.tree(arguments).await,
+            "create_sandbox" => self.create_sandbox(arguments).await,
+            "close_sandbox" => self.close_sandbox(arguments).await,
+            "list_sandboxes" => self.list_sandboxes(arguments),
+            _ => {
+                let message = format!("no tool is named {name:?}; `tools/list` lists them");
+                return Err(ErrorData::invalid_params(message, None));
+            }
+        };
+        // The agent reads the reason, and can correct its call.
+        Ok(called.unwrap_or_else(|error| {
+            CallToolResult::error(vec![ContentBlock::text(error.to_string())])
+        }))
+    }
+
+    /// Uses a sandbox once the calls before this one have ended.
+    async fn with<R: Send + 'static>(
+        &self,
+        sandbox: &str,
+        run: impl FnOnce(&mut Sandbox) -> Result<R, SandboxError> + Send + 'static,
+    ) -> Result<R, SandboxError> {
+        let mut sandbox = self.registry.get(sandbox)?.lock_owned().await;
+        let cancelled = Arc::clone(&self.cancelled);
+        let running = tokio::task::spawn_blocking(move || {
+            let limits = Limits { cancelled, deadline: None };
+            if limits.is_cancelled() {
+                return Err(SandboxError::Refused("the call was cancelled".to_owned()));
+            }
+            run(&mut sandbox)
+        });
+        running.await.unwrap_or_else(|error| {
+            Err(SandboxError::Refused(format!("the call ended by an internal error: {error}")))
+        })
+    }
+
+    /// Makes the collector of a call, whose time limit begins when the collector is made.
+    fn collector(
+        &self,
+        seconds: Option<f64>,
+    ) -> Result<impl FnOnce() -> OutputCollector + Send + 'static, SandboxError> {
+        let timeout = match seconds {
+            Some(seconds) => Duration::try_from_secs_f64(seconds)
+                .map_err(|error| SandboxError::Refused(format!("`timeout`: {error}")))?
+                .min(self.registry.config.max_timeout),
+            None => self.registry.config.timeout,
+        };
+        let (cancelled, progress) = (Arc::clone(&self.cancelled), self.progress.clone());
+        Ok(move || {
+            let limits = Limits { cancelled, deadline: Instant::now().checked_add(timeout) };
+            OutputCollector::new(limits, progress)
+        })
+    }
+
+    async fn run_code(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
+        let CodeArguments { code, sandbox, timeout } = parse(arguments)?;
+        let collector = self.collector(timeout)?;
+        let run = move |sandbox: &mut Sandbox| sandbox.run_code(&code, collector());
+        let result = self.with(&sandbox, run).await?;
+        Ok(answer(&result, result.error.is_some()))
+    }
+
+    async fn run_command(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
+        let arguments: CommandArguments = parse(arguments)?;
+        let collector = self.collector(arguments.timeout)?;
+        let sandbox = arguments.sandbox.clone();
+        let run = move |sandbox: &mut Sandbox| sandbox.run_command(&arguments, collector());
+        let result = self.with(&sandbox, run).await?;
+        Ok(answer(&result, result.killed))
+    }
+
+    async fn read_file(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
+        let ReadArguments { path, sandbox, offset, length } = parse(arguments)?;
+        let read = move |sandbox: &mut Sandbox| sandbox.read_file(&path, offset, length);
+        Ok(answer(&self.with(&sandbox, read).await?, false))
+    }
+
+    async fn write_file(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
+        let WriteArguments { path, content, encoding, sandbox } = parse(arguments)?;
+        let write = move |sandbox: &mut Sandbox| {
+            let bytes = sandbox.write_file(&path, content, encoding)?;
+            Ok(WrittenFile { path, bytes })
+        };
+        Ok(answer(&self.with(&sandbox, write).await?, false))
+    }
+
+    async fn list_files(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
+        let ListArguments { path, sandbox } = parse(arguments)?;
+        let list = move |sandbox: &mut Sandbox| sandbox.list_files(&path);
+        Ok(answer(&self.with(&sandbox, list).await?, false))
+    }
+
+    async fn checkpoint(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
+        let CheckpointArguments { name, sandbox } = parse(arguments)?;
+        let checkpoint = move |sandbox: &mut Sandbox| sandbox.checkpoint(&name);
+        let id = self.with(&sandbox, checkpoint).await?.to_string();
+        Ok(answer(&StateId { id }, false))
+    }
+
+    async fn rollback(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
+        let RollbackArguments { to, sandbox } = parse(arguments)?;
+        let rollback = move |sandbox: &mut Sandbox| sandbox.rollback(&to);
+        let id = self.with(&sandbox, rollback).await?.to_string();
+        Ok(answer(&StateId { id }, false))
+    }
+
+    async fn fork(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
+        let ForkArguments { count, sandbox } = parse(arguments)?;
+        self.registry.check_room(count)?;
+        let fork = move |sandbox: &mut Sandbox| sandbox.fork(count);
+        let sandboxes = self.registry.insert(self.with(&sandbox, fork).await?)?;
+        Ok(answer(&SandboxNames { sandboxes }, false))
+    }
+
+    async fn diff(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
+        let DiffArguments { from, to, sandbox } = parse(arguments)?;
+        let diff = move |sandbox: &mut Sandbox| sandbox.diff(&from, to.as_deref());
+        Ok(answer(&self.with(&sandbox, diff).await?, false))
+    }
+
+    async fn tree(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
+        let SandboxArguments { sandbox } = parse(arguments)?;
+        let tree = self.with(&sandbox, |sandbox| Ok(sandbox.tree())).await?;
+        Ok(answer(&tree, false))
+    }
+
+    async fn create_sandbox(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
+        let NoArguments {} = parse(arguments)?;
+        self.registry.check_room(1)?;
+        let registry = Arc::clone(&self.registry);
+        let started = tokio::task::spawn_blocking(move || registry.start()).await;
+        let started = started.map_err(|error| SandboxError::Refused(error.to_string()))??;
+        let sandboxes = self.registry.insert(vec![started])?;
+        Ok(answer(&SandboxNames { sandboxes }, false))
+    }
+
+    async fn close_sandbox(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
+        let CloseArguments { sandbox } = parse(arguments)?;
+        let registry = Arc::clone(&self.registry);
+        let closed = tokio::task::spawn_blocking(move || registry.close(&sandbox)).await;
+        closed.map_err(|error| SandboxError::Refused(error.to_string()))??;
+        Ok(answer(&SandboxNames { sandboxes: self.registry.names() }, false))
+    }
+
+    fn list_sandboxes(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
+        let NoArguments {} = parse(arguments)?;
+        Ok(answer(&SandboxNames { sandboxes: self.registry.names() }, false))
+    }
+}
