@@ -29,7 +29,8 @@ use crate::error::Refused;
 use crate::node::{Time, Times};
 use crate::open::{Access, Whence};
 
-pub use entries::{HostEntries, HostEntry};
+use entries::EntryReader;
+pub use entries::HostEntry;
 
 /// Attempts at a path that other processes change at the same time.
 const ATTEMPTS: usize = 128;
@@ -173,6 +174,8 @@ pub enum Durability {
 #[derive(Clone, Debug)]
 pub struct HostHandle {
     fd: Arc<CountedFd>,
+    /// Its entries, once they were read.
+    reader: Option<Arc<EntryReader>>,
     directory: bool,
     /// Whether it was granted for writing.
     writable: bool,
@@ -286,7 +289,8 @@ impl HostHandle {
 
     fn new(fd: CountedFd, directory: bool, writable: bool, access: Access) -> Self {
         let durability = Durability::default();
-        Self { fd: Arc::new(fd), directory, writable, offset: 0, access, durability }
+        let fd = Arc::new(fd);
+        Self { fd, reader: None, directory, writable, offset: 0, access, durability }
     }
 
     /// Whether it is a directory.
@@ -326,7 +330,7 @@ impl HostHandle {
     /// but a regular file or directory; [`Refused::Loop`] for a link that is not followed; the host's errors.
     pub fn open(&self, path: &[u8], how: HostOpening) -> Result<Self, Refused> {
         let HostOpening { access, follow, create, exclusive, truncate, directory } = how;
-        let changes = access.write || access.append || create || truncate;
+        let changes = access.write || create || truncate;
         if changes {
             self.check_writable()?;
         }

@@ -69,9 +69,7 @@ mod zip;
 pub use bytes::FileBytes;
 pub use diff::{Change, FileChange, FileDifference};
 pub use error::{LayerError, Refused};
-pub use granted::{
-    Durability, HostEntries, HostEntry, HostHandle, HostKind, HostOpening, HostStat,
-};
+pub use granted::{Durability, HostEntry, HostHandle, HostKind, HostOpening, HostStat};
 pub use host::HostFile;
 pub use image::{OciBlob, OciConfig, OciDocument, OciImage};
 pub use kept::{KeptLayers, LayerBytes};

@@ -176,11 +176,9 @@ fn what_is_granted_for_reading_changes_through_no_handle() {
     write.open(b"own", making(true)).unwrap();
     for (handle, path) in [(&read, &b"d/file"[..]), (&below, b"file")] {
         let file = handle.open(path, reading()).unwrap();
-        let append = Access { append: true, ..Access::default() };
         let refusals = [
             handle.open(path, making(true)).err(),
             handle.open(path, HostOpening { truncate: true, ..reading() }).err(),
-            handle.open(path, HostOpening { access: append, ..reading() }).err(),
             handle.open(b"new", HostOpening { create: true, ..reading() }).err(),
             handle.create_directory(b"new").err(),
             handle.create_link(b"x", b"new").err(),
@@ -278,10 +276,10 @@ fn entries_come_in_buffers_and_a_position_is_where_reading_continues() {
     for number in 0..3000 {
         fs::write(inside.join(format!("a-rather-long-name-{number}")), b"").unwrap();
     }
-    let entries = outside.handle(false).entries().unwrap();
+    let mut directory = outside.handle(false);
     let (mut at, mut names, mut calls) = (0, std::collections::BTreeSet::new(), 0);
     loop {
-        let read = entries.read(at).unwrap();
+        let read = directory.entries(at).unwrap();
         assert!(read.len() < 1500, "{}", read.len());
         let Some(middle) = read.get(read.len() / 2) else { break };
         // Continue in the middle of what was read.
@@ -292,7 +290,7 @@ fn entries_come_in_buffers_and_a_position_is_where_reading_continues() {
     assert_eq!(names.len(), 3000 + 2);
     assert!(calls > 3, "{calls}");
     for position in [1, 7, u64::from(u32::MAX), i64::MAX as u64, u64::MAX] {
-        let _ = entries.read(position);
+        let _ = directory.entries(position);
     }
 }
 
@@ -458,7 +456,7 @@ fn open_in_tree(
         walk = walk.name();
     }
     let place = tree.walk(path.as_bytes(), walk)?;
-    let changes = how.access.write || how.access.append || how.create || how.truncate;
+    let changes = how.access.write || how.create || how.truncate;
     let node = match place.found {
         None if how.create => tree.create_at(&place, New::File, 0o644, now)?,
         None => return Err(Refused::Missing),
@@ -515,9 +513,9 @@ fn on_host(handle: &HostHandle, step: &Step) -> Answer {
             said(handle.read_link(path.as_bytes()).map(|target| (String::new(), 0, target)))
         }
         Step::List(path) => said((|| {
-            let entries = handle.open(path.as_bytes(), reading())?.entries()?;
-            let mut text: Vec<String> = entries
-                .read(0)?
+            let mut directory = handle.open(path.as_bytes(), reading())?;
+            let mut text: Vec<String> = directory
+                .entries(0)?
                 .iter()
                 .filter(|one| one.name != b"." && one.name != b"..")
                 .map(|one| format!("{:?} {:?}", String::from_utf8_lossy(&one.name), one.kind))

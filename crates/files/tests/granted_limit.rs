@@ -3,7 +3,7 @@
 use afresh_files::{Access, HostHandle, HostOpening, Refused};
 
 #[test]
-fn descriptors_of_guests_leave_half_of_the_processs() {
+fn descriptors_of_guests_leave_half_to_the_process() {
     let directory = tempfile::tempdir().unwrap();
     let handle = HostHandle::grant(directory.path(), true).unwrap();
     let before = rustix::process::getrlimit(rustix::process::Resource::Nofile);

@@ -1,5 +1,7 @@
 //! The entries of a granted directory, a buffer at a time, whatever the number of files in it.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use rustix::fs::{AtFlags, RawDir, SeekFrom, statat};
 
 use super::{CountedFd, HostHandle, HostKind, HostStat, refused, whole};
@@ -22,33 +24,35 @@ pub struct HostEntry {
     pub kind: HostKind,
 }
 
-/// A directory that is being read.
+/// A directory that is being read. Its kernel position is set before each read.
 #[derive(Debug)]
-pub struct HostEntries(CountedFd);
+pub(super) struct EntryReader(Mutex<CountedFd>);
 
 impl HostHandle {
-    /// Reads the directory, independent of other readers.
+    /// The next entries of a directory from a position on, `.` and `..` among them: as many as fit in a buffer, none at
+    /// the end. 0 is the beginning, and each entry has the position after it.
     ///
     /// # Errors
-    /// [`Refused::NotDirectory`]; the host's errors.
-    pub fn entries(&self) -> Result<HostEntries, Refused> {
-        Ok(HostEntries(self.readable()?))
-    }
-}
-
-impl HostEntries {
-    /// The next entries from a position on, `.` and `..` among them: as many as fit in a buffer, none at the end. 0 is
-    /// the beginning, and each entry has the position after it.
-    ///
-    /// # Errors
-    /// [`Refused::Invalid`] for a position that the file system does not have; the host's errors.
-    pub fn read(&self, from: u64) -> Result<Vec<HostEntry>, Refused> {
+    /// [`Refused::NotDirectory`]; [`Refused::Invalid`] for a position that the file system does not have; the host's
+    /// errors.
+    pub fn entries(&mut self, from: u64) -> Result<Vec<HostEntry>, Refused> {
         if from > i64::MAX as u64 {
             return Err(Refused::Invalid);
         }
-        whole(|| rustix::fs::seek(&self.0, SeekFrom::Start(from))).map_err(refused)?;
+        let reader = match &self.reader {
+            Some(reader) => reader,
+            None => self.reader.insert(Arc::new(EntryReader(Mutex::new(self.readable()?)))),
+        };
+        reader.read(from)
+    }
+}
+
+impl EntryReader {
+    fn read(&self, from: u64) -> Result<Vec<HostEntry>, Refused> {
+        let fd = &*self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        whole(|| rustix::fs::seek(fd, SeekFrom::Start(from))).map_err(refused)?;
         let mut buffer = Vec::with_capacity(LISTED);
-        let mut raw = RawDir::new(&self.0, buffer.spare_capacity_mut());
+        let mut raw = RawDir::new(fd, buffer.spare_capacity_mut());
         let mut entries = Vec::new();
         while entries.is_empty() || !raw.is_buffer_empty() {
             let Some(entry) = raw.next() else { break };
@@ -57,7 +61,7 @@ impl HostEntries {
             let mut kind = HostKind::from(entry.file_type());
             if kind == HostKind::Unknown {
                 // It may be gone by now.
-                let stat = statat(&self.0, &name[..], AtFlags::SYMLINK_NOFOLLOW);
+                let stat = statat(fd, &name[..], AtFlags::SYMLINK_NOFOLLOW);
                 kind = stat.map_or(kind, |stat| HostStat::from(stat).kind);
             }
             let inode = if name == b".." { 0 } else { entry.ino() };
