@@ -132,9 +132,9 @@ impl From<rustix::fs::Stat> for HostStat {
             links: stat.st_nlink,
             size: stat.st_size.max(0) as u64,
             times: Times {
-                accessed: time(stat.st_atime, stat.st_atime_nsec as u64),
-                modified: time(stat.st_mtime, stat.st_mtime_nsec as u64),
-                changed: time(stat.st_ctime, stat.st_ctime_nsec as u64),
+                accessed: time(stat.st_atime, stat.st_atime_nsec),
+                modified: time(stat.st_mtime, stat.st_mtime_nsec),
+                changed: time(stat.st_ctime, stat.st_ctime_nsec),
             },
         }
     }

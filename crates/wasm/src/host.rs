@@ -43,9 +43,9 @@ pub struct Wasi {
     /// what the warm-up left of it, sessions roll it back, and snapshots hold it. A guest with a tree has no
     /// `dirs`; a host directory can be a layer of the tree.
     pub files: Option<Tree>,
-    /// Host directories and the paths at which the guest sees them, read-only when `false`. One that
-    /// cannot be opened is an error: of the warm-up, or of the call that is the first to miss it. What calls write
-    /// there stays: no reset, no rollback and no snapshot knows of it.
+    /// Host directories and the paths at which the guest sees them, read-only when `false`. The guest reaches nothing
+    /// above them. One that cannot be opened is an error: of the warm-up, or of the call that is the first to miss it.
+    /// What calls write there stays: no reset, no rollback and no snapshot knows of it.
     pub dirs: Vec<(std::path::PathBuf, String, bool)>,
     /// Standard output and error.
     pub output: Output,

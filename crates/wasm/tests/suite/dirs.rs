@@ -5,12 +5,13 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use afresh_wasm::wasmtime::component::Val as ComponentVal;
 use afresh_wasm::{
     CallError, ComponentLease, Engine, EngineConfig, Guest, GuestOptions, Lease, LeaseOptions,
-    Mode, Val, Warm, WarmComponent, WarmUp, Wasi,
+    Mode, Val, Warm, WarmComponent, WarmUp, Wasi, Watch,
 };
 
 /// Errors of preview 1.
@@ -754,20 +755,23 @@ fn a_directory_that_is_gone_is_the_error_of_the_call_that_misses_it() {
 }
 
 #[test]
-fn a_long_read_ends_with_the_time_limit() {
+fn a_long_read_ends_with_the_limits_of_the_call() {
     let place = Place::new();
     // A hole of 4 GiB is read at the speed of memory, into buffers that are the same.
     fs::File::create(place.path("one/hole")).unwrap().set_len(4 << 30).unwrap();
-    let options = GuestOptions { timeout: Some(Duration::from_millis(20)), ..place.options(true) };
-    let warm = module(options);
+    let stop = Arc::new(AtomicBool::new(false));
+    let stops = stop.clone();
+    let watch = Watch::new(move |_| !stops.load(Ordering::Relaxed));
+    let warm = module(GuestOptions { watch, ..place.options(true) });
     let mut lease = warm.lease().unwrap();
     let file = open(&mut lease, 3, "hole", 0).unwrap();
     let parts: Vec<u8> =
         (0..1024).flat_map(|_| [131_072_u32, 3 << 20]).flat_map(u32::to_le_bytes).collect();
     lease.write_memory(65_536, &parts).unwrap();
     let file = i32::try_from(file).unwrap();
+    stop.store(true, Ordering::Relaxed);
     let ended = lease.call("fd_read", &[file, 65_536, 1024, 24].map(Val::I32));
-    assert!(matches!(ended, Err(CallError::Timeout(_))), "{ended:?}");
+    assert!(matches!(ended, Err(CallError::Stopped)), "{ended:?}");
 }
 
 /// Where the guest of this crate's tests is built.
