@@ -25,7 +25,7 @@ pub(crate) const SECONDS: u32 = 20;
 const IN_TESTS: u32 = 5;
 
 /// Every target, which is a binary in `fuzz/fuzz_targets`.
-const TARGETS: [&str; 13] = [
+const TARGETS: [&str; 15] = [
     "page_layer",
     "layout",
     "archive",
@@ -39,6 +39,8 @@ const TARGETS: [&str; 13] = [
     "agent",
     "dns",
     "oci",
+    "tree",
+    "http",
 ];
 
 /// Instrumentation for the fuzzer: edges that ran, and operands of comparisons.
@@ -91,6 +93,21 @@ const FRAMES: &[u8] = b"\x03\x04\0\0\0\x01one\x04\0\0\0\x02two\x03\0\0\0\x03\x80
 
 /// A question for the address of a name.
 const QUESTION: &[u8] = b"\x07\x09\x01\0\0\x01\0\0\0\0\0\0\x03Api\x07example\x03ORG\0\0\x01\0\x01";
+
+/// Saved file trees as the target takes them, without the page of zeros that follows the first: one with every kind of
+/// file, and the layers of one over a directory.
+const TREES: [&[u8]; 2] = [
+    b"t\x87\0\0\0\0\0\0\0\x01\x80\x80@@\x07\0\0\x06\x01\xed\x03\0\0\x02\x02\x02\x02\x01\x01\x01\x02\x01a\x01\x02\x01\x01\x01h\x01\x03\0\x01\x02\xed\x03\x02\x02\x02\x02\x02\x02\x01\x01\x01\x03\x01b\x01\x03\0\x01\x01d\x01\x05\x03\x01\x01l\x01\x04\x02\x01\x03\xa4\x03\x02\x02\x02\x02\x02\x02\x01\0\x90N\x02\0\x07\x02\xa9\x06\0\x04\xff\x03\x02\x02\x02\x02\x02\x02\x01\x02\x06../a/b\x05\xb6\x03\x02\x02\x02\x02\x02\x02\x01\x03\x83\x02\x06\x80\x03\x02\x02\x02\x02\x02\x02\x01\0\0\0\0\0\x01\x06\x01\x02\x07\0\0\0content)\x03\0\0",
+    b"l\x03\x01\x02\x01)gathered:416144fc364fb804463a374a5a87099a\x02\x88'\x01\x05\x01\xed\x03\0\0\0\0\0\0\0\x01\x01\x03\x01d\x01\x98\xd8\xfa\x99\xb7\x88\xbc\x80@\x01\0\x01g\x01\xcd\x95\xa4\xad\x98\xec\x91\x80@\0\0\x01s\x01\x84\xf4\xc4\xbb\xc8\xae\xb1\x80@\x02\0\xdd\xe3\xa0\xb1\xd5\xd1\x89\x80@\xa4\x03\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\0\0\x88'\0\x01\x01\0\0\x88'\xcd\x95\xa4\xad\x98\xec\x91\x80@\xa4\x03\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\0\0\x01\0\x01\x01\0\x01\x01\x84\xf4\xc4\xbb\xc8\xae\xb1\x80@\xff\x03\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\0\x02\x03d/f\x98\xd8\xfa\x99\xb7\x88\xbc\x80@\xed\x03\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\xea\xf3\xc9\xb0\x0d\xcf\xaa\xec\xef\x02\0\x01\x01\x01\x01f\x01\xdd\xe3\xa0\xb1\xd5\xd1\x89\x80@\0\0",
+];
+
+/// Requests and whole answers in HTTP.
+const EXCHANGES: [&[u8]; 4] = [
+    b"GET /a\0HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX: y\r\n\r\nhello",
+    b"GET / HTTP/1.1\r\n\r\n\0HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n5;x=y\r\nhello\r\nA\r\n0123456789\r\n0\r\nA: b\r\n\r\n",
+    b"HEAD / HTTP/1.1\r\n\r\n\0HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",
+    b"POST / HTTP/1.1\r\n\r\n\0HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No\r\n\r\n",
+];
 
 /// `cargo xtask fuzz`
 pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
@@ -320,6 +337,8 @@ fn seeds(folder: &Path) -> Result<BTreeMap<&'static str, Vec<Vec<u8>>>> {
     all.insert("agent", vec![FRAMES.to_vec()]);
     all.insert("dns", vec![QUESTION.to_vec()]);
     all.insert("oci", vec![oci_seed()]);
+    all.insert("tree", tree_seeds());
+    all.insert("http", EXCHANGES.map(<[u8]>::to_vec).to_vec());
     Ok(all)
 }
 
@@ -332,6 +351,17 @@ fn json_seeds(blobs: &BTreeMap<String, Vec<u8>>, index: &[u8]) -> Vec<Vec<u8>> {
     let mut seeds: Vec<_> = documents.map(|bytes| [&letter(bytes)[..], bytes].concat()).collect();
     seeds.push([b"i", index].concat());
     seeds
+}
+
+/// The trees, with the end of the first one's page.
+fn tree_seeds() -> Vec<Vec<u8>> {
+    /// Bytes of the page, whose last is not zero.
+    const PAGE: usize = 0x329;
+    let [tree, layers] = TREES;
+    let mut tree = tree.to_vec();
+    tree.resize(tree.len() + PAGE - 1, 0);
+    tree.push(b'x');
+    vec![tree, layers.to_vec()]
 }
 
 /// An OCI image as the target takes it: its documents with marks in place of digests, and a layer.

@@ -55,6 +55,12 @@ pub enum Refused {
     /// EMLINK.
     #[error("the file has as many hard links as a file may have")]
     TooManyLinks,
+    /// EXDEV.
+    #[error("the two names are on different file systems: copy the file")]
+    CrossDevice,
+    /// Any other error of the host's file system.
+    #[error("the host's file system refused: {0}")]
+    Host(rustix::io::Errno),
     /// EIO.
     #[error("a file of a layer below could not be read: {0}")]
     Layer(String),
@@ -81,6 +87,8 @@ impl Refused {
             Self::NotOpen => Errno::BADF,
             Self::Busy => Errno::BUSY,
             Self::TooManyLinks => Errno::MLINK,
+            Self::CrossDevice => Errno::XDEV,
+            Self::Host(errno) => *errno,
             Self::Layer(_) => Errno::IO,
         }
     }

@@ -38,6 +38,8 @@
 //! * [`Refused::errno`] is the number for a program.
 //! * Times are given by the caller. Users are not modelled: modes are kept, and enforced only where a walk may pass
 //!   only through directories that their owner may search ([`Walk::searching`]).
+//! * A host directory that a guest may change is no part of a tree: [`HostHandle::grant`] opens one, whose functions
+//!   follow paths as [`Walk::beneath`] does, and write through.
 //! * Devices are entries with a number ([`New::Device`]); the caller implements them.
 
 mod archive;
@@ -48,6 +50,7 @@ mod diff;
 mod error;
 mod footprint;
 mod gathered;
+mod granted;
 mod host;
 mod image;
 mod kept;
@@ -66,6 +69,7 @@ mod zip;
 pub use bytes::FileBytes;
 pub use diff::{Change, FileChange, FileDifference};
 pub use error::{LayerError, Refused};
+pub use granted::{Durability, HostEntry, HostHandle, HostKind, HostOpening, HostStat};
 pub use host::HostFile;
 pub use image::{OciBlob, OciConfig, OciDocument, OciImage};
 pub use kept::{KeptLayers, LayerBytes};

@@ -1,20 +1,26 @@
-//! A guest's file tree, and its open files: plain data that belongs to the guest's memory.
+//! A guest's open files, and its file tree: plain data that belongs to the guest's memory. A guest without a tree has
+//! the host directories of its options, which are opened for each lease.
 //!
 //! Promises: every lease starts with the tree and the descriptors of the warm state, and no lease sees another's
-//! writes; those of a session are part of its states. May break it: nothing outside. Host directories that WASI
-//! provides are not part of this, and a guest with a tree has none.
+//! writes to a tree; those of a session are part of its states. Descriptors of host directories are closed with the
+//! lease. May break it: nothing outside, for a tree. What guests write to host directories stays.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use afresh_files::{Access, Budget, OpenFile, SavedTree, Tree, TreeError};
+use afresh_files::{Access, Budget, HostHandle, SavedTree, Tree, TreeError};
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use afresh_snapshot::LayerImage;
 use serde::{Deserialize, Serialize};
 
-/// Descriptors that a guest may have.
-pub(crate) const DESCRIPTORS: usize = 4096;
+use crate::opened::Opened;
+
+/// Maximum descriptors of a guest.
+const MAX_DESCRIPTORS: usize = 4096;
+/// The same where each is a descriptor of this process. The directories of the options come in addition.
+const MAX_HOST_DESCRIPTORS: usize = 256;
 /// The name under which a guest finds its tree.
 pub(crate) const TOP: &str = "/";
 
@@ -26,10 +32,10 @@ pub(crate) enum Descriptor {
     File(FileDescriptor),
 }
 
-/// A descriptor of the tree.
+/// A descriptor of a file or directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileDescriptor {
-    pub(crate) open: OpenFile,
+    pub(crate) open: Opened,
     /// The name of a directory that was given.
     pub(crate) given: Option<String>,
     /// Flags and rights, as preview 1 has them.
@@ -59,15 +65,58 @@ impl Eq for Files {}
 impl Files {
     /// A tree with the initial descriptors of every call: standard streams, and the tree's root.
     pub(crate) fn new(mut tree: Tree) -> Self {
-        let standard = (0..3).map(|number| (number, Descriptor::Standard(number)));
-        let mut descriptors: BTreeMap<u32, Descriptor> = standard.collect();
-        if let Ok(open) = tree.open(Tree::ROOT, Access::reading()) {
-            let given = Some(TOP.to_owned());
-            let (rights, inheriting) = (crate::preview1::DIRECTORY, crate::preview1::EVERYTHING);
-            let root = FileDescriptor { open, given, flags: 0, rights, inheriting };
-            descriptors.insert(3, Descriptor::File(root));
+        let root = tree.open(Tree::ROOT, Access::reading());
+        let root = root.map(|open| (Opened::Tree(open), TOP.to_owned()));
+        Self::with_directories(tree, root)
+    }
+
+    /// No tree, and standard streams alone.
+    pub(crate) fn none() -> Self {
+        static NONE: LazyLock<Files> = LazyLock::new(|| {
+            Files::with_directories(Tree::new(Budget { bytes: 0, files: 0 }), None)
+        });
+        NONE.clone()
+    }
+
+    /// No tree, and host directories by their names, for writing or not.
+    ///
+    /// # Errors
+    /// The directory that cannot be opened.
+    pub(crate) fn of_directories(directories: &[(PathBuf, String, bool)]) -> Result<Self, String> {
+        let none = Self::none();
+        if directories.is_empty() {
+            return Ok(none);
         }
+        let open = |(host, guest, writable): &(PathBuf, String, bool)| {
+            let handle = HostHandle::grant(host, *writable).map_err(|error| {
+                format!("the directory {} for the guest's {guest:?}: {error}", host.display())
+            })?;
+            Ok((Opened::Host(handle), guest.clone()))
+        };
+        let directories: Vec<_> = directories.iter().map(open).collect::<Result<_, String>>()?;
+        Ok(Self::with_directories(none.tree, directories))
+    }
+
+    fn with_directories(tree: Tree, given: impl IntoIterator<Item = (Opened, String)>) -> Self {
+        let standard = (0..3).map(Descriptor::Standard);
+        let directories = given.into_iter().map(|(open, name)| {
+            let (rights, inheriting) = (crate::preview1::DIRECTORY, crate::preview1::EVERYTHING);
+            let given = Some(name);
+            Descriptor::File(FileDescriptor { open, given, flags: 0, rights, inheriting })
+        });
+        let descriptors = (0..).zip(standard.chain(directories)).collect();
         Self { tree, descriptors: Arc::new(descriptors), layers: Arc::default() }
+    }
+
+    /// The directories that were given, with their names.
+    pub(crate) fn directories(&self) -> Vec<(Opened, String)> {
+        let given = |descriptor: &Descriptor| match descriptor {
+            Descriptor::File(FileDescriptor { open, given: Some(name), .. }) => {
+                Some((open.clone(), name.clone()))
+            }
+            _ => None,
+        };
+        self.descriptors.values().filter_map(given).collect()
     }
 
     /// The tree.
@@ -76,11 +125,11 @@ impl Files {
         &self.tree
     }
 
-    /// The lowest number that is free.
-    pub(crate) fn free(&self) -> Option<u32> {
+    /// The lowest number that is free, if the guest may have at most `most` descriptors.
+    pub(crate) fn free(&self, most: usize) -> Option<u32> {
         let taken = self.descriptors.keys().zip(0u32..).take_while(|(number, at)| **number == *at);
         let free = taken.count();
-        (free < DESCRIPTORS).then_some(free as u32)
+        (self.descriptors.len() < most).then_some(free as u32)
     }
 
     pub(crate) fn descriptors_mut(&mut self) -> &mut BTreeMap<u32, Descriptor> {
@@ -186,13 +235,13 @@ impl SavedFiles {
         });
         let (descriptors, rest): (BTreeMap<u32, Descriptor>, _) =
             postcard::take_from_bytes(&self.descriptors).map_err(|e| e.to_string())?;
-        if !rest.is_empty() || descriptors.len() > DESCRIPTORS {
+        if !rest.is_empty() || descriptors.len() > MAX_DESCRIPTORS {
             return Err("its descriptors are damaged".to_owned());
         }
         for descriptor in descriptors.values() {
             let known = match descriptor {
                 Descriptor::Standard(number) => *number < 3,
-                Descriptor::File(file) => tree.is_held(file.open.node),
+                Descriptor::File(file) => file.open.node().is_some_and(|node| tree.is_held(node)),
             };
             if !known {
                 return Err("a descriptor is open on nothing".to_owned());
@@ -210,13 +259,40 @@ pub(crate) struct Live(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     files: Mutex<Files>,
+    /// The descriptors that the guest was given, where it has no tree.
+    given: Option<Arc<BTreeMap<u32, Descriptor>>>,
     /// Handles of preview 2 that are alive.
     handles: AtomicUsize,
+    /// Maximum descriptors, and maximum handles.
+    limit: usize,
 }
 
 impl Live {
-    pub(crate) fn new(files: Files) -> Self {
-        Self(Arc::new(Shared { files: Mutex::new(files), handles: AtomicUsize::new(0) }))
+    /// A tree, and what is open in it.
+    pub(crate) fn of_tree(files: Files) -> Self {
+        Self::new(files, None, MAX_DESCRIPTORS)
+    }
+
+    /// What is open in host directories.
+    pub(crate) fn on_host(files: Files) -> Self {
+        let given = files.descriptors.clone();
+        let limit = given.len() + MAX_HOST_DESCRIPTORS;
+        Self::new(files, Some(given), limit)
+    }
+
+    fn new(files: Files, given: Option<Arc<BTreeMap<u32, Descriptor>>>, limit: usize) -> Self {
+        let (files, handles) = (Mutex::new(files), AtomicUsize::new(0));
+        Self(Arc::new(Shared { files, given, handles, limit }))
+    }
+
+    /// The descriptors that the guest was given; `None` where those of its tree are part of its state.
+    pub(crate) fn given(&self) -> Option<&BTreeMap<u32, Descriptor>> {
+        self.0.given.as_deref()
+    }
+
+    /// Maximum descriptors of the guest.
+    pub(crate) fn limit(&self) -> usize {
+        self.0.limit
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Files> {
@@ -228,7 +304,7 @@ impl Live {
     pub(crate) fn ticket(&self) -> Option<Ticket> {
         let ticket = Ticket(self.clone());
         let before = self.0.handles.fetch_add(1, Ordering::Relaxed);
-        (before < DESCRIPTORS).then_some(ticket)
+        (before < self.0.limit).then_some(ticket)
     }
 }
 

@@ -211,10 +211,7 @@ impl GuestOptions {
                 true => wasmtime_wasi::p1::add_to_linker_async(&mut linker, Host::p1)?,
             }
             linker.allow_shadowing(true);
-            crate::preview1::link_waits(&mut linker, self.asynchronous)?;
-            if self.wasi.files.is_some() {
-                crate::preview1::link(&mut linker, self.asynchronous)?;
-            }
+            crate::preview1::link(&mut linker, self.asynchronous)?;
             linker.allow_shadowing(false);
             linker.func_wrap("afresh", "generation", |caller: wasmtime::Caller<'_, Host>| {
                 caller.data().generation() as i64
@@ -256,9 +253,7 @@ impl GuestOptions {
             }
             linker.allow_shadowing(true);
             crate::preview2::link_io(&mut linker, self.asynchronous)?;
-            if self.wasi.files.is_some() {
-                crate::preview2::link(&mut linker, self.asynchronous)?;
-            }
+            crate::preview2::link(&mut linker, self.asynchronous)?;
             linker.allow_shadowing(false);
             let mut clones = linker.instance(names::CLONES)?;
             clones.func_wrap("generation", |store: StoreContextMut<'_, Host>, ()| {

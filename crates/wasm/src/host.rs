@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use wasmtime::component::ResourceTable;
 use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::p2::pipe::{MemoryInputPipe, MemoryOutputPipe};
-use wasmtime_wasi::{FsPerms, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
+use wasmtime_wasi::{WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 
-use afresh_files::{Budget, Tree};
+use afresh_files::Tree;
 
 use crate::LoadError;
 use crate::call_path::CallPath;
@@ -43,9 +43,9 @@ pub struct Wasi {
     /// what the warm-up left of it, sessions roll it back, and snapshots hold it. A guest with a tree has no
     /// `dirs`; a host directory can be a layer of the tree.
     pub files: Option<Tree>,
-    /// Host directories and the paths at which the guest sees them, read-only when `false`. One that
-    /// cannot be opened is an error: of the warm-up, or of the call that is the first to miss it. What calls write
-    /// there stays: no reset, no rollback and no snapshot knows of it.
+    /// Host directories and the paths at which the guest sees them, read-only when `false`. The guest reaches nothing
+    /// above them. One that cannot be opened is an error: of the warm-up, or of the call that is the first to miss it.
+    /// What calls write there stays: no reset, no rollback and no snapshot knows of it.
     pub dirs: Vec<(std::path::PathBuf, String, bool)>,
     /// Standard output and error.
     pub output: Output,
@@ -57,31 +57,28 @@ pub struct Wasi {
 }
 
 impl Wasi {
-    /// A context with the directories in it, all of them; or which one cannot be opened.
-    pub(crate) fn with_dirs(&self) -> Result<WasiCtxBuilder, String> {
+    /// The standard streams and the directories, all of them; or which one cannot be opened.
+    pub(crate) fn open_directories(&self) -> Result<Files, String> {
         if self.files.is_some() && !self.dirs.is_empty() {
             return Err("a guest with a file tree has no host directories beside it: make them layers of the tree, \
                         or leave the tree out"
                 .to_owned());
         }
-        let mut builder = WasiCtxBuilder::new();
-        for (host, guest, writable) in &self.dirs {
-            let permissions = if *writable { FsPerms::ReadWrite } else { FsPerms::ReadOnly };
-            builder.preopened_dir(host, guest, permissions).map_err(|error| {
-                format!("the directory {} for the guest's {guest:?}: {error:#}", host.display())
-            })?;
-        }
-        Ok(builder)
+        Files::of_directories(&self.dirs)
     }
-}
 
-impl Wasi {
     /// Refuses directories for one lease with which a descriptor that the guest knows from its warm-up would
     /// name another thing: each that `guest` gives has to be there, at its place and under its name.
     pub(crate) fn fits(&self, guest: &Self) -> Result<(), LoadError> {
         if self.files.is_some() && guest.files.is_none() {
             return Err(LoadError::Wasi(
                 "a lease can have a file tree of its own where its guest has one, if an empty one"
+                    .to_owned(),
+            ));
+        }
+        if (self.files.is_some() || guest.files.is_some()) && !self.dirs.is_empty() {
+            return Err(LoadError::Wasi(
+                "the guest has a file tree, so a lease has no host directories: make them layers of the tree"
                     .to_owned(),
             ));
         }
@@ -144,6 +141,9 @@ pub(crate) struct HostParts {
     pub(crate) instances: Option<usize>,
     /// How code in the store is entered.
     pub(crate) way: CallPath,
+    /// Whether WASI 0.3 is linked.
+    #[cfg(feature = "p3")]
+    pub(crate) has_p3: bool,
 }
 
 /// The state of one call that lives outside the guest; the `T` of its `Store<T>`.
@@ -221,6 +221,8 @@ impl Host {
             self.context = Context::None;
             self.stdout = None;
             self.stderr = None;
+        }
+        if self.failure.is_some() {
             self.failure = None;
         }
         if self.table.is_some() {
@@ -418,23 +420,30 @@ impl Host {
         self.failure.as_deref()
     }
 
-    /// Whether WASI (preview 1) has been used since the last [`Host::clear`].
-    pub(crate) fn has_used_p1(&self) -> bool {
-        matches!(self.context, Context::P1(_))
-    }
-
-    /// The guest's files, where it has any: those of the warm state, until the call changes them.
-    pub(crate) fn live(&mut self) -> Option<Live> {
-        if self.live.is_none() {
-            self.live = Some(Live::new(self.start()?));
+    /// The guest's files: those of the warm state until the call changes them, or the host directories of its options.
+    pub(crate) fn live(&mut self) -> Live {
+        if let Some(live) = &self.live {
+            return live.clone();
         }
-        self.live.clone()
+        let live = match self.start() {
+            Some(files) => Live::of_tree(files),
+            None => {
+                let wasi = self.own.as_ref().unwrap_or(&self.parts.wasi);
+                let files = wasi.open_directories().unwrap_or_else(|error| {
+                    // None at all: descriptors are numbered by order, and one that is missing would give its number
+                    // to the next.
+                    self.failure = Some(error);
+                    Files::none()
+                });
+                Live::on_host(files)
+            }
+        };
+        self.live.insert(live).clone()
     }
 
-    /// The guest's files, where preview 2 was linked for them.
-    pub(crate) fn live_or_empty(&mut self) -> Live {
-        let empty = || Live::new(Files::new(Tree::new(Budget::default())));
-        self.live().unwrap_or_else(empty)
+    /// Files of a guest without a tree, once the call has used them.
+    pub(crate) fn live_on_host(&self) -> Option<&Live> {
+        self.live.as_ref().filter(|live| live.given().is_some())
     }
 
     /// The files that this store starts from.
@@ -451,10 +460,11 @@ impl Host {
         }
     }
 
-    /// The files as they are now.
+    /// The file tree and what is open in it, as they are now; `None` in a guest without a tree.
     #[must_use]
     pub fn files(&self) -> Option<Files> {
         match &self.live {
+            Some(live) if live.given().is_some() => None,
             Some(live) => Some(live.lock().clone()),
             None => self.start(),
         }
@@ -470,20 +480,11 @@ impl Host {
     /// # Errors
     /// As `change` returns; [`None`] in a guest without a tree.
     pub fn change_files<T>(&mut self, change: impl FnOnce(&mut Tree) -> T) -> Option<T> {
-        Some(change(&mut self.live()?.lock().tree))
-    }
-
-    /// Exchanges what WASI holds, descriptors and streams.
-    pub(crate) fn swap_wasi(&mut self, other: &mut Self) {
-        std::mem::swap(&mut self.context, &mut other.context);
-        std::mem::swap(&mut self.table, &mut other.table);
-        std::mem::swap(&mut self.stdout, &mut other.stdout);
-        std::mem::swap(&mut self.stderr, &mut other.stderr);
-    }
-
-    /// Directories that every call of the guest is given.
-    pub(crate) fn directories(&self) -> usize {
-        self.parts.wasi.dirs.len()
+        let live = self.live();
+        match live.given() {
+            Some(_) => None,
+            None => Some(change(&mut live.lock().tree)),
+        }
     }
 
     /// Gives the calls of one lease the context and the output of its options.
@@ -498,12 +499,11 @@ impl Host {
 
     fn builder(&mut self) -> WasiCtxBuilder {
         let wasi = self.own.as_ref().unwrap_or(&self.parts.wasi).clone();
-        let mut builder = wasi.with_dirs().unwrap_or_else(|error| {
-            // None at all: descriptors are numbered by order, and one that is missing would give its
-            // number to the next.
-            self.failure = Some(error);
-            WasiCtxBuilder::new()
-        });
+        let mut builder = WasiCtxBuilder::new();
+        #[cfg(feature = "p3")]
+        if self.parts.has_p3 {
+            self.failure = preopen(&mut builder, &wasi.dirs).err().or(self.failure.take());
+        }
         builder.args(&wasi.args).envs(&wasi.env).monotonic_clock(self.parts.clock.clone());
         if !wasi.stdin.is_empty() {
             builder.stdin(MemoryInputPipe::new(wasi.stdin.clone()));
@@ -540,6 +540,22 @@ impl Host {
             _ => unreachable!("just built"),
         }
     }
+}
+
+/// Gives directories to wasmtime-wasi's functions of WASI 0.3, which know of no others.
+#[cfg(feature = "p3")]
+fn preopen(
+    builder: &mut WasiCtxBuilder,
+    directories: &[(std::path::PathBuf, String, bool)],
+) -> Result<(), String> {
+    use wasmtime_wasi::FsPerms;
+    for (host, guest, writable) in directories {
+        let permissions = if *writable { FsPerms::ReadWrite } else { FsPerms::ReadOnly };
+        builder.preopened_dir(host, guest, permissions).map_err(|error| {
+            format!("the directory {} for the guest's {guest:?}: {error:#}", host.display())
+        })?;
+    }
+    Ok(())
 }
 
 impl WasiView for Host {

@@ -62,6 +62,7 @@ mod linear;
 mod live;
 mod loaded;
 mod nested;
+mod opened;
 mod ownership;
 mod plan;
 mod planted;

@@ -1,8 +1,9 @@
-//! WASI preview 1 over a guest's file tree: every function about descriptors and paths is our own; clocks,
-//! randomness, arguments and the standard streams are wasmtime-wasi's.
+//! WASI preview 1: every function about descriptors and paths is our own, over a guest's file tree or host directories;
+//! clocks, randomness, arguments and the standard streams are wasmtime-wasi's.
 //!
-//! Promises: a guest's operations affect its tree, which is rolled back and saved with its memory; paths stay within
-//! the directory that they start from. May break it: the standard streams' content, which is the call's.
+//! Promises: a guest's operations affect its tree, which is rolled back and saved with its memory, or the host
+//! directories that it was granted; paths stay within the directory that they start from. Reads, writes and listings of
+//! any length end with the limits of the call. May break it: the standard streams' content, which is the call's.
 
 mod calls;
 mod memory;
@@ -16,6 +17,7 @@ use wiggle::GuestMemory;
 use crate::call_path::block;
 use crate::files::{Descriptor, Live};
 use crate::host::Host;
+use crate::wait::Wait;
 use memory::{Bytes, Fail};
 
 const WASI: &str = "wasi_snapshot_preview1";
@@ -24,8 +26,11 @@ const COPIED: usize = 128 << 20;
 
 /// Errors that programs receive.
 pub(crate) mod errno {
+    pub(crate) const ACCES: u16 = 2;
+    pub(crate) const AGAIN: u16 = 6;
     pub(crate) const BADF: u16 = 8;
     pub(crate) const BUSY: u16 = 10;
+    pub(crate) const DQUOT: u16 = 19;
     pub(crate) const EXIST: u16 = 20;
     pub(crate) const FBIG: u16 = 22;
     pub(crate) const ILSEQ: u16 = 25;
@@ -36,12 +41,18 @@ pub(crate) mod errno {
     pub(crate) const MFILE: u16 = 33;
     pub(crate) const MLINK: u16 = 34;
     pub(crate) const NAMETOOLONG: u16 = 37;
+    pub(crate) const NFILE: u16 = 41;
     pub(crate) const NOENT: u16 = 44;
+    pub(crate) const NOMEM: u16 = 48;
     pub(crate) const NOSPC: u16 = 51;
     pub(crate) const NOTDIR: u16 = 54;
     pub(crate) const NOTEMPTY: u16 = 55;
+    pub(crate) const NOTSUP: u16 = 58;
     pub(crate) const PERM: u16 = 63;
+    pub(crate) const ROFS: u16 = 69;
     pub(crate) const SPIPE: u16 = 70;
+    pub(crate) const TXTBSY: u16 = 74;
+    pub(crate) const XDEV: u16 = 75;
     pub(crate) const NOTCAPABLE: u16 = 76;
 }
 
@@ -72,32 +83,38 @@ pub(crate) const EVERYTHING: u64 = DIRECTORY | FILE;
 struct Call<'a> {
     memory: Bytes<'a>,
     files: &'a Live,
+    host: &'a mut Host,
+    wait: Wait,
 }
 
-/// Runs a call that waits for nothing.
+impl Call<'_> {
+    /// Ends the guest's call if it has reached a limit. For calls of many steps, between two of them.
+    fn check_limits(&mut self) -> Result<(), Fail> {
+        self.wait.check_in_time(self.host).map_err(Fail::Trap)
+    }
+}
+
+/// Runs a call that waits for nothing but the host's file system.
 fn run(
     caller: &mut Caller<'_, Host>,
     call: impl FnOnce(&mut Call<'_>) -> Result<(), Fail>,
 ) -> wasmtime::Result<i32> {
     let memory = memory::of(caller)?;
     let (bytes, host) = memory.data_and_store_mut(&mut *caller);
-    let files = host.live().ok_or_else(|| wasmtime::Error::msg("the call has no file tree"))?;
-    match call(&mut Call { memory: Bytes(bytes), files: &files }) {
-        Ok(()) => Ok(0),
-        Err(Fail::Errno(errno)) => Ok(i32::from(errno)),
-        Err(Fail::Trap(error)) => Err(error),
-    }
+    let files = host.live();
+    let mut calls = Call { memory: Bytes(bytes), files: &files, host, wait: Wait::begin() };
+    memory::answer(call(&mut calls))
 }
 
 /// Which of the standard streams a descriptor is.
 fn standard(host: &mut Host, number: i32) -> Option<i32> {
-    match host.live()?.lock().descriptors.get(&(number as u32)) {
+    match host.live().lock().descriptors.get(&(number as u32)) {
         Some(Descriptor::Standard(stream)) => Some(*stream as i32),
         _ => None,
     }
 }
 
-/// Defines functions that take the tree, in place of those that are there.
+/// Defines functions of files, in place of those that are there.
 macro_rules! own {
     ($linker:expr, $($name:ident($($argument:ident: $type:ty),*);)*) => {
         $($linker.func_wrap(WASI, stringify!($name), |mut caller: Caller<'_, Host>, $($argument: $type),*| {
@@ -130,13 +147,12 @@ macro_rules! either {
     };
 }
 
-/// Replaces wasmtime-wasi's functions for guests with a tree.
+/// Replaces wasmtime-wasi's functions of files, and those whose waits no limit of a call would end.
 pub(crate) fn link(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
     own!(linker,
         fd_advise(fd: i32, offset: i64, len: i64, advice: i32);
         fd_allocate(fd: i32, offset: i64, len: i64);
         fd_close(fd: i32);
-        fd_datasync(fd: i32);
         fd_fdstat_get(fd: i32, to: i32);
         fd_fdstat_set_flags(fd: i32, flags: i32);
         fd_fdstat_set_rights(fd: i32, rights: i64, inheriting: i64);
@@ -150,7 +166,6 @@ pub(crate) fn link(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<(
         fd_readdir(fd: i32, buffer: i32, len: i32, cookie: i64, to: i32);
         fd_renumber(fd: i32, other: i32);
         fd_seek(fd: i32, offset: i64, whence: i32, to: i32);
-        fd_sync(fd: i32);
         fd_tell(fd: i32, to: i32);
         path_create_directory(fd: i32, path: i32, len: i32);
         path_filestat_get(fd: i32, flags: i32, path: i32, len: i32, to: i32);
@@ -171,12 +186,48 @@ pub(crate) fn link(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<(
         fd_read(fd: i32, parts: i32, count: i32, to: i32);
         fd_write(fd: i32, parts: i32, count: i32, to: i32);
     );
+    link_sync(linker, waits)?;
+    link_poll(linker, waits)
+}
+
+/// Defines the functions that wait for a disk.
+fn link_sync(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
+    for (name, data) in [("fd_sync", false), ("fd_datasync", true)] {
+        if waits {
+            linker.func_wrap_async(
+                WASI,
+                name,
+                move |mut caller: Caller<'_, Host>, (fd,): (i32,)| {
+                    Box::new(async move {
+                        let mut host = None;
+                        let answer = run(&mut caller, |call| {
+                            host = call.host_to_sync(fd, data)?;
+                            Ok(())
+                        })?;
+                        match host {
+                            Some(host) => {
+                                let synced = crate::wait::sync(host, data).await;
+                                memory::answer(synced.map_err(Fail::from))
+                            }
+                            None => Ok(answer),
+                        }
+                    })
+                },
+            )?;
+        } else {
+            linker.func_wrap(WASI, name, move |mut caller: Caller<'_, Host>, fd: i32| {
+                run(&mut caller, |call| match call.host_to_sync(fd, data)? {
+                    Some(host) => Ok(host.sync(data)?),
+                    None => Ok(()),
+                })
+            })?;
+        }
+    }
     Ok(())
 }
 
-/// Replaces wasmtime-wasi's `poll_oneoff`, whose waits no limit of a call would end, and `fd_read` and `fd_write` of plain
-/// calls, which would panic in a task of tokio. For guests with a tree and without one.
-pub(crate) fn link_waits(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
+/// Defines `poll_oneoff`, for files and for what wasmtime-wasi serves.
+fn link_poll(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
     type Arguments = (i32, i32, i32, i32);
     if waits {
         linker.func_wrap_async(
@@ -199,20 +250,6 @@ pub(crate) fn link_waits(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Re
             },
         )?;
     } else {
-        linker.func_wrap(
-            WASI,
-            "fd_read",
-            |mut caller: Caller<'_, Host>, fd: i32, parts: i32, count: i32, to: i32| {
-                block(streams::fd_read(&mut caller, fd, parts, count, to))
-            },
-        )?;
-        linker.func_wrap(
-            WASI,
-            "fd_write",
-            |mut caller: Caller<'_, Host>, fd: i32, parts: i32, count: i32, to: i32| {
-                block(streams::fd_write(&mut caller, fd, parts, count, to))
-            },
-        )?;
         linker.func_wrap(
             WASI,
             "poll_oneoff",
@@ -271,9 +308,6 @@ mod ours {
         count: i32,
         to: i32,
     ) -> wasmtime::Result<Option<i32>> {
-        if caller.data_mut().live().is_none() {
-            return Ok(None);
-        }
         let mut ready = false;
         let answer = run(caller, |call| {
             ready = call.poll_files(asked, answers, count, to)?;

@@ -1,8 +1,8 @@
-//! WASI preview 2 over a guest's file tree: `wasi:filesystem`'s types and preopens are our own, all else is
-//! wasmtime-wasi's.
+//! WASI preview 2: `wasi:filesystem`'s types and preopens are our own, over a guest's file tree or host directories; all
+//! else is wasmtime-wasi's.
 //!
-//! Promises: as [`crate::preview1`]. Nothing of it waits, so the functions for guests that wait and for those that do
-//! not are the same. May break it: a handle is a number in wasmtime-wasi's table with our value behind it; code that
+//! Promises: as [`crate::preview1`]. Nothing of it waits but for the host's file system, so the functions for guests
+//! that wait and for those that do not are the same, except `sync`. May break it: a handle is a number in wasmtime-wasi's table with our value behind it; code that
 //! reads the table directly would find it.
 
 mod descriptor;
@@ -31,7 +31,7 @@ impl HasData for HasFiles {
 }
 
 fn view(host: &mut Host) -> View<'_> {
-    let files = host.live_or_empty();
+    let files = host.live();
     View { files, table: host.table() }
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn link_io(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Resul
     crate::wait::link(linker, waits)
 }
 
-/// Replaces wasmtime-wasi's functions for guests with a tree.
+/// Replaces wasmtime-wasi's functions of files.
 pub(crate) fn link(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
     preopens::add_to_linker::<Host, HasFiles>(linker, view)?;
     match waits {
@@ -68,8 +68,7 @@ pub(crate) fn link(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<(
 
 impl preopens::Host for View<'_> {
     fn get_directories(&mut self) -> wasmtime::Result<Vec<(Resource<types::Descriptor>, String)>> {
-        let top = self.top()?;
-        Ok(vec![(top, crate::files::TOP.to_owned())])
+        self.directories()
     }
 }
 
@@ -84,7 +83,7 @@ fn code_of(
 
 /// The traits for guests that wait, and for those that do not: the same, with types of the same shape.
 macro_rules! serve {
-    ($types:path $(, $wait:tt)?) => {
+    ($types:path, $sync:ident $(, $wait:tt)?) => {
         const _: () = {
             use $types as given;
             type Fd = Resource<given::Descriptor>;
@@ -107,7 +106,7 @@ macro_rules! serve {
                     self.file(&fd).map(drop)
                 }
                 $($wait)? fn sync_data(&mut self, fd: Fd) -> FsResult<()> {
-                    Ok(self.handle(&fd).map(drop)?)
+                    $sync!(self, &fd, true)
                 }
                 $($wait)? fn get_flags(&mut self, fd: Fd) -> FsResult<given::DescriptorFlags> {
                     Ok(self.flags(&fd)?.into())
@@ -139,7 +138,7 @@ macro_rules! serve {
                     Ok(Resource::new_own(self.list(&fd)?.rep()))
                 }
                 $($wait)? fn sync(&mut self, fd: Fd) -> FsResult<()> {
-                    Ok(self.handle(&fd).map(drop)?)
+                    $sync!(self, &fd, false)
                 }
                 $($wait)? fn create_directory_at(&mut self, fd: Fd, path: String) -> FsResult<()> {
                     self.make_directory(&fd, &path)
@@ -220,7 +219,7 @@ macro_rules! serve {
                     self.writer(&fd, None)
                 }
                 $($wait)? fn is_same_object(&mut self, a: Fd, b: Fd) -> wasmtime::Result<bool> {
-                    Ok(self.handle(&a)?.open.node == self.handle(&b)?.open.node)
+                    self.is_same(&a, &b)
                 }
                 $($wait)? fn metadata_hash(&mut self, fd: Fd) -> FsResult<given::MetadataHashValue> {
                     Ok(self.hash(&fd, None)?.into())
@@ -241,7 +240,7 @@ macro_rules! serve {
                     stream: Resource<given::DirectoryEntryStream>,
                 ) -> FsResult<Option<given::DirectoryEntry>> {
                     let listing = Resource::<Listing>::new_borrow(stream.rep());
-                    Ok(self.table.get_mut(&listing)?.next()?.map(Into::into))
+                    Ok(self.table.get_mut(&listing)?.next_entry()?.map(Into::into))
                 }
                 fn drop(&mut self, stream: Resource<given::DirectoryEntryStream>) -> wasmtime::Result<()> {
                     self.table.delete(Resource::<Listing>::new_own(stream.rep()))?;
@@ -255,9 +254,27 @@ macro_rules! serve {
 #[allow(clippy::useless_conversion, reason = "the types of one of the two are those of the other")]
 mod waiting {
     use super::*;
-    serve!(super::types, async);
+    macro_rules! sync {
+        ($view:expr, $fd:expr, $data:expr) => {
+            match $view.host_file($fd)? {
+                Some(file) => {
+                    Ok(crate::wait::sync(file, $data).await.map_err(descriptor::refused)?)
+                }
+                None => Ok(()),
+            }
+        };
+    }
+    serve!(super::types, sync, async);
 }
 mod direct {
     use super::*;
-    serve!(super::sync::types);
+    macro_rules! sync {
+        ($view:expr, $fd:expr, $data:expr) => {
+            match $view.host_file($fd)? {
+                Some(file) => Ok(file.sync($data).map_err(descriptor::refused)?),
+                None => Ok(()),
+            }
+        };
+    }
+    serve!(super::sync::types, sync);
 }

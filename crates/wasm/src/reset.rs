@@ -319,7 +319,7 @@ impl ResetInstance {
 
     /// The present state, as one that later instances could start from.
     pub(crate) fn freeze(&mut self) -> Result<Present, WarmError> {
-        descriptors::check(&self.of.blueprint.stores, self.store.data_mut())?;
+        descriptors::check(self.store.data_mut())?;
         let (mut memories, mut sizes) = (Vec::new(), Vec::new());
         let logs = &self.of.blueprint.page_log2;
         for (((memory, _), warm), log2) in self.memories.iter().zip(&self.of.memories).zip(logs) {

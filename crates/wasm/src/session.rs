@@ -430,8 +430,7 @@ impl Guest for Session {
             let why = "a call of it was cut off, or ended by a panic; roll it back first";
             return Err(SessionError::State(why.to_owned()));
         }
-        let stores = &self.instance.of.blueprint.stores;
-        descriptors::check(stores, self.instance.store.data_mut())?;
+        descriptors::check(self.instance.store.data_mut())?;
         let values = self.read();
         if let Some(what) = values.opaque() {
             return Err(SessionError::State(format!(

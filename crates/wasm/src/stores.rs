@@ -54,7 +54,7 @@ impl Stores {
         clock: &Clock,
         instances: Option<usize>,
     ) -> Result<Self, LoadError> {
-        options.wasi.with_dirs().map_err(LoadError::Wasi)?;
+        options.wasi.open_directories().map_err(LoadError::Wasi)?;
         Ok(Self {
             engine: engine.clone(),
             wasi: Arc::new(options.wasi.clone()),
@@ -124,6 +124,8 @@ impl Stores {
             memory_limit: self.memory_limit,
             instances: self.instances,
             way: self.way,
+            #[cfg(feature = "p3")]
+            has_p3: self.way.waits() && self.engine.inner.config.has_p3(),
         });
         let mut store = Store::new(self.engine.wasmtime(), host);
         if self.memory_limit != usize::MAX || self.instances.is_some() || self.limiter.is_some() {

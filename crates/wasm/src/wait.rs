@@ -9,6 +9,7 @@
 
 use std::time::{Duration, Instant};
 
+use afresh_files::{HostHandle, Refused};
 use bytes::Bytes;
 use wasmtime::component::{Linker, Resource};
 use wasmtime_wasi::p2::bindings::io::{poll, streams};
@@ -27,14 +28,27 @@ const MAX_BLOCKING_WRITE: usize = 4096;
 const POLL: &str = "wasi:io/poll@0.2.12";
 const STREAMS: &str = "wasi:io/streams@0.2.12";
 
-/// One wait of a guest.
+/// One wait of a guest, or work for it.
 pub(crate) struct Wait {
     started: Instant,
+    /// Slices after which limits were checked.
+    checked: u128,
 }
 
 impl Wait {
     pub(crate) fn begin() -> Self {
-        Self { started: Instant::now() }
+        Self { started: Instant::now(), checked: 0 }
+    }
+
+    /// Ends the work once the call has reached a limit. For steps that are shorter than a slice: the limits are checked
+    /// once in each.
+    pub(crate) fn check_in_time(&mut self, host: &mut Host) -> wasmtime::Result<()> {
+        let slices = self.started.elapsed().as_nanos() / SLICE.as_nanos();
+        if std::mem::replace(&mut self.checked, slices) == slices {
+            Ok(())
+        } else {
+            self.check(host)
+        }
     }
 
     /// Ends the wait once the call has reached a limit.
@@ -68,6 +82,12 @@ impl Wait {
         let left = time.saturating_sub(self.started.elapsed());
         (!left.is_zero()).then_some(left.min(SLICE))
     }
+}
+
+/// Returns when bytes of a host file are on its disk, without blocking the thread.
+pub(crate) async fn sync(file: HostHandle, data: bool) -> Result<(), Refused> {
+    let synced = tokio::task::spawn_blocking(move || file.sync(data)).await;
+    synced.unwrap_or_else(|_| Err(Refused::Layer("the runtime is shutting down".to_owned())))
 }
 
 /// Awaits `$ready`, an expression that is evaluated anew for each slice. Its future must be cancel-safe, as

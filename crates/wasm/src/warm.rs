@@ -247,7 +247,7 @@ impl Warmer<'_> {
         blueprint.stores.limits.of_warm_up().apply(&mut scope);
         self.run(&mut scope, instance, preparation, warm_up).await?;
         blueprint.stores.unlimit(&mut scope);
-        descriptors::check(&blueprint.stores, scope.as_context_mut().data_mut())?;
+        descriptors::check(scope.as_context_mut().data_mut())?;
         blueprint.stores.keep_files(scope.as_context_mut().data_mut());
         let mut warm = Vec::new();
         let mut sizes = Vec::new();

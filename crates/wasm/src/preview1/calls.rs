@@ -2,14 +2,17 @@
 
 use std::io::IsTerminal;
 
-use afresh_files::{Kind, OpenFile, Stat, Time, Tree, Whence};
+use afresh_files::{Durability, HostHandle, HostKind, Time, Tree, Whence};
 
 use super::memory::Fail;
 use super::{Call, errno, rights};
 use crate::files::{Descriptor, FileDescriptor, Files};
+use crate::opened::{FileStat, Opened};
 
 /// Flags of descriptors.
 const APPEND: u16 = 1;
+const DATA_SYNC: u16 = 2;
+const SYNC: u16 = 16;
 const KNOWN_FLAGS: u16 = 0x1f;
 /// Flags of `path_filestat_set_times`: which times are set, and to which value.
 const ACCESSED: i32 = 1;
@@ -19,22 +22,35 @@ const MODIFIED_NOW: i32 = 8;
 /// File types of a descriptor; a terminal is `CHARACTERS`.
 const UNKNOWN: u8 = 0;
 const CHARACTERS: u8 = 2;
+/// Maximum bytes of one step of a read or write.
+const STEP: usize = 1 << 16;
 /// Bytes of an entry of a directory before its name.
 const ENTRY: usize = 24;
 /// Maximum subscriptions of one `poll_oneoff`.
 pub(super) const POLLED: u32 = 4096;
 
-pub(super) fn kind(kind: Kind) -> u8 {
+pub(super) fn kind(kind: HostKind) -> u8 {
     match kind {
-        Kind::Device => CHARACTERS,
-        Kind::Directory => 3,
-        Kind::File => 4,
-        Kind::Link => 7,
+        HostKind::BlockDevice => 1,
+        HostKind::CharacterDevice => CHARACTERS,
+        HostKind::Directory => 3,
+        HostKind::File => 4,
+        HostKind::Socket => 6,
+        HostKind::Link => 7,
         _ => UNKNOWN,
     }
 }
 
-/// The descriptor, of the tree or not.
+/// When writes to a descriptor with such flags are on the disk.
+pub(super) fn durability(flags: u16) -> Durability {
+    match (flags & SYNC != 0, flags & DATA_SYNC != 0) {
+        (true, _) => Durability::All,
+        (false, true) => Durability::Data,
+        (false, false) => Durability::Later,
+    }
+}
+
+/// The descriptor, of a file or not.
 fn any(files: &Files, fd: i32) -> Result<&Descriptor, Fail> {
     files.descriptors.get(&(fd as u32)).ok_or(Fail::Errno(errno::BADF))
 }
@@ -47,12 +63,12 @@ pub(super) fn file(files: &Files, fd: i32, otherwise: u16) -> Result<&FileDescri
     }
 }
 
-/// Runs `change` on an open file, and the tree it is open in.
+/// Runs `change` on an open file, and the guest's tree.
 fn with<T>(
     files: &mut Files,
     fd: i32,
     otherwise: u16,
-    change: impl FnOnce(&mut OpenFile, &mut Tree) -> Result<T, Fail>,
+    change: impl FnOnce(&mut Opened, &mut Tree) -> Result<T, Fail>,
 ) -> Result<T, Fail> {
     file(files, fd, otherwise)?;
     let Files { tree, descriptors, .. } = files;
@@ -81,12 +97,12 @@ pub(super) fn times(
 }
 
 /// The attributes of a file, as guests have them.
-pub(super) fn filestat(stat: &Stat) -> [u8; 64] {
+pub(super) fn filestat(stat: &FileStat) -> [u8; 64] {
     let mut bytes = [0; 64];
     let mut put = |at: usize, value: u64| bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
-    put(0, 1);
-    put(8, stat.node.0);
-    put(24, u64::from(stat.links));
+    put(0, stat.device);
+    put(8, stat.inode);
+    put(24, stat.links);
     put(32, stat.size);
     put(40, stat.times.accessed.nanos());
     put(48, stat.times.modified.nanos());
@@ -105,7 +121,7 @@ impl Call<'_> {
     ) -> Result<(), Fail> {
         let files = self.files.lock();
         let file = file(&files, fd, errno::SPIPE)?;
-        if files.tree.stat(file.open.node)?.kind == Kind::Directory {
+        if file.open.is_directory(&files.tree)? {
             return Err(errno::BADF.into());
         }
         let end = (offset as u64).checked_add(len as u64).filter(|end| *end <= i64::MAX as u64);
@@ -116,19 +132,14 @@ impl Call<'_> {
     }
 
     pub(super) fn fd_allocate(&mut self, fd: i32, offset: i64, len: i64) -> Result<(), Fail> {
-        let end = (offset as u64).checked_add(len as u64).ok_or(Fail::Errno(errno::FBIG))?;
         if len == 0 {
             return Err(errno::INVAL.into());
         }
         with(&mut self.files.lock(), fd, errno::SPIPE, |open, tree| {
-            let stat = tree.stat(open.node)?;
-            if !open.access.write || stat.kind != Kind::File {
+            if !open.access().write || open.stat(tree)?.kind != HostKind::File {
                 return Err(errno::BADF.into());
             }
-            if end > stat.size {
-                tree.set_size(open.node, end, Time::now())?;
-            }
-            Ok(())
+            Ok(open.allocate(tree, offset as u64, len as u64)?)
         })
     }
 
@@ -136,21 +147,21 @@ impl Call<'_> {
         let mut files = self.files.lock();
         any(&files, fd)?;
         if let Some(Descriptor::File(file)) = files.descriptors_mut().remove(&(fd as u32)) {
-            files.tree.close(file.open);
+            file.open.close(&mut files.tree);
         }
         Ok(())
     }
 
-    pub(super) fn fd_sync(&mut self, fd: i32) -> Result<(), Fail> {
-        any(&self.files.lock(), fd).map(drop)
-    }
-
-    pub(super) fn fd_datasync(&mut self, fd: i32) -> Result<(), Fail> {
+    /// The host file that has to be written to its disk, if the descriptor is one.
+    pub(super) fn host_to_sync(&self, fd: i32, data: bool) -> Result<Option<HostHandle>, Fail> {
         let files = self.files.lock();
-        let file = file(&files, fd, errno::INVAL)?;
-        match files.tree.stat(file.open.node)?.kind {
-            Kind::Directory => Err(errno::BADF.into()),
-            _ => Ok(()),
+        match any(&files, fd)? {
+            Descriptor::Standard(_) if data => Err(errno::INVAL.into()),
+            Descriptor::Standard(_) => Ok(None),
+            Descriptor::File(file) if data && file.open.is_directory(&files.tree)? => {
+                Err(errno::BADF.into())
+            }
+            Descriptor::File(file) => Ok(file.open.on_host()),
         }
     }
 
@@ -168,7 +179,7 @@ impl Call<'_> {
                 (kind, 0, right, right)
             }
             Descriptor::File(file) => {
-                let stat = files.tree.stat(file.open.node)?;
+                let stat = file.open.stat(&files.tree)?;
                 (kind(stat.kind), file.flags, file.rights, file.inheriting)
             }
         };
@@ -187,7 +198,8 @@ impl Call<'_> {
         file(&files, fd, errno::BADF)?;
         if let Some(Descriptor::File(file)) = files.descriptors_mut().get_mut(&(fd as u32)) {
             file.flags = flags;
-            file.open.access.append = flags & APPEND != 0;
+            file.open.access_mut().append = flags & APPEND != 0;
+            file.open.set_durability(durability(flags));
         }
         Ok(())
     }
@@ -207,8 +219,9 @@ impl Call<'_> {
         }
         if let Some(Descriptor::File(file)) = files.descriptors_mut().get_mut(&(fd as u32)) {
             (file.rights, file.inheriting) = (rights, inheriting);
-            file.open.access.read &= rights & (rights::READ | rights::READDIR) != 0;
-            file.open.access.write &= rights & rights::WRITE != 0;
+            let access = file.open.access_mut();
+            access.read &= rights & (rights::READ | rights::READDIR) != 0;
+            access.write &= rights & rights::WRITE != 0;
         }
         Ok(())
     }
@@ -217,20 +230,20 @@ impl Call<'_> {
         let files = self.files.lock();
         let bytes = match any(&files, fd)? {
             Descriptor::Standard(_) => [0; 64],
-            Descriptor::File(file) => filestat(&files.tree.stat(file.open.node)?),
+            Descriptor::File(file) => filestat(&file.open.stat(&files.tree)?),
         };
         self.memory.put(to, &bytes)
     }
 
     pub(super) fn fd_filestat_set_size(&mut self, fd: i32, size: i64) -> Result<(), Fail> {
         with(&mut self.files.lock(), fd, errno::BADF, |open, tree| {
-            if tree.stat(open.node)?.kind == Kind::Directory {
+            if open.is_directory(tree)? {
                 return Err(errno::BADF.into());
             }
-            if !open.access.write {
+            if !open.access().write {
                 return Err(errno::INVAL.into());
             }
-            Ok(tree.set_size(open.node, size as u64, Time::now())?)
+            Ok(open.set_size(tree, size as u64)?)
         })
     }
 
@@ -244,33 +257,36 @@ impl Call<'_> {
         let now = Time::now();
         let (accessed, modified) = times(accessed, modified, which, now)?;
         with(&mut self.files.lock(), fd, errno::BADF, |open, tree| {
-            Ok(tree.set_times(open.node, accessed, modified, now)?)
+            Ok(open.set_times(tree, accessed, modified, now)?)
         })
     }
 
     /// Reads into the buffers of a call.
     fn read_into(&mut self, fd: i32, parts: i32, count: i32, at: Option<u64>) -> Result<u32, Fail> {
-        let parts = self.memory.parts(parts, count)?;
-        let memory = &mut self.memory;
-        with(&mut self.files.lock(), fd, errno::SPIPE, |open, tree| {
-            let (mut done, mut at) = (0_u32, at);
-            for (start, len) in parts {
-                let part = memory.slice_mut(start, len)?;
-                let read = match &mut at {
-                    Some(at) => {
-                        let read = open.read_at(tree, *at, part)?;
-                        *at += read as u64;
-                        read
-                    }
-                    None => open.read(tree, part)?,
-                };
-                done = done.saturating_add(read as u32);
-                if read < len as usize {
+        let (parts, mut done) = (self.memory.parts(parts, count)?, 0_u32);
+        for (start, len) in parts {
+            let mut part = 0;
+            // At least one step, which finds out whether the file can be read.
+            while part < len as usize || part == 0 {
+                if done > 0 {
+                    self.check_limits()?;
+                }
+                let out = &mut self.memory.slice_mut(start, len)?[part..];
+                let step = out.len().min(STEP);
+                let out = &mut out[..step];
+                let read = with(&mut self.files.lock(), fd, errno::SPIPE, |open, tree| {
+                    Ok(open.read_into_guest(tree, at.map(|at| at + u64::from(done)), out)?)
+                })?;
+                (part, done) = (part + read, done.saturating_add(read as u32));
+                if read < step {
+                    return Ok(done);
+                }
+                if len == 0 {
                     break;
                 }
             }
-            Ok(done)
-        })
+        }
+        Ok(done)
     }
 
     pub(super) fn fd_read(&mut self, fd: i32, parts: i32, count: i32, to: i32) -> Result<(), Fail> {
@@ -298,31 +314,34 @@ impl Call<'_> {
         count: i32,
         at: Option<u64>,
     ) -> Result<u32, Fail> {
-        let parts = self.memory.parts(parts, count)?;
-        let (memory, now) = (&self.memory, Time::now());
-        with(&mut self.files.lock(), fd, errno::SPIPE, |open, tree| {
-            let (mut done, mut at) = (0_u32, at);
-            for (start, len) in parts {
-                let part = memory.slice(start, len)?;
-                let written = match &mut at {
-                    Some(at) => {
-                        open.write_at(tree, *at, part, now).inspect(|len| *at += *len as u64)
-                    }
-                    None => open.write(tree, part, now),
-                };
+        let (parts, mut done) = (self.memory.parts(parts, count)?, 0_u32);
+        for (start, len) in parts {
+            let mut part = 0;
+            while part < len as usize || part == 0 {
+                if done > 0 {
+                    self.check_limits()?;
+                }
+                let bytes = &self.memory.slice(start, len)?[part..];
+                let bytes = &bytes[..bytes.len().min(STEP)];
+                let written = with(&mut self.files.lock(), fd, errno::SPIPE, |open, tree| {
+                    Ok(open.write_from_guest(tree, at.map(|at| at + u64::from(done)), bytes)?)
+                });
                 let written = match written {
-                    Ok(written) => written,
                     // Bytes that were written before an error count.
-                    Err(_) if done > 0 => break,
-                    Err(error) => return Err(error.into()),
+                    Err(Fail::Errno(_)) if done > 0 => return Ok(done),
+                    written => written?,
                 };
-                done = done.saturating_add(written as u32);
-                if written < len as usize {
+                let short = written < bytes.len();
+                (part, done) = (part + written, done.saturating_add(written as u32));
+                if short {
+                    return Ok(done);
+                }
+                if len == 0 {
                     break;
                 }
             }
-            Ok(done)
-        })
+        }
+        Ok(done)
     }
 
     pub(super) fn fd_write(
@@ -378,35 +397,36 @@ impl Call<'_> {
         cookie: i64,
         to: i32,
     ) -> Result<(), Fail> {
-        let out = self.memory.slice_mut(buffer, len as u32)?;
-        let used = with(&mut self.files.lock(), fd, errno::BADF, |open, tree| {
-            let (mut used, mut from) = (0, cookie as u64);
-            // A buffer that is not full means the end of the directory.
-            while used < out.len() {
-                let before = from;
-                for (next, entry) in open.entries(tree, from)? {
-                    let mut bytes = vec![0; ENTRY];
-                    bytes[..8].copy_from_slice(&next.to_le_bytes());
-                    bytes[8..16].copy_from_slice(&entry.node.0.to_le_bytes());
-                    bytes[16..20].copy_from_slice(&(entry.name.len() as u32).to_le_bytes());
-                    bytes[20] = kind(entry.kind);
-                    bytes.extend(&*entry.name);
-                    // An entry that does not fit is cut: the full buffer means that more entries
-                    // follow.
-                    let part = bytes.len().min(out.len() - used);
-                    out[used..used + part].copy_from_slice(&bytes[..part]);
-                    used += part;
-                    from = next;
-                    if used == out.len() {
-                        break;
-                    }
-                }
-                if from == before {
+        let room = self.memory.slice(buffer, len as u32)?.len();
+        let (mut used, mut from) = (0, cookie as u64);
+        // A buffer that is not full means the end of the directory.
+        while used < room {
+            if used > 0 {
+                self.check_limits()?;
+            }
+            let entries = with(&mut self.files.lock(), fd, errno::BADF, |open, tree| {
+                Ok(open.entries(tree, from)?)
+            })?;
+            let Some(last) = entries.last() else { break };
+            from = last.next;
+            for entry in entries {
+                let mut bytes = vec![0; ENTRY];
+                bytes[..8].copy_from_slice(&entry.next.to_le_bytes());
+                bytes[8..16].copy_from_slice(&entry.inode.to_le_bytes());
+                bytes[16..20].copy_from_slice(&(entry.name.len() as u32).to_le_bytes());
+                bytes[20] = kind(entry.kind);
+                bytes.extend(entry.name);
+                // An entry that does not fit is cut: the full buffer means that more entries
+                // follow.
+                let part = bytes.len().min(room - used);
+                let out = self.memory.slice_mut(buffer, len as u32)?;
+                out[used..used + part].copy_from_slice(&bytes[..part]);
+                used += part;
+                if used == room {
                     break;
                 }
             }
-            Ok(used)
-        })?;
+        }
         self.memory.put_u32(to, used as u32)
     }
 
@@ -421,7 +441,7 @@ impl Call<'_> {
         if let Some(moved) = descriptors.remove(&(fd as u32))
             && let Some(Descriptor::File(old)) = descriptors.insert(other as u32, moved)
         {
-            files.tree.close(old.open);
+            old.open.close(&mut files.tree);
         }
         Ok(())
     }
@@ -440,9 +460,9 @@ impl Call<'_> {
             _ => return Err(errno::INVAL.into()),
         };
         let at = with(&mut self.files.lock(), fd, errno::SPIPE, |open, tree| {
-            match tree.stat(open.node)?.kind {
-                Kind::Directory => Err(errno::BADF.into()),
-                _ => Ok(open.seek(tree, whence, offset)?),
+            match open.is_directory(tree)? {
+                true => Err(errno::BADF.into()),
+                false => Ok(open.seek(tree, whence, offset)?),
             }
         })?;
         self.memory.put_u64(to, at)
@@ -520,8 +540,8 @@ impl Call<'_> {
                 // A stream under another number is as ready as it ever is.
                 Ok(Descriptor::Standard(_)) => {}
                 Ok(Descriptor::File(file)) => {
-                    let stat = files.tree.stat(file.open.node)?;
-                    let left = stat.size.saturating_sub(file.open.offset).max(1);
+                    let stat = file.open.stat(&files.tree)?;
+                    let left = stat.size.saturating_sub(file.open.offset()).max(1);
                     event[16..24].copy_from_slice(&left.to_le_bytes());
                 }
                 Err(_) => event[8..10].copy_from_slice(&errno::BADF.to_le_bytes()),

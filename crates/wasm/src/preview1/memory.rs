@@ -37,11 +37,42 @@ impl From<Refused> for Fail {
             Refused::NameTooLong => errno::NAMETOOLONG,
             Refused::Loop => errno::LOOP,
             Refused::NotPermitted => errno::PERM,
+            Refused::Denied => errno::ACCES,
             Refused::NotOpen => errno::BADF,
             Refused::Busy => errno::BUSY,
             Refused::TooManyLinks => errno::MLINK,
+            Refused::CrossDevice => errno::XDEV,
+            Refused::Host(error) => of_host(error.raw_os_error()),
             _ => errno::IO,
         })
+    }
+}
+
+/// The number for an error of the host's that no variant of [`Refused`] has.
+fn of_host(error: i32) -> u16 {
+    use std::io::ErrorKind;
+    match std::io::Error::from_raw_os_error(error).kind() {
+        ErrorKind::WouldBlock => errno::AGAIN,
+        ErrorKind::QuotaExceeded => errno::DQUOT,
+        ErrorKind::OutOfMemory => errno::NOMEM,
+        ErrorKind::ReadOnlyFilesystem => errno::ROFS,
+        ErrorKind::ExecutableFileBusy => errno::TXTBSY,
+        ErrorKind::Unsupported => errno::NOTSUP,
+        _ => match error {
+            // ENFILE and EMFILE, for which there is no kind.
+            23 => errno::NFILE,
+            24 => errno::MFILE,
+            _ => errno::IO,
+        },
+    }
+}
+
+/// The result of a call for the guest.
+pub(super) fn answer(result: Result<(), Fail>) -> wasmtime::Result<i32> {
+    match result {
+        Ok(()) => Ok(0),
+        Err(Fail::Errno(errno)) => Ok(i32::from(errno)),
+        Err(Fail::Trap(error)) => Err(error),
     }
 }
 

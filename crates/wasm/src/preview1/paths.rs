@@ -1,11 +1,12 @@
 //! Calls about paths. They start at a directory that is open, and stay within it.
 
-use afresh_files::{Access, Kind, New, Node, Refused, Rename, ResolvedName, Time, Walk};
+use afresh_files::{Access, Time};
 
-use super::calls::{file, filestat, times};
+use super::calls::{durability, file, filestat, times};
 use super::memory::Fail;
 use super::{Call, DIRECTORY, FILE, errno, rights};
 use crate::files::{Descriptor, FileDescriptor, Files};
+use crate::opened::{Opened, Opening};
 
 /// Lookup flag: a last link is followed.
 const FOLLOW: i32 = 1;
@@ -18,22 +19,12 @@ const TRUNCATE: i32 = 8;
 const APPEND: i32 = 1;
 
 /// The directory that paths of a call start from.
-fn directory(files: &Files, fd: i32) -> Result<Node, Fail> {
-    let file = file(files, fd, errno::BADF)?;
-    match files.tree.stat(file.open.node)?.kind {
-        Kind::Directory => Ok(file.open.node),
-        _ => Err(errno::NOTDIR.into()),
+fn directory(files: &Files, fd: i32) -> Result<Opened, Fail> {
+    let open = &file(files, fd, errno::BADF)?.open;
+    match open.is_directory(&files.tree)? {
+        true => Ok(open.clone()),
+        false => Err(errno::NOTDIR.into()),
     }
-}
-
-/// How the paths of a call are followed.
-fn walk(files: &Files, fd: i32, flags: i32) -> Result<Walk, Fail> {
-    Ok(Walk::beneath(directory(files, fd)?).follow(flags & FOLLOW != 0))
-}
-
-/// The place that a path names, whether anything is there or not.
-fn place(files: &Files, fd: i32, path: &[u8]) -> Result<ResolvedName, Fail> {
-    Ok(files.tree.walk(path, walk(files, fd, 0)?.name())?)
 }
 
 impl Call<'_> {
@@ -45,9 +36,8 @@ impl Call<'_> {
     ) -> Result<(), Fail> {
         let path = self.memory.text(path, len)?;
         let mut files = self.files.lock();
-        let place = place(&files, fd, &path)?;
-        files.tree.create_at(&place, New::Directory, 0o777, Time::now())?;
-        Ok(())
+        let from = directory(&files, fd)?;
+        Ok(from.create_directory(&mut files.tree, &path)?)
     }
 
     pub(super) fn path_filestat_get(
@@ -61,8 +51,8 @@ impl Call<'_> {
         let path = self.memory.text(path, len)?;
         let bytes = {
             let files = self.files.lock();
-            let node = files.tree.walk(&path, walk(&files, fd, flags)?)?.node()?;
-            filestat(&files.tree.stat(node)?)
+            let from = directory(&files, fd)?;
+            filestat(&from.stat_at(&files.tree, &path, flags & FOLLOW != 0)?)
         };
         self.memory.put(to, &bytes)
     }
@@ -82,8 +72,9 @@ impl Call<'_> {
         let now = Time::now();
         let (accessed, modified) = times(accessed, modified, which, now)?;
         let mut files = self.files.lock();
-        let node = files.tree.walk(&path, walk(&files, fd, flags)?)?.node()?;
-        Ok(files.tree.set_times(node, accessed, modified, now)?)
+        let from = directory(&files, fd)?;
+        let path = (&path[..], flags & FOLLOW != 0);
+        Ok(from.set_times_at(&mut files.tree, path, accessed, modified, now)?)
     }
 
     #[allow(clippy::too_many_arguments, reason = "the call has as many")]
@@ -103,9 +94,8 @@ impl Call<'_> {
             return Err(errno::INVAL.into());
         }
         let mut files = self.files.lock();
-        let node = files.tree.walk(&old, walk(&files, from, 0)?)?.node()?;
-        let place = place(&files, into, &new)?;
-        Ok(files.tree.link_at(node, &place, Time::now())?)
+        let (from, into) = (directory(&files, from)?, directory(&files, into)?);
+        Ok(from.link(&mut files.tree, &old, &into, &new)?)
     }
 
     #[allow(clippy::too_many_arguments, reason = "the call has as many")]
@@ -123,27 +113,38 @@ impl Call<'_> {
     ) -> Result<(), Fail> {
         let path = self.memory.text(path, len)?;
         let number = {
+            let most = self.files.limit();
             let mut files = self.files.lock();
-            let number = files.free().ok_or(Fail::Errno(errno::MFILE))?;
+            let number = files.free(most).ok_or(Fail::Errno(errno::MFILE))?;
             let from = file(&files, fd, errno::BADF)?;
             if how & TRUNCATE != 0 && from.rights & rights::SET_SIZE == 0 {
                 return Err(errno::NOTCAPABLE.into());
             }
             let (wanted, inheriting) = (wanted as u64, inheriting as u64 & from.inheriting);
-            let access = Access {
-                read: wanted & (rights::READ | rights::READDIR) != 0,
-                write: wanted & rights::WRITE != 0,
-                append: flags & APPEND != 0,
+            let has = |flag: i32| how & flag != 0;
+            if has(CREATE) && has(ONLY_DIRECTORY) {
+                return Err(errno::INVAL.into());
+            }
+            let how = Opening {
+                access: Access {
+                    read: wanted & (rights::READ | rights::READDIR) != 0,
+                    write: wanted & rights::WRITE != 0,
+                    append: flags & APPEND != 0,
+                },
+                follow: lookup & FOLLOW != 0,
+                create: has(CREATE),
+                exclusive: has(EXCLUSIVE),
+                truncate: has(TRUNCATE),
+                directory: has(ONLY_DIRECTORY),
             };
-            let node = open(&mut files, fd, lookup, &path, how, access)?;
-            let is_directory = files.tree.stat(node)?.kind == Kind::Directory;
-            let access = if is_directory { Access::reading() } else { access };
-            let open = files.tree.open(node, access)?;
+            let mut open = directory(&files, fd)?.open(&mut files.tree, &path, how)?;
+            let is_directory = open.is_directory(&files.tree)?;
+            let flags = flags as u16;
+            open.set_durability(durability(flags));
             let (rights, inheriting) = match is_directory {
                 true => (wanted & DIRECTORY, inheriting),
                 false => (wanted & FILE, 0),
             };
-            let flags = flags as u16;
             let file = FileDescriptor { open, given: None, flags, rights, inheriting };
             files.descriptors_mut().insert(number, Descriptor::File(file));
             number
@@ -163,13 +164,9 @@ impl Call<'_> {
         let path = self.memory.text(path, len)?;
         let target = {
             let files = self.files.lock();
-            let node = files.tree.walk(&path, walk(&files, fd, 0)?)?.node()?;
-            files.tree.read_link(node)?
+            let from = directory(&files, fd)?;
+            from.read_link(&files.tree, &path)?
         };
-        if target.starts_with(b"/") {
-            // An absolute target leads outside the directory, where it cannot be followed.
-            return Err(errno::PERM.into());
-        }
         let part = target.len().min(room as u32 as usize);
         self.memory.put(buffer, &target[..part])?;
         self.memory.put_u32(to, part as u32)
@@ -183,8 +180,8 @@ impl Call<'_> {
     ) -> Result<(), Fail> {
         let path = self.memory.text(path, len)?;
         let mut files = self.files.lock();
-        let place = place(&files, fd, &path)?;
-        Ok(files.tree.remove_directory_at(&place, Time::now())?)
+        let from = directory(&files, fd)?;
+        Ok(from.remove_directory(&mut files.tree, &path)?)
     }
 
     pub(super) fn path_rename(
@@ -198,9 +195,8 @@ impl Call<'_> {
     ) -> Result<(), Fail> {
         let (old, new) = (self.memory.text(old, old_len)?, self.memory.text(new, new_len)?);
         let mut files = self.files.lock();
-        let one = place(&files, from, &old)?;
-        let two = place(&files, into, &new)?;
-        Ok(files.tree.rename_at(&one, &two, Rename::Replace, Time::now())?)
+        let (from, into) = (directory(&files, from)?, directory(&files, into)?);
+        Ok(from.rename(&mut files.tree, &old, &into, &new)?)
     }
 
     pub(super) fn path_symlink(
@@ -213,64 +209,15 @@ impl Call<'_> {
     ) -> Result<(), Fail> {
         let target = self.memory.text(target, target_len)?;
         let path = self.memory.text(path, len)?;
-        if target.starts_with(b"/") {
-            return Err(errno::PERM.into());
-        }
         let mut files = self.files.lock();
-        let place = place(&files, fd, &path)?;
-        if place.slash && place.found.is_some_and(|(_, kind)| kind != Kind::Directory) {
-            return Err(errno::NOTDIR.into());
-        }
-        files.tree.create_at(&place, New::Link(&target), 0o777, Time::now())?;
-        Ok(())
+        let from = directory(&files, fd)?;
+        Ok(from.create_link(&mut files.tree, &target, &path)?)
     }
 
     pub(super) fn path_unlink_file(&mut self, fd: i32, path: i32, len: i32) -> Result<(), Fail> {
         let path = self.memory.text(path, len)?;
         let mut files = self.files.lock();
-        let place = place(&files, fd, &path)?;
-        Ok(files.tree.remove_file_at(&place, Time::now())?)
+        let from = directory(&files, fd)?;
+        Ok(from.remove_file(&mut files.tree, &path)?)
     }
-}
-
-/// Finds or makes the file to open.
-fn open(
-    files: &mut Files,
-    fd: i32,
-    lookup: i32,
-    path: &[u8],
-    how: i32,
-    access: Access,
-) -> Result<Node, Fail> {
-    let now = Time::now();
-    let has = |flag: i32| how & flag != 0;
-    if has(CREATE) && has(ONLY_DIRECTORY) {
-        return Err(errno::INVAL.into());
-    }
-    let exclusive = has(CREATE) && has(EXCLUSIVE);
-    let mut way = walk(files, fd, lookup)?;
-    if exclusive {
-        way = way.name();
-    }
-    let place = files.tree.walk(path, way)?;
-    let Some((node, kind)) = place.found else {
-        return match has(CREATE) {
-            true => Ok(files.tree.create_at(&place, New::File, 0o666, now)?),
-            false => Err(Refused::Missing.into()),
-        };
-    };
-    if exclusive {
-        return Err(errno::EXIST.into());
-    }
-    match kind {
-        Kind::Link => return Err(errno::LOOP.into()),
-        Kind::Directory if access.write || has(TRUNCATE) || has(CREATE) => {
-            return Err(errno::ISDIR.into());
-        }
-        Kind::Directory => {}
-        _ if has(ONLY_DIRECTORY) => return Err(errno::NOTDIR.into()),
-        Kind::File if has(TRUNCATE) => files.tree.set_size(node, 0, now)?,
-        _ => {}
-    }
-    Ok(node)
 }

@@ -1,6 +1,6 @@
 //! Handles of files and directories, and their operations.
 
-use afresh_files::{Access, Kind, New, Node, OpenFile, Refused, Rename, Stat, Time, Tree, Walk};
+use afresh_files::{Access, Durability, HostHandle, HostKind, Refused, Time};
 use wasmtime::component::Resource;
 use wasmtime_wasi::p2::bindings::clocks::wall_clock::Datetime;
 use wasmtime_wasi::p2::bindings::filesystem::types::{
@@ -12,6 +12,7 @@ use wasmtime_wasi::p2::{DynInputStream, DynOutputStream, FsError, FsResult};
 use super::View;
 use super::streams::{Reader, Writer};
 use crate::files::{Live, Ticket};
+use crate::opened::{FileStat, Opened, Opening};
 
 /// Bytes of one read.
 const READ: u64 = 1 << 20;
@@ -20,7 +21,7 @@ type Fd = Resource<Descriptor>;
 
 /// An open file or directory.
 pub(crate) struct Handle {
-    pub(super) open: OpenFile,
+    pub(super) open: Opened,
     flags: DescriptorFlags,
     _ticket: Ticket,
 }
@@ -28,31 +29,31 @@ pub(crate) struct Handle {
 /// A directory that is being read.
 pub(crate) struct Listing {
     files: Live,
-    open: OpenFile,
+    open: Opened,
     from: u64,
-    ahead: std::vec::IntoIter<(u64, afresh_files::Listed)>,
+    ahead: std::vec::IntoIter<crate::opened::DirectoryEntry>,
     _ticket: Ticket,
 }
 
 impl Listing {
     /// The next entry; the directory itself and its parent are left out.
-    pub(super) fn next(&mut self) -> FsResult<Option<DirectoryEntry>> {
+    pub(super) fn next_entry(&mut self) -> FsResult<Option<DirectoryEntry>> {
         loop {
-            let Some((from, listed)) = self.ahead.next() else {
+            let Some(entry) = self.ahead.next() else {
                 let tree = &self.files.lock().tree;
-                let batch: Vec<_> = self.open.entries(tree, self.from).map_err(refused)?.collect();
+                let batch = self.open.entries(tree, self.from).map_err(refused)?;
                 if batch.is_empty() {
                     return Ok(None);
                 }
                 self.ahead = batch.into_iter();
                 continue;
             };
-            self.from = from;
-            if matches!(&*listed.name, b"." | b"..") {
+            self.from = entry.next;
+            if matches!(&entry.name[..], b"." | b"..") {
                 continue;
             }
-            return match String::from_utf8(listed.name.to_vec()) {
-                Ok(name) => Ok(Some(DirectoryEntry { type_: kind(listed.kind), name })),
+            return match String::from_utf8(entry.name) {
+                Ok(name) => Ok(Some(DirectoryEntry { type_: kind(entry.kind), name })),
                 Err(_) => Err(ErrorCode::IllegalByteSequence.into()),
             };
         }
@@ -76,20 +77,28 @@ pub(super) fn code(refused: &Refused) -> ErrorCode {
         Refused::NotOpen => ErrorCode::BadDescriptor,
         Refused::Busy => ErrorCode::Busy,
         Refused::TooManyLinks => ErrorCode::TooManyLinks,
+        Refused::Denied => ErrorCode::Access,
+        Refused::CrossDevice => ErrorCode::CrossDevice,
+        Refused::Host(error) => {
+            ErrorCode::from(&std::io::Error::from_raw_os_error(error.raw_os_error()))
+        }
         _ => ErrorCode::Io,
     }
 }
 
-fn refused(refused: Refused) -> FsError {
+pub(super) fn refused(refused: Refused) -> FsError {
     code(&refused).into()
 }
 
-fn kind(kind: Kind) -> DescriptorType {
+fn kind(kind: HostKind) -> DescriptorType {
     match kind {
-        Kind::File => DescriptorType::RegularFile,
-        Kind::Directory => DescriptorType::Directory,
-        Kind::Link => DescriptorType::SymbolicLink,
-        Kind::Device => DescriptorType::CharacterDevice,
+        HostKind::File => DescriptorType::RegularFile,
+        HostKind::Directory => DescriptorType::Directory,
+        HostKind::Link => DescriptorType::SymbolicLink,
+        HostKind::CharacterDevice => DescriptorType::CharacterDevice,
+        HostKind::BlockDevice => DescriptorType::BlockDevice,
+        HostKind::Fifo => DescriptorType::Fifo,
+        HostKind::Socket => DescriptorType::Socket,
         _ => DescriptorType::Unknown,
     }
 }
@@ -99,10 +108,10 @@ fn datetime(time: Time) -> Option<Datetime> {
     Some(Datetime { seconds, nanoseconds: time.nanos })
 }
 
-fn described(stat: &Stat) -> DescriptorStat {
+fn described(stat: &FileStat) -> DescriptorStat {
     DescriptorStat {
         type_: kind(stat.kind),
-        link_count: u64::from(stat.links),
+        link_count: stat.links,
         size: stat.size,
         data_access_timestamp: datetime(stat.times.accessed),
         data_modification_timestamp: datetime(stat.times.modified),
@@ -123,6 +132,17 @@ fn time(new: NewTimestamp, now: Time) -> FsResult<Option<Time>> {
     }
 }
 
+/// When writes to a descriptor with such flags are on the disk.
+fn durability(flags: DescriptorFlags) -> Durability {
+    if flags.contains(DescriptorFlags::FILE_INTEGRITY_SYNC) {
+        Durability::All
+    } else if flags.contains(DescriptorFlags::DATA_INTEGRITY_SYNC) {
+        Durability::Data
+    } else {
+        Durability::Later
+    }
+}
+
 fn follows(flags: PathFlags) -> bool {
     flags.contains(PathFlags::SYMLINK_FOLLOW)
 }
@@ -133,18 +153,34 @@ impl View<'_> {
         self.files.ticket().ok_or_else(|| ErrorCode::InsufficientMemory.into())
     }
 
-    fn push(&mut self, node: Node, access: Access, flags: DescriptorFlags) -> FsResult<Fd> {
-        let ticket = self.ticket()?;
-        let open = self.files.lock().tree.open(node, access).map_err(refused)?;
+    fn push(&mut self, open: Opened, flags: DescriptorFlags) -> FsResult<Fd> {
+        let ticket = match self.ticket() {
+            Ok(ticket) => ticket,
+            Err(error) => {
+                open.close(&mut self.files.lock().tree);
+                return Err(error);
+            }
+        };
         let handle = self.table.push(Handle { open, flags, _ticket: ticket })?;
         Ok(Resource::new_own(handle.rep()))
     }
 
-    /// A handle of the root of the tree.
-    pub(super) fn top(&mut self) -> wasmtime::Result<Fd> {
-        let flags = DescriptorFlags::READ | DescriptorFlags::MUTATE_DIRECTORY;
-        let top = self.push(Tree::ROOT, Access::reading(), flags);
-        top.map_err(|error| wasmtime::Error::msg(format!("the file tree has no root: {error}")))
+    /// Handles of the directories that the guest was given.
+    pub(super) fn directories(&mut self) -> wasmtime::Result<Vec<(Fd, String)>> {
+        let given = self.files.lock().directories();
+        let mut directories = Vec::with_capacity(given.len());
+        for (open, name) in given {
+            let mut flags = DescriptorFlags::READ;
+            if open.is_writable() {
+                flags |= DescriptorFlags::MUTATE_DIRECTORY;
+            }
+            let held = open.hold(&mut self.files.lock().tree).map_err(refused);
+            let fd = held.and_then(|()| self.push(open, flags)).map_err(|error| {
+                wasmtime::Error::msg(format!("the directory {name:?} cannot be opened: {error}"))
+            })?;
+            directories.push((fd, name));
+        }
+        Ok(directories)
     }
 
     pub(super) fn handle(
@@ -155,25 +191,30 @@ impl View<'_> {
     }
 
     /// The open file; a directory is not one.
-    pub(super) fn file(&self, fd: &Fd) -> FsResult<OpenFile> {
+    pub(super) fn file(&self, fd: &Fd) -> FsResult<Opened> {
         let open = self.handle(fd)?.open.clone();
-        match self.files.lock().tree.stat(open.node).map_err(refused)?.kind {
-            Kind::Directory => Err(ErrorCode::BadDescriptor.into()),
-            _ => Ok(open),
+        match open.is_directory(&self.files.lock().tree).map_err(refused)? {
+            true => Err(ErrorCode::BadDescriptor.into()),
+            false => Ok(open),
         }
     }
 
-    fn directory(&self, fd: &Fd) -> FsResult<Node> {
-        let node = self.handle(fd)?.open.node;
-        match self.files.lock().tree.stat(node).map_err(refused)?.kind {
-            Kind::Directory => Ok(node),
-            _ => Err(ErrorCode::NotDirectory.into()),
+    fn directory(&self, fd: &Fd) -> FsResult<Opened> {
+        let open = self.handle(fd)?.open.clone();
+        match open.is_directory(&self.files.lock().tree).map_err(refused)? {
+            true => Ok(open),
+            false => Err(ErrorCode::NotDirectory.into()),
         }
+    }
+
+    /// The host file whose bytes have to reach a disk, if it is one.
+    pub(super) fn host_file(&self, fd: &Fd) -> FsResult<Option<HostHandle>> {
+        Ok(self.handle(fd)?.open.on_host())
     }
 
     pub(super) fn close(&mut self, fd: &Fd) -> wasmtime::Result<()> {
         let handle = self.table.delete(Resource::<Handle>::new_own(fd.rep()))?;
-        self.files.lock().tree.close(handle.open);
+        handle.open.close(&mut self.files.lock().tree);
         Ok(())
     }
 
@@ -181,17 +222,19 @@ impl View<'_> {
         Ok(self.handle(fd)?.flags)
     }
 
-    pub(super) fn stat_of(&self, fd: &Fd) -> FsResult<DescriptorStat> {
-        let node = self.handle(fd)?.open.node;
-        self.files.lock().tree.stat(node).map(|stat| described(&stat)).map_err(refused)
+    fn file_stat(&self, fd: &Fd) -> FsResult<FileStat> {
+        let open = &self.handle(fd)?.open;
+        open.stat(&self.files.lock().tree).map_err(refused)
     }
 
-    /// Resolves a path from a directory.
-    fn find(&self, fd: &Fd, flags: PathFlags, path: &str) -> FsResult<Stat> {
-        let how = Walk::beneath(self.directory(fd)?).follow(follows(flags));
-        let tree = &self.files.lock().tree;
-        let place = tree.walk(path.as_bytes(), how).and_then(|place| place.node());
-        place.and_then(|node| tree.stat(node)).map_err(refused)
+    pub(super) fn stat_of(&self, fd: &Fd) -> FsResult<DescriptorStat> {
+        Ok(described(&self.file_stat(fd)?))
+    }
+
+    /// The attributes of the file at a path.
+    fn find(&self, fd: &Fd, flags: PathFlags, path: &str) -> FsResult<FileStat> {
+        let (from, tree) = (self.directory(fd)?, &self.files.lock().tree);
+        from.stat_at(tree, path.as_bytes(), follows(flags)).map_err(refused)
     }
 
     pub(super) fn stat_path(
@@ -203,24 +246,34 @@ impl View<'_> {
         Ok(described(&self.find(fd, flags, path)?))
     }
 
+    pub(super) fn is_same(&self, one: &Fd, other: &Fd) -> wasmtime::Result<bool> {
+        let stat = |fd| {
+            let open = &self.handle(fd)?.open;
+            Ok::<_, wasmtime::Error>(open.stat(&self.files.lock().tree).ok())
+        };
+        let of = |stat: FileStat| (stat.device, stat.inode);
+        let (one, other) = (stat(one)?.map(of), stat(other)?.map(of));
+        Ok(one.is_some() && one == other)
+    }
+
     pub(super) fn hash(
         &self,
         fd: &Fd,
         at: Option<(PathFlags, &str)>,
     ) -> FsResult<MetadataHashValue> {
-        let node = match at {
-            Some((flags, path)) => self.find(fd, flags, path)?.node,
-            None => self.handle(fd)?.open.node,
+        let stat = match at {
+            Some((flags, path)) => self.find(fd, flags, path)?,
+            None => self.file_stat(fd)?,
         };
-        Ok(MetadataHashValue { lower: node.0, upper: 0 })
+        Ok(MetadataHashValue { lower: stat.inode, upper: stat.device })
     }
 
     pub(super) fn resize(&self, fd: &Fd, size: u64) -> FsResult<()> {
         let open = self.file(fd)?;
-        if !open.access.write {
+        if !open.access().write {
             return Err(ErrorCode::NotPermitted.into());
         }
-        self.files.lock().tree.set_size(open.node, size, Time::now()).map_err(refused)
+        open.set_size(&mut self.files.lock().tree, size).map_err(refused)
     }
 
     pub(super) fn set_times_of(
@@ -232,17 +285,23 @@ impl View<'_> {
     ) -> FsResult<()> {
         let now = Time::now();
         let (accessed, modified) = (time(accessed, now)?, time(modified, now)?);
-        let node = match at {
-            Some((flags, path)) => self.find(fd, flags, path)?.node,
-            None => self.handle(fd)?.open.node,
-        };
-        self.files.lock().tree.set_times(node, accessed, modified, now).map_err(refused)
+        match at {
+            Some((flags, path)) => {
+                let (from, at) = (self.directory(fd)?, (path.as_bytes(), follows(flags)));
+                from.set_times_at(&mut self.files.lock().tree, at, accessed, modified, now)
+            }
+            None => {
+                let open = &self.handle(fd)?.open;
+                open.set_times(&mut self.files.lock().tree, accessed, modified, now)
+            }
+        }
+        .map_err(refused)
     }
 
     pub(super) fn read_at(&self, fd: &Fd, len: u64, at: u64) -> FsResult<(Vec<u8>, bool)> {
         let open = self.file(fd)?;
         let tree = &self.files.lock().tree;
-        let left = tree.stat(open.node).map_err(refused)?.size.saturating_sub(at);
+        let left = open.stat(tree).map_err(refused)?.size.saturating_sub(at);
         let mut bytes = vec![0; len.min(left).min(READ) as usize];
         let read = open.read_at(tree, at, &mut bytes).map_err(refused)?;
         bytes.truncate(read);
@@ -251,68 +310,43 @@ impl View<'_> {
 
     pub(super) fn write_at(&self, fd: &Fd, bytes: &[u8], at: u64) -> FsResult<u64> {
         let open = self.file(fd)?;
-        if !open.access.write {
+        if !open.access().write {
             return Err(ErrorCode::NotPermitted.into());
         }
         let tree = &mut self.files.lock().tree;
-        let written = open.write_at(tree, at, bytes, Time::now()).map_err(refused)?;
-        Ok(written as u64)
+        Ok(open.write_at(tree, at, bytes).map_err(refused)? as u64)
     }
 
     pub(super) fn list(&mut self, fd: &Fd) -> FsResult<Resource<Listing>> {
-        self.directory(fd)?;
-        let (files, open) = (self.files.clone(), self.handle(fd)?.open.clone());
+        let (files, open) = (self.files.clone(), self.directory(fd)?);
         let (ahead, ticket) = (Vec::new().into_iter(), self.ticket()?);
         Ok(self.table.push(Listing { files, open, from: 0, ahead, _ticket: ticket })?)
     }
 
-    /// Runs `change` on the target of a path in a directory.
-    fn with_name(
-        &self,
-        fd: &Fd,
-        path: &str,
-        change: impl FnOnce(&mut Tree, &afresh_files::ResolvedName) -> Result<(), Refused>,
-    ) -> FsResult<()> {
-        let how = Walk::beneath(self.directory(fd)?).name();
-        let tree = &mut self.files.lock().tree;
-        let place = tree.walk(path.as_bytes(), how).map_err(refused)?;
-        change(tree, &place).map_err(refused)
-    }
-
     pub(super) fn make_directory(&self, fd: &Fd, path: &str) -> FsResult<()> {
-        self.with_name(fd, path, |tree, place| {
-            tree.create_at(place, New::Directory, 0o777, Time::now()).map(drop)
-        })
+        let from = self.directory(fd)?;
+        from.create_directory(&mut self.files.lock().tree, path.as_bytes()).map_err(refused)
     }
 
     pub(super) fn remove_directory(&self, fd: &Fd, path: &str) -> FsResult<()> {
-        self.with_name(fd, path, |tree, place| tree.remove_directory_at(place, Time::now()))
+        let from = self.directory(fd)?;
+        from.remove_directory(&mut self.files.lock().tree, path.as_bytes()).map_err(refused)
     }
 
     pub(super) fn remove_file(&self, fd: &Fd, path: &str) -> FsResult<()> {
-        self.with_name(fd, path, |tree, place| tree.remove_file_at(place, Time::now()))
+        let from = self.directory(fd)?;
+        from.remove_file(&mut self.files.lock().tree, path.as_bytes()).map_err(refused)
     }
 
     pub(super) fn make_link(&self, fd: &Fd, target: &str, path: &str) -> FsResult<()> {
-        if target.starts_with('/') {
-            return Err(ErrorCode::NotPermitted.into());
-        }
-        self.with_name(fd, path, |tree, place| {
-            if place.slash && place.found.is_some_and(|(_, kind)| kind != Kind::Directory) {
-                return Err(Refused::NotDirectory);
-            }
-            tree.create_at(place, New::Link(target.as_bytes()), 0o777, Time::now()).map(drop)
-        })
+        let (from, tree) = (self.directory(fd)?, &mut self.files.lock().tree);
+        from.create_link(tree, target.as_bytes(), path.as_bytes()).map_err(refused)
     }
 
     pub(super) fn read_link(&self, fd: &Fd, path: &str) -> FsResult<String> {
-        let node = self.find(fd, PathFlags::empty(), path)?.node;
-        let target = self.files.lock().tree.read_link(node).map_err(refused)?;
-        match String::from_utf8(target.to_vec()) {
-            Ok(target) if target.starts_with('/') => Err(ErrorCode::NotPermitted.into()),
-            Ok(target) => Ok(target),
-            Err(_) => Err(ErrorCode::IllegalByteSequence.into()),
-        }
+        let (from, tree) = (self.directory(fd)?, &self.files.lock().tree);
+        let target = from.read_link(tree, path.as_bytes()).map_err(refused)?;
+        String::from_utf8(target).map_err(|_| ErrorCode::IllegalByteSequence.into())
     }
 
     pub(super) fn link_path(
@@ -326,16 +360,15 @@ impl View<'_> {
         if follows(flags) {
             return Err(ErrorCode::Invalid.into());
         }
-        let node = self.find(fd, flags, old)?.node;
-        self.with_name(into, new, |tree, place| tree.link_at(node, place, Time::now()))
+        let (from, into) = (self.directory(fd)?, self.directory(into)?);
+        let tree = &mut self.files.lock().tree;
+        from.link(tree, old.as_bytes(), &into, new.as_bytes()).map_err(refused)
     }
 
     pub(super) fn rename(&self, fd: &Fd, old: &str, into: &Fd, new: &str) -> FsResult<()> {
-        let how = Walk::beneath(self.directory(fd)?).name();
-        let from = self.files.lock().tree.walk(old.as_bytes(), how).map_err(refused)?;
-        self.with_name(into, new, |tree, to| {
-            tree.rename_at(&from, to, Rename::Replace, Time::now())
-        })
+        let (from, into) = (self.directory(fd)?, self.directory(into)?);
+        let tree = &mut self.files.lock().tree;
+        from.rename(tree, old.as_bytes(), &into, new.as_bytes()).map_err(refused)
     }
 
     pub(super) fn open_path(
@@ -350,44 +383,32 @@ impl View<'_> {
         if how.contains(OpenFlags::DIRECTORY) && how.intersects(makes) {
             return Err(ErrorCode::Invalid.into());
         }
-        let exclusive = how.contains(OpenFlags::CREATE | OpenFlags::EXCLUSIVE);
-        let write = flags.contains(DescriptorFlags::WRITE);
-        let mut walk = Walk::beneath(self.directory(fd)?).follow(follows(path_flags));
-        if exclusive {
-            walk = walk.name();
-        }
-        let node = {
-            let tree = &mut self.files.lock().tree;
-            let place = tree.walk(path.as_bytes(), walk).map_err(refused)?;
-            match place.found {
-                None if how.contains(OpenFlags::CREATE) => {
-                    tree.create_at(&place, New::File, 0o666, Time::now()).map_err(refused)?
-                }
-                None => return Err(ErrorCode::NoEntry.into()),
-                Some(_) if exclusive => return Err(ErrorCode::Exist.into()),
-                Some((_, Kind::Link)) => return Err(ErrorCode::Loop.into()),
-                Some((_, Kind::Directory)) if write || how.intersects(makes) => {
-                    return Err(ErrorCode::IsDirectory.into());
-                }
-                Some((_, kind))
-                    if kind != Kind::Directory && how.contains(OpenFlags::DIRECTORY) =>
-                {
-                    return Err(ErrorCode::NotDirectory.into());
-                }
-                Some((node, Kind::File)) if how.contains(OpenFlags::TRUNCATE) => {
-                    tree.set_size(node, 0, Time::now()).map_err(refused)?;
-                    node
-                }
-                Some((node, _)) => node,
-            }
+        let how = Opening {
+            access: Access {
+                read: flags.contains(DescriptorFlags::READ),
+                write: flags.contains(DescriptorFlags::WRITE),
+                append: false,
+            },
+            follow: follows(path_flags),
+            create: how.contains(OpenFlags::CREATE),
+            exclusive: how.contains(OpenFlags::EXCLUSIVE),
+            truncate: how.contains(OpenFlags::TRUNCATE),
+            directory: how.contains(OpenFlags::DIRECTORY),
         };
-        let read = flags.contains(DescriptorFlags::READ);
-        self.push(node, Access { read, write, append: false }, flags)
+        let from = self.directory(fd)?;
+        let mut open =
+            from.open(&mut self.files.lock().tree, path.as_bytes(), how).map_err(refused)?;
+        open.set_durability(durability(flags));
+        let mut flags = flags;
+        if !open.is_writable() {
+            flags &= !DescriptorFlags::MUTATE_DIRECTORY;
+        }
+        self.push(open, flags)
     }
 
     pub(super) fn reader(&mut self, fd: &Fd, at: u64) -> FsResult<Resource<DynInputStream>> {
         let handle = self.handle(fd)?.open.clone();
-        if self.files.lock().tree.stat(handle.node).map_err(refused)?.kind == Kind::Directory {
+        if handle.is_directory(&self.files.lock().tree).map_err(refused)? {
             return Err(ErrorCode::IsDirectory.into());
         }
         let reader: DynInputStream =
@@ -401,7 +422,7 @@ impl View<'_> {
         at: Option<u64>,
     ) -> FsResult<Resource<DynOutputStream>> {
         let open = self.file(fd)?;
-        if !open.access.write {
+        if !open.access().write {
             return Err(ErrorCode::NotPermitted.into());
         }
         let writer: DynOutputStream =

@@ -1,11 +1,12 @@
 //! Streams into and out of files. They hold their file until they are dropped, and never wait.
 
-use afresh_files::{OpenFile, Refused, Time};
+use afresh_files::Refused;
 use bytes::Bytes;
 use wasmtime_wasi::async_trait;
 use wasmtime_wasi::p2::{InputStream, OutputStream, Pollable, StreamError, StreamResult};
 
 use crate::files::{Live, Ticket};
+use crate::opened::Opened;
 
 /// Bytes that one read or write takes.
 const PART: usize = 1 << 16;
@@ -13,20 +14,20 @@ const PART: usize = 1 << 16;
 /// A file that a stream holds.
 struct FileHandle {
     files: Live,
-    open: OpenFile,
+    open: Opened,
     _ticket: Ticket,
 }
 
 impl FileHandle {
-    fn new(files: &Live, ticket: Ticket, open: OpenFile) -> Result<Self, Refused> {
-        files.lock().tree.hold(open.node)?;
+    fn new(files: &Live, ticket: Ticket, open: Opened) -> Result<Self, Refused> {
+        open.hold(&mut files.lock().tree)?;
         Ok(Self { files: files.clone(), open, _ticket: ticket })
     }
 }
 
 impl Drop for FileHandle {
     fn drop(&mut self) {
-        self.files.lock().tree.release(self.open.node);
+        self.open.release(&mut self.files.lock().tree);
     }
 }
 
@@ -42,10 +43,10 @@ impl Reader {
     pub(super) fn new(
         files: &Live,
         ticket: Ticket,
-        mut open: OpenFile,
+        mut open: Opened,
         at: u64,
     ) -> Result<Self, Refused> {
-        open.offset = at;
+        open.set_offset(at);
         Ok(Self(FileHandle::new(files, ticket, open)?))
     }
 }
@@ -76,11 +77,11 @@ impl Writer {
     pub(super) fn new(
         files: &Live,
         ticket: Ticket,
-        mut open: OpenFile,
+        mut open: Opened,
         at: Option<u64>,
     ) -> Result<Self, Refused> {
-        open.access.append = at.is_none();
-        open.offset = at.unwrap_or(0);
+        open.access_mut().append = at.is_none();
+        open.set_offset(at.unwrap_or(0));
         Ok(Self(FileHandle::new(files, ticket, open)?))
     }
 }
@@ -94,12 +95,14 @@ impl Pollable for Writer {
 impl OutputStream for Writer {
     fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
         let FileHandle { files, open, .. } = &mut self.0;
-        let mut files = files.lock();
-        let len = open.write(&mut files.tree, &bytes, Time::now()).map_err(failed)?;
-        match len == bytes.len() {
-            true => Ok(()),
-            false => Err(failed(Refused::Full)),
+        let (tree, mut done) = (&mut files.lock().tree, 0);
+        while done < bytes.len() {
+            match open.write(tree, &bytes[done..]).map_err(failed)? {
+                0 => return Err(failed(Refused::Full)),
+                len => done += len,
+            }
         }
+        Ok(())
     }
 
     fn flush(&mut self) -> StreamResult<()> {

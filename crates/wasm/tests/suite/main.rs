@@ -3,6 +3,7 @@
 mod asynchronous;
 mod bytes;
 mod clones;
+mod dirs;
 mod embedder;
 mod extism;
 mod files;

@@ -1,0 +1,808 @@
+//! Host directories of guests: written through, and never left, by modules and components.
+//!
+//! Both guests pass calls on to WASI, and the tests use them.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use afresh_wasm::wasmtime::component::Val as ComponentVal;
+use afresh_wasm::{
+    CallError, ComponentLease, Engine, EngineConfig, Guest, GuestOptions, Lease, LeaseOptions,
+    Mode, Val, Warm, WarmComponent, WarmUp, Wasi, Watch,
+};
+
+/// Errors of preview 1.
+const BADF: i32 = 8;
+const ISDIR: i32 = 31;
+const LOOP: i32 = 32;
+const MFILE: i32 = 33;
+const NAMETOOLONG: i32 = 37;
+const NOENT: i32 = 44;
+const NOTDIR: i32 = 54;
+const PERM: i32 = 63;
+
+/// Flags of `path_open`.
+const CREATE: i32 = 1;
+const DIRECTORY: i32 = 2;
+const TRUNCATE: i32 = 8;
+
+const PATH: usize = 1024;
+const OTHER: usize = 9216;
+const BUFFER: usize = 20_480;
+
+/// A module that passes calls on to WASI.
+fn hands() -> Vec<u8> {
+    let functions = [
+        ("fd_write", "i32 i32 i32 i32"),
+        ("fd_read", "i32 i32 i32 i32"),
+        ("fd_readdir", "i32 i32 i32 i64 i32"),
+        ("fd_sync", "i32"),
+        ("fd_close", "i32"),
+        ("fd_prestat_dir_name", "i32 i32 i32"),
+        ("fd_allocate", "i32 i64 i64"),
+        ("fd_fdstat_set_flags", "i32 i32"),
+        ("path_open", "i32 i32 i32 i32 i32 i64 i64 i32 i32"),
+        ("path_unlink_file", "i32 i32 i32"),
+        ("path_create_directory", "i32 i32 i32"),
+        ("path_remove_directory", "i32 i32 i32"),
+        ("path_symlink", "i32 i32 i32 i32 i32"),
+        ("path_readlink", "i32 i32 i32 i32 i32 i32"),
+        ("path_rename", "i32 i32 i32 i32 i32 i32"),
+        ("path_link", "i32 i32 i32 i32 i32 i32 i32"),
+        ("path_filestat_get", "i32 i32 i32 i32 i32"),
+        ("path_filestat_set_times", "i32 i32 i32 i32 i64 i64 i32"),
+    ];
+    let (mut imports, mut exports) = (String::new(), String::new());
+    for (name, parameters) in functions {
+        imports += &format!(
+            r#"(import "wasi_snapshot_preview1" "{name}" (func ${name} (param {parameters}) (result i32)))"#
+        );
+        let gets: String =
+            (0..parameters.split(' ').count()).map(|i| format!("(local.get {i})")).collect();
+        exports += &format!(
+            r#"(func (export "{name}") (param {parameters}) (result i32) (call ${name} {gets}))"#
+        );
+    }
+    wat::parse_str(format!(r#"(module {imports} (memory (export "memory") 64) {exports})"#))
+        .unwrap()
+}
+
+/// Two granted directories, and one beside them that is not.
+struct Place {
+    root: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        for name in ["one", "two", "out"] {
+            fs::create_dir(root.path().join(name)).unwrap();
+        }
+        fs::write(root.path().join("out/secret"), b"secret").unwrap();
+        Self { root }
+    }
+
+    fn path(&self, below: &str) -> PathBuf {
+        self.root.path().join(below)
+    }
+
+    /// `/one` for writing, and `/two` as `writable` has it.
+    fn options(&self, writable: bool) -> GuestOptions {
+        let dirs = vec![
+            (self.path("one"), "/one".to_owned(), true),
+            (self.path("two"), "/two".to_owned(), writable),
+        ];
+        GuestOptions { wasi: Wasi { dirs, ..Wasi::default() }, ..GuestOptions::default() }
+    }
+
+    /// The directory that is not granted is as it was.
+    fn check(&self) {
+        let names: Vec<_> = fs::read_dir(self.path("out"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        assert_eq!(names, ["secret"]);
+        let secret = self.path("out/secret");
+        assert_eq!(fs::read(&secret).unwrap(), b"secret");
+        assert_eq!(fs::metadata(&secret).unwrap().nlink(), 1);
+    }
+}
+
+fn engine() -> Engine {
+    Engine::new(EngineConfig::default()).unwrap()
+}
+
+fn module(options: GuestOptions) -> Warm {
+    let guest = Guest::with_options(&engine(), &hands(), options).unwrap();
+    guest.warm(WarmUp::new()).unwrap()
+}
+
+fn ask(lease: &mut Lease<'_>, name: &str, arguments: &[i64]) -> i32 {
+    let wide: &[usize] = match name {
+        "path_open" => &[5, 6],
+        "fd_readdir" => &[3],
+        "fd_allocate" => &[1, 2],
+        "path_filestat_set_times" => &[4, 5],
+        _ => &[],
+    };
+    let values: Vec<Val> = (0..)
+        .zip(arguments)
+        .map(|(at, value)| match wide.contains(&at) {
+            true => Val::I64(*value),
+            false => Val::I32(*value as i32),
+        })
+        .collect();
+    match lease.call(name, &values).unwrap()[..] {
+        [Val::I32(answer)] => answer,
+        ref other => panic!("{other:?}"),
+    }
+}
+
+fn number(lease: &mut Lease<'_>, at: usize) -> u32 {
+    let mut bytes = [0; 4];
+    lease.read_memory(at, &mut bytes).unwrap();
+    u32::from_le_bytes(bytes)
+}
+
+fn text(lease: &mut Lease<'_>, at: usize, text: &str) -> [i64; 2] {
+    lease.write_memory(at, text.as_bytes()).unwrap();
+    [at as i64, text.len() as i64]
+}
+
+/// Opens a path from a descriptor with rights to everything; `how` has no `CREATE` for reading.
+fn open(lease: &mut Lease<'_>, fd: i64, path: &str, how: i32) -> Result<i64, i32> {
+    let [at, len] = text(lease, PATH, path);
+    let rights = if how & (CREATE | TRUNCATE) == 0 { 0x1fff_ffbf } else { 0x1fff_ffff };
+    match ask(lease, "path_open", &[fd, 1, at, len, i64::from(how), rights, 0x1fff_ffff, 0, 8]) {
+        0 => Ok(i64::from(number(lease, 8))),
+        error => Err(error),
+    }
+}
+
+fn write(lease: &mut Lease<'_>, fd: i64, bytes: &[u8]) -> i32 {
+    lease.write_memory(BUFFER, bytes).unwrap();
+    lease.write_memory(16, &(BUFFER as u32).to_le_bytes()).unwrap();
+    lease.write_memory(20, &(bytes.len() as u32).to_le_bytes()).unwrap();
+    ask(lease, "fd_write", &[fd, 16, 1, 24])
+}
+
+fn read(lease: &mut Lease<'_>, fd: i64) -> Vec<u8> {
+    lease.write_memory(16, &(BUFFER as u32).to_le_bytes()).unwrap();
+    lease.write_memory(20, &8192_u32.to_le_bytes()).unwrap();
+    assert_eq!(ask(lease, "fd_read", &[fd, 16, 1, 24]), 0);
+    let mut bytes = vec![0; number(lease, 24) as usize];
+    lease.read_memory(BUFFER, &mut bytes).unwrap();
+    bytes
+}
+
+/// A call with one path.
+fn with_path(lease: &mut Lease<'_>, name: &str, fd: i64, path: &str) -> i32 {
+    let [at, len] = text(lease, PATH, path);
+    ask(lease, name, &[fd, at, len])
+}
+
+fn symlink_to(lease: &mut Lease<'_>, target: &str, fd: i64, path: &str) -> i32 {
+    let ([old, old_len], [new, new_len]) = (text(lease, PATH, target), text(lease, OTHER, path));
+    ask(lease, "path_symlink", &[old, old_len, fd, new, new_len])
+}
+
+fn rename(lease: &mut Lease<'_>, from: i64, old: &str, into: i64, new: &str) -> i32 {
+    let ([old, old_len], [new, new_len]) = (text(lease, PATH, old), text(lease, OTHER, new));
+    ask(lease, "path_rename", &[from, old, old_len, into, new, new_len])
+}
+
+fn link(lease: &mut Lease<'_>, from: i64, old: &str, into: i64, new: &str) -> i32 {
+    let ([old, old_len], [new, new_len]) = (text(lease, PATH, old), text(lease, OTHER, new));
+    ask(lease, "path_link", &[from, 0, old, old_len, into, new, new_len])
+}
+
+#[test]
+fn writes_reach_the_host_and_stay_after_the_lease() {
+    let place = Place::new();
+    for mode in [Mode::Reset, Mode::Fresh] {
+        let warm = module(GuestOptions { mode, ..place.options(true) });
+        let mut lease = warm.lease().unwrap();
+        let at = BUFFER as i64;
+        for (fd, name) in [(3, "/one"), (4, "/two")] {
+            assert_eq!(ask(&mut lease, "fd_prestat_dir_name", &[fd, at, 4]), 0);
+            let mut bytes = [0; 4];
+            lease.read_memory(BUFFER, &mut bytes).unwrap();
+            assert_eq!(bytes, name.as_bytes());
+        }
+        assert_eq!(with_path(&mut lease, "path_create_directory", 3, "d"), 0);
+        let file = open(&mut lease, 3, "d/file", CREATE).unwrap();
+        assert_eq!(file, 5);
+        assert_eq!(write(&mut lease, file, b"kept"), 0);
+        assert_eq!(ask(&mut lease, "fd_allocate", &[file, 0, 10]), 0);
+        assert_eq!(ask(&mut lease, "fd_sync", &[file]), 0);
+        assert_eq!(ask(&mut lease, "fd_sync", &[3]), 0);
+        // Appends, with each write on the disk.
+        assert_eq!(ask(&mut lease, "fd_fdstat_set_flags", &[file, 1 | 16]), 0);
+        assert_eq!(write(&mut lease, file, b"!"), 0);
+        assert_eq!(rename(&mut lease, 3, "d/file", 4, "moved"), 0);
+        assert_eq!(link(&mut lease, 4, "moved", 3, "twin"), 0);
+        drop(lease);
+        assert_eq!(fs::read(place.path("two/moved")).unwrap(), b"kept\0\0\0\0\0\0!");
+        assert_eq!(fs::metadata(place.path("one/twin")).unwrap().nlink(), 2);
+        let mut lease = warm.lease().unwrap();
+        assert_eq!(ask(&mut lease, "fd_close", &[file]), BADF, "it was closed with its lease");
+        let file = open(&mut lease, 4, "moved", 0).unwrap();
+        assert_eq!(read(&mut lease, file).len(), 11);
+        assert_eq!(with_path(&mut lease, "path_unlink_file", 3, "twin"), 0);
+        assert_eq!(with_path(&mut lease, "path_unlink_file", 4, "moved"), 0);
+        assert_eq!(with_path(&mut lease, "path_remove_directory", 3, "d"), 0);
+        assert_eq!(fs::read_dir(place.path("one")).unwrap().count(), 0);
+    }
+    place.check();
+}
+
+#[test]
+fn nothing_leads_a_module_out() {
+    let place = Place::new();
+    let warm = module(place.options(false));
+    fs::create_dir(place.path("one/d")).unwrap();
+    fs::write(place.path("two/given"), b"given").unwrap();
+    symlink(place.path("out"), place.path("one/absolute")).unwrap();
+    let mut lease = warm.lease().unwrap();
+    let mine = open(&mut lease, 3, "mine", CREATE).unwrap();
+    assert_eq!(write(&mut lease, mine, b"mine"), 0);
+    // Links of the guest's own, one of them dangling.
+    assert_eq!(symlink_to(&mut lease, "../out/secret", 3, "secret"), 0);
+    assert_eq!(symlink_to(&mut lease, "../out/new", 3, "dangling"), 0);
+    assert_eq!(symlink_to(&mut lease, "..", 3, "d/up"), 0);
+    assert_eq!(symlink_to(&mut lease, "/etc", 3, "etc"), PERM);
+    let below = open(&mut lease, 3, "d", DIRECTORY).unwrap();
+    let out = place.path("out/secret");
+    let paths = [
+        (3, "../out/secret"),
+        (3, "secret"),
+        (3, "secret/"),
+        (3, "dangling"),
+        (3, "absolute/secret"),
+        (3, "d/up/../out/secret"),
+        (3, "../two/given"),
+        (3, out.to_str().unwrap()),
+        (below, ".."),
+        (below, "../mine"),
+        (below, "up/mine"),
+        (4, "../out/secret"),
+    ];
+    for (fd, path) in paths {
+        for how in [0, CREATE, CREATE | TRUNCATE, DIRECTORY] {
+            let error = open(&mut lease, fd, path, how).unwrap_err();
+            assert!([PERM, NOTDIR].contains(&error), "{path}: {error}");
+        }
+        let [at, len] = text(&mut lease, PATH, path);
+        assert_eq!(ask(&mut lease, "path_filestat_get", &[fd, 1, at, len, 64]), PERM, "{path}");
+        let times = ask(&mut lease, "path_filestat_set_times", &[fd, 1, at, len, 0, 0, 1]);
+        assert_eq!(times, PERM, "{path}");
+        let _ = link(&mut lease, fd, path, 3, "hard");
+        place.check();
+    }
+    for (fd, path) in paths {
+        let _ = rename(&mut lease, 3, "mine", fd, path);
+        let _ = rename(&mut lease, fd, path, 3, "mine");
+        let _ = with_path(&mut lease, "path_unlink_file", fd, path);
+        place.check();
+    }
+    assert_eq!(fs::read(place.path("two/given")).unwrap(), b"given");
+    // What is granted for reading.
+    assert_eq!(open(&mut lease, 4, "given", TRUNCATE), Err(PERM));
+    assert_eq!(open(&mut lease, 4, "new", CREATE), Err(PERM));
+    assert_eq!(rename(&mut lease, 4, "given", 3, "taken"), PERM);
+    assert_eq!(link(&mut lease, 4, "given", 3, "alias"), PERM);
+    assert_eq!(with_path(&mut lease, "path_unlink_file", 4, "given"), PERM);
+    let given = open(&mut lease, 4, "given", 0).unwrap();
+    assert_eq!(read(&mut lease, given), b"given");
+    assert_eq!(write(&mut lease, given, b"x"), BADF);
+}
+
+#[test]
+fn odd_files_and_paths_are_refused_and_block_nothing() {
+    let place = Place::new();
+    let fifo = place.path("one/pipe");
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
+    assert!(made.success());
+    let _socket = std::os::unix::net::UnixListener::bind(place.path("one/socket")).unwrap();
+    let mut options = place.options(true);
+    options.wasi.dirs.push(("/dev".into(), "/dev".to_owned(), true));
+    let warm = module(options);
+    let mut lease = warm.lease().unwrap();
+    for (fd, path) in [(3, "pipe"), (3, "socket"), (5, "null"), (5, "zero")] {
+        for how in [0, CREATE, TRUNCATE] {
+            assert_eq!(open(&mut lease, fd, path, how), Err(PERM), "{path}");
+        }
+    }
+    for path in ["x".repeat(256), "x/".repeat(2049)] {
+        assert_eq!(open(&mut lease, 3, &path, CREATE), Err(NAMETOOLONG));
+    }
+    for (path, error) in [("", NOENT), ("/", PERM), ("new/", ISDIR), ("absent/x", NOENT)] {
+        assert_eq!(open(&mut lease, 3, path, CREATE), Err(error), "{path:?}");
+    }
+    symlink("loop", place.path("one/loop")).unwrap();
+    assert_eq!(open(&mut lease, 3, "loop", 0), Err(LOOP));
+}
+
+#[test]
+fn a_large_directory_is_listed_whole_into_small_buffers() {
+    let place = Place::new();
+    for number in 0..2000 {
+        fs::write(place.path(&format!("one/file-{number}")), b"").unwrap();
+    }
+    let warm = module(place.options(true));
+    let mut lease = warm.lease().unwrap();
+    for room in [300_i64, 40_000, 200_000] {
+        let (mut cookie, mut names) = (0_i64, std::collections::BTreeSet::new());
+        loop {
+            assert_eq!(ask(&mut lease, "fd_readdir", &[3, BUFFER as i64, room, cookie, 24]), 0);
+            let mut bytes = vec![0; number(&mut lease, 24) as usize];
+            lease.read_memory(BUFFER, &mut bytes).unwrap();
+            let mut rest = &bytes[..];
+            while rest.len() >= 24 {
+                let len = u32::from_le_bytes(rest[16..20].try_into().unwrap()) as usize;
+                let Some(name) = rest.get(24..24 + len) else { break };
+                names.insert(name.to_vec());
+                cookie = i64::from_le_bytes(rest[..8].try_into().unwrap());
+                rest = &rest[24 + len..];
+            }
+            if (bytes.len() as i64) < room {
+                break;
+            }
+        }
+        assert_eq!(names.len(), 2002, "{room}");
+    }
+}
+
+#[test]
+fn a_guest_has_so_many_descriptors_and_gets_them_back() {
+    let place = Place::new();
+    let warm = module(place.options(true));
+    for _ in 0..2 {
+        let mut lease = warm.lease().unwrap();
+        let opened = (0..).find_map(|count| match open(&mut lease, 3, "file", CREATE) {
+            Ok(_) => None,
+            Err(error) => Some((count, error)),
+        });
+        assert_eq!(opened, Some((256, MFILE)));
+        assert_eq!(ask(&mut lease, "fd_close", &[77]), 0);
+        assert_eq!(open(&mut lease, 3, "file", CREATE), Ok(77));
+    }
+}
+
+#[test]
+fn a_guest_that_waits_has_its_directories_too() {
+    let place = Place::new();
+    let options = GuestOptions { asynchronous: true, ..place.options(true) };
+    let warm = module(options);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut lease = warm.lease_async(&LeaseOptions::new()).await.unwrap();
+        let synced = lease.call_async("fd_sync", &[Val::I32(3)]).await.unwrap();
+        assert!(matches!(synced[..], [Val::I32(0)]), "{synced:?}");
+    });
+}
+
+#[test]
+fn directories_and_a_file_tree_are_not_mixed_in_a_lease() {
+    use afresh_wasm::afresh_files::{Budget, Tree};
+    let place = Place::new();
+    let tree = || Some(Tree::new(Budget::default()));
+    let files =
+        GuestOptions { wasi: Wasi { files: tree(), ..Wasi::default() }, ..GuestOptions::default() };
+    let warm = module(files);
+    let mut own = place.options(true).wasi;
+    for files in [None, tree()] {
+        own.files = files;
+        let refused = warm.lease_with(&LeaseOptions::new().wasi(own.clone())).unwrap_err();
+        assert!(refused.to_string().contains("layers of the tree"), "{refused}");
+    }
+}
+
+/// The interfaces of files, as far as the component needs them.
+const INTERFACES: &str = r#"
+    (import "wasi:filesystem/types@0.2.0" (instance $types
+        (export "descriptor" (type $descriptor (sub resource)))
+        (export "directory-entry-stream" (type $listing (sub resource)))
+        (type $errors (enum "access" "would-block" "already" "bad-descriptor" "busy" "deadlock" "quota" "exist"
+            "file-too-large" "illegal-byte-sequence" "in-progress" "interrupted" "invalid" "io" "is-directory" "loop"
+            "too-many-links" "message-size" "name-too-long" "no-device" "no-entry" "no-lock" "insufficient-memory"
+            "insufficient-space" "not-directory" "not-empty" "not-recoverable" "unsupported" "no-tty"
+            "no-such-device" "overflow" "not-permitted" "pipe" "read-only" "invalid-seek" "text-file-busy"
+            "cross-device"))
+        (export "error-code" (type $error (eq $errors)))
+        (type $follow (flags "symlink-follow"))
+        (export "path-flags" (type $path-flags (eq $follow)))
+        (type $how (flags "create" "directory" "exclusive" "truncate"))
+        (export "open-flags" (type $open-flags (eq $how)))
+        (type $rights (flags "read" "write" "file-integrity-sync" "data-integrity-sync" "requested-write-sync"
+            "mutate-directory"))
+        (export "descriptor-flags" (type $descriptor-flags (eq $rights)))
+        (export "[method]descriptor.open-at" (func (param "self" (borrow $descriptor)) (param "path-flags" $path-flags)
+            (param "path" string) (param "open-flags" $open-flags) (param "flags" $descriptor-flags)
+            (result (result (own $descriptor) (error $error)))))
+        (export "[method]descriptor.symlink-at" (func (param "self" (borrow $descriptor)) (param "old-path" string)
+            (param "new-path" string) (result (result (error $error)))))
+        (export "[method]descriptor.rename-at" (func (param "self" (borrow $descriptor)) (param "old-path" string)
+            (param "new-descriptor" (borrow $descriptor)) (param "new-path" string) (result (result (error $error)))))
+        (export "[method]descriptor.link-at" (func (param "self" (borrow $descriptor))
+            (param "old-path-flags" $path-flags) (param "old-path" string)
+            (param "new-descriptor" (borrow $descriptor)) (param "new-path" string) (result (result (error $error)))))
+        (export "[method]descriptor.unlink-file-at" (func (param "self" (borrow $descriptor)) (param "path" string)
+            (result (result (error $error)))))
+        (export "[method]descriptor.sync" (func (param "self" (borrow $descriptor)) (result (result (error $error)))))
+        (export "[method]descriptor.write" (func (param "self" (borrow $descriptor)) (param "buffer" (list u8))
+            (param "offset" u64) (result (result u64 (error $error)))))
+        (export "[method]descriptor.read-directory" (func (param "self" (borrow $descriptor))
+            (result (result (own $listing) (error $error)))))
+        (type $kinds (enum "unknown" "block-device" "character-device" "directory" "fifo" "symbolic-link" "regular-file"
+            "socket"))
+        (export "descriptor-type" (type $kind (eq $kinds)))
+        (type $fields (record (field "type" $kind) (field "name" string)))
+        (export "directory-entry" (type $entry (eq $fields)))
+        (export "[method]directory-entry-stream.read-directory-entry" (func (param "self" (borrow $listing))
+            (result (result (option $entry) (error $error)))))))
+    (alias export $types "descriptor" (type $descriptor))
+    (import "wasi:filesystem/preopens@0.2.0" (instance $preopens
+        (alias outer 1 $descriptor (type $outer))
+        (export "descriptor" (type $descriptor (eq $outer)))
+        (export "get-directories" (func (result (list (tuple (own $descriptor) string)))))))"#;
+
+/// A component whose functions return 0, or an error and one more. Directories are counted from 0; the number after
+/// them is the last file that was opened.
+fn component() -> Vec<u8> {
+    const LOWERED: [(&str, &str, usize); 8] = [
+        ("open", "[method]descriptor.open-at", 7),
+        ("symlink", "[method]descriptor.symlink-at", 6),
+        ("rename", "[method]descriptor.rename-at", 7),
+        ("link", "[method]descriptor.link-at", 8),
+        ("unlink", "[method]descriptor.unlink-file-at", 4),
+        ("sync", "[method]descriptor.sync", 2),
+        ("list", "[method]descriptor.read-directory", 2),
+        ("entry", "[method]directory-entry-stream.read-directory-entry", 2),
+    ];
+    let canon = |function: &str| {
+        format!(
+            r#"(canon lower (func {function}) (memory (core memory $libc "memory"))
+                (realloc (core func $libc "realloc")))"#
+        )
+    };
+    let (mut lowered, mut imports, mut given) = (String::new(), String::new(), String::new());
+    for (name, method, parameters) in LOWERED {
+        lowered += &format!("(core func ${name} {})", canon(&format!("$types \"{method}\"")));
+        let parameters = "i32 ".repeat(parameters);
+        imports += &format!(r#"(import "host" "{name}" (func ${name} (param {parameters})))"#);
+        given += &format!(r#"(export "{name}" (func ${name}))"#);
+    }
+    let directories = canon("$preopens \"get-directories\"");
+    let write = canon("$types \"[method]descriptor.write\"");
+    wat::parse_str(format!(
+        r#"(component {INTERFACES}
+        (core module $libc
+            (memory (export "memory") 16)
+            (global $free (mut i32) (i32.const 65536))
+            (func (export "realloc") (param i32 i32 i32 i32) (result i32)
+                (global.get $free)
+                (global.set $free (i32.and (i32.const -8) (i32.add (i32.const 7)
+                    (i32.add (global.get $free) (local.get 3)))))))
+        (core instance $libc (instantiate $libc))
+        (core func $directories {directories})
+        (core func $write {write})
+        {lowered}
+        (core module $code
+            (import "libc" "memory" (memory 1))
+            (import "host" "directories" (func $directories (param i32)))
+            (import "host" "write" (func $write (param i32 i32 i32 i64 i32)))
+            {imports}
+            (global $count (mut i32) (i32.const -1))
+            (global $last (mut i32) (i32.const -1))
+            ;; The handle of a directory by its number.
+            (func $handle (param $at i32) (result i32)
+                (if (i32.eq (global.get $count) (i32.const -1)) (then
+                    (call $directories (i32.const 16))
+                    (global.set $count (i32.load (i32.const 20)))))
+                (if (result i32) (i32.eq (local.get $at) (global.get $count))
+                    (then (global.get $last))
+                    (else (i32.load (i32.add (i32.load (i32.const 16)) (i32.mul (local.get $at) (i32.const 12)))))))
+            ;; The answer of a function without a value.
+            (func $answer (result i32)
+                (if (result i32) (i32.load8_u (i32.const 32))
+                    (then (i32.add (i32.const 1) (i32.load8_u (i32.const 33))))
+                    (else (i32.const 0))))
+            ;; That of one with a value.
+            (func $valued (param $at i32) (result i32)
+                (if (result i32) (i32.load8_u (i32.const 32))
+                    (then (i32.add (i32.const 1) (i32.load8_u (i32.add (i32.const 32) (local.get $at)))))
+                    (else (i32.const 0))))
+            (func (export "open") (param $d i32) (param $path i32) (param $len i32) (param $pf i32) (param $of i32)
+                (param $flags i32) (result i32)
+                (call $open (call $handle (local.get $d)) (local.get $pf) (local.get $path) (local.get $len)
+                    (local.get $of) (local.get $flags) (i32.const 32))
+                (if (i32.eqz (i32.load8_u (i32.const 32))) (then (global.set $last (i32.load (i32.const 36)))))
+                (call $valued (i32.const 4)))
+            (func (export "symlink") (param $d i32) (param i32 i32 i32 i32) (result i32)
+                (call $symlink (call $handle (local.get $d)) (local.get 1) (local.get 2) (local.get 3) (local.get 4)
+                    (i32.const 32))
+                (call $answer))
+            (func (export "rename") (param $d i32) (param i32 i32) (param $to i32) (param i32 i32) (result i32)
+                (call $rename (call $handle (local.get $d)) (local.get 1) (local.get 2) (call $handle (local.get $to))
+                    (local.get 4) (local.get 5) (i32.const 32))
+                (call $answer))
+            (func (export "link") (param $d i32) (param i32 i32) (param $to i32) (param i32 i32) (result i32)
+                (call $link (call $handle (local.get $d)) (i32.const 0) (local.get 1) (local.get 2)
+                    (call $handle (local.get $to)) (local.get 4) (local.get 5) (i32.const 32))
+                (call $answer))
+            (func (export "unlink") (param $d i32) (param i32 i32) (result i32)
+                (call $unlink (call $handle (local.get $d)) (local.get 1) (local.get 2) (i32.const 32))
+                (call $answer))
+            (func (export "sync") (param $d i32) (result i32)
+                (call $sync (call $handle (local.get $d)) (i32.const 32))
+                (call $answer))
+            (func (export "write") (param i32 i32) (result i32)
+                (call $write (global.get $last) (local.get 0) (local.get 1) (i64.const 0) (i32.const 32))
+                (call $valued (i32.const 8)))
+            ;; The number of entries.
+            (func (export "list") (param $d i32) (result i32) (local $count i32) (local $listing i32)
+                (call $list (call $handle (local.get $d)) (i32.const 32))
+                (if (i32.load8_u (i32.const 32)) (then (return (i32.const -1))))
+                (local.set $listing (i32.load (i32.const 36)))
+                (loop $more
+                    (call $entry (local.get $listing) (i32.const 32))
+                    (if (i32.load8_u (i32.const 32)) (then (return (i32.const -2))))
+                    (if (i32.load8_u (i32.const 36)) (then
+                        (local.set $count (i32.add (local.get $count) (i32.const 1)))
+                        (br $more))))
+                (local.get $count)))
+        (core instance $code (instantiate $code
+            (with "libc" (instance $libc))
+            (with "host" (instance (export "directories" (func $directories)) (export "write" (func $write)) {given}))))
+        (func (export "open") (param "d" u32) (param "path" string) (param "pf" u32) (param "of" u32) (param "flags" u32)
+            (result u32) (canon lift (core func $code "open") (memory (core memory $libc "memory"))
+                (realloc (core func $libc "realloc"))))
+        (func (export "symlink") (param "d" u32) (param "old" string) (param "new" string)
+            (result u32) (canon lift (core func $code "symlink") (memory (core memory $libc "memory"))
+                (realloc (core func $libc "realloc"))))
+        (func (export "rename") (param "d" u32) (param "old" string) (param "to" u32) (param "new" string)
+            (result u32) (canon lift (core func $code "rename") (memory (core memory $libc "memory"))
+                (realloc (core func $libc "realloc"))))
+        (func (export "link") (param "d" u32) (param "old" string) (param "to" u32) (param "new" string)
+            (result u32) (canon lift (core func $code "link") (memory (core memory $libc "memory"))
+                (realloc (core func $libc "realloc"))))
+        (func (export "unlink") (param "d" u32) (param "path" string)
+            (result u32) (canon lift (core func $code "unlink") (memory (core memory $libc "memory"))
+                (realloc (core func $libc "realloc"))))
+        (func (export "write") (param "bytes" string)
+            (result u32) (canon lift (core func $code "write") (memory (core memory $libc "memory"))
+                (realloc (core func $libc "realloc"))))
+        (func (export "sync") (param "d" u32) (result u32) (canon lift (core func $code "sync")))
+        (func (export "list") (param "d" u32) (result u32) (canon lift (core func $code "list"))))"#
+    ))
+    .unwrap()
+}
+
+/// Errors of preview 2.
+const IS_DIRECTORY: u32 = 14;
+const NAME_TOO_LONG: u32 = 18;
+const NO_ENTRY: u32 = 20;
+const NOT_DIRECTORY: u32 = 24;
+const NOT_PERMITTED: u32 = 31;
+const INSUFFICIENT_MEMORY: u32 = 22;
+
+/// Flags of `open-at`, and of a descriptor.
+const MAKE: u32 = 1;
+const ONLY_DIRECTORY: u32 = 2;
+const CUT: u32 = 8;
+const READ: u32 = 1;
+const WRITE: u32 = 2;
+
+fn warm_component(options: GuestOptions) -> WarmComponent {
+    Guest::with_options(&engine(), &component(), options).unwrap().warm_component().unwrap()
+}
+
+/// The answer of one of the component's functions: nothing, or an error.
+fn answer(
+    lease: &mut ComponentLease<'_>,
+    name: &str,
+    arguments: &[ComponentVal],
+) -> Result<(), u32> {
+    match lease.call(name, arguments).unwrap()[..] {
+        [ComponentVal::U32(0)] => Ok(()),
+        [ComponentVal::U32(error)] => Err(error - 1),
+        ref other => panic!("{name}: {other:?}"),
+    }
+}
+
+fn open_at(
+    lease: &mut ComponentLease<'_>,
+    directory: u32,
+    path: &str,
+    how: u32,
+    flags: u32,
+) -> Result<(), u32> {
+    let numbers = [1, how, flags].map(ComponentVal::U32);
+    let mut arguments = vec![ComponentVal::U32(directory), ComponentVal::String(path.into())];
+    arguments.extend(numbers);
+    answer(lease, "open", &arguments)
+}
+
+fn two_paths(
+    lease: &mut ComponentLease<'_>,
+    name: &str,
+    (from, old): (u32, &str),
+    (into, new): (u32, &str),
+) -> Result<(), u32> {
+    let arguments = [
+        ComponentVal::U32(from),
+        ComponentVal::String(old.into()),
+        ComponentVal::U32(into),
+        ComponentVal::String(new.into()),
+    ];
+    answer(lease, name, &arguments)
+}
+
+fn unlink(lease: &mut ComponentLease<'_>, directory: u32, path: &str) -> Result<(), u32> {
+    answer(lease, "unlink", &[ComponentVal::U32(directory), ComponentVal::String(path.into())])
+}
+
+fn symlink_at(lease: &mut ComponentLease<'_>, target: &str, path: &str) -> Result<(), u32> {
+    let paths = [target, path].map(|path| ComponentVal::String(path.into()));
+    let [target, path] = paths;
+    answer(lease, "symlink", &[ComponentVal::U32(0), target, path])
+}
+
+#[test]
+fn nothing_leads_a_component_out_and_its_writes_stay() {
+    let place = Place::new();
+    fs::write(place.path("two/given"), b"given").unwrap();
+    fs::create_dir(place.path("one/d")).unwrap();
+    symlink(place.path("out"), place.path("one/absolute")).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(place.path("one/pipe")).status().unwrap();
+    assert!(made.success());
+    let warm = warm_component(place.options(false));
+    let mut lease = warm.lease().unwrap();
+    open_at(&mut lease, 0, "mine", MAKE, READ | WRITE).unwrap();
+    answer(&mut lease, "write", &[ComponentVal::String("kept".into())]).unwrap();
+    answer(&mut lease, "sync", &[ComponentVal::U32(2)]).unwrap();
+    answer(&mut lease, "sync", &[ComponentVal::U32(0)]).unwrap();
+    symlink_at(&mut lease, "../out/secret", "secret").unwrap();
+    symlink_at(&mut lease, "../out/new", "dangling").unwrap();
+    symlink_at(&mut lease, "..", "d/up").unwrap();
+    assert_eq!(symlink_at(&mut lease, "/etc", "etc"), Err(NOT_PERMITTED));
+    let out = place.path("out/secret");
+    // The directory `d` is number 2 from here on.
+    open_at(&mut lease, 0, "d", ONLY_DIRECTORY, READ).unwrap();
+    let paths = [
+        (2, ".."),
+        (2, "../mine"),
+        (2, "up/mine"),
+        (0, "../out/secret"),
+        (0, "secret"),
+        (0, "secret/"),
+        (0, "dangling"),
+        (0, "absolute/secret"),
+        (0, "d/up/../out/secret"),
+        (0, "../two/given"),
+        (0, out.to_str().unwrap()),
+        (0, "pipe"),
+        (1, "../out/secret"),
+    ];
+    for (directory, path) in paths {
+        for (how, flags) in [(0, READ), (MAKE, READ | WRITE), (MAKE | CUT, WRITE), (CUT, WRITE)] {
+            let refused = open_at(&mut lease, directory, path, how, flags).unwrap_err();
+            assert!([NOT_PERMITTED, NOT_DIRECTORY].contains(&refused), "{path}: {refused}");
+        }
+        let _ = two_paths(&mut lease, "link", (directory, path), (0, "hard"));
+        place.check();
+    }
+    for path in ["x".repeat(256), "x/".repeat(2049)] {
+        assert_eq!(open_at(&mut lease, 0, &path, MAKE, WRITE), Err(NAME_TOO_LONG));
+    }
+    for (path, error) in [("", NO_ENTRY), ("/", NOT_PERMITTED), ("new/", IS_DIRECTORY)] {
+        assert_eq!(open_at(&mut lease, 0, path, MAKE, WRITE), Err(error), "{path:?}");
+    }
+    for (how, flags) in [(0, WRITE), (MAKE, READ), (CUT, READ)] {
+        assert_eq!(open_at(&mut lease, 1, "given", how, flags), Err(NOT_PERMITTED));
+    }
+    for name in ["rename", "link"] {
+        let moved = two_paths(&mut lease, name, (1, "given"), (0, "taken"));
+        assert_eq!(moved, Err(NOT_PERMITTED), "{name}");
+    }
+    for (directory, path) in paths {
+        let _ = two_paths(&mut lease, "rename", (0, "mine"), (directory, path));
+        let _ = two_paths(&mut lease, "rename", (directory, path), (0, "mine"));
+        let _ = unlink(&mut lease, directory, path);
+        place.check();
+    }
+    open_at(&mut lease, 1, "given", 0, READ).unwrap();
+    drop(lease);
+    assert_eq!(fs::read(place.path("two/given")).unwrap(), b"given");
+    // A later lease finds what the first has left.
+    let mut lease = warm.lease().unwrap();
+    open_at(&mut lease, 0, "again", MAKE, WRITE).unwrap();
+    assert!(place.path("one/again").is_file());
+}
+
+#[test]
+fn a_component_lists_a_large_directory_and_has_so_many_handles() {
+    let place = Place::new();
+    for number in 0..2000 {
+        fs::write(place.path(&format!("one/file-{number}")), b"").unwrap();
+    }
+    let warm = warm_component(place.options(true));
+    for _ in 0..2 {
+        let mut lease = warm.lease().unwrap();
+        let listed = lease.call("list", &[ComponentVal::U32(0)]).unwrap();
+        assert!(matches!(listed[..], [ComponentVal::U32(2000)]), "{listed:?}");
+        let opened = (0..1000).find_map(|_| open_at(&mut lease, 0, "file-0", 0, READ).err());
+        assert_eq!(opened, Some(INSUFFICIENT_MEMORY));
+    }
+}
+
+#[test]
+fn a_directory_that_is_gone_is_the_error_of_the_call_that_misses_it() {
+    let place = Place::new();
+    let warm = module(place.options(true));
+    let component = warm_component(place.options(true));
+    fs::remove_dir(place.path("two")).unwrap();
+    let refused = warm.lease().unwrap().call("fd_sync", &[Val::I32(3)]);
+    assert!(matches!(&refused, Err(CallError::Wasi(why)) if why.contains("/two")), "{refused:?}");
+    let refused = component.lease().unwrap().call("list", &[ComponentVal::U32(0)]);
+    assert!(refused.is_err(), "{refused:?}");
+    fs::create_dir(place.path("two")).unwrap();
+    assert_eq!(ask(&mut warm.lease().unwrap(), "fd_sync", &[3]), 0);
+}
+
+#[test]
+fn a_long_read_ends_with_the_limits_of_the_call() {
+    let place = Place::new();
+    // A hole of 4 GiB is read at the speed of memory, into buffers that are the same.
+    fs::File::create(place.path("one/hole")).unwrap().set_len(4 << 30).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let stops = stop.clone();
+    let watch = Watch::new(move |_| !stops.load(Ordering::Relaxed));
+    let warm = module(GuestOptions { watch, ..place.options(true) });
+    let mut lease = warm.lease().unwrap();
+    let file = open(&mut lease, 3, "hole", 0).unwrap();
+    let parts: Vec<u8> =
+        (0..1024).flat_map(|_| [131_072_u32, 3 << 20]).flat_map(u32::to_le_bytes).collect();
+    lease.write_memory(65_536, &parts).unwrap();
+    let file = i32::try_from(file).unwrap();
+    stop.store(true, Ordering::Relaxed);
+    let ended = lease.call("fd_read", &[file, 65_536, 1024, 24].map(Val::I32));
+    assert!(matches!(ended, Err(CallError::Stopped)), "{ended:?}");
+}
+
+/// Where the guest of this crate's tests is built.
+fn files_guest() -> Option<Vec<u8>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guests/files.wasm");
+    let wasm = fs::read(&path).ok();
+    if wasm.is_none() {
+        println!(
+            "SKIPPED: {} is missing; `cargo xtask guests --only files` builds it",
+            path.display()
+        );
+    }
+    wasm
+}
+
+#[test]
+fn a_program_uses_a_directory_in_every_way_that_rusts_library_has() {
+    let Some(wasm) = files_guest() else { return };
+    let place = Place::new();
+    let dirs = vec![(place.path("one"), "/".to_owned(), true)];
+    let wasi = Wasi { dirs, output: afresh_wasm::Output::Capture(1 << 16), ..Wasi::default() };
+    let options = GuestOptions { wasi, ..GuestOptions::default() };
+    let warm = Guest::with_options(&engine(), &wasm, options).unwrap().warm_component().unwrap();
+    let run = warm.command().unwrap();
+    for _ in 0..2 {
+        let mut lease = warm.lease().unwrap();
+        let ended = lease.call(&run, &[]);
+        let said = String::from_utf8_lossy(&lease.host().stderr()).into_owned();
+        assert!(matches!(ended, Ok(_) | Err(CallError::Exit(0))), "{ended:?}\n{said}");
+        assert!(lease.host().files().is_none());
+        assert_eq!(fs::read(place.path("one/left/copy")).unwrap(), b"hello");
+        fs::remove_dir_all(place.path("one/left")).unwrap();
+    }
+}
