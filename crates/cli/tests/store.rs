@@ -484,14 +484,18 @@ fn the_pager_serves_every_page_to_one_vmm_after_another() {
         drop(pager.connect(&socket));
         let message = bench.fails(1, &["pager", "store", "--socket", "socket"]);
         assert!(message.contains("another process listens"), "{message}");
-        pager.wait_for_error("VMM 3: the VMM's handshake is refused");
+        pager.wait_for_error("VMM vm.3: the VMM's handshake is refused");
         pager.terminate();
         let output = pager.wait();
         assert_eq!(output.status.code(), Some(0), "{}", err(&output));
         assert!(!socket.exists(), "the socket was left behind");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert_eq!(text.matches("700 pages filled").count(), 2, "{text}{}", err(&output));
-        assert!(err(&output).contains("VMM 3: the VMM's handshake is refused"), "{}", err(&output));
+        assert!(
+            err(&output).contains("VMM vm.3: the VMM's handshake is refused"),
+            "{}",
+            err(&output)
+        );
     }
 }
 

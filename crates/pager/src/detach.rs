@@ -13,7 +13,7 @@
 //! May break it: a system call that writes to the piece being detached gets `EFAULT`; see
 //! `Restore::resolve`.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -60,7 +60,12 @@ pub(crate) struct Detach {
     turn: Mutex<()>,
     /// Of the process whose thread moves the pieces.
     generation: u32,
+    /// A number of its own in this process: another restore may use the same addresses later.
+    number: u64,
 }
+
+/// The numbers given out so far.
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 impl Detach {
     /// Prepares to detach `range`, whose pages `zero` are anonymous already.
@@ -78,7 +83,9 @@ impl Detach {
         let states: Box<[AtomicU32]> =
             (0..range.len.div_ceil(HUGE_PAGES)).map(|_| AtomicU32::new(MAPPED)).collect();
         let (turn, generation) = (Mutex::new(()), fork::generation());
-        let this = Self { control, source, target, range, staging, states, turn, generation };
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed) + 1;
+        let this =
+            Self { control, source, target, range, staging, states, turn, generation, number };
         for (piece, state) in this.states.iter().enumerate() {
             let pages = this.pages_of(piece);
             if zero.iter().any(|z| z.start <= pages.start && pages.end() <= z.end()) {
@@ -210,9 +217,9 @@ impl Detach {
 }
 
 thread_local! {
-    /// Address of this thread's last fault in a piece that was not moving. Const-initialised without a
-    /// destructor, so that reading it in a handler allocates nothing.
-    static LAST: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    /// This thread's last fault in a piece that was not moving: the restore and the address. Const-initialised
+    /// without a destructor, so that reading it in a handler allocates nothing.
+    static LAST: std::cell::Cell<(u64, usize)> = const { std::cell::Cell::new((0, 0)) };
 }
 
 impl FaultHandler for Detach {
@@ -232,7 +239,8 @@ impl FaultHandler for Detach {
         if state.load(Ordering::SeqCst) != MOVING {
             // It was read-only when the write faulted and is not any more, so the retry succeeds. A
             // fault for another reason comes back with the same address, and is not ours.
-            return LAST.replace(address) != address;
+            let this = (self.number, address);
+            return LAST.replace(this) != this;
         }
         if self.generation != fork::generation() {
             // The thread that moves the piece is in the parent. The child keeps the mapping, which shows the same.

@@ -109,6 +109,11 @@ pub trait PageSource: Send + Sync {
         Ok(())
     }
 
+    /// The snapshot whose pages these are, which a later state of the memory can be a difference to.
+    fn snapshot(&self) -> Option<&Snapshot> {
+        None
+    }
+
     /// Where a compact copy of the working set is: its pages one after the other, from this page of
     /// the file on.
     fn working_set_file(&self) -> Option<(BorrowedFd<'_>, usize)> {
@@ -296,6 +301,10 @@ impl PageSource for SnapshotSource {
             pieces.push(Piece { pages: run.pages, file });
         }
         Some(pieces)
+    }
+
+    fn snapshot(&self) -> Option<&Snapshot> {
+        Some(&self.snapshot)
     }
 
     fn check_unchanged(&self) -> Result<(), SourceError> {

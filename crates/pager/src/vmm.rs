@@ -18,23 +18,36 @@
 //! May break it: a VMM that reports mappings it has not registered. Filling those fails, which ends
 //! it as above.
 
+mod control;
 mod fill;
 mod handshake;
+mod host;
 mod listener;
+mod memory;
 mod pages;
+mod request;
 mod serve;
+mod service;
+mod vm;
 
 use std::io;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use afresh_budget::{Budget, Exceeded};
 use afresh_sys::SysError;
 
 use crate::SourceError;
 
+pub use control::{Cause, ControlClient, ControlServer, Snapshots};
 pub use handshake::{Mapping, parse_mappings};
+pub use host::{DoorInfo, DoorOptions, HostError, HostEvent, VmmHost};
 pub use listener::{ListenError, Listener};
+pub use request::{Request, parse_mode, parse_owner, parse_request};
 pub use serve::{Served, serve};
+pub use vm::{RequestError, Touched, Vm, VmSaveOptions, VmState, VmStats};
+
+pub use afresh_sys::socket::SocketAccess;
 
 /// How a VMM is served.
 #[derive(Debug)]
@@ -43,6 +56,11 @@ pub struct VmmOptions<'a> {
     pub window: usize,
     /// Whether pages are streamed ahead.
     pub stream: bool,
+    /// Whether a fault fills its own page only and nothing is streamed, so that the touched pages show:
+    /// [`Vm::working_set`].
+    pub record: bool,
+    /// Charged for the pages of the VMM, if it is limited.
+    pub budget: Option<Budget>,
     /// How long the handshake may take.
     pub handshake: Duration,
     /// Ends the service when set. Pages that are missing then are closed as after a failure.
@@ -59,6 +77,8 @@ impl<'a> VmmOptions<'a> {
         Self {
             window: 64,
             stream: true,
+            record: false,
+            budget: None,
             handshake: Duration::from_secs(5),
             stop,
             end_on_failure: true,
@@ -79,6 +99,9 @@ pub enum VmmError {
     /// A call on the VMM's socket, process or userfaultfd failed.
     #[error("serving the VMM: {0}")]
     Sys(#[from] SysError),
+    /// The VMM exceeds its budget.
+    #[error("the VMM is refused: {0}; raise the budget of its door")]
+    Budget(#[from] Exceeded),
     /// Pages could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),

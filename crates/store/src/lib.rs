@@ -78,6 +78,7 @@ pub use inspect::{Inspection, LayerInspection, PageKind};
 pub use layer::Layer;
 pub use limits::{BadLimit, Limits};
 pub use list::{Extent, Listed};
+pub use manifest::MAX_STATE;
 pub use map::{MapRun, Origin, PageMap};
 pub use pages::{MemoryPages, Pages};
 pub use raw::FilePages;

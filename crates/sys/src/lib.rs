@@ -79,6 +79,8 @@ pub use imp::{
     Advice, Instructions, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent, UffdMode,
     Withheld, withhold, withhold_all,
 };
+#[cfg(all(feature = "socket", not(miri)))]
+pub use imp::{MappingKind, ProcessMemory};
 #[cfg(not(miri))]
 pub use imp::{merges_memory, poll, random};
 pub use inherited::Inherited;

@@ -246,3 +246,53 @@ fn a_child_of_a_fork_drops_ranges_whose_handlers_its_parent_is_in() {
         assert_eq!(status, 0);
     });
 }
+
+/// A thread can fault, lose the processor, and look its range up after the owner has opened the memory and dropped
+/// the registration. Its access succeeds now, so no other handler, nor the default action, may see the fault.
+#[test]
+fn a_fault_that_is_looked_up_after_its_range_was_dropped_is_retried() {
+    use std::os::unix::process::ExitStatusExt;
+    static OURS: AtomicUsize = AtomicUsize::new(0);
+    static LATE: Mutex<Option<(Arc<Reservation>, fault::Registration)>> = Mutex::new(None);
+    /// The owner's work, between the fault and its lookup.
+    extern "C" fn late(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+        if let Some((memory, registration)) = LATE.lock().unwrap().take() {
+            memory.protect(PageRange::new(0, 1), Protection::ReadWrite).unwrap();
+            drop(registration);
+        }
+        type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+        // SAFETY: the address of the handler that `late` replaced, which takes three arguments.
+        let ours: Handler = unsafe { std::mem::transmute(OURS.load(Ordering::SeqCst)) };
+        ours(signal, info, context);
+    }
+    const NAME: &str = "a_fault_that_is_looked_up_after_its_range_was_dropped_is_retried";
+    const CHILD: &str = "AFRESH_TEST_LATE_FAULT";
+    let Ok(argument) = std::env::var(CHILD) else {
+        let run = |argument| afresh_sys::again(NAME).env(CHILD, argument).output().unwrap();
+        let output = run("late");
+        assert!(output.status.success(), "{output:?}");
+        // A fault that is nobody's ends the process all the same.
+        assert_eq!(run("foreign").status.signal(), Some(libc::SIGSEGV));
+        return;
+    };
+    let (first, second) = (readable(1), readable(1));
+    let _second = watch(&second, |_| ());
+    let registration = watch(&first, |_| ());
+    if argument == "foreign" {
+        drop(registration);
+        poke(&first, 0);
+        return;
+    }
+    // SAFETY: all-zero is a valid action; `late` has the signature that SA_SIGINFO names.
+    unsafe {
+        let (mut action, mut before): (libc::sigaction, libc::sigaction) = std::mem::zeroed();
+        action.sa_sigaction = late as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
+        assert_eq!(libc::sigaction(libc::SIGSEGV, &action, &mut before), 0);
+        OURS.store(before.sa_sigaction, Ordering::SeqCst);
+    }
+    *LATE.lock().unwrap() = Some((first.clone(), registration));
+    poke(&first, 0);
+    // The handlers are still installed.
+    poke(&second, 0);
+}

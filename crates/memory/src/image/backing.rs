@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use afresh_sys::{
-    HUGE_PAGES, Memfd, PageRange, PerProcess, Protection, Reservation, SysError, fork::Mark,
+    Advice, HUGE_PAGES, Memfd, PageRange, PerProcess, Protection, Reservation, SysError, fork::Mark,
 };
 
 use super::inserter::Arrived;
@@ -208,6 +208,11 @@ impl Backing {
         let (file, start) = this.file();
         this.view.map_shared(PageRange::new(0, pages), Protection::Read, file, start)?;
         Ok(this)
+    }
+
+    /// Keeps the kernel from reading the view for a core dump, which would put zeros into the file.
+    pub(super) fn leave_out_of_dumps(&self) -> Result<(), SysError> {
+        self.view.advise(PageRange::new(0, self.pages), Advice::DontDump)
     }
 
     /// Whether all content is in place.

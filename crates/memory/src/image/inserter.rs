@@ -17,7 +17,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use afresh_sys::errno::{EAGAIN, EEXIST, EINVAL};
 use afresh_sys::planted::{self, Bug};
-use afresh_sys::{Call, Interest, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Uffd};
+use afresh_sys::{
+    Advice, Call, Interest, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Uffd,
+};
 
 use super::Backing;
 use crate::ImageError;
@@ -104,6 +106,9 @@ impl Inserter {
         let all = PageRange::new(0, end);
         let (file, start) = backing.file();
         memory.map_shared(all, Protection::ReadWrite, file, start)?;
+        // A forked child inherits both mappings without their userfaultfd, and can dump core.
+        memory.advise(all, Advice::DontDump)?;
+        backing.leave_out_of_dumps()?;
         let uffd = SIGBUS.get().ok().filter(|uffd| {
             // Before the first page, so that the kernel inserts none itself. Reading a page too early through the
             // view is a fault then, and not a page of zeros.

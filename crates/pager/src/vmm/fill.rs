@@ -2,17 +2,18 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use afresh_sys::errno::{EAGAIN, EEXIST, ENOENT, ESRCH};
-use afresh_sys::{PAGE_SIZE, PageRange, SysError, Uffd};
+use afresh_sys::{PAGE_SIZE, PageRange, SysError};
 
 use super::VmmError;
 use super::handshake::Mapping;
-use super::pages::{Job, Page, Pages};
-use crate::{PageSource, SourceError};
+use super::pages::{Job, Page};
+use super::service::Service;
+use crate::SourceError;
 
 /// How often a fill of memory that is not registered is tried again.
 const MAX_ATTEMPTS: u32 = 10_000;
@@ -23,52 +24,10 @@ const TICK: Duration = Duration::from_millis(50);
 /// Pages that are put in place without letting go of the lock: a fraction of a millisecond.
 const FILL_BATCH: usize = 64;
 
-/// Sizes in pages, by how far away the source is.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
-    /// Filled on a fault.
-    pub(super) window: usize,
-    /// Streamed at a time.
-    pub(super) batch: usize,
-}
-
-/// A VMM that is served.
-pub(super) struct Service<'a> {
-    pub(super) uffd: Uffd,
-    pub(super) mappings: Vec<Mapping>,
-    pub(super) source: &'a dyn PageSource,
-    /// The pages of the source that may be something else than zero, in order.
-    pub(super) occupied: Vec<PageRange>,
-    pub(super) sizes: Sizes,
-    pub(super) pages: Mutex<Pages>,
-    /// Rung when there is something to do.
-    pub(super) bell: Condvar,
-    /// Set when the threads are to end.
-    pub(super) over: AtomicBool,
-    /// Set when the VMM has exited.
-    pub(super) gone: AtomicBool,
-    pub(super) failure: Mutex<Option<VmmError>>,
-}
-
 impl Service<'_> {
-    pub(super) fn lock(&self) -> MutexGuard<'_, Pages> {
-        // A panic under the lock ends the service; the states stay correct.
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends the threads.
-    pub(super) fn end(&self) {
-        self.over.store(true, Ordering::Release);
-        self.bell.notify_all();
-    }
-
-    fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
-    }
-
     /// The loop of each thread until the service ends.
-    pub(super) fn work(&self, streams: bool) {
-        let batch = streams.then_some(self.sizes.batch);
+    pub(super) fn work(&self, can_stream: bool) {
+        let batch = can_stream.then_some(self.sizes.batch);
         let mut buffer = Vec::new();
         while let Some(job) = self.next(batch) {
             let result = catch_unwind(AssertUnwindSafe(|| match job {
@@ -116,6 +75,8 @@ impl Service<'_> {
             Page::Filling => Ok(()),
             // Discarded, with an event or without one, or filled since the fault: zero, if it is not there.
             Page::Present | Page::Removed => self.zero(mapping, unit),
+            // Its faults end in the kernel.
+            Page::Unmapped => Ok(()),
         }
     }
 
@@ -128,10 +89,10 @@ impl Service<'_> {
 
     /// Fills a missing unit that was filled or discarded before with zeros, and wakes its waiters.
     fn zero(&self, mapping: usize, unit: PageRange) -> Result<(), VmmError> {
-        let at = (self.mappings[mapping].base + unit.byte_start()) as *mut u8;
         let mut attempts = Attempts::default();
         while !self.is_over() {
             let mut known = self.lock();
+            let at = known.address(mapping, unit.start) as *mut u8;
             let result = match unit.len {
                 1 => self.uffd.zero(at, PAGE_SIZE),
                 // The kernel has no zero page for huge ones.
@@ -290,7 +251,7 @@ impl Service<'_> {
         // The kernel has no zero page for huge ones.
         let zeros =
             if of.unit == 1 { (0..limit).take_while(|page| zero(*page)).count() } else { 0 };
-        let to = (of.base + run.byte_start()) as *mut u8;
+        let to = known.address(mapping, run.start) as *mut u8;
         let result = match content {
             _ if zeros > 0 => self.uffd.zero(to, zeros * PAGE_SIZE),
             Some(bytes) => {

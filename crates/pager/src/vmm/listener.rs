@@ -1,7 +1,7 @@
 //! The socket that VMMs connect to.
 //!
-//! Promises: only the user that made it can connect (mode 0600 from the first moment); a file that
-//! is not a dead socket is never removed; the socket is removed when the listener goes.
+//! Promises: only users whom [`SocketAccess`] allows it can connect, from the first moment (mode 0600 by default); a
+//! file that is not a dead socket is never removed; the socket is removed when the listener goes.
 //!
 //! May break it: two listeners that are made for the same dead socket at the same instant; one of
 //! them is then never connected to.
@@ -9,13 +9,14 @@
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, lchown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use afresh_sys::{SysError, poll, socket};
+use afresh_sys::socket::{self, SocketAccess};
+use afresh_sys::{SysError, poll};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 16;
@@ -57,33 +58,84 @@ pub struct Listener {
     path: PathBuf,
     /// Device and inode, so that only what was made is removed.
     made: Option<(u64, u64)>,
+    /// A directory that was made for it.
+    directory: Option<PathBuf>,
 }
 
 impl Listener {
-    /// Listens at `path`, where nothing may be except a socket without a listener.
+    /// Listens at `path` for this user, where nothing may be except a socket without a listener.
     ///
     /// # Errors
     /// [`ListenError`] by cause; nothing was removed then but a dead socket.
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
+        Self::bind_for(path, SocketAccess::default())
+    }
+
+    /// As [`Listener::bind`], for the users that `access` names.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn bind_for(path: &Path, access: SocketAccess) -> Result<Self, ListenError> {
         let io = |source| ListenError::Io { path: path.to_owned(), source };
         remove_dead(path)?;
-        let socket = socket::listen_privately(path, BACKLOG)
+        let socket = socket::listen(path, BACKLOG, access)
             .map_err(|source| ListenError::Sys { path: path.to_owned(), source })?;
-        let mut listener = Self { socket, path: path.to_owned(), made: None };
+        let mut listener = Self { socket, path: path.to_owned(), made: None, directory: None };
         let meta = fs::symlink_metadata(path).map_err(io)?;
         listener.made = Some((meta.dev(), meta.ino()));
         Ok(listener)
     }
 
+    /// As [`Listener::bind_for`]. A directory that is missing is made, for the owner of the socket alone, and removed
+    /// with the socket unless something else is in it by then.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn bind_in_directory(path: &Path, access: SocketAccess) -> Result<Self, ListenError> {
+        let io = |source| ListenError::Io { path: path.to_owned(), source };
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let made = match directory {
+            Some(directory) => match fs::DirBuilder::new().mode(0o700).create(directory) {
+                Ok(()) => Some(directory),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
+                Err(error) => return Err(io(error)),
+            },
+            None => None,
+        };
+        // The socket comes first: until then the directory is this user's alone.
+        let bound = Self::bind_for(path, access).and_then(|mut listener| {
+            if let Some(directory) = made {
+                listener.directory = Some(directory.to_owned());
+                lchown(directory, access.user, access.group).map_err(io)?;
+            }
+            Ok(listener)
+        });
+        if let (Err(_), Some(directory)) = (&bound, made) {
+            // It can only be left behind, empty.
+            let _ = fs::remove_dir(directory);
+        }
+        bound
+    }
+
+    /// The next VMM that connects, or `None` after `timeout`.
+    ///
+    /// # Errors
+    /// An error of `poll` or `accept`.
+    pub fn accept_within(&self, timeout: Duration) -> io::Result<Option<UnixStream>> {
+        match poll::readable([self.socket.as_fd()], timeout).map_err(io::Error::other)? {
+            [true] => self.socket.accept().map(|(stream, _)| Some(stream)),
+            [false] => Ok(None),
+        }
+    }
+
     /// The next VMM that connects, or `None` once `stop` is set.
     ///
     /// # Errors
-    /// Whatever `poll` and `accept` say.
+    /// An error of `poll` or `accept`.
     pub fn accept(&self, stop: &AtomicBool) -> io::Result<Option<UnixStream>> {
         while !stop.load(Ordering::Acquire) {
-            let [ready] = poll::readable([self.socket.as_fd()], TICK).map_err(io::Error::other)?;
-            if ready {
-                return self.socket.accept().map(|(stream, _)| Some(stream));
+            if let Some(stream) = self.accept_within(TICK)? {
+                return Ok(Some(stream));
             }
         }
         Ok(None)
@@ -96,6 +148,10 @@ impl Drop for Listener {
         if there.ok() == self.made && self.made.is_some() {
             // It can only be left behind, which the next listener finds and removes.
             let _ = fs::remove_file(&self.path);
+        }
+        if let Some(directory) = &self.directory {
+            // Fails where something else is in it.
+            let _ = fs::remove_dir(directory);
         }
     }
 }
@@ -155,6 +211,27 @@ mod tests {
         drop(listener);
         assert!(path.exists());
         drop(other);
+    }
+
+    #[test]
+    fn a_socket_is_made_for_the_user_and_mode_that_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let user = fs::metadata(dir.path()).unwrap().uid();
+        // Only root gives files away.
+        let user = if user == 0 { 12_345 } else { user };
+        let access = SocketAccess { user: Some(user), group: None, mode: 0o660 };
+        let listener = Listener::bind_for(&path, access).unwrap();
+        let meta = fs::metadata(&path).unwrap();
+        assert_eq!((meta.uid(), meta.permissions().mode() & 0o777), (user, 0o660));
+        UnixStream::connect(&path).unwrap();
+        drop(listener);
+        assert!(!path.exists());
+        // A user that files cannot be given to leaves no name behind.
+        let nobody = SocketAccess { user: Some(u32::MAX - 1), group: Some(0), mode: 0o600 };
+        if Listener::bind_for(&path, nobody).is_err() {
+            assert!(!path.exists());
+        }
     }
 
     #[test]

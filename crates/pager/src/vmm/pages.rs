@@ -24,6 +24,8 @@ pub(super) enum Page {
     Present,
     /// The VMM has discarded it: it is zero.
     Removed,
+    /// The VMM maps it no more.
+    Unmapped,
 }
 
 /// The state of a page.
@@ -34,6 +36,46 @@ struct PageState {
     asked: bool,
     /// A fault on it waits for the thread that fills it.
     awaited: bool,
+    /// There was a fault on it.
+    touched: bool,
+}
+
+/// Bytes that a page of a VMM costs the pager.
+pub(super) const PAGE_COST: usize = size_of::<PageState>();
+
+/// Ranges of requests that can be queued.
+const MAX_QUEUED: usize = 1 << 16;
+
+/// Pages of a VMM by state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct PageCounts {
+    pub(super) missing: usize,
+    pub(super) filling: usize,
+    pub(super) present: usize,
+    pub(super) removed: usize,
+    pub(super) unmapped: usize,
+}
+
+impl PageCounts {
+    /// Pages whose content is still to come.
+    pub(super) fn awaited(self) -> usize {
+        self.missing + self.filling
+    }
+
+    /// Pages that are neither there nor known to be zero.
+    pub(super) fn without_content(self) -> usize {
+        self.awaited() + self.removed
+    }
+
+    fn of(&mut self, page: Page) -> &mut usize {
+        match page {
+            Page::Missing => &mut self.missing,
+            Page::Filling => &mut self.filling,
+            Page::Present => &mut self.present,
+            Page::Removed => &mut self.removed,
+            Page::Unmapped => &mut self.unmapped,
+        }
+    }
 }
 
 /// How far streaming is.
@@ -62,21 +104,109 @@ pub(super) enum Job {
 #[derive(Debug)]
 pub(super) struct Pages {
     known: Vec<Vec<PageState>>,
+    counts: PageCounts,
+    /// Addresses of the mappings in the VMM, which can move them.
+    bases: Vec<usize>,
     /// Faults, oldest first, each page once.
     faults: VecDeque<(usize, usize)>,
+    /// Pages that were requested ahead of the rest.
+    requested: VecDeque<(usize, PageRange)>,
     ahead: Ahead,
+    /// Whether pages are streamed ahead.
+    streams: bool,
+    /// Whether only pages with a fault were filled so far.
+    recording: bool,
     pub(super) served: Served,
 }
 
 impl Pages {
-    pub(super) fn new(mappings: &[Mapping], working_set: bool) -> Self {
-        let missing = PageState { page: Page::Missing, asked: false, awaited: false };
+    pub(super) fn new(mappings: &[Mapping], working_set: bool, streams: bool) -> Self {
+        let missing =
+            PageState { page: Page::Missing, asked: false, awaited: false, touched: false };
+        let pages = mappings.iter().map(|mapping| mapping.pages).sum();
         Self {
             known: mappings.iter().map(|mapping| vec![missing; mapping.pages]).collect(),
+            counts: PageCounts { missing: pages, ..PageCounts::default() },
+            bases: mappings.iter().map(|mapping| mapping.base).collect(),
             faults: VecDeque::new(),
+            requested: VecDeque::new(),
             ahead: if working_set { Ahead::Set } else { Ahead::From(0, 0) },
+            streams,
+            recording: false,
             served: Served::default(),
         }
+    }
+
+    /// Pages are filled by their own fault only, until something is requested.
+    pub(super) fn record(&mut self) {
+        (self.streams, self.recording) = (false, true);
+    }
+
+    pub(super) fn is_recording(&self) -> bool {
+        self.recording
+    }
+
+    pub(super) fn counts(&self) -> PageCounts {
+        self.counts
+    }
+
+    /// The address of a page in the VMM.
+    pub(super) fn address(&self, mapping: usize, page: usize) -> usize {
+        self.bases[mapping] + page * PAGE_SIZE
+    }
+
+    /// The mapping and the page at an address of the VMM.
+    pub(super) fn page_at(&self, address: usize) -> Option<(usize, usize)> {
+        let offsets = self.bases.iter().map(|base| address.checked_sub(*base));
+        offsets.enumerate().find_map(|(mapping, offset)| {
+            let page = offset? / PAGE_SIZE;
+            (page < self.known[mapping].len()).then_some((mapping, page))
+        })
+    }
+
+    /// The VMM has moved `len` bytes; `false` if they are only a part of a mapping.
+    pub(super) fn relocate(&mut self, from: usize, to: usize, len: usize) -> bool {
+        for (base, known) in self.bases.iter_mut().zip(&self.known) {
+            let bytes = known.len() * PAGE_SIZE;
+            if (*base, bytes) == (from, len) {
+                *base = to;
+                return true;
+            }
+            if from < *base + bytes && *base < from.saturating_add(len) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Streams everything.
+    pub(super) fn request_all(&mut self) {
+        (self.streams, self.recording) = (true, false);
+    }
+
+    /// Fills pages of a mapping before others are streamed; `false` if too many ranges are waiting.
+    pub(super) fn request(&mut self, mapping: usize, pages: PageRange) -> bool {
+        if self.requested.len() >= MAX_QUEUED {
+            return false;
+        }
+        self.recording = false;
+        self.requested.push_back((mapping, pages));
+        true
+    }
+
+    /// The pages of a mapping for which `is` is true.
+    pub(super) fn ranges(&self, mapping: usize, is: impl Fn(Page, bool) -> bool) -> Vec<PageRange> {
+        let mut ranges: Vec<PageRange> = Vec::new();
+        for (page, known) in self.known[mapping].iter().enumerate() {
+            if !is(known.page, known.touched) {
+                continue;
+            }
+            match ranges.last_mut() {
+                Some(last) if last.end() == page => last.len += 1,
+                _ => ranges.push(PageRange::new(page, 1)),
+            }
+        }
+        ranges
     }
 
     pub(super) fn state(&self, mapping: usize, page: usize) -> Page {
@@ -92,6 +222,8 @@ impl Pages {
 
     pub(super) fn set(&mut self, mapping: usize, pages: PageRange, state: Page) {
         for known in &mut self.known[mapping][pages.start..pages.end()] {
+            *self.counts.of(known.page) -= 1;
+            *self.counts.of(state) += 1;
             known.page = state;
             // Filling a page wakes its waiters.
             known.awaited &= state != Page::Present;
@@ -115,11 +247,6 @@ impl Pages {
                 self.faults.push_back((mapping, page));
             }
         }
-    }
-
-    /// Pages that are neither there nor known to be zero.
-    pub(super) fn not_present(&self) -> usize {
-        self.known.iter().flatten().filter(|known| known.page != Page::Present).count()
     }
 
     /// Takes the missing ones among `pages` for the calling thread to fill.
@@ -155,6 +282,7 @@ impl Pages {
     pub(super) fn ask(&mut self, mapping: usize, page: usize) {
         self.served.faults += 1;
         let known = &mut self.known[mapping][page];
+        known.touched = true;
         if !known.asked {
             known.asked = true;
             self.faults.push_back((mapping, page));
@@ -162,26 +290,38 @@ impl Pages {
     }
 
     /// Notes that a range was discarded, or is mapped no more, and what its pages are then.
-    pub(super) fn lose(&mut self, mappings: &[Mapping], start: usize, end: usize, state: Page) {
+    pub(super) fn lose(&mut self, start: usize, end: usize, state: Page) {
         self.served.removals += 1;
-        for (number, mapping) in mappings.iter().enumerate() {
-            let (from, to) = (start.max(mapping.base), end.min(mapping.end()));
+        for number in 0..self.bases.len() {
+            let base = self.bases[number];
+            let (from, to) =
+                (start.max(base), end.min(base + self.known[number].len() * PAGE_SIZE));
             if from < to {
-                let first = (from - mapping.base) / PAGE_SIZE;
-                let pages = PageRange::new(first, (to - mapping.base) / PAGE_SIZE - first);
-                self.set(number, pages, state);
+                let first = (from - base) / PAGE_SIZE;
+                self.set(number, PageRange::new(first, (to - base) / PAGE_SIZE - first), state);
             }
         }
     }
 
-    /// The next task of a thread: faults first. `batch` is how many pages are streamed at a time,
-    /// if the thread streams.
+    /// The next task of a thread: faults first. `batch` is the number of pages streamed at a time, if the thread can
+    /// stream.
     pub(super) fn next(&mut self, mappings: &[Mapping], batch: Option<usize>) -> Option<Job> {
         if let Some((mapping, page)) = self.faults.pop_front() {
             self.known[mapping][page].asked = false;
             return Some(Job::Fault(mapping, page));
         }
         let batch = batch?;
+        if let Some((number, pages)) = self.requested.pop_front() {
+            let now = batch.max(mappings[number].unit).min(pages.len);
+            let rest = PageRange::new(pages.start + now, pages.len - now);
+            if !rest.is_empty() {
+                self.requested.push_front((number, rest));
+            }
+            return Some(Job::Stream(number, PageRange::new(pages.start, now)));
+        }
+        if !self.streams {
+            return None;
+        }
         match self.ahead {
             Ahead::Set => {
                 self.ahead = Ahead::ReadsSet;

@@ -2,17 +2,18 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use afresh_budget::{Budget, Charge};
 use afresh_sys::errno::{EAGAIN, EEXIST};
 use afresh_sys::socket::Peer;
 use afresh_sys::{PAGE_SIZE, PageRange, UffdEvent, poll};
 
-use super::fill::{Service, Sizes};
-use super::handshake::{Refusal, receive};
-use super::pages::{Page, Pages};
+use super::handshake::{Mapping, Refusal, receive};
+use super::pages::{PAGE_COST, Page};
+use super::service::{Phase, Service, Sizes, VmSource};
 use super::{VmmError, VmmOptions};
 use crate::PageSource;
 
@@ -57,10 +58,27 @@ pub fn serve(
     source: &dyn PageSource,
     options: &VmmOptions<'_>,
 ) -> Result<Served, VmmError> {
+    accept(stream, VmSource::Borrowed(source), options)?.serve(options)
+}
+
+/// Takes the handshake from `stream`.
+pub(super) fn accept<'a>(
+    stream: &UnixStream,
+    source: VmSource<'a>,
+    options: &VmmOptions<'_>,
+) -> Result<Service<'a>, VmmError> {
     // Held from the beginning, so that no other descriptor gets the number.
     let process = Peer::of(stream)?;
-    let (mappings, uffd) = match receive(stream, source.pages(), options) {
-        Ok(accepted) => accepted,
+    let (accepted, charge) = match receive(stream, source.pages(), options) {
+        Ok(accepted) => match charge(&accepted.0, options) {
+            Ok(charge) => (accepted, charge),
+            Err(error) => {
+                if options.end_on_failure {
+                    process.end();
+                }
+                return Err(error);
+            }
+        },
         Err(Refusal { error, waits }) => {
             if waits && options.end_on_failure {
                 process.end();
@@ -70,72 +88,115 @@ pub fn serve(
     };
     let distant = source.is_distant();
     let window = options.window.clamp(1, 512);
-    let service = Service {
-        pages: Mutex::new(Pages::new(&mappings, !source.working_set().is_empty())),
-        occupied: source.occupied(),
-        mappings,
-        uffd,
-        source,
-        sizes: Sizes {
-            window: if distant { window.max(DISTANT_WINDOW) } else { window },
-            batch: if distant { DISTANT } else { NEAR },
+    let sizes = Sizes {
+        window: match (options.record, distant) {
+            (true, _) => 1,
+            (false, true) => window.max(DISTANT_WINDOW),
+            (false, false) => window,
         },
-        bell: Condvar::new(),
-        over: AtomicBool::new(false),
-        gone: AtomicBool::new(false),
-        failure: Mutex::new(None),
+        batch: if distant { DISTANT } else { NEAR },
     };
-    // One thread at least has nothing to do but answer faults.
-    let threads = if distant { DISTANT_THREADS } else { 1 };
-    let result = std::thread::scope(|scope| {
-        let mut started = Ok(());
-        for number in 0..=threads {
-            let streams = number > 0 && options.stream;
-            let thread = std::thread::Builder::new().name("afresh-vmm".to_owned());
-            let service = &service;
-            let spawned = thread.spawn_scoped(scope, move || service.work(streams));
-            // The existing threads do the work, if one streams.
-            if let (Err(error), true) = (spawned, number <= 1) {
-                started = Err(VmmError::Socket(error));
-            }
-        }
-        let result = started.and_then(|()| service.run(&process, options));
-        service.end();
-        result
-    });
-    let failure = service.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let served = service.lock().served;
-    let result = match failure {
-        _ if service.gone.load(Ordering::Acquire) => Ok(()),
-        Some(error) => Err(error),
-        None => result,
-    };
-    // Missing pages are closed before anything else, so none of them can read as zero.
-    if result.is_ok() || service.close() {
-        service.release();
-    } else if options.end_on_failure {
-        process.end();
+    let service = Service::new(process, accepted, source, sizes, options.stream, charge);
+    if options.record {
+        service.lock().record();
     }
-    result.map(|()| served)
+    Ok(service)
+}
+
+/// Charges the budget of a VMM for the states of its pages.
+fn charge(mappings: &[Mapping], options: &VmmOptions<'_>) -> Result<Option<Charge>, VmmError> {
+    let pages: usize = mappings.iter().map(|mapping| mapping.pages).sum();
+    let charge = |budget: &Budget| budget.charge(pages.saturating_mul(PAGE_COST));
+    Ok(options.budget.as_ref().map(charge).transpose()?)
+}
+
+/// Why a service ends without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// The VMM has exited, or the service was stopped, or a thread has failed.
+    Over,
+    /// Its memory is whole, and it is to be released.
+    Detach,
 }
 
 impl Service<'_> {
-    /// Reads events until the VMM exits or the service is ended.
-    fn run(&self, process: &Peer, options: &VmmOptions<'_>) -> Result<(), VmmError> {
+    /// Serves the VMM until it exits or `options.stop` is set. Once it is detached, only its exit is awaited.
+    pub(super) fn serve(&self, options: &VmmOptions<'_>) -> Result<Served, VmmError> {
+        let result = self.serve_pages(options);
+        match &result {
+            Ok(End::Detach) => self.enter(Phase::Detached),
+            Ok(End::Over) => self.enter(Phase::Ended(None)),
+            Err(error) => self.enter(Phase::Ended(Some(error.to_string()))),
+        }
+        if result? == End::Detach {
+            self.await_exit(options)?;
+            self.enter(Phase::Ended(None));
+        }
+        Ok(self.lock().served)
+    }
+
+    fn serve_pages(&self, options: &VmmOptions<'_>) -> Result<End, VmmError> {
+        // One thread at least has nothing to do but answer faults.
+        let threads = if self.source.is_distant() { DISTANT_THREADS } else { 1 };
+        let result = std::thread::scope(|scope| {
+            let mut started = Ok(());
+            for number in 0..=threads {
+                let thread = std::thread::Builder::new().name("afresh-vmm".to_owned());
+                let spawned = thread.spawn_scoped(scope, move || self.work(number > 0));
+                // The existing threads do the work, if one streams.
+                if let (Err(error), true) = (spawned, number <= 1) {
+                    started = Err(VmmError::Socket(error));
+                }
+            }
+            let result = started.and_then(|()| self.run(options));
+            self.end();
+            result
+        });
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let result = match failure {
+            _ if self.gone.load(Ordering::Acquire) => Ok(End::Over),
+            Some(error) => Err(error),
+            None => result,
+        };
+        // Missing pages are closed before anything else, so none of them can read as zero.
+        if result.is_ok() || self.close() {
+            self.release();
+        } else if options.end_on_failure {
+            self.process.end();
+        }
+        result
+    }
+
+    /// Reads events until the VMM exits, or the service is ended or has nothing to do any more.
+    fn run(&self, options: &VmmOptions<'_>) -> Result<End, VmmError> {
         loop {
             if options.stop.load(Ordering::Acquire) {
-                let missing = self.lock().not_present();
-                return if missing > 0 { Err(VmmError::Stopped(missing)) } else { Ok(()) };
+                let missing = self.lock().counts().without_content();
+                return if missing > 0 { Err(VmmError::Stopped(missing)) } else { Ok(End::Over) };
             }
-            if self.over.load(Ordering::Acquire) {
-                return Ok(());
+            if self.is_over() {
+                return Ok(End::Over);
             }
-            let [_, ended] = poll::readable([self.uffd.as_fd(), process.as_fd()], TICK)?;
+            if self.detaching.load(Ordering::Acquire) && self.lock().counts().awaited() == 0 {
+                return Ok(End::Detach);
+            }
+            let fds = [self.uffd.as_fd(), self.process.as_fd()];
+            let [_, ended] = poll::readable(fds, TICK)?;
             if ended {
-                return Ok(());
+                return Ok(End::Over);
             }
             self.read_events()?;
         }
+    }
+
+    /// Waits until a VMM that needs nothing any more has exited, or the service is ended.
+    fn await_exit(&self, options: &VmmOptions<'_>) -> Result<(), VmmError> {
+        while !options.stop.load(Ordering::Acquire) {
+            if poll::readable([self.process.as_fd()], TICK)? == [true] {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Reads what events there are, as far as a VMM can send them without end.
@@ -147,22 +208,24 @@ impl Service<'_> {
             match self.uffd.next_event()? {
                 None => break,
                 Some(UffdEvent::Fault { address, .. }) => {
-                    let mapping =
-                        self.mappings.iter().position(|m| m.base <= address && address < m.end());
-                    let Some(mapping) = mapping else {
+                    let Some((mapping, page)) = pages.page_at(address) else {
                         let why = format!("a fault at {address:#x}, in no mapping");
                         return Err(VmmError::Handshake(why));
                     };
-                    let page = (address - self.mappings[mapping].base) / PAGE_SIZE;
                     pages.ask(mapping, page);
                     asked = true;
                 }
                 Some(UffdEvent::Remove { start, end }) => {
-                    pages.lose(&self.mappings, start, end, Page::Removed);
+                    pages.lose(start, end, Page::Removed);
                 }
-                // Nothing is to be done there any more.
                 Some(UffdEvent::Unmap { start, end }) => {
-                    pages.lose(&self.mappings, start, end, Page::Present);
+                    pages.lose(start, end, Page::Unmapped);
+                }
+                Some(UffdEvent::Remap { from, to, len }) => {
+                    if !pages.relocate(from, to, len) {
+                        let why = format!("a part of a mapping was moved from {from:#x}");
+                        return Err(VmmError::Handshake(why));
+                    }
                 }
                 Some(_) => {}
             }
@@ -176,9 +239,10 @@ impl Service<'_> {
     /// Gives the VMM's memory back to the kernel. The VMM keeps the userfaultfd, so its discards would wait for
     /// a reader and its faults for an answer.
     fn release(&self) {
-        for mapping in &self.mappings {
+        for (number, mapping) in self.mappings.iter().enumerate() {
+            let start = self.lock().address(number, 0) as *const u8;
             // Fails where the VMM has ended or unmapped it, which is as good.
-            let _ = self.uffd.unregister(mapping.base as *const u8, mapping.pages * PAGE_SIZE);
+            let _ = self.uffd.unregister(start, mapping.pages * PAGE_SIZE);
         }
         // A discard that began earlier still waits for a reader; until then the kernel refuses to fill.
         for _ in 0..RELEASE_ATTEMPTS {
@@ -187,9 +251,9 @@ impl Service<'_> {
                     break;
                 }
             }
-            let probe = self.mappings.first().map(|mapping| mapping.base as *mut u8);
-            match probe.map(|at| self.uffd.zero(at, PAGE_SIZE)) {
-                Some(Err(error)) if error.errno == EAGAIN => std::thread::sleep(TICK / 20),
+            let probe = self.lock().address(0, 0) as *mut u8;
+            match self.uffd.zero(probe, PAGE_SIZE) {
+                Err(error) if error.errno == EAGAIN => std::thread::sleep(TICK / 20),
                 _ => break,
             }
         }
@@ -205,8 +269,8 @@ impl Service<'_> {
                 let run = known.run(number, at, mapping.pages);
                 at = run.end();
                 // A discarded page has no filler any more either.
-                if known.state(number, run.start) != Page::Present {
-                    closed &= self.poison(mapping.base, run, mapping.unit);
+                if !matches!(known.state(number, run.start), Page::Present | Page::Unmapped) {
+                    closed &= self.poison(known.address(number, 0), run, mapping.unit);
                 }
             }
         }

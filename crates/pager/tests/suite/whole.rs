@@ -312,13 +312,24 @@ fn untouched_pages_are_right_however_the_host_treats_huge_pages_of_shared_memory
     drop(setting);
 }
 
-/// What a child made by fork finds at `page`: `None` when it died of looking.
+/// What a child made by fork finds at `page`: `None` when it died of looking. It dumps core then, if the host lets
+/// it, which reads all of its memory.
 fn child_looks(base: usize, page: usize, write: bool) -> Option<u8> {
     let at = (base + page * PAGE_SIZE) as *mut u8;
+    let dir = tempfile::tempdir().unwrap();
+    let path = std::ffi::CString::new(dir.path().as_os_str().as_encoded_bytes()).unwrap();
     // SAFETY: the child only touches memory and ends.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "{}", io::Error::last_os_error());
     if child == 0 {
+        // SAFETY: changes settings of the child; the structure lives through both calls.
+        unsafe {
+            let mut limit: libc::rlimit = std::mem::zeroed();
+            libc::getrlimit(libc::RLIMIT_CORE, &mut limit);
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_CORE, &limit);
+            libc::chdir(path.as_ptr());
+        }
         if write {
             // SAFETY: whether the page of the slot can be written is what is asked.
             unsafe { at.add(9).write_volatile(1) };

@@ -38,6 +38,8 @@ pub enum Advice {
     DontFork,
     /// Inherit it again.
     DoFork,
+    /// Leave it out of core dumps.
+    DontDump,
 }
 
 /// An owned range of pretend address space.

@@ -6,7 +6,8 @@
 //!
 //! Promises: a lookup takes no lock and allocates nothing, so that it can run anywhere a fault can happen.
 //! Registering waits for no handler. Dropping a [`Registration`] waits only for handlers of the same range;
-//! afterwards that range's handler is never called again.
+//! afterwards that range's handler is never called again. A fault that was taken before that, and is looked up
+//! after, is retried and reaches no other handler.
 //!
 //! May break it: another library that installs its handler later without passing faults on.
 //! [`ensure_installed`] puts ours on top again; adapters call it after they have started such a library.
@@ -17,7 +18,7 @@ mod sync;
 mod table;
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use crate::cause::{Fault, FaultCause, FaultHandler, FaultSignal};
@@ -85,7 +86,12 @@ impl Drop for Registration {
     fn drop(&mut self) {
         let Some(held) = self.held.take() else { return };
         let generation = fork::generation();
-        TABLE.remove(&mut changes(), generation, &held);
+        let mut changes = changes();
+        // The lock makes this the only writer. A child that is forked here keeps an odd number until its next removal.
+        REMOVALS.store(REMOVALS.load(Ordering::Relaxed) | 1, Ordering::Release);
+        TABLE.remove(&mut changes, generation, &held);
+        REMOVALS.store(REMOVALS.load(Ordering::Relaxed) + 1, Ordering::Release);
+        drop(changes);
         // Without the lock: only this caller waits for the handlers of its range.
         drop(held.close(generation));
     }
@@ -128,17 +134,36 @@ thread_local! {
     /// Handlers of ranges that this thread is in. Const-initialised without a destructor, so that reading it in a
     /// handler allocates nothing.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// This thread's last fault in no range: its address, and [`REMOVALS`] before it was looked up.
+    static RETRIED: Cell<(usize, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// Whether a registered handler took the fault.
+/// Changes when a range is removed. Odd while one is being removed.
+static REMOVALS: AtomicU64 = AtomicU64::new(0);
+
+/// Whether a registered handler took the fault, or the access is to be retried.
 fn dispatch(fault: &Fault) -> bool {
+    let before = REMOVALS.load(Ordering::Acquire);
     let handled = TABLE.with(fault.address, fork::generation(), |handler| {
         DEPTH.set(DEPTH.get() + 1);
         let handled = handler.on_fault(fault);
         DEPTH.set(DEPTH.get() - 1);
         handled
     });
-    handled.unwrap_or(false)
+    handled.unwrap_or_else(|| is_late(fault.address, before))
+}
+
+/// Whether a fault in no range may have been taken in one that was removed before the lookup. The owner opens the
+/// memory before it removes the range, so the access succeeds on a retry. A fault of another kind comes back, and
+/// then nothing was removed since.
+///
+/// `before` was read before the lookup. A lookup that misses a removed range reads a number here that was stored
+/// by that removal or later. The thread's last fault in no range recorded an earlier one, or was taken during
+/// that removal at an address outside the range.
+fn is_late(address: usize, before: u64) -> bool {
+    let now = REMOVALS.load(Ordering::Acquire);
+    let (last_address, last) = RETRIED.replace((address, before));
+    now != last || (now % 2 == 1 && address != last_address)
 }
 
 /// The handler, once for each layer.

@@ -13,6 +13,8 @@ mod moving;
 pub mod pagemap;
 mod perf;
 pub mod poll;
+#[cfg(feature = "socket")]
+mod process_memory;
 pub mod random;
 mod reservation;
 #[cfg(feature = "socket")]
@@ -27,6 +29,8 @@ mod withhold;
 pub use memfd::Memfd;
 pub use merging::merges_memory;
 pub use perf::Instructions;
+#[cfg(feature = "socket")]
+pub use process_memory::{MappingKind, ProcessMemory};
 pub use reservation::{Advice, Protection, Reservation};
 pub use uffd::{Interest, Uffd, UffdEvent, UffdMode};
 pub use withhold::{Withheld, withhold, withhold_all};

@@ -68,6 +68,20 @@ pub fn own_pages(
     scan(file, range, (others, others), found)
 }
 
+/// Calls `found` with each run of addresses in `range` where the process whose page map `file` is has pages, in memory or
+/// swapped out.
+///
+/// # Errors
+/// `ENOTTY` before Linux 6.7.
+#[cfg(feature = "socket")]
+pub(super) fn present(
+    file: &File,
+    range: Range<u64>,
+    found: &mut dyn FnMut(Range<u64>),
+) -> Result<(), SysError> {
+    scan(file, range, (0, 0), found)
+}
+
 /// Calls `found` with each run of pages that are in memory, or swapped out, and of all the kinds of `wanted` but the inverted ones.
 fn scan(
     file: &File,

@@ -54,6 +54,9 @@ pub enum Advice {
     DontFork,
     /// Inherit it again, once for each time that it was not.
     DoFork,
+    /// Leave the range out of core dumps. The kernel reads a range to dump it, and gives a hole of a shared file a page
+    /// of zeros then, which other processes see.
+    DontDump,
 }
 
 const MADV_POPULATE_READ: libc::c_int = 22;
@@ -72,6 +75,7 @@ impl Advice {
             Advice::Collapse => MADV_COLLAPSE,
             Advice::DontFork => libc::MADV_DONTFORK,
             Advice::DoFork => libc::MADV_DOFORK,
+            Advice::DontDump => libc::MADV_DONTDUMP,
         }
     }
 }

@@ -7,12 +7,15 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags, fchmod, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, chmodat, chownat, fchmod, fcntl_getfl,
+    fcntl_setfl, fstat, open,
+};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
-    SocketFlags, SocketType, bind, listen, recvmsg, socket_with,
+    SocketFlags, SocketType, bind, listen as listen_on, recvmsg, socket_with,
 };
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -23,24 +26,71 @@ fn failed(call: Call) -> impl Fn(Errno) -> SysError {
     move |errno| SysError::new(call, errno.raw_os_error())
 }
 
-/// A listening socket at `path` that only this user can connect to, from its first moment. At most `backlog`
-/// connections wait to be accepted.
+/// Who may connect to a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketAccess {
+    /// The owner of the name, if it is to be another user.
+    pub user: Option<u32>,
+    /// Its group, if it is to be another one.
+    pub group: Option<u32>,
+    /// Permissions: connecting takes the right to write.
+    pub mode: u32,
+}
+
+impl Default for SocketAccess {
+    /// This user alone.
+    fn default() -> Self {
+        Self { user: None, group: None, mode: 0o600 }
+    }
+}
+
+/// A listening socket at `path` that only those can connect to whom `access` allows it, from its first moment. At
+/// most `backlog` connections wait to be accepted.
 ///
 /// # Errors
-/// Any error of the kernel; `EADDRINUSE` if the name exists.
-pub fn listen_privately(path: &Path, backlog: i32) -> Result<UnixListener, SysError> {
+/// Any error of the kernel; `EADDRINUSE` if the name exists, `EPERM` without the right to give a file away. The name
+/// does not exist then.
+pub fn listen(path: &Path, backlog: i32, access: SocketAccess) -> Result<UnixListener, SysError> {
     inject::gate(Call::Socket)?;
     let make = || {
         let address = SocketAddrUnix::new(path)?;
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         // Before it has a name: the name takes this mode, and is never open to others.
-        fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        fchmod(&socket, Mode::from_raw_mode(access.mode & 0o777))?;
         bind(&socket, &address)?;
-        listen(&socket, backlog)?;
+        if let Err(error) = give_away(path, access).and_then(|()| listen_on(&socket, backlog)) {
+            // It can only be left behind, as a socket without a listener.
+            let _ = std::fs::remove_file(path);
+            return Err(error);
+        }
         Ok(socket)
     };
     make().map(UnixListener::from).map_err(failed(Call::Socket))
+}
+
+/// Gives the socket at `path` the mode of `access`, of which the mask for new files has taken a part, and then its user
+/// and group.
+fn give_away(path: &Path, access: SocketAccess) -> Result<(), Errno> {
+    if access == SocketAccess::default() {
+        return Ok(());
+    }
+    // The directory can be the new owner's already, who could put another file there: only a socket is given away.
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let name = open(path, flags, Mode::empty())?;
+    let stat = fstat(&name)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket || stat.st_nlink != 1 {
+        return Err(Errno::NOTSOCK);
+    }
+    let link = format!("/proc/self/fd/{}", name.as_raw_fd());
+    chmodat(CWD, link, Mode::from_raw_mode(access.mode & 0o777), AtFlags::empty())?;
+    chownat(
+        &name,
+        "",
+        access.user.map(Uid::from_raw),
+        access.group.map(Gid::from_raw),
+        AtFlags::EMPTY_PATH,
+    )
 }
 
 /// Receives available bytes into `buffer`, and up to four descriptors to the end of `fds`; returns the number of
@@ -152,7 +202,7 @@ mod tests {
     #[test]
     fn a_peer_is_the_process_that_connected_also_after_its_end() {
         let path = std::env::temp_dir().join(format!("afresh-peer-{}", std::process::id()));
-        let listener = listen_privately(&path, 1).unwrap();
+        let listener = listen(&path, 1, SocketAccess::default()).unwrap();
         let address = path.clone();
         // SAFETY: the child connects, which allocates at most, and ends.
         let child = unsafe { libc::fork() };

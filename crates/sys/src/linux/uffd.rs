@@ -112,6 +112,15 @@ pub enum UffdEvent {
         /// One past the last address.
         end: usize,
     },
+    /// A range was moved by `mremap`.
+    Remap {
+        /// First address before.
+        from: usize,
+        /// First address now.
+        to: usize,
+        /// Length in bytes.
+        len: usize,
+    },
     /// Any other event, by its kernel number.
     Other(u8),
 }
@@ -346,6 +355,7 @@ impl Uffd {
     pub fn next_event(&self) -> Result<Option<UffdEvent>, SysError> {
         const EVENT_PAGEFAULT: u8 = 0x12;
         const EVENT_FORK: u8 = 0x13;
+        const EVENT_REMAP: u8 = 0x14;
         const EVENT_REMOVE: u8 = 0x15;
         const EVENT_UNMAP: u8 = 0x16;
         const FLAG_WRITE: u64 = 1;
@@ -383,6 +393,15 @@ impl Uffd {
                 // SAFETY: as above.
                 let remove = unsafe { message.arg.remove };
                 UffdEvent::Remove { start: remove.start as usize, end: remove.end as usize }
+            }
+            EVENT_REMAP => {
+                // SAFETY: as above.
+                let remap = unsafe { message.arg.remap };
+                UffdEvent::Remap {
+                    from: remap.from as usize,
+                    to: remap.to as usize,
+                    len: remap.len as usize,
+                }
             }
             EVENT_UNMAP => {
                 // SAFETY: as above; the member is that of remove events.

@@ -4,7 +4,8 @@
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use linux_raw_sys::general::{
-    UFFD_FEATURE_EVENT_REMOVE, UFFD_FEATURE_POISON, uffdio_poison, uffdio_range,
+    UFFD_FEATURE_EVENT_REMAP, UFFD_FEATURE_EVENT_REMOVE, UFFD_FEATURE_EVENT_UNMAP,
+    UFFD_FEATURE_POISON, uffdio_poison, uffdio_range,
 };
 
 use crate::{Call, SysError, Uffd, UffdMode, inject};
@@ -71,6 +72,18 @@ impl Uffd {
     /// As [`Uffd::open`]; `EINVAL` before Linux 6.6.
     pub fn open_for_pager() -> Result<Self, SysError> {
         let more = u64::from(UFFD_FEATURE_EVENT_REMOVE) | u64::from(UFFD_FEATURE_POISON);
+        Self::open_with(UffdMode::Events, more)
+    }
+
+    /// As [`Uffd::open_for_pager`], with events for mappings that are moved or released.
+    ///
+    /// # Errors
+    /// As [`Uffd::open_for_pager`].
+    pub fn open_for_pager_with_moves() -> Result<Self, SysError> {
+        let more = u64::from(UFFD_FEATURE_EVENT_REMOVE)
+            | u64::from(UFFD_FEATURE_EVENT_REMAP)
+            | u64::from(UFFD_FEATURE_EVENT_UNMAP)
+            | u64::from(UFFD_FEATURE_POISON);
         Self::open_with(UffdMode::Events, more)
     }
 

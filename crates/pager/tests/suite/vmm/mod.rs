@@ -2,7 +2,9 @@
 #![cfg(not(miri))]
 
 mod client;
+mod control;
 mod order;
+mod process;
 
 use std::fs::File;
 use std::os::fd::AsFd;

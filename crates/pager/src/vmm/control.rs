@@ -1,0 +1,324 @@
+//! The control socket: answers requests of clients, a JSON object a line each way.
+//!
+//! Promises: a client costs at most its thread, one line and one answer. One that sends too much, or does not read
+//! its answers, is disconnected. A request that fails changes nothing, for its VMM or another.
+//!
+//! May break it: whoever can connect may open doors and write snapshots with the rights of this process.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use afresh_store::{MAX_STATE, Store};
+use afresh_sys::socket::SocketAccess;
+use afresh_sys::{PageRange, poll};
+use serde_json::{Value, json};
+
+use super::host::VmmHost;
+use super::listener::{ListenError, Listener};
+use super::request::{Request, parse_request};
+use super::vm::{RequestError, Vm, VmSaveOptions};
+use crate::PageSource;
+
+/// Maximum length of a line.
+const MAX_LINE: usize = 64 << 10;
+/// Clients at a time.
+const MAX_CLIENTS: usize = 16;
+/// How long a client may take to read an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long one wait takes before a stop is noticed.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Any error, for a text.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// Opens snapshots by their references, for requests.
+pub trait Snapshots: Send + Sync {
+    /// The pages of a snapshot.
+    ///
+    /// # Errors
+    /// Any, whose text the client gets.
+    fn open(&self, reference: &str) -> Result<Arc<dyn PageSource>, Cause>;
+
+    /// The store and the name that a new snapshot is saved under.
+    ///
+    /// # Errors
+    /// Any, whose text the client gets.
+    fn target(&self, reference: &str) -> Result<(Store, String), Cause>;
+}
+
+/// Answers the requests of clients.
+pub struct ControlServer {
+    listener: Listener,
+    handler: Arc<Handler>,
+}
+
+impl std::fmt::Debug for ControlServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ControlServer").field("listener", &self.listener).finish_non_exhaustive()
+    }
+}
+
+struct Handler {
+    host: VmmHost,
+    snapshots: Box<dyn Snapshots>,
+    clients: AtomicUsize,
+    /// Held while a snapshot is saved: one at a time, so that their buffers do not add up.
+    saving: Mutex<()>,
+}
+
+impl ControlServer {
+    /// Listens for clients at `path`.
+    ///
+    /// # Errors
+    /// As [`Listener::bind_for`].
+    pub fn bind(
+        path: &Path,
+        access: SocketAccess,
+        host: VmmHost,
+        snapshots: impl Snapshots + 'static,
+    ) -> Result<Self, ListenError> {
+        let handler = Handler {
+            host,
+            snapshots: Box::new(snapshots),
+            clients: AtomicUsize::new(0),
+            saving: Mutex::new(()),
+        };
+        Ok(Self { listener: Listener::bind_for(path, access)?, handler: Arc::new(handler) })
+    }
+
+    /// Answers clients until `stop` is set.
+    ///
+    /// # Errors
+    /// An error of `poll`.
+    pub fn serve(&self, stop: &AtomicBool) -> io::Result<()> {
+        std::thread::scope(|scope| {
+            while !stop.load(Ordering::Acquire) {
+                let Some(mut stream) = self.listener.accept_within(TICK)? else { continue };
+                let handler = &*self.handler;
+                if handler.clients.fetch_add(1, Ordering::AcqRel) >= MAX_CLIENTS {
+                    handler.clients.fetch_sub(1, Ordering::AcqRel);
+                    let text = format!("{MAX_CLIENTS} clients are connected: disconnect one");
+                    // The client sees the end of the stream, if not this.
+                    let _ = stream.set_nonblocking(true);
+                    let _ = stream.write_all(refusal(None, text).as_bytes());
+                    continue;
+                }
+                let work = move || {
+                    // A client that goes away ends its own thread.
+                    let _ = handler.converse(&stream, stop);
+                    handler.clients.fetch_sub(1, Ordering::AcqRel);
+                };
+                let thread = std::thread::Builder::new().name("afresh-control".to_owned());
+                if thread.spawn_scoped(scope, work).is_err() {
+                    self.handler.clients.fetch_sub(1, Ordering::AcqRel);
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+fn refusal(id: Option<Value>, error: impl std::fmt::Display) -> String {
+    answer(id, false, json!({ "error": error.to_string() }))
+}
+
+fn answer(id: Option<Value>, ok: bool, mut fields: Value) -> String {
+    if let Some(id) = id {
+        fields["id"] = id;
+    }
+    fields["ok"] = ok.into();
+    format!("{fields}\n")
+}
+
+/// Ranges as pairs: first page and number of pages.
+fn pairs(ranges: &[PageRange]) -> Value {
+    ranges.iter().map(|run| json!([run.start, run.len])).collect()
+}
+
+impl Handler {
+    /// Answers the lines of a client until it has gone.
+    fn converse(&self, stream: &UnixStream, stop: &AtomicBool) -> io::Result<()> {
+        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+        let (mut line, mut part) = (Vec::new(), [0; 4096]);
+        while !stop.load(Ordering::Acquire) {
+            if poll::readable([stream.as_fd()], TICK).map_err(io::Error::other)? == [false] {
+                continue;
+            }
+            let mut stream = stream;
+            let read = stream.read(&mut part)?;
+            if read == 0 {
+                return Ok(());
+            }
+            for bytes in part[..read].split_inclusive(|byte| *byte == b'\n') {
+                line.extend_from_slice(bytes);
+                if line.len() > MAX_LINE {
+                    let text = format!("a request is longer than {MAX_LINE} bytes");
+                    return stream.write_all(refusal(None, text).as_bytes());
+                }
+                if line.last() == Some(&b'\n') {
+                    stream.write_all(self.reply(&line).as_bytes())?;
+                    line.clear();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The answer to a line.
+    fn reply(&self, line: &[u8]) -> String {
+        let (id, request) = parse_request(line);
+        match request.map_err(Cause::from).and_then(|request| self.perform(request)) {
+            Ok(fields) => answer(id, true, fields),
+            Err(error) => refusal(id, error),
+        }
+    }
+
+    fn perform(&self, request: Request) -> Result<Value, Cause> {
+        match request {
+            Request::List => Ok(self.list()),
+            Request::Add(door) => {
+                let source = self.snapshots.open(&door.snapshot)?;
+                let pages = source.pages();
+                self.host.open_door(*door, source)?;
+                Ok(json!({ "pages": pages }))
+            }
+            Request::Remove { name } => {
+                self.host.close_door(&name)?;
+                Ok(json!({}))
+            }
+            Request::Stats { vm } => {
+                let vms = match vm {
+                    Some(name) => vec![(name.clone(), self.host.vm(&name)?)],
+                    None => self.host.vms(),
+                };
+                Ok(json!({ "vms": vms.iter().map(stats).collect::<Vec<_>>() }))
+            }
+            Request::Touched { vm } => {
+                let touched = self.host.vm(&vm)?.touched()?;
+                Ok(json!({
+                    "read": pairs(&touched.read), "written": pairs(&touched.written),
+                    "removed": pairs(&touched.removed), "exact": touched.exact,
+                }))
+            }
+            Request::Record { vm, to } => {
+                let vm = self.host.vm(&vm)?;
+                let (store, name) = self.snapshots.target(&to)?;
+                let _saving = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+                let (id, pages) = vm.record(&store, &name)?;
+                Ok(json!({ "id": id.to_string(), "pages": pages }))
+            }
+            Request::Prefetch { vm, pages } => {
+                let missing = self.host.vm(&vm)?.prefetch(pages.as_deref())?;
+                Ok(json!({ "missing": missing }))
+            }
+            Request::Detach { vm, timeout } => {
+                self.host.vm(&vm)?.detach(timeout)?;
+                Ok(json!({}))
+            }
+            Request::Snapshot { vm, to, state, encoding } => {
+                let vm = self.host.vm(&vm)?;
+                let mut options = VmSaveOptions { encoding, ..VmSaveOptions::default() };
+                if let Some(path) = state {
+                    options.state = read_state(&path)?;
+                }
+                let (store, name) = self.snapshots.target(&to)?;
+                let _saving = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+                let (id, compared) = vm.snapshot(&store, &name, &options)?;
+                let saved = store.load_id(id).map_err(RequestError::from)?;
+                // The top layer was written.
+                let written = saved.layers().last().map_or(0, |layer| layer.size());
+                Ok(json!({
+                    "id": id.to_string(), "compared_bytes": compared, "written_bytes": written,
+                }))
+            }
+        }
+    }
+
+    fn list(&self) -> Value {
+        let door = |door: super::DoorInfo| {
+            json!({
+                "name": door.options.name,
+                "snapshot": door.options.snapshot,
+                "socket": door.options.socket.display().to_string(),
+                "vms": door.vms,
+                "budget_bytes": door.options.budget,
+                "used_bytes": door.used,
+            })
+        };
+        json!({
+            "doors": self.host.doors().into_iter().map(door).collect::<Vec<_>>(),
+            "vms": self.host.vms().into_iter().map(|(name, _)| name).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn stats((name, vm): &(String, Vm)) -> Value {
+    let stats = vm.stats();
+    json!({
+        "name": name,
+        "state": stats.state.name(),
+        "pages": stats.pages,
+        "missing": stats.missing,
+        "present": stats.present,
+        "removed": stats.removed,
+        "faults": stats.served.faults,
+        "filled": stats.served.pages,
+        "empty": stats.served.empty,
+        "zeroed": stats.served.zeroed,
+        "removals": stats.served.removals,
+    })
+}
+
+/// Reads the state of a VMM from a file.
+fn read_state(path: &Path) -> Result<Vec<u8>, Cause> {
+    let failed = |error: io::Error| format!("{}: {error}", path.display());
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(format!("{}: not a regular file", path.display()).into());
+    }
+    let file = std::fs::File::open(path).map_err(failed)?;
+    let mut state = Vec::new();
+    file.take(MAX_STATE + 1).read_to_end(&mut state).map_err(failed)?;
+    if state.len() as u64 > MAX_STATE {
+        return Err(format!("{}: longer than {MAX_STATE} bytes", path.display()).into());
+    }
+    Ok(state)
+}
+
+/// A connection to a control socket.
+#[derive(Debug)]
+pub struct ControlClient(UnixStream);
+
+impl ControlClient {
+    /// Connects.
+    ///
+    /// # Errors
+    /// An error of `connect`.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        UnixStream::connect(path).map(Self)
+    }
+
+    /// Sends a request, a JSON object, and returns the fields of its answer.
+    ///
+    /// # Errors
+    /// The `error` of the answer; an error of the socket.
+    pub fn request(&mut self, request: &Value) -> io::Result<Value> {
+        self.0.write_all(format!("{request}\n").as_bytes())?;
+        let (mut line, mut part) = (Vec::new(), [0; 4096]);
+        while line.last() != Some(&b'\n') {
+            match self.0.read(&mut part)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                read => line.extend_from_slice(&part[..read]),
+            }
+        }
+        let answer: Value = serde_json::from_slice(&line)?;
+        match answer["error"].as_str() {
+            Some(error) if answer["ok"] == false => Err(io::Error::other(error.to_owned())),
+            _ => Ok(answer),
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! A process that serves many VMMs: doors that they connect to, and the VMMs by name.
+//!
+//! A *door* is a socket with a snapshot, a name and a budget. The VMMs that connect to door `web` are called `web.1`,
+//! `web.2` and so on.
+//!
+//! Promises: a VMM costs its door no more than the door's budget, and a door no more than a bounded number of
+//! threads. One that exceeds it is refused, and others are not affected. Stopping the host ends the service of every
+//! VMM as [`super::serve`] describes.
+//!
+//! May break it: a host that is not stopped before the process exits. Missing pages of its VMMs are then not closed.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use afresh_budget::Budget;
+use afresh_sys::socket::SocketAccess;
+
+use super::listener::{ListenError, Listener};
+use super::vm::Vm;
+use super::{Served, VmmError, VmmOptions};
+use crate::PageSource;
+
+/// VMMs of a door at a time. Further ones wait until one has ended.
+const MAX_VMS: usize = 256;
+/// Doors of a host at a time.
+const MAX_DOORS: usize = 4096;
+/// Maximum length of the name of a door.
+const MAX_NAME: usize = 64;
+/// How long one wait takes before a stop is noticed.
+const TICK: Duration = Duration::from_millis(50);
+/// Time before the next attempt after `accept` failed.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A socket that VMMs connect to, and how they are served.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DoorOptions {
+    /// Its name: letters, digits, `-` and `_`.
+    pub name: String,
+    /// The name of the snapshot, for listings.
+    pub snapshot: String,
+    /// Path of the socket.
+    pub socket: PathBuf,
+    /// Who may connect.
+    pub access: SocketAccess,
+    /// Whether the directory of the socket is made, for its owner alone, if it is missing. It is removed with the socket.
+    pub makes_directory: bool,
+    /// As in [`VmmOptions`].
+    pub window: usize,
+    /// As in [`VmmOptions`].
+    pub stream: bool,
+    /// As in [`VmmOptions`].
+    pub record: bool,
+    /// Maximum bytes that the pager uses for its VMMs; `None` for no limit.
+    pub budget: Option<usize>,
+    /// Whether the door closes once a VMM has connected.
+    pub once: bool,
+}
+
+impl DoorOptions {
+    /// A door for this user, without a budget.
+    #[must_use]
+    pub fn new(name: &str, snapshot: &str, socket: impl Into<PathBuf>) -> Self {
+        Self {
+            name: name.to_owned(),
+            snapshot: snapshot.to_owned(),
+            socket: socket.into(),
+            access: SocketAccess::default(),
+            makes_directory: false,
+            window: 64,
+            stream: true,
+            record: false,
+            budget: None,
+            once: false,
+        }
+    }
+}
+
+/// A door could not be opened or closed, or a VMM is not known.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// The name of a door is not usable.
+    #[error("a door cannot be called {0:?}: use 1 to {MAX_NAME} letters, digits, `-` and `_`")]
+    Name(String),
+    /// There is such a door.
+    #[error("there is a door called {0}: choose another name, or remove it first")]
+    Taken(String),
+    /// Too many doors.
+    #[error("{MAX_DOORS} doors are open: remove one first")]
+    TooMany,
+    /// There is no such door.
+    #[error("no door is called {name}; there are: {there}")]
+    NoDoor {
+        /// The name.
+        name: String,
+        /// Names of the doors.
+        there: String,
+    },
+    /// There is no such VMM.
+    #[error("no VMM is called {name}; there are: {there}")]
+    NoVm {
+        /// The name.
+        name: String,
+        /// Names of the VMMs.
+        there: String,
+    },
+    /// The socket could not be made.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// A thread could not be started.
+    #[error("starting a thread: {0}")]
+    Thread(io::Error),
+    /// The host is being stopped.
+    #[error("the pager is being stopped")]
+    Stopping,
+}
+
+/// What happens in a host.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum HostEvent<'a> {
+    /// The service of a VMM has ended.
+    Served {
+        /// Name of the VMM.
+        name: &'a str,
+        /// Its number at its door.
+        number: usize,
+        /// The result.
+        result: &'a Result<Served, VmmError>,
+    },
+    /// A VMM could not be accepted.
+    Failed {
+        /// Name of the door.
+        door: &'a str,
+        /// The cause.
+        error: &'a io::Error,
+    },
+}
+
+/// A door that is open.
+struct Door {
+    options: DoorOptions,
+    source: Arc<dyn PageSource>,
+    budget: Budget,
+    /// Set when no further VMM is accepted.
+    closed: AtomicBool,
+    /// VMMs that are served.
+    live: AtomicUsize,
+    /// Whether the socket is there.
+    listens: Mutex<bool>,
+    /// Rung when it is not any more.
+    silent: Condvar,
+}
+
+/// A door, for listings.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DoorInfo {
+    /// Its options.
+    pub options: DoorOptions,
+    /// Bytes that the pager uses for its VMMs.
+    pub used: usize,
+    /// VMMs that are served.
+    pub vms: usize,
+}
+
+type Report = dyn Fn(&HostEvent<'_>) + Send + Sync;
+
+struct Shared {
+    doors: Mutex<BTreeMap<String, Arc<Door>>>,
+    vms: Mutex<BTreeMap<String, Vm>>,
+    stop: AtomicBool,
+    threads: Mutex<usize>,
+    /// Rung when a thread ends.
+    ended: Condvar,
+    report: Box<Report>,
+}
+
+/// Serves the VMMs of any number of doors. Clones stand for the same.
+#[derive(Clone)]
+pub struct VmmHost(Arc<Shared>);
+
+impl std::fmt::Debug for VmmHost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VmmHost").field("doors", &lock(&self.0.doors).len()).finish()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn list(names: impl Iterator<Item = String>) -> String {
+    let names: Vec<String> = names.collect();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+impl VmmHost {
+    /// A host without doors. `report` is called by its threads.
+    pub fn new(report: impl Fn(&HostEvent<'_>) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(Shared {
+            doors: Mutex::default(),
+            vms: Mutex::default(),
+            stop: AtomicBool::new(false),
+            threads: Mutex::new(0),
+            ended: Condvar::new(),
+            report: Box::new(report),
+        }))
+    }
+
+    /// Opens a door.
+    ///
+    /// # Errors
+    /// [`HostError`] by cause; nothing was opened then.
+    pub fn open_door(
+        &self,
+        options: DoorOptions,
+        source: Arc<dyn PageSource>,
+    ) -> Result<(), HostError> {
+        let name = options.name.clone();
+        let usable = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(usable) {
+            return Err(HostError::Name(name.chars().take(MAX_NAME).collect()));
+        }
+        let mut doors = lock(&self.0.doors);
+        if self.0.stop.load(Ordering::Acquire) {
+            return Err(HostError::Stopping);
+        }
+        if doors.contains_key(&name) {
+            return Err(HostError::Taken(name));
+        }
+        if doors.len() >= MAX_DOORS {
+            return Err(HostError::TooMany);
+        }
+        let listener = match options.makes_directory {
+            true => Listener::bind_in_directory(&options.socket, options.access)?,
+            false => Listener::bind_for(&options.socket, options.access)?,
+        };
+        let door = Arc::new(Door {
+            budget: Budget::new("VMM memory", options.budget.unwrap_or(usize::MAX)),
+            options,
+            source,
+            closed: AtomicBool::new(false),
+            live: AtomicUsize::new(0),
+            listens: Mutex::new(true),
+            silent: Condvar::new(),
+        });
+        let (host, of_thread) = (self.clone(), door.clone());
+        self.start(&format!("door-{name}"), move || {
+            host.accept(&of_thread, &listener);
+            drop(listener);
+            *lock(&of_thread.listens) = false;
+            of_thread.silent.notify_all();
+        })?;
+        doors.insert(name, door);
+        Ok(())
+    }
+
+    /// Closes a door. Its socket is removed; VMMs that are connected are served on.
+    ///
+    /// # Errors
+    /// [`HostError::NoDoor`].
+    pub fn close_door(&self, name: &str) -> Result<(), HostError> {
+        let mut doors = lock(&self.0.doors);
+        let Some(door) = doors.remove(name) else {
+            return Err(HostError::NoDoor {
+                name: name.chars().take(MAX_NAME).collect(),
+                there: list(doors.keys().cloned()),
+            });
+        };
+        drop(doors);
+        door.closed.store(true, Ordering::Release);
+        let mut listens = lock(&door.listens);
+        while *listens {
+            listens = door.silent.wait(listens).unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(())
+    }
+
+    /// The open doors.
+    #[must_use]
+    pub fn doors(&self) -> Vec<DoorInfo> {
+        let info = |door: &Arc<Door>| DoorInfo {
+            options: door.options.clone(),
+            used: door.budget.used(),
+            vms: door.live.load(Ordering::Acquire),
+        };
+        lock(&self.0.doors).values().map(info).collect()
+    }
+
+    /// The VMMs that are served, by name.
+    #[must_use]
+    pub fn vms(&self) -> Vec<(String, Vm)> {
+        lock(&self.0.vms).iter().map(|(name, vm)| (name.clone(), vm.clone())).collect()
+    }
+
+    /// The VMM of this name; the name of a door stands for its only VMM.
+    ///
+    /// # Errors
+    /// [`HostError::NoVm`].
+    pub fn vm(&self, name: &str) -> Result<Vm, HostError> {
+        let vms = lock(&self.0.vms);
+        if let Some(vm) = vms.get(name) {
+            return Ok(vm.clone());
+        }
+        let at_door = |vm: &&String| vm.rsplit_once('.').is_some_and(|(door, _)| door == name);
+        let mut of_door = vms.keys().filter(at_door);
+        match (of_door.next(), of_door.next()) {
+            (Some(only), None) => Ok(vms[only].clone()),
+            _ => Err(HostError::NoVm {
+                name: name.chars().take(MAX_NAME).collect(),
+                there: list(vms.keys().cloned()),
+            }),
+        }
+    }
+
+    /// Closes all doors and ends the service of every VMM, and returns once all threads have ended.
+    pub fn stop(&self) {
+        self.0.stop.store(true, Ordering::Release);
+        lock(&self.0.doors).clear();
+        let mut threads = lock(&self.0.threads);
+        while *threads > 0 {
+            threads = self.0.ended.wait(threads).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Starts a thread that [`VmmHost::stop`] waits for.
+    fn start(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), HostError> {
+        /// Counts the thread until it has ended or was not started.
+        struct Counted(VmmHost);
+        impl Drop for Counted {
+            fn drop(&mut self) {
+                *lock(&self.0.0.threads) -= 1;
+                self.0.0.ended.notify_all();
+            }
+        }
+        *lock(&self.0.threads) += 1;
+        let counted = Counted(self.clone());
+        let body = move || {
+            let _counted = counted;
+            work();
+        };
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        thread.spawn(body).map(drop).map_err(HostError::Thread)
+    }
+
+    /// Accepts VMMs until the door is closed.
+    fn accept(&self, door: &Arc<Door>, listener: &Listener) {
+        let mut number = 0;
+        let stopped = || self.0.stop.load(Ordering::Acquire) || door.closed.load(Ordering::Acquire);
+        while !stopped() {
+            if door.live.load(Ordering::Acquire) >= MAX_VMS {
+                std::thread::sleep(TICK);
+                continue;
+            }
+            let stream = match listener.accept_within(TICK) {
+                Ok(Some(stream)) => stream,
+                Ok(None) => continue,
+                Err(error) => {
+                    // For example, no descriptors are left. The VMMs that are served need this process.
+                    (self.0.report)(&HostEvent::Failed { door: &door.options.name, error: &error });
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+            };
+            number += 1;
+            door.live.fetch_add(1, Ordering::AcqRel);
+            let (host, of_thread) = (self.clone(), door.clone());
+            let started = self.start(&format!("vmm-{number}"), move || {
+                host.serve(&of_thread, number, &stream);
+                of_thread.live.fetch_sub(1, Ordering::AcqRel);
+            });
+            if let Err(HostError::Thread(error)) = started {
+                // The stream is closed, so this VMM fails. The others continue.
+                door.live.fetch_sub(1, Ordering::AcqRel);
+                (self.0.report)(&HostEvent::Failed { door: &door.options.name, error: &error });
+            }
+            if door.options.once {
+                break;
+            }
+        }
+    }
+
+    fn serve(&self, door: &Door, number: usize, stream: &UnixStream) {
+        let mut options = VmmOptions::new(&self.0.stop);
+        options.stream = door.options.stream && !door.options.record;
+        options.record = door.options.record;
+        options.window = door.options.window;
+        options.budget = Some(door.budget.clone());
+        let name = format!("{}.{number}", door.options.name);
+        let result = Vm::accept(stream, door.source.clone(), &options).and_then(|vm| {
+            lock(&self.0.vms).insert(name.clone(), vm.clone());
+            let served = vm.serve(&options);
+            lock(&self.0.vms).remove(&name);
+            served
+        });
+        (self.0.report)(&HostEvent::Served { name: &name, number, result: &result });
+    }
+}

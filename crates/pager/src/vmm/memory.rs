@@ -1,0 +1,200 @@
+//! The memory of a VMM as it is now: what its process holds, over the source.
+//!
+//! Promises: a page that the process has, in memory or swapped out, is read from it. One that it does not have is the
+//! source's if nothing has filled or discarded it, else zero. Memory that is not the one of the userfaultfd is
+//! refused.
+//!
+//! May break it: a guest that runs meanwhile. Its pages are then of different moments.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use afresh_store::Pages;
+use afresh_sys::{PAGE_SIZE, PageRange, ProcessMemory};
+
+use super::pages::Page;
+use super::service::Service;
+use super::vm::RequestError;
+
+/// Pages compared with the source at a time.
+const BATCH: usize = 64;
+
+/// Where the current content of pages is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    /// At this address of the process.
+    Process(usize),
+    Zero,
+}
+
+/// The current memory of a VMM.
+pub(super) struct VmMemory<'a> {
+    service: &'a Service<'a>,
+    process: ProcessMemory,
+    /// Pages of the source that are not as in the source, perhaps, in order.
+    changed: Vec<(PageRange, Content)>,
+}
+
+impl<'a> VmMemory<'a> {
+    /// Finds the pages that the process of a VMM holds.
+    pub(super) fn of(service: &'a Service<'a>) -> Result<Self, RequestError> {
+        let process = ProcessMemory::open(&service.process).map_err(RequestError::Process)?;
+        let shared = check(service, &process)?;
+        let mut changed = Vec::new();
+        // Nothing is filled meanwhile, and no discard is noted.
+        let pages = service.lock();
+        for (number, mapping) in service.mappings.iter().enumerate() {
+            let base = pages.address(number, 0);
+            let end = base + mapping.pages * PAGE_SIZE;
+            let mut there = vec![false; mapping.pages];
+            if shared {
+                // A page can be in the file and not be mapped: all but those that were never filled are read.
+                for run in pages.ranges(number, |page, _| page != Page::Missing) {
+                    there[run.start..run.end()].fill(true);
+                }
+            }
+            let note = |run: std::ops::Range<usize>| {
+                there[(run.start - base) / PAGE_SIZE..(run.end - base) / PAGE_SIZE].fill(true);
+            };
+            process.present(base..end, note).map_err(RequestError::Process)?;
+            let content = |page: usize| match pages.state(number, page) {
+                Page::Unmapped => Some(false),
+                _ if there[page] => Some(true),
+                Page::Missing | Page::Filling => None,
+                // Discarded, with an event or without one.
+                Page::Present | Page::Removed => Some(false),
+            };
+            let mut page = 0;
+            while page < mapping.pages {
+                let first = content(page);
+                let len = (page..mapping.pages).take_while(|at| content(*at) == first).count();
+                let run = PageRange::new(mapping.offset + page, len);
+                match first {
+                    Some(true) => {
+                        changed.push((run, Content::Process(base + page * PAGE_SIZE)));
+                    }
+                    Some(false) => changed.push((run, Content::Zero)),
+                    None => {}
+                }
+                page += len;
+            }
+        }
+        drop(pages);
+        changed.sort_by_key(|(run, _)| run.start);
+        Ok(Self { service, process, changed })
+    }
+
+    /// The pages that can differ from the source.
+    pub(super) fn changed(&self) -> Vec<PageRange> {
+        self.changed.iter().map(|(run, _)| *run).collect()
+    }
+
+    /// The pages that do differ from the source.
+    pub(super) fn differing(&self) -> io::Result<Vec<PageRange>> {
+        let mut differing: Vec<PageRange> = Vec::new();
+        let (mut now, mut before) = (vec![0; BATCH * PAGE_SIZE], vec![0; BATCH * PAGE_SIZE]);
+        for (run, content) in &self.changed {
+            for first in (run.start..run.end()).step_by(BATCH) {
+                let bytes = BATCH.min(run.end() - first) * PAGE_SIZE;
+                let (now, before) = (&mut now[..bytes], &mut before[..bytes]);
+                self.read_content(*content, first - run.start, now)?;
+                self.read_source(first, before)?;
+                let pairs = now.chunks(PAGE_SIZE).zip(before.chunks(PAGE_SIZE));
+                for (page, _) in pairs.enumerate().filter(|(_, (now, before))| now != before) {
+                    match differing.last_mut() {
+                        Some(last) if last.end() == first + page => last.len += 1,
+                        _ => differing.push(PageRange::new(first + page, 1)),
+                    }
+                }
+            }
+        }
+        Ok(differing)
+    }
+
+    /// Reads from page `skip` of a run on.
+    fn read_content(&self, content: Content, skip: usize, out: &mut [u8]) -> io::Result<()> {
+        match content {
+            Content::Process(address) => self.process.read(address + skip * PAGE_SIZE, out),
+            Content::Zero => {
+                out.fill(0);
+                Ok(())
+            }
+        }
+    }
+
+    fn read_source(&self, first: usize, out: &mut [u8]) -> io::Result<()> {
+        let pages = out.len() / PAGE_SIZE;
+        // SAFETY: the slice has the length of the pages, and is borrowed for this call alone.
+        unsafe { self.service.source.read(first, out.as_mut_ptr(), pages) }
+            .map_err(io::Error::other)
+    }
+}
+
+/// Checks that `process` has the memory of the userfaultfd. Returns whether a part of it is shared.
+fn check(service: &Service<'_>, process: &ProcessMemory) -> Result<bool, RequestError> {
+    let mut mapped = Vec::new();
+    {
+        let pages = service.lock();
+        for number in 0..service.mappings.len() {
+            for run in pages.ranges(number, |page, _| page != Page::Unmapped) {
+                let start = pages.address(number, run.start);
+                mapped.push(start..start + run.byte_len());
+            }
+        }
+    }
+    let kind = process.mapping_kind(&mapped).map_err(RequestError::Process)?;
+    if kind.watched {
+        service.verified.store(true, Ordering::Release);
+    } else if !service.verified.load(Ordering::Acquire) {
+        return Err(RequestError::OtherMemory(process.pid()));
+    }
+    Ok(kind.shared)
+}
+
+/// Checks that the peer of a VMM has its memory while that shows: it does not once the VMM is detached.
+pub(super) fn verify(service: &Service<'_>) {
+    if let Ok(process) = ProcessMemory::open(&service.process) {
+        // Later requests for the memory are refused if it fails.
+        let _ = check(service, &process);
+    }
+}
+
+impl Pages for VmMemory<'_> {
+    fn pages(&self) -> usize {
+        self.service.source.pages()
+    }
+
+    fn occupied(&self) -> Vec<PageRange> {
+        let mut all = [self.service.occupied.clone(), self.changed()].concat();
+        all.sort();
+        let mut merged: Vec<PageRange> = Vec::new();
+        for run in all {
+            match merged.last_mut() {
+                Some(last) if run.start <= last.end() => {
+                    last.len = last.len.max(run.end() - last.start);
+                }
+                _ => merged.push(run),
+            }
+        }
+        merged
+    }
+
+    fn read(&self, first: usize, out: &mut [u8]) -> io::Result<()> {
+        let wanted = PageRange::new(first, out.len() / PAGE_SIZE);
+        let bytes =
+            |run: PageRange| (run.start - first) * PAGE_SIZE..(run.end() - first) * PAGE_SIZE;
+        let mut at = wanted.start;
+        let from = self.changed.partition_point(|(run, _)| run.end() <= wanted.start);
+        for (run, content) in &self.changed[from..] {
+            let Some(part) = run.intersect(wanted) else { break };
+            let before = PageRange::new(at, part.start - at);
+            if !before.is_empty() {
+                self.read_source(at, &mut out[bytes(before)])?;
+            }
+            self.read_content(*content, part.start - run.start, &mut out[bytes(part)])?;
+            at = part.end();
+        }
+        let rest = PageRange::new(at, wanted.end() - at);
+        if rest.is_empty() { Ok(()) } else { self.read_source(at, &mut out[bytes(rest)]) }
+    }
+}

@@ -1,0 +1,375 @@
+//! A VMM that is served, and what can be requested of it while it runs.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use afresh_store::{Encoding, GuestBuild, OpenError, SaveError, SaveOptions, Sha256, Store};
+use afresh_sys::{PAGE_SIZE, PageRange};
+
+use super::memory::{VmMemory, verify};
+use super::serve::accept;
+use super::service::{Phase, Service, VmSource};
+use super::{Served, VmmError, VmmOptions};
+use crate::PageSource;
+
+/// How long one wait for the end of a detaching takes.
+const TICK: Duration = Duration::from_millis(50);
+
+/// A VMM whose handshake was taken. Clones stand for the same.
+#[derive(Clone)]
+pub struct Vm {
+    service: Arc<Service<'static>>,
+}
+
+impl std::fmt::Debug for Vm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Vm").field("stats", &self.stats()).finish()
+    }
+}
+
+/// How far a VMM is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum VmState {
+    /// Pages are missing.
+    Filling,
+    /// All pages are in place; discards are still answered.
+    Filled,
+    /// It needs the pager no more.
+    Detached,
+    /// It has exited, or its service has ended.
+    Ended,
+}
+
+impl VmState {
+    /// Its name in the control protocol.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Filling => "filling",
+            Self::Filled => "filled",
+            Self::Detached => "detached",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+/// Counts of a VMM.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct VmStats {
+    /// How far it is.
+    pub state: VmState,
+    /// Pages of its mappings.
+    pub pages: usize,
+    /// Pages whose content is still to come.
+    pub missing: usize,
+    /// Pages in place.
+    pub present: usize,
+    /// Pages that the VMM has discarded.
+    pub removed: usize,
+    /// The work so far.
+    pub served: Served,
+}
+
+/// Pages of the source that a VMM has touched since its restore.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Touched {
+    /// Pages with a fault: the first access to each page that was not filled ahead of it.
+    pub read: Vec<PageRange>,
+    /// Pages whose content differs from the source.
+    pub written: Vec<PageRange>,
+    /// Pages that the VMM has discarded.
+    pub removed: Vec<PageRange>,
+    /// Whether `read` has every touched page, because none was filled ahead.
+    pub exact: bool,
+}
+
+/// How the memory of a VMM is saved.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct VmSaveOptions {
+    /// The state of the VMM (registers, devices), stored with the memory.
+    pub state: Vec<u8>,
+    /// How pages are stored.
+    pub encoding: Encoding,
+    /// The guest of a source that is not a snapshot.
+    pub guest: GuestBuild,
+}
+
+impl Default for VmSaveOptions {
+    fn default() -> Self {
+        let guest = GuestBuild {
+            kind: "raw".to_owned(),
+            module: "none".to_owned(),
+            engine: "none".to_owned(),
+            cpu: Vec::new(),
+        };
+        Self { state: Vec::new(), encoding: Encoding::Raw, guest }
+    }
+}
+
+/// A request of a VMM was refused or failed. The VMM is not affected.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// The VMM is not served any more.
+    #[error("the VMM has ended{}", .0.as_ref().map(|why| format!(": {why}")).unwrap_or_default())]
+    Ended(Option<String>),
+    /// It is detached, so nothing is filled any more.
+    #[error("the VMM is detached: all of its memory is in place")]
+    Detached,
+    /// Detaching takes longer than the request waits.
+    #[error(
+        "{missing} pages are still missing after {waited:?}; the VMM is detached once they are filled"
+    )]
+    NotYet {
+        /// Pages that are missing.
+        missing: usize,
+        /// How long the request has waited.
+        waited: Duration,
+    },
+    /// Pages were filled ahead, so faults do not show all touched pages.
+    #[error(
+        "pages were filled ahead of the VMM, so its faults do not show what it reads: serve it with `record`"
+    )]
+    NotRecorded,
+    /// A working set is stored with a snapshot.
+    #[error("the memory does not come from a snapshot, which a working set could be stored with")]
+    NoSnapshot,
+    /// Pages outside of the source.
+    #[error("pages {first} to {end} are not all in the snapshot of {pages} pages")]
+    Outside {
+        /// The first.
+        first: usize,
+        /// One past the last.
+        end: usize,
+        /// Pages of the source.
+        pages: usize,
+    },
+    /// Too many ranges wait to be filled.
+    #[error("too many ranges wait to be filled: request larger ones, or all pages")]
+    TooManyRanges,
+    /// The memory of the process cannot be read.
+    #[error("the memory of the VMM: {0}")]
+    Process(io::Error),
+    /// The process that connected does not have the memory of the userfaultfd.
+    #[error(
+        "process {0}, which connected, does not have the memory of the userfaultfd: the VMM itself must connect"
+    )]
+    OtherMemory(u32),
+    /// The snapshot could not be written.
+    #[error(transparent)]
+    Save(#[from] SaveError),
+    /// The snapshot could not be read.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+}
+
+impl Vm {
+    /// Takes the handshake from `stream`.
+    ///
+    /// # Errors
+    /// As [`super::serve`].
+    pub fn accept(
+        stream: &UnixStream,
+        source: Arc<dyn PageSource>,
+        options: &VmmOptions<'_>,
+    ) -> Result<Self, VmmError> {
+        accept(stream, VmSource::Shared(source), options)
+            .map(|service| Self { service: Arc::new(service) })
+    }
+
+    /// Serves the VMM until it exits or `options.stop` is set. Called once.
+    ///
+    /// # Errors
+    /// As [`super::serve`].
+    pub fn serve(&self, options: &VmmOptions<'_>) -> Result<Served, VmmError> {
+        self.service.serve(options)
+    }
+
+    /// Its counts.
+    #[must_use]
+    pub fn stats(&self) -> VmStats {
+        let phase = self.service.phase().clone();
+        let pages = self.service.lock();
+        let counts = pages.counts();
+        VmStats {
+            state: match phase {
+                Phase::Serving if counts.awaited() > 0 => VmState::Filling,
+                Phase::Serving => VmState::Filled,
+                Phase::Detached => VmState::Detached,
+                Phase::Ended(_) => VmState::Ended,
+            },
+            pages: counts.awaited() + counts.present + counts.removed,
+            missing: counts.awaited(),
+            present: counts.present,
+            removed: counts.removed,
+            served: pages.served,
+        }
+    }
+
+    fn check_alive(&self) -> Result<(), RequestError> {
+        match &*self.service.phase() {
+            Phase::Ended(why) => Err(RequestError::Ended(why.clone())),
+            Phase::Serving | Phase::Detached => Ok(()),
+        }
+    }
+
+    fn check_serving(&self) -> Result<(), RequestError> {
+        self.check_alive()?;
+        match &*self.service.phase() {
+            Phase::Detached => Err(RequestError::Detached),
+            Phase::Serving | Phase::Ended(_) => Ok(()),
+        }
+    }
+
+    /// Pages of the source for which `is` is true.
+    fn source_pages(&self, is: impl Fn(super::pages::Page, bool) -> bool) -> Vec<PageRange> {
+        let pages = self.service.lock();
+        let mut all: Vec<PageRange> = Vec::new();
+        for (number, mapping) in self.service.mappings.iter().enumerate() {
+            let runs = pages.ranges(number, &is);
+            all.extend(runs.iter().map(|run| PageRange::new(run.start + mapping.offset, run.len)));
+        }
+        all.sort();
+        all
+    }
+
+    /// The pages that the VMM has touched. Compares all pages that it holds with the source.
+    ///
+    /// # Errors
+    /// [`RequestError::Process`] where its memory cannot be read.
+    pub fn touched(&self) -> Result<Touched, RequestError> {
+        self.check_alive()?;
+        let written = VmMemory::of(&self.service)?.differing().map_err(RequestError::Process)?;
+        Ok(Touched {
+            read: self.source_pages(|_, touched| touched),
+            written,
+            removed: self.source_pages(|page, _| page == super::pages::Page::Removed),
+            exact: self.service.lock().is_recording(),
+        })
+    }
+
+    /// The pages that the VMM has touched so far.
+    ///
+    /// # Errors
+    /// [`RequestError::NotRecorded`] unless it is served with [`VmmOptions::record`].
+    pub fn working_set(&self) -> Result<Vec<PageRange>, RequestError> {
+        if !self.service.lock().is_recording() {
+            return Err(RequestError::NotRecorded);
+        }
+        Ok(self.source_pages(|_, touched| touched))
+    }
+
+    /// Stores the pages that the VMM has touched as the working set of its snapshot, and makes `name` mean the
+    /// snapshot with it. Returns its digest and the number of pages.
+    ///
+    /// # Errors
+    /// As [`Vm::working_set`]; [`RequestError::Save`].
+    pub fn record(&self, store: &Store, name: &str) -> Result<(Sha256, usize), RequestError> {
+        let snapshot = self.service.source.snapshot().ok_or(RequestError::NoSnapshot)?;
+        let set = self.working_set()?;
+        let id = store.set_working_set(name, snapshot, &set)?;
+        Ok((id, set.iter().map(|run| run.len).sum()))
+    }
+
+    /// Fills `pages` of the source, or all of them, ahead of the VMM. Returns at once, with the number of pages that are
+    /// missing.
+    ///
+    /// # Errors
+    /// [`RequestError::Outside`], [`RequestError::TooManyRanges`]; nothing is requested then, or a part.
+    pub fn prefetch(&self, pages: Option<&[PageRange]>) -> Result<usize, RequestError> {
+        self.check_serving()?;
+        let source_pages = self.service.source.pages();
+        for run in pages.into_iter().flatten() {
+            let end = run.start.saturating_add(run.len);
+            if end > source_pages {
+                return Err(RequestError::Outside { first: run.start, end, pages: source_pages });
+            }
+        }
+        let mut known = self.service.lock();
+        match pages {
+            None => known.request_all(),
+            Some(runs) => {
+                for run in runs {
+                    for (number, mapping) in self.service.mappings.iter().enumerate() {
+                        let of_source = PageRange::new(mapping.offset, mapping.pages);
+                        let Some(part) = run.intersect(of_source) else { continue };
+                        let start = (part.start - mapping.offset) / mapping.unit * mapping.unit;
+                        let end = (part.end() - mapping.offset).next_multiple_of(mapping.unit);
+                        if !known.request(number, PageRange::new(start, end - start)) {
+                            return Err(RequestError::TooManyRanges);
+                        }
+                    }
+                }
+            }
+        }
+        let missing = known.counts().awaited();
+        drop(known);
+        self.service.bell.notify_all();
+        Ok(missing)
+    }
+
+    /// Fills all of the VMM's memory, and gives it back to the kernel: the VMM needs the pager no more then.
+    ///
+    /// # Errors
+    /// [`RequestError::NotYet`] after `timeout`; it is detached later. [`RequestError::Ended`] if its service ends before.
+    pub fn detach(&self, timeout: Duration) -> Result<(), RequestError> {
+        self.check_alive()?;
+        verify(&self.service);
+        self.service.detaching.store(true, Ordering::Release);
+        self.service.lock().request_all();
+        self.service.bell.notify_all();
+        let began = Instant::now();
+        let mut phase = self.service.phase();
+        loop {
+            match &*phase {
+                Phase::Detached => return Ok(()),
+                Phase::Ended(why) => return Err(RequestError::Ended(why.clone())),
+                Phase::Serving => {}
+            }
+            let waited = began.elapsed();
+            if waited >= timeout {
+                drop(phase);
+                let missing = self.service.lock().counts().awaited();
+                return Err(RequestError::NotYet { missing, waited });
+            }
+            let step = TICK.min(timeout - waited);
+            let guard = self.service.phase_bell.wait_timeout(phase, step);
+            phase = guard.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Saves the memory of the VMM, whose guest must be paused, under `name`: what differs from its snapshot, as a delta.
+    /// Returns the digest of the new snapshot and the number of bytes that were compared.
+    ///
+    /// # Errors
+    /// [`RequestError::Process`], [`RequestError::OtherMemory`], [`RequestError::Save`]; the name means then what it
+    /// meant before.
+    pub fn snapshot(
+        &self,
+        store: &Store,
+        name: &str,
+        options: &VmSaveOptions,
+    ) -> Result<(Sha256, u64), RequestError> {
+        self.check_alive()?;
+        let memory = VmMemory::of(&self.service)?;
+        let parent = self.service.source.snapshot();
+        let guest = parent.map_or(&options.guest, |parent| parent.guest());
+        let changed = memory.changed();
+        let bytes = changed.iter().map(|run| (run.len * PAGE_SIZE) as u64).sum();
+        let mut save = SaveOptions::new(guest.clone());
+        save.state.clone_from(&options.state);
+        save.encoding = options.encoding;
+        save.parent = parent.cloned();
+        save.changed = parent.is_some().then_some(changed);
+        let id = store.save(name, &memory, &save)?;
+        // Pages of a process that ended meanwhile cannot be read; the save has failed then.
+        Ok((id, bytes))
+    }
+}

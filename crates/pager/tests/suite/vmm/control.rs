@@ -1,0 +1,354 @@
+//! Requests of control clients, with VMMs in processes of their own.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use afresh_pager::vmm::{
+    Cause, ControlClient, ControlServer, DoorOptions, HostEvent, Snapshots, SocketAccess, VmmHost,
+};
+use afresh_pager::{PageSource, SnapshotSource};
+use afresh_store::{GuestBuild, MemoryPages, SaveOptions, Store};
+use afresh_sys::PAGE_SIZE;
+use serde_json::{Value, json};
+
+use super::client::PAGES;
+use super::process::VmmProcess;
+
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The first byte of a page of the snapshot; every fifth page is zero.
+fn byte_of(page: usize) -> u8 {
+    if page % 5 == 4 { 0 } else { (page % 250) as u8 + 1 }
+}
+
+fn content() -> Vec<u8> {
+    (0..PAGES).flat_map(|page| [byte_of(page); PAGE_SIZE]).collect()
+}
+
+/// A directory with a store, and the references `NAME` into it.
+struct Names(PathBuf);
+
+impl Snapshots for Names {
+    fn open(&self, reference: &str) -> Result<Arc<dyn PageSource>, Cause> {
+        Ok(Arc::new(SnapshotSource::new(Store::open(&self.0)?.load(reference)?)))
+    }
+
+    fn target(&self, reference: &str) -> Result<(Store, String), Cause> {
+        Ok((Store::open(&self.0)?, reference.to_owned()))
+    }
+}
+
+/// A host with a control socket and a store that has the snapshot `base`.
+struct Bench {
+    dir: tempfile::TempDir,
+    host: VmmHost,
+    events: std::sync::mpsc::Receiver<String>,
+    over: Arc<AtomicBool>,
+    control: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::create(dir.path().join("store")).unwrap();
+        let guest = GuestBuild {
+            kind: "vm".into(),
+            module: "kernel".into(),
+            engine: "test".into(),
+            cpu: Vec::new(),
+        };
+        store.save("base", &MemoryPages(content()), &SaveOptions::new(guest)).unwrap();
+        let (sender, events) = std::sync::mpsc::channel();
+        let host = VmmHost::new(move |event| {
+            let text = match event {
+                HostEvent::Served { name, result: Ok(_), .. } => format!("{name}: served"),
+                HostEvent::Served { name, result: Err(error), .. } => format!("{name}: {error}"),
+                other => format!("{other:?}"),
+            };
+            let _ = sender.send(text);
+        });
+        let over = Arc::new(AtomicBool::new(false));
+        let names = Names(dir.path().join("store"));
+        let path = dir.path().join("control");
+        let server =
+            ControlServer::bind(&path, SocketAccess::default(), host.clone(), names).unwrap();
+        let until = over.clone();
+        let control = Some(std::thread::spawn(move || server.serve(&until).unwrap()));
+        Self { dir, host, events, over, control }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn client(&self) -> ControlClient {
+        ControlClient::connect(&self.path("control")).unwrap()
+    }
+
+    fn request(&self, request: Value) -> Value {
+        self.client().request(&request).unwrap_or_else(|error| panic!("{request}: {error}"))
+    }
+
+    fn refused(&self, request: Value) -> String {
+        self.client().request(&request).unwrap_err().to_string()
+    }
+
+    /// Opens a door, and starts a VMM at it.
+    fn vmm(&self, door: &str, more: Value) -> Option<VmmProcess> {
+        let socket = self.path(door);
+        let mut request = json!({
+            "request": "add", "name": door, "snapshot": "base", "socket": socket,
+        });
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        assert_eq!(self.request(request)["pages"], PAGES);
+        let vmm = VmmProcess::start(&socket)?;
+        let started = Instant::now();
+        while self.host.vm(door).is_err() && self.events.try_recv().is_err() {
+            assert!(started.elapsed() < TEST_TIMEOUT);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Some(vmm)
+    }
+
+    /// All pages of a snapshot.
+    fn memory(&self, name: &str) -> Vec<u8> {
+        let snapshot = Store::open(self.path("store")).unwrap().load(name).unwrap();
+        let mut bytes = vec![0; snapshot.pages() * PAGE_SIZE];
+        snapshot.read(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn stats(&self, vm: &str) -> Value {
+        self.request(json!({ "request": "stats", "vm": vm }))["vms"][0].clone()
+    }
+
+    /// Waits until the counts of a VMM are as wanted.
+    fn until(&self, vm: &str, is: impl Fn(&Value) -> bool) {
+        let started = Instant::now();
+        loop {
+            let stats = self.stats(vm);
+            if is(&stats) {
+                return;
+            }
+            assert!(started.elapsed() < TEST_TIMEOUT, "{stats}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.host.stop();
+        self.over.store(true, Ordering::Release);
+        if let Some(thread) = self.control.take() {
+            let ended = thread.join();
+            assert!(ended.is_ok() || std::thread::panicking());
+        }
+    }
+}
+
+#[test]
+fn a_vmm_shows_what_it_touched_and_its_working_set_is_stored() {
+    let bench = Bench::new();
+    let Some(mut vmm) = bench.vmm("rec", json!({ "record": true })) else { return };
+    for page in [7, 3, 150, 151, 299] {
+        assert_eq!(vmm.peek(page), byte_of(page));
+    }
+    vmm.ask("poke 150 9").unwrap();
+    vmm.ask("discard 3 1").unwrap();
+    bench.until("rec", |stats| stats["removed"] == 1);
+    let stats = bench.stats("rec.1");
+    assert_eq!((&stats["state"], &stats["missing"]), (&json!("filling"), &json!(PAGES - 5)));
+    assert_eq!(stats["faults"], 5);
+    let touched = bench.request(json!({ "request": "touched", "vm": "rec.1" }));
+    assert_eq!(touched["read"], json!([[3, 1], [7, 1], [150, 2], [299, 1]]));
+    assert_eq!(touched["written"], json!([[3, 1], [150, 1]]));
+    assert_eq!(touched["removed"], json!([[3, 1]]));
+    assert_eq!(touched["exact"], true);
+    let recorded =
+        bench.request(json!({ "request": "record", "vm": "rec", "to": "warm", "id": 3 }));
+    assert_eq!((&recorded["pages"], &recorded["id"]), (&json!(5), &json!(3)));
+    let warm = Store::open(bench.path("store")).unwrap().load("warm").unwrap();
+    let set: Vec<usize> = warm.working_set().iter().flat_map(|r| r.start..r.end()).collect();
+    assert_eq!(set, [3, 7, 150, 151, 299]);
+    // Pages that are filled ahead end the recording.
+    let left = bench.request(json!({
+        "request": "prefetch", "vm": "rec", "pages": [[10, 5], [290, 10]],
+    }));
+    assert!(left["missing"].as_u64().unwrap() <= (PAGES - 5) as u64);
+    bench.until("rec", |stats| stats["missing"] == PAGES - 5 - 14);
+    let error = bench.refused(json!({ "request": "record", "vm": "rec", "to": "warm" }));
+    assert!(error.contains("serve it with `record`"), "{error}");
+    // Another VMM, in the same process, of another snapshot.
+    let Some(mut other) = bench.vmm("other", json!({ "snapshot": "warm" })) else { return };
+    assert_eq!(other.peek(299), byte_of(299));
+    let list = bench.request(json!({ "request": "list" }));
+    assert_eq!(list["vms"], json!(["other.1", "rec.1"]));
+    assert_eq!(list["doors"][0]["snapshot"], "warm");
+}
+
+#[test]
+fn a_paused_vmm_is_saved_and_restored_byte_for_byte() {
+    let bench = Bench::new();
+    for how in [json!({}), json!({ "on_demand": true, "window": 1 })] {
+        let Some(mut vmm) = bench.vmm("vm", how.clone()) else { return };
+        vmm.ask("poke 20 7").unwrap();
+        vmm.ask("poke 4 8").unwrap();
+        vmm.ask("poke 299 1").unwrap();
+        assert_eq!(vmm.peek(50), byte_of(50));
+        vmm.ask("discard 50 2").unwrap();
+        vmm.ask("poke 51 3").unwrap();
+        std::fs::write(bench.path("vmstate"), "registers").unwrap();
+        let saved = bench.request(json!({
+            "request": "snapshot", "vm": "vm", "to": "next", "state": bench.path("vmstate"),
+        }));
+        let saved_memory = bench.memory("next");
+        let memory = vmm.dump(&bench.path("dump"));
+        assert!(memory == saved_memory, "{how}");
+        assert_eq!(memory[50 * PAGE_SIZE], 0);
+        let next = Store::open(bench.path("store")).unwrap().load("next").unwrap();
+        assert_eq!((next.state(), &*next.guest().module), (&b"registers"[..], "kernel"));
+        assert_eq!(next.layers().len(), 2);
+        // Four pages with content, and one that is zero.
+        assert!(saved["written_bytes"].as_u64().unwrap() < 12 * PAGE_SIZE as u64, "{saved}");
+        // The clone of a later door finds it all.
+        let Some(mut clone) = bench.vmm("clone", json!({ "snapshot": "next" })) else { return };
+        assert!(clone.dump(&bench.path("dump")) == saved_memory);
+        bench.request(json!({ "request": "remove", "name": "clone" }));
+        bench.request(json!({ "request": "remove", "name": "vm" }));
+        drop((vmm, clone));
+        for _ in 0..2 {
+            bench.events.recv_timeout(TEST_TIMEOUT).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_detached_vmm_needs_the_pager_no_more_and_can_still_be_saved() {
+    let bench = Bench::new();
+    let Some(mut vmm) = bench.vmm("vm", json!({ "on_demand": true })) else { return };
+    vmm.ask("poke 9 77").unwrap();
+    vmm.ask("discard 120 3").unwrap();
+    bench.request(json!({ "request": "detach", "vm": "vm" }));
+    assert_eq!(bench.stats("vm")["state"], "detached");
+    let error = bench.refused(json!({ "request": "prefetch", "vm": "vm" }));
+    assert!(error.contains("is detached"), "{error}");
+    vmm.ask("poke 10 78").unwrap();
+    vmm.ask("discard 200 1").unwrap();
+    bench.request(json!({ "request": "snapshot", "vm": "vm", "to": "next" }));
+    let saved = bench.memory("next");
+    drop(bench);
+    let dir = tempfile::tempdir().unwrap();
+    let memory = vmm.dump(&dir.path().join("dump"));
+    assert!(memory == saved);
+    let mut expected = content();
+    expected[9 * PAGE_SIZE..][..99].fill(77);
+    expected[10 * PAGE_SIZE..][..99].fill(78);
+    expected[120 * PAGE_SIZE..123 * PAGE_SIZE].fill(0);
+    expected[200 * PAGE_SIZE..201 * PAGE_SIZE].fill(0);
+    assert!(memory == expected);
+}
+
+#[test]
+fn mappings_that_are_moved_or_released_are_followed() {
+    let bench = Bench::new();
+    let Some(mut vmm) = bench.vmm("vm", json!({ "on_demand": true, "window": 1 })) else { return };
+    vmm.ask("unmap 90 10").unwrap();
+    // Page 100 of the source, and following, are the second mapping.
+    let byte: u8 = vmm.ask("move 33").unwrap().parse().unwrap();
+    assert_eq!(byte, byte_of(133));
+    bench.request(json!({ "request": "snapshot", "vm": "vm", "to": "next" }));
+    let mut expected = content();
+    expected[90 * PAGE_SIZE..100 * PAGE_SIZE].fill(0);
+    assert!(bench.memory("next") == expected);
+    assert_eq!(vmm.peek(3), byte_of(3));
+    bench.request(json!({ "request": "detach", "vm": "vm" }));
+}
+
+#[test]
+fn hostile_clients_get_errors_and_harm_no_vmm() {
+    let bench = Bench::new();
+    let Some(mut vmm) = bench.vmm("vm", json!({})) else { return };
+    for (request, word) in [
+        (json!({ "request": "stats", "vm": "other" }), "no VMM is called other; there are: vm.1"),
+        (json!({ "request": "detach", "vm": "" }), "no VMM is called"),
+        (json!({ "request": "prefetch", "vm": "vm", "pages": [[299, 2]] }), "not all in the"),
+        (json!({ "request": "snapshot", "vm": "vm", "to": "n", "state": "/dev/zero" }), "regular"),
+        (
+            json!({ "request": "add", "name": "a/b", "snapshot": "base", "socket": "s" }),
+            "cannot be called",
+        ),
+        (
+            json!({ "request": "add", "name": "vm", "snapshot": "base", "socket": "s" }),
+            "there is a door called vm",
+        ),
+        (json!({ "request": "add", "name": "b", "snapshot": "none", "socket": "s" }), "none"),
+        (json!({ "request": "remove", "name": "b" }), "no door is called b; there are: vm"),
+    ] {
+        let error = bench.refused(request.clone());
+        assert!(error.contains(word), "{request}: {error}");
+    }
+    let raw = |bytes: &[u8]| {
+        let mut stream = UnixStream::connect(bench.path("control")).unwrap();
+        // The server may disconnect before it has read everything.
+        let _ = stream.write_all(bytes);
+        let mut answer = String::new();
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let _ = stream.read_to_string(&mut answer);
+        answer
+    };
+    assert!(raw(b"\xff\xfe\n").contains("JSON object"));
+    let two = raw(b"{\"request\":\"list\"}\n{\n");
+    assert!(two.lines().count() == 2 && two.contains("\"ok\":true"), "{two}");
+    assert!(!raw(&[b'['; 200 << 10]).contains("\"ok\":true"));
+    let clients: Vec<UnixStream> =
+        (0..16).map(|_| UnixStream::connect(bench.path("control")).unwrap()).collect();
+    let started = Instant::now();
+    while !raw(b"").contains("16 clients") {
+        assert!(started.elapsed() < TEST_TIMEOUT);
+    }
+    drop(clients);
+    assert!(vmm.dump(&bench.path("dump")) == content());
+}
+
+#[test]
+fn a_vmm_beyond_its_budget_is_ended_and_another_is_not() {
+    let bench = Bench::new();
+    let Some(mut vmm) = bench.vmm("vm", json!({})) else { return };
+    let mut small = DoorOptions::new("small", "base", bench.path("small"));
+    small.budget = Some(100);
+    let source = Names(bench.path("store")).open("base").unwrap();
+    bench.host.open_door(small, source).unwrap();
+    let mut refused = VmmProcess::start(&bench.path("small")).unwrap();
+    let event = bench.events.recv_timeout(TEST_TIMEOUT).unwrap();
+    assert!(event.contains("small.1") && event.contains("raise the budget"), "{event}");
+    assert_eq!(refused.wait().signal(), Some(libc::SIGBUS));
+    assert!(vmm.dump(&bench.path("dump")) == content());
+}
+
+#[test]
+fn memory_that_the_peer_does_not_have_is_not_saved() {
+    let bench = Bench::new();
+    let door = DoorOptions::new("vm", "base", bench.path("vm"));
+    bench.host.open_door(door, Names(bench.path("store")).open("base").unwrap()).unwrap();
+    // A process connects, and its child hands over its own memory.
+    let Some(mut vmm) = VmmProcess::start_behind(&bench.path("vm")) else { return };
+    assert_eq!(vmm.peek(3), byte_of(3));
+    for request in ["snapshot", "detach", "snapshot"] {
+        let mut request = json!({ "request": request, "vm": "vm", "to": "next" });
+        if request["request"] == "detach" {
+            request.as_object_mut().unwrap().remove("to");
+            bench.request(request);
+            continue;
+        }
+        let error = bench.refused(request);
+        let refused = ["the VMM itself must connect", "Bad address"];
+        assert!(refused.iter().any(|word| error.contains(word)), "{error}");
+    }
+    assert!(vmm.dump(&bench.path("dump")) == content());
+}

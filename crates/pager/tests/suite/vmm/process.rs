@@ -1,0 +1,199 @@
+//! A VMM in a process of its own, which obeys the commands of a test.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use afresh_sys::{Advice, PAGE_SIZE, PageRange, Uffd};
+
+use super::client::{FIRST, PAGES, SECOND, Vmm, send, vmm_with};
+
+const NAME: &str = "vmm::process::plays_the_vmm_when_it_is_started_as_one";
+const SOCKET: &str = "AFRESH_TEST_VMM_SOCKET";
+const HOW: &str = "AFRESH_TEST_VMM_HOW";
+/// What answers begin with, among the output of the test program.
+const MARK: &str = "VMM: ";
+
+/// A VMM that runs, killed when it is dropped.
+pub(crate) struct VmmProcess {
+    pub(crate) child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl VmmProcess {
+    /// Starts a VMM that has connected to `socket`; `None` where the host has no userfaultfd.
+    pub(crate) fn start(socket: &Path) -> Option<Self> {
+        Self::start_with(socket, "alone")
+    }
+
+    /// As [`VmmProcess::start`], with the memory in a child of the process that connects.
+    pub(crate) fn start_behind(socket: &Path) -> Option<Self> {
+        Self::start_with(socket, "behind")
+    }
+
+    fn start_with(socket: &Path, how: &str) -> Option<Self> {
+        let mut child = afresh_sys::again(NAME)
+            .env(SOCKET, socket)
+            .env(HOW, how)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let mut this = Self { child, input, output: BufReader::new(output) };
+        let answer = this.answer();
+        if answer.as_deref() == Some("no userfaultfd") {
+            println!("SKIPPED: no userfaultfd");
+            return None;
+        }
+        assert_eq!(answer.as_deref(), Some("connected"));
+        Some(this)
+    }
+
+    fn answer(&mut self) -> Option<String> {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            if self.output.read_line(&mut line).unwrap() == 0 {
+                return None;
+            }
+            if let Some((_, answer)) = line.split_once(MARK) {
+                return Some(answer.trim_end().to_owned());
+            }
+        }
+    }
+
+    /// Sends a command without waiting for its answer.
+    pub(crate) fn command(&mut self, command: &str) {
+        self.input.write_all(format!("{command}\n").as_bytes()).unwrap();
+    }
+
+    /// The answer to a command; `None` when the VMM ended instead.
+    pub(crate) fn ask(&mut self, command: &str) -> Option<String> {
+        self.command(command);
+        self.answer()
+    }
+
+    /// The byte of a page of the source.
+    pub(crate) fn peek(&mut self, page: usize) -> u8 {
+        self.ask(&format!("peek {page}")).unwrap().parse().unwrap()
+    }
+
+    /// All of its memory, in the order of the source.
+    pub(crate) fn dump(&mut self, path: &Path) -> Vec<u8> {
+        self.ask(&format!("dump {}", path.display())).unwrap();
+        std::fs::read(path).unwrap()
+    }
+
+    /// Waits for its end.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(started.elapsed() < Duration::from_secs(120), "the VMM does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for VmmProcess {
+    fn drop(&mut self) {
+        // It has ended already, or is waited for here.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The page of the memory where a page of the source is.
+fn place_of(page: usize) -> usize {
+    if page < FIRST.len { page } else { page - FIRST.len + SECOND.start }
+}
+
+fn obey(vmm: &mut Vmm, command: &str) -> String {
+    let words: Vec<&str> = command.split_whitespace().collect();
+    let number = |at: usize| words[at].parse::<usize>().unwrap();
+    match words[0] {
+        "peek" => vmm.peek(place_of(number(1))).to_string(),
+        "poke" => {
+            // SAFETY: the page is inside one of the two mappings.
+            unsafe { vmm.memory.page_ptr(place_of(number(1))).write_bytes(number(2) as u8, 99) };
+            String::new()
+        }
+        "discard" => {
+            let range = PageRange::new(place_of(number(1)), number(2));
+            vmm.memory.advise(range, Advice::Discard).unwrap();
+            String::new()
+        }
+        "unmap" => {
+            let range = PageRange::new(place_of(number(1)), number(2));
+            let start = vmm.memory.page_ptr(range.start);
+            // SAFETY: the test does not touch these pages again.
+            assert_eq!(unsafe { libc::munmap(start.cast(), range.byte_len()) }, 0);
+            String::new()
+        }
+        "move" => {
+            let start = vmm.memory.page_ptr(SECOND.start);
+            let len = SECOND.byte_len();
+            let elsewhere = afresh_sys::Reservation::new(SECOND.len).unwrap();
+            // SAFETY: both ranges are reserved by this process, which touches neither meanwhile.
+            let moved = unsafe {
+                let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+                libc::mremap(start.cast(), len, len, flags, elsewhere.page_ptr(0))
+            };
+            assert_eq!(moved, elsewhere.page_ptr(0).cast());
+            // SAFETY: a page of the moved mapping.
+            let byte = unsafe { elsewhere.page_ptr(number(1)).add(77).read_volatile() };
+            std::mem::forget(elsewhere);
+            byte.to_string()
+        }
+        "dump" => {
+            let pages = (0..PAGES).map(|page| vmm.memory.page_ptr(place_of(page)));
+            let bytes: Vec<u8> = pages
+                .flat_map(|page| {
+                    // SAFETY: the page is inside one of the two mappings.
+                    unsafe { std::slice::from_raw_parts(page, PAGE_SIZE) }.to_vec()
+                })
+                .collect();
+            std::fs::write(words[1], bytes).unwrap();
+            String::new()
+        }
+        other => panic!("unknown command {other}"),
+    }
+}
+
+/// The body of the VMM's process. As a test of its own it does nothing.
+#[test]
+fn plays_the_vmm_when_it_is_started_as_one() {
+    let Some(socket) = std::env::var_os(SOCKET) else { return };
+    let stream = UnixStream::connect(socket).unwrap();
+    if std::env::var(HOW).as_deref() == Ok("behind") {
+        // SAFETY: the child goes on alone; this process only waits for it.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child > 0 {
+            // SAFETY: waits for the child just made, and ends.
+            unsafe {
+                libc::waitpid(child, std::ptr::null_mut(), 0);
+                libc::_exit(0);
+            }
+        }
+    }
+    let Some(mut vmm) = vmm_with(Uffd::open_for_pager_with_moves()) else {
+        println!("{MARK}no userfaultfd");
+        // SAFETY: ends this process, which may be a fork.
+        unsafe { libc::_exit(0) };
+    };
+    send(&stream, vmm.message().as_bytes(), &[vmm.uffd.as_fd()]);
+    println!("\n{MARK}connected");
+    for line in std::io::stdin().lines() {
+        println!("{MARK}{}", obey(&mut vmm, &line.unwrap()));
+    }
+    // SAFETY: as above.
+    unsafe { libc::_exit(0) };
+}
