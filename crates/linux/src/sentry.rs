@@ -46,7 +46,7 @@ pub use kernel::streams::{Channel, End, Writer};
 pub(crate) use kernel::streams::{LogSink, OutputSink, OutputSinks, Streams};
 use kernel::threads::Threads;
 pub(crate) use kernel::threads::{Wait, WaitReason};
-pub(crate) use kernel::time::now_moment;
+pub(crate) use kernel::time::StoppedClock;
 use kernel::timers::Timers;
 pub(crate) use mm::layout::{Layout, MAX_RESERVED, PAGE, STACK_LEN};
 pub(crate) use mm::orders::{Change, Content, map_order, protect_order, unmap_order};

@@ -6,6 +6,7 @@ mod asked;
 mod bomb;
 mod bounds;
 mod calls;
+mod clock;
 mod clones;
 mod common;
 mod database;

@@ -29,8 +29,7 @@ use crate::sentry::kernel::in_flight_fds::InFlightFds;
 use crate::sentry::kernel::inotify::Inotify;
 use crate::sentry::kernel::process_table::{FIRST, ProcessTable};
 use crate::sentry::kernel::signals::PendingSignals;
-use crate::sentry::kernel::threads::{MonotonicTime, Threads};
-use crate::sentry::kernel::time::now_moment;
+use crate::sentry::kernel::threads::Threads;
 use crate::sentry::kernel::timer_fd::TimerFd;
 use crate::sentry::kernel::timers::Timers;
 use crate::sentry::mm::layout::Layout;
@@ -54,7 +53,6 @@ pub(crate) struct PackedKernel {
     umask: u32,
     handlers: Vec<(u64, [u8; 32])>,
     pending: PendingSignals,
-    /// Moments here and below are lengths of time from the time of packing.
     alarms: Timers,
     threads: Threads,
     channels: Channels,
@@ -103,23 +101,6 @@ enum PackedOpen {
     Generation(GenerationWatch, OpenFile),
 }
 
-/// Has all moments of threads, alarms and timers at another place of the clock.
-fn shift(
-    threads: &mut Threads,
-    alarms: &mut Timers,
-    family: &mut ProcessTable,
-    timers: &mut dyn Iterator<Item = &mut TimerFd>,
-    by: impl Fn(MonotonicTime) -> MonotonicTime,
-) {
-    let moved = |threads: &mut Threads| {
-        let waits = threads.values_mut().filter_map(|thread| thread.wait.as_mut());
-        waits.filter_map(|wait| wait.until.as_mut()).for_each(|at| *at = by(*at));
-    };
-    family.threads_mut().chain([threads]).for_each(moved);
-    family.alarms_mut().chain([alarms]).for_each(|alarms| alarms.shift(&by));
-    timers.filter_map(|timer| timer.at.as_mut()).for_each(|at| *at = by(*at));
-}
-
 /// A state that does not fit together.
 pub(crate) fn damaged(what: &str) -> ThawError {
     ThawError::State(what.to_owned())
@@ -163,14 +144,6 @@ impl Kernel {
             let found = description.found.as_ref().map(|(above, name)| (*above, name.to_vec()));
             descriptions.push((id, (open, description.flags, found)));
         }
-        let (mut threads, mut alarms) = (self.threads.clone(), self.alarms.clone());
-        let mut family = self.family.clone();
-        let mut timers = descriptions.iter_mut().filter_map(|(_, (open, ..))| match open {
-            PackedOpen::Timer(timer) => Some(timer),
-            _ => None,
-        });
-        let now = now_moment();
-        shift(&mut threads, &mut alarms, &mut family, &mut timers, |at| at.saturating_sub(now));
         let packed = PackedKernel {
             layout: self.layout.clone(),
             layers: self.layers.iter().map(|path| root_files::bytes(path).to_vec()).collect(),
@@ -182,8 +155,8 @@ impl Kernel {
             umask: self.umask,
             handlers: self.handlers.iter().map(|(&number, &handler)| (number, handler)).collect(),
             pending: self.pending.clone(),
-            alarms,
-            threads,
+            alarms: self.alarms.clone(),
+            threads: self.threads.clone(),
             channels: self.channels.clone(),
             terminals: self.terminals.clone(),
             locks: self.locks.clone(),
@@ -191,7 +164,7 @@ impl Kernel {
             moves: self.moves,
             system_v: self.system_v.clone(),
             names: self.names.clone(),
-            family,
+            family: self.family.clone(),
         };
         let files = self.tree.saved().map_err(|error| lost(&error))?;
         Ok((packed, files.to_bytes()))
@@ -287,10 +260,10 @@ impl Kernel {
             let found = found.map(|(above, name)| (above, name.into()));
             descriptions.insert(id, Description { open, flags, found });
         }
-        let mut family = packed.family;
+        let family = packed.family;
         let (descriptors, next) = (packed.descriptors, packed.next);
         let parts = FdTableParts { descriptors, descriptions, next, carried: packed.carried };
-        let mut table = FdTable::from_parts(parts, FIRST, |id| family.lives(id))
+        let table = FdTable::from_parts(parts, FIRST, |id| family.lives(id))
             .ok_or_else(|| damaged("its descriptors do not fit together"))?;
         let mut ends: Vec<_> = table.descriptions().flat_map(|(_, d)| d.open.ends()).collect();
         let threads = packed.threads.iter().chain(family.other_threads());
@@ -323,16 +296,6 @@ impl Kernel {
         }
         if !packed.alarms.is_sound() {
             return Err(damaged("an invalid timer"));
-        }
-        let (mut threads, mut alarms) = (packed.threads, packed.alarms);
-        {
-            let mut timers = table.descriptions_mut().filter_map(|d| match &mut d.open {
-                FileObject::Timer(timer) => Some(timer),
-                _ => None,
-            });
-            let now = now_moment();
-            let later = |at| now.saturating_add(at);
-            shift(&mut threads, &mut alarms, &mut family, &mut timers, later);
         }
         let layouts = family.layouts().chain([&packed.layout]);
         let shared: Vec<_> = layouts.flat_map(Layout::shared).collect();
@@ -367,8 +330,8 @@ impl Kernel {
             umask: packed.umask & 0o777,
             handlers: packed.handlers.into_iter().collect(),
             pending: packed.pending,
-            alarms,
-            threads,
+            alarms: packed.alarms,
+            threads: packed.threads,
             channels: packed.channels,
             terminals: packed.terminals,
             locks: packed.locks,

@@ -229,11 +229,6 @@ impl ProcessTable {
         self.others.values_mut().map(|member| &mut member.threads)
     }
 
-    /// Alarms of processes that are not the current one.
-    pub(in crate::sentry) fn alarms_mut(&mut self) -> impl Iterator<Item = &mut Timers> + '_ {
-        self.others.values_mut().map(|member| &mut member.alarms)
-    }
-
     /// When alarms ring of processes that are not the current one.
     pub(in crate::sentry) fn other_alarms(
         &self,
