@@ -18,6 +18,7 @@ mod fork;
 mod generation;
 mod http;
 mod image;
+mod ipc;
 mod messages;
 mod model;
 mod odd;

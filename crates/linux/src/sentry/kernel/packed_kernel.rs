@@ -27,7 +27,9 @@ use crate::sentry::kernel::file_locks::FileLocks;
 use crate::sentry::kernel::generation::GenerationWatch;
 use crate::sentry::kernel::in_flight_fds::InFlightFds;
 use crate::sentry::kernel::inotify::Inotify;
+use crate::sentry::kernel::message_queues::MessageQueues;
 use crate::sentry::kernel::process_table::{FIRST, ProcessTable};
+use crate::sentry::kernel::semaphores::Semaphores;
 use crate::sentry::kernel::signals::PendingSignals;
 use crate::sentry::kernel::threads::Threads;
 use crate::sentry::kernel::timer_fd::TimerFd;
@@ -61,6 +63,8 @@ pub(crate) struct PackedKernel {
     seals: Seals,
     moves: u32,
     system_v: SharedSegments,
+    semaphores: Semaphores,
+    queues: MessageQueues,
     names: ResolvedNames,
     family: ProcessTable,
 }
@@ -163,6 +167,8 @@ impl Kernel {
             seals: self.seals.lasting(&self.tree),
             moves: self.moves,
             system_v: self.system_v.clone(),
+            semaphores: self.semaphores.clone(),
+            queues: self.queues.clone(),
             names: self.names.clone(),
             family: self.family.clone(),
         };
@@ -297,6 +303,12 @@ impl Kernel {
         if !packed.alarms.is_sound() {
             return Err(damaged("an invalid timer"));
         }
+        if !packed.semaphores.is_sound(|process| family.lives(process)) {
+            return Err(damaged("a set of semaphores is invalid"));
+        }
+        if !packed.queues.is_sound() {
+            return Err(damaged("a queue of messages is invalid"));
+        }
         let layouts = family.layouts().chain([&packed.layout]);
         let shared: Vec<_> = layouts.flat_map(Layout::shared).collect();
         let shares: BTreeSet<Node> = shared.iter().map(|shared| shared.share.node).collect();
@@ -339,6 +351,8 @@ impl Kernel {
             watchers: 0,
             moves: packed.moves,
             system_v: packed.system_v,
+            semaphores: packed.semaphores,
+            queues: packed.queues,
             names: packed.names,
             shares,
             family,

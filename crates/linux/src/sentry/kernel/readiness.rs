@@ -174,6 +174,9 @@ impl Kernel {
             WaitReason::Futex { .. } | WaitReason::Fifo(_) | WaitReason::Nothing => false,
             WaitReason::Stop => !self.is_about_to_stop(),
             WaitReason::Lock(lock) => self.locks.against(lock).is_none(),
+            WaitReason::Semaphores(id, operations) => self.semaphores.is_over(*id, operations),
+            WaitReason::MessageRoom(id, len) => self.queues.has_room(*id, *len),
+            WaitReason::Message(id, wanted) => self.queues.has_message(*id, *wanted),
             // Others of its threads may wait already.
             WaitReason::Children(asked) => self.family.answers(*asked),
             WaitReason::Borrower(child) => self.family.is_grown(*child),

@@ -43,6 +43,7 @@ impl Sentry {
             return self.unknown(libc::SYS_clone);
         }
         self.state.threads.check_room()?;
+        self.state.check_tasks()?;
         let base = (flags & libc::CLONE_SETTLS != 0).then_some(base);
         if base.is_some_and(|base| base >= GUEST.end) {
             return Err(Errno::PERM.into());
