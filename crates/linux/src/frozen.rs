@@ -24,7 +24,9 @@ use crate::frozen_state::{FrozenMemory, FrozenState, IdleWait, MemoryPart};
 use crate::instance::Instance;
 use crate::platform::{HostTraits, Registers, Segment, Segments};
 use crate::program::Program;
-use crate::sentry::{Absorbed, Behind, Kernel, Layout, PROCESSES, PackedKernel, damaged};
+use crate::sentry::{
+    Absorbed, Behind, Kernel, Layout, PROCESSES, PackedKernel, StoppedClock, damaged,
+};
 use crate::session::ProgramState;
 use crate::warm::Warm;
 
@@ -32,7 +34,7 @@ use crate::warm::Warm;
 const KIND: &str = "linux";
 /// The version of the state: the form of the bytes below, and that of the stub. Goes up when either changes in a way
 /// that older states do not survive.
-const ENGINE: &str = "afresh-linux state 9";
+const ENGINE: &str = "afresh-linux state 10";
 
 /// Delay before untouched pages are loaded: a first answer needs few of them, and the CPU itself.
 const HEAD_START: Duration = Duration::from_millis(10);
@@ -45,6 +47,8 @@ struct Header {
     /// Its memories, whose pages follow each other.
     parts: Vec<PackedPart>,
     wait: IdleWait,
+    /// Its clocks, in whose time all moments of the state are.
+    clock: StoppedClock,
     state: PackedKernel,
     /// Properties of kernel and processor that it depends on, in addition to the features of the build.
     seen: HostTraits,
@@ -113,6 +117,7 @@ fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
         layers: layers.as_ref().map(LayerImage::saved),
         parts: rest.parts.iter().map(|part| PackedPart::new(part, &rest.state.tree)).collect(),
         wait: rest.wait,
+        clock: rest.clock,
         state,
         seen: HostTraits::here(),
         files: files.len() as u64,
@@ -194,6 +199,9 @@ impl Warm {
         if header.parts.len() > PROCESSES {
             return Err(damaged("it has more memories than processes may be"));
         }
+        if !header.clock.is_sound() {
+            return Err(damaged("its clocks are beyond all times"));
+        }
         let state = Kernel::unpack(header.state, &files, base, &opener)?;
         let parts = header.parts.into_iter().map(|part| part.open(&mut left, &state.tree));
         let grounds = parts.collect::<Result<Vec<_>, _>>()?;
@@ -208,7 +216,7 @@ impl Warm {
         if !parts.iter().zip(state.memories()).all(mapped) {
             return Err(damaged("its memory is not what it has mapped"));
         }
-        let standing = FrozenState::new(grounds, Arc::new(state), header.wait);
+        let standing = FrozenState::new(grounds, Arc::new(state), header.wait, header.clock);
         Ok(Self::new(standing, program.limits(), std::collections::BTreeMap::new()))
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::guest::Guest;
 use crate::platform::{Call, Origin, PlatformError, Process, Registers, Segments};
-use crate::sentry::{Absorbed, InputSource, Kernel, now_moment};
+use crate::sentry::{Absorbed, InputSource, Kernel, StoppedClock};
 
 /// How a frozen guest waits for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +62,8 @@ pub(crate) struct FrozenKernel {
     pub(crate) parts: Vec<Arc<MemoryPart>>,
     pub(crate) state: Arc<Kernel>,
     pub(crate) wait: IdleWait,
+    /// Its clocks.
+    pub(crate) clock: StoppedClock,
     /// Whether the program is notified of each new generation.
     pub(crate) watches_generation: bool,
     /// The template for processes with the first memory.
@@ -76,10 +78,10 @@ impl IdleWait {
     }
 
     /// Time until the next event in a guest with this wait.
-    pub(crate) fn due(self, state: &Kernel) -> Option<Duration> {
+    pub(crate) fn due(self, state: &Kernel, now: u64) -> Option<Duration> {
         match self {
             Self::Read { .. } => None,
-            Self::Parked(_) => state.due(now_moment()).map(Duration::from_nanos),
+            Self::Parked(_) => state.due(now).map(Duration::from_nanos),
             Self::Resting(_) => Some(Duration::ZERO),
         }
     }
@@ -108,11 +110,16 @@ impl Kernel {
 }
 
 impl FrozenState {
-    pub(crate) fn new(grounds: Vec<FrozenMemory>, state: Arc<Kernel>, wait: IdleWait) -> Self {
+    pub(crate) fn new(
+        grounds: Vec<FrozenMemory>,
+        state: Arc<Kernel>,
+        wait: IdleWait,
+        clock: StoppedClock,
+    ) -> Self {
         let (images, parts): (Vec<_>, _) =
             grounds.into_iter().map(|ground| (ground.image, ground.part)).unzip();
         let (watches_generation, origin) = (state.watches_generation(), Origin::default());
-        let rest = FrozenKernel { parts, state, wait, watches_generation, origin };
+        let rest = FrozenKernel { parts, state, wait, clock, watches_generation, origin };
         Self { images: images.into(), rest: Arc::new(rest) }
     }
 

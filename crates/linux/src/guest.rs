@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 use crate::frozen_state::IdleWait;
 use crate::http;
 use crate::platform::{Call, Continuation, Event, PlatformError, StubCommands, Trap};
-use crate::sentry::{
-    Change, End, FIRST, InputSource, Sentry, SignalDelivery, SyscallControl, now_moment,
-};
+use crate::sentry::{Change, End, FIRST, InputSource, Sentry, SignalDelivery, SyscallControl};
 use crate::subprocess::Subprocess;
 use crate::subprocesses::ParkedSubprocesses;
 
@@ -124,7 +122,7 @@ impl Guest {
             return false;
         }
         let rings = self.person.state.rings_at();
-        taken >= TURN || rings.is_some_and(|at| at <= now_moment())
+        taken >= TURN || rings.is_some_and(|at| at <= self.person.now())
     }
 
     /// The end of the running thread's time: after its slice, or when the alarm expires.
@@ -139,7 +137,7 @@ impl Guest {
         }
         let mut ends = self.turn + TURN;
         if let Some(at) = state.rings_at() {
-            ends = ends.min(now + Duration::from_nanos(at.saturating_sub(now_moment())));
+            ends = ends.min(now + Duration::from_nanos(at.saturating_sub(self.person.now())));
         }
         if let Some(left) = state.processor_left() {
             ends = ends.min(now + Duration::from_nanos(left));
@@ -307,7 +305,7 @@ impl Guest {
                 return Ok(Next::Halts(StopReason::Idle(IdleWait::Resting(ear))));
             }
             self.person.pump();
-            let now = now_moment();
+            let now = self.person.now();
             let Some((member, id)) = self.find(now) else {
                 match self.nobody(now, deadline)? {
                     Some(halt) => return Ok(Next::Halts(halt)),

@@ -115,6 +115,8 @@ impl Live {
         if !planted::is(Bug::HostState) {
             self.guest.person.state = Arc::clone(&rest.state);
         }
+        self.guest.person.streams.clock = rest.clock.resume();
+        self.guest.set_clock();
     }
 }
 
@@ -203,7 +205,7 @@ impl Instance {
             ResetState::Live => self.wait,
             _ => self.standing.rest.wait,
         };
-        let due = wait.due(self.state());
+        let due = wait.due(self.state(), self.moment());
         let lines = matches!(&self.live, Some(live) if !live.guest.person.lines.is_empty());
         match lines && self.footing == ResetState::Live {
             // Data from outside arrives without an event here.
@@ -229,6 +231,14 @@ impl Instance {
     #[must_use]
     pub fn files(&self) -> &Tree {
         &self.state().tree
+    }
+
+    /// The present time of the guest.
+    fn moment(&self) -> u64 {
+        match &self.live {
+            Some(live) if self.footing == ResetState::Live => live.guest.person.now(),
+            _ => self.standing.rest.clock.now(),
+        }
     }
 
     /// The present state.
@@ -503,18 +513,21 @@ impl Instance {
         let kept = match &mut self.live {
             Some(live) if self.footing == ResetState::Live => {
                 let person = &mut live.guest.person;
-                Some((Arc::clone(&person.state), person.lines.take()))
+                let clock = person.streams.clock;
+                Some((Arc::clone(&person.state), person.lines.take(), clock))
             }
             _ => None,
         };
         self.switch(to);
         self.generation.set(generation);
         // Otherwise the next call finds out why not.
-        if let Some((state, lines)) = kept
+        if let Some((state, lines, clock)) = kept
             && self.bring_back().is_ok()
             && let Some(live) = &mut self.live
         {
             (live.guest.person.state, live.guest.person.lines) = (state, lines);
+            live.guest.person.streams.clock = clock;
+            live.guest.set_clock();
             self.wait = wait;
         }
     }

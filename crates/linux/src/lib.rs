@@ -59,6 +59,6 @@ pub use instance::Instance;
 pub use platform::{PlatformError, Wall, require_walls, walls};
 pub use program::{Program, find_in_path};
 pub use run::{EndedRun, HostStreams, Run};
-pub use sentry::{Channel, End, Exchanged, InboundConnection, RunControl, Writer};
+pub use sentry::{Channel, End, Exchanged, InboundConnection, Resource, RunControl, Writer};
 pub use session::{InstanceTemplate, ProgramState};
 pub use warm::{Stats, Warm};

@@ -25,7 +25,7 @@ const HEAD: u64 = 64 << 10;
 /// Program headers one file may have.
 const HEADERS: usize = 256;
 /// Bytes of arguments and environment.
-const STRINGS: usize = 1 << 20;
+const STRINGS: usize = (crate::sentry::STACK_LEN / 4) as usize;
 /// Maximum depth of interpreters that are scripts, and the program at the end.
 const SCRIPTS: usize = 5;
 

@@ -25,6 +25,7 @@ mod segments;
 mod spawn;
 mod stub;
 mod template;
+mod vdso;
 mod walls;
 mod write_tracker;
 mod zygote;
@@ -41,6 +42,7 @@ pub(crate) use process::{Call, Event, Process, Trap};
 pub(crate) use segments::{Segment, Segments};
 pub(crate) use stub::{GUEST, IMAGE, IMAGE_LEN};
 pub(crate) use template::Origin;
+pub(crate) use vdso::ClockOffsets;
 pub use walls::Wall;
 pub use zygote::{require_walls, walls};
 

@@ -16,7 +16,9 @@ use crate::frozen_state::IdleWait;
 use crate::guest::{Guest, StopReason, after};
 use crate::platform::{PlatformError, Process, StubCommands};
 use crate::ranges::Ranges;
-use crate::sentry::{self, FIRST, InputSource, Kernel, Layout, MAX_RESERVED, OpenerGrants, Sentry};
+use crate::sentry::{
+    self, FIRST, InputSource, Kernel, Layout, MAX_RESERVED, OpenerGrants, Resource, Sentry,
+};
 use crate::subprocess::Subprocess;
 use crate::subprocesses::ParkedSubprocesses;
 use crate::warm::{Limits, Warm};
@@ -46,7 +48,7 @@ const SYSTEM: [&str; 15] = [
 ///
 /// It is started by [`Program::warm`] and runs until all of its threads wait, and it waits for input on descriptor 0
 /// or listens on a port: that is the state that every call starts from. It has no network except its own loopback and
-/// the servers that it may [reach](Program::reach). It may have up to 31 processes in addition to its first; they are
+/// the servers that it may [reach](Program::reach). It may have up to 255 processes in addition to its first; they are
 /// part of that state, and their memory counts together. It sees the host's system programs and libraries and the
 /// granted files, all read-only, and keeps its own files in memory.
 #[derive(Clone, Debug)]
@@ -66,6 +68,7 @@ pub struct Program {
     time: Duration,
     slice: Option<Duration>,
     replaced: bool,
+    limits: Vec<(Resource, u64, u64)>,
     pub(crate) start: Duration,
 }
 
@@ -98,6 +101,7 @@ impl Program {
             time: Duration::from_secs(10),
             slice: None,
             replaced: false,
+            limits: Vec::new(),
             start: Duration::from_secs(60),
         }
     }
@@ -197,6 +201,14 @@ impl Program {
     #[must_use]
     pub fn storage_limit(mut self, bytes: u64) -> Self {
         self.storage = bytes;
+        self
+    }
+
+    /// A limit that the program begins with, soft and hard, as by `ulimit`. Otherwise it may have 1024 descriptors open, and
+    /// raise that to 65,536, and have 4096 threads in 256 processes. Values beyond what any guest may have count as that.
+    #[must_use]
+    pub fn limit(mut self, resource: Resource, soft: u64, hard: u64) -> Self {
+        self.limits.push((resource, soft, hard));
         self
     }
 
@@ -313,6 +325,9 @@ impl Program {
         let at = tree.find(sentry::bytes(directory)).map_err(unfit(directory))?;
         let mut state = Kernel::new(Layout::new(memory), tree, base, layers);
         state.enter(at).map_err(unfit(directory))?;
+        for (resource, soft, hard) in &self.limits {
+            state.set_limit(*resource, *soft, *hard);
+        }
         prepare(&mut state)?;
         let body = Subprocess::new(
             Process::new(None, None)?,

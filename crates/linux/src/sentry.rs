@@ -36,17 +36,20 @@ use kernel::fd_table::FdTable;
 use kernel::file_locks::FileLocks;
 pub(crate) use kernel::generation::Generation;
 pub(crate) use kernel::identity::USER;
+use kernel::message_queues::MessageQueues;
 pub(crate) use kernel::packed_kernel::{OpenerGrants, PackedKernel, damaged};
 pub(crate) use kernel::process_info::{ArgumentStrings, Executable};
 use kernel::process_table::ProcessTable;
 pub(crate) use kernel::process_table::{FIRST, PROCESSES};
 pub(crate) use kernel::readiness::InputSource;
+pub use kernel::resource_limits::Resource;
+use kernel::semaphores::Semaphores;
 use kernel::signals::PendingSignals;
 pub use kernel::streams::{Channel, End, Writer};
 pub(crate) use kernel::streams::{LogSink, OutputSink, OutputSinks, Streams};
 use kernel::threads::Threads;
 pub(crate) use kernel::threads::{Wait, WaitReason};
-pub(crate) use kernel::time::now_moment;
+pub(crate) use kernel::time::StoppedClock;
 use kernel::timers::Timers;
 pub(crate) use mm::layout::{Layout, MAX_RESERVED, PAGE, STACK_LEN};
 pub(crate) use mm::orders::{Change, Content, map_order, protect_order, unmap_order};
@@ -57,6 +60,7 @@ pub use net::inbound::{Exchanged, InboundConnection};
 pub(crate) use signal_delivery::SignalDelivery;
 pub(crate) use syscalls::path::path_of;
 pub(crate) use syscalls::process::ForkRequest;
+use syscalls::unprivileged::takes_privilege;
 use tty::terminals::Terminals;
 
 /// Longest name of a file.
@@ -93,6 +97,8 @@ pub(crate) struct Kernel {
     /// Files that are held because memory is shared through them.
     shares: BTreeSet<Node>,
     system_v: mm::shared_segments::SharedSegments,
+    semaphores: Semaphores,
+    queues: MessageQueues,
     /// Resolved host names.
     names: ResolvedNames,
     /// Which process all of this belongs to, and the others.
@@ -127,6 +133,8 @@ impl Kernel {
             moves: 0,
             shares: BTreeSet::new(),
             system_v: mm::shared_segments::SharedSegments::default(),
+            semaphores: Semaphores::default(),
+            queues: MessageQueues::default(),
             names: ResolvedNames::default(),
             family: ProcessTable::new(),
         }
@@ -398,6 +406,7 @@ impl Sentry {
             libc::SYS_symlinkat => self.sys_symlinkat(process, a[0], a[1], a[2]),
             libc::SYS_chmod => self.sys_chmod(process, a[0], a[1]),
             libc::SYS_fchmodat => self.sys_fchmodat(process, a[0], a[1], a[2]),
+            libc::SYS_fchmodat2 => self.sys_fchmodat2(process, a[0], a[1], a[2], a[3]),
             libc::SYS_fchmod => self.sys_fchmod(a[0], a[1]),
             libc::SYS_utime => self.sys_utime(process, a[0], a[1]),
             libc::SYS_utimes => self.sys_utimes(process, a[0], a[1]),
@@ -422,6 +431,16 @@ impl Sentry {
             libc::SYS_shmat => self.sys_shmat(a[0], a[1], a[2]),
             libc::SYS_shmdt => self.sys_shmdt(a[0]),
             libc::SYS_shmctl => self.sys_shmctl(process, a[0], a[1], a[2]),
+            libc::SYS_semget => self.sys_semget(a[0], a[1], a[2]),
+            libc::SYS_semop => self.sys_semop(process, a[0], a[1], a[2]),
+            libc::SYS_semtimedop => self.sys_semtimedop(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_semctl => self.sys_semctl(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_msgget => self.sys_msgget(a[0], a[1]),
+            libc::SYS_msgsnd => self.sys_msgsnd(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_msgrcv => self.sys_msgrcv(process, &a),
+            libc::SYS_msgctl => self.sys_msgctl(process, a[0], a[1], a[2]),
+            libc::SYS_process_vm_readv => self.sys_process_vm_readv(process, &a),
+            libc::SYS_process_vm_writev => self.sys_process_vm_writev(process, &a),
             libc::SYS_mprotect => self.sys_mprotect(a[0], a[1], a[2]),
             libc::SYS_madvise => self.sys_madvise(a[0], a[1], a[2]),
             libc::SYS_mlock => self.sys_mlock(a[0], a[1]),
@@ -431,7 +450,7 @@ impl Sentry {
             libc::SYS_munlockall => self.sys_munlockall(),
             libc::SYS_mincore => self.sys_mincore(process, a[0], a[1], a[2]),
             libc::SYS_membarrier => self.sys_membarrier(a[0], a[1]),
-            libc::SYS_mremap => self.sys_mremap(a[0], a[1], a[2], a[3]),
+            libc::SYS_mremap => self.sys_mremap(&a),
             libc::SYS_brk => self.sys_brk(a[0]),
 
             libc::SYS_clock_gettime => self.sys_clock_gettime(process, a[0], a[1]),
@@ -453,6 +472,7 @@ impl Sentry {
             libc::SYS_exit => self.sys_exit(process, a[0]),
             libc::SYS_exit_group => self.sys_exit_group(a[0]),
             libc::SYS_clone => self.sys_clone(process, &a),
+            libc::SYS_clone3 => self.sys_clone3(process, a[0], a[1]),
             libc::SYS_fork => self.sys_fork(process),
             libc::SYS_vfork => self.sys_vfork(process),
             libc::SYS_execve => self.sys_execve(process, a[0], a[1], a[2]),
@@ -535,6 +555,12 @@ impl Sentry {
             libc::SYS_capget => self.sys_capget(process, a[0], a[1]),
             libc::SYS_capset => self.sys_capset(process, a[0], a[1]),
 
+            libc::SYS_adjtimex => self.sys_adjtimex(process, a[0]),
+            libc::SYS_clock_adjtime => self.sys_clock_adjtime(process, a[0], a[1]),
+            libc::SYS_get_mempolicy => self.sys_get_mempolicy(process, &a),
+            libc::SYS_set_mempolicy => self.sys_set_mempolicy(process, a[0], a[1], a[2]),
+            libc::SYS_mbind => self.sys_mbind(process, &a),
+            number if takes_privilege(number) => Err(Errno::PERM.into()),
             // Files have no extended attributes.
             libc::SYS_setxattr..=libc::SYS_fremovexattr => Err(Errno::OPNOTSUPP.into()),
             number => self.unknown(number),

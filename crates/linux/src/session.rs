@@ -26,7 +26,7 @@ impl ProgramState {
     /// Time until the next event in the program, as [`Instance::due`].
     #[must_use]
     pub fn due(&self) -> Option<Duration> {
-        self.0.wait.due(&self.0.state)
+        self.0.wait.due(&self.0.state, self.0.clock.now())
     }
 }
 

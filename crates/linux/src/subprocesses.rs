@@ -111,7 +111,13 @@ impl Guest {
         self.others.bodies.insert(whose, left);
         self.body.ran = true;
         self.body.process.follow();
+        self.set_clock();
         Ok(())
+    }
+
+    /// Shows the current process the clocks of the guest.
+    pub(crate) fn set_clock(&mut self) {
+        self.body.process.set_clock(self.person.streams.clock.offsets());
     }
 
     /// Freezes all of it, while it waits for the caller as in `wait`. With `moves` it stands on that from then on.
@@ -133,7 +139,7 @@ impl Guest {
                 None => self.others.frozen(memory)?,
             });
         }
-        let standing = FrozenState::new(grounds, state, wait);
+        let standing = FrozenState::new(grounds, state, wait, self.person.streams.clock.stop());
         if moves {
             self.others.set_origin(&standing);
             // Made anew from the frozen state, they are watched.

@@ -12,10 +12,12 @@ use super::commands::{Continuation, StubCommands};
 use super::control::Control;
 use super::frame::Bases;
 use super::mapped_image::FileMapping;
-use super::{filter, process, stub};
+use super::{filter, process, stub, vdso};
 
 /// Mappings of the image that are made here; more are made afterwards, one by one.
 pub(super) const PIECES: usize = 400;
+/// Descriptor of its control area in the child.
+const CONTROL_FILE: u64 = 3;
 /// Descriptor of the first image file in the child; the others follow.
 const IMAGE_FILE: u64 = 4;
 /// Maximum files of an image for a new process: with its other descriptors they fit into [`stub::LENT_LEN`].
@@ -85,7 +87,7 @@ fn write_message(control: &mut Control) {
 }
 
 /// Writes the zygote's steps before its first fork. `list` holds its mappings, as the kernel lists them. Returns the
-/// address of the vDSO after that, for it and all its children; `None` without one.
+/// address of the guests' vDSO, in it and all its children; `None` without one.
 pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     write_message(control);
     let mut data = Data { control, next: stub::BOOT_DATA };
@@ -133,7 +135,7 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     let (moves, clock) = settle(list);
     calls.0.extend(moves);
     calls.write(control, Continuation::Fork);
-    clock
+    clock.and(vdso::of_guests()).map(|_| stub::VDSO)
 }
 
 /// Writes the steps of a new process. `pieces` are of the files that it is sent, or of none; nothing if it shows no
@@ -143,6 +145,11 @@ pub(super) fn write_child(control: &mut Control, pieces: Option<(&[FileMapping],
     let mut calls = Calls::default();
     let mut call = |number, args: &[u64]| calls.call(number, args);
     call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
+    let fixed = (libc::MAP_SHARED | libc::MAP_FIXED) as u64;
+    let (page, len, from) =
+        (stub::CLOCK_PAGE, stub::CLOCK_PAGE_LEN as u64, stub::CONTROL_LEN as u64);
+    let read = libc::PROT_READ as u64;
+    call(libc::SYS_mmap, &[page, len, read, fixed, CONTROL_FILE, from]);
     let orders = pieces.into_iter().flat_map(|(pieces, files)| orders(pieces, files));
     orders.for_each(|order| call(order[0] as libc::c_long, &order[1..]));
     // The image's files may also contain other images.
@@ -195,26 +202,10 @@ pub(super) fn write_template(control: &mut Control, pieces: &[FileMapping], file
     calls.write(control, Continuation::Fork);
 }
 
-/// Mappings of the kernel clock: start, length, and whether it is code.
-fn clock_mappings(list: &str) -> Vec<(u64, u64, bool)> {
-    let mut found = Vec::new();
-    for line in list.lines() {
-        let name = line.rsplit(' ').next().unwrap_or_default();
-        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
-        let address = |text| u64::from_str_radix(text, 16).ok();
-        if (name == "[vdso]" || name.starts_with("[vvar"))
-            && let Some((start, end)) = range.and_then(|(s, e)| address(s).zip(address(e)))
-        {
-            found.push((start, end - start, name == "[vdso]"));
-        }
-    }
-    found
-}
-
-/// Moves its vDSO to a place that is the same in every process, and unmaps the other kernel mappings. Returns
+/// Moves the kernel's vDSO to a place that is the same in every process, and unmaps the other kernel mappings. Returns
 /// the address of the vDSO; `None` without one.
 fn settle(list: &str) -> (Vec<[u64; 7]>, Option<u64>) {
-    let mut clock = clock_mappings(list);
+    let mut clock = vdso::mappings(list);
     let first = clock.iter().map(|(start, ..)| *start).min().unwrap_or_default();
     let end = clock.iter().map(|(start, len, _)| start + len).max().unwrap_or_default();
     if end - first > stub::CLOCK.end - stub::CLOCK.start {

@@ -1,4 +1,4 @@
-//! The control area: memory that the sentry and the stub share.
+//! The control area: memory that the sentry and the stub share, and a page that the guest can only read.
 //!
 //! The guest can write it at any time it runs. So the sentry copies out of it once, and treats the values as ones
 //! that a guest might have put into its registers.
@@ -9,7 +9,11 @@ use std::ptr::NonNull;
 use afresh_sys::Memfd;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use super::vdso::ClockOffsets;
 use super::{PlatformError, stub};
+
+/// Bytes of the control area and of the page behind it.
+const LEN: usize = stub::CONTROL_LEN + stub::CLOCK_PAGE_LEN;
 
 /// The sentry's mapping of a control area.
 #[derive(Debug)]
@@ -31,12 +35,12 @@ impl Control {
             )
         };
         let file = Memfd::new(c"afresh-control").map_err(kernel)?;
-        file.set_len(stub::CONTROL_LEN).map_err(kernel)?;
+        file.set_len(LEN).map_err(kernel)?;
         // SAFETY: a new mapping at an address that the kernel chooses replaces no other.
         let base = unsafe {
             mmap(
                 std::ptr::null_mut(),
-                stub::CONTROL_LEN,
+                LEN,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED,
                 &file,
@@ -54,7 +58,7 @@ impl Control {
 
     /// Copies `bytes` to `offset`.
     pub(crate) fn write(&mut self, offset: usize, bytes: &[u8]) {
-        assert!(offset <= stub::CONTROL_LEN && bytes.len() <= stub::CONTROL_LEN - offset);
+        assert!(offset <= LEN && bytes.len() <= LEN - offset);
         // SAFETY: the assertion keeps the range inside the mapping, which is unmapped only when `self` is dropped.
         // The guest may write the same bytes at the same time: it is another process, so this is no data race within
         // this program, and any mixture is as good as a value written by the guest afterwards.
@@ -72,6 +76,13 @@ impl Control {
         };
     }
 
+    /// Writes the offsets of the guest's clocks, while the guest does not run.
+    pub(super) fn set_clock(&mut self, offsets: ClockOffsets) {
+        for (index, word) in offsets.encode().into_iter().enumerate() {
+            self.write_word(stub::CONTROL_LEN + 8 * index, word);
+        }
+    }
+
     pub(crate) fn write_word(&mut self, offset: usize, word: u64) {
         self.write(offset, &word.to_le_bytes());
     }
@@ -87,6 +98,6 @@ impl Drop for Control {
     fn drop(&mut self) {
         // SAFETY: the range is the mapping made in `new`, and nothing points into it any more.
         // A failure would leave the memory mapped, which is harmless.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), stub::CONTROL_LEN) };
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), LEN) };
     }
 }

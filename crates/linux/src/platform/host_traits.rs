@@ -5,6 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::vdso;
+
 /// Properties that must be equal where a frozen guest is thawed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HostTraits {
@@ -13,9 +15,6 @@ pub(crate) struct HostTraits {
     /// Bytes that a signal frame takes.
     frame: u64,
 }
-
-/// Longest vDSO.
-const MAX_VDSO_SIZE: usize = 64 << 10;
 
 impl HostTraits {
     /// The properties of this host.
@@ -39,28 +38,13 @@ impl HostTraits {
 
 /// The digest of this process's vDSO, and of the position of its data.
 fn clock(list: &str) -> Option<[u8; 32]> {
+    let mappings = vdso::mappings(list);
+    let from = mappings.first()?.0;
     let mut hasher = blake3::Hasher::new();
-    let mut found = None;
-    let mut first = None;
-    for line in list.lines() {
-        let name = line.rsplit(' ').next().unwrap_or_default();
-        if name != "[vdso]" && !name.starts_with("[vvar") {
-            continue;
-        }
-        let (start, end) = line.split(' ').next()?.split_once('-')?;
-        let start = u64::from_str_radix(start, 16).ok()?;
-        let end = u64::from_str_radix(end, 16).ok()?;
-        let from = *first.get_or_insert(start);
-        hasher.update(&(start - from).to_le_bytes()).update(&(end - start).to_le_bytes());
-        if name == "[vdso]" {
-            found = Some((start, (end - start) as usize));
-        }
+    for (start, len, _) in &mappings {
+        hasher.update(&start.wrapping_sub(from).to_le_bytes()).update(&len.to_le_bytes());
     }
-    let (start, len) = found.filter(|(_, len)| *len <= MAX_VDSO_SIZE)?;
-    let mut bytes = vec![0; len];
-    let memory = std::fs::File::open("/proc/self/mem").ok()?;
-    std::os::unix::fs::FileExt::read_exact_at(&memory, &mut bytes, start).ok()?;
-    hasher.update(&bytes);
+    hasher.update(&vdso::of_kernel(list)?.0);
     Some(*hasher.finalize().as_bytes())
 }
 

@@ -23,6 +23,7 @@ use super::mapped_image::{FileMapping, MappedImage};
 use super::pending_content::PendingContent;
 use super::segments::Segments;
 use super::template::Template;
+use super::vdso::ClockOffsets;
 use super::write_tracker::WriteTracker;
 use super::zygote;
 use super::{PlatformError, boot, memory, stub};
@@ -93,6 +94,8 @@ pub(crate) struct Process {
     /// The process that made this one. A child forked from that must leave it alone.
     generation: u32,
     receipts: ReceiptSource,
+    /// Offsets of its clocks.
+    offsets: ClockOffsets,
 }
 
 /// Sends [`INTERRUPT`]. The guest can read its `siginfo_t`, which must not show this process's PID.
@@ -198,6 +201,7 @@ impl Process {
             counted: Some(0),
             generation: fork::generation(),
             receipts: ReceiptSource::new(),
+            offsets: ClockOffsets::default(),
         };
         // Its calls are answered here: across two processors each would cost ten times as much.
         process.follow();
@@ -221,6 +225,14 @@ impl Process {
     /// Where the guest finds the vDSO.
     pub(crate) fn clock(&self) -> Option<u64> {
         self.born.clock
+    }
+
+    /// Sets the clocks that the guest reads, while it does not run.
+    pub(crate) fn set_clock(&mut self, offsets: ClockOffsets) {
+        if self.offsets != offsets {
+            self.control.set_clock(offsets);
+            self.offsets = offsets;
+        }
     }
 
     fn maps(&self) -> Result<String, PlatformError> {
@@ -416,9 +428,8 @@ impl Process {
                 continue;
             };
             let modes = fields.next().unwrap_or_default().as_bytes();
-            let own = [stub::CODE, stub::CONTROL].contains(&start)
+            let own = (stub::CODE..stub::CLOCK.end).contains(&start)
                 || (stub::IMAGE..stub::ABOVE).contains(&start)
-                || stub::CLOCK.contains(&start)
                 || start >= stub::TOP;
             if !own {
                 let bits =

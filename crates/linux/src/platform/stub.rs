@@ -10,9 +10,11 @@
 //! ```text
 //! 0x0000_0001_0000 .. CODE     the guest's, laid out by the sentry
 //! CODE                         this code, one page, r-x
+//! VDSO                         the vDSO of the guest, r-x
 //! CONTROL                      orders: header, system calls, copies, data; rw, shared with the sentry
 //! SIGNAL_STACK                 the frame with the guest's registers; rw, shared with the sentry
-//! CLOCK                        the kernel's vDSO, from which the guest reads the time; read-only
+//! CLOCK_PAGE                   offsets of the guest's clocks; read-only, shared with the sentry
+//! CLOCK                        the kernel's vDSO, from which that of the guest reads the time; read-only
 //! IMAGE .. ABOVE               the warm image, read-only
 //! ```
 //!
@@ -29,6 +31,9 @@ use std::ops::Range;
 
 /// Address of the code: the only page whose system calls may be continued.
 pub(crate) const CODE: u64 = 0x7000_0000_0000;
+/// The vDSO of the guest, and the room for it.
+pub(crate) const VDSO: u64 = CODE + 0x2000;
+pub(crate) const VDSO_LEN: u64 = CONTROL - 0x1000 - VDSO;
 /// The control area.
 pub(crate) const CONTROL: u64 = CODE + 0x1_0000;
 /// Bytes for orders at the start of the control area. A reset wipes them all, so they are few.
@@ -39,6 +44,10 @@ pub(crate) const SIGNAL_STACK: u64 = CONTROL + ORDERS_LEN as u64;
 pub(crate) const SIGNAL_STACK_LEN: usize = 16 << 10;
 /// Length of the control area.
 pub(crate) const CONTROL_LEN: usize = ORDERS_LEN + SIGNAL_STACK_LEN;
+/// The page behind the control area, which the guest can only read.
+pub(crate) const CLOCK_PAGE: u64 = CONTROL + CONTROL_LEN as u64;
+/// Its length.
+pub(crate) const CLOCK_PAGE_LEN: usize = 4096;
 /// Where the kernel's vDSO and its data are moved to, and how long they may be.
 pub(crate) const CLOCK: Range<u64> = CODE + 0x10_0000..CODE + 0x20_0000;
 /// Where the image is mapped for copying.
@@ -301,13 +310,14 @@ pub(crate) fn asked_at() -> u64 {
     CODE + offset_of(&raw const afresh_linux_stub_asked) as u64
 }
 
-/// The code as a program: a static ELF file of one segment.
+/// The code as a program: a static ELF file of one segment, and a second one with the vDSO of guests.
 pub(crate) fn program() -> Vec<u8> {
     let length = offset_of(&raw const afresh_linux_stub_end);
     // SAFETY: both labels are in the same section of this very assembly, the second after the first, so the bytes between
     // them are initialised and belong to the program's read-only data.
     let code = unsafe { std::slice::from_raw_parts(&raw const afresh_linux_stub, length) };
     let entry = CODE + offset_of(&raw const afresh_linux_stub_boot) as u64;
+    let vdso = super::vdso::of_guests();
     let mut elf = Vec::with_capacity(4096 + length);
     elf.extend([0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     for half in [2u16, 62] {
@@ -318,7 +328,7 @@ pub(crate) fn program() -> Vec<u8> {
         elf.extend(word.to_le_bytes());
     }
     elf.extend(0u32.to_le_bytes());
-    for half in [64u16, 56, 2, 0, 0, 0] {
+    for half in [64u16, 56, 2 + u16::from(vdso.is_some()), 0, 0, 0] {
         elf.extend(half.to_le_bytes());
     }
     let mut segment = |kind: u32, flags: u32, words: [u64; 6]| {
@@ -327,8 +337,16 @@ pub(crate) fn program() -> Vec<u8> {
         words.iter().for_each(|word| elf.extend(word.to_le_bytes()));
     };
     segment(1, 5, [4096, CODE, CODE, length as u64, length as u64, 4096]);
+    if let Some(vdso) = vdso {
+        let length = vdso.len() as u64;
+        segment(1, 5, [8192, VDSO, VDSO, length, length, 4096]);
+    }
     segment(0x6474_e551, 6, [0, 0, 0, 0, 0, 16]); // a stack that is not executable
     elf.resize(4096, 0);
     elf.extend(code);
+    if let Some(vdso) = vdso {
+        elf.resize(8192, 0);
+        elf.extend(vdso);
+    }
     elf
 }

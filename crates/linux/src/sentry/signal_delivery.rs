@@ -123,7 +123,7 @@ impl Sentry {
             _ => 0,
         };
         if let Some(until) = until.filter(|_| left != 0) {
-            let nanos = until.saturating_sub(crate::sentry::kernel::time::now_moment());
+            let nanos = until.saturating_sub(self.now());
             let time =
                 StructBuilder::default().word(nanos / 1_000_000_000).word(nanos % 1_000_000_000);
             let _ = process.write(left, &time.0)?;

@@ -85,6 +85,7 @@ impl Sentry {
             ProcTarget::Folder(_)
             | ProcTarget::Name(..)
             | ProcTarget::Text(_)
+            | ProcTarget::Clock(_)
             | ProcTarget::Beneath(..) => Err(Errno::ACCESS.into()),
         }
     }
@@ -123,7 +124,13 @@ impl Sentry {
             return Err(Errno::LOOP.into());
         }
         match meant {
-            ProcTarget::Text(_) if has(libc::O_DIRECTORY) => Err(Errno::NOTDIR.into()),
+            ProcTarget::Text(_) | ProcTarget::Clock(_) if has(libc::O_DIRECTORY) => {
+                Err(Errno::NOTDIR.into())
+            }
+            ProcTarget::Clock(is_stat) => {
+                let text = self.clock_text(*is_stat);
+                self.open_text(text.as_bytes(), flags)
+            }
             ProcTarget::Text(text) => self.open_text(text, flags),
             ProcTarget::Folder(folder) | ProcTarget::Name(_, folder) => {
                 if flags & libc::O_ACCMODE != libc::O_RDONLY || has(libc::O_CREAT) {
@@ -229,7 +236,7 @@ impl Sentry {
             ProcTarget::Folder(folder) => Ok(folder_attributes(*folder)),
             ProcTarget::Name(_, folder) if follow => Ok(folder_attributes(*folder)),
             ProcTarget::Name(_, folder) => Ok(link(folder.inode() + (8 << 32), 0o777)),
-            ProcTarget::Text(_) => {
+            ProcTarget::Text(_) | ProcTarget::Clock(_) => {
                 Ok(FileStatus { inode: 1, mode: libc::S_IFREG | 0o444, links: 1, ..none })
             }
             ProcTarget::Descriptor(id, number) => {

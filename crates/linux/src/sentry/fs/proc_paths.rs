@@ -53,6 +53,8 @@ pub(in crate::sentry) enum ProcTarget {
     /// `/proc/self` and `/proc/thread-self`: another name of a directory.
     Name(Vec<u8>, ProcDir),
     Text(Vec<u8>),
+    /// `/proc/uptime`, or, if `true`, `/proc/stat`, whose text depends on the clocks.
+    Clock(bool),
     /// A path below a directory that one of these links leads to.
     Beneath(Node, Vec<u8>),
 }
@@ -178,7 +180,13 @@ impl Kernel {
             Some((&b"self", names)) => (own, names),
             Some((id, names)) => match number(id) {
                 Some(id) => (id, names),
-                None if names.is_empty() => return Some(ProcTarget::Text(self.told(id)?)),
+                None if names.is_empty() => {
+                    return match *id {
+                        b"uptime" => Some(ProcTarget::Clock(false)),
+                        b"stat" => Some(ProcTarget::Clock(true)),
+                        id => Some(ProcTarget::Text(self.told(id)?)),
+                    };
+                }
                 None => return None,
             },
         };
@@ -253,7 +261,10 @@ impl Kernel {
             ProcTarget::Current(id) => path_of(&self.tree, self.directory_of(*id)?).ok(),
             ProcTarget::Root => Some(b"/".to_vec()),
             ProcTarget::Name(name, _) => Some(name.clone()),
-            ProcTarget::Folder(_) | ProcTarget::Text(_) | ProcTarget::Beneath(..) => None,
+            ProcTarget::Folder(_)
+            | ProcTarget::Text(_)
+            | ProcTarget::Clock(_)
+            | ProcTarget::Beneath(..) => None,
         }
     }
 

@@ -3,15 +3,16 @@
 //! Promises: all of it is the guest's own. The arguments of a program are shown as they were at its
 //! start; writing to its own memory does not change them.
 
+use rustix::time::ClockId;
 use std::fmt::Write;
 
 use afresh_files::Node;
 
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::identity::{RELEASE, VERSION};
-use crate::sentry::kernel::time::{now, now_moment};
+use crate::sentry::kernel::time::now;
 use crate::sentry::tty::terminals::FIRST_DEVICE;
-use crate::sentry::{Kernel, USER};
+use crate::sentry::{Kernel, Sentry, USER};
 
 /// Files of `/proc` itself that are made when they are opened.
 pub(in crate::sentry) const OWN_FILES: [&str; 4] = ["loadavg", "stat", "uptime", "version"];
@@ -83,17 +84,12 @@ impl Kernel {
     /// The content of a file of `/proc` itself.
     pub(in crate::sentry) fn told(&self, name: &[u8]) -> Option<Vec<u8>> {
         let text = match name {
-            b"uptime" => {
-                let seconds = now_moment() as f64 / 1e9;
-                format!("{seconds:.2} {seconds:.2}\n")
-            }
             b"loadavg" => {
                 let threads = self.family.kins().filter_map(|kin| self.threads_of(kin.id));
                 let all: usize = threads.map(|threads| threads.iter().count()).sum();
                 let last = self.family.numbers().into_iter().max().unwrap_or_default();
                 format!("0.00 0.00 0.00 1/{all} {last}\n")
             }
-            b"stat" => self.processor_lines(),
             b"version" => format!("Linux version {RELEASE} (afresh) {VERSION}\n"),
             b"mounts" => MOUNTS.to_owned(),
             _ => return None,
@@ -102,8 +98,7 @@ impl Kernel {
     }
 
     /// The work of the only processor since the start. The guest's time is part of its idle time.
-    fn processor_lines(&self) -> String {
-        let since = now_moment();
+    fn processor_lines(&self, since: u64) -> String {
         let (rest, begun) = (since / TICK, now().seconds - (since / 1_000_000_000) as i64);
         let times = format!("0 0 0 {rest} 0 0 0 0 0 0");
         let runs = self.family.kins().count();
@@ -246,5 +241,17 @@ impl Kernel {
             let _ = writeln!(text, "{start:08x}-{end:08x} {r}{w}{x}p 00000000 00:00 0");
         }
         Some(text)
+    }
+}
+
+impl Sentry {
+    /// `/proc/stat` or `/proc/uptime`.
+    pub(in crate::sentry) fn clock_text(&self, is_stat: bool) -> String {
+        let since = self.streams.clock.read(ClockId::Boottime);
+        let seconds = since as f64 / 1e9;
+        match is_stat {
+            true => self.state.processor_lines(since),
+            false => format!("{seconds:.2} {seconds:.2}\n"),
+        }
     }
 }

@@ -17,7 +17,7 @@ use crate::sentry::net::sockets::Socket;
 use crate::sentry::tty::terminals::TerminalEnd;
 
 /// Descriptors a guest may have.
-pub(crate) const DESCRIPTORS: u32 = 1024;
+pub(crate) const DESCRIPTORS: u32 = 1 << 16;
 
 /// The object of an open description.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -27,10 +27,11 @@ use crate::sentry::kernel::file_locks::FileLocks;
 use crate::sentry::kernel::generation::GenerationWatch;
 use crate::sentry::kernel::in_flight_fds::InFlightFds;
 use crate::sentry::kernel::inotify::Inotify;
+use crate::sentry::kernel::message_queues::MessageQueues;
 use crate::sentry::kernel::process_table::{FIRST, ProcessTable};
+use crate::sentry::kernel::semaphores::Semaphores;
 use crate::sentry::kernel::signals::PendingSignals;
-use crate::sentry::kernel::threads::{MonotonicTime, Threads};
-use crate::sentry::kernel::time::now_moment;
+use crate::sentry::kernel::threads::Threads;
 use crate::sentry::kernel::timer_fd::TimerFd;
 use crate::sentry::kernel::timers::Timers;
 use crate::sentry::mm::layout::Layout;
@@ -54,7 +55,6 @@ pub(crate) struct PackedKernel {
     umask: u32,
     handlers: Vec<(u64, [u8; 32])>,
     pending: PendingSignals,
-    /// Moments here and below are lengths of time from the time of packing.
     alarms: Timers,
     threads: Threads,
     channels: Channels,
@@ -63,6 +63,8 @@ pub(crate) struct PackedKernel {
     seals: Seals,
     moves: u32,
     system_v: SharedSegments,
+    semaphores: Semaphores,
+    queues: MessageQueues,
     names: ResolvedNames,
     family: ProcessTable,
 }
@@ -101,23 +103,6 @@ enum PackedOpen {
     Process(u32),
     Signals(u64),
     Generation(GenerationWatch, OpenFile),
-}
-
-/// Has all moments of threads, alarms and timers at another place of the clock.
-fn shift(
-    threads: &mut Threads,
-    alarms: &mut Timers,
-    family: &mut ProcessTable,
-    timers: &mut dyn Iterator<Item = &mut TimerFd>,
-    by: impl Fn(MonotonicTime) -> MonotonicTime,
-) {
-    let moved = |threads: &mut Threads| {
-        let waits = threads.values_mut().filter_map(|thread| thread.wait.as_mut());
-        waits.filter_map(|wait| wait.until.as_mut()).for_each(|at| *at = by(*at));
-    };
-    family.threads_mut().chain([threads]).for_each(moved);
-    family.alarms_mut().chain([alarms]).for_each(|alarms| alarms.shift(&by));
-    timers.filter_map(|timer| timer.at.as_mut()).for_each(|at| *at = by(*at));
 }
 
 /// A state that does not fit together.
@@ -163,14 +148,6 @@ impl Kernel {
             let found = description.found.as_ref().map(|(above, name)| (*above, name.to_vec()));
             descriptions.push((id, (open, description.flags, found)));
         }
-        let (mut threads, mut alarms) = (self.threads.clone(), self.alarms.clone());
-        let mut family = self.family.clone();
-        let mut timers = descriptions.iter_mut().filter_map(|(_, (open, ..))| match open {
-            PackedOpen::Timer(timer) => Some(timer),
-            _ => None,
-        });
-        let now = now_moment();
-        shift(&mut threads, &mut alarms, &mut family, &mut timers, |at| at.saturating_sub(now));
         let packed = PackedKernel {
             layout: self.layout.clone(),
             layers: self.layers.iter().map(|path| root_files::bytes(path).to_vec()).collect(),
@@ -182,16 +159,18 @@ impl Kernel {
             umask: self.umask,
             handlers: self.handlers.iter().map(|(&number, &handler)| (number, handler)).collect(),
             pending: self.pending.clone(),
-            alarms,
-            threads,
+            alarms: self.alarms.clone(),
+            threads: self.threads.clone(),
             channels: self.channels.clone(),
             terminals: self.terminals.clone(),
             locks: self.locks.clone(),
             seals: self.seals.lasting(&self.tree),
             moves: self.moves,
             system_v: self.system_v.clone(),
+            semaphores: self.semaphores.clone(),
+            queues: self.queues.clone(),
             names: self.names.clone(),
-            family,
+            family: self.family.clone(),
         };
         let files = self.tree.saved().map_err(|error| lost(&error))?;
         Ok((packed, files.to_bytes()))
@@ -287,10 +266,10 @@ impl Kernel {
             let found = found.map(|(above, name)| (above, name.into()));
             descriptions.insert(id, Description { open, flags, found });
         }
-        let mut family = packed.family;
+        let family = packed.family;
         let (descriptors, next) = (packed.descriptors, packed.next);
         let parts = FdTableParts { descriptors, descriptions, next, carried: packed.carried };
-        let mut table = FdTable::from_parts(parts, FIRST, |id| family.lives(id))
+        let table = FdTable::from_parts(parts, FIRST, |id| family.lives(id))
             .ok_or_else(|| damaged("its descriptors do not fit together"))?;
         let mut ends: Vec<_> = table.descriptions().flat_map(|(_, d)| d.open.ends()).collect();
         let threads = packed.threads.iter().chain(family.other_threads());
@@ -324,15 +303,11 @@ impl Kernel {
         if !packed.alarms.is_sound() {
             return Err(damaged("an invalid timer"));
         }
-        let (mut threads, mut alarms) = (packed.threads, packed.alarms);
-        {
-            let mut timers = table.descriptions_mut().filter_map(|d| match &mut d.open {
-                FileObject::Timer(timer) => Some(timer),
-                _ => None,
-            });
-            let now = now_moment();
-            let later = |at| now.saturating_add(at);
-            shift(&mut threads, &mut alarms, &mut family, &mut timers, later);
+        if !packed.semaphores.is_sound(|process| family.lives(process)) {
+            return Err(damaged("a set of semaphores is invalid"));
+        }
+        if !packed.queues.is_sound() {
+            return Err(damaged("a queue of messages is invalid"));
         }
         let layouts = family.layouts().chain([&packed.layout]);
         let shared: Vec<_> = layouts.flat_map(Layout::shared).collect();
@@ -367,8 +342,8 @@ impl Kernel {
             umask: packed.umask & 0o777,
             handlers: packed.handlers.into_iter().collect(),
             pending: packed.pending,
-            alarms,
-            threads,
+            alarms: packed.alarms,
+            threads: packed.threads,
             channels: packed.channels,
             terminals: packed.terminals,
             locks: packed.locks,
@@ -376,6 +351,8 @@ impl Kernel {
             watchers: 0,
             moves: packed.moves,
             system_v: packed.system_v,
+            semaphores: packed.semaphores,
+            queues: packed.queues,
             names: packed.names,
             shares,
             family,

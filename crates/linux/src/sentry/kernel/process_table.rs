@@ -24,7 +24,7 @@ use crate::sentry::mm::layout::Layout;
 use crate::sentry::{End, Kernel};
 
 /// Processes a guest may have, those that ended and were not waited for included.
-pub(crate) const PROCESSES: usize = 32;
+pub(crate) const PROCESSES: usize = 256;
 /// The guest's first process.
 pub(crate) const FIRST: u32 = PID as u32;
 /// A process that is not the current one: all of it but memory and registers.
@@ -229,11 +229,6 @@ impl ProcessTable {
         self.others.values_mut().map(|member| &mut member.threads)
     }
 
-    /// Alarms of processes that are not the current one.
-    pub(in crate::sentry) fn alarms_mut(&mut self) -> impl Iterator<Item = &mut Timers> + '_ {
-        self.others.values_mut().map(|member| &mut member.alarms)
-    }
-
     /// When alarms ring of processes that are not the current one.
     pub(in crate::sentry) fn other_alarms(
         &self,
@@ -349,6 +344,7 @@ impl Kernel {
         copies: bool,
     ) -> Result<u32, Errno> {
         self.family.check_room()?;
+        self.check_tasks()?;
         if copies {
             self.layout.afford_copy()?;
         }
@@ -409,6 +405,7 @@ impl Kernel {
     pub(crate) fn bury(&mut self, end: End) {
         self.give_up_all(None);
         self.leave_terminal();
+        self.semaphores.leave(self.family.own.id);
         for number in self.table.numbers(0, u64::from(u32::MAX)) {
             let gone = self.table.close(number).unwrap_or_default();
             self.forget(gone);

@@ -9,7 +9,6 @@ use crate::sentry::kernel::channels::Channel;
 use crate::sentry::kernel::epoll::MAX_NESTING;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::threads::{MonotonicTime, Thread, Threads, Wait, WaitReason};
-use crate::sentry::kernel::time::passed;
 use crate::sentry::net::sockets::SocketState;
 use crate::sentry::{Kernel, Streams};
 
@@ -99,7 +98,10 @@ impl Kernel {
             FileObject::Event { count, edges, .. } => {
                 (when(*count > 0, IN) | when(*count < u64::MAX - 1, OUT), *edges)
             }
-            FileObject::Timer(timer) => (when(passed(timer.at), IN), timer.expired()),
+            FileObject::Timer(timer) => {
+                let expired = timer.expired(streams.clock.now());
+                (when(expired > 0, IN), expired)
+            }
             FileObject::Epoll(set) => {
                 let ready = depth < MAX_NESTING
                     && set
@@ -172,6 +174,9 @@ impl Kernel {
             WaitReason::Futex { .. } | WaitReason::Fifo(_) | WaitReason::Nothing => false,
             WaitReason::Stop => !self.is_about_to_stop(),
             WaitReason::Lock(lock) => self.locks.against(lock).is_none(),
+            WaitReason::Semaphores(id, operations) => self.semaphores.is_over(*id, operations),
+            WaitReason::MessageRoom(id, len) => self.queues.has_room(*id, *len),
+            WaitReason::Message(id, wanted) => self.queues.has_message(*id, *wanted),
             // Others of its threads may wait already.
             WaitReason::Children(asked) => self.family.answers(*asked),
             WaitReason::Borrower(child) => self.family.is_grown(*child),

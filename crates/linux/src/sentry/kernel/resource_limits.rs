@@ -1,17 +1,81 @@
-//! Limits that a process has set itself (`setrlimit`). It reads them back, and its children inherit them.
+//! Limits that a program begins with, and those that a process has set itself (`setrlimit`). It reads them back, and its children
+//! inherit them.
 //!
-//! Promises: none is ever above the limit of every guest. Only the number of descriptors, the size of files and CPU time
-//! are enforced; the guest's own bounds hold in any case. Frozen limits are checked before use.
+//! Promises: none is ever above the limit of every guest. Only those of [`Resource`] are enforced; the guest's own bounds
+//! hold in any case. Frozen limits are checked before use.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+
+use rustix::io::Errno;
 
 use crate::sentry::Kernel;
 use crate::sentry::kernel::fd_table::DESCRIPTORS;
 
 /// Number of resources (`RLIM_NLIMITS`).
 const RESOURCES: u32 = 16;
+
+/// Descriptors that a process may have open unless it raises its limit.
+const FILES: u64 = 1024;
+/// Threads of all processes, unless the opener says otherwise.
+const TASKS: u64 = 4096;
+
+/// Most threads of all processes. Each takes some KiB of the host.
+const MAX_TASKS: u64 = 1 << 15;
+
+/// A limit that a program can be given. It may lower each itself, and raise the soft limit up to the hard one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Resource {
+    /// Seconds of CPU time of a process (`RLIMIT_CPU`).
+    CpuTime,
+    /// Bytes of a file that is written (`RLIMIT_FSIZE`).
+    FileSize,
+    /// Open descriptors of a process (`RLIMIT_NOFILE`).
+    OpenFiles,
+    /// Threads of all processes together (`RLIMIT_NPROC`).
+    Tasks,
+}
+
+impl Resource {
+    /// All of them, with the names that `ulimit` options have.
+    const NAMES: [(Self, &str); 4] = [
+        (Self::CpuTime, "cpu"),
+        (Self::FileSize, "fsize"),
+        (Self::OpenFiles, "nofile"),
+        (Self::Tasks, "nproc"),
+    ];
+
+    pub(crate) fn number(self) -> u32 {
+        match self {
+            Self::CpuTime => libc::RLIMIT_CPU,
+            Self::FileSize => libc::RLIMIT_FSIZE,
+            Self::OpenFiles => libc::RLIMIT_NOFILE,
+            Self::Tasks => libc::RLIMIT_NPROC,
+        }
+    }
+
+    /// The highest value.
+    fn most(self) -> u64 {
+        match self {
+            Self::OpenFiles => DESCRIPTORS.into(),
+            Self::Tasks => MAX_TASKS,
+            Self::CpuTime | Self::FileSize => u64::MAX,
+        }
+    }
+}
+
+impl std::str::FromStr for Resource {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::NAMES.into_iter().find(|(_, known)| *known == name);
+        found.map(|(resource, _)| resource).ok_or_else(|| {
+            format!("no limit {name:?}; those of cpu, fsize, nofile and nproc can be set")
+        })
+    }
+}
 
 /// Soft and hard limits that a process has set, by resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,7 +85,12 @@ impl ResourceLimits {
     /// Descriptors that may be open.
     pub(in crate::sentry) fn descriptors(&self) -> u32 {
         let set = self.0.get(&libc::RLIMIT_NOFILE);
-        set.map_or(DESCRIPTORS, |(soft, _)| (*soft).min(DESCRIPTORS.into()) as u32)
+        set.map_or(FILES, |(soft, _)| *soft).min(DESCRIPTORS.into()) as u32
+    }
+
+    /// Threads that all processes may have together.
+    pub(in crate::sentry) fn tasks(&self) -> u64 {
+        self.0.get(&libc::RLIMIT_NPROC).map_or(TASKS, |(soft, _)| *soft).min(MAX_TASKS)
     }
 
     /// Bytes that a file may have which a process writes.
@@ -52,9 +121,9 @@ impl Kernel {
         }
         let limit = match resource {
             libc::RLIMIT_STACK => crate::sentry::STACK_LEN,
-            libc::RLIMIT_NOFILE => u64::from(DESCRIPTORS),
+            libc::RLIMIT_NOFILE => return Some((FILES, DESCRIPTORS.into())),
             libc::RLIMIT_AS | libc::RLIMIT_DATA | libc::RLIMIT_RSS => self.layout.limit(),
-            libc::RLIMIT_NPROC => crate::sentry::kernel::process_table::PROCESSES as u64,
+            libc::RLIMIT_NPROC => TASKS,
             libc::RLIMIT_CORE => 0,
             0..RESOURCES => u64::MAX,
             _ => return None,
@@ -64,6 +133,19 @@ impl Kernel {
 }
 
 impl Kernel {
+    /// Gives the program a limit to begin with.
+    pub(crate) fn set_limit(&mut self, resource: Resource, soft: u64, hard: u64) {
+        let (soft, hard) = (soft.min(resource.most()), hard.min(resource.most()));
+        self.family.own.limits.set(resource.number(), (soft.min(hard), hard));
+        self.heed_limits();
+    }
+
+    /// Whether a further thread fits, in any process.
+    pub(in crate::sentry) fn check_tasks(&self) -> Result<(), Errno> {
+        let tasks = self.threads.len() + self.family.other_threads().count();
+        if (tasks as u64) < self.family.own.limits.tasks() { Ok(()) } else { Err(Errno::AGAIN) }
+    }
+
     /// Has the descriptors of the current process keep to its limit.
     pub(in crate::sentry) fn heed_limits(&mut self) {
         self.table.set_room(self.family.own.limits.descriptors());

@@ -6,6 +6,7 @@
 use crate::sentry::InputSource;
 use crate::sentry::console::HostInput;
 use crate::sentry::kernel::generation::Generation;
+use crate::sentry::kernel::time::GuestClock;
 
 /// Input and output of a call.
 #[derive(Debug, Default)]
@@ -34,6 +35,8 @@ pub(crate) struct Streams {
     pub(crate) messages: Vec<u8>,
     /// The generation of the running state.
     pub(crate) generation: Generation,
+    /// The clocks of the running state.
+    pub(crate) clock: GuestClock,
 }
 
 /// The stream that a program wrote to.

@@ -13,15 +13,17 @@ use serde::{Deserialize, Serialize};
 use crate::platform::Context;
 use crate::sentry::kernel::fifos::PendingOpen;
 use crate::sentry::kernel::file_locks::FileLock;
+use crate::sentry::kernel::message_queues::WantedMessage;
 use crate::sentry::kernel::process_table::{FIRST, WaitOptions};
+use crate::sentry::kernel::semaphores::SemaphoreOperation;
 use crate::sentry::kernel::signals::PendingSignals;
 
-/// Threads a guest may have.
-pub(crate) const THREADS: usize = 256;
+/// Threads that a process may have.
+pub(crate) const THREADS: usize = 4096;
 /// The signal stack of a thread that has none (`SS_DISABLE`).
 pub(crate) const NO_STACK: [u64; 3] = [0, 2, 0];
 
-/// A moment: nanoseconds of `CLOCK_MONOTONIC` on the host.
+/// A moment: nanoseconds of the guest's `CLOCK_MONOTONIC`.
 pub(crate) type MonotonicTime = u64;
 
 /// The event that a thread waits for.
@@ -44,6 +46,12 @@ pub(crate) enum WaitReason {
     Children(WaitOptions),
     /// A child that uses this process's memory, until it runs another program or ends.
     Borrower(u32),
+    /// That operations on a set of semaphores can be done.
+    Semaphores(u32, Vec<SemaphoreOperation>),
+    /// Room for a message of so many bytes in a queue.
+    MessageRoom(u32, u64),
+    /// A message in a queue.
+    Message(u32, WantedMessage),
     /// Time alone, or a signal that interrupts.
     Nothing,
 }

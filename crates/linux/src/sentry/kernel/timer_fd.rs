@@ -1,7 +1,6 @@
 //! Timers behind descriptors (`timerfd_create`).
 
 use crate::sentry::kernel::threads::MonotonicTime;
-use crate::sentry::kernel::time::now_moment;
 use serde::{Deserialize, Serialize};
 
 /// A timer that is read.
@@ -14,8 +13,7 @@ pub(crate) struct TimerFd {
 
 impl TimerFd {
     /// The number of expirations since it was read.
-    pub(crate) fn expired(&self) -> u64 {
-        let now = now_moment();
+    pub(crate) fn expired(&self, now: MonotonicTime) -> u64 {
         match self.at {
             Some(at) if at <= now && self.every > 0 => (now - at) / self.every + 1,
             Some(at) if at <= now => 1,
@@ -23,8 +21,8 @@ impl TimerFd {
         }
     }
 
-    pub(in crate::sentry) fn take(&mut self) -> u64 {
-        let expired = self.expired();
+    pub(in crate::sentry) fn take(&mut self, now: MonotonicTime) -> u64 {
+        let expired = self.expired(now);
         if expired > 0 {
             let next = |at: MonotonicTime| at.saturating_add(expired.saturating_mul(self.every));
             self.at = self.at.filter(|_| self.every > 0).map(next);
@@ -32,7 +30,7 @@ impl TimerFd {
         expired
     }
 
-    pub(in crate::sentry) fn left(&self) -> u64 {
-        self.at.map_or(0, |at| at.saturating_sub(now_moment()).max(1))
+    pub(in crate::sentry) fn left(&self, now: MonotonicTime) -> u64 {
+        self.at.map_or(0, |at| at.saturating_sub(now).max(1))
     }
 }

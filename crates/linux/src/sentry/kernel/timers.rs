@@ -83,13 +83,6 @@ impl Timers {
         bells.chain(self.alarm.map(|(at, _)| at)).min()
     }
 
-    /// Has all moments at another place of the clock.
-    pub(in crate::sentry) fn shift(&mut self, by: impl Fn(MonotonicTime) -> MonotonicTime) {
-        let bells = self.bells.values_mut().filter(|bell| !bell.counts_processor());
-        let bells = bells.filter_map(|bell| bell.at.as_mut());
-        bells.chain(self.alarm.as_mut().map(|(at, _)| at)).for_each(|at| *at = by(*at));
-    }
-
     /// Whether a guest could have made it.
     pub(in crate::sentry) fn is_sound(&self) -> bool {
         self.bells.iter().all(|(id, bell)| {

@@ -14,10 +14,10 @@ use crate::sentry::mm::orders::{Change, Content, map_order, protect_order, unmap
 use crate::sentry::mm::shared::{Share, Shared};
 
 pub(crate) const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
-/// Maximum mappings of a guest. Each takes one or more kernel mappings; the kernel allows 65,530.
-pub(in crate::sentry) const MAPPINGS: usize = 4000;
+/// Maximum mappings of a process. Each takes one or two kernel mappings, of which the kernel allows 65,530.
+pub(in crate::sentry) const MAPPINGS: usize = 30_000;
 /// `mmap` places mappings below this.
-const CEILING: u64 = 0x6fff_0000_0000;
+pub(in crate::sentry) const CEILING: u64 = 0x6fff_0000_0000;
 /// The stack's highest address.
 const STACK_TOP: u64 = 0x6fff_ffff_0000;
 /// Bytes that a process may reserve: addresses that it has mapped without access, and never made accessible.
@@ -61,7 +61,7 @@ fn is_reserved(protection: u64, file: bool) -> bool {
 }
 
 /// The pages of a range that a guest named, if it may name them.
-fn pages(start: u64, len: u64) -> Result<Range<u64>, Errno> {
+pub(in crate::sentry) fn pages(start: u64, len: u64) -> Result<Range<u64>, Errno> {
     let len = len.checked_next_multiple_of(PAGE).ok_or(Errno::INVAL)?;
     let end = start.checked_add(len).ok_or(Errno::INVAL)?;
     if !start.is_multiple_of(PAGE) || len == 0 {
@@ -150,7 +150,7 @@ impl Layout {
     }
 
     /// The parts of mappings in `range`.
-    fn parts(&self, range: &Range<u64>) -> Vec<(Range<u64>, Mapping)> {
+    pub(in crate::sentry) fn parts(&self, range: &Range<u64>) -> Vec<(Range<u64>, Mapping)> {
         let mut parts: Vec<_> = self
             .maps
             .range(..range.end)
@@ -174,7 +174,7 @@ impl Layout {
         at == range.end
     }
 
-    fn remove(&mut self, range: &Range<u64>) {
+    pub(in crate::sentry) fn remove(&mut self, range: &Range<u64>) {
         for (part, m) in self.parts(range) {
             // The mapping of the part, whose rest stays.
             let (&start, _) =
@@ -202,7 +202,7 @@ impl Layout {
     }
 
     /// Has a mapping like `new` at a place.
-    fn place(&mut self, mut range: Range<u64>, new: Mapping) {
+    pub(in crate::sentry) fn place(&mut self, mut range: Range<u64>, new: Mapping) {
         let alike = |m: &Mapping| Mapping { end: new.end, ..*m } == new;
         self.remove(&range);
         *self.counter(new.reserved) += range.end - range.start;
@@ -223,14 +223,14 @@ impl Layout {
     }
 
     /// Whether `more` bytes fit into the budget.
-    fn afford(&self, more: u64) -> Result<(), Errno> {
+    pub(in crate::sentry) fn afford(&self, more: u64) -> Result<(), Errno> {
         let taken = self.bytes.saturating_add(self.elsewhere);
         let within = taken.checked_add(more).is_some_and(|bytes| bytes <= self.limit);
         if within && self.maps.len() < MAPPINGS { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
     /// Whether `more` bytes may be reserved.
-    fn afford_reserve(&self, more: u64) -> Result<(), Errno> {
+    pub(in crate::sentry) fn afford_reserve(&self, more: u64) -> Result<(), Errno> {
         let within = self.reserved.checked_add(more).is_some_and(|bytes| bytes <= RESERVED);
         if within && self.maps.len() < MAPPINGS { Ok(()) } else { Err(Errno::NOMEM) }
     }
@@ -242,7 +242,7 @@ impl Layout {
     }
 
     /// The highest free range of `len` bytes below `ceiling`.
-    fn free(&self, len: u64, ceiling: u64) -> Result<u64, Errno> {
+    pub(in crate::sentry) fn free(&self, len: u64, ceiling: u64) -> Result<u64, Errno> {
         let mut end = ceiling;
         for (&start, m) in self.maps.range(..ceiling).rev() {
             if m.end <= end && end - m.end >= len {
@@ -256,15 +256,15 @@ impl Layout {
         }
     }
 
-    /// Maps anonymous memory, or `content` of a file; `at` is where, if that is fixed.
-    pub(crate) fn map(
-        &mut self,
+    /// Where a mapping goes; an error if it may not be made.
+    pub(in crate::sentry) fn plan(
+        &self,
         at: Option<u64>,
         low: bool,
         len: u64,
         protection: u64,
-        content: Option<Content>,
-    ) -> Result<(u64, Change), Errno> {
+        file: bool,
+    ) -> Result<Range<u64>, Errno> {
         let len = len.checked_next_multiple_of(PAGE).filter(|&len| len > 0).ok_or(Errno::INVAL)?;
         if protection & !7 != 0 {
             return Err(Errno::INVAL);
@@ -275,13 +275,27 @@ impl Layout {
             None => self.free(len, ceiling)?,
         };
         let range = pages(start, len)?;
-        let reserved = is_reserved(protection, content.is_some());
+        let reserved = is_reserved(protection, file);
         let more = len - self.counted(&range, reserved);
         if reserved {
             self.afford_reserve(more)?
         } else {
             self.afford(more)?
         }
+        Ok(range)
+    }
+
+    /// Maps anonymous memory, or `content` of a file; `at` is where, if that is fixed.
+    pub(crate) fn map(
+        &mut self,
+        at: Option<u64>,
+        low: bool,
+        len: u64,
+        protection: u64,
+        content: Option<Content>,
+    ) -> Result<(u64, Change), Errno> {
+        let range = self.plan(at, low, len, protection, content.is_some())?;
+        let (start, len) = (range.start, range.end - range.start);
         self.insert(range, protection, content.is_some());
         let mut change = Change::default();
         let copied = matches!(content, Some(Content::Bytes(_)));
@@ -312,6 +326,25 @@ impl Layout {
             m.share.map(|share| Shared { range, share, protection })
         };
         self.maps.iter().filter_map(shared).collect()
+    }
+
+    /// Whether a shared mapping of a part of a file would be a second one, and one of both can be written: a process has one
+    /// copy of each byte.
+    pub(in crate::sentry) fn shows_twice(
+        &self,
+        node: afresh_files::Node,
+        offset: u64,
+        len: u64,
+        protection: u64,
+    ) -> bool {
+        let writes = |protection: u64| protection & libc::PROT_WRITE as u64 != 0;
+        let end = offset.saturating_add(len);
+        self.shared().into_iter().any(|other| {
+            let from = other.share.offset(other.range.start);
+            let to = from.saturating_add(other.range.end - other.range.start);
+            let either = writes(protection) || writes(other.protection);
+            other.share.node == node && from < end && offset < to && either
+        })
     }
 
     pub(crate) fn unmap(&mut self, start: u64, len: u64) -> Result<Change, Errno> {
@@ -392,62 +425,6 @@ impl Layout {
             | libc::MADV_PAGEOUT => Ok(Change::default()),
             _ => Err(Errno::INVAL),
         }
-    }
-
-    /// `mremap`: in place if it fits, else by copying.
-    pub(crate) fn remap(
-        &mut self,
-        old: u64,
-        old_len: u64,
-        new_len: u64,
-        flags: u64,
-    ) -> Result<(u64, Change), Errno> {
-        if flags & !(libc::MREMAP_MAYMOVE as u64) != 0 {
-            return Err(Errno::INVAL);
-        }
-        let range = pages(old, old_len)?;
-        let new_len =
-            new_len.checked_next_multiple_of(PAGE).filter(|&len| len > 0).ok_or(Errno::INVAL)?;
-        let (_, m) = self
-            .parts(&range)
-            .into_iter()
-            .next()
-            .filter(|(part, _)| *part == range)
-            .ok_or(Errno::FAULT)?;
-        let len = range.end - range.start;
-        if new_len <= len {
-            let change = if new_len < len {
-                self.unmap(old + new_len, len - new_len)?
-            } else {
-                Change::default()
-            };
-            return Ok((old, change));
-        }
-        if m.file || m.share.is_some() {
-            return Err(Errno::NOMEM);
-        }
-        self.afford(new_len - len)?;
-        let tail = range.end..old.checked_add(new_len).ok_or(Errno::NOMEM)?;
-        if tail.end <= GUEST.end && !self.touches(&tail) {
-            let order = map_order(tail.start, tail.end - tail.start, m.protection);
-            self.insert(tail, m.protection, false);
-            return Ok((old, Change { before: vec![order], ..Change::default() }));
-        }
-        if flags == 0 || m.protection & libc::PROT_READ as u64 == 0 {
-            return Err(Errno::NOMEM);
-        }
-        self.afford(new_len)?;
-        let new = self.free(new_len, CEILING)?;
-        self.insert(new..new + new_len, m.protection, false);
-        self.remove(&range);
-        let mut change = Change::default();
-        change.before.push(map_order(new, new_len, READ_WRITE));
-        change.copies.push([new, old, len]);
-        if m.protection != READ_WRITE {
-            change.after.push(protect_order(new, new_len, m.protection));
-        }
-        change.after.push(unmap_order(old, len));
-        Ok((new, change))
     }
 
     /// Sets where the break begins.

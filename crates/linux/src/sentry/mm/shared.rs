@@ -340,9 +340,9 @@ impl Sentry {
                 let named = a[3] & libc::MAP_ANONYMOUS as u64 == 0;
                 (named && self.is_shared(a[4]) || touches(a[0], a[1]), false)
             }
-            libc::SYS_munmap | libc::SYS_mremap | libc::SYS_mprotect | libc::SYS_msync => {
-                (touches(a[0], a[1]), false)
-            }
+            // The new place may replace shared memory as well.
+            libc::SYS_mremap => (touches(a[0], a[1]) || touches(a[4], a[2]), false),
+            libc::SYS_munmap | libc::SYS_mprotect | libc::SYS_msync => (touches(a[0], a[1]), false),
             libc::SYS_shmat | libc::SYS_shmdt => (true, false),
             _ => (false, false),
         };

@@ -185,7 +185,7 @@ impl Sentry {
         let protection =
             rights.into_iter().filter(|(has, _)| *has).fold(0, |all, (_, bit)| all | bit as u64);
         // The budget comes before the bytes.
-        self.state.layout.clone().map(at, false, len, protection, None)?;
+        self.state.layout.plan(at, false, len, protection, true)?;
         let content = self.content_of(segment.node, 0, len, protection)?;
         self.share_once(segment.node, 0, len, protection)?;
         let mapped = self.change().layout.map(at, false, len, protection, Some(content));

@@ -143,7 +143,7 @@ impl Sentry {
                 return Err(Errno::AGAIN.into());
             }
             let until = self.limited(&self.state.table.get(descriptor)?.open, OUT);
-            if crate::sentry::kernel::time::passed(until) {
+            if self.passed(until) {
                 return Err(Errno::AGAIN.into());
             }
             return Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(vec![(id, ROOM)]), until)));

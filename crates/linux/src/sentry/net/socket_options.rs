@@ -243,7 +243,7 @@ impl Sentry {
         let FileObject::Socket(socket) = open else { return None };
         let length = socket.options.patience(events)?;
         let begun = self.resumed.as_ref().and_then(|wait| wait.until);
-        Some(begun.unwrap_or_else(|| crate::sentry::now_moment().saturating_add(length)))
+        Some(begun.unwrap_or_else(|| self.now().saturating_add(length)))
     }
 }
 

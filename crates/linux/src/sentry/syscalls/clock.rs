@@ -4,13 +4,13 @@ use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::cpu_time::is_processor_clock;
 use crate::sentry::kernel::threads::{MonotonicTime, Wait, WaitReason};
-use crate::sentry::kernel::time::{length, nanoseconds, now, now_moment, passed};
+use crate::sentry::kernel::time::{nanoseconds, now};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out, word_in};
 
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 
 fn clock_of(number: u64) -> Result<ClockId, Errno> {
     match number as i32 {
@@ -35,19 +35,6 @@ pub(in crate::sentry) fn length_in(process: &Process, address: u64) -> SyscallRe
     Ok(Duration::new(seconds as u64, nanoseconds as u32))
 }
 
-/// The moment `length` from now, or, if it is `absolute`, when `clock` says so.
-pub(in crate::sentry) fn moment_after(
-    clock: u64,
-    mut wait: Duration,
-    absolute: bool,
-) -> SyscallResult<MonotonicTime> {
-    let clock = clock_of(clock)?;
-    if absolute {
-        wait = wait.saturating_sub(length(clock_gettime(clock)));
-    }
-    Ok(now_moment().saturating_add(nanoseconds(wait)))
-}
-
 /// Seconds and microseconds at `address`, as nanoseconds.
 pub(in crate::sentry) fn micro_in(process: &Process, address: u64) -> SyscallResult<u64> {
     let seconds = word_in(process, address)?;
@@ -59,6 +46,21 @@ pub(in crate::sentry) fn micro_in(process: &Process, address: u64) -> SyscallRes
 }
 
 impl Sentry {
+    /// The moment `wait` from now, or, if it is `absolute`, when `clock` says so.
+    pub(in crate::sentry) fn moment_after(
+        &self,
+        clock: u64,
+        wait: Duration,
+        absolute: bool,
+    ) -> SyscallResult<MonotonicTime> {
+        let clock = clock_of(clock)?;
+        let mut wait = nanoseconds(wait);
+        if absolute {
+            wait = wait.saturating_sub(self.streams.clock.read(clock));
+        }
+        Ok(self.now().saturating_add(wait))
+    }
+
     pub(in crate::sentry) fn sys_clock_gettime(
         &mut self,
         process: &mut Process,
@@ -73,8 +75,8 @@ impl Sentry {
             copy_out(process, to, &bytes.0)?;
             return Ok(ZERO);
         }
-        let now = clock_gettime(clock_of(clock)?);
-        let bytes = StructBuilder::default().word(now.tv_sec as u64).word(now.tv_nsec as u64);
+        let now = self.streams.clock.read(clock_of(clock)?);
+        let bytes = StructBuilder::default().word(now / 1_000_000_000).word(now % 1_000_000_000);
         copy_out(process, to, &bytes.0)?;
         Ok(ZERO)
     }
@@ -138,11 +140,11 @@ impl Sentry {
             Some(wait) => wait.until,
             None => {
                 let length = length_in(process, address)?;
-                let until = moment_after(clock, length, absolute)?;
+                let until = self.moment_after(clock, length, absolute)?;
                 Some(until)
             }
         };
-        if passed(until) {
+        if self.passed(until) {
             Ok(ZERO)
         } else {
             Ok(SyscallControl::Wait(Wait::new(WaitReason::Nothing, until)))

@@ -5,6 +5,7 @@ use crate::sentry::abi::StructBuilder;
 use crate::sentry::fs::root_files::HOST;
 use crate::sentry::kernel::identity::{RELEASE, USER, VERSION};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
+use rustix::time::ClockId;
 
 use rustix::io::Errno;
 
@@ -62,7 +63,7 @@ impl Sentry {
         let memory = self.state.layout.limit();
         let free = memory.saturating_sub(self.state.layout.bytes_everywhere());
         let bytes = StructBuilder::default()
-            .word(crate::sentry::now_moment() / 1_000_000_000)
+            .word(self.streams.clock.read(ClockId::Boottime) / 1_000_000_000)
             .zeros(24)
             .word(memory)
             .word(free)

@@ -4,7 +4,6 @@ use rustix::io::Errno;
 
 use crate::platform::Process;
 use crate::sentry::kernel::threads::Wait;
-use crate::sentry::kernel::time::now_moment;
 use crate::sentry::{
     Sentry, SyscallControl, SyscallError, SyscallResult, copy_in, copy_out, word_in,
 };
@@ -45,7 +44,7 @@ impl Sentry {
                 return Err(Errno::INVAL.into());
             }
             let length = seconds.saturating_mul(1_000_000_000).saturating_add(nanos);
-            until = Some(now_moment().saturating_add(length));
+            until = Some(self.now().saturating_add(length));
         }
         let outcome = self.one_by_one(process, a, done, |person, process, at, first| {
             // Only the first is waited for, where the caller says so.
@@ -57,7 +56,7 @@ impl Sentry {
         })?;
         // The time is looked at between two messages.
         Ok(match (outcome, until) {
-            (SyscallControl::Wait(wait), Some(at)) if at <= now_moment() => {
+            (SyscallControl::Wait(wait), Some(at)) if at <= self.now() => {
                 SyscallControl::Value(wait.done)
             }
             (SyscallControl::Wait(wait), until) => SyscallControl::Wait(Wait { until, ..wait }),

@@ -41,7 +41,7 @@ impl Sentry {
         let shared = shared || watched;
         // The budget comes before the bytes of a file.
         let content = if named {
-            self.state.layout.clone().map(at, false, len, protection, None)?;
+            self.state.layout.plan(at, false, len, protection, true)?;
             self.file_content(descriptor, offset, len, protection)?
         } else {
             None
@@ -118,16 +118,7 @@ impl Sentry {
         len: u64,
         protection: u64,
     ) -> SyscallResult<()> {
-        let writes = protection & libc::PROT_WRITE as u64 != 0;
-        // One process has one copy of each byte.
-        let end = offset.saturating_add(len);
-        let twice = self.state.layout.shared().into_iter().any(|other| {
-            let from = other.share.offset(other.range.start);
-            let to = from.saturating_add(other.range.end - other.range.start);
-            let both_read = !writes && other.protection & libc::PROT_WRITE as u64 == 0;
-            other.share.node == node && from < end && offset < to && !both_read
-        });
-        if twice {
+        if self.state.layout.shows_twice(node, offset, len, protection) {
             return Err(Errno::NODEV.into());
         }
         Ok(self.change().keep_shared(node)?)
@@ -275,17 +266,6 @@ impl Sentry {
     ) -> SyscallResult {
         let change = self.change().layout.advise(start, len, advice)?;
         Ok(SyscallControl::Memory(0, change))
-    }
-
-    pub(in crate::sentry) fn sys_mremap(
-        &mut self,
-        old: u64,
-        old_len: u64,
-        new_len: u64,
-        flags: u64,
-    ) -> SyscallResult {
-        let (start, change) = self.change().layout.remap(old, old_len, new_len, flags)?;
-        Ok(SyscallControl::Memory(start, change))
     }
 
     pub(in crate::sentry) fn sys_brk(&mut self, brk: u64) -> SyscallResult {

@@ -7,10 +7,10 @@ use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::readiness::{IN, OUT};
 use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::kernel::threads::{Wait, WaitReason};
-use crate::sentry::kernel::time::{nanoseconds, passed};
+use crate::sentry::kernel::time::nanoseconds;
 use crate::sentry::kernel::timer_fd::TimerFd;
 use crate::sentry::net::sockets::{ReceivedMessage, SocketState};
-use crate::sentry::syscalls::clock::{length_in, moment_after};
+use crate::sentry::syscalls::clock::length_in;
 use crate::sentry::{Channel, Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
 
 use rustix::io::Errno;
@@ -75,7 +75,7 @@ impl Sentry {
         if flags as i32 & !(libc::TFD_CLOEXEC | libc::TFD_NONBLOCK) != 0 {
             return Err(Errno::INVAL.into());
         }
-        moment_after(clock, std::time::Duration::ZERO, false)?;
+        self.moment_after(clock, std::time::Duration::ZERO, false)?;
         self.add(
             FileObject::Timer(TimerFd { clock, ..TimerFd::default() }),
             flags as i32 | libc::O_RDWR,
@@ -98,7 +98,7 @@ impl Sentry {
         let first = length_in(process, new.wrapping_add(16))?;
         let at = match first.is_zero() {
             true => None,
-            false => Some(moment_after(timer.clock, first, flags & 1 != 0)?),
+            false => Some(self.moment_after(timer.clock, first, flags & 1 != 0)?),
         };
         self.tell_timer(process, &timer, old)?;
         self.change().table.get_mut(descriptor)?.open =
@@ -126,7 +126,11 @@ impl Sentry {
         let time = |bytes: StructBuilder, nanos: u64| {
             bytes.word(nanos / 1_000_000_000).word(nanos % 1_000_000_000)
         };
-        copy_out(process, to, &time(time(StructBuilder::default(), timer.every), timer.left()).0)
+        copy_out(
+            process,
+            to,
+            &time(time(StructBuilder::default(), timer.every), timer.left(self.now())).0,
+        )
     }
 
     /// A wait for `events` of an open description; an error if it is non-blocking.
@@ -145,7 +149,7 @@ impl Sentry {
             };
         }
         let until = self.limited(&description.open, events);
-        if passed(until) {
+        if self.passed(until) {
             return if done > 0 {
                 Ok(SyscallControl::Value(done))
             } else {
@@ -250,10 +254,11 @@ impl Sentry {
         if wanted < 8 {
             return Err(Errno::INVAL.into());
         }
+        let now = self.now();
         let count = match &self.state.table.get(descriptor)?.open {
             FileObject::Event { count: 1.., semaphore: true, .. } => 1,
             FileObject::Event { count, .. } => *count,
-            FileObject::Timer(timer) => timer.expired(),
+            FileObject::Timer(timer) => timer.expired(now),
             _ => 0,
         };
         if count == 0 {
@@ -265,7 +270,7 @@ impl Sentry {
                 *held -= count;
                 *edges += 1;
             }
-            FileObject::Timer(timer) => drop(timer.take()),
+            FileObject::Timer(timer) => drop(timer.take(now)),
             _ => {}
         }
         Ok(SyscallControl::Value(8))

@@ -9,8 +9,7 @@ use crate::sentry::kernel::epoll::{
 use crate::sentry::kernel::fd_table::{DESCRIPTORS, FileObject};
 use crate::sentry::kernel::readiness::{ALWAYS, ERR, HUP, IN, OUT};
 use crate::sentry::kernel::threads::{MonotonicTime, Wait, WaitReason};
-use crate::sentry::kernel::time::passed;
-use crate::sentry::syscalls::clock::{length_in, micro_in, moment_after};
+use crate::sentry::syscalls::clock::{length_in, micro_in};
 use crate::sentry::{
     Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, word_in,
 };
@@ -48,7 +47,7 @@ impl Sentry {
             ..0 => Ok(None),
             millis => {
                 let length = Duration::from_millis(millis as u64);
-                moment_after(libc::CLOCK_MONOTONIC as u64, length, false).map(Some)
+                self.moment_after(libc::CLOCK_MONOTONIC as u64, length, false).map(Some)
             }
         })
     }
@@ -58,7 +57,7 @@ impl Sentry {
             0 => Ok(None),
             at => {
                 let length = length_in(process, at)?;
-                moment_after(libc::CLOCK_MONOTONIC as u64, length, false).map(Some)
+                self.moment_after(libc::CLOCK_MONOTONIC as u64, length, false).map(Some)
             }
         })
     }
@@ -112,7 +111,7 @@ impl Sentry {
             out[6..].copy_from_slice(&events.to_le_bytes());
             ready += u64::from(events != 0);
         }
-        if ready == 0 && !passed(until) {
+        if ready == 0 && !self.passed(until) {
             return Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(on), until)));
         }
         copy_out(process, list, &told)?;
@@ -128,7 +127,7 @@ impl Sentry {
             0 => None,
             at => self.until(|| {
                 let length = Duration::from_nanos(micro_in(process, at)?);
-                moment_after(libc::CLOCK_MONOTONIC as u64, length, false).map(Some)
+                self.moment_after(libc::CLOCK_MONOTONIC as u64, length, false).map(Some)
             })?,
         };
         let outcome = self.select_until(process, a[0], [a[1], a[2], a[3]], until);
@@ -145,7 +144,7 @@ impl Sentry {
         outcome: SyscallResult,
     ) -> SyscallResult {
         if let (Ok(SyscallControl::Value(_)), Some(until), 1..) = (&outcome, until, at) {
-            let left = until.saturating_sub(crate::sentry::now_moment());
+            let left = until.saturating_sub(self.now());
             let (seconds, rest) = (left / 1_000_000_000, left % 1_000_000_000 / unit);
             // As in Linux, a place that cannot be written does not undo the call.
             let _ = process.write(at, &StructBuilder::default().word(seconds).word(rest).0)?;
@@ -204,7 +203,7 @@ impl Sentry {
             }
             told.push((set, out));
         }
-        if ready == 0 && !passed(until) {
+        if ready == 0 && !self.passed(until) {
             return Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(on), until)));
         }
         for (set, out) in told {
@@ -328,7 +327,7 @@ impl Sentry {
         });
         let told: Vec<_> = concerns.take(most.min(TOLD) as usize).collect();
         if told.is_empty() {
-            if passed(until) {
+            if self.passed(until) {
                 return Ok(ZERO);
             }
             let on = WaitReason::Files(vec![(self.state.table.id(set)?, IN)]);

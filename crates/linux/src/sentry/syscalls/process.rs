@@ -15,9 +15,11 @@ use crate::sentry::{
     Channel, Sentry, SyscallControl, SyscallResult, Writer, ZERO, copy_out, path_in, word_in,
 };
 
-/// Arguments and variables that a program may be given, and bytes of each and of all.
-const STRINGS: usize = 1 << 16;
-const BYTES: usize = 1 << 19;
+/// Arguments and variables that a program may be given, and bytes of all: a quarter of its stack.
+const STRINGS: usize = 1 << 18;
+/// Longest of them.
+const LONGEST: usize = 128 << 10;
+const BYTES: usize = (crate::sentry::STACK_LEN / 4) as usize;
 
 /// The request for a new process, which the guest's owner carries out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -349,7 +351,7 @@ fn strings_in(process: &Process, at: u64, left: &mut usize) -> SyscallResult<Vec
         if address == 0 {
             return Ok(strings);
         }
-        let string = string_in(process, address, *left)?;
+        let string = string_in(process, address, LONGEST.min(*left))?;
         *left = left.checked_sub(string.len() + 9).ok_or(Errno::TOOBIG)?;
         strings.push(string);
         if strings.len() > STRINGS {

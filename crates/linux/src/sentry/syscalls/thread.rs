@@ -5,7 +5,7 @@ use rustix::io::Errno;
 
 use crate::platform::{GUEST, Process};
 use crate::sentry::kernel::threads::{NO_STACK, Thread, Wait, WaitReason};
-use crate::sentry::syscalls::clock::{length_in, moment_after};
+use crate::sentry::syscalls::clock::length_in;
 use crate::sentry::{
     End, Sentry, SyscallControl, SyscallError, SyscallResult, ZERO, copy_in, copy_out, word_in,
 };
@@ -43,6 +43,7 @@ impl Sentry {
             return self.unknown(libc::SYS_clone);
         }
         self.state.threads.check_room()?;
+        self.state.check_tasks()?;
         let base = (flags & libc::CLONE_SETTLS != 0).then_some(base);
         if base.is_some_and(|base| base >= GUEST.end) {
             return Err(Errno::PERM.into());
@@ -170,7 +171,7 @@ impl Sentry {
                             _ => libc::CLOCK_REALTIME,
                         };
                         let length = length_in(process, at)?;
-                        Some(moment_after(clock as u64, length, kind == WAIT_BITSET)?)
+                        Some(self.moment_after(clock as u64, length, kind == WAIT_BITSET)?)
                     }
                 };
                 let order = self.change().threads.next_order();
@@ -257,10 +258,10 @@ impl Sentry {
             (None, 0) => None,
             (None, at) => {
                 let length = length_in(process, at)?;
-                Some(moment_after(libc::CLOCK_MONOTONIC as u64, length, false)?)
+                Some(self.moment_after(libc::CLOCK_MONOTONIC as u64, length, false)?)
             }
         };
-        if crate::sentry::kernel::time::passed(until) {
+        if self.passed(until) {
             return Err(Errno::AGAIN.into());
         }
         Ok(SyscallControl::Wait(Wait::new(WaitReason::Signals(set), until)))

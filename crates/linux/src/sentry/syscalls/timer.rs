@@ -6,9 +6,9 @@ use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::cpu_time::is_processor_clock;
 use crate::sentry::kernel::threads::MonotonicTime;
-use crate::sentry::kernel::time::{nanoseconds, now_moment};
+use crate::sentry::kernel::time::nanoseconds;
 use crate::sentry::kernel::timers::PosixTimer;
-use crate::sentry::syscalls::clock::{length_in, micro_in, moment_after};
+use crate::sentry::syscalls::clock::{length_in, micro_in};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
 // Notification of a timer's expiration (`sigev_notify`).
@@ -37,11 +37,11 @@ impl Sentry {
     /// Nanoseconds until the alarm, and between alarms.
     fn alarm_left(&self) -> (u64, u64) {
         let (at, interval) = self.state.alarms.alarm.unwrap_or_default();
-        if at == 0 { (0, 0) } else { (at.saturating_sub(now_moment()).max(1), interval) }
+        if at == 0 { (0, 0) } else { (at.saturating_sub(self.now()).max(1), interval) }
     }
 
     fn set_alarm(&mut self, after: u64, interval: u64) {
-        let alarm = (after > 0).then(|| (now_moment().saturating_add(after), interval));
+        let alarm = (after > 0).then(|| (self.now().saturating_add(after), interval));
         if self.state.alarms.alarm != alarm {
             self.change().alarms.alarm = alarm;
         }
@@ -157,7 +157,7 @@ impl Sentry {
                 let from = if absolute { 0 } else { self.timer_now(process, bell.clock)? };
                 Some(from.saturating_add(nanoseconds(first)))
             }
-            false => Some(moment_after(bell.clock, first, absolute)?),
+            false => Some(self.moment_after(bell.clock, first, absolute)?),
         };
         if old != 0 {
             let now = self.timer_now(process, bell.clock)?;
@@ -183,7 +183,7 @@ impl Sentry {
     /// The clock of a new timer. CPU-time clocks get their global number.
     fn timer_clock(&mut self, process: &mut Process, clock: u64) -> SyscallResult<u64> {
         if !is_processor_clock(clock) {
-            moment_after(clock, std::time::Duration::ZERO, false)?;
+            self.moment_after(clock, std::time::Duration::ZERO, false)?;
             return Ok(clock);
         }
         self.account(process);
@@ -193,7 +193,7 @@ impl Sentry {
     /// The time of a timer's clock.
     fn timer_now(&mut self, process: &mut Process, clock: u64) -> SyscallResult<u64> {
         if !is_processor_clock(clock) {
-            return Ok(now_moment());
+            return Ok(self.now());
         }
         self.account(process);
         // Of a thread that has ended.

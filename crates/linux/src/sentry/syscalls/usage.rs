@@ -5,6 +5,7 @@ use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::cpu_time::{TICK, usage};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
 use rustix::io::Errno;
+use rustix::time::ClockId;
 
 impl Sentry {
     /// Measures the CPU time of the current process, for limits and timers.
@@ -48,6 +49,6 @@ impl Sentry {
             let bytes = StructBuilder::default().word(spent).word(0).word(children).word(0);
             copy_out(process, to, &bytes.0)?;
         }
-        Ok(SyscallControl::Value(crate::sentry::now_moment() / TICK))
+        Ok(SyscallControl::Value(self.streams.clock.read(ClockId::Boottime) / TICK))
     }
 }

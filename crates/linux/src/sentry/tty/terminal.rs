@@ -271,11 +271,11 @@ impl Sentry {
         let until = match self.resumed.as_ref().and_then(|wait| wait.until) {
             Some(until) => Some(until),
             None if time > 0 && (least == 0 || held > 0) => {
-                Some(crate::sentry::kernel::time::now_moment().saturating_add(time * TENTH))
+                Some(self.now().saturating_add(time * TENTH))
             }
             None => None,
         };
-        if crate::sentry::kernel::time::passed(until) {
+        if self.passed(until) {
             return Ok(None);
         }
         let events = match held {

@@ -1,0 +1,173 @@
+//! `mremap`: mappings that grow, shrink and move. The bytes of private memory are copied; shared memory is mapped anew.
+//!
+//! Promises: a call that fails has changed nothing.
+
+use std::ops::Range;
+
+use rustix::io::Errno;
+
+use crate::platform::GUEST;
+use crate::sentry::mm::layout::{CEILING, Layout, Mapping, PAGE, READ_WRITE, pages};
+use crate::sentry::mm::orders::{Change, map_order, protect_order, unmap_order};
+use crate::sentry::mm::shared::Share;
+use crate::sentry::{Sentry, SyscallControl, SyscallResult};
+
+const MAY_MOVE: u64 = libc::MREMAP_MAYMOVE as u64;
+const FIXED: u64 = libc::MREMAP_FIXED as u64;
+const KEEPS_OLD: u64 = libc::MREMAP_DONTUNMAP as u64;
+
+/// The arguments of a call, as far as they can be checked without mappings.
+#[derive(Clone, Debug)]
+struct Remap {
+    old: Range<u64>,
+    new_len: u64,
+    flags: u64,
+    /// Where the mapping goes, if that is fixed.
+    to: Option<u64>,
+}
+
+impl Remap {
+    fn new(a: &[u64; 6]) -> Result<Self, Errno> {
+        let [old, old_len, new_len, flags, to, _] = *a;
+        let has = |flag: u64| flags & flag != 0;
+        let moves = has(FIXED) || has(KEEPS_OLD);
+        if flags & !(MAY_MOVE | FIXED | KEEPS_OLD) != 0 || moves && !has(MAY_MOVE) {
+            return Err(Errno::INVAL);
+        }
+        let whole = |len: u64| len.checked_next_multiple_of(PAGE).ok_or(Errno::INVAL);
+        let (old_len, new_len) = (whole(old_len)?, whole(new_len)?);
+        if new_len == 0 || !old.is_multiple_of(PAGE) || has(KEEPS_OLD) && old_len != new_len {
+            return Err(Errno::INVAL);
+        }
+        let old = old..old.checked_add(old_len).ok_or(Errno::INVAL)?;
+        let to = has(FIXED).then_some(to);
+        if let Some(to) = to {
+            let target = pages(to, new_len).map_err(|_| Errno::INVAL)?;
+            if target.start < old.end && old.start < target.end {
+                return Err(Errno::INVAL);
+            }
+        }
+        Ok(Self { old, new_len, flags, to })
+    }
+
+    fn has(&self, flag: u64) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+impl Layout {
+    /// The only mapping in a range, which it covers.
+    fn whole(&self, range: &Range<u64>) -> Result<Mapping, Errno> {
+        let first = self.parts(range).into_iter().next();
+        first.filter(|(part, _)| part == range).map(|(_, mapping)| mapping).ok_or(Errno::FAULT)
+    }
+
+    /// `mremap` of a mapping that is not shared, or that stays where it is.
+    fn remap(&mut self, remap: &Remap) -> Result<(u64, Change), Errno> {
+        let Remap { old, new_len, .. } = remap.clone();
+        let len = old.end - old.start;
+        let stays = remap.to.is_none() && !remap.has(KEEPS_OLD);
+        if stays && new_len < len {
+            return Ok((old.start, self.unmap(old.start + new_len, len - new_len)?));
+        }
+        let mapping = self.whole(&old)?;
+        if stays && new_len == len {
+            return Ok((old.start, Change::default()));
+        }
+        if new_len > len && mapping.file {
+            return Err(Errno::NOMEM);
+        }
+        let tail = old.end..old.start.checked_add(new_len).ok_or(Errno::NOMEM)?;
+        if stays && tail.end <= GUEST.end && !self.touches(&tail) {
+            self.afford_more(new_len - len, mapping.reserved)?;
+            let order = map_order(tail.start, tail.end - tail.start, mapping.protection);
+            self.place(tail.clone(), Mapping { end: tail.end, ..mapping });
+            return Ok((old.start, Change { before: vec![order], ..Change::default() }));
+        }
+        if !remap.has(MAY_MOVE) {
+            return Err(Errno::NOMEM);
+        }
+        self.afford_more(new_len, mapping.reserved)?;
+        let start = remap.to.map_or_else(|| self.free(new_len, CEILING), Ok)?;
+        let new = start..start + new_len;
+        self.place(new.clone(), Mapping { end: new.end, ..mapping });
+        let mut change = Change::default();
+        if mapping.reserved {
+            change.before.push(map_order(start, new_len, 0));
+        } else {
+            if mapping.protection & libc::PROT_READ as u64 == 0 {
+                change.before.push(protect_order(old.start, len, libc::PROT_READ as u64));
+            }
+            change.before.push(map_order(start, new_len, READ_WRITE));
+            change.copies.push([start, old.start, len.min(new_len)]);
+            if mapping.protection != READ_WRITE {
+                change.after.push(protect_order(start, new_len, mapping.protection));
+            }
+        }
+        change.after.push(match remap.has(KEEPS_OLD) {
+            true => map_order(old.start, len, mapping.protection),
+            false => unmap_order(old.start, len),
+        });
+        if !remap.has(KEEPS_OLD) {
+            self.remove(&old);
+        }
+        Ok((start, change))
+    }
+
+    /// Whether a mapping of the same kind as another fits.
+    fn afford_more(&self, more: u64, reserved: bool) -> Result<(), Errno> {
+        if reserved { self.afford_reserve(more) } else { self.afford(more) }
+    }
+}
+
+impl Sentry {
+    pub(in crate::sentry) fn sys_mremap(&mut self, a: &[u64; 6]) -> SyscallResult {
+        let remap = Remap::new(a)?;
+        if remap.old.is_empty() {
+            // A second look at shared memory.
+            return Err(Errno::INVAL.into());
+        }
+        if remap.old.start < GUEST.start || remap.old.end > GUEST.end {
+            return Err(Errno::FAULT.into());
+        }
+        let len = remap.old.end - remap.old.start;
+        let stays = remap.to.is_none() && !remap.has(KEEPS_OLD) && remap.new_len <= len;
+        let (start, change) = match self.state.layout.whole(&remap.old).map(|m| m.share) {
+            Ok(Some(share)) if !stays => self.remap_shared(&remap, share)?,
+            _ => self.change().layout.remap(&remap)?,
+        };
+        Ok(SyscallControl::Memory(start, change))
+    }
+
+    /// Maps a part of a shared file at another place, or more of it. Its bytes are up to date.
+    fn remap_shared(&mut self, remap: &Remap, share: Share) -> SyscallResult<(u64, Change)> {
+        // The old addresses would show the same bytes.
+        if remap.has(KEEPS_OLD) {
+            return Err(Errno::INVAL.into());
+        }
+        let Remap { old, new_len, .. } = remap.clone();
+        let mut layout = self.state.layout.clone();
+        let protection = layout.whole(&old)?.protection;
+        let offset = share.offset(old.start);
+        let mut change = layout.unmap(old.start, old.end - old.start)?;
+        let grown = old.start..old.start.checked_add(new_len).ok_or(Errno::NOMEM)?;
+        let fits = grown.end <= GUEST.end && !layout.touches(&grown);
+        let to = match remap.to {
+            Some(to) => Some(to),
+            None if fits => Some(old.start),
+            None if remap.has(MAY_MOVE) => None,
+            None => return Err(Errno::NOMEM.into()),
+        };
+        if layout.shows_twice(share.node, offset, new_len, protection) {
+            return Err(Errno::NODEV.into());
+        }
+        layout.plan(to, false, new_len, protection, true)?;
+        let content = self.content_of(share.node, offset, new_len, protection)?;
+        let (start, mapped) = layout.map(to, false, new_len, protection, Some(content))?;
+        layout.share(start..start + new_len, Share::new(share.node, start, offset));
+        change.before.extend(mapped.before);
+        (change.content, change.after) = (mapped.content, mapped.after);
+        self.change().layout = layout;
+        Ok((start, change))
+    }
+}

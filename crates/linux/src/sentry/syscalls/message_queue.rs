@@ -1,0 +1,167 @@
+//! Calls on queues of messages of System V.
+
+use rustix::io::Errno;
+
+use crate::platform::Process;
+use crate::sentry::kernel::message_queues::{MAX_MESSAGE, MessageQueue, WantedMessage};
+use crate::sentry::kernel::threads::{Wait, WaitReason};
+use crate::sentry::kernel::time::now;
+use crate::sentry::syscalls::semaphore::{asked_rights, check_mode, permissions};
+use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, word_in};
+
+/// Bytes of `struct msqid_ds`, and where mode and room are in that.
+const QUEUE_LEN: usize = 120;
+const MODE: usize = 20;
+const ROOM: usize = 88;
+
+fn number(id: u64) -> Result<u32, Errno> {
+    i32::try_from(id as i64).ok().filter(|id| *id >= 0).map(|id| id as u32).ok_or(Errno::INVAL)
+}
+
+impl Sentry {
+    /// `msgget`.
+    pub(in crate::sentry) fn sys_msgget(&mut self, key: u64, flags: u64) -> SyscallResult {
+        let key = key as u32;
+        let has = |flag: i32| flags as i32 & flag != 0;
+        if let Some((id, queue)) = self.state.queues.keyed(key) {
+            if has(libc::IPC_CREAT) && has(libc::IPC_EXCL) {
+                return Err(Errno::EXIST.into());
+            }
+            check_mode(queue.mode, asked_rights(flags))?;
+            return Ok(SyscallControl::Value(id.into()));
+        }
+        if key != 0 && !has(libc::IPC_CREAT) {
+            return Err(Errno::NOENT.into());
+        }
+        let queue = MessageQueue::new(key, flags as u32 & 0o777, now().seconds);
+        Ok(SyscallControl::Value(self.change().queues.add(queue)?.into()))
+    }
+
+    /// The queue of a call, or why there is none: it was removed while the call waited, or it never was.
+    fn queue(&self, id: u32, asked: u32) -> Result<&MessageQueue, Errno> {
+        let gone = if self.resumed.is_some() { Errno::IDRM } else { Errno::INVAL };
+        let queue = self.state.queues.get(id.into()).map_err(|_| gone)?;
+        check_mode(queue.mode, asked)?;
+        Ok(queue)
+    }
+
+    /// `msgsnd`.
+    pub(in crate::sentry) fn sys_msgsnd(
+        &mut self,
+        process: &Process,
+        id: u64,
+        at: u64,
+        len: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        let id = number(id)?;
+        if len > MAX_MESSAGE {
+            return Err(Errno::INVAL.into());
+        }
+        let kind = word_in(process, at)? as i64;
+        if kind <= 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let bytes = copy_in(process, at.wrapping_add(8), len as usize)?;
+        if !self.queue(id, 2)?.fits(len) {
+            if flags as i32 & libc::IPC_NOWAIT != 0 {
+                return Err(Errno::AGAIN.into());
+            }
+            let on = WaitReason::MessageRoom(id, len);
+            return Ok(SyscallControl::Wait(Wait::new(on, None)));
+        }
+        let own = self.state.family.own.id;
+        let queue = self.change().queues.get_mut(id.into())?;
+        queue.push((kind, bytes));
+        (queue.times[0], queue.last[0]) = (now().seconds, own);
+        Ok(ZERO)
+    }
+
+    /// `msgrcv`.
+    pub(in crate::sentry) fn sys_msgrcv(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let [id, at, len, kind, flags, _] = *a;
+        let (id, kind, flags) = (number(id)?, kind as i64, flags as i32);
+        let has = |flag: i32| flags & flag != 0;
+        if len > i64::MAX as u64 {
+            return Err(Errno::INVAL.into());
+        }
+        let wanted = match kind {
+            0 => WantedMessage::Any,
+            1.. if has(libc::MSG_EXCEPT) => WantedMessage::Except(kind),
+            1.. => WantedMessage::Of(kind),
+            _ => WantedMessage::UpTo(kind.saturating_neg()),
+        };
+        let copies = has(libc::MSG_COPY);
+        if copies && (has(libc::MSG_EXCEPT) || !has(libc::IPC_NOWAIT)) {
+            return Err(Errno::INVAL.into());
+        }
+        let queue = self.queue(id, 4)?;
+        let place = match copies {
+            // The type is a place then.
+            true => usize::try_from(kind).ok().filter(|place| queue.at(*place).is_some()),
+            false => queue.find(wanted),
+        };
+        let Some((place, (kind, bytes))) = place.and_then(|place| Some((place, queue.at(place)?)))
+        else {
+            if has(libc::IPC_NOWAIT) {
+                return Err(Errno::NOMSG.into());
+            }
+            let on = WaitReason::Message(id, wanted);
+            return Ok(SyscallControl::Wait(Wait::new(on, None)));
+        };
+        if bytes.len() as u64 > len && !has(libc::MSG_NOERROR) {
+            return Err(Errno::TOOBIG.into());
+        }
+        let taken = bytes.len().min(len as usize);
+        copy_out(process, at, &kind.to_le_bytes())?;
+        copy_out(process, at.wrapping_add(8), &bytes[..taken])?;
+        if !copies {
+            let own = self.state.family.own.id;
+            let queue = self.change().queues.get_mut(id.into())?;
+            queue.take(place);
+            (queue.times[1], queue.last[1]) = (now().seconds, own);
+        }
+        Ok(SyscallControl::Value(taken as u64))
+    }
+
+    /// `msgctl`.
+    pub(in crate::sentry) fn sys_msgctl(
+        &mut self,
+        process: &mut Process,
+        id: u64,
+        command: u64,
+        at: u64,
+    ) -> SyscallResult {
+        let id = u64::from(number(id)?);
+        let queue = self.state.queues.get(id)?;
+        match command as i32 & 0xff {
+            libc::IPC_STAT => {
+                check_mode(queue.mode, 4)?;
+                let (bytes, count) = queue.held();
+                let mut told = permissions(queue.key, queue.mode);
+                for time in queue.times {
+                    told = told.word(time as u64);
+                }
+                let told = told.word(bytes).word(count).word(queue.room);
+                let [sender, receiver] = queue.last;
+                copy_out(process, at, &told.int(sender).int(receiver).word(0).word(0).0)?;
+            }
+            libc::IPC_SET => {
+                let given = copy_in(process, at, QUEUE_LEN)?;
+                let room = given[ROOM..ROOM + 8].iter().rev();
+                let room = room.fold(0, |all, byte| all << 8 | u64::from(*byte));
+                let queue = self.change().queues.get_mut(id)?;
+                queue.set_room(room)?;
+                queue.mode = (u32::from(given[MODE]) | u32::from(given[MODE + 1]) << 8) & 0o777;
+                queue.times[2] = now().seconds;
+            }
+            libc::IPC_RMID => self.change().queues.remove(id),
+            _ => return Err(Errno::INVAL.into()),
+        }
+        Ok(ZERO)
+    }
+}

@@ -1,0 +1,199 @@
+//! Calls that take privileges that no guest has, and calls about hardware that a guest has one of.
+
+use rustix::io::Errno;
+
+use crate::platform::Process;
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::{
+    PAGE, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, word_in,
+};
+
+/// Bytes of `struct timex`, and the state of a clock that nothing adjusts.
+const TIMEX_LEN: usize = 208;
+const UNSYNCHRONISED: u64 = 0x40;
+const CLOCK_ERROR: u64 = 5;
+/// Policies of memory, and flags in their number.
+const POLICIES: u64 = 6;
+const POLICY_FLAGS: u64 = 0xe000;
+/// Maximum bits in a mask of nodes.
+const MAX_NODES: u64 = 1 << 15;
+// Flags of `get_mempolicy`.
+const OF_ADDRESS: u64 = 2;
+const ALLOWED: u64 = 4;
+
+/// Whether Linux refuses a call to a process without privileges, whatever its arguments are.
+pub(in crate::sentry) fn takes_privilege(number: i64) -> bool {
+    matches!(
+        number,
+        libc::SYS_mount
+            | libc::SYS_umount2
+            | libc::SYS_pivot_root
+            | libc::SYS_chroot
+            | libc::SYS_unshare
+            | libc::SYS_setns
+            | libc::SYS_sethostname
+            | libc::SYS_setdomainname
+            | libc::SYS_settimeofday
+            | libc::SYS_clock_settime
+            | libc::SYS_syslog
+            | libc::SYS_acct
+            | libc::SYS_swapon
+            | libc::SYS_swapoff
+            | libc::SYS_reboot
+            | libc::SYS_vhangup
+            | libc::SYS_iopl
+            | libc::SYS_ioperm
+    )
+}
+
+impl Sentry {
+    /// `adjtimex`: reads the state of the host's clock, which the guest cannot adjust.
+    pub(in crate::sentry) fn sys_adjtimex(
+        &mut self,
+        process: &mut Process,
+        at: u64,
+    ) -> SyscallResult {
+        if word_in(process, at)? as u32 != 0 {
+            return Err(Errno::PERM.into());
+        }
+        // After the mode: offset, frequency, both errors, status.
+        let told = [0, 0, 0, 16_000_000, 16_000_000, UNSYNCHRONISED, 2, 1, 32_768_000];
+        let mut told = told.into_iter().fold(StructBuilder::default(), StructBuilder::word);
+        let now = crate::sentry::kernel::time::now();
+        told = told.word(now.seconds as u64).word(u64::from(now.nanos) / 1000).word(10_000);
+        told.0.resize(TIMEX_LEN, 0);
+        copy_out(process, at, &told.0)?;
+        Ok(SyscallControl::Value(CLOCK_ERROR))
+    }
+
+    /// `clock_adjtime`.
+    pub(in crate::sentry) fn sys_clock_adjtime(
+        &mut self,
+        process: &mut Process,
+        clock: u64,
+        at: u64,
+    ) -> SyscallResult {
+        match clock as i32 {
+            libc::CLOCK_REALTIME => self.sys_adjtimex(process, at),
+            _ => Err(Errno::OPNOTSUPP.into()),
+        }
+    }
+
+    /// `get_mempolicy`: the default policy, on the only node.
+    pub(in crate::sentry) fn sys_get_mempolicy(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let [mode, mask, bits, address, flags, _] = *a;
+        if flags & !7 != 0 || bits > MAX_NODES || flags & OF_ADDRESS == 0 && address != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        if flags & OF_ADDRESS != 0
+            && !self.state.layout.touches(&(address..address.saturating_add(1)))
+        {
+            return Err(Errno::FAULT.into());
+        }
+        if mode != 0 {
+            copy_out(process, mode, &0u32.to_le_bytes())?;
+        }
+        if mask != 0 {
+            let mut bytes = vec![0; (bits.div_ceil(64) * 8) as usize];
+            if let Some(first) = bytes.first_mut().filter(|_| flags & ALLOWED != 0) {
+                *first = 1;
+            }
+            copy_out(process, mask, &bytes)?;
+        }
+        Ok(ZERO)
+    }
+
+    /// `set_mempolicy`.
+    pub(in crate::sentry) fn sys_set_mempolicy(
+        &mut self,
+        process: &Process,
+        mode: u64,
+        mask: u64,
+        bits: u64,
+    ) -> SyscallResult {
+        self.check_memory_policy(process, mode, mask, bits)
+    }
+
+    /// `mbind`.
+    pub(in crate::sentry) fn sys_mbind(
+        &mut self,
+        process: &Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let [start, len, mode, mask, bits, flags] = *a;
+        if !start.is_multiple_of(PAGE) || flags & !7 != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let end = len.checked_next_multiple_of(PAGE).and_then(|len| start.checked_add(len));
+        let end = end.ok_or(Errno::INVAL)?;
+        if end > start && !self.state.layout.allows(&(start..end), 0) {
+            return Err(Errno::FAULT.into());
+        }
+        self.check_memory_policy(process, mode, mask, bits)
+    }
+
+    /// Every policy means the only node.
+    fn check_memory_policy(
+        &self,
+        process: &Process,
+        mode: u64,
+        mask: u64,
+        bits: u64,
+    ) -> SyscallResult {
+        let policy = mode & !POLICY_FLAGS;
+        if policy > POLICIES || bits > MAX_NODES {
+            return Err(Errno::INVAL.into());
+        }
+        let mut nodes = Vec::new();
+        if mask != 0 && bits > 0 {
+            nodes = copy_in(process, mask, (bits.div_ceil(64) * 8) as usize)?;
+        }
+        let beyond = nodes
+            .iter()
+            .enumerate()
+            .any(|(at, byte)| *byte & if at == 0 { 0xfe } else { 0xff } != 0);
+        let empty = nodes.iter().all(|byte| *byte == 0);
+        // The default and the local policy have no nodes; preferred ones may have none; others need one.
+        let fits = match policy {
+            0 | 4 => empty,
+            1 | 5 => !beyond,
+            _ => !beyond && !empty,
+        };
+        if fits { Ok(ZERO) } else { Err(Errno::INVAL.into()) }
+    }
+
+    /// `fchmodat2`: `fchmodat` with flags.
+    pub(in crate::sentry) fn sys_fchmodat2(
+        &mut self,
+        process: &Process,
+        at: u64,
+        path: u64,
+        mode: u64,
+        flags: u64,
+    ) -> SyscallResult {
+        let known = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
+        if flags as i32 & !known != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        if flags as i32 & libc::AT_EMPTY_PATH != 0
+            && at as i32 != libc::AT_FDCWD
+            && crate::sentry::path_in(process, path)?.is_empty()
+        {
+            return self.sys_fchmod(at, mode);
+        }
+        if flags as i32 & libc::AT_SYMLINK_NOFOLLOW != 0 {
+            let path = crate::sentry::path_in(process, path)?;
+            let named = self.reach(at, &path, |walk| walk.follow(false))?;
+            if let crate::sentry::fs::proc_files::ResolvedPath::Place(place) = &named
+                && place.found.is_some_and(|(_, kind)| kind == afresh_files::Kind::Link)
+            {
+                return Err(Errno::OPNOTSUPP.into());
+            }
+        }
+        self.sys_fchmodat(process, at, path, mode)
+    }
+}
