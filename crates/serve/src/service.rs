@@ -350,7 +350,10 @@ impl Shared {
             true => Counting::Pieces(self.budget.clone()),
             false => Counting::Whole(meter.clone()),
         };
-        (request.map(|body| Body::new(LimitedBody::new(body, limits, counting))), meter)
+        let mut request = request.map(|body| Body::new(LimitedBody::new(body, limits, counting)));
+        // What a handler decompresses counts with the body.
+        request.extensions_mut().insert(meter.clone());
+        (request, meter)
     }
 
     async fn answer_metered(

@@ -52,6 +52,8 @@ _tools: dict[str, Tool] = {}
 _tools_told = NONE_GIVEN
 _generation = 0
 _on_clone: list[Callable[[], object]] = []
+# Requests of further kinds, by their kind: what runs their source under its name.
+_further: dict[int, Callable[[str, str], Any]] = {}
 
 
 def request(
@@ -471,6 +473,8 @@ def _run(source: str, name: str, space: dict[str, Any]) -> Any:
 
 
 def _do(what: int, source: str, name: str, arguments: bytes) -> Any:
+    if what in _further:
+        return _further[what](source, name)
     space = sys.modules["__main__"].__dict__
     if what == APPLY:
         function = eval(compile(source, name, "eval", dont_inherit=True), space)
@@ -497,7 +501,8 @@ def _failed(out: bytearray, error: BaseException, source: str, name: str) -> Non
         except Exception:
             message = "<its text cannot be had>"
         try:
-            told = "".join(traceback.format_exception(type(error), error, begin))
+            told = getattr(error, "_afresh_trace", None)
+            told = told or "".join(traceback.format_exception(type(error), error, begin))
         except Exception:
             told = None
     out += b"\x85\x01"
