@@ -266,6 +266,7 @@ def run_cell(source, name):
     if context.language != "python":
         return _run_elsewhere(context, wanted["code"], given)
     _enter(context)
+    _texts[name] = wanted["code"]
     with _environment(given):
         return _run_python(wanted["code"], name)
 

@@ -58,8 +58,8 @@ class AnswerTooLarge(ValueError):
     """A result does not fit."""
 
 
-def _plain(value, depth=0):
-    """A value of the types that JSON has."""
+def _plain(value, other=None, depth=0):
+    """A value of the types that JSON has. `other` makes text of values that JSON has no type for."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
@@ -69,16 +69,18 @@ def _plain(value, depth=0):
     if depth > DEEPEST:
         raise ValueError("the value is nested too deeply")
     if isinstance(value, dict):
-        return {str(key): _plain(part, depth + 1) for key, part in value.items()}
+        return {str(key): _plain(part, other, depth + 1) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(part, depth + 1) for part in value]
+        return [_plain(part, other, depth + 1) for part in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     for method in ("isoformat", "tolist", "item"):
         convert = getattr(type(value), method, None)
         if convert is not None:
-            return _plain(convert(value), depth + 1)
-    return str(value)
+            return _plain(convert(value), other, depth + 1)
+    if other is None:
+        raise ValueError("the value has no form in JSON")
+    return other(value)
 
 
 def _figure(value):
@@ -157,7 +159,7 @@ def _show_formats(formats, main=False):
     result, extra = {"is_main_result": main}, {}
     for mime, value in formats.items():
         try:
-            made = _plain(value)
+            made = _plain(value, str if mime == "e2b/data" else None)
         except (ValueError, RecursionError):
             # Without this format.
             continue

@@ -21,7 +21,6 @@ _NODE = r"""
 const fs = require('fs'), util = require('util'), stream = require('stream');
 const none = new stream.PassThrough();
 const repl = require('repl').start({ prompt: '', input: none, output: new stream.PassThrough(), useGlobal: true });
-repl.setPrompt('');
 const names = (list) => list.trim().replace(/\s+as\s+/g, ': ');
 const imported = (_, indent, what, quote, from) => {
   const load = `await import(${JSON.stringify(from)})`;
@@ -33,9 +32,17 @@ const imported = (_, indent, what, quote, from) => {
     some && `var ${names(some)} = ${load}`].filter(Boolean).join('; ');
 };
 const IMPORT = /^([ \t]*)import(?:\s+([^'"]+?)\s+from)?\s*(['"])([^'"]+)\3[ \t]*;?[ \t]*$/gm;
-const run = (code) => new Promise((done, failed) =>
-  repl.eval(code, repl.context, '<code>', (error, value) => (error ? failed(error) : done(value))));
-const lines = require('readline').createInterface({ input: fs.createReadStream(null, { fd: 3 }) });
+// The console gives errors to its domain, and to the callback only those of promises.
+let failed = () => {};
+repl._domain.removeAllListeners('error');
+repl._domain.on('error', (error) => failed(error));
+const run = (code) => new Promise((done, refuse) => {
+  failed = refuse;
+  repl.eval(code, repl.context, '<code>', (error, value) => (error ? refuse(error) : done(value)));
+});
+// A socket: a file's reader would wait in a thread, which code that ends the process would wait for.
+const requests = new (require('net').Socket)({ fd: 3, readable: true, writable: false });
+const lines = require('readline').createInterface({ input: requests });
 (async () => {
   for await (const line of lines) {
     const { code, envs, cwd } = JSON.parse(line);

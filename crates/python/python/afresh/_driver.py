@@ -54,6 +54,8 @@ _generation = 0
 _on_clone: list[Callable[[], object]] = []
 # Requests of further kinds, by their kind: what runs their source under its name.
 _further: dict[int, Callable[[str, str], Any]] = {}
+# The program's text in such a request, by the name of the source, for tracebacks.
+_texts: dict[str, str] = {}
 
 
 def request(
@@ -494,7 +496,8 @@ def _failed(out: bytearray, error: BaseException, source: str, name: str) -> Non
         begin = error.__traceback__
         while begin is not None and begin.tb_frame.f_code.co_filename == _FILE:
             begin = begin.tb_next
-        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        text = _texts.pop(name, source)
+        linecache.cache[name] = (len(text), None, text.splitlines(True), name)
         kind = type(error).__name__
         try:
             message = str(error)
