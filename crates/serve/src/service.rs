@@ -212,7 +212,7 @@ impl Shared {
         };
         let mut response = async {
             let response = self.find_and_answer(audience, request).await;
-            span::answered(response.status());
+            span::answered(&response);
             response
         }
         .instrument(span)
@@ -298,7 +298,7 @@ impl Shared {
         async {
             let response = self.find_here(request, take).await;
             if let Some(response) = &response {
-                span::answered(response.status());
+                span::answered(response);
             }
             response
         }

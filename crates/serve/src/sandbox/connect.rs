@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::requests::ConnectMessages;
 use super::routes::answer;
-use crate::error_response::ErrorResponse;
+use crate::error_response::{ErrorResponse, RefusalReason};
 
 /// Flag of a message that ends a stream.
 const LAST: u8 = 2;
@@ -90,7 +90,9 @@ impl IntoResponse for ConnectError {
 
 /// A refusal in Connect's form.
 pub(super) fn refused(status: StatusCode, code: &str, message: &str) -> Response {
-    answer(status, &json!({"code": code, "message": message}))
+    let mut response = answer(status, &json!({"code": code, "message": message}));
+    response.extensions_mut().insert(RefusalReason(message.to_owned()));
+    response
 }
 
 /// The request in a stream of one message.

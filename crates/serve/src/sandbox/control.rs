@@ -13,7 +13,7 @@ use super::record::SandboxSettings;
 use super::registry::{CreateOptions, Sandboxes};
 use super::requests::{CreateRequest, TimeoutRequest};
 use super::routes::{Answer, Tenant, TenantSandbox, answer, json, short};
-use super::sandbox::{Sandbox, milliseconds};
+use super::sandbox::Sandbox;
 use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;
@@ -44,7 +44,7 @@ fn reach(sandbox: &Sandbox) -> Value {
 }
 
 /// Milliseconds since 1970, as RFC 3339 writes them.
-fn rfc3339(time: SystemTime) -> String {
+pub(super) fn rfc3339(time: SystemTime) -> String {
     humantime::format_rfc3339_millis(time).to_string()
 }
 
@@ -200,11 +200,4 @@ pub(super) async fn forget(chosen: TenantSandbox) -> Answer {
     })?;
     all.forget(known.record).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
-}
-
-/// Metrics that E2B measures inside a machine. There is no machine here, so the list is empty.
-pub(super) async fn metrics(chosen: TenantSandbox) -> Answer {
-    let (_, sandbox) = chosen.sandbox()?;
-    tracing::trace!(id = sandbox.id, since = milliseconds(sandbox.started), "no samples");
-    Ok(answer(StatusCode::OK, &json!([])))
 }

@@ -45,6 +45,7 @@ mod streaming;
 mod template;
 #[cfg(feature = "linux")]
 mod tunnels;
+mod usage;
 mod user;
 mod watchers;
 

@@ -61,6 +61,9 @@ const LISTED: usize = 10_000;
 /// Names that clients of E2B have for its usual templates, and that stand for the first template.
 const USUAL_TEMPLATES: [&str; 4] = ["", "base", "code-interpreter-v1", "code-interpreter"];
 
+/// How long a call waits for the one before until the log has it.
+const WAIT_WARNING: Duration = Duration::from_secs(10);
+
 /// How long background work waits for a place: it has no client that retries.
 const BACKGROUND_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -123,6 +126,25 @@ pub(super) async fn to_its_end<R: Send + 'static>(
     match tokio::spawn(work.in_current_span()).await {
         Ok(result) => result,
         Err(error) => Err(internal(&error)),
+    }
+}
+
+/// The life of a sandbox, once the calls before have ended. A long wait is in the log.
+async fn live(sandbox: &Sandbox, kind: Operation) -> OwnedMutexGuard<Residency> {
+    let locking = sandbox.life.clone().lock_owned();
+    tokio::pin!(locking);
+    let warning = async {
+        tokio::time::sleep(WAIT_WARNING).await;
+        if kind != Operation::Slice {
+            let seconds = WAIT_WARNING.as_secs();
+            tracing::warn!(id = sandbox.id, seconds, "a call waits for an earlier one that runs");
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        biased;
+        life = &mut locking => life,
+        () = warning => locking.await,
     }
 }
 
@@ -359,7 +381,7 @@ impl Sandboxes {
         work: impl FnOnce(&mut Session) -> Result<R, ErrorResponse> + Send + 'static,
     ) -> Result<R, ErrorResponse> {
         let waiting = sandbox.wait()?;
-        let mut life = sandbox.life.clone().lock_owned().await;
+        let mut life = live(sandbox, kind).await;
         // Only once it is this call's turn, so that many calls of one sandbox hold one place.
         let patience = match kind {
             Operation::Slice => BACKGROUND_PATIENCE,
@@ -389,7 +411,9 @@ impl Sandboxes {
             used();
             let result = match &mut *life {
                 Residency::Live(session) => {
+                    let begun = Instant::now();
                     let done = tracing::debug_span!("call").in_scope(|| work(session));
+                    sandbox.usage.ran(begun.elapsed());
                     lock(&sandbox.mark).followed_by(kind);
                     let due = match sandbox.commands.moved() {
                         true => Some(Duration::ZERO),

@@ -19,7 +19,7 @@ use super::keys::same;
 use super::registry::Sandboxes;
 use super::sandbox::Sandbox;
 use super::signature::is_signed;
-use super::{contexts, control, envd, execute, extensions, file_transfer, listing, process};
+use super::{contexts, control, envd, execute, extensions, file_transfer, listing, process, usage};
 use crate::error_response::ErrorResponse;
 
 /// The header of E2B clients that names a sandbox where the host does not.
@@ -238,7 +238,7 @@ impl Routes {
             .route("/sandboxes/{id}/resume", post(control::resume))
             .route("/sandboxes/{id}/fork", post(control::fork))
             .route("/sandboxes/{id}/snapshots", post(control::snapshot))
-            .route("/sandboxes/{id}/metrics", get(control::metrics))
+            .route("/sandboxes/{id}/metrics", get(usage::metrics))
             .route("/snapshots", get(listing::snapshots))
             .route("/templates/{id}", delete(control::forget))
             .route("/sandboxes/{id}/checkpoints", post(extensions::checkpoint))

@@ -18,6 +18,7 @@ use super::commands::Commands;
 use super::output_router::OutputRouter;
 use super::record::{SandboxRecord, SandboxSettings};
 use super::registry::Operation;
+use super::usage::Usage;
 use super::watchers::Watchers;
 use crate::error_response::ErrorResponse;
 use crate::failure::describe;
@@ -96,6 +97,8 @@ pub(super) struct Sandbox {
     pub(super) commands: Arc<Commands>,
     /// It was killed: a call that runs ends soon.
     pub(super) killed: AtomicBool,
+    /// Its measured use of the host.
+    pub(super) usage: Usage,
     /// Directories that clients watch.
     pub(super) watchers: Watchers,
     /// Whether something in it went on by itself when it was saved.
@@ -141,6 +144,7 @@ impl Sandbox {
             mark: Mutex::default(),
             commands: Arc::default(),
             killed: AtomicBool::new(false),
+            usage: Usage::default(),
             watchers: Watchers::default(),
             goes_on: AtomicBool::new(false),
             #[cfg(feature = "fleet")]
@@ -301,6 +305,7 @@ pub(super) fn run(
         }),
         Err(error) if session.failed().is_some() => {
             undo(session, before, speaker)?;
+            tracing::info!(why = describe(&error), "a call was cut short, and undone");
             Ok(cut_short(&error, speaker.is_late()))
         }
         Err(error) => Err(refused(&error)),
