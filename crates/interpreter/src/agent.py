@@ -1,5 +1,5 @@
-# The guest's half of Python as a Linux program: it follows `driver.py` in the same module, reads requests from
-# standard input, each after its length, and writes frames to `/dev/host`, each after its length. It also runs
+# The guest's half of Python as a Linux program: it follows `cells.py` in the same module, reads requests from standard
+# input, each after its length, and writes frames to `/dev/host`, each after its length. It also runs
 # commands. Output of either goes to its standard streams: the host reads both, and can attribute the output, because
 # each command leads a session.
 #
@@ -51,6 +51,10 @@ _PIECE = 32768
 _LAST = 64
 # The number of reasons to delay reports of ended children: a frame is being sent, or a command has no number yet.
 _held = 0
+# Whether a command may have ended since the last report.
+_due = False
+# A pipe that is readable after each signal.
+_woken = os.pipe()
 
 
 @contextlib.contextmanager
@@ -92,10 +96,18 @@ def _show(number):
         return bool(data)
 
 
-def _show_all():
-    """Hands on what terminals show until there is a request, or no terminal."""
-    while _terminals:
-        ready = select.select((0, *_terminals.values()), (), ())[0]
+def _wait():
+    """Passes on what terminals show and the ends of commands until there is a request."""
+    # Code may have taken the descriptor.
+    signal.set_wakeup_fd(_woken[1], warn_on_full_buffer=False)
+    _tell_ended()
+    while True:
+        ready = select.select((0, _woken[0], *_terminals.values()), (), ())[0]
+        if _woken[0] in ready:
+            # A signal may have come just before the wait, where its handler is not called during it.
+            with contextlib.suppress(BlockingIOError):
+                os.read(_woken[0], _PIECE)
+            _tell_ended()
         for number, terminal in list(_terminals.items()):
             if terminal in ready:
                 _show(number)
@@ -114,8 +126,19 @@ def _hang_up(number):
 
 def _tell_ended(*_):
     """Reports ended commands to the host."""
-    if _held:
-        return
+    global _held, _due
+    _due = True
+    # A command that ends during a report calls this within it. The outer call sees `_due` then, and looks again.
+    while _due and not _held:
+        _held += 1
+        try:
+            _due = False
+            _report_ended()
+        finally:
+            _held -= 1
+
+
+def _report_ended():
     for number, (process, _) in list(_commands.items()):
         status = process.poll()
         if status is not None and _commands.pop(number, None):
@@ -187,6 +210,8 @@ def _command(wanted):
         return _start(wanted)
     if wanted["op"] == "list":
         return [{"pid": number, **what} for number, (_, what) in _commands.items()]
+    if wanted["op"] in CONTEXT_OPERATIONS:
+        return CONTEXT_OPERATIONS[wanted["op"]](wanted)
     process, _ = _commands.get(wanted["pid"], (None, None))
     if process is None:
         return False
@@ -235,11 +260,17 @@ def serve():
     os.chdir("/home/user")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    for end in _woken:
+        os.set_blocking(end, False)
     signal.signal(signal.SIGCHLD, _tell_ended)
     _furnish()
+    _prepare_displays()
+    _further[CELL] = run_cell
+    begin_contexts()
+    warm_cells()
     settle()
     while True:
-        _show_all()
+        _wait()
         head = _exactly(4)
         if head is None:
             return
@@ -256,6 +287,7 @@ def serve():
         if request[0] == SETUP:
             if not succeeded:
                 os._exit(1)
+            begin_contexts()
             settle()
         del request, answer
 

@@ -14,6 +14,7 @@ mod kind {
     pub(super) const TOOL: u8 = 3;
     pub(super) const ENDED: u8 = 5;
     pub(super) const SHOWN: u8 = 7;
+    pub(super) const DISPLAYED: u8 = 8;
 }
 
 /// A frame from a guest.
@@ -31,6 +32,8 @@ pub(crate) enum Frame<'a> {
     Ended(u32, i32),
     /// Output of a command's terminal, after the command's number.
     Shown(u32, &'a [u8]),
+    /// A result of code of a Linux program: an object in JSON.
+    Displayed(&'a [u8]),
 }
 
 impl<'a> Frame<'a> {
@@ -51,6 +54,7 @@ impl<'a> Frame<'a> {
                 let (number, shown) = inside.split_first_chunk::<4>()?;
                 Self::Shown(u32::from_le_bytes(*number), shown)
             }
+            kind::DISPLAYED => Self::Displayed(inside),
             _ => return None,
         })
     }

@@ -62,9 +62,14 @@ static PYTHON: Language = Language {
 
 /// The guest's half of Python: the same file that the Python package has.
 const DRIVER: &str = include_str!("driver.py");
-/// The part that makes it a Linux program.
+/// The parts that make it a Linux program, in the order in which they run.
 #[cfg(feature = "linux")]
-const AGENT: &str = include_str!("agent.py");
+const PROGRAM_PARTS: [&str; 4] = [
+    include_str!("display.py"),
+    include_str!("kernels.py"),
+    include_str!("cells.py"),
+    include_str!("agent.py"),
+];
 
 /// No guest is known that evaluates a language.
 #[derive(Debug, thiserror::Error)]
@@ -151,7 +156,8 @@ impl Language {
         }
         // An image uses its own interpreter.
         let program = program.entry_point(["python3"]).arg("-I").arg("-c");
-        let program = program.arg(in_module(&[DRIVER, AGENT]));
+        let parts: Vec<_> = [DRIVER].into_iter().chain(PROGRAM_PARTS).collect();
+        let program = program.arg(in_module(&parts));
         // Background work is limited to time slices, so that other programs run.
         let program = program.slice(std::time::Duration::from_millis(50));
         let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

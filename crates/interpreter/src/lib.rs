@@ -26,4 +26,4 @@ pub use evaluate::proceed;
 pub use evaluate::{Evaluated, evaluate};
 pub use language::{Language, LibraryError, UnknownLanguage, is_module};
 pub use listener::{HostCallbacks, Stream, imports, listener, state};
-pub use request::{COMMAND, CallConvention, RUN, Request, SETUP, Tools};
+pub use request::{CELL, COMMAND, CallConvention, RUN, Request, SETUP, Tools};

@@ -48,6 +48,15 @@ pub trait HostCallbacks: Default + Send + 'static {
         self.print(stream, bytes)
     }
 
+    /// Takes a result of code that [`CELL`](crate::CELL) runs: an object in JSON, from a guest that may send any bytes.
+    ///
+    /// # Errors
+    /// As [`HostCallbacks::print`].
+    fn display(&mut self, result: &[u8]) -> wasmtime::Result<()> {
+        let _ = result;
+        Ok(())
+    }
+
     /// A command has ended, with this status: negative for a signal.
     fn command_ended(&mut self, number: u32, status: i32) {
         let _ = (number, status);
@@ -101,6 +110,7 @@ impl<L: HostCallbacks> Hearing<L> {
             Frame::Shown(number, shown) => {
                 self.listener.print_command(number, Stream::Terminal, shown)?;
             }
+            Frame::Displayed(result) => self.listener.display(result)?,
             Frame::Stdout(bytes) => self.listener.print(Stream::Stdout, bytes)?,
             Frame::Stderr(bytes) => self.listener.print(Stream::Stderr, bytes)?,
             Frame::Tool(request) => return self.listener.call(request).map(Some),

@@ -15,9 +15,16 @@ pub const SETUP: u8 = 4;
 /// * `list` answers with all running commands: an array of `{pid, config: {cmd, args, envs, cwd}, tag}`.
 /// * `signal` sends the command `pid`, and its descendants, the signal `signal`.
 /// * `input` writes `data` (base64) to its input, `close` ends that.
+/// * `list_contexts` answers with all contexts of code: an array of `{id, language, cwd}`. `create_context` makes one with
+///   `id`, `language` and `cwd`, `restart_context` empties the one of `id`, and `remove_context` removes it.
 ///
-/// The answer of the last three is whether there is such a command.
+/// The answer of `signal`, `input`, `close` and of the last two is whether there is such a command or context.
 pub const COMMAND: u8 = 6;
+/// Code in a context of a Linux program that evaluates code: the source is an object in JSON with the `code`, and
+/// optionally its `language`, its `context` and variables of the environment (`envs`). Its results go to
+/// [`HostCallbacks::display`](crate::HostCallbacks::display), the value of the last expression too. The answer has no
+/// value.
+pub const CELL: u8 = 8;
 
 /// The calling convention of a guest, and the place of its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -105,11 +105,16 @@ impl From<Rejected> for ErrorResponse {
     }
 }
 
+/// The reason of a refusal, for the log.
+#[derive(Clone, Debug)]
+pub(crate) struct RefusalReason(pub(crate) String);
+
 impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
         let text = json!({"code": self.status.as_u16(), "message": self.message}).to_string();
         let mut response = Response::new(Body::new(Full::from(text)));
         *response.status_mut() = self.status;
+        response.extensions_mut().insert(RefusalReason(self.message));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if self.later {

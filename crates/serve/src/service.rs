@@ -212,7 +212,7 @@ impl Shared {
         };
         let mut response = async {
             let response = self.find_and_answer(audience, request).await;
-            span::answered(response.status());
+            span::answered(&response);
             response
         }
         .instrument(span)
@@ -298,7 +298,7 @@ impl Shared {
         async {
             let response = self.find_here(request, take).await;
             if let Some(response) = &response {
-                span::answered(response.status());
+                span::answered(response);
             }
             response
         }
@@ -350,7 +350,10 @@ impl Shared {
             true => Counting::Pieces(self.budget.clone()),
             false => Counting::Whole(meter.clone()),
         };
-        (request.map(|body| Body::new(LimitedBody::new(body, limits, counting))), meter)
+        let mut request = request.map(|body| Body::new(LimitedBody::new(body, limits, counting)));
+        // What a handler decompresses counts with the body.
+        request.extensions_mut().insert(meter.clone());
+        (request, meter)
     }
 
     async fn answer_metered(

@@ -2,10 +2,12 @@
 //!
 //! Without a subscriber for spans, this costs only the check for one.
 
+use axum::response::Response;
 use hyper::{Method, Request, StatusCode};
 use tracing::Span;
 use tracing::field::Empty;
 
+use crate::error_response::RefusalReason;
 use crate::service::REQUEST_ID;
 
 /// A span for a request, which continues the trace that the request came with; handlers of the request continue the
@@ -65,8 +67,16 @@ pub(crate) fn route(asked: &Method, route: impl FnOnce() -> String) {
     }
 }
 
-/// Says how a request was answered.
-pub(crate) fn answered(status: StatusCode) {
+/// Notes how a request was answered. A refusal and its reason are in the log: as a warning if the server is at its limit or
+/// failed.
+pub(crate) fn answered(response: &Response) {
+    let status = response.status();
+    if let Some(RefusalReason(why)) = response.extensions().get() {
+        match status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
+            true => tracing::warn!(status = status.as_u16(), why, "a request was refused"),
+            false => tracing::info!(status = status.as_u16(), why, "a request was refused"),
+        }
+    }
     let span = Span::current();
     span.record("http.response.status_code", status.as_u16());
     if status.is_server_error() {

@@ -52,6 +52,10 @@ _tools: dict[str, Tool] = {}
 _tools_told = NONE_GIVEN
 _generation = 0
 _on_clone: list[Callable[[], object]] = []
+# Requests of further kinds, by their kind: what runs their source under its name.
+_further: dict[int, Callable[[str, str], Any]] = {}
+# The program's text in such a request, by the name of the source, for tracebacks.
+_texts: dict[str, str] = {}
 
 
 def request(
@@ -471,6 +475,8 @@ def _run(source: str, name: str, space: dict[str, Any]) -> Any:
 
 
 def _do(what: int, source: str, name: str, arguments: bytes) -> Any:
+    if what in _further:
+        return _further[what](source, name)
     space = sys.modules["__main__"].__dict__
     if what == APPLY:
         function = eval(compile(source, name, "eval", dont_inherit=True), space)
@@ -490,14 +496,16 @@ def _failed(out: bytearray, error: BaseException, source: str, name: str) -> Non
         begin = error.__traceback__
         while begin is not None and begin.tb_frame.f_code.co_filename == _FILE:
             begin = begin.tb_next
-        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        text = _texts.pop(name, source)
+        linecache.cache[name] = (len(text), None, text.splitlines(True), name)
         kind = type(error).__name__
         try:
             message = str(error)
         except Exception:
             message = "<its text cannot be had>"
         try:
-            told = "".join(traceback.format_exception(type(error), error, begin))
+            told = getattr(error, "_afresh_trace", None)
+            told = told or "".join(traceback.format_exception(type(error), error, begin))
         except Exception:
             told = None
     out += b"\x85\x01"

@@ -134,7 +134,7 @@ mod tests {
             tenant: String::new(),
             template: String::new(),
             token: String::new(),
-            metadata: Default::default(),
+            settings: Default::default(),
             started: 0,
             ends: 0,
             noted: 0,

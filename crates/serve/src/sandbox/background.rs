@@ -22,7 +22,10 @@ impl Sandboxes {
     /// The output router of a call of a sandbox.
     pub(super) fn speaker(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> OutputRouter {
         let (this, own) = (Arc::downgrade(self), sandbox.clone());
-        let check = move || this.upgrade().map_or(Ok(()), |this| this.ledger.check(&own));
+        let check = move || match own.killed.load(Ordering::Relaxed) {
+            true => Err(Sandbox::not_running(&own.id)),
+            false => this.upgrade().map_or(Ok(()), |this| this.ledger.check(&own)),
+        };
         OutputRouter::new(self.config.call_timeout, sandbox.commands.clone(), check)
     }
 

@@ -15,7 +15,7 @@ use http_body::{Body, Frame};
 use tokio::sync::Notify;
 use tokio::time::{Instant, Interval, interval_at};
 
-use super::byte_channel::{Receiver, Sender, byte_channel};
+use super::byte_channel::{Receiver, SendError, Sender, byte_channel};
 use super::connect::{self, ConnectError};
 use super::registry::lock;
 use crate::concurrency::Permit;
@@ -232,14 +232,35 @@ pub(super) struct Subscriber {
 impl Subscriber {
     /// With the client's receiver. Within a runtime. A silent command sends a keepalive after each `alive`.
     pub(super) fn new(alive: Duration) -> (Self, EventStream) {
+        Self::with_keepalive(alive, connect::alive)
+    }
+
+    /// The same, with another form of keepalives.
+    pub(super) fn with_keepalive(
+        alive: Duration,
+        keepalive: fn() -> Vec<u8>,
+    ) -> (Self, EventStream) {
         let (giver, pieces) = byte_channel();
         let last = Arc::new(OnceLock::new());
         let alive = interval_at(Instant::now() + alive, alive);
-        let heard = EventStream { first: None, pieces, last: last.clone(), over: false, alive };
+        let last_event = last.clone();
+        let heard =
+            EventStream { first: None, pieces, last: last_event, over: false, alive, keepalive };
         (Self { giver, last }, heard)
     }
 
-    fn end(self, last: Vec<u8>) {
+    /// Sends an event, if there is room for it.
+    pub(super) fn send(&self, event: Vec<u8>) -> Result<(), SendError> {
+        self.giver.try_give(event.into())
+    }
+
+    /// Whether the client has left.
+    pub(super) fn is_left(&self) -> bool {
+        self.giver.is_left()
+    }
+
+    /// Sends the last event.
+    pub(super) fn end(self, last: Vec<u8>) {
         // The first end sets the reason.
         let _ = self.last.set(last.into());
     }
@@ -252,6 +273,7 @@ pub(super) struct EventStream {
     last: Arc<OnceLock<Bytes>>,
     over: bool,
     alive: Interval,
+    keepalive: fn() -> Vec<u8>,
 }
 
 impl EventStream {
@@ -290,7 +312,7 @@ impl Body for EventStream {
             }
             Poll::Pending => {
                 ready!(self.alive.poll_tick(context));
-                connect::alive().into()
+                (self.keepalive)().into()
             }
         };
         Poll::Ready(Some(Ok(Frame::data(told))))

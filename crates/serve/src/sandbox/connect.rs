@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::requests::ConnectMessages;
 use super::routes::answer;
-use crate::error_response::ErrorResponse;
+use crate::error_response::{ErrorResponse, RefusalReason};
 
 /// Flag of a message that ends a stream.
 const LAST: u8 = 2;
@@ -73,7 +73,10 @@ impl IntoResponse for ConnectError {
         }
         let status = match self.code {
             "not_found" => StatusCode::NOT_FOUND,
+            "already_exists" => StatusCode::CONFLICT,
+            "internal" => StatusCode::INTERNAL_SERVER_ERROR,
             "permission_denied" => StatusCode::FORBIDDEN,
+            "unauthenticated" => StatusCode::UNAUTHORIZED,
             "deadline_exceeded" => StatusCode::GATEWAY_TIMEOUT,
             "resource_exhausted" => StatusCode::TOO_MANY_REQUESTS,
             "aborted" => StatusCode::CONFLICT,
@@ -87,7 +90,9 @@ impl IntoResponse for ConnectError {
 
 /// A refusal in Connect's form.
 pub(super) fn refused(status: StatusCode, code: &str, message: &str) -> Response {
-    answer(status, &json!({"code": code, "message": message}))
+    let mut response = answer(status, &json!({"code": code, "message": message}));
+    response.extensions_mut().insert(RefusalReason(message.to_owned()));
+    response
 }
 
 /// The request in a stream of one message.
@@ -120,7 +125,7 @@ pub(super) fn limit(headers: &hyper::HeaderMap) -> Option<Duration> {
     limit.map(|limit| Duration::from_secs_f64(limit / 1000.0))
 }
 
-fn message(flags: u8, said: &Value) -> Vec<u8> {
+pub(super) fn message(flags: u8, said: &Value) -> Vec<u8> {
     let said = said.to_string();
     let length = u32::try_from(said.len()).unwrap_or(u32::MAX).to_be_bytes();
     [&[flags], &length[..], said.as_bytes()].concat()

@@ -1,19 +1,19 @@
-//! The control plane in E2B's shape: making, listing, pausing, forking and ending sandboxes.
+//! The control plane in E2B's shape: making, pausing, forking and ending sandboxes.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use hyper::StatusCode;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::record::SandboxSettings;
 use super::registry::{CreateOptions, Sandboxes};
 use super::requests::{CreateRequest, TimeoutRequest};
 use super::routes::{Answer, Tenant, TenantSandbox, answer, json, short};
-use super::sandbox::{Sandbox, milliseconds};
+use super::sandbox::Sandbox;
 use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;
@@ -24,25 +24,11 @@ const AGENT: &str = "0.6.5";
 const DEFAULT_TIMEOUT_SECONDS: u64 = 300;
 /// Maximum forks of one request.
 const FORKS: usize = 1000;
-/// Maximum sandboxes or snapshots of one page.
-const PAGE: usize = 100;
 
 impl TimeoutRequest {
     fn or_usual(&self) -> Duration {
         Duration::from_secs(self.timeout.unwrap_or(DEFAULT_TIMEOUT_SECONDS))
     }
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct ListQuery {
-    limit: Option<usize>,
-    next_token: Option<String>,
-    #[serde(default)]
-    state: Option<String>,
-    #[serde(rename = "sandboxID")]
-    sandbox: Option<String>,
-    name: Option<String>,
 }
 
 /// Data that a client needs to reach a sandbox.
@@ -58,11 +44,11 @@ fn reach(sandbox: &Sandbox) -> Value {
 }
 
 /// Milliseconds since 1970, as RFC 3339 writes them.
-fn rfc3339(time: SystemTime) -> String {
+pub(super) fn rfc3339(time: SystemTime) -> String {
     humantime::format_rfc3339_millis(time).to_string()
 }
 
-fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
+pub(super) fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
     let times = *sandbox.times();
     let template = all.template(&sandbox.template);
     json!({
@@ -72,15 +58,17 @@ fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
         "clientID": "afresh",
         "envdVersion": AGENT,
         "envdAccessToken": sandbox.token,
+        "allowInternetAccess": false,
+        "network": {"allowPublicTraffic": sandbox.settings.public},
         "startedAt": rfc3339(sandbox.started),
         "endAt": rfc3339(times.ends),
         "state": if times.paused { "paused" } else { "running" },
-        "metadata": sandbox.metadata,
+        "metadata": sandbox.settings.metadata,
         "cpuCount": 1,
         "memoryMB": template.config.memory >> 20,
         "diskSizeMB": 0,
         "lifecycle": {
-            "autoResume": false,
+            "autoResume": sandbox.settings.auto_resume,
             "onTimeout": if times.pause_at_end { "pause" } else { "kill" },
         },
     })
@@ -88,56 +76,26 @@ fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
 
 pub(super) async fn create(State(all): All, Tenant(tenant): Tenant, body: Bytes) -> Answer {
     let new: CreateRequest = json(&body)?;
-    let labels = new.metadata.iter().flatten().flat_map(|(name, value)| [name, value]);
-    short(labels.chain([&new.template]))?;
+    if let Some((name, why)) = new.unsupported() {
+        let message = format!("`{name}` is not supported: {why}");
+        return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
+    }
+    let labels = new.metadata.iter().chain(&new.env_vars).flatten();
+    short(labels.flat_map(|(name, value)| [name, value]).chain([&new.template]))?;
     let wanted = CreateOptions {
         template: new.template,
         time: Duration::from_secs(new.timeout.unwrap_or(DEFAULT_TIMEOUT_SECONDS)),
         pause_at_end: new.auto_pause,
-        metadata: new.metadata.unwrap_or_default(),
+        offline: new.internet == Some(false),
+        settings: SandboxSettings {
+            metadata: new.metadata.unwrap_or_default(),
+            envs: new.env_vars.unwrap_or_default(),
+            public: new.network.and_then(|network| network.allow_public_traffic) == Some(true),
+            auto_resume: new.auto_resume.is_some_and(|resume| resume.enabled),
+        },
     };
     let sandbox = all.create(&tenant, wanted).await?;
     Ok(answer(StatusCode::CREATED, &reach(&sandbox)))
-}
-
-/// One page of a list, and the start of the next.
-fn page<T>(
-    items: Vec<T>,
-    listing: &ListQuery,
-    id: impl Fn(&T) -> &str,
-) -> (Vec<T>, Option<String>) {
-    let after = listing.next_token.as_deref();
-    let begin = after.and_then(|after| items.iter().position(|item| id(item) == after));
-    let most = listing.limit.unwrap_or(PAGE).clamp(1, PAGE);
-    let mut rest: Vec<T> = items.into_iter().skip(begin.map_or(0, |place| place + 1)).collect();
-    let more = rest.len() > most;
-    rest.truncate(most);
-    let next = rest.last().filter(|_| more).map(|last| id(last).to_owned());
-    (rest, next)
-}
-
-fn paged(items: Vec<Value>, next: Option<String>) -> Answer {
-    let mut response = answer(StatusCode::OK, &Value::Array(items));
-    if let Some(next) = next.and_then(|next| next.parse().ok()) {
-        response.headers_mut().insert("x-next-token", next);
-    }
-    Ok(response)
-}
-
-pub(super) async fn list(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Query(listing): Query<ListQuery>,
-) -> Answer {
-    let mut own = all.list(&tenant).await?;
-    if let Some(states) = &listing.state {
-        own.retain(|sandbox| {
-            let state = if sandbox.times().paused { "paused" } else { "running" };
-            states.split(',').any(|wanted| wanted == state)
-        });
-    }
-    let (own, next) = page(own, &listing, |sandbox| &sandbox.id);
-    paged(own.iter().map(|sandbox| detailed(&all, sandbox)).collect(), next)
 }
 
 pub(super) async fn detail(chosen: TenantSandbox) -> Answer {
@@ -172,7 +130,17 @@ pub(super) async fn refresh(chosen: TenantSandbox, body: Bytes) -> Answer {
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-pub(super) async fn pause(chosen: TenantSandbox) -> Answer {
+/// Refuses a saved state without its memory.
+fn with_memory(wanted: &TimeoutRequest) -> Result<(), ErrorResponse> {
+    if wanted.memory == Some(false) {
+        let message = "`memory: false` is not supported: a saved state has memory and files";
+        return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
+    }
+    Ok(())
+}
+
+pub(super) async fn pause(chosen: TenantSandbox, body: Bytes) -> Answer {
+    with_memory(&json(&body)?)?;
     let (all, sandbox) = chosen.sandbox()?;
     if sandbox.times().paused {
         let message = format!("the sandbox {} is paused already", sandbox.id);
@@ -184,6 +152,7 @@ pub(super) async fn pause(chosen: TenantSandbox) -> Answer {
 
 pub(super) async fn connect(chosen: TenantSandbox, body: Bytes) -> Answer {
     let time: TimeoutRequest = json(&body)?;
+    with_memory(&time)?;
     let (all, sandbox) = chosen.sandbox()?;
     let status = if sandbox.times().paused { StatusCode::CREATED } else { StatusCode::OK };
     all.resume(&sandbox, Some(time.or_usual())).await?;
@@ -216,27 +185,12 @@ pub(super) async fn fork(chosen: TenantSandbox, body: Bytes) -> Answer {
 
 pub(super) async fn snapshot(chosen: TenantSandbox, body: Bytes) -> Answer {
     let wanted: TimeoutRequest = json(&body)?;
+    with_memory(&wanted)?;
     short(&wanted.name)?;
     let (all, sandbox) = chosen.sandbox()?;
     let record = all.keep(&sandbox, wanted.name.into_iter().collect()).await?;
     let said = json!({"snapshotID": record.id, "names": record.names});
     Ok(answer(StatusCode::CREATED, &said))
-}
-
-pub(super) async fn snapshots(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Query(listing): Query<ListQuery>,
-) -> Answer {
-    let mut own = all.snapshots(&tenant).await?;
-    own.retain(|record| {
-        let named = |name: &String| record.id == *name || record.names.contains(name);
-        listing.sandbox.as_ref().is_none_or(|id| record.sandbox == *id)
-            && listing.name.as_ref().is_none_or(named)
-    });
-    let (own, next) = page(own, &listing, |record| &record.id);
-    let said = |record: &super::record::SnapshotRecord| json!({"snapshotID": record.id, "names": record.names});
-    paged(own.iter().map(said).collect(), next)
 }
 
 pub(super) async fn forget(chosen: TenantSandbox) -> Answer {
@@ -246,11 +200,4 @@ pub(super) async fn forget(chosen: TenantSandbox) -> Answer {
     })?;
     all.forget(known.record).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
-}
-
-/// Metrics that E2B measures inside a machine. There is no machine here, so the list is empty.
-pub(super) async fn metrics(chosen: TenantSandbox) -> Answer {
-    let (_, sandbox) = chosen.sandbox()?;
-    tracing::trace!(id = sandbox.id, since = milliseconds(sandbox.started), "no samples");
-    Ok(answer(StatusCode::OK, &json!([])))
 }

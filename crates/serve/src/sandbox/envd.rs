@@ -1,5 +1,5 @@
-//! Files of a sandbox in the shape of the E2B agent: whole files by plain HTTP, everything else by
-//! Connect with JSON.
+//! Operations on files of a sandbox in the shape of the E2B agent, by Connect with JSON. `file_transfer` has whole
+//! files.
 //!
 //! Promises: a relative path starts in the home directory; no path leads out of the sandbox tree; a
 //! file that does not fit leaves the tree unchanged.
@@ -7,32 +7,26 @@
 use std::sync::Arc;
 
 use afresh::files::{Kind, Refused, Rename, Stat, Time, Tree, Walk};
-use axum::body::Body;
-use axum::extract::{FromRequest, Multipart, Path, Query, Request, State};
+use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use hyper::StatusCode;
-use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
-use serde::Deserialize;
+use hyper::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 
-use super::connect;
-use super::file_body::{FileBody, PIECE};
+use super::connect::{self, ConnectError};
+use super::file_metadata;
 use super::registry::Sandboxes;
 use super::requests::FilesystemRequest;
-use super::routes::{Answer, AuthorizedSandbox, answer, json};
+use super::routes::{AuthorizedSandbox, answer, json};
 use super::sandbox::Sandbox;
-use crate::body::Chunked;
+use super::user;
+use super::watchers;
 use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;
 
 /// The start of relative paths.
 const HOME: &str = "/home/user";
-/// Maximum bytes of a file that is sent.
-const READ: u64 = 1 << 30;
-/// Maximum files of one form.
-const FILES: usize = 10_000;
 /// Maximum bytes of the paths that one listing names.
 const LISTING: usize = 4 << 20;
 /// Maximum levels of directories in one listing.
@@ -40,18 +34,13 @@ const DEPTH: u32 = 32;
 /// Maximum entries of one listing.
 const ENTRIES: usize = 10_000;
 
-#[derive(Deserialize)]
-pub(super) struct PathQuery {
-    path: Option<String>,
-}
-
 /// The sandbox is there.
 pub(super) async fn health(_: AuthorizedSandbox) -> StatusCode {
     StatusCode::NO_CONTENT
 }
 
 /// A path in the form of the sandbox.
-fn absolute(path: &str) -> String {
+pub(super) fn absolute(path: &str) -> String {
     let path = path.strip_prefix("~/").unwrap_or(path);
     if path.starts_with('/') { path.to_owned() } else { format!("{HOME}/{path}") }
 }
@@ -70,17 +59,22 @@ fn meaning(refused: &Refused) -> (StatusCode, &'static str) {
     }
 }
 
-fn refused(path: &str, refused: &Refused) -> ErrorResponse {
+pub(super) fn refused(path: &str, refused: &Refused) -> ErrorResponse {
     ErrorResponse::new(meaning(refused).0, format!("{path}: {refused}"))
 }
 
+/// A refusal as an error of Connect.
+pub(super) fn connect_error(path: &str, refused: &Refused) -> ConnectError {
+    ConnectError::new(meaning(refused).1, format!("{path}: {refused}"))
+}
+
 /// The name at the end of a path.
-fn name(path: &str) -> &str {
+pub(super) fn name(path: &str) -> &str {
     path.rsplit('/').find(|name| !name.is_empty()).unwrap_or("/")
 }
 
 /// The entry at a path, in the agent's form.
-fn entry(tree: &Tree, path: &str) -> Result<Value, Refused> {
+pub(super) fn entry(tree: &Tree, path: &str) -> Result<Value, Refused> {
     // A link has its own type and the kind of its target.
     let link = tree.walk(path.as_bytes(), Walk::new(Tree::ROOT).follow(false))?.node()?;
     let itself = tree.stat(link)?;
@@ -90,6 +84,10 @@ fn entry(tree: &Tree, path: &str) -> Result<Value, Refused> {
     };
     let stat = tree.stat_path(path).unwrap_or(itself);
     let mut entry = entry_info(path, &stat);
+    let metadata = file_metadata::of(tree, stat.node);
+    if !metadata.is_empty() {
+        entry["metadata"] = json!(metadata);
+    }
     if let Some(target) = target {
         entry["symlinkTarget"] = json!(String::from_utf8_lossy(&target));
         entry["isSymlink"] = json!(true);
@@ -195,20 +193,37 @@ pub(super) async fn filesystem(
     State(all): All,
     AuthorizedSandbox(sandbox): AuthorizedSandbox,
     Path(method): Path<String>,
+    headers: HeaderMap,
     body: Bytes,
+) -> Response {
+    if let Err(refused) = user::check(&headers) {
+        return refused.into_response();
+    }
+    if watchers::METHODS.contains(&method.as_str()) {
+        let watching = watchers::answer(&all, &sandbox, &method, &headers, &body);
+        return watching.await.unwrap_or_else(ConnectError::into_response);
+    }
+    operate_once(&all, &sandbox, method, &body).await
+}
+
+async fn operate_once(
+    all: &Arc<Sandboxes>,
+    sandbox: &Arc<Sandbox>,
+    method: String,
+    body: &[u8],
 ) -> Response {
     if !["Stat", "ListDir", "MakeDir", "Move", "Remove"].contains(&method.as_str()) {
         let message = format!("this sandbox has no {method}");
         return connect::refused(StatusCode::NOT_IMPLEMENTED, "unimplemented", &message);
     }
-    let asked: FilesystemRequest = match json(&body) {
+    let asked: FilesystemRequest = match json(body) {
         Ok(asked) => asked,
         Err(refusal) => {
             return connect::refused(refusal.status, "invalid_argument", &refusal.message);
         }
     };
     let done = all
-        .files(&sandbox, move |tree| {
+        .files(sandbox, move |tree| {
             Ok(operate(tree, &method, &asked).map_err(|error| {
                 let path = if asked.path.is_empty() { &asked.source } else { &asked.path };
                 let (status, code) = meaning(&error);
@@ -221,111 +236,6 @@ pub(super) async fn filesystem(
         Ok(Err((status, code, message))) => connect::refused(status, code, &message),
         Err(refusal) => refusal.into_response(),
     }
-}
-
-/// Gives a whole file.
-pub(super) async fn read(
-    State(all): All,
-    AuthorizedSandbox(sandbox): AuthorizedSandbox,
-    Query(at): Query<PathQuery>,
-) -> Answer {
-    let path = absolute(&at.path.unwrap_or_default());
-    let body = all
-        .tree(&sandbox, move |tree| {
-            let refuse = |error| refused(&path, &error);
-            if tree.stat_path(&path).map_err(refuse)?.kind != Kind::File {
-                let error =
-                    if tree.find(&path).is_ok() { Refused::IsDirectory } else { Refused::Missing };
-                return Err(refuse(error));
-            }
-            let node = tree.find(&path).map_err(refuse)?;
-            let size = tree.stat(node).map_err(refuse)?.size;
-            if size > READ {
-                return Err(refuse(Refused::TooLarge));
-            }
-            if size <= PIECE {
-                return Ok(Body::from(tree.read_path(&path, PIECE).map_err(refuse)?));
-            }
-            Ok(Body::new(FileBody::new(tree.clone(), node, size)))
-        })
-        .await?;
-    let whole = http_body::Body::size_hint(&body).exact().is_some_and(|size| size <= PIECE);
-    let mut response = Response::new(body);
-    if !whole {
-        response.extensions_mut().insert(Chunked);
-    }
-    let kind = HeaderValue::from_static("application/octet-stream");
-    response.headers_mut().insert(CONTENT_TYPE, kind);
-    Ok(response)
-}
-
-/// Keeps whole files: one that is the body, or those of a form, each with its path as its name.
-pub(super) async fn write(
-    State(all): All,
-    AuthorizedSandbox(sandbox): AuthorizedSandbox,
-    Query(at): Query<PathQuery>,
-    request: Request,
-) -> Answer {
-    if request.headers().contains_key(CONTENT_ENCODING) {
-        let message = "a file comes as it is: send it without content-encoding";
-        return Err(ErrorResponse::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
-    }
-    let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-    let files = if kind.is_some_and(|kind| kind.starts_with("multipart/form-data")) {
-        form(request, at.path).await?
-    } else {
-        let path = at.path.ok_or_else(|| {
-            ErrorResponse::new(StatusCode::BAD_REQUEST, "`path` must be the path of the file")
-        })?;
-        let bytes = Bytes::from_request(request, &()).await.map_err(too_large)?;
-        vec![(absolute(&path), bytes)]
-    };
-    keep(&all, &sandbox, files).await
-}
-
-fn too_large(error: impl std::fmt::Display) -> ErrorResponse {
-    ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, error.to_string())
-}
-
-/// The files of a form. A query can name the only one.
-async fn form(
-    request: Request,
-    path: Option<String>,
-) -> Result<Vec<(String, Bytes)>, ErrorResponse> {
-    let broken = |error: &dyn std::fmt::Display| {
-        ErrorResponse::new(StatusCode::BAD_REQUEST, format!("the form is broken: {error}"))
-    };
-    let form = Multipart::from_request(request, &()).await;
-    let mut form = form.map_err(|error| broken(&error.body_text()))?;
-    let mut files = Vec::new();
-    while let Some(field) = form.next_field().await.map_err(|error| broken(&error.body_text()))? {
-        if files.len() >= FILES {
-            return Err(too_large(format!("a form has at most {FILES} files; send several")));
-        }
-        let named = path.clone().or_else(|| field.file_name().map(str::to_owned));
-        let named = named.ok_or_else(|| broken(&"a file has no name"))?;
-        let bytes = field.bytes().await.map_err(|error| too_large(error.body_text()))?;
-        files.push((absolute(&named), bytes));
-    }
-    Ok(files)
-}
-
-async fn keep(all: &Arc<Sandboxes>, sandbox: &Arc<Sandbox>, files: Vec<(String, Bytes)>) -> Answer {
-    let written = all
-        .files(sandbox, move |tree| {
-            let mut written = Vec::new();
-            // All of them or none.
-            let mut changed = tree.clone();
-            for (path, bytes) in &files {
-                let put = changed.write_path(path, bytes, Time::now());
-                put.map_err(|error| refused(path, &error))?;
-                written.push(json!({"path": path, "name": name(path), "type": "file"}));
-            }
-            *tree = changed;
-            Ok(written)
-        })
-        .await?;
-    Ok(answer(StatusCode::OK, &Value::Array(written)))
 }
 
 #[cfg(test)]

@@ -4,35 +4,23 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use afresh_interpreter::{Answer as GuestAnswer, Stream};
-use axum::extract::{Path, State};
-use axum::response::IntoResponse;
+use afresh_interpreter::{Answer as GuestAnswer, CELL, RUN, Stream};
+use axum::extract::State;
 use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-use super::connect::went_back;
+use super::contexts::known_context;
 use super::registry::Sandboxes;
 use super::requests::ExecuteRequest;
-use super::routes::{Answer, AuthorizedSandbox, answer, json};
+use super::routes::{Answer, AuthorizedSandbox, json};
+use super::sandbox::Sandbox;
 use super::streaming::{Shape, run_streaming};
 use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;
-
-/// The one context that a sandbox has.
-const CONTEXT: &str = "default";
-
-fn known_context(id: Option<&str>) -> Result<(), ErrorResponse> {
-    match id {
-        None | Some(CONTEXT) => Ok(()),
-        Some(other) => {
-            let message = format!("the context {other} was not found; a sandbox has `{CONTEXT}`");
-            Err(ErrorResponse::new(StatusCode::NOT_FOUND, message))
-        }
-    }
-}
 
 pub(super) async fn execute(
     State(all): All,
@@ -40,18 +28,56 @@ pub(super) async fn execute(
     body: Bytes,
 ) -> Answer {
     let wanted: ExecuteRequest = json(&body)?;
-    known_context(wanted.context_id.as_deref())?;
-    let template = all.template(&sandbox.template).clone();
-    let names = template.language.names;
-    if let Some(language) = wanted.language.as_deref().filter(|name| !names.contains(name)) {
-        let message = format!("this sandbox runs {}, not {language}", names.join(" or "));
-        return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
-    }
-    let shape = Shape { head, tell, last };
-    let mut response = run_streaming(all, sandbox, wanted.code, shape).await?;
+    let source = match all.template(&sandbox.template).config.linux {
+        true => (CELL, cell(&sandbox, wanted)?),
+        false => (RUN, plain(&all, &sandbox, wanted)?),
+    };
+    let shape = Shape { head, tell, show, last };
+    let mut response = run_streaming(all, sandbox, source, shape).await?;
     let kind = HeaderValue::from_static("application/x-ndjson");
     response.headers_mut().insert(CONTENT_TYPE, kind);
     Ok(response)
+}
+
+/// Code for a guest with contexts, as it reads it.
+fn cell(sandbox: &Sandbox, wanted: ExecuteRequest) -> Result<String, ErrorResponse> {
+    let mut envs = sandbox.settings.envs.clone();
+    envs.extend(wanted.env_vars.unwrap_or_default());
+    let cell = json!({
+        "code": wanted.code,
+        "language": wanted.language,
+        "context": wanted.context_id,
+        "envs": envs,
+    });
+    Ok(cell.to_string())
+}
+
+/// Code for a guest that has one context and no environment.
+fn plain(
+    all: &Sandboxes,
+    sandbox: &Sandbox,
+    wanted: ExecuteRequest,
+) -> Result<String, ErrorResponse> {
+    known_context(wanted.context_id.as_deref())?;
+    let bad = |message: String| Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
+    if wanted.env_vars.is_some_and(|envs| !envs.is_empty()) {
+        return bad("`env_vars` needs a template of a Linux program".to_owned());
+    }
+    let names = all.template(&sandbox.template).language.names;
+    if let Some(language) = wanted.language.as_deref().filter(|name| !names.contains(name)) {
+        return bad(format!("this sandbox runs {}, not {language}", names.join(" or ")));
+    }
+    Ok(wanted.code)
+}
+
+/// The line for a result, which the guest made: an object in JSON, of one line.
+fn show(result: &[u8]) -> Option<Vec<u8>> {
+    let fields = result.strip_prefix(b"{")?.strip_suffix(b"}")?;
+    if result.contains(&b'\n') || serde_json::from_slice::<IgnoredAny>(result).is_err() {
+        return None;
+    }
+    let comma: &[u8] = if fields.is_empty() { b"" } else { b"," };
+    Some([b"{\"type\":\"result\"", comma, fields, b"}\n"].concat())
 }
 
 fn line(said: &Value) -> Vec<u8> {
@@ -96,39 +122,18 @@ fn last(answer: &GuestAnswer) -> Vec<u8> {
     came.iter().chain([&end]).flat_map(line).collect()
 }
 
-fn context(all: &Sandboxes, template: &str) -> Value {
-    let language = all.template(template).language.name();
-    json!({"id": CONTEXT, "language": language, "cwd": "/"})
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-pub(super) async fn contexts(
-    State(all): All,
-    AuthorizedSandbox(sandbox): AuthorizedSandbox,
-) -> Answer {
-    Ok(answer(StatusCode::OK, &json!([context(&all, &sandbox.template)])))
-}
-
-pub(super) async fn no_context(AuthorizedSandbox(_): AuthorizedSandbox) -> ErrorResponse {
-    let message = "a sandbox has one context; fork the sandbox for another";
-    ErrorResponse::new(StatusCode::NOT_IMPLEMENTED, message)
-}
-
-/// Takes the sandbox back to how its template is.
-pub(super) async fn restart(
-    State(all): All,
-    AuthorizedSandbox(sandbox): AuthorizedSandbox,
-    Path(id): Path<String>,
-) -> Answer {
-    known_context(Some(&id))?;
-    let commands = sandbox.commands.clone();
-    all.with(&sandbox, move |session| {
-        let root = session.tree().first().map(|state| state.id);
-        let root =
-            root.ok_or_else(|| ErrorResponse::new(StatusCode::CONFLICT, "its root was dropped"))?;
-        session.rollback(root).map_err(|error| super::sandbox::refused(&error))?;
-        commands.dismiss(&went_back());
-        Ok(())
-    })
-    .await?;
-    Ok(StatusCode::NO_CONTENT.into_response())
+    #[test]
+    fn a_result_of_a_guest_is_one_line_and_no_other() {
+        let shown = |text: &str| show(text.as_bytes()).map(|line| String::from_utf8(line).unwrap());
+        let line = "{\"type\":\"result\",\"text\":\"1\"}\n";
+        assert_eq!(shown("{\"text\":\"1\"}").as_deref(), Some(line));
+        assert_eq!(shown("{}").as_deref(), Some("{\"type\":\"result\"}\n"));
+        for wrong in ["", "{", "[]", "{\"a\":1}\n{}", "{\"a\":}", "{} {}", "{\"a\"}", "1"] {
+            assert_eq!(shown(wrong), None, "{wrong}");
+        }
+    }
 }

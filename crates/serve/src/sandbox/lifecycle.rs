@@ -96,10 +96,14 @@ impl Sandboxes {
         if lock(&self.all).remove(&sandbox.id).is_none() {
             return Err(Sandbox::not_found(&sandbox.id));
         }
+        // A call that runs notices it, and ends.
+        sandbox.killed.store(true, Ordering::Relaxed);
         let (this, sandbox) = (self.clone(), sandbox.clone());
         let ending = tokio::spawn(async move {
             *sandbox.life.clone().lock_owned().await = Residency::Gone;
-            sandbox.commands.end(&ConnectError::new("aborted", "the sandbox was killed"));
+            let why = ConnectError::new("aborted", "the sandbox was killed");
+            sandbox.commands.end(&why);
+            sandbox.watchers.end(&why);
             let struck = this.strike(&sandbox).await;
             if struck.is_err() {
                 tokio::spawn(this.strike_later(sandbox, killed));
@@ -180,6 +184,7 @@ impl Sandboxes {
             && !sandbox.branched.load(Ordering::Relaxed)
             && !sandbox.commands.is_driven()
             && !sandbox.commands.in_use()
+            && !sandbox.watchers.has_streams()
     }
 
     /// Ends or saves one sandbox. The end of its lifetime waits for no save of another, unless it must be saved

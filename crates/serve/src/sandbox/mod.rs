@@ -12,15 +12,19 @@ mod call_permits;
 mod commands;
 mod config;
 mod connect;
+mod contexts;
 mod control;
 mod directory;
 mod envd;
 mod execute;
 mod extensions;
 mod file_body;
+mod file_metadata;
+mod file_transfer;
 mod keys;
 mod ledger;
 mod lifecycle;
+mod listing;
 mod memory;
 #[cfg(feature = "fleet")]
 mod migration;
@@ -35,11 +39,15 @@ mod registry;
 mod requests;
 #[expect(clippy::module_inception, reason = "the file of the type `Sandbox`")]
 mod sandbox;
+mod signature;
 mod snapshots;
 mod streaming;
 mod template;
 #[cfg(feature = "linux")]
 mod tunnels;
+mod usage;
+mod user;
+mod watchers;
 
 #[cfg(feature = "fleet")]
 pub(crate) use self::sandbox::milliseconds;

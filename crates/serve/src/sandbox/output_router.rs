@@ -21,11 +21,16 @@ use crate::error_response::ErrorResponse;
 
 /// Maximum bytes of one piece of output.
 pub(super) const PIECE: usize = 32 << 10;
+/// Maximum bytes of a result of code.
+const MAX_RESULT: usize = 16 << 20;
 /// Maximum bytes that are kept for a command whose number is not known yet.
 const MAX_EARLY_BYTES: usize = 1 << 20;
 
 /// The encoding of a piece of at most [`PIECE`] bytes.
 pub(super) type EncodeOutput = fn(Stream, &[u8]) -> Vec<u8>;
+
+/// The encoding of a result, which is an object in JSON; `None` for other bytes.
+pub(super) type EncodeResult = fn(&[u8]) -> Option<Vec<u8>>;
 
 /// The receivers of output from a call. The default has none.
 #[derive(Default)]
@@ -47,6 +52,7 @@ struct RoutedOutput {
 struct OutputClient {
     giver: Sender,
     tell: EncodeOutput,
+    show: EncodeResult,
     /// Bytes before the first piece.
     head: Vec<u8>,
     /// The first bytes of an incomplete character, for each stream.
@@ -122,11 +128,16 @@ impl OutputRouter {
     }
 
     /// Sends the output of code to the returned receiver.
-    pub(super) fn tell_code(&mut self, tell: EncodeOutput) -> Receiver {
+    pub(super) fn tell_code(&mut self, tell: EncodeOutput, show: EncodeResult) -> Receiver {
         let (giver, taker) = byte_channel();
         if let Some(speaking) = &mut self.0 {
-            speaking.code =
-                Some(OutputClient { giver, tell, head: Vec::new(), begun: Default::default() });
+            speaking.code = Some(OutputClient {
+                giver,
+                tell,
+                show,
+                head: Vec::new(),
+                begun: Default::default(),
+            });
         }
         taker
     }
@@ -193,15 +204,22 @@ impl HostCallbacks for OutputRouter {
         self.0.as_mut().map_or(Ok(()), |speaking| speaking.print_command(number, stream, bytes))
     }
 
+    fn display(&mut self, result: &[u8]) -> wasmtime::Result<()> {
+        self.0.as_mut().map_or(Ok(()), |speaking| speaking.display(result))
+    }
+
     fn command_ended(&mut self, number: u32, status: i32) {
         if let Some(speaking) = self.0.as_mut().filter(|speaking| (speaking.check)().is_ok()) {
             speaking.commands.ended(number, status);
         }
     }
 
-    /// Ends calls of a sandbox that this host may no longer answer for.
+    /// Ends calls of a sandbox that was killed or that this host may no longer answer for, and code whose client left.
     fn proceeds(&mut self) -> bool {
-        self.0.as_ref().is_none_or(|speaking| (speaking.check)().is_ok())
+        self.0.as_ref().is_none_or(|speaking| {
+            let left = speaking.code.as_ref().is_some_and(|code| code.giver.is_left());
+            !left && (speaking.check)().is_ok()
+        })
     }
 
     fn answered(&mut self, answer: &[u8]) {
@@ -263,21 +281,34 @@ impl RoutedOutput {
     }
 
     fn tell_code(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
-        for piece in pieces(bytes) {
-            if self.code.as_ref().is_none_or(|code| code.giver.is_left()) {
-                return Ok(());
-            }
-            self.may_tell()?;
-            let Some(code) = &mut self.code else { return Ok(()) };
-            let mut message = std::mem::take(&mut code.head);
-            message.extend((code.tell)(stream, piece));
-            let place = &self.commands.place;
-            self.late = !self.patience.give(place, &code.giver, message.into(), 1)?;
-            if self.late {
-                return Err(wasmtime::Error::msg(
-                    "the code's output was not read within its time limit",
-                ));
-            }
+        let Some(tell) = self.code.as_ref().map(|code| code.tell) else { return Ok(()) };
+        pieces(bytes).try_for_each(|piece| self.send(&tell(stream, piece)))
+    }
+
+    /// Sends a result of code.
+    fn display(&mut self, result: &[u8]) -> wasmtime::Result<()> {
+        let Some(show) = self.code.as_ref().map(|code| code.show) else { return Ok(()) };
+        let wrong =
+            || wasmtime::Error::msg("the guest sent a result that is too large or no object");
+        let encoded = Some(result).filter(|result| result.len() <= MAX_RESULT).and_then(show);
+        self.send(&encoded.ok_or_else(wrong)?)
+    }
+
+    /// Sends a part of the answer to the client of the code.
+    fn send(&mut self, part: &[u8]) -> wasmtime::Result<()> {
+        if self.code.as_ref().is_none_or(|code| code.giver.is_left()) {
+            return Ok(());
+        }
+        self.may_tell()?;
+        let Some(code) = &mut self.code else { return Ok(()) };
+        let mut message = std::mem::take(&mut code.head);
+        message.extend_from_slice(part);
+        let place = &self.commands.place;
+        self.late = !self.patience.give(place, &code.giver, message.into(), 1)?;
+        if self.late {
+            return Err(wasmtime::Error::msg(
+                "the code's output was not read within its time limit",
+            ));
         }
         Ok(())
     }
@@ -351,7 +382,7 @@ mod tests {
         let made = |time| {
             let _within = runtime.enter();
             let mut speaker = OutputRouter::new(time, Arc::default(), || Ok(()));
-            let taker = speaker.tell_code(told);
+            let taker = speaker.tell_code(told, |result| Some(result.to_vec()));
             (speaker, taker)
         };
         let (mut speaker, mut taker) = made(TEST_TIMEOUT);
@@ -391,7 +422,7 @@ mod tests {
         let _within = runtime.enter();
         let mut speaker =
             OutputRouter::new(TEST_TIMEOUT, Arc::default(), || Err(ErrorResponse::host()));
-        let _taker = speaker.tell_code(told);
+        let _taker = speaker.tell_code(told, |result| Some(result.to_vec()));
         assert!(speaker.print(Stream::Stdout, b"x").is_err() && !speaker.is_late());
     }
 

@@ -1,7 +1,7 @@
 //! HTTP to programs that listen in a sandbox: `PORT-ID.domain`, as E2B's `get_host` names it.
 //!
 //! Promises: request and answer pass unchanged and piece by piece, except for headers of the connection
-//! and the sandbox's token. A client without the token gets nothing.
+//! and the sandbox's token. A client without the token gets nothing, unless the sandbox was made for public traffic.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 
 use super::registry::Sandboxes;
-use super::routes::{AuthorizedSandbox, SANDBOX, TOKENS};
+use super::routes::{AuthorizedSandbox, SANDBOX, TOKENS, awake, called};
 use super::tunnels::dial;
 use crate::body::Chunked;
 use crate::error_response::ErrorResponse;
@@ -52,7 +52,11 @@ async fn forward(
     let (mut parts, body) = request.into_parts();
     let protocol = parts.headers.get(UPGRADE).cloned();
     let place = parts.extensions.remove::<ConnectionPermit>();
-    let AuthorizedSandbox(sandbox) = AuthorizedSandbox::from_request_parts(&mut parts, all).await?;
+    let sandbox = called(all, &parts.headers)?;
+    let sandbox = match sandbox.settings.public {
+        true => awake(all, sandbox).await?,
+        false => AuthorizedSandbox::from_request_parts(&mut parts, all).await?.0,
+    };
     let client = dial(all, &sandbox, port).await?;
     let hung_up = |error: hyper::Error| {
         tracing::debug!(id = sandbox.id, port, %error, "no answer");

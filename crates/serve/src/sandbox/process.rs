@@ -27,6 +27,7 @@ use super::registry::{Sandboxes, lock};
 use super::requests::{Chosen, Input, Part, Selector, Signal, StartRequest, Terminal};
 use super::routes::AuthorizedSandbox;
 use super::sandbox::{Sandbox, command};
+use super::user;
 use crate::body::Chunked;
 
 /// The client's interval of keepalives, in seconds.
@@ -64,6 +65,9 @@ pub(super) async fn process(
     if !all.template(&sandbox.template).config.linux {
         return unknown("it evaluates code, and has no processes").into_response();
     }
+    if let Err(refused) = user::check(&headers) {
+        return refused.into_response();
+    }
     let inside = CommandTarget { all, sandbox };
     let done = match method.as_str() {
         "Start" => inside.start(&headers, &body).await,
@@ -88,7 +92,7 @@ struct CommandTarget {
 type ProcessResult = Result<Response, ConnectError>;
 
 /// An operation that is answered at once.
-fn asked<T: DeserializeOwned>(body: &[u8]) -> Result<T, ConnectError> {
+pub(super) fn asked<T: DeserializeOwned>(body: &[u8]) -> Result<T, ConnectError> {
     serde_json::from_slice(body)
         .map_err(|error| ConnectError::new("invalid_argument", error.to_string()))
 }
@@ -131,11 +135,13 @@ impl CommandTarget {
 
     async fn start(&self, headers: &HeaderMap, body: &[u8]) -> ProcessResult {
         let StartRequest { process, pty, tag, stdin } = connect::asked(body)?;
+        let mut envs = self.sandbox.settings.envs.clone();
+        envs.extend(process.envs);
         let wanted = json!({
             "op": "start",
             "cmd": process.cmd,
             "args": process.args,
-            "envs": process.envs,
+            "envs": envs,
             "cwd": process.cwd,
             "stdin": stdin,
             "size": pty.map(Terminal::wanted),
@@ -251,7 +257,7 @@ impl Exchange<'_> {
     }
 }
 
-fn alive(headers: &HeaderMap) -> Duration {
+pub(super) fn alive(headers: &HeaderMap) -> Duration {
     let asked = headers.get(ALIVE).and_then(|seconds| seconds.to_str().ok()?.parse::<u32>().ok());
     asked.map_or(KEEPALIVE_INTERVAL, |seconds| Duration::from_secs(seconds.max(1).into()))
 }
@@ -276,7 +282,7 @@ async fn heard_while<R>(
     Ok(response)
 }
 
-fn streamed(body: Body) -> Response {
+pub(super) fn streamed(body: Body) -> Response {
     let mut response = Response::new(body);
     let kind = HeaderValue::from_static("application/connect+json");
     response.headers_mut().insert(CONTENT_TYPE, kind);

@@ -10,6 +10,22 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+/// Settings that a client chose for a sandbox. Its forks have the same.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct SandboxSettings {
+    /// Labels.
+    pub(crate) metadata: BTreeMap<String, String>,
+    /// Variables in the environment of code and commands.
+    #[serde(default)]
+    pub(crate) envs: BTreeMap<String, String>,
+    /// Programs in it are reached from outside without its token.
+    #[serde(default)]
+    pub(crate) public: bool,
+    /// A request into it resumes it after a pause.
+    #[serde(default)]
+    pub(crate) auto_resume: bool,
+}
+
 /// A sandbox that was saved.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SandboxRecord {
@@ -17,7 +33,8 @@ pub(crate) struct SandboxRecord {
     pub(crate) tenant: String,
     pub(crate) template: String,
     pub(crate) token: String,
-    pub(crate) metadata: BTreeMap<String, String>,
+    #[serde(flatten)]
+    pub(crate) settings: SandboxSettings,
     /// Milliseconds since 1970.
     pub(crate) started: u64,
     pub(crate) ends: u64,
@@ -43,6 +60,9 @@ pub(crate) struct SnapshotRecord {
     pub(crate) template: String,
     pub(crate) sandbox: String,
     pub(crate) names: Vec<String>,
+    /// Variables of the sandbox, which those made from it have too.
+    #[serde(default)]
+    pub(crate) envs: BTreeMap<String, String>,
 }
 
 /// A directory of such files.
@@ -128,6 +148,7 @@ mod tests {
             template: "x".to_owned(),
             sandbox: "s".to_owned(),
             names: vec!["n".to_owned()],
+            envs: BTreeMap::new(),
         };
         records.put("a", &record).unwrap();
         records.put("b", &record).unwrap();

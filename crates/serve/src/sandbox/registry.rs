@@ -3,7 +3,7 @@
 //! Promises: a paused sandbox and its record are in the store before its client is answered. No
 //! tenant exceeds its limit. Sandboxes that the directory has when a server starts are served again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -21,7 +21,7 @@ use super::directory::Directory;
 use super::ledger::{Ledger, SavedState, internal};
 use super::memory::Memory;
 use super::quota::Quota;
-use super::record::SandboxRecord;
+use super::record::{SandboxRecord, SandboxSettings};
 use super::sandbox::{Residency, Sandbox, Times, due, refused};
 use super::template::{Warm, kept};
 use crate::error::ServeError;
@@ -58,6 +58,12 @@ const SAVES: usize = 4;
 /// Maximum sandboxes of a tenant in a list.
 const LISTED: usize = 10_000;
 
+/// Names that clients of E2B have for its usual templates, and that stand for the first template.
+const USUAL_TEMPLATES: [&str; 4] = ["", "base", "code-interpreter-v1", "code-interpreter"];
+
+/// How long a call waits for the one before until the log has it.
+const WAIT_WARNING: Duration = Duration::from_secs(10);
+
 /// How long background work waits for a place: it has no client that retries.
 const BACKGROUND_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -79,7 +85,9 @@ pub(super) struct CreateOptions {
     pub(super) template: String,
     pub(super) time: Duration,
     pub(super) pause_at_end: bool,
-    pub(super) metadata: BTreeMap<String, String>,
+    /// It must reach no server outside.
+    pub(super) offline: bool,
+    pub(super) settings: SandboxSettings,
 }
 
 /// Random bytes, as text.
@@ -118,6 +126,25 @@ pub(super) async fn to_its_end<R: Send + 'static>(
     match tokio::spawn(work.in_current_span()).await {
         Ok(result) => result,
         Err(error) => Err(internal(&error)),
+    }
+}
+
+/// The life of a sandbox, once the calls before have ended. A long wait is in the log.
+async fn live(sandbox: &Sandbox, kind: Operation) -> OwnedMutexGuard<Residency> {
+    let locking = sandbox.life.clone().lock_owned();
+    tokio::pin!(locking);
+    let warning = async {
+        tokio::time::sleep(WAIT_WARNING).await;
+        if kind != Operation::Slice {
+            let seconds = WAIT_WARNING.as_secs();
+            tracing::warn!(id = sandbox.id, seconds, "a call waits for an earlier one that runs");
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        biased;
+        life = &mut locking => life,
+        () = warning => locking.await,
     }
 }
 
@@ -218,7 +245,20 @@ impl Sandboxes {
         self.places.busy()
     }
 
-    /// The template of this name, or the first for an unknown name, since clients have other names for it.
+    /// The first template, for the names that clients of E2B have for it.
+    fn usual_template(&self, name: &str) -> Result<&Arc<Warm>, ErrorResponse> {
+        if USUAL_TEMPLATES.contains(&name) {
+            return Ok(&self.templates[0]);
+        }
+        let known: Vec<_> = self.templates.iter().map(|known| known.config.name.as_str()).collect();
+        let message = format!(
+            "there is no template or snapshot `{name}`; the templates are {}",
+            known.join(", ")
+        );
+        Err(ErrorResponse::new(StatusCode::NOT_FOUND, message))
+    }
+
+    /// The template of a sandbox: that of this name, or the first where the configuration has it no more.
     pub(super) fn template(&self, name: &str) -> &Arc<Warm> {
         let named = self.templates.iter().find(|template| template.config.name == name);
         named.unwrap_or(&self.templates[0])
@@ -275,7 +315,21 @@ impl Sandboxes {
             false => self.snapshot(tenant, &wanted.template).await?,
         };
         let template = snapshot.as_ref().map_or(&wanted.template, |known| &known.record.template);
-        let warm = self.template(template).clone();
+        let warm = match snapshot.is_some() || self.has_template(template) {
+            true => self.template(template).clone(),
+            false => self.usual_template(template)?.clone(),
+        };
+        let envs = snapshot.as_ref().map(|known| known.record.envs.clone()).unwrap_or_default();
+        if !warm.config.linux && !(envs.is_empty() && wanted.settings.envs.is_empty()) {
+            let message = "`envVars` needs a template of a Linux program; this one evaluates code";
+            return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
+        }
+        #[cfg(feature = "linux")]
+        if wanted.offline && !warm.config.net.is_empty() {
+            let message =
+                "`allow_internet_access: false` is not supported for a template with `net`";
+            return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
+        }
         let name = warm.config.name.clone();
         let session = match snapshot {
             None => warm.guest.session().map_err(|error| refused(&error))?,
@@ -289,7 +343,9 @@ impl Sandboxes {
         };
         let times = self.times(wanted.time, wanted.pause_at_end);
         let due = due(&session);
-        let sandbox = self.made(tenant, name, wanted.metadata, session, times)?;
+        let mut settings = wanted.settings;
+        settings.envs = envs.into_iter().chain(settings.envs).collect();
+        let sandbox = self.made(tenant, name, settings, session, times)?;
         self.admit(vec![sandbox.clone()]).await?;
         self.goes_on(&sandbox, due);
         Ok(sandbox)
@@ -299,13 +355,13 @@ impl Sandboxes {
         &self,
         tenant: &Arc<str>,
         template: String,
-        metadata: BTreeMap<String, String>,
+        settings: SandboxSettings,
         session: Session,
         times: Times,
     ) -> Result<Arc<Sandbox>, ErrorResponse> {
         let life = Residency::Live(Box::new(session));
         let of = (tenant.clone(), template);
-        Ok(Arc::new(Sandbox::new(self.ledger.id(tenant)?, random(24)?, of, metadata, life, times)))
+        Ok(Arc::new(Sandbox::new(self.ledger.id(tenant)?, random(24)?, of, settings, life, times)))
     }
 
     /// Does something with a sandbox's session, which comes back from the store if it has to.
@@ -325,7 +381,7 @@ impl Sandboxes {
         work: impl FnOnce(&mut Session) -> Result<R, ErrorResponse> + Send + 'static,
     ) -> Result<R, ErrorResponse> {
         let waiting = sandbox.wait()?;
-        let mut life = sandbox.life.clone().lock_owned().await;
+        let mut life = live(sandbox, kind).await;
         // Only once it is this call's turn, so that many calls of one sandbox hold one place.
         let patience = match kind {
             Operation::Slice => BACKGROUND_PATIENCE,
@@ -355,18 +411,24 @@ impl Sandboxes {
             used();
             let result = match &mut *life {
                 Residency::Live(session) => {
+                    let begun = Instant::now();
                     let done = tracing::debug_span!("call").in_scope(|| work(session));
+                    sandbox.usage.ran(begun.elapsed());
                     lock(&sandbox.mark).followed_by(kind);
                     let due = match sandbox.commands.moved() {
                         true => Some(Duration::ZERO),
                         false => due(session),
                     };
                     this.goes_on(&sandbox, due);
+                    sandbox.watchers.observe(session);
                     done
                 }
                 other => Err(other.absent(&sandbox.id)),
             };
             used();
+            if sandbox.killed.load(Ordering::Relaxed) {
+                return Err(Sandbox::not_running(&sandbox.id));
+            }
             // Another host may have taken the sandbox during the call. Its state then lacks this call.
             this.ledger.check(&sandbox)?;
             result
@@ -452,7 +514,9 @@ impl Sandboxes {
             this.litter.store(true, Ordering::Relaxed);
             if pause || ending {
                 let why = "the sandbox is saved, and its programs with it";
-                own.commands.end(&ConnectError::new("unavailable", why));
+                let why = ConnectError::new("unavailable", why);
+                own.commands.end(&why);
+                own.watchers.end(&why);
             }
             if !own.branched.load(Ordering::Relaxed) {
                 *life = Residency::Saved;
@@ -549,8 +613,8 @@ impl Sandboxes {
         let times = self.times(time, sandbox.times().pause_at_end);
         let mut made = Vec::with_capacity(forks.len());
         for session in forks {
-            let (template, metadata) = (sandbox.template.clone(), sandbox.metadata.clone());
-            let fork = self.made(&sandbox.tenant, template, metadata, session, times)?;
+            let (template, settings) = (sandbox.template.clone(), sandbox.settings.clone());
+            let fork = self.made(&sandbox.tenant, template, settings, session, times)?;
             fork.branched.store(true, Ordering::Relaxed);
             made.push(fork);
         }

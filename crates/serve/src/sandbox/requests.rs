@@ -5,20 +5,145 @@
 
 use std::collections::BTreeMap;
 
-use serde::de::Visitor;
+use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct CreateRequest {
     #[serde(rename = "templateID", default)]
     pub(super) template: String,
     pub(super) timeout: Option<u64>,
     #[serde(default)]
     pub(super) auto_pause: bool,
+    pub(super) auto_pause_memory: Option<bool>,
+    pub(super) auto_resume: Option<AutoResume>,
+    pub(super) secure: Option<bool>,
+    #[serde(rename = "allow_internet_access")]
+    pub(super) internet: Option<bool>,
+    pub(super) network: Option<Network>,
     /// Labels of the sandbox.
-    #[serde(default)]
     pub(super) metadata: Option<BTreeMap<String, String>>,
+    /// Variables of its environment.
+    pub(super) env_vars: Option<BTreeMap<String, String>>,
+    #[serde(default)]
+    pub(super) mcp: Presence,
+    #[serde(default)]
+    pub(super) iam: Presence,
+    #[serde(default)]
+    pub(super) volume_mounts: Presence,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AutoResume {
+    #[serde(default)]
+    pub(super) enabled: bool,
+}
+
+/// Rules for connections, of which this server has one.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Network {
+    /// Programs in the sandbox are reached without its token.
+    pub(super) allow_public_traffic: Option<bool>,
+    #[serde(default)]
+    pub(super) allow_out: Presence,
+    #[serde(default)]
+    pub(super) deny_out: Presence,
+    #[serde(default)]
+    pub(super) dns_servers: Presence,
+    #[serde(default)]
+    pub(super) egress_proxy: Presence,
+    #[serde(default)]
+    pub(super) mask_request_host: Presence,
+    #[serde(default)]
+    pub(super) https_ports: Presence,
+    #[serde(default)]
+    pub(super) rules: Presence,
+}
+
+/// Whether a field says something: it is neither null nor empty. Nothing of its value is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Presence(pub(super) bool);
+
+impl<'de> Deserialize<'de> for Presence {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any;
+        impl<'de> Visitor<'de> for Any {
+            type Value = Presence;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("any value")
+            }
+
+            fn visit_unit<E>(self) -> Result<Presence, E> {
+                Ok(Presence(false))
+            }
+
+            fn visit_bool<E>(self, value: bool) -> Result<Presence, E> {
+                Ok(Presence(value))
+            }
+
+            fn visit_u64<E>(self, _: u64) -> Result<Presence, E> {
+                Ok(Presence(true))
+            }
+
+            fn visit_i64<E>(self, _: i64) -> Result<Presence, E> {
+                Ok(Presence(true))
+            }
+
+            fn visit_f64<E>(self, _: f64) -> Result<Presence, E> {
+                Ok(Presence(true))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Presence, E> {
+                Ok(Presence(!text.is_empty()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Presence, A::Error> {
+                let mut some = false;
+                while all.next_element::<IgnoredAny>()?.is_some() {
+                    some = true;
+                }
+                Ok(Presence(some))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> Result<Presence, A::Error> {
+                let mut some = false;
+                while all.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                    some = true;
+                }
+                Ok(Presence(some))
+            }
+        }
+        deserializer.deserialize_any(Any)
+    }
+}
+
+impl CreateRequest {
+    /// The first option that this server does not have, and the reason.
+    pub(super) fn unsupported(&self) -> Option<(&'static str, &'static str)> {
+        let network = self.network.as_ref();
+        let of = |rule: fn(&Network) -> Presence| network.is_some_and(|network| rule(network).0);
+        let net = "the `net` of a template names the servers that its sandboxes reach";
+        let none = "this server has no such service";
+        let all = [
+            (self.secure == Some(false), "secure", "every sandbox asks for its token"),
+            (self.auto_pause_memory == Some(false), "autoPauseMemory", "a pause keeps the memory"),
+            (of(|rules| rules.allow_out), "network.allowOut", net),
+            (of(|rules| rules.deny_out), "network.denyOut", net),
+            (of(|rules| rules.dns_servers), "network.dnsServers", net),
+            (of(|rules| rules.egress_proxy), "network.egressProxy", net),
+            (of(|rules| rules.mask_request_host), "network.maskRequestHost", none),
+            (of(|rules| rules.https_ports), "network.httpsPorts", none),
+            (of(|rules| rules.rules), "network.rules", net),
+            (self.mcp.0, "mcp", none),
+            (self.iam.0, "iam", none),
+            (self.volume_mounts.0, "volumeMounts", none),
+        ];
+        all.into_iter().find(|(given, ..)| *given).map(|(_, name, why)| (name, why))
+    }
 }
 
 #[derive(Deserialize, Default)]
@@ -27,6 +152,8 @@ pub(super) struct TimeoutRequest {
     pub(super) duration: Option<u64>,
     pub(super) count: Option<usize>,
     pub(super) name: Option<String>,
+    /// Whether the memory is kept, of which false is not possible.
+    pub(super) memory: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -34,6 +161,24 @@ pub(super) struct ExecuteRequest {
     pub(super) code: String,
     pub(super) language: Option<String>,
     pub(super) context_id: Option<String>,
+    pub(super) env_vars: Option<BTreeMap<String, String>>,
+}
+
+/// A new context of code.
+#[derive(Default, Deserialize)]
+pub(super) struct ContextRequest {
+    pub(super) language: Option<String>,
+    pub(super) cwd: Option<String>,
+}
+
+/// A watcher of a directory.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WatchRequest {
+    pub(super) path: String,
+    pub(super) recursive: bool,
+    pub(super) include_entry: bool,
+    pub(super) watcher_id: String,
 }
 
 #[derive(Deserialize)]

@@ -1,6 +1,7 @@
 //! The requests about sandboxes, and their handlers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -17,7 +18,8 @@ use serde::de::DeserializeOwned;
 use super::keys::same;
 use super::registry::Sandboxes;
 use super::sandbox::Sandbox;
-use super::{control, envd, execute, extensions, process};
+use super::signature::is_signed;
+use super::{contexts, control, envd, execute, extensions, file_transfer, listing, process, usage};
 use crate::error_response::ErrorResponse;
 
 /// The header of E2B clients that names a sandbox where the host does not.
@@ -121,6 +123,9 @@ fn chosen(path: &str) -> Option<&str> {
     path.split('/').nth(2).filter(|id| !id.is_empty())
 }
 
+/// Minimum lifetime of a sandbox that a request resumes.
+const AUTO_RESUME_TIME: Duration = Duration::from_secs(300);
+
 /// The headers that a sandbox's token is shown in.
 pub(super) const TOKENS: [&str; 2] = ["x-access-token", "e2b-traffic-access-token"];
 
@@ -134,31 +139,45 @@ impl FromRequestParts<Arc<Sandboxes>> for AuthorizedSandbox {
         parts: &mut Parts,
         all: &Arc<Sandboxes>,
     ) -> Result<Self, ErrorResponse> {
-        let id = sandbox_id(&parts.headers).unwrap_or_default();
-        let sandbox = all.any(&id).filter(|sandbox| !sandbox.times().paused);
-        let sandbox = sandbox.ok_or_else(|| {
-            all.ledger.absent(&id).unwrap_or_else(|| {
-                // The answer of the E2B edge, which its clients expect.
-                ErrorResponse::new(
-                    StatusCode::BAD_GATEWAY,
-                    format!("The sandbox {id} was not found"),
-                )
-            })
-        })?;
-        let shown = TOKENS.iter().filter_map(|name| parts.headers.get(*name));
-        let token = sandbox.token.as_bytes();
-        if shown.into_iter().any(|shown| same(shown.as_bytes(), token)) {
-            return Ok(Self(sandbox));
+        let sandbox = called(all, &parts.headers)?;
+        if !shows_token(&parts.headers, &sandbox) {
+            return Err(ErrorResponse::new(
+                StatusCode::UNAUTHORIZED,
+                "the request does not show the sandbox's token",
+            ));
         }
-        Err(ErrorResponse::new(
-            StatusCode::UNAUTHORIZED,
-            "the request does not show the sandbox's token",
-        ))
+        Ok(Self(awake(all, sandbox).await?))
     }
 }
 
+/// The sandbox of a request into one, whoever sends it. One that is paused counts as absent unless requests resume it.
+pub(super) fn called(all: &Sandboxes, headers: &HeaderMap) -> Result<Arc<Sandbox>, ErrorResponse> {
+    let id = sandbox_id(headers).unwrap_or_default();
+    let answers = |sandbox: &Arc<Sandbox>| !sandbox.times().paused || sandbox.settings.auto_resume;
+    all.any(&id)
+        .filter(answers)
+        .ok_or_else(|| all.ledger.absent(&id).unwrap_or_else(|| Sandbox::not_running(&id)))
+}
+
+/// Whether a request shows the token of a sandbox.
+pub(super) fn shows_token(headers: &HeaderMap, sandbox: &Sandbox) -> bool {
+    let shown = TOKENS.iter().filter_map(|name| headers.get(*name));
+    shown.into_iter().any(|shown| same(shown.as_bytes(), sandbox.token.as_bytes()))
+}
+
+/// A sandbox for a request into it. One that requests resume is resumed.
+pub(super) async fn awake(
+    all: &Arc<Sandboxes>,
+    sandbox: Arc<Sandbox>,
+) -> Result<Arc<Sandbox>, ErrorResponse> {
+    if sandbox.times().paused {
+        all.resume(&sandbox, Some(AUTO_RESUME_TIME)).await?;
+    }
+    Ok(sandbox)
+}
+
 /// The sandbox that a request names: in a header, or in its host (`49999-ID.domain`).
-fn sandbox_id(headers: &HeaderMap) -> Option<String> {
+pub(super) fn sandbox_id(headers: &HeaderMap) -> Option<String> {
     if let Some(id) = headers.get(SANDBOX) {
         return id.to_str().ok().map(str::to_owned);
     }
@@ -208,8 +227,8 @@ impl Routes {
         let content = DefaultBodyLimit::max(sandboxes.config.max_body);
         let most = DefaultBodyLimit::max(MAX_MESSAGE.min(sandboxes.config.max_body));
         let control = Router::new()
-            .route("/sandboxes", post(control::create).get(control::list))
-            .route("/v2/sandboxes", post(control::create).get(control::list))
+            .route("/sandboxes", post(control::create).get(listing::list))
+            .route("/v2/sandboxes", post(control::create).get(listing::list))
             .route("/sandboxes/{id}", get(control::detail).delete(control::kill))
             .route("/sandboxes/{id}/timeout", post(control::timeout))
             .route("/sandboxes/{id}/refreshes", post(control::refresh))
@@ -219,8 +238,8 @@ impl Routes {
             .route("/sandboxes/{id}/resume", post(control::resume))
             .route("/sandboxes/{id}/fork", post(control::fork))
             .route("/sandboxes/{id}/snapshots", post(control::snapshot))
-            .route("/sandboxes/{id}/metrics", get(control::metrics))
-            .route("/snapshots", get(control::snapshots))
+            .route("/sandboxes/{id}/metrics", get(usage::metrics))
+            .route("/snapshots", get(listing::snapshots))
             .route("/templates/{id}", delete(control::forget))
             .route("/sandboxes/{id}/checkpoints", post(extensions::checkpoint))
             .route("/sandboxes/{id}/checkpoints/{checkpoint}", delete(extensions::drop_checkpoint))
@@ -234,10 +253,10 @@ impl Routes {
         let inside = Router::new()
             .route("/health", get(envd::health))
             .route("/execute", post(execute::execute).layer(content))
-            .route("/contexts", get(execute::contexts).post(execute::no_context))
-            .route("/contexts/{id}", delete(execute::no_context))
-            .route("/contexts/{id}/restart", post(execute::restart))
-            .route("/files", get(envd::read).post(envd::write).layer(content))
+            .route("/contexts", get(contexts::list).post(contexts::create))
+            .route("/contexts/{id}", delete(contexts::remove))
+            .route("/contexts/{id}/restart", post(contexts::restart))
+            .route("/files", get(file_transfer::read).post(file_transfer::write).layer(content))
             .route("/filesystem.Filesystem/{method}", post(envd::filesystem))
             .route("/process.Process/{method}", any(process::process))
             .fallback(unknown)
@@ -272,8 +291,8 @@ impl Routes {
 
     /// Whether a request is about sandboxes.
     pub(crate) fn own<B>(&self, request: &Request<B>) -> bool {
-        sandbox_id(request.headers()).is_some() || {
-            let path = request.uri().path();
+        let path = request.uri().path();
+        sandbox_id(request.headers()).is_some() || is_signed(path, request.uri().query()) || {
             let path = path.strip_prefix("/v2").unwrap_or(path);
             let first = path.split('/').nth(1).unwrap_or_default();
             ["sandboxes", "snapshots", "templates", "openapi.json"].contains(&first)

@@ -4,7 +4,6 @@
 //! cut short is undone by going back there. Background work that is cut short is undone to the end of the last call.
 //! A sandbox that is saved comes back with the next call, lazily.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -17,8 +16,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::commands::Commands;
 use super::output_router::OutputRouter;
-use super::record::SandboxRecord;
+use super::record::{SandboxRecord, SandboxSettings};
 use super::registry::Operation;
+use super::usage::Usage;
+use super::watchers::Watchers;
 use crate::error_response::ErrorResponse;
 use crate::failure::describe;
 
@@ -76,7 +77,7 @@ pub(super) struct Sandbox {
     pub(super) template: String,
     /// The token that its clients show in addition to its id.
     pub(super) token: String,
-    pub(super) metadata: BTreeMap<String, String>,
+    pub(super) settings: SandboxSettings,
     pub(super) started: SystemTime,
     pub(super) life: Arc<tokio::sync::Mutex<Residency>>,
     times: Mutex<Times>,
@@ -94,6 +95,12 @@ pub(super) struct Sandbox {
     waiting: Arc<Semaphore>,
     pub(super) mark: Mutex<UndoPoint>,
     pub(super) commands: Arc<Commands>,
+    /// It was killed: a call that runs ends soon.
+    pub(super) killed: AtomicBool,
+    /// Its measured use of the host.
+    pub(super) usage: Usage,
+    /// Directories that clients watch.
+    pub(super) watchers: Watchers,
     /// Whether something in it went on by itself when it was saved.
     pub(super) goes_on: AtomicBool,
     #[cfg(feature = "fleet")]
@@ -115,7 +122,7 @@ impl Sandbox {
         id: String,
         token: String,
         (tenant, template): (Arc<str>, String),
-        metadata: BTreeMap<String, String>,
+        settings: SandboxSettings,
         life: Residency,
         times: Times,
     ) -> Self {
@@ -124,7 +131,7 @@ impl Sandbox {
             tenant,
             template,
             token,
-            metadata,
+            settings,
             started: SystemTime::now(),
             life: Arc::new(tokio::sync::Mutex::new(life)),
             times: Mutex::new(times),
@@ -136,6 +143,9 @@ impl Sandbox {
             waiting: Arc::new(Semaphore::new(WAITING)),
             mark: Mutex::default(),
             commands: Arc::default(),
+            killed: AtomicBool::new(false),
+            usage: Usage::default(),
+            watchers: Watchers::default(),
             goes_on: AtomicBool::new(false),
             #[cfg(feature = "fleet")]
             standing: super::ledger::FleetEntry::default(),
@@ -152,7 +162,7 @@ impl Sandbox {
         };
         let of = (record.tenant.into(), record.template);
         let mut this =
-            Self::new(record.id, record.token, of, record.metadata, Residency::Saved, times);
+            Self::new(record.id, record.token, of, record.settings, Residency::Saved, times);
         this.started = time(record.started);
         this.generation = record.generation;
         this.runs = AtomicU64::new(record.runs);
@@ -169,7 +179,7 @@ impl Sandbox {
             tenant: self.tenant.to_string(),
             template: self.template.clone(),
             token: self.token.clone(),
-            metadata: self.metadata.clone(),
+            settings: self.settings.clone(),
             started: milliseconds(self.started),
             ends: milliseconds(times.ends),
             noted: milliseconds(SystemTime::now()),
@@ -191,6 +201,11 @@ impl Sandbox {
 
     pub(super) fn times(&self) -> MutexGuard<'_, Times> {
         self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The answer of the E2B edge for a sandbox that does not run, which its clients expect.
+    pub(super) fn not_running(id: &str) -> ErrorResponse {
+        ErrorResponse::new(StatusCode::BAD_GATEWAY, format!("The sandbox {id} was not found"))
     }
 
     pub(super) fn not_found(id: &str) -> ErrorResponse {
@@ -290,6 +305,7 @@ pub(super) fn run(
         }),
         Err(error) if session.failed().is_some() => {
             undo(session, before, speaker)?;
+            tracing::info!(why = describe(&error), "a call was cut short, and undone");
             Ok(cut_short(&error, speaker.is_late()))
         }
         Err(error) => Err(refused(&error)),

@@ -32,6 +32,7 @@ impl Sandboxes {
             template: sandbox.template.clone(),
             sandbox: sandbox.id.clone(),
             names,
+            envs: sandbox.settings.envs.clone(),
         };
         let room = self.quota.room(&self.ledger, &sandbox.tenant).await?;
         // The limit of waiting calls applies.

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 
-use afresh_interpreter::{Answer, RUN, Thrown};
+use afresh_interpreter::{Answer, Thrown};
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame};
 
 use super::byte_channel::Receiver;
-use super::output_router::EncodeOutput;
+use super::output_router::{EncodeOutput, EncodeResult};
 use super::registry::Sandboxes;
 use super::sandbox::{Sandbox, run};
 use crate::body::Chunked;
@@ -25,6 +25,8 @@ pub(super) struct Shape {
     pub(super) head: fn(u64) -> Vec<u8>,
     /// The output.
     pub(super) tell: EncodeOutput,
+    /// Its results, each from an object in JSON; `None` for other bytes.
+    pub(super) show: EncodeResult,
     /// The result, and the end.
     pub(super) last: fn(&Answer) -> Vec<u8>,
 }
@@ -34,18 +36,18 @@ pub(super) struct Shape {
 pub(super) async fn run_streaming(
     all: Arc<Sandboxes>,
     sandbox: Arc<Sandbox>,
-    source: String,
+    (what, source): (u8, String),
     shape: Shape,
 ) -> Result<Response, ErrorResponse> {
     let language = all.template(&sandbox.template).language;
     let (mut speaker, own) = (all.speaker(&sandbox), sandbox.clone());
-    let printed = speaker.tell_code(shape.tell);
+    let printed = speaker.tell_code(shape.tell, shape.show);
     let running: Running = Box::pin(async move {
         let ran = all.with(&sandbox, move |session| {
             let mut mark = own.mark.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let head = (shape.head)(own.runs.fetch_add(1, Ordering::Relaxed) + 1);
             speaker.begin(head.clone());
-            let answer = run(session, language, (RUN, &source), &mut mark, &mut speaker)?;
+            let answer = run(session, language, (what, &source), &mut mark, &mut speaker)?;
             Ok((head, answer))
         });
         ran.await

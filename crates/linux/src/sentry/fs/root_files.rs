@@ -172,6 +172,17 @@ pub(crate) fn prepare(
     Ok((tree.with_budget(budget), mounted))
 }
 
+/// The identity of a start of the guest, which its snapshots and forks keep: a random UUID.
+fn boot_id() -> String {
+    let mut random = [0; 16];
+    // Without randomness starts have the same identity.
+    let _ = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::NONBLOCK);
+    random[6] = random[6] & 0x0f | 0x40;
+    random[8] = random[8] & 0x3f | 0x80;
+    let digits: Vec<_> = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    [0..4, 4..6, 6..8, 8..10, 10..16].map(|part| digits[part].concat()).join("-")
+}
+
 /// Files of `/proc` about the machine, as the calls return it: its memory is the guest's limit.
 pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
     let kib = memory >> 10;
@@ -188,6 +199,7 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
         ("/proc/meminfo", total + &none),
         ("/proc/cpuinfo", processor.to_owned()),
         ("/proc/sys/kernel/tainted", "0\n".to_owned()),
+        ("/proc/sys/kernel/random/boot_id", format!("{}\n", boot_id())),
         ("/proc/sys/kernel/hostname", format!("{HOST}\n")),
         ("/proc/sys/kernel/core_pattern", "core\n".to_owned()),
         ("/proc/sys/kernel/pid_max", "32768\n".to_owned()),

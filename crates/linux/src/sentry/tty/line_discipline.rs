@@ -454,6 +454,25 @@ mod tests {
     }
 
     #[test]
+    fn typed_lines_that_find_no_room_wait_and_none_is_cut() {
+        let mut t = Terminal::new(Node(1));
+        let pasted: Vec<String> = (0..163)
+            .map(|n| format!("line {n:05} abcdefghijklmnopqrstuvwxyz0123456789\n"))
+            .collect();
+        let mut read = Vec::new();
+        for byte in pasted.concat().bytes() {
+            while !t.takes() {
+                let line = t.first(TYPED).to_vec();
+                t.take_first(line.len());
+                read.push(String::from_utf8(line).unwrap());
+            }
+            assert!(t.type_in(byte).is_none());
+        }
+        read.extend(lines(&mut t));
+        assert!(read == pasted, "{read:?}");
+    }
+
+    #[test]
     fn output_gets_its_returns_and_nothing_grows_without_bound() {
         let mut t = Terminal::new(Node(1));
         t.show_all(b"a\nb\tc\r");

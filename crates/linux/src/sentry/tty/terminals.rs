@@ -148,8 +148,11 @@ impl Terminal {
     /// Whether it takes input.
     pub(in crate::sentry) fn takes(&self) -> bool {
         // A line that is too long is cut, since it cannot be read before its end.
-        let cut = self.termios.is_canonical() && self.lines.is_empty();
-        cut || self.readable() + self.lines.len() + self.line.len() < TYPED
+        let canonical = self.termios.is_canonical();
+        let cut = canonical && self.lines.is_empty();
+        // The same room as of `keep`, so that no byte behind a complete line is taken and lost.
+        let typed = self.readable() + self.lines.len() + self.line.len();
+        cut || typed + usize::from(canonical) < TYPED
     }
 
     /// The signals that the slave got when the master closed.

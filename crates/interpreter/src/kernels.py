@@ -1,0 +1,172 @@
+# Other languages of a Linux guest: a shell and Node.js, each in a process of its own that keeps its state. It follows
+# `display.py` in the same module, and `agent.py` follows it.
+#
+# Promises: a process is started by the first code for it. Output of code goes to the standard streams. Code that ends
+# its process is answered, and the next code has a new process.
+
+import contextlib
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import signal
+
+# Programs of the languages, by their names.
+_PROGRAMS = {"javascript": "node", "bash": "bash"}
+_NAMES = {"js": "javascript", "sh": "bash", "py": "python", "": "python"}
+
+# Reads lines of JSON from descriptor 3 and answers on 4. Code runs as in the interactive console of Node.js.
+_NODE = r"""
+const fs = require('fs'), util = require('util'), stream = require('stream');
+const none = new stream.PassThrough();
+const repl = require('repl').start({ prompt: '', input: none, output: new stream.PassThrough(), useGlobal: true });
+const names = (list) => list.trim().replace(/\s+as\s+/g, ': ');
+const imported = (_, indent, what, quote, from) => {
+  const load = `await import(${JSON.stringify(from)})`;
+  if (what === undefined) return `${indent}${load}`;
+  const parts = /^\s*(?:([\w$]+)\s*,?)?\s*(?:\*\s*as\s+([\w$]+)|(\{[^}]*\}))?\s*$/.exec(what);
+  if (!parts) throw new SyntaxError(`cannot import ${what}`);
+  const [, own, all, some] = parts;
+  return indent + [own && `var { default: ${own} } = ${load}`, all && `var ${all} = ${load}`,
+    some && `var ${names(some)} = ${load}`].filter(Boolean).join('; ');
+};
+const IMPORT = /^([ \t]*)import(?:\s+([^'"]+?)\s+from)?\s*(['"])([^'"]+)\3[ \t]*;?[ \t]*$/gm;
+// The console gives errors to its domain, and to the callback only those of promises.
+let failed = () => {};
+repl._domain.removeAllListeners('error');
+repl._domain.on('error', (error) => failed(error));
+const run = (code) => new Promise((done, refuse) => {
+  failed = refuse;
+  repl.eval(code, repl.context, '<code>', (error, value) => (error ? refuse(error) : done(value)));
+});
+// A socket: a file's reader would wait in a thread, which code that ends the process would wait for.
+const requests = new (require('net').Socket)({ fd: 3, readable: true, writable: false });
+const lines = require('readline').createInterface({ input: requests });
+(async () => {
+  for await (const line of lines) {
+    const { code, envs, cwd } = JSON.parse(line);
+    const before = { ...process.env };
+    const said = {};
+    try {
+      if (cwd) process.chdir(cwd);
+      Object.assign(process.env, envs);
+      const value = await run(code.replace(IMPORT, imported) + '\n');
+      if (value !== undefined) {
+        said.text = util.inspect(value);
+        if (value && typeof value === 'object') {
+          try { said.json = JSON.parse(JSON.stringify(value)); } catch {}
+        }
+      }
+    } catch (error) {
+      const named = error instanceof Error;
+      said.error = { name: named ? error.name : 'Error', value: named ? error.message : util.inspect(error),
+        traceback: named ? error.stack : util.inspect(error) };
+    }
+    for (const name of Object.keys(envs)) {
+      if (name in before) process.env[name] = before[name]; else delete process.env[name];
+    }
+    fs.writeSync(4, JSON.stringify(said) + '\n');
+  }
+})();
+"""
+
+
+def _language_of(name):
+    """The canonical name of a language that this guest has."""
+    name = _NAMES.get(name or "", name)
+    if name == "python":
+        return name
+    program = _PROGRAMS.get(name)
+    if program is None:
+        raise ValueError(f"this sandbox does not run {name}: it runs {', '.join(_languages())}")
+    if shutil.which(program) is None:
+        raise ValueError(f"this sandbox does not run {name}: it has no {program}")
+    return name
+
+
+def _languages():
+    """The languages that this guest has."""
+    return ["python", *(name for name, program in _PROGRAMS.items() if shutil.which(program))]
+
+
+class Kernel:
+    """A process that runs code of another language."""
+
+    def __init__(self, language, cwd):
+        """Starts it."""
+        inside, ours = os.pipe()
+        theirs, outside = os.pipe()
+        shell = language == "bash"
+        command = ["bash", "--noprofile", "--norc"] if shell else ["node", "-e", _NODE]
+        null = os.open(os.devnull, os.O_RDONLY)
+        # Far from 3 and 4, which the process has for them. Other descriptors are closed in it.
+        far = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (inside, outside)]
+        places = ((far[0], 0),) if shell else ((null, 0), (far[0], 3))
+        actions = [(os.POSIX_SPAWN_DUP2, old, new) for old, new in (*places, (far[1], 4))]
+        try:
+            self.process = os.posix_spawnp(command[0], command, os.environ, file_actions=actions)
+        except BaseException:
+            os.close(ours)
+            os.close(theirs)
+            raise
+        finally:
+            for end in (inside, outside, null, *far):
+                os.close(end)
+        self.language, self.cwd = language, cwd
+        self.requests = os.fdopen(ours, "wb", buffering=0)
+        self.answers = os.fdopen(theirs, "rb")
+
+    def ask(self, line):
+        """The answer to a line; None if the process has ended."""
+        data = memoryview(line.encode())
+        try:
+            while data:
+                data = data[self.requests.write(data) :]
+        except BrokenPipeError:
+            return None
+        return self.answers.readline() or None
+
+    def run(self, code, envs):
+        """Runs code: its result, which may be empty."""
+        if self.language == "bash":
+            return self._run_shell(code, envs)
+        cwd, self.cwd = self.cwd, None
+        answer = self.ask(json.dumps({"code": code, "envs": envs, "cwd": cwd}) + "\n")
+        if answer is None:
+            raise self._ended()
+        return json.loads(answer)
+
+    def _run_shell(self, code, envs):
+        cwd, self.cwd = self.cwd, None
+        change = f"cd {shlex.quote(cwd)}\n" if cwd else ""
+        # Values for this code alone: those of before come back after it.
+        given = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in envs.items())
+        saved = "".join(f'__afresh_{name}="${{{name}-}}" __had_{name}="${{{name}+x}}"\n' for name in envs)
+        back = "".join(
+            f'if [ -n "$__had_{name}" ]; then export {name}="$__afresh_{name}"; else unset {name}; fi; '
+            f"unset __afresh_{name} __had_{name}\n"
+            for name in envs
+        )
+        line = f"{change}{saved}{given}{{ eval {shlex.quote(code)}; }} </dev/null 4>&-; __status=$?\n{back}"
+        answer = self.ask(f"{line}printf '%s\\n' $__status >&4\n")
+        if answer is None:
+            raise self._ended()
+        status = int(answer)
+        if status:
+            message = f"exit status {status}"
+            return {"error": {"name": "CommandError", "value": message, "traceback": message}}
+        return {}
+
+    def _ended(self):
+        with contextlib.suppress(OSError):
+            self.requests.close()
+        self.answers.close()
+        status = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+        message = f"the code ended its process, with status {status}; the next code has a new one"
+        return RuntimeError(message)
+
+    def close(self):
+        """Ends the process."""
+        os.kill(self.process, signal.SIGKILL)
+        self._ended()

@@ -1,0 +1,230 @@
+//! Whole files of a sandbox by plain HTTP, in the shape of the E2B agent: reads, uploads and forms, compressed or not.
+//!
+//! Promises: an upload is stored whole or not at all. Bytes of a compressed upload count in the memory of requests before they are
+//! kept, and there are at most as many as of a plain one.
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use afresh::files::{Kind, Refused, Time};
+use axum::body::Body;
+use axum::extract::{FromRequest, Multipart, Request, State};
+use axum::response::Response;
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::read::MultiGzDecoder;
+use flate2::write::GzEncoder;
+use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
+use hyper::{HeaderMap, StatusCode};
+use serde_json::{Value, json};
+
+use super::envd::{absolute, name, refused};
+use super::file_body::{FileBody, PIECE};
+use super::file_metadata::{self, FileMetadata};
+use super::registry::{Sandboxes, blocking};
+use super::routes::{Answer, answer};
+use super::sandbox::Sandbox;
+use super::signature::FileAccess;
+use crate::body::{Chunked, Meter};
+use crate::error_response::ErrorResponse;
+
+type All = State<Arc<Sandboxes>>;
+
+/// Maximum bytes of a file that is sent.
+const READ: u64 = 1 << 30;
+/// Maximum bytes of a file that is sent compressed: it is compressed as a whole.
+const MAX_COMPRESSED: u64 = 16 << 20;
+/// Maximum files of one form.
+const FILES: usize = 10_000;
+/// Bytes that are decompressed at once.
+const DECODED_PIECE: usize = 64 << 10;
+
+/// Whether the client asks for gzip, and for nothing else: clients in general accept it, and it takes time.
+fn wants_gzip(headers: &HeaderMap) -> bool {
+    headers.get(ACCEPT_ENCODING).is_some_and(|encoding| encoding == "gzip")
+}
+
+/// Gives a whole file.
+pub(super) async fn read(State(all): All, file: FileAccess, headers: HeaderMap) -> Answer {
+    let path = absolute(&file.path.unwrap_or_default());
+    let zips = wants_gzip(&headers);
+    let found = all.tree(&file.sandbox, move |tree| {
+        let refuse = |error| refused(&path, &error);
+        if tree.stat_path(&path).map_err(refuse)?.kind != Kind::File {
+            let error =
+                if tree.find(&path).is_ok() { Refused::IsDirectory } else { Refused::Missing };
+            return Err(refuse(error));
+        }
+        let node = tree.find(&path).map_err(refuse)?;
+        let size = tree.stat(node).map_err(refuse)?.size;
+        if size > READ {
+            return Err(refuse(Refused::TooLarge));
+        }
+        if zips && size <= MAX_COMPRESSED {
+            let plain = tree.read_path(&path, MAX_COMPRESSED).map_err(refuse)?;
+            return Ok((Body::from(compressed(&plain)?), true));
+        }
+        if size <= PIECE {
+            return Ok((Body::from(tree.read_path(&path, PIECE).map_err(refuse)?), false));
+        }
+        Ok((Body::new(FileBody::new(tree.clone(), node, size)), false))
+    });
+    let (body, zipped) = found.await?;
+    let whole = http_body::Body::size_hint(&body).exact().is_some_and(|size| size <= PIECE);
+    let mut response = Response::new(body);
+    if !whole {
+        response.extensions_mut().insert(Chunked);
+    }
+    if zipped {
+        response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    let kind = HeaderValue::from_static("application/octet-stream");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    Ok(response)
+}
+
+fn compressed(plain: &[u8]) -> Result<Vec<u8>, ErrorResponse> {
+    let mut to = GzEncoder::new(Vec::new(), Compression::fast());
+    let done = to.write_all(plain).and_then(|()| to.finish());
+    done.map_err(|error| super::ledger::internal(&error))
+}
+
+/// The bytes of a compressed body, of which there are at most `most`.
+fn decompressed(body: &[u8], most: usize, meter: Option<&Meter>) -> Result<Bytes, ErrorResponse> {
+    let mut from = MultiGzDecoder::new(body);
+    let mut plain = Vec::new();
+    let mut piece = vec![0; DECODED_PIECE];
+    loop {
+        let length = from.read(&mut piece).map_err(|error| {
+            let message =
+                format!("the body is not compressed as its content-encoding says: {error}");
+            ErrorResponse::new(StatusCode::BAD_REQUEST, message)
+        })?;
+        if length == 0 {
+            return Ok(plain.into());
+        }
+        if plain.len() + length > most {
+            return Err(ErrorResponse::too_large(most));
+        }
+        // The list may grow to twice its bytes.
+        if meter.is_some_and(|meter| !meter.add(2 * length)) {
+            return Err(ErrorResponse::no_memory());
+        }
+        plain.extend_from_slice(&piece[..length]);
+    }
+}
+
+/// Keeps whole files: one that is the body, or those of a form, each with its path as its name.
+pub(super) async fn write(State(all): All, file: FileAccess, request: Request) -> Answer {
+    let metadata = file_metadata::read(request.headers())?;
+    let encoding = request.headers().get(CONTENT_ENCODING).cloned();
+    let zipped = match encoding.as_ref().map(HeaderValue::as_bytes) {
+        None | Some(b"identity") => false,
+        Some(b"gzip") => true,
+        Some(_) => {
+            let message = "a file comes as it is or with the content-encoding gzip";
+            return Err(ErrorResponse::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+        }
+    };
+    let request = match zipped {
+        true => plain(request, all.config.max_body).await?,
+        false => request,
+    };
+    let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    let files = if kind.is_some_and(|kind| kind.starts_with("multipart/form-data")) {
+        form(request, file.path).await?
+    } else {
+        let path = file.path.ok_or_else(|| {
+            ErrorResponse::new(StatusCode::BAD_REQUEST, "`path` must be the path of the file")
+        })?;
+        let bytes = Bytes::from_request(request, &()).await.map_err(too_large)?;
+        vec![(absolute(&path), bytes)]
+    };
+    keep(&all, &file.sandbox, files, metadata).await
+}
+
+/// A request with its body decompressed.
+async fn plain(request: Request, most: usize) -> Result<Request, ErrorResponse> {
+    let (mut parts, body) = request.into_parts();
+    let meter = parts.extensions.get::<Meter>().cloned();
+    parts.headers.remove(CONTENT_ENCODING);
+    let body = Bytes::from_request(Request::new(body), &()).await.map_err(too_large)?;
+    let plain = blocking(move || decompressed(&body, most, meter.as_ref())).await?;
+    Ok(Request::from_parts(parts, Body::from(plain)))
+}
+
+fn too_large(error: impl std::fmt::Display) -> ErrorResponse {
+    ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, error.to_string())
+}
+
+/// The files of a form. A query can name the only one.
+async fn form(
+    request: Request,
+    path: Option<String>,
+) -> Result<Vec<(String, Bytes)>, ErrorResponse> {
+    let broken = |error: &dyn std::fmt::Display| {
+        ErrorResponse::new(StatusCode::BAD_REQUEST, format!("the form is broken: {error}"))
+    };
+    let form = Multipart::from_request(request, &()).await;
+    let mut form = form.map_err(|error| broken(&error.body_text()))?;
+    let mut files = Vec::new();
+    while let Some(field) = form.next_field().await.map_err(|error| broken(&error.body_text()))? {
+        if files.len() >= FILES {
+            return Err(too_large(format!("a form has at most {FILES} files; send several")));
+        }
+        let named = path.clone().or_else(|| field.file_name().map(str::to_owned));
+        let named = named.ok_or_else(|| broken(&"a file has no name"))?;
+        let bytes = field.bytes().await.map_err(|error| too_large(error.body_text()))?;
+        files.push((absolute(&named), bytes));
+    }
+    Ok(files)
+}
+
+async fn keep(
+    all: &Arc<Sandboxes>,
+    sandbox: &Arc<Sandbox>,
+    files: Vec<(String, Bytes)>,
+    metadata: FileMetadata,
+) -> Answer {
+    let written = all
+        .files(sandbox, move |tree| {
+            let mut written = Vec::new();
+            // All of them or none.
+            let mut changed = tree.clone();
+            for (path, bytes) in &files {
+                let put = changed.write_path(path, bytes, Time::now());
+                let put = put.and_then(|node| file_metadata::set(&mut changed, node, &metadata));
+                put.map_err(|error| refused(path, &error))?;
+                let mut said = json!({"path": path, "name": name(path), "type": "file"});
+                if !metadata.is_empty() {
+                    said["metadata"] = json!(metadata);
+                }
+                written.push(said);
+            }
+            *tree = changed;
+            Ok(written)
+        })
+        .await?;
+    Ok(answer(StatusCode::OK, &Value::Array(written)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::Budget;
+
+    #[test]
+    fn a_compressed_body_takes_no_more_memory_than_it_may() {
+        let plain = vec![b'x'; 1 << 20];
+        let zipped = compressed(&plain).unwrap();
+        assert!(zipped.len() < 1 << 14);
+        assert!(decompressed(&zipped, 1 << 20, None).unwrap() == plain);
+        let refused = |most, budget: usize| {
+            let meter = Meter::new(&Budget::new(budget), 1);
+            decompressed(&zipped, most, Some(&meter)).unwrap_err().status.as_u16()
+        };
+        assert_eq!(refused((1 << 20) - 1, 4 << 20), 413);
+        assert_eq!(refused(1 << 20, 1 << 20), 503);
+        assert_eq!(decompressed(b"no", 10, None).unwrap_err().status.as_u16(), 400);
+    }
+}
