@@ -2,6 +2,8 @@
 
 use minicbor::Encoder;
 
+use crate::evaluate::after_length;
+
 /// Runs source; the answer is the value of its last expression.
 pub const RUN: u8 = 0;
 /// Runs source that has to come to its end: for warm-ups.
@@ -143,6 +145,12 @@ impl Request {
     #[must_use]
     pub fn form(&self) -> CallConvention {
         self.form
+    }
+
+    /// As a Linux program reads it from its standard input.
+    #[must_use]
+    pub fn after_length(&self) -> Vec<u8> {
+        after_length(&self.bytes)
     }
 
     /// As the guest reads it.

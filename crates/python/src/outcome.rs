@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
 use crate::call::{CallState, Limits, Reason, Stop};
+use crate::commands::Commands;
 use crate::error::{self, GuestError, MarshalError, StoppedError};
 use crate::value::{self, Values};
 
@@ -20,13 +21,15 @@ pub(crate) struct Setup {
     tools: Tools,
 }
 
-/// The Python callables of one call.
+/// The Python callables of one call, and other receivers of its output.
 #[derive(Default)]
 pub(crate) struct Callables {
     /// Called with a stream's number and the text written.
     pub(crate) sink: Option<Py<PyAny>>,
     /// Called with a tool's name, its arguments, and its named arguments or `None`.
     pub(crate) dispatch: Option<Py<PyAny>>,
+    /// The commands of the sandbox, if it has any.
+    pub(crate) commands: Option<Commands>,
 }
 
 impl Setup {
@@ -46,11 +49,14 @@ impl Setup {
         Request::new(form, what, &self.tools, source, name, arguments)
     }
 
-    /// The request for a minimal evaluation, in its own clone.
-    pub(crate) fn least(&self, form: CallConvention) -> Vec<u8> {
+    /// The request for a minimal evaluation, in its own clone; after its length for a program's standard input.
+    pub(crate) fn least(&self, form: CallConvention, linux: bool) -> Vec<u8> {
         let mut request = self.request(RUN, "1+1", "<sandbox>", None, form);
         request.address_to(1, entropy_bytes());
-        request.bytes().to_vec()
+        match linux {
+            true => request.after_length(),
+            false => request.bytes().to_vec(),
+        }
     }
 }
 
@@ -73,7 +79,10 @@ pub(crate) fn evaluate(
     request: Request,
     counts: bool,
 ) -> (Outcome, bool) {
-    let state = CallState::begin(&setup.limits, callables.sink, callables.dispatch, stops);
+    let mut state = CallState::begin(&setup.limits, callables.sink, callables.dispatch, stops);
+    if let Some(commands) = callables.commands {
+        state = state.with_commands(commands);
+    }
     let started = Instant::now();
     let done = afresh_interpreter::evaluate(lease, handler, request, state);
     let us = started.elapsed().as_secs_f64() * 1e6;
