@@ -82,15 +82,17 @@ pub(crate) fn take_output<'py>(
 }
 
 /// Lets background work run for a slice of time, once its next event is due, or for `wait` seconds without one. Returns
-/// whether something may still happen by itself. `first` begins a wait that `Session.stop` may end.
+/// whether something may still happen by itself. `first` begins a wait that `Session.stop` may end. `moved` is whether
+/// bytes of a connection have passed since the last slice, so that a program may run though no event is due.
 #[pyfunction]
-#[pyo3(signature = (session, wait, stopper, first))]
+#[pyo3(signature = (session, wait, stopper, first, moved = false))]
 pub(crate) fn drive(
     py: Python<'_>,
     session: &Session,
     wait: f64,
     stopper: Option<&Bound<'_, Stopper>>,
     first: bool,
+    moved: bool,
 ) -> PyResult<bool> {
     check(session)?;
     let wait = Duration::try_from_secs_f64(wait.max(0.0)).unwrap_or(MAX_WAIT).min(MAX_WAIT);
@@ -100,7 +102,8 @@ pub(crate) fn drive(
         if stops.iter().any(Stop::is_set) {
             return Err(StoppedError::new_err("the wait was stopped by its host"));
         }
-        let Some(due) = live.due() else { return Ok(false) };
+        let due = if moved { Some(Duration::ZERO) } else { live.due() };
+        let Some(due) = due else { return Ok(false) };
         if !sleep(due.min(wait), &stops) || due > wait {
             return Ok(true);
         }

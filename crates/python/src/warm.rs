@@ -143,7 +143,12 @@ impl Warm {
             .iter()
             .fold(options, |options, setup| options.warm(language.program_setup(setup)));
         let guest = py.detach(|| afresh::open(reference, &options));
-        let guest = guest.map_err(|error| error::raise::<OpenError>(&error))?;
+        let guest = guest.map_err(|error| match is_late(&error) {
+            true => error::time_limit(format!(
+                "{reference} and its setup were not ready in time: simplify the setup, or raise `setup_timeout`"
+            )),
+            false => error::raise::<OpenError>(&error),
+        })?;
         let interpreter = Interpreter::of(&guest);
         Ok(Self { guest, interpreter, setup: Setup::new(limits, &[]) })
     }
@@ -278,6 +283,12 @@ impl Warm {
             _ => signals::check(),
         }
     }
+}
+
+/// Whether a Linux program did not become ready within its time.
+fn is_late(error: &afresh::OpenError) -> bool {
+    let afresh::OpenError::Guest { source, .. } = error else { return false };
+    matches!(source.downcast_ref(), Some(afresh::linux::WarmError::Late { .. }))
 }
 
 /// Parses a reference.

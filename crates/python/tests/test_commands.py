@@ -143,7 +143,7 @@ def test_a_terminal_shows_what_is_typed(box: afresh.Sandbox) -> None:
 
 def test_servers_in_a_sandbox_answer(box: afresh.Sandbox) -> None:
     box.files.write("/srv/a.txt", "hello")
-    box.commands.start("python3 -m http.server 8000 --directory /srv")
+    server = box.commands.start("python3 -m http.server 8000 --directory /srv")
     answer = box.port(8000).get("/a.txt")
     assert (answer.status, answer.text, answer.headers["Content-type"]) == (200, "hello", "text/plain")
     assert box.port(8000).get("/missing").status == 404
@@ -152,6 +152,10 @@ def test_servers_in_a_sandbox_answer(box: afresh.Sandbox) -> None:
         fork.files.write("/srv/a.txt", "fork")
         assert fork.port(8000).get("/a.txt").text == "fork"
     assert box.port(8000).post("/a.txt", json={"a": 1}).status == 501
+    with pytest.raises(afresh.TimeLimitError, match="port 9"):
+        box.port(9).get(timeout=0.2)
+    server.kill()
+    assert server.wait().exit_code == -9
     with pytest.raises(afresh.SessionError, match="nothing listens on port 9"):
         box.port(9).get()
     echo = "import socket; s = socket.create_server(('127.0.0.1', 7)); c, _ = s.accept()\n"

@@ -190,13 +190,13 @@ def test_errors_name_the_cause_and_the_way_out(python: afresh.Warm, tmp_path: Pa
         afresh.linux(setup_timeout=-1)
     with pytest.raises(afresh.ProgramError, match="ZeroDivisionError"):
         afresh.linux(setup="1 / 0")
-    with pytest.raises(afresh.OpenError, match="start limit"):
-        afresh.linux(setup="while True: pass", setup_timeout=1.5)
+    with pytest.raises(afresh.TimeLimitError, match="setup_timeout"):
+        afresh.linux(setup="while True: pass", setup_timeout=1)
     with pytest.raises(afresh.SessionError, match="run_code"):
         python.call("export")
     with pytest.raises(afresh.OpenError, match="no image"):
         afresh.image(tmp_path / "missing.tar")
-    with pytest.raises(ValueError, match="'cobol'"):
+    with pytest.raises(ValueError, match="cobol"):
         afresh.image(tmp_path, language="cobol")
 
 
@@ -204,7 +204,7 @@ def test_a_wasm_sandbox_says_that_it_has_no_processes(sb: afresh.Sandbox) -> Non
     for work in (
         lambda: sb.commands.run("ls"),
         lambda: sb.port(80).get(),
-        lambda: sb.terminal(),
+        sb.terminal,
         lambda: sb.proceed(1),
     ):
         with pytest.raises(afresh.SessionError, match=r"afresh\.linux"):
@@ -231,7 +231,9 @@ def test_map_gives_results_in_order_and_failures_in_place(python: afresh.Warm) -
     assert isinstance(results[3].error, afresh.ProgramError)
     assert isinstance(results[4].error, afresh.TimeLimitError)
     # Each starts from the warm state.
-    counting = python.map("lambda n: (globals().__setitem__('warm', warm + n), double(warm))[1]", [1, 2], tools=[double])
+    counting = python.map(
+        "lambda n: (globals().__setitem__('warm', warm + n), double(warm))[1]", [1, 2], tools=[double]
+    )
     assert [r.value for r in counting] == [84, 86]
     assert python.map(code, []) == []
     strange = python.map("lambda n: n", [1, object()])

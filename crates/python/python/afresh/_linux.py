@@ -129,6 +129,7 @@ def linux(
         OpenError: There is no such interpreter, or this host cannot run Linux guests; the error names what the host
             forbids, and what to allow.
         ProgramError: The setup raised an error.
+        TimeLimitError: The interpreter or its setup was not ready in time.
 
     >>> import afresh
     >>> warm = afresh.linux("python3", setup="import json, os")

@@ -54,12 +54,15 @@ class PortConnection:
         self._stopper = stopper
         self._port = port
         self._timeout = timeout
+        # Whether bytes have passed since the sandbox ran.
+        self._moved = False
         until = time.monotonic() + timeout
         first = True
         while True:
             connection = _native.dial(session, port)
             if connection is not None:
                 self._connection = connection
+                self._moved = True
                 return
             # The program may be about to listen.
             if not self._proceed(until, first=first):
@@ -79,23 +82,29 @@ class PortConnection:
         """Lets the sandbox run for a moment; whether it may do something by itself afterwards."""
         left = until - time.monotonic()
         if left <= 0:
-            raise TimeLimitError(f"port {self._port} of the sandbox did not answer within {self._timeout} s")
-        return _native.drive(self._session, min(_WAIT, left), self._stopper, first)
+            raise TimeLimitError(
+                f"port {self._port} of the sandbox took no connection or gave no answer within {self._timeout} s"
+            )
+        moved, self._moved = self._moved, False
+        return _native.drive(self._session, min(_WAIT, left), self._stopper, first, moved)
 
     def _exchange(self, data: bytes, room: int) -> tuple[int, bytes, bool]:
-        return _native.exchange(self._session, self._connection, data, room)
+        taken, given, ended = _native.exchange(self._session, self._connection, data, room)
+        self._moved |= taken > 0 or bool(given)
+        return taken, given, ended
 
     def sendall(self, data: bytes | bytearray | memoryview) -> None:
         """Sends all bytes."""
         given = bytes(data)
         at, until = 0, time.monotonic() + self._timeout
+        goes_on = True
         while at < len(given):
-            taken, _, ended = self._exchange(given[at : at + _PIECE], 0)
+            taken, _, _ = self._exchange(given[at : at + _PIECE], 0)
             at += taken
-            if ended:
-                raise BrokenPipeError(f"the program on port {self._port} of the sandbox has closed the connection")
-            if taken == 0 and not self._proceed(until):
-                raise SessionError(f"the program on port {self._port} of the sandbox does not read the connection")
+            if taken == 0:
+                if not goes_on:
+                    raise SessionError(f"the program on port {self._port} of the sandbox does not read the connection")
+                goes_on = self._proceed(until)
 
     def recv(self, size: int = _PIECE) -> bytes:
         """The next bytes, at most ``size``; none at the end."""
@@ -112,6 +121,7 @@ class PortConnection:
     def shutdown(self) -> None:
         """Sends no more."""
         _native.hang_up(self._session, self._connection, False)
+        self._moved = True
 
     def close(self) -> None:
         """Closes the connection."""
