@@ -160,8 +160,12 @@ impl Language {
         let program = program.arg(in_module(&[DRIVER, AGENT])).file(MARKER, self.name());
         // Background work is limited to time slices, so that other programs run.
         let program = program.slice(std::time::Duration::from_millis(50));
-        let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-        Some(program.env("HOME", "/home/user").env("PATH", path).env("LANG", "C.UTF-8"))
+        let program = match program.variable("PATH") {
+            // An image's own.
+            Some(_) => program,
+            None => program.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
+        };
+        Some(program.env("HOME", "/home/user").env("LANG", "C.UTF-8"))
     }
 
     /// The language that a Linux program evaluates: one that [`Language::program`] made, or a snapshot of it. `None`

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import afresh
@@ -198,6 +199,31 @@ def test_errors_name_the_cause_and_the_way_out(python: afresh.Warm, tmp_path: Pa
         afresh.image(tmp_path / "missing.tar")
     with pytest.raises(ValueError, match="cobol"):
         afresh.image(tmp_path, language="cobol")
+
+
+@pytest.mark.parametrize(("call", "named"), [(323, "userfaultfd"), (317, "seccomp")])
+def test_what_the_host_forbids_is_named_with_the_way_out(alone: Callable[[str], str], call: int, named: str) -> None:
+    if os.uname().machine != "x86_64":
+        pytest.skip("SKIPPED: the filter is for x86-64")
+    said = alone(f"""
+        import ctypes, struct
+        import afresh
+        # Loads the number of a call, and answers this one with EPERM; allows others.
+        code = [(0x20, 0, 0, 0), (0x15, 0, 1, {call}), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
+        steps = b"".join(struct.pack("HBBI", *step) for step in code)
+        kept = ctypes.create_string_buffer(steps)
+        filter = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(code), ctypes.addressof(kept)))
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.prctl(38, 1, 0, 0, 0) == 0
+        assert libc.prctl(22, 2, filter) == 0
+        try:
+            afresh.linux("python3", setup="x = 1")
+        except afresh.OpenError as error:
+            print(error)
+    """)
+    assert "this host cannot run Linux guests" in said
+    assert named in said
+    assert "seccomp profile" in said
 
 
 def test_a_wasm_sandbox_says_that_it_has_no_processes(sb: afresh.Sandbox) -> None:
