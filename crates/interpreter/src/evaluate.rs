@@ -217,6 +217,12 @@ mod tests {
             assert_eq!(frames.hearing.listener.0, "Stderr printed Stdout one Stderr two ");
             assert_eq!(frames.hearing.given.as_deref(), Some(&b"answer"[..]));
         }
+        // The call of a host function waits for its reply, and a second one before that is refused.
+        let mut frames = Frames::of(Message::default());
+        let tool = after_length(b"\x03\x80");
+        assert!(frames.hear(Channel::Host.into(), &tool));
+        assert_eq!(frames.tool.as_deref(), Some(&b"\x80"[..]));
+        assert!(!frames.hear(Channel::Host.into(), &tool));
         let mut frames = Frames::of(Message::default());
         assert!(!frames.hear(Channel::Host.into(), &u32::MAX.to_le_bytes()));
         for wrong in [&b""[..], b"\x09"] {

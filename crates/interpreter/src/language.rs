@@ -163,7 +163,9 @@ impl Language {
         let program = match program.variable("PATH") {
             // An image's own.
             Some(_) => program,
-            None => program.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
+            None => {
+                program.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+            }
         };
         Some(program.env("HOME", "/home/user").env("LANG", "C.UTF-8"))
     }

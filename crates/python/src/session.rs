@@ -350,10 +350,10 @@ impl Session {
         self.setup().limits.timeout.map(|timeout| timeout.as_secs_f64())
     }
 
-    /// Whether it has processes.
+    /// Maximum bytes kept of each stream.
     #[getter]
-    fn has_processes(&self) -> bool {
-        self.is_linux()
+    fn output_limit(&self) -> usize {
+        self.setup().limits.output
     }
 
     /// Offers other functions from the next call on.

@@ -33,7 +33,15 @@ def test_a_command_has_a_status_and_two_streams(box: afresh.Sandbox) -> None:
     assert box.commands.run("kill -9 $$").exit_code == -9
     assert box.commands.run("cat; pwd; echo $X", stdin="typed ", cwd="/tmp", env={"X": "y"}).stdout == "typed /tmp\ny\n"
     assert box.commands.run("wc -c", stdin="x" * 200_000).stdout.strip() == "200000"
+    assert "exit code 3" in done._repr_html_()
     assert box.eval("1 + 1") == 2
+
+
+def test_output_of_a_command_is_bounded_and_reaches_callbacks_whole(python: afresh.Warm) -> None:
+    seen: list[str] = []
+    with python.sandbox(timeout=60, output_limit=1000) as sb:
+        done = sb.commands.run("yes | head -c 300000", on_stdout=seen.append)
+        assert (len(done.stdout), done.truncated, len("".join(seen))) == (1000, True, 300000)
 
 
 def test_code_and_commands_share_files(box: afresh.Sandbox) -> None:

@@ -27,9 +27,10 @@ def _parts() -> Iterator[Path]:
         yield from (path for path in (library / package).rglob("*") if path.suffix in (".py", ".so"))
     executable = Path(sys.base_prefix) / "bin" / f"python{sysconfig.get_python_version()}"
     yield executable
-    linked = subprocess.run(["ldd", executable], capture_output=True, text=True, check=True).stdout
+    linking = [executable, *library.glob("lib-dynload/binascii.*"), *library.glob("lib-dynload/_json.*")]
+    linked = subprocess.run(["ldd", *linking], capture_output=True, text=True, check=True).stdout
     for line in linked.splitlines():
-        words = [word for word in line.split() if word.startswith("/")]
+        words = [word for word in line.split() if word.startswith("/") and not word.endswith(":")]
         yield from (Path(word) for word in words[:1])
 
 

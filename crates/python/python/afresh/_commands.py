@@ -10,6 +10,7 @@ import signal as signals
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, TypeAlias
 
 from . import _native
@@ -44,6 +45,13 @@ class CommandResult:
         if self.exit_code != 0:
             raise CommandError(self.exit_code, self.stdout, self.stderr)
         return self
+
+    def _repr_html_(self) -> str:
+        parts = [f"<pre>{escape(self.stdout)}</pre>"] if self.stdout else []
+        if self.stderr:
+            parts.append(f'<pre style="color:#b00">{escape(self.stderr)}</pre>')
+        parts.append(f"<small>exit code {self.exit_code}</small>")
+        return "".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +152,9 @@ class Process:
 
     def _forget(self, moves: int) -> None:
         self._moves = moves
-        self._text = ["", ""]
+        self._parts: tuple[list[str], list[str]] = ([], [])
+        # Characters that may still be kept of each stream.
+        self._room = [self.session.output_limit] * 2
         self._truncated = False
         self._ended: int | None = None
 
@@ -186,7 +196,11 @@ class Process:
             self._forget(moves)
         last = ended is not None
         texts = [self._streams.take(stream, data, last=last) for stream, data in enumerate((out, err))]
-        self._text = [had + text for had, text in zip(self._text, texts, strict=True)]
+        for stream, text in enumerate(texts):
+            kept = text[: self._room[stream]]
+            self._parts[stream].append(kept)
+            self._room[stream] -= len(kept)
+            truncated |= len(kept) < len(text)
         self._truncated |= truncated
         self._ended = ended
         return texts[0], texts[1]
@@ -195,7 +209,8 @@ class Process:
         """Its result, if it has ended."""
         if self._ended is None:
             return None
-        return CommandResult(self._ended, self._text[0], self._text[1], self._truncated)
+        out, err = ("".join(parts) for parts in self._parts)
+        return CommandResult(self._ended, out, err, self._truncated)
 
     def poll(self, stopper: _native.Stopper | None) -> int | None:
         """Lets the sandbox run for a slice; the exit status, if it has ended."""
