@@ -198,13 +198,32 @@ def _start(wanted):
     return process.pid
 
 
-def _input(process, data):
-    """Writes to a command's input, or types at its terminal."""
+def _input_of(process):
+    """The descriptor of a command's input or terminal."""
     to = _terminals.get(process.pid)
     if to is None and process.stdin is not None and not process.stdin.closed:
         to = process.stdin.fileno()
     if to is None:
         raise ValueError("the command has no input")
+    return to
+
+
+def _feed(process, data):
+    """Writes as much to a command's input as fits: how many bytes; None if it reads no more."""
+    to, fed = _input_of(process), 0
+    try:
+        while fed < len(data):
+            fed += os.write(to, data[fed:])
+    except BlockingIOError:
+        pass
+    except BrokenPipeError:
+        return None
+    return fed
+
+
+def _input(process, data):
+    """Writes to a command's input, or types at its terminal."""
+    to = _input_of(process)
     while data:
         with contextlib.suppress(BlockingIOError):
             data = data[os.write(to, data) :]
@@ -227,6 +246,8 @@ def _command(wanted):
                 os.killpg(process.pid, wanted["signal"])
         case "input":
             _input(process, base64.b64decode(wanted["data"]))
+        case "feed":
+            return _feed(process, base64.b64decode(wanted["data"]))
         case "close":
             if process.stdin is not None:
                 process.stdin.close()

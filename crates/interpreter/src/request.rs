@@ -17,8 +17,11 @@ pub const SETUP: u8 = 4;
 /// * `list` answers with all running commands: an array of `{pid, config: {cmd, args, envs, cwd}, tag}`.
 /// * `signal` sends the command `pid`, and its descendants, the signal `signal`.
 /// * `input` writes `data` (base64) to its input, `close` ends that.
+/// * `resize` sets the `size` of its terminal, rows and columns.
+/// * `feed` writes as much of `data` to its input as fits. The answer is the number of bytes, or nothing if it reads no
+///   more.
 ///
-/// The answer of the last three is whether there is such a command.
+/// The answer of the others is whether there is such a command; it is `false` for `feed` as well without one.
 pub const COMMAND: u8 = 6;
 
 /// The calling convention of a guest, and the place of its answer.

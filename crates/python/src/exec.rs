@@ -181,15 +181,14 @@ struct Run {
 impl Run {
     /// Waits for output or the end, for a tick at most.
     fn wait(&self, py: Python<'_>) -> Option<Result<End, WarmError>> {
-        let ended = py.detach(|| {
+        py.detach(|| {
             let state = self.shared.lock();
             let idle = |state: &mut Streams| state.ended.is_none() && state.news.is_empty();
             let waited = self.shared.changed.wait_timeout_while(state, TICK, idle);
             let ended = waited.unwrap_or_else(PoisonError::into_inner).0.ended.take();
             exit::park_if_finished();
             ended
-        });
-        ended
+        })
     }
 
     /// Passes new output on.

@@ -32,7 +32,10 @@ def test_a_command_has_a_status_and_two_streams(box: afresh.Sandbox) -> None:
     assert box.commands.run(["printf", "%s", "a b"]).check().stdout == "a b"
     assert box.commands.run("kill -9 $$").exit_code == -9
     assert box.commands.run("cat; pwd; echo $X", stdin="typed ", cwd="/tmp", env={"X": "y"}).stdout == "typed /tmp\ny\n"
-    assert box.commands.run("wc -c", stdin="x" * 200_000).stdout.strip() == "200000"
+    assert box.commands.run("sleep 0.1; wc -c", stdin="x" * 400_000).stdout.strip() == "400000"
+    assert box.commands.run("true", stdin="x" * 400_000).exit_code == 0
+    with pytest.raises(afresh.TimeLimitError):
+        box.commands.run("sleep 60", stdin="x" * 400_000, timeout=0.3)
     assert "exit code 3" in done._repr_html_()
     assert box.eval("1 + 1") == 2
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import afresh
 import pytest
 
+_EXECUTABLE = "__import__('sys').executable"
+
 
 @pytest.fixture(scope="session")
 def python() -> afresh.Warm:
@@ -170,6 +172,9 @@ def test_granted_directories_are_seen_and_never_changed(tmp_path: Path) -> None:
     warm = afresh.linux("python3", dirs=[tmp_path], cwd=tmp_path, env={"GREETING": "hello"}, setup="import mine")
     with warm.sandbox(timeout=60) as sb:
         assert sb.eval("mine.answer") == 42
+        assert (
+            sb.commands.run("command -v python3").stdout.strip() == f"{os.path.dirname(sb.eval(_EXECUTABLE))}/python3"
+        )
         assert sb.commands.run("echo $GREETING; pwd; ls *.py").stdout == f"hello\n{tmp_path}\nmine.py\n"
         sb.run_code("open('mine.py', 'w').write('answer = 1')")
         assert sb.files.read(f"{tmp_path}/mine.py") == b"answer = 1"

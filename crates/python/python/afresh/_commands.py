@@ -15,13 +15,15 @@ from typing import Any, TypeAlias
 
 from . import _native
 from ._result import result
-from .errors import CommandError, ProgramError, SessionError, TimeLimitError
+from .errors import AfreshError, CommandError, ProgramError, SessionError, TimeLimitError
 
 OnText: TypeAlias = Callable[[str], object]
 
 _SHELL = "/bin/sh"
 # Seconds of one wait for background work.
 _WAIT = 0.05
+# Maximum bytes of input in one request.
+_PIECE = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,19 +225,47 @@ class Process:
     def wait(self, timeout: float | None, stopper: _native.Stopper | None) -> CommandResult:
         """Lets the sandbox run until the command has ended."""
         until = None if timeout is None else time.monotonic() + timeout
+        return self.wait_until(until, timeout, stopper)
+
+    def wait_until(self, until: float | None, timeout: float | None, stopper: _native.Stopper | None) -> CommandResult:
+        """As `wait`, up to a moment."""
         first = True
         while True:
             self.collect()
             done = self.ended()
             if done is not None:
                 return done
-            if until is not None and time.monotonic() >= until:
-                raise TimeLimitError(f"the command {self.pid} ran longer than {timeout} s")
-            left = _WAIT if until is None else min(_WAIT, max(until - time.monotonic(), 0))
-            may_go_on = _native.drive(self.session, left, stopper, first)
-            first = False
-            if not may_go_on:
+            if not self._slice(until, timeout, stopper, first=first):
                 self._check_progress(stopper)
+            first = False
+
+    def _slice(
+        self, until: float | None, timeout: float | None, stopper: _native.Stopper | None, *, first: bool
+    ) -> bool:
+        """Lets the sandbox run for a slice; whether it may do something by itself afterwards."""
+        left = _WAIT if until is None else min(_WAIT, until - time.monotonic())
+        if left <= 0:
+            raise TimeLimitError(f"the command {self.pid} ran longer than {timeout} s")
+        return _native.drive(self.session, left, stopper, first)
+
+    def feed(
+        self, data: bytes | str, until: float | None, timeout: float | None, stopper: _native.Stopper | None
+    ) -> None:
+        """Writes all of its input as it reads it, and ends that. What it does not want to read is dropped."""
+        given = data.encode() if isinstance(data, str) else bytes(data)
+        at, first, goes_on = 0, True, True
+        while at < len(given):
+            piece = base64.b64encode(given[at : at + _PIECE]).decode()
+            fed = operate(self.session, stopper, "feed", pid=self.pid, data=piece)
+            self.collect()
+            if fed is None or fed is False:
+                break
+            at += fed
+            if fed == 0 and not goes_on:
+                self._check_progress(stopper)
+            goes_on = fed > 0 or self._slice(until, timeout, stopper, first=first)
+            first = False
+        operate(self.session, stopper, "close", pid=self.pid)
 
     def _check_progress(self, stopper: _native.Stopper | None) -> None:
         """Raises an error where a wait would never end: all processes wait for the host."""
@@ -279,7 +309,7 @@ class Process:
         """Ends it, where another error is on its way already."""
         try:
             self.signal(signals.SIGKILL, None)
-        except SessionError:
+        except AfreshError:
             # The sandbox is closed or failed, and its processes are gone.
             return
 
@@ -318,25 +348,20 @@ def _gone(pid: int) -> SessionError:
     )
 
 
-def run(process: Process, timeout: float | None, stopper: _native.Stopper | None) -> CommandResult:
-    """Waits for a command. One that is cut short is killed, and the sandbox can be used further."""
+def run(
+    process: Process, stdin: bytes | str | None, timeout: float | None, stopper: _native.Stopper | None
+) -> CommandResult:
+    """Gives a command its input, and waits for it. One that is cut short is killed, and the sandbox can be used
+    further.
+    """
+    until = None if timeout is None else time.monotonic() + timeout
     try:
-        return process.wait(timeout, stopper)
+        if stdin is not None:
+            process.feed(stdin, until, timeout, stopper)
+        return process.wait_until(until, timeout, stopper)
     except BaseException:
         process.kill()
         raise
-
-
-def feed(process: Process, data: bytes | str, stopper: _native.Stopper | None) -> None:
-    """Writes all of the input of a command, and ends that."""
-    given = data.encode() if isinstance(data, str) else bytes(data)
-    for at in range(0, len(given), _PIECE):
-        process.send(given[at : at + _PIECE], stopper)
-    process.close(stopper)
-
-
-# Maximum bytes of input in one request: less than a pipe holds.
-_PIECE = 32 << 10
 
 
 def info(listed: dict[str, Any]) -> CommandInfo:
@@ -448,9 +473,7 @@ class Commands:
         """
         request = wanted(command, cwd=cwd, env=env, stdin=stdin is not None)
         process = Process.start(self._session, request, Streams(on_stdout, on_stderr), None)
-        if stdin is not None:
-            feed(process, stdin, None)
-        return run(process, default_timeout(self._session, timeout), None)
+        return run(process, stdin, default_timeout(self._session, timeout), None)
 
     def start(
         self,
@@ -552,9 +575,7 @@ class AsyncCommands:
 
         def work(stopper: _native.Stopper) -> CommandResult:
             process = Process.start(self._session, request, streams, stopper)
-            if stdin is not None:
-                feed(process, stdin, stopper)
-            return run(process, default_timeout(self._session, timeout), stopper)
+            return run(process, stdin, default_timeout(self._session, timeout), stopper)
 
         done: CommandResult = await self._away(work)
         return done

@@ -20,6 +20,7 @@ _REPORT_TIMEOUT = 30
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)*t?)?")
 # Host directories that every program may read anyway.
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin")
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _REPORT = "import json, sys; print(json.dumps([sys.executable, sys.prefix, sys.exec_prefix, sys.base_prefix]))"
 
 
@@ -117,7 +118,8 @@ def linux(
             never reach the host. Their files must not change while the guest is in use.
         net: Servers that it may connect to: ``"api.example.org:443"``, ``"*.example.org:*"``, ``"192.0.2.7:5432"``, or
             ``"db:5432=127.0.0.1:5433"`` for one that is elsewhere. None by default.
-        env: Environment variables of the interpreter and its commands.
+        env: Environment variables of the interpreter and its commands. PATH begins with the directory of the
+            interpreter if it is not among them.
         cwd: The directory that code and commands start in, within the sandbox; the present directory if ``dirs``
             contain it, and ``/home/user`` otherwise.
         timeout: Most seconds for one call of this object's own `run_code`.
@@ -143,7 +145,12 @@ def linux(
     """
     executable, own = _interpreter(os.fspath(program))
     given = options(
-        dirs=dirs, net=net, env=env, memory_limit=memory_limit, storage_limit=storage_limit, start=setup_timeout
+        dirs=dirs,
+        net=net,
+        env={"PATH": f"{os.path.dirname(executable)}:{_PATH}", **(env or {})},
+        memory_limit=memory_limit,
+        storage_limit=storage_limit,
+        start=setup_timeout,
     )
     if cwd is None:
         cwd = here(given["dirs"])

@@ -57,19 +57,20 @@ class PortConnection:
         # Whether bytes have passed since the sandbox ran.
         self._moved = False
         until = time.monotonic() + timeout
-        first = True
+        first = goes_on = True
         while True:
             connection = _native.dial(session, port)
             if connection is not None:
                 self._connection = connection
                 self._moved = True
                 return
-            # The program may be about to listen.
-            if not self._proceed(until, first=first):
+            if not goes_on:
                 raise SessionError(
                     f"nothing listens on port {port} of the sandbox, and no process in it is about to: start a server, "
                     "on 127.0.0.1 or all addresses"
                 )
+            # The program may be about to listen.
+            goes_on = self._proceed(until, first=first)
             first = False
 
     def __enter__(self) -> PortConnection:
