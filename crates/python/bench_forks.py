@@ -1,6 +1,6 @@
 """Forks of a warm Linux program that have all answered: time and memory, as a JSON object.
 
-Usage: ``python bench_forks.py [COUNT] [--python PATH] [--threads N]``. With an interpreter that has numpy, the warm state
+Usage: ``python bench_forks.py [COUNT] [--python PATH] [--threads N]``. With an interpreter of numpy, the warm state
 has numpy and an array, otherwise a list. Memory is the proportional set size (PSS) of this process and the sandboxes,
 without that from before the forks, beside the pages that the sandboxes have written (private and dirty).
 """

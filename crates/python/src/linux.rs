@@ -81,22 +81,29 @@ pub(crate) fn take_output<'py>(
     Some((stdout, stderr, output.truncated, output.ended, moves))
 }
 
-/// Lets background work run for a slice of time, once its next event is due, or for `wait` seconds without one. Returns
-/// whether something may still happen by itself. `first` begins a wait that `Session.stop` may end. `moved` is whether
-/// bytes of a connection have passed since the last slice, so that a program may run though no event is due.
+/// Begins a wait of several slices, which `Session.stop` ends from now on.
 #[pyfunction]
-#[pyo3(signature = (session, wait, stopper, first, moved = false))]
+pub(crate) fn begin_wait(session: &Session) -> PyResult<()> {
+    check(session)?;
+    session.begin();
+    Ok(())
+}
+
+/// Lets background work run for a slice of time, once its next event is due, or waits `wait` seconds without one.
+/// Returns whether something may still happen by itself. `moved` is whether bytes of a connection have passed since the
+/// last slice, so that a program may run though no event is due.
+#[pyfunction]
+#[pyo3(signature = (session, wait, stopper, moved = false))]
 pub(crate) fn drive(
     py: Python<'_>,
     session: &Session,
     wait: f64,
     stopper: Option<&Bound<'_, Stopper>>,
-    first: bool,
     moved: bool,
 ) -> PyResult<bool> {
     check(session)?;
     let wait = Duration::try_from_secs_f64(wait.max(0.0)).unwrap_or(MAX_WAIT).min(MAX_WAIT);
-    let stops = session.stops(stopper, first);
+    let stops = session.stops(stopper);
     let commands = session.commands().clone();
     session.with(py, move |live| {
         if stops.iter().any(Stop::is_set) {

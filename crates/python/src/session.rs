@@ -120,14 +120,16 @@ impl Session {
         &self.commands
     }
 
-    /// The flags that end a call. A `new` one is not ended by a stop from before.
-    pub(crate) fn stops(&self, stopper: Option<&Bound<'_, Stopper>>, new: bool) -> [Stop; 2] {
-        if new {
-            self.stop.clear();
-        }
+    /// Begins a call, which is not ended by a stop from before.
+    pub(crate) fn begin(&self) {
+        self.stop.clear();
         if self.closing.load(Ordering::Acquire) {
             self.stop.set();
         }
+    }
+
+    /// The flags that end a call.
+    pub(crate) fn stops(&self, stopper: Option<&Bound<'_, Stopper>>) -> [Stop; 2] {
         [self.stop.clone(), stopper.map(|stopper| stopper.get().flag()).unwrap_or_default()]
     }
 
@@ -218,10 +220,7 @@ impl Session {
         let commands = linux.then(|| self.commands.clone());
         let callables = Callables { sink, dispatch, commands };
         self.with(py, |session| {
-            self.stop.clear();
-            if self.closing.load(Ordering::Acquire) {
-                self.stop.set();
-            }
+            self.begin();
             let stops = [self.stop.clone(), stop.unwrap_or_default()];
             let looked_up;
             let handler = match export {

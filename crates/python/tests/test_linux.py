@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -100,7 +99,7 @@ def test_tools_are_called_from_code_and_its_threads(python: afresh.Warm) -> None
 
 def test_a_tool_that_never_returns_is_abandoned_at_the_time_limit(python: afresh.Warm) -> None:
     released = threading.Event()
-    with python.sandbox(timeout=0.5, tools={"hang": lambda: released.wait(60)}) as sb:
+    with python.sandbox(timeout=2, tools={"hang": lambda: released.wait(60)}) as sb:
         clean = sb.checkpoint()
         assert isinstance(sb.run_code("hang()").error, afresh.TimeLimitError)
         assert sb.failed
@@ -111,7 +110,7 @@ def test_a_tool_that_never_returns_is_abandoned_at_the_time_limit(python: afresh
 
 @pytest.mark.parametrize("code", ["while True: pass", "time.sleep(60)", "subprocess.run(['sleep', '60'])"])
 def test_code_ends_at_its_time_limit_wherever_it_waits(python: afresh.Warm, code: str) -> None:
-    with python.sandbox(timeout=0.3) as sb:
+    with python.sandbox(timeout=2) as sb:
         clean = sb.checkpoint()
         assert isinstance(sb.run_code(code).error, afresh.TimeLimitError)
         with pytest.raises(afresh.SessionError):
@@ -120,12 +119,10 @@ def test_code_ends_at_its_time_limit_wherever_it_waits(python: afresh.Warm, code
         assert sb.eval("warm") == 41
 
 
-def test_code_is_stopped_from_another_thread(box: afresh.Sandbox) -> None:
+def test_code_is_stopped(box: afresh.Sandbox) -> None:
     clean = box.checkpoint()
-    timer = threading.Timer(0.2, box.stop)
-    timer.start()
-    assert isinstance(box.run_code("time.sleep(60)").error, afresh.StoppedError)
-    timer.join()
+    stopped = box.run_code("print('up'); time.sleep(60)", on_output=lambda *_: box.stop())
+    assert isinstance(stopped.error, afresh.StoppedError)
     box.rollback(clean)
     assert box.eval("warm") == 41
 
@@ -247,9 +244,8 @@ def test_background_threads_of_code_run_while_the_sandbox_does(box: afresh.Sandb
     box.run_code("ticks = []\ndef tick():\n  while True:\n    ticks.append(1); time.sleep(0.01)")
     box.run_code("threading.Thread(target=tick, daemon=True).start()")
     before = box.eval("len(ticks)")
-    time.sleep(0.2)
-    box.proceed(0.2)
-    assert box.eval("len(ticks)") >= before + 5
+    while box.eval("len(ticks)") < before + 5:
+        box.proceed(0.05)
 
 
 def test_map_gives_results_in_order_and_failures_in_place(python: afresh.Warm) -> None:
@@ -257,7 +253,7 @@ def test_map_gives_results_in_order_and_failures_in_place(python: afresh.Warm) -
         return number * 2
 
     code = "lambda n: 60 // (n - 3) if n != 4 else time.sleep(60)"
-    results = python.map(code, range(7), concurrency=2, timeout=1)
+    results = python.map(code, range(7), concurrency=2, timeout=3)
     assert [r.value for r in results] == [-20, -30, -60, None, None, 30, 20]
     assert isinstance(results[3].error, afresh.ProgramError)
     assert isinstance(results[4].error, afresh.TimeLimitError)

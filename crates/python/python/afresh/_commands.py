@@ -224,36 +224,33 @@ class Process:
 
     def wait(self, timeout: float | None, stopper: _native.Stopper | None) -> CommandResult:
         """Lets the sandbox run until the command has ended."""
+        _native.begin_wait(self.session)
         until = None if timeout is None else time.monotonic() + timeout
         return self.wait_until(until, timeout, stopper)
 
     def wait_until(self, until: float | None, timeout: float | None, stopper: _native.Stopper | None) -> CommandResult:
         """As `wait`, up to a moment."""
-        first = True
         while True:
             self.collect()
             done = self.ended()
             if done is not None:
                 return done
-            if not self._slice(until, timeout, stopper, first=first):
+            if not self._slice(until, timeout, stopper):
                 self._check_progress(stopper)
-            first = False
 
-    def _slice(
-        self, until: float | None, timeout: float | None, stopper: _native.Stopper | None, *, first: bool
-    ) -> bool:
+    def _slice(self, until: float | None, timeout: float | None, stopper: _native.Stopper | None) -> bool:
         """Lets the sandbox run for a slice; whether it may do something by itself afterwards."""
         left = _WAIT if until is None else min(_WAIT, until - time.monotonic())
         if left <= 0:
             raise TimeLimitError(f"the command {self.pid} ran longer than {timeout} s")
-        return _native.drive(self.session, left, stopper, first)
+        return _native.drive(self.session, left, stopper)
 
     def feed(
         self, data: bytes | str, until: float | None, timeout: float | None, stopper: _native.Stopper | None
     ) -> None:
         """Writes all of its input as it reads it, and ends that. What it does not want to read is dropped."""
         given = data.encode() if isinstance(data, str) else bytes(data)
-        at, first, goes_on = 0, True, True
+        at, goes_on = 0, True
         while at < len(given):
             piece = base64.b64encode(given[at : at + _PIECE]).decode()
             fed = operate(self.session, stopper, "feed", pid=self.pid, data=piece)
@@ -263,8 +260,7 @@ class Process:
             at += fed
             if fed == 0 and not goes_on:
                 self._check_progress(stopper)
-            goes_on = fed > 0 or self._slice(until, timeout, stopper, first=first)
-            first = False
+            goes_on = fed > 0 or self._slice(until, timeout, stopper)
         operate(self.session, stopper, "close", pid=self.pid)
 
     def _check_progress(self, stopper: _native.Stopper | None) -> None:
@@ -277,7 +273,7 @@ class Process:
             if self.ended() is None:
                 raise _gone(self.pid)
             return
-        if not _native.drive(self.session, 0, stopper, False):
+        if not _native.drive(self.session, 0, stopper):
             self.collect()
             if self.ended() is None:
                 raise SessionError(
@@ -287,16 +283,15 @@ class Process:
 
     def read(self, timeout: float, stopper: _native.Stopper | None) -> str:
         """Output since the last read; waits for some."""
+        _native.begin_wait(self.session)
         until = time.monotonic() + timeout
-        first = True
         while True:
             text = "".join(self.collect())
             left = until - time.monotonic()
             if text or self.ended() is not None or left <= 0:
                 return text
-            if not _native.drive(self.session, min(_WAIT, left), stopper, first):
+            if not _native.drive(self.session, min(_WAIT, left), stopper):
                 return "".join(self.collect())
-            first = False
 
     def signal(self, number: int, stopper: _native.Stopper | None) -> bool:
         """Sends it and its descendants a signal; whether it still ran."""
@@ -334,12 +329,11 @@ class Process:
 
 def proceed(session: _native.Session, seconds: float, stopper: _native.Stopper | None) -> None:
     """Lets a sandbox run until all of it waits for the host, for so many seconds at most."""
+    _native.begin_wait(session)
     until = time.monotonic() + seconds
-    first = True
     while (left := until - time.monotonic()) > 0:
-        if not _native.drive(session, min(_WAIT, left), stopper, first):
+        if not _native.drive(session, min(_WAIT, left), stopper):
             return
-        first = False
 
 
 def _gone(pid: int) -> SessionError:

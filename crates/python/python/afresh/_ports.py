@@ -57,7 +57,8 @@ class PortConnection:
         # Whether bytes have passed since the sandbox ran.
         self._moved = False
         until = time.monotonic() + timeout
-        first = goes_on = True
+        _native.begin_wait(session)
+        goes_on = True
         while True:
             connection = _native.dial(session, port)
             if connection is not None:
@@ -70,8 +71,7 @@ class PortConnection:
                     "on 127.0.0.1 or all addresses"
                 )
             # The program may be about to listen.
-            goes_on = self._proceed(until, first=first)
-            first = False
+            goes_on = self._proceed(until)
 
     def __enter__(self) -> PortConnection:
         return self
@@ -79,7 +79,7 @@ class PortConnection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _proceed(self, until: float, *, first: bool = False) -> bool:
+    def _proceed(self, until: float) -> bool:
         """Lets the sandbox run for a moment; whether it may do something by itself afterwards."""
         left = until - time.monotonic()
         if left <= 0:
@@ -87,7 +87,7 @@ class PortConnection:
                 f"port {self._port} of the sandbox took no connection or gave no answer within {self._timeout} s"
             )
         moved, self._moved = self._moved, False
-        return _native.drive(self._session, min(_WAIT, left), self._stopper, first, moved)
+        return _native.drive(self._session, min(_WAIT, left), self._stopper, moved)
 
     def _exchange(self, data: bytes, room: int) -> tuple[int, bytes, bool]:
         taken, given, ended = _native.exchange(self._session, self._connection, data, room)
