@@ -1,5 +1,6 @@
 //! One evaluation: the request to an interpreter, and its answer.
 
+use std::error::Error;
 use std::time::Instant;
 
 use afresh::wasm::entropy_bytes;
@@ -93,9 +94,26 @@ pub(crate) fn evaluate(
 }
 
 impl Outcome {
-    /// The error of the call, to be kept by its session.
-    pub(crate) fn failure(&self) -> Option<&CallError> {
-        self.answer.as_ref().err()
+    /// The error of the call once more, to be kept by its session: errors cannot be cloned.
+    pub(crate) fn failure(&self) -> Option<CallError> {
+        let error = self.answer.as_ref().err()?;
+        let (function, text) = ("the guest".to_owned(), error.to_string());
+        Some(match (error, &self.state.reason) {
+            (CallError::Request { .. }, _) => CallError::Request { function, source: text.into() },
+            (CallError::Timeout { .. }, _) => CallError::Timeout { function, source: text.into() },
+            (CallError::Stopped { .. }, _) => CallError::Stopped { function, source: text.into() },
+            // A Linux program is ended by its listener.
+            (_, Some(Reason::Timeout)) => {
+                CallError::Timeout { function, source: "it reached its time limit".into() }
+            }
+            (_, Some(Reason::Stopped | Reason::Interrupted(_))) => {
+                CallError::Stopped { function, source: "it was stopped or interrupted".into() }
+            }
+            (error, None) => {
+                let cause = error.source().map_or(text, ToString::to_string);
+                CallError::Guest { function, source: cause.into() }
+            }
+        })
     }
 
     /// The answer of a handler of bytes.

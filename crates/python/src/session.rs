@@ -242,7 +242,7 @@ impl Session {
                 }
                 let (found, whole) =
                     evaluate(lease, handler, &setup, callables, stops, request, true);
-                let failed = found.failure().map(failure_of);
+                let failed = found.failure();
                 outcome = Some(found);
                 match (whole, failed) {
                     (false, Some(error)) => Err(error),
@@ -255,23 +255,6 @@ impl Session {
                 (None, Ok(())) => Err(SessionError::new_err("the guest was not called")),
             }
         })
-    }
-}
-
-/// The same failure once more, for the session to keep: errors cannot be cloned.
-fn failure_of(error: &afresh::CallError) -> afresh::CallError {
-    let (function, text) = ("the guest".to_owned(), error.to_string());
-    match error {
-        afresh::CallError::Request { .. } => {
-            afresh::CallError::Request { function, source: text.into() }
-        }
-        afresh::CallError::Timeout { .. } => {
-            afresh::CallError::Timeout { function, source: text.into() }
-        }
-        afresh::CallError::Stopped { .. } => {
-            afresh::CallError::Stopped { function, source: text.into() }
-        }
-        _ => afresh::CallError::Guest { function, source: text.into() },
     }
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import io
 import json as _json
 import time
@@ -152,14 +151,6 @@ class _Reader(io.RawIOBase):
         return len(data)
 
 
-class _HttpConnection(http.client.HTTPConnection):
-    """HTTP over a connection into a sandbox."""
-
-    def __init__(self, connection: PortConnection, port: int) -> None:
-        super().__init__("localhost", port)
-        self.sock: Any = connection
-
-
 def request(
     session: _native.Session,
     port: int,
@@ -173,6 +164,9 @@ def request(
     stopper: _native.Stopper | None = None,
 ) -> Response:
     """Makes one request in a new connection."""
+    # Its import takes a tenth of the whole package's.
+    import http.client  # noqa: PLC0415
+
     given = dict(headers or {})
     data = body.encode() if isinstance(body, str) else body
     if json is not None:
@@ -183,7 +177,9 @@ def request(
     given.setdefault("Connection", "close")
     limit = default_timeout(session, timeout)
     with PortConnection(session, port, _TIMEOUT if limit is None else limit, stopper) as connection:
-        client = _HttpConnection(connection, port)
+        client = http.client.HTTPConnection("localhost", port)
+        sock: Any = connection
+        client.sock = sock
         try:
             client.request(method, path, body=data, headers=given)
             answer = client.getresponse()
