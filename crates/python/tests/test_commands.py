@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
 
 import afresh
 import pytest
 
-
-@pytest.fixture(scope="session")
-def python() -> afresh.Warm:
-    return afresh.linux("python3")
-
-
-@pytest.fixture
-def box(python: afresh.Warm) -> Iterator[afresh.Sandbox]:
-    with python.sandbox(timeout=60) as sandbox:
-        yield sandbox
+pytestmark = pytest.mark.usefixtures("python")
 
 
 def test_a_command_has_a_status_and_two_streams(box: afresh.Sandbox) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 import afresh
 import pytest
 
+pytestmark = pytest.mark.usefixtures("python")
+
 # Packages of the standard library that the image has in addition to its modules.
 _PACKAGES = ("collections", "encodings", "importlib", "json", "re", "lib-dynload")
 

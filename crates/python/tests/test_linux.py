@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import afresh
 import pytest
 
+pytestmark = pytest.mark.usefixtures("python")
+
 _EXECUTABLE = "__import__('sys').executable"
-
-
-@pytest.fixture(scope="session")
-def python() -> afresh.Warm:
-    return afresh.linux("python3", setup="import os, subprocess, threading, time\nwarm = 41")
-
-
-@pytest.fixture
-def box(python: afresh.Warm) -> Iterator[afresh.Sandbox]:
-    with python.sandbox(timeout=60) as sandbox:
-        yield sandbox
 
 
 def test_code_has_value_text_and_output_and_continues(box: afresh.Sandbox) -> None:
