@@ -1,8 +1,9 @@
-"""Forks of a warm Linux program that have all answered: time and memory, as a JSON object.
+"""Forks of a warm Linux program that have all answered: time and memory, a JSON object a row.
 
 Usage: ``python bench_forks.py [COUNT] [--python PATH] [--threads N]``. With an interpreter of numpy, the warm state
 has numpy and an array, otherwise a list. Memory is the proportional set size (PSS) of this process and the sandboxes,
-without that from before the forks, beside the pages that the sandboxes have written (private and dirty).
+without that from before the forks, beside the pages that the sandboxes have written (private and dirty). Where
+`sandlock` is installed, a row has the time of its forks, which do the same work and end.
 """
 
 from __future__ import annotations
@@ -50,6 +51,28 @@ def memory() -> tuple[int, int]:
     return pss, dirty
 
 
+def sandlock(count: int, *, has_numpy: bool) -> dict[str, object] | None:
+    """The same work in forks of Sandlock."""
+    try:
+        from sandlock import Sandbox  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
+    except ImportError:
+        return None
+    space: dict[str, object] = {}
+
+    def work(number: int) -> None:
+        exec(f"x[0] = {number}; print(int(sum(x)), flush=True)", space)
+
+    readable = ["/usr", "/lib", "/lib64", "/etc", "/proc", "/dev", sys.prefix, sys.base_prefix]
+    template = Sandbox(fs_readable=readable, init_fn=lambda: exec(NUMPY if has_numpy else LIST, space), work_fn=work)
+    with template, Sandbox(fs_readable=readable) as reducer:
+        started = time.perf_counter()
+        done = reducer.reduce(["wc", "-l"], template.fork(count))
+        answered = time.perf_counter()
+    if not done.success:
+        raise SystemExit(f"sandlock failed: {done.error}")
+    return {"who": "sandlock", "forks": count, "numpy": has_numpy, "answered_s": round(answered - started, 3)}
+
+
 def main() -> None:
     """Forks, asks, and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -80,6 +103,7 @@ def main() -> None:
         closed = time.perf_counter()
     pss, written = after[0] - before[0], after[1] - before[1]
     row = {
+        "who": "afresh",
         "forks": given.count,
         "numpy": has_numpy,
         "fork_s": round(forked - started, 3),
@@ -89,7 +113,10 @@ def main() -> None:
         "written_mib": round(written / 1024, 1),
         "pss_by_written": round(pss / written, 3),
     }
-    print(json.dumps(row))
+    print(json.dumps(row), flush=True)
+    rival = sandlock(given.count, has_numpy=has_numpy)
+    if rival is not None:
+        print(json.dumps(rival))
 
 
 if __name__ == "__main__":
