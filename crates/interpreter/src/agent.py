@@ -1,12 +1,13 @@
-# The guest's half of Python as a Linux program: it follows `cells.py` in the same module, reads requests from standard
-# input, each after its length, and writes frames to `/dev/host`, each after its length. It also runs
-# commands. Output of either goes to its standard streams: the host reads both, and can attribute the output, because
-# each command leads a session.
+# The guest's half of Python as a Linux program: it follows `cells.py` in the same module, reads requests from its
+# first standard input, each after its length, and writes frames to `/dev/host`, each after its length. The reply of a
+# tool comes through that input as well. It also runs commands. Output of either goes to its standard streams: the host
+# reads both, and can attribute the output, because each command leads a session.
 #
 # Promises: each request gets one answer, in one frame; the end of each command is reported once, in a frame during a
 # request or between two. Processes that code or a command leaves running continue. Output of terminals is reported in
-# frames, between two requests.
+# frames, between two requests. May break it: a process made by `os.fork` that reads the requests' descriptor.
 
+import _thread
 import base64
 import contextlib
 import fcntl
@@ -27,17 +28,33 @@ ENDED = 5
 SHOWN = 7
 
 _HOST = os.open("/dev/host", os.O_WRONLY | os.O_CLOEXEC)
+# Requests come through here. Descriptor 0 is empty, for code that reads standard input and for its child processes.
+_REQUESTS = os.dup(0)
+_null = os.open("/dev/null", os.O_RDONLY)
+os.dup2(_null, 0)
+os.close(_null)
+# Held by the thread that reads requests: the first one between two evaluations, and any that waits for a tool.
+_reading = _thread.allocate_lock()
+_PROCESS = os.getpid()
+# Maximum bytes of one read of a request.
+_PART = 1 << 18
 
 
 def _exactly(length):
-    """So many bytes of the input; None at its end."""
-    data = b""
+    """So many bytes of the requests; None at their end."""
+    data = bytearray()
     while len(data) < length:
-        piece = os.read(0, length - len(data))
+        piece = os.read(_REQUESTS, min(length - len(data), _PART))
         if not piece:
             return None
         data += piece
-    return data
+    return bytes(data)
+
+
+def _message():
+    """A message from the host; None at their end."""
+    head = _exactly(4)
+    return None if head is None else _exactly(int.from_bytes(head, "little"))
 
 
 # Seconds that a command has to read its input, before it gets more.
@@ -78,6 +95,20 @@ def _send(frame):
     return b""
 
 
+def _ask(frame):
+    """Hands a frame to the host; the reply, if it is a call of a tool."""
+    if frame[0] != TOOL:
+        return _send(frame)
+    if os.getpid() != _PROCESS:
+        raise RuntimeError("tools can be called in the first process of a sandbox, not in one made by fork")
+    with _reading:
+        _send(frame)
+        reply = _message()
+    if reply is None:
+        raise ConnectionAbortedError("the host has ended the requests")
+    return reply
+
+
 def _show(number):
     """Hands on what a command's terminal shows: whether there was something."""
     # The end of the command may be noticed at the same time, and is reported after this.
@@ -102,7 +133,7 @@ def _wait():
     signal.set_wakeup_fd(_woken[1], warn_on_full_buffer=False)
     _tell_ended()
     while True:
-        ready = select.select((0, _woken[0], *_terminals.values()), (), ())[0]
+        ready = select.select((_REQUESTS, _woken[0], *_terminals.values()), (), ())[0]
         if _woken[0] in ready:
             # A signal may have come just before the wait, where its handler is not called during it.
             with contextlib.suppress(BlockingIOError):
@@ -111,7 +142,7 @@ def _wait():
         for number, terminal in list(_terminals.items()):
             if terminal in ready:
                 _show(number)
-        if 0 in ready:
+        if _REQUESTS in ready:
             return
 
 
@@ -190,13 +221,32 @@ def _start(wanted):
     return process.pid
 
 
-def _input(process, data):
-    """Writes to a command's input, or types at its terminal."""
+def _input_of(process):
+    """The descriptor of a command's input or terminal."""
     to = _terminals.get(process.pid)
     if to is None and process.stdin is not None and not process.stdin.closed:
         to = process.stdin.fileno()
     if to is None:
         raise ValueError("the command has no input")
+    return to
+
+
+def _feed(process, data):
+    """Writes as much to a command's input as fits: how many bytes; None if it reads no more."""
+    to, fed = _input_of(process), 0
+    try:
+        while fed < len(data):
+            fed += os.write(to, data[fed:])
+    except BlockingIOError:
+        pass
+    except BrokenPipeError:
+        return None
+    return fed
+
+
+def _input(process, data):
+    """Writes to a command's input, or types at its terminal."""
+    to = _input_of(process)
     while data:
         with contextlib.suppress(BlockingIOError):
             data = data[os.write(to, data) :]
@@ -221,6 +271,8 @@ def _command(wanted):
                 os.killpg(process.pid, wanted["signal"])
         case "input":
             _input(process, base64.b64decode(wanted["data"]))
+        case "feed":
+            return _feed(process, base64.b64decode(wanted["data"]))
         case "close":
             if process.stdin is not None:
                 process.stdin.close()
@@ -254,7 +306,7 @@ def _run_command(data):
 def serve():
     """Answers requests until the input ends."""
     global _call
-    _call = _send
+    _call = _ask
     for directory in ("/tmp", "/home/user"):
         os.makedirs(directory, exist_ok=True)
     os.chdir("/home/user")
@@ -269,12 +321,10 @@ def serve():
     begin_contexts()
     warm_cells()
     settle()
+    _reading.acquire()
     while True:
         _wait()
-        head = _exactly(4)
-        if head is None:
-            return
-        request = _exactly(int.from_bytes(head, "little"))
+        request = _message()
         if request is None:
             return
         if request[0] == COMMAND:
@@ -282,7 +332,12 @@ def serve():
                 answer, succeeded = _run_command(request), True
                 _send(answer)
         else:
-            answer, succeeded = evaluate(request)
+            _reading.release()
+            try:
+                answer, succeeded = evaluate(request)
+            finally:
+                # A thread that waits for a tool has its reply first.
+                _reading.acquire()
             _send(answer)
         if request[0] == SETUP:
             if not succeeded:

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use afresh::wasm::entropy_bytes;
 use afresh::{CallError, Channel, Entry, Lease, Writer};
 
-use crate::frame::FrameStream;
+use crate::frame::{Frame, FrameStream};
 use crate::listener::{Hearing, HostCallbacks, Stream};
 use crate::request::{CallConvention, Request};
 
@@ -61,6 +61,14 @@ pub(crate) fn after_length(bytes: &[u8]) -> Vec<u8> {
 struct Frames<L> {
     hearing: Hearing<L>,
     stream: FrameStream,
+    /// A call of a host function whose reply is due.
+    tool: Option<Vec<u8>>,
+}
+
+impl<L: HostCallbacks> Frames<L> {
+    fn of(listener: L) -> Self {
+        Self { hearing: Hearing::of(listener), stream: FrameStream::default(), tool: None }
+    }
 }
 
 impl<L: HostCallbacks> Frames<L> {
@@ -82,10 +90,12 @@ impl<L: HostCallbacks> Frames<L> {
             };
             return heard.is_ok();
         }
-        let hearing = &mut self.hearing;
-        // Host functions have no answer here.
-        self.stream
-            .push(piece, |frame| matches!(hearing.hear(frame), Ok(Some(said)) if said.is_empty()))
+        let (hearing, tool) = (&mut self.hearing, &mut self.tool);
+        self.stream.push(piece, |frame| match Frame::parse(frame) {
+            // The program waits for the reply on its standard input, so only one is due.
+            Some(Frame::Tool(request)) => tool.replace(request.to_vec()).is_none(),
+            _ => matches!(hearing.hear(frame), Ok(Some(said)) if said.is_empty()),
+        })
     }
 }
 
@@ -98,13 +108,19 @@ struct SharedFrames<L>(Arc<Mutex<Frames<L>>>);
 
 impl<L: HostCallbacks> SharedFrames<L> {
     fn new(listener: L) -> Self {
-        let frames = Frames { hearing: Hearing::of(listener), stream: FrameStream::default() };
-        Self(Arc::new(Mutex::new(frames)))
+        Self(Arc::new(Mutex::new(Frames::of(listener))))
     }
 
     fn hear(&self) -> impl FnMut(Writer, &[u8]) -> bool + Send + 'static {
         let hearing = Arc::clone(&self.0);
         move |from, piece| lock(&hearing).hear(from, piece)
+    }
+
+    /// The reply to a call of a host function, if one is due; an error ends the guest's call.
+    fn reply(&self) -> Option<afresh::wasm::wasmtime::Result<Vec<u8>>> {
+        let mut frames = lock(&self.0);
+        let request = frames.tool.take()?;
+        Some(frames.hearing.listener.call(&request))
     }
 
     fn taken(self) -> Hearing<L> {
@@ -120,7 +136,16 @@ fn through_streams<L: HostCallbacks>(
 ) -> Evaluated<L> {
     let name = function.name().to_owned();
     let ears = SharedFrames::new(listener);
-    let called = lease.call_heard(function, &after_length(request.bytes()), ears.hear());
+    let mut called = lease.call_heard(function, &request.after_length(), ears.hear());
+    // A program that calls a host function waits for the next bytes of its input.
+    while called.is_ok()
+        && let Some(reply) = ears.reply()
+    {
+        called = match reply {
+            Ok(reply) => lease.call_heard(name.as_str(), &after_length(&reply), ears.hear()),
+            Err(error) => Err(CallError::Stopped { function: name.clone(), source: error.into() }),
+        };
+    }
     let Hearing { given, listener, .. } = ears.taken();
     // A program that has ended itself has answered nothing, however it ended.
     let answer = called.and_then(|()| {
@@ -186,19 +211,22 @@ mod tests {
     fn frames_are_put_together_however_they_come() {
         let all = [&b"\x01one"[..], b"\x02two", b"\x00answer"].map(after_length).concat();
         for size in 1..all.len() {
-            let mut frames =
-                Frames { hearing: Hearing::of(Message::default()), stream: FrameStream::default() };
+            let mut frames = Frames::of(Message::default());
             assert!(frames.hear(Channel::Messages.into(), b"printed"));
             assert!(all.chunks(size).all(|piece| frames.hear(Channel::Host.into(), piece)));
             assert_eq!(frames.hearing.listener.0, "Stderr printed Stdout one Stderr two ");
             assert_eq!(frames.hearing.given.as_deref(), Some(&b"answer"[..]));
         }
-        let mut frames =
-            Frames { hearing: Hearing::of(Message::default()), stream: FrameStream::default() };
+        // The call of a host function waits for its reply, and a second one before that is refused.
+        let mut frames = Frames::of(Message::default());
+        let tool = after_length(b"\x03\x80");
+        assert!(frames.hear(Channel::Host.into(), &tool));
+        assert_eq!(frames.tool.as_deref(), Some(&b"\x80"[..]));
+        assert!(!frames.hear(Channel::Host.into(), &tool));
+        let mut frames = Frames::of(Message::default());
         assert!(!frames.hear(Channel::Host.into(), &u32::MAX.to_le_bytes()));
-        for wrong in [&b""[..], b"\x03\x80", b"\x09"] {
-            let mut frames =
-                Frames { hearing: Hearing::of(Message::default()), stream: FrameStream::default() };
+        for wrong in [&b""[..], b"\x09"] {
+            let mut frames = Frames::of(Message::default());
             assert!(!frames.hear(Channel::Host.into(), &after_length(wrong)), "{wrong:?}");
         }
     }

@@ -70,6 +70,12 @@ const PROGRAM_PARTS: [&str; 4] = [
     include_str!("cells.py"),
     include_str!("agent.py"),
 ];
+/// The file of such a program that names its language.
+#[cfg(feature = "linux")]
+const MARKER: &str = "/run/afresh/language";
+/// Maximum bytes of that name.
+#[cfg(feature = "linux")]
+const MAX_MARKER: u64 = 64;
 
 /// No guest is known that evaluates a language.
 #[derive(Debug, thiserror::Error)]
@@ -157,11 +163,27 @@ impl Language {
         // An image uses its own interpreter.
         let program = program.entry_point(["python3"]).arg("-I").arg("-c");
         let parts: Vec<_> = [DRIVER].into_iter().chain(PROGRAM_PARTS).collect();
-        let program = program.arg(in_module(&parts));
+        let program = program.arg(in_module(&parts)).file(MARKER, self.name());
         // Background work is limited to time slices, so that other programs run.
         let program = program.slice(std::time::Duration::from_millis(50));
-        let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-        Some(program.env("HOME", "/home/user").env("PATH", path).env("LANG", "C.UTF-8"))
+        let program = match program.variable("PATH") {
+            // An image's own.
+            Some(_) => program,
+            None => {
+                program.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+            }
+        };
+        Some(program.env("HOME", "/home/user").env("LANG", "C.UTF-8"))
+    }
+
+    /// The language that a Linux program evaluates: one that [`Language::program`] made, or a snapshot of it. `None`
+    /// for other guests.
+    #[cfg(feature = "linux")]
+    #[must_use]
+    pub fn of_program(guest: &afresh::Guest) -> Option<&'static Self> {
+        let state = guest.as_program()?.state();
+        let name = state.state.files().read_path(MARKER, MAX_MARKER).ok()?;
+        Self::named(std::str::from_utf8(&name).ok()?).ok()
     }
 
     /// The call for a warm-up that runs `source`, which has to succeed.

@@ -2,6 +2,8 @@
 
 use minicbor::Encoder;
 
+use crate::evaluate::after_length;
+
 /// Runs source; the answer is the value of its last expression.
 pub const RUN: u8 = 0;
 /// Runs source that has to come to its end: for warm-ups.
@@ -15,10 +17,13 @@ pub const SETUP: u8 = 4;
 /// * `list` answers with all running commands: an array of `{pid, config: {cmd, args, envs, cwd}, tag}`.
 /// * `signal` sends the command `pid`, and its descendants, the signal `signal`.
 /// * `input` writes `data` (base64) to its input, `close` ends that.
+/// * `resize` sets the `size` of its terminal, rows and columns.
+/// * `feed` writes as much of `data` to its input as fits. The answer is the number of bytes, or nothing if it reads no
+///   more.
 /// * `list_contexts` answers with all contexts of code: an array of `{id, language, cwd}`. `create_context` makes one with
 ///   `id`, `language` and `cwd`, `restart_context` empties the one of `id`, and `remove_context` removes it.
 ///
-/// The answer of `signal`, `input`, `close` and of the last two is whether there is such a command or context.
+/// The answer of the others is whether there is such a command or context; it is `false` for `feed` as well without one.
 pub const COMMAND: u8 = 6;
 /// Code in a context of a Linux program that evaluates code: the source is an object in JSON with the `code`, and
 /// optionally its `language`, its `context` and variables of the environment (`envs`). Its results go to
@@ -150,6 +155,12 @@ impl Request {
     #[must_use]
     pub fn form(&self) -> CallConvention {
         self.form
+    }
+
+    /// As a Linux program reads it from its standard input.
+    #[must_use]
+    pub fn after_length(&self) -> Vec<u8> {
+        after_length(&self.bytes)
     }
 
     /// As the guest reads it.

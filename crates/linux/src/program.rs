@@ -150,6 +150,13 @@ impl Program {
         self
     }
 
+    /// The value of a variable of its environment, which may be the image's.
+    #[must_use]
+    pub fn variable(&self, name: impl AsRef<OsStr>) -> Option<&OsStr> {
+        let found = self.env.iter().find(|(known, _)| known == name.as_ref());
+        found.map(|(_, value)| value.as_os_str())
+    }
+
     /// Lets the guest read the host's file or directory at `path` (absolute), and everything below it.
     ///
     /// Its files must not change while guests are warm: an open file is read again in every call.

@@ -18,11 +18,15 @@ use minicbor::{Decoder, Encoder};
 use pyo3::exceptions::{PyException, PyNameError};
 use pyo3::prelude::*;
 
+use crate::commands::Commands;
 use crate::error::MarshalError;
 use crate::exit;
 use crate::pending::Pending;
 use crate::text::Utf8Decoder;
 use crate::value::{self, Values};
+
+/// Maximum time of a slice of background work. The program itself ends it after a twentieth of that.
+const MAX_SLICE: Duration = Duration::from_secs(1);
 
 /// Ends calls from elsewhere: once set it stays so.
 #[derive(Clone, Debug, Default)]
@@ -101,6 +105,10 @@ pub(crate) struct CallState {
     /// Called with the name and the arguments of a tool.
     tools: Option<Py<PyAny>>,
     signals: Signals,
+    /// The commands of a Linux sandbox.
+    commands: Option<Commands>,
+    /// The call stays whole until then: its limits are those of its caller.
+    until_checked: Option<Instant>,
     /// Receives an interruption where no call has begun.
     warm_up: Option<Interruption>,
 }
@@ -198,8 +206,27 @@ impl CallState {
         }
     }
 
+    /// The same, in a sandbox with these commands.
+    pub(crate) fn with_commands(self, commands: Commands) -> Self {
+        Self { commands: Some(commands), ..self }
+    }
+
+    /// A slice of background work, which ends by itself in time unless the program keeps it from that.
+    pub(crate) fn slice(stops: [Stop; 2], commands: Commands) -> Self {
+        Self {
+            stops,
+            commands: Some(commands),
+            signals: Signals::of_this_thread(),
+            until_checked: Some(Instant::now() + MAX_SLICE),
+            ..Self::default()
+        }
+    }
+
     /// Whether the call is within its limits; otherwise keeps the reason.
     fn proceeds(&mut self) -> bool {
+        if self.until_checked.is_some_and(|until| Instant::now() < until) && !exit::has_begun() {
+            return true;
+        }
         let reason = if self.stops.iter().any(Stop::is_set) || exit::has_begun() {
             Reason::Stopped
         } else if self.until.is_some_and(|until| Instant::now() >= until) {
@@ -222,7 +249,7 @@ impl CallState {
 
     fn keep(&mut self, stream: Stream, bytes: &[u8]) -> Result<(), Cut> {
         let (number, kept, decoder) = match stream {
-            // Guests here have no commands, and so no terminals.
+            // Only commands have terminals.
             Stream::Stdout | Stream::Terminal => (1, &mut self.stdout, &mut self.text[0]),
             Stream::Stderr => (2, &mut self.stderr, &mut self.text[1]),
         };
@@ -343,6 +370,30 @@ impl CallState {
 impl HostCallbacks for CallState {
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
         self.keep(stream, bytes).map_err(|cut| self.ended(cut))
+    }
+
+    fn print_command(&mut self, number: u32, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
+        // Other processes were started by the code, so their output is part of its output.
+        match self.commands.as_ref().is_some_and(|all| all.print(number, stream, bytes)) {
+            true => Ok(()),
+            false => self.print(stream, bytes),
+        }
+    }
+
+    fn answered(&mut self, answer: &[u8]) {
+        if let Some(commands) = &self.commands {
+            commands.answered(answer);
+        }
+    }
+
+    fn command_ended(&mut self, number: u32, status: i32) {
+        if let Some(commands) = &self.commands {
+            commands.ended(number, status);
+        }
+    }
+
+    fn proceeds(&mut self) -> bool {
+        Self::proceeds(self)
     }
 
     fn call(&mut self, request: &[u8]) -> wasmtime::Result<Vec<u8>> {

@@ -1,14 +1,18 @@
-//! The native half of the Python package `afresh`: guests, sessions, and the host side of interpreters.
+//! The native half of the Python package `afresh`: guests, sessions, commands, and the host side of interpreters.
 //!
 //! Promises: no call of a guest holds Python's lock; one evaluation crosses between the languages once; values from a
 //! guest are checked before they are converted. May break it: tools, which are code of the caller and hold the lock.
 
 mod call;
+mod commands;
 mod error;
+mod exec;
 mod exit;
 mod files;
+mod linux;
 mod outcome;
 mod pending;
+mod program;
 mod session;
 mod signals;
 mod text;
@@ -21,6 +25,7 @@ use pyo3::prelude::*;
 #[pymodule]
 #[pyo3(name = "_native")]
 fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<linux::Connection>()?;
     module.add_class::<pending::Pending>()?;
     module.add_class::<session::Checkpoint>()?;
     module.add_class::<session::Session>()?;
@@ -28,6 +33,16 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<warm::Warm>()?;
     module.add_function(wrap_pyfunction!(value::encode, module)?)?;
     module.add_function(wrap_pyfunction!(value::decode, module)?)?;
+    module.add_function(wrap_pyfunction!(linux::command, module)?)?;
+    module.add_function(wrap_pyfunction!(linux::start_command, module)?)?;
+    module.add_function(wrap_pyfunction!(linux::adopt_command, module)?)?;
+    module.add_function(wrap_pyfunction!(linux::take_output, module)?)?;
+    module.add_function(wrap_pyfunction!(linux::begin_wait, module)?)?;
+    module.add_function(wrap_pyfunction!(linux::drive, module)?)?;
+    module.add_function(wrap_pyfunction!(linux::dial, module)?)?;
+    module.add_function(wrap_pyfunction!(linux::exchange, module)?)?;
+    module.add_function(wrap_pyfunction!(linux::hang_up, module)?)?;
+    module.add_function(wrap_pyfunction!(exec::run_program, module)?)?;
     module.add_function(wrap_pyfunction!(exit::end_calls, module)?)?;
     module.add_function(wrap_pyfunction!(exit::forget_calls, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

@@ -1,5 +1,6 @@
 //! One evaluation: the request to an interpreter, and its answer.
 
+use std::error::Error;
 use std::time::Instant;
 
 use afresh::wasm::entropy_bytes;
@@ -10,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
 use crate::call::{CallState, Limits, Reason, Stop};
+use crate::commands::Commands;
 use crate::error::{self, GuestError, MarshalError, StoppedError};
 use crate::value::{self, Values};
 
@@ -20,13 +22,15 @@ pub(crate) struct Setup {
     tools: Tools,
 }
 
-/// The Python callables of one call.
+/// The Python callables of one call, and other receivers of its output.
 #[derive(Default)]
 pub(crate) struct Callables {
     /// Called with a stream's number and the text written.
     pub(crate) sink: Option<Py<PyAny>>,
     /// Called with a tool's name, its arguments, and its named arguments or `None`.
     pub(crate) dispatch: Option<Py<PyAny>>,
+    /// The commands of the sandbox, if it has any.
+    pub(crate) commands: Option<Commands>,
 }
 
 impl Setup {
@@ -46,11 +50,14 @@ impl Setup {
         Request::new(form, what, &self.tools, source, name, arguments)
     }
 
-    /// The request for a minimal evaluation, in its own clone.
-    pub(crate) fn least(&self, form: CallConvention) -> Vec<u8> {
+    /// The request for a minimal evaluation, in its own clone; after its length for a program's standard input.
+    pub(crate) fn least(&self, form: CallConvention, linux: bool) -> Vec<u8> {
         let mut request = self.request(RUN, "1+1", "<sandbox>", None, form);
         request.address_to(1, entropy_bytes());
-        request.bytes().to_vec()
+        match linux {
+            true => request.after_length(),
+            false => request.bytes().to_vec(),
+        }
     }
 }
 
@@ -73,7 +80,10 @@ pub(crate) fn evaluate(
     request: Request,
     counts: bool,
 ) -> (Outcome, bool) {
-    let state = CallState::begin(&setup.limits, callables.sink, callables.dispatch, stops);
+    let mut state = CallState::begin(&setup.limits, callables.sink, callables.dispatch, stops);
+    if let Some(commands) = callables.commands {
+        state = state.with_commands(commands);
+    }
     let started = Instant::now();
     let done = afresh_interpreter::evaluate(lease, handler, request, state);
     let us = started.elapsed().as_secs_f64() * 1e6;
@@ -84,9 +94,26 @@ pub(crate) fn evaluate(
 }
 
 impl Outcome {
-    /// The error of the call, to be kept by its session.
-    pub(crate) fn failure(&self) -> Option<&CallError> {
-        self.answer.as_ref().err()
+    /// The error of the call once more, to be kept by its session: errors cannot be cloned.
+    pub(crate) fn failure(&self) -> Option<CallError> {
+        let error = self.answer.as_ref().err()?;
+        let (function, text) = ("the guest".to_owned(), error.to_string());
+        Some(match (error, &self.state.reason) {
+            (CallError::Request { .. }, _) => CallError::Request { function, source: text.into() },
+            (CallError::Timeout { .. }, _) => CallError::Timeout { function, source: text.into() },
+            (CallError::Stopped { .. }, _) => CallError::Stopped { function, source: text.into() },
+            // A Linux program is ended by its listener.
+            (_, Some(Reason::Timeout)) => {
+                CallError::Timeout { function, source: "it reached its time limit".into() }
+            }
+            (_, Some(Reason::Stopped | Reason::Interrupted(_))) => {
+                CallError::Stopped { function, source: "it was stopped or interrupted".into() }
+            }
+            (error, None) => {
+                let cause = error.source().map_or(text, ToString::to_string);
+                CallError::Guest { function, source: cause.into() }
+            }
+        })
     }
 
     /// The answer of a handler of bytes.

@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::time::Duration;
 
 use afresh::snapshot::SnapshotId;
-use afresh::{SaveOptions, SessionError as Refused};
+use afresh::{CallError, Kind, SaveOptions, SessionError as Refused};
 use afresh_interpreter::Request;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::call::Stop;
+use crate::commands::Commands;
 use crate::error::{self, BusyError, SaveError, SessionError};
 use crate::exit;
 use crate::outcome::{Callables, Outcome, Setup, evaluate};
@@ -82,6 +83,7 @@ pub(crate) struct Session {
     /// The dispatcher of this session alone, as the garbage collector must count it.
     dispatch: Mutex<Option<Py<PyAny>>>,
     stop: Stop,
+    commands: Commands,
 }
 
 /// The description of a state: id, parent, name, pages stored, own pages, own bytes.
@@ -104,7 +106,49 @@ impl Session {
             setup: RwLock::new(Arc::new(setup)),
             dispatch: Mutex::new(dispatch),
             stop: Stop::default(),
+            commands: Commands::default(),
         }
+    }
+
+    /// Whether its guest is a Linux program.
+    pub(crate) fn is_linux(&self) -> bool {
+        self.warm.get().guest.kind() == Kind::Program
+    }
+
+    /// The commands that run in it.
+    pub(crate) fn commands(&self) -> &Commands {
+        &self.commands
+    }
+
+    /// Begins a call, which is not ended by a stop from before.
+    pub(crate) fn begin(&self) {
+        self.stop.clear();
+        if self.closing.load(Ordering::Acquire) {
+            self.stop.set();
+        }
+    }
+
+    /// The flags that end a call.
+    pub(crate) fn stops(&self, stopper: Option<&Bound<'_, Stopper>>) -> [Stop; 2] {
+        [self.stop.clone(), stopper.map(|stopper| stopper.get().flag()).unwrap_or_default()]
+    }
+
+    /// Evaluates code; `what` is a request kind of the guest.
+    #[allow(clippy::too_many_arguments, reason = "called for the Python half only")]
+    pub(crate) fn evaluate<'py>(
+        &self,
+        py: Python<'py>,
+        what: u8,
+        code: &str,
+        name: &str,
+        arguments: Option<&[u8]>,
+        sink: Option<Py<PyAny>>,
+        stopper: Option<&Bound<'py, Stopper>>,
+    ) -> PyResult<Outcome> {
+        let form = self.warm.get().interpreter.as_ref().ok_or_else(no_interpreter)?.form;
+        let request = self.setup().request(what, code, name, arguments, form);
+        let stop = stopper.map(|stopper| stopper.get().flag());
+        self.ask(py, None, sink, stop, request)
     }
 
     fn dispatch(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
@@ -131,7 +175,7 @@ impl Session {
     }
 
     /// Uses the live guest without Python's lock.
-    fn with<R: Send>(
+    pub(crate) fn with<R: Send>(
         &self,
         py: Python<'_>,
         run: impl FnOnce(&mut afresh::Session) -> PyResult<R> + Send,
@@ -167,15 +211,16 @@ impl Session {
         stop: Option<Stop>,
         request: Request,
     ) -> PyResult<Outcome> {
-        signals::check()?;
+        let linux = self.is_linux();
+        if !linux {
+            signals::check()?;
+        }
         let (warm, setup) = (self.warm.get(), self.setup());
         let dispatch = self.dispatch().as_ref().map(|dispatch| dispatch.clone_ref(py));
-        let callables = Callables { sink, dispatch };
+        let commands = linux.then(|| self.commands.clone());
+        let callables = Callables { sink, dispatch, commands };
         self.with(py, |session| {
-            self.stop.clear();
-            if self.closing.load(Ordering::Acquire) {
-                self.stop.set();
-            }
+            self.begin();
             let stops = [self.stop.clone(), stop.unwrap_or_default()];
             let looked_up;
             let handler = match export {
@@ -187,10 +232,17 @@ impl Session {
                 }
             };
             let mut outcome = None;
+            let memory = u64::try_from(setup.limits.memory).unwrap_or(u64::MAX);
             let done = session.with(|lease| {
+                if let Some(program) = lease.as_program().filter(|_| memory != u64::MAX) {
+                    program.limit_memory(memory).map_err(|error| CallError::Host {
+                        function: "the guest".to_owned(),
+                        source: error.into(),
+                    })?;
+                }
                 let (found, whole) =
                     evaluate(lease, handler, &setup, callables, stops, request, true);
-                let failed = found.failure().map(failure_of);
+                let failed = found.failure();
                 outcome = Some(found);
                 match (whole, failed) {
                     (false, Some(error)) => Err(error),
@@ -206,23 +258,6 @@ impl Session {
     }
 }
 
-/// The same failure once more, for the session to keep: errors cannot be cloned.
-fn failure_of(error: &afresh::CallError) -> afresh::CallError {
-    let (function, text) = ("the guest".to_owned(), error.to_string());
-    match error {
-        afresh::CallError::Request { .. } => {
-            afresh::CallError::Request { function, source: text.into() }
-        }
-        afresh::CallError::Timeout { .. } => {
-            afresh::CallError::Timeout { function, source: text.into() }
-        }
-        afresh::CallError::Stopped { .. } => {
-            afresh::CallError::Stopped { function, source: text.into() }
-        }
-        _ => afresh::CallError::Guest { function, source: text.into() },
-    }
-}
-
 fn checkpoint(id: SnapshotId) -> Checkpoint {
     Checkpoint { id }
 }
@@ -235,6 +270,13 @@ fn refused(error: Refused) -> PyErr {
 #[pyclass(frozen, module = "afresh._native")]
 pub(crate) struct Stopper {
     stop: Stop,
+}
+
+impl Stopper {
+    /// The flag that it sets.
+    pub(crate) fn flag(&self) -> Stop {
+        self.stop.clone()
+    }
 }
 
 #[pymethods]
@@ -266,10 +308,7 @@ impl Session {
         stopper: Option<&Bound<'py, Stopper>>,
         exact: bool,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        let form = self.warm.get().interpreter.as_ref().ok_or_else(no_interpreter)?.form;
-        let request = self.setup().request(what, code, name, arguments, form);
-        let stop = stopper.map(|stopper| stopper.get().stop.clone());
-        self.ask(py, None, sink, stop, request)?.into_python(py, exact)
+        self.evaluate(py, what, code, name, arguments, sink, stopper)?.into_python(py, exact)
     }
 
     /// Calls a handler of bytes.
@@ -281,9 +320,22 @@ impl Session {
         input: &[u8],
         stopper: Option<&Bound<'py, Stopper>>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let stop = stopper.map(|stopper| stopper.get().stop.clone());
+        self.warm.get().check_call()?;
+        let stop = stopper.map(|stopper| stopper.get().flag());
         let outcome = self.ask(py, Some(export), None, stop, Request::plain(input))?;
         Ok(PyBytes::new(py, &outcome.into_bytes()?))
+    }
+
+    /// Maximum seconds of a call.
+    #[getter]
+    fn timeout(&self) -> Option<f64> {
+        self.setup().limits.timeout.map(|timeout| timeout.as_secs_f64())
+    }
+
+    /// Maximum bytes kept of each stream.
+    #[getter]
+    fn output_limit(&self) -> usize {
+        self.setup().limits.output
     }
 
     /// Offers other functions from the next call on.
@@ -315,7 +367,9 @@ impl Session {
     /// Goes to a state.
     fn rollback(&self, py: Python<'_>, to: StateRef<'_>) -> PyResult<Checkpoint> {
         let to = to.plain();
-        self.with(py, |session| session.rollback(&to).map(checkpoint).map_err(refused))
+        let moved = self.with(py, |session| session.rollback(&to).map(checkpoint).map_err(refused));
+        self.commands.moved();
+        moved
     }
 
     /// Sessions that start from the present state.
@@ -323,7 +377,9 @@ impl Session {
         let forks = self.with(py, |session| session.fork(count).map_err(refused))?;
         let fork = |session| {
             let dispatch = self.dispatch().as_ref().map(|dispatch| dispatch.clone_ref(py));
-            Self::new(session, self.warm.clone_ref(py), (*self.setup()).clone(), dispatch)
+            let warm = self.warm.clone_ref(py);
+            let fork = Self::new(session, warm, (*self.setup()).clone(), dispatch);
+            Self { commands: self.commands.fork(), ..fork }
         };
         Ok(forks.into_iter().map(fork).collect())
     }
@@ -384,7 +440,9 @@ impl Session {
 
     /// Goes to the state that a delta makes of the present one.
     fn apply(&self, py: Python<'_>, delta: &[u8]) -> PyResult<Checkpoint> {
-        self.with(py, |session| session.apply(delta).map(checkpoint).map_err(refused))
+        let moved = self.with(py, |session| session.apply(delta).map(checkpoint).map_err(refused));
+        self.commands.moved();
+        moved
     }
 
     /// All bytes of a file.
@@ -408,6 +466,31 @@ impl Session {
             let listed = session.files().and_then(|files| files.list(path)).map_err(refused)?;
             let name = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
             Ok(listed.iter().map(|entry| name(&entry.name)).collect())
+        })
+    }
+
+    /// Makes a directory, with those above it that are missing.
+    fn make_directory(&self, py: Python<'_>, path: &str) -> PyResult<()> {
+        self.with(py, |session| {
+            session.files().and_then(|mut files| files.make_directory(path)).map_err(refused)
+        })
+    }
+
+    /// The kind of a file (`file`, `directory`, `link` or `other`), its size and its mode; `None` where there is none.
+    fn stat_file(&self, py: Python<'_>, path: &str) -> PyResult<Option<(&'static str, u64, u32)>> {
+        use afresh::files::{Kind, Refused::Missing};
+        self.with(py, |session| match session.files().and_then(|files| files.stat(path)) {
+            Ok(stat) => {
+                let kind = match stat.kind {
+                    Kind::File => "file",
+                    Kind::Directory => "directory",
+                    Kind::Link => "link",
+                    _ => "other",
+                };
+                Ok(Some((kind, stat.size, stat.mode)))
+            }
+            Err(Refused::Files { source: Missing, .. }) => Ok(None),
+            Err(error) => Err(refused(error)),
         })
     }
 

@@ -1,11 +1,9 @@
 //! A warm guest: opened once, called many times, each time from the same state.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use afresh::{Call, Function, Guest, Options, Reference, SaveOptions};
-use afresh_interpreter::{CallConvention, Request};
-use pyo3::exceptions::PyValueError;
+use afresh_interpreter::{CallConvention, Language, Request};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
@@ -14,6 +12,7 @@ use crate::error::{self, GuestError, OpenError, SaveError};
 use crate::exit;
 use crate::files::{self, Below};
 use crate::outcome::{Callables, Setup, evaluate};
+use crate::program::{ProgramOptions, language, seconds};
 use crate::session::Session;
 use crate::signals;
 
@@ -26,6 +25,9 @@ pub(crate) struct Interpreter {
 impl Interpreter {
     /// The guest's, if it has one.
     fn of(guest: &Guest) -> Option<Self> {
+        if let Some(language) = Language::of_program(guest) {
+            return Some(Self { handler: guest.function(language.form.function()).ok()?, form: language.form });
+        }
         let module = guest.as_module()?;
         CallConvention::ALL.into_iter().find_map(|form| {
             module.function_type(form.function()).ok()?;
@@ -49,23 +51,17 @@ pub(crate) fn limits(
     output: usize,
     result: usize,
 ) -> PyResult<Limits> {
-    let timeout = match timeout {
-        None => None,
-        Some(seconds) => Some(Duration::try_from_secs_f64(seconds).map_err(|_| {
-            PyValueError::new_err(format!(
-                "a timeout of {seconds} s is invalid: give seconds above 0"
-            ))
-        })?),
-    };
+    let timeout = timeout.map(|timeout| seconds(timeout, "a timeout")).transpose()?;
     Ok(Limits { timeout, memory: memory.unwrap_or(usize::MAX), output, result })
 }
 
 #[pymethods]
 impl Warm {
     /// Opens `reference`, or makes a guest of `wasm` that errors call so, and warms it up. `below` are the files that it
-    /// finds, or those that a snapshot needs; `env` is the environment.
+    /// finds, or those that a snapshot needs; `env` is the environment. `linux` has the grants of a snapshot of a
+    /// Linux program.
     #[staticmethod]
-    #[pyo3(signature = (reference, wasm, warm_up, cache, memory, timeout, output, result, stack, below, env))]
+    #[pyo3(signature = (reference, wasm, warm_up, cache, memory, timeout, output, result, stack, below, env, linux))]
     #[allow(clippy::too_many_arguments, reason = "called by the Python half only")]
     fn open(
         py: Python<'_>,
@@ -80,6 +76,7 @@ impl Warm {
         stack: Option<usize>,
         below: Vec<Below>,
         env: Vec<(String, String)>,
+        linux: Option<ProgramOptions>,
     ) -> PyResult<Self> {
         let limits = limits(timeout, memory, output, result)?;
         let (mut wasm_options, interruption) = guest_options();
@@ -93,6 +90,9 @@ impl Warm {
             (Some(tree), Some(_)) => options = options.files(tree),
             (None, None) => {}
             (Some(tree), None) => options = options.files_below(tree),
+        }
+        if let Some(linux) = linux {
+            options = options.linux(linux.shape(None)?);
         }
         if let Some(cache) = cache {
             options = options.cache(cache);
@@ -120,13 +120,47 @@ impl Warm {
         Ok(Self { guest, interpreter, setup: Setup::new(limits, &[]) })
     }
 
-    /// What it is: `module`, `component` or `machine`.
+    /// Opens a Linux program of the host, or of an image, that evaluates code in a language, and runs `setups` in it.
+    /// `limits` are those of calls from the warm state: seconds, and the bytes of output and of a result.
+    #[staticmethod]
+    fn program(
+        py: Python<'_>,
+        reference: &str,
+        language_name: &str,
+        setups: Vec<String>,
+        cache: Option<PathBuf>,
+        linux: ProgramOptions,
+        call_limits: (Option<f64>, usize, usize),
+    ) -> PyResult<Self> {
+        let limits = limits(call_limits.0, None, call_limits.1, call_limits.2)?;
+        let language = language(language_name)?;
+        let mut options =
+            Options::new().kind(afresh::Kind::Program).linux(linux.shape(Some(language))?);
+        if let Some(cache) = cache {
+            options = options.cache(cache);
+        }
+        options = setups
+            .iter()
+            .fold(options, |options, setup| options.warm(language.program_setup(setup)));
+        let guest = py.detach(|| afresh::open(reference, &options));
+        let guest = guest.map_err(|error| match is_late(&error) {
+            true => error::time_limit(format!(
+                "{reference} and its setup were not ready in time: simplify the setup, or raise `setup_timeout`"
+            )),
+            false => error::raise::<OpenError>(&error),
+        })?;
+        let interpreter = Interpreter::of(&guest);
+        Ok(Self { guest, interpreter, setup: Setup::new(limits, &[]) })
+    }
+
+    /// What it is: `module`, `component`, `machine` or `program`.
     #[getter]
     fn kind(&self) -> &'static str {
         match self.guest.kind() {
             afresh::Kind::Module => "module",
             afresh::Kind::Component => "component",
             afresh::Kind::Machine => "machine",
+            afresh::Kind::Program => "program",
             _ => "guest",
         }
     }
@@ -144,7 +178,8 @@ impl Warm {
         export: &str,
         input: &[u8],
     ) -> PyResult<Bound<'py, PyBytes>> {
-        signals::check()?;
+        self.check_signals()?;
+        self.check_call()?;
         let request = Request::plain(input);
         let outcome = exit::detach(py, || {
             let handler = self.guest.function(export).map_err(|error| error::of_call(&error))?;
@@ -168,7 +203,7 @@ impl Warm {
 
     /// Evaluates code from the warm state, and drops its changes.
     fn run<'py>(&self, py: Python<'py>, code: &str, name: &str) -> PyResult<Bound<'py, PyTuple>> {
-        signals::check()?;
+        self.check_signals()?;
         let Interpreter { handler, form } = self.interpreter.as_ref().ok_or_else(no_interpreter)?;
         let outcome = exit::detach(py, || {
             let request = self.setup.request(0, code, name, None, *form);
@@ -213,7 +248,8 @@ impl Warm {
     fn save(&self, py: Python<'_>, to: &str) -> PyResult<String> {
         let to = reference(to)?;
         let form = self.interpreter.as_ref().map(|interpreter| interpreter.form);
-        let least = form.map(|form| Call::bytes(form.function(), self.setup.least(form)));
+        let linux = self.guest.kind() == afresh::Kind::Program;
+        let least = form.map(|form| Call::bytes(form.function(), self.setup.least(form, linux)));
         let saved = py.detach(|| {
             // Pages that every evaluation touches are read first when the snapshot is opened, and not one by one.
             let recorded = least.map(|call| self.guest.save(&to, &SaveOptions::new().record(call)));
@@ -227,6 +263,32 @@ impl Warm {
         });
         Ok(saved.map_err(|error| error::raise::<SaveError>(&error))?.id.to_string())
     }
+}
+
+impl Warm {
+    /// Refuses calls of bytes where the standard input is that of an interpreter.
+    pub(crate) fn check_call(&self) -> PyResult<()> {
+        match self.guest.kind() == afresh::Kind::Program && self.interpreter.is_some() {
+            true => Err(error::SessionError::new_err(
+                "this guest is a Linux program that evaluates code, and has no exports: use `run_code` or `apply`",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Refuses to run a Wasm guest whose traps would reach a Python handler.
+    fn check_signals(&self) -> PyResult<()> {
+        match self.guest.kind() {
+            afresh::Kind::Program => Ok(()),
+            _ => signals::check(),
+        }
+    }
+}
+
+/// Whether a Linux program did not become ready within its time.
+fn is_late(error: &afresh::OpenError) -> bool {
+    let afresh::OpenError::Guest { source, .. } = error else { return false };
+    matches!(source.downcast_ref(), Some(afresh::linux::WarmError::Late { .. }))
 }
 
 /// Parses a reference.

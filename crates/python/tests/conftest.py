@@ -22,6 +22,24 @@ def sb(js: afresh.Warm) -> Iterator[afresh.Sandbox]:
         yield sandbox
 
 
+@pytest.fixture(scope="session")
+def python() -> afresh.Warm:
+    """The host's own interpreter as a Linux program."""
+    try:
+        return afresh.linux("python3", setup="import os, subprocess, threading, time\nwarm = 41")
+    except afresh.OpenError as error:
+        if "this host cannot run Linux guests" in str(error):
+            pytest.skip(f"SKIPPED: {error}")
+        raise
+
+
+@pytest.fixture
+def box(python: afresh.Warm) -> Iterator[afresh.Sandbox]:
+    """A sandbox of it."""
+    with python.sandbox(timeout=60) as sandbox:
+        yield sandbox
+
+
 @pytest.fixture
 def alone() -> Callable[[str], str]:
     """Runs a program in a new Python process, and returns its output."""

@@ -19,15 +19,22 @@ import atexit
 import os
 
 from . import _native
+from ._commands import AsyncCommand, Command, CommandInfo, CommandResult
+from ._exec import async_exec, exec  # noqa: A004
+from ._files import FileInfo
+from ._linux import image, linux
 from ._native import Checkpoint, __version__
+from ._ports import AsyncPort, Port, PortConnection, Response
 from ._result import Result
 from ._sandbox import AsyncSandbox, Sandbox
+from ._terminal import AsyncTerminal, Terminal
 from ._tree import Difference, State, Tree
 from ._values import UNDEFINED, Opaque
 from ._warm import Warm, cache_dir, load, warm
 from .errors import (
     AfreshError,
     BusyError,
+    CommandError,
     GuestError,
     MarshalError,
     OpenError,
@@ -41,26 +48,42 @@ from .errors import (
 __all__ = [
     "UNDEFINED",
     "AfreshError",
+    "AsyncCommand",
+    "AsyncPort",
     "AsyncSandbox",
+    "AsyncTerminal",
     "BusyError",
     "Checkpoint",
+    "Command",
+    "CommandError",
+    "CommandInfo",
+    "CommandResult",
     "Difference",
+    "FileInfo",
     "GuestError",
     "MarshalError",
     "Opaque",
     "OpenError",
+    "Port",
+    "PortConnection",
     "ProgramError",
+    "Response",
     "Result",
     "Sandbox",
     "SaveError",
     "SessionError",
     "State",
     "StoppedError",
+    "Terminal",
     "TimeLimitError",
     "Tree",
     "Warm",
     "__version__",
+    "async_exec",
     "cache_dir",
+    "exec",
+    "image",
+    "linux",
     "load",
     "warm",
 ]

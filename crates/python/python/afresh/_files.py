@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from . import _native
+from .errors import SessionError
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A file of a sandbox.
+
+    Attributes:
+        kind: ``"file"``, ``"directory"``, ``"link"`` or ``"other"``.
+        size: Its bytes.
+        mode: Its permission bits.
+    """
+
+    kind: str
+    size: int
+    mode: int
 
 
 class Files:
     """The files of a sandbox: what its program finds, and what it left. They are part of every checkpoint.
 
-    Paths begin at the root of the sandbox tree; the host's files are never reached.
+    Paths begin at the root of the sandbox tree; the host's files are never changed.
 
     >>> import afresh
     >>> with afresh.warm("js").sandbox() as sb:
@@ -38,3 +56,18 @@ class Files:
     def remove(self, path: str) -> None:
         """Removes a file, or a directory with everything in it."""
         self._session.remove_file(path)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or a directory at the path."""
+        return self._session.stat_file(path) is not None
+
+    def stat(self, path: str) -> FileInfo:
+        """The kind, size and mode of a file."""
+        about = self._session.stat_file(path)
+        if about is None:
+            raise SessionError(f"the sandbox has no file {path!r}")
+        return FileInfo(*about)
+
+    def make_directory(self, path: str) -> None:
+        """Makes a directory, with those above it that are missing."""
+        self._session.make_directory(path)

@@ -25,8 +25,7 @@ class Result:
             on success.
         truncated: Whether more was printed than is kept.
         dirty_pages: Pages of memory (4 KiB) that differ from the sandbox's last state; ``None`` if they are not
-            counted, as after a run from the warm state, whose memory is dropped: counting would take a tenth of its
-            time.
+            counted: in Linux programs, and after a run from the warm state, whose memory is dropped.
         us: Microseconds that the guest ran.
     """
 
@@ -82,15 +81,20 @@ def _plain(value: Any) -> str:
     return repr(value)
 
 
+def failed(error: BaseException) -> Result:
+    """The result of an evaluation that did not begin."""
+    return Result(None, "", "", "", error, False, None, 0.0)
+
+
 def result(outcome: _native.Outcome) -> Result:
     """Converts the result of the native half."""
-    value, text, failed, stdout, stderr, truncated, dirty_pages, us = outcome
+    value, text, ended_by, stdout, stderr, truncated, dirty_pages, us = outcome
     error: BaseException | None
-    if isinstance(failed, tuple):
-        name, message, stack, cause = failed
+    if isinstance(ended_by, tuple):
+        name, message, stack, cause = ended_by
         error = ProgramError(name, message, stack)
         error.__cause__ = cause
     else:
-        error = failed
+        error = ended_by
     shown = _plain(value) if text is None else text
     return Result(value, shown, stdout, stderr, error, truncated, dirty_pages, us)

@@ -6,15 +6,19 @@ import asyncio
 import contextvars
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from types import TracebackType
 from typing import Any, TypeAlias
 
 from . import _native
+from ._commands import AsyncCommands, Commands, proceed
 from ._files import Files
 from ._native import Checkpoint
+from ._ports import AsyncPort, Port
 from ._result import Result, result
+from ._terminal import AsyncTerminal, Terminal
+from ._terminal import start as start_terminal
 from ._tree import Difference, Tree, tree
 from .errors import SessionError
 
@@ -38,9 +42,10 @@ class _Sandbox:
         self._session = session
 
     def stop(self) -> None:
-        """Stops the call that is under way, from any thread; it ends within 10 ms with a `StoppedError`.
+        """Stops the call that is under way, from any thread; it ends with a `StoppedError`: within 10 ms, and in a
+        Linux program within a tenth of a second.
 
-        Afterwards the sandbox has to be rolled back.
+        Afterwards the sandbox has to be rolled back, unless the call was one of `commands`, `port` or `terminal`.
         """
         self._session.stop()
 
@@ -154,12 +159,41 @@ class Sandbox(_Sandbox):
         ...     sb.apply("(a, b) => a.concat(b)", [1, 2], [3])
         [1, 2, 3]
         """
+        return self.apply_result(function, *arguments).unwrap()
+
+    def apply_result(self, function: str, *arguments: Any) -> Result:
+        """As `apply`, but gives the whole result; what the function throws is in it."""
         given = _native.encode(list(arguments))
-        return result(self._session.run(2, function, "<sandbox>", given, None, None, False)).unwrap()
+        return result(self._session.run(2, function, "<sandbox>", given, None, None, False))
 
     def call(self, export: str, input: bytes = b"") -> bytes:
         """Calls an export that takes and gives bytes: for guests that are no interpreters."""
         return self._session.call(export, input, None)
+
+    @property
+    def commands(self) -> Commands:
+        """Commands in a sandbox of a Linux program: processes beside its code."""
+        return Commands(self._session)
+
+    def port(self, number: int) -> Port:
+        """A port within a sandbox of a Linux program, for requests to a server in it."""
+        return Port(self._session, number)
+
+    def terminal(
+        self,
+        rows: int = 24,
+        cols: int = 80,
+        *,
+        command: str | Sequence[str] | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Terminal:
+        """Starts a program in a new terminal of a sandbox of a Linux program: a shell, if no command is given."""
+        return Terminal(start_terminal(self._session, command, (rows, cols), cwd=cwd, env=env))
+
+    def proceed(self, seconds: float) -> None:
+        """Lets background work of a Linux program run for so many seconds, or until all of it waits for the host."""
+        proceed(self._session, seconds, None)
 
     def checkpoint(self, name: str = "") -> Checkpoint:
         """Keeps the present state. Costs what changed since the last one."""
@@ -376,16 +410,48 @@ class AsyncSandbox(_Sandbox):
 
     async def apply(self, function: str, *arguments: Any) -> Any:
         """As `Sandbox.apply`."""
+        return (await self.apply_result(function, *arguments)).unwrap()
+
+    async def apply_result(self, function: str, *arguments: Any) -> Result:
+        """As `Sandbox.apply_result`."""
         given = _native.encode(list(arguments))
         outcome = await self._away(
             lambda stopper: self._session.run(2, function, "<sandbox>", given, None, stopper, False)
         )
-        return result(outcome).unwrap()
+        return result(outcome)
 
     async def call(self, export: str, input: bytes = b"") -> bytes:
         """As `Sandbox.call`."""
         answer: bytes = await self._away(lambda stopper: self._session.call(export, input, stopper))
         return answer
+
+    @property
+    def commands(self) -> AsyncCommands:
+        """As `Sandbox.commands`."""
+        return AsyncCommands(self._session, self._away)
+
+    def port(self, number: int) -> AsyncPort:
+        """As `Sandbox.port`."""
+        return AsyncPort(self._session, number, self._away)
+
+    async def terminal(
+        self,
+        rows: int = 24,
+        cols: int = 80,
+        *,
+        command: str | Sequence[str] | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> AsyncTerminal:
+        """As `Sandbox.terminal`."""
+        process = await self._away(
+            lambda stopper: start_terminal(self._session, command, (rows, cols), cwd=cwd, env=env, stopper=stopper)
+        )
+        return AsyncTerminal(process, self._away)
+
+    async def proceed(self, seconds: float) -> None:
+        """As `Sandbox.proceed`."""
+        await self._away(lambda stopper: proceed(self._session, seconds, stopper))
 
     async def checkpoint(self, name: str = "") -> Checkpoint:
         """As `Sandbox.checkpoint`."""

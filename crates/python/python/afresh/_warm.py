@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
 from . import _languages, _native
+from ._grants import options
+from ._map import async_map_inputs, map_inputs
 from ._result import Result, result
 from ._sandbox import AsyncSandbox, Sandbox
 from ._sizes import size
 from ._tools import Dispatcher, Tools
 from .errors import OpenError
 
-_OUTPUT = 16 << 20
-_RESULT = 128 << 20
+OUTPUT = 16 << 20
+RESULT = 128 << 20
 
 
 def cache_dir() -> Path:
@@ -30,7 +32,7 @@ def cache_dir() -> Path:
 
 
 class Warm:
-    """A guest in its warm state, made by `afresh.warm` or `afresh.load`.
+    """A guest in its warm state, made by `afresh.warm`, `afresh.linux`, `afresh.image` or `afresh.load`.
 
     Every sandbox starts from it, and so does every call of `run_code` and `call` here, whatever the last one did.
     Usable from any thread.
@@ -70,7 +72,7 @@ class Warm:
     ) -> _native.Session:
         names = dispatcher.names
         dispatch = dispatcher if names else None
-        output, given = size(output_limit) or _OUTPUT, size(result_limit) or _RESULT
+        output, given = size(output_limit) or OUTPUT, size(result_limit) or RESULT
         return self._native.session(names, dispatch, timeout, size(memory_limit), output, given)
 
     def sandbox(
@@ -78,8 +80,8 @@ class Warm:
         *,
         timeout: float | None = None,
         memory_limit: int | str | None = None,
-        output_limit: int | str = _OUTPUT,
-        result_limit: int | str = _RESULT,
+        output_limit: int | str = OUTPUT,
+        result_limit: int | str = RESULT,
         tools: Tools | None = None,
     ) -> Sandbox:
         """A live guest, which starts from the warm state. Its first call makes it.
@@ -109,8 +111,8 @@ class Warm:
         *,
         timeout: float | None = None,
         memory_limit: int | str | None = None,
-        output_limit: int | str = _OUTPUT,
-        result_limit: int | str = _RESULT,
+        output_limit: int | str = OUTPUT,
+        result_limit: int | str = RESULT,
         tools: Tools | None = None,
         executor: Executor | None = None,
     ) -> AsyncSandbox:
@@ -129,8 +131,8 @@ class Warm:
         *,
         timeout: float | None = None,
         memory_limit: int | str | None = None,
-        output_limit: int | str = _OUTPUT,
-        result_limit: int | str = _RESULT,
+        output_limit: int | str = OUTPUT,
+        result_limit: int | str = RESULT,
         tools: Tools | None = None,
     ) -> Sandbox:
         """A sandbox in the state that a delta makes of the warm state: `Sandbox.delta` since the first state made it.
@@ -146,6 +148,72 @@ class Warm:
         )
         sandbox.apply_delta(delta)
         return sandbox
+
+    def map(
+        self,
+        code: str,
+        inputs: Iterable[Any],
+        *,
+        concurrency: int | None = None,
+        timeout: float | None = None,
+        memory_limit: int | str | None = None,
+        output_limit: int | str = OUTPUT,
+        result_limit: int | str = RESULT,
+        tools: Tools | None = None,
+    ) -> list[Result]:
+        """Calls a function with each input, each time from the warm state, in several sandboxes at once.
+
+        Args:
+            code: The function, as an expression in the language of the guest. It takes one argument.
+            inputs: The arguments, one for each call.
+            concurrency: How many sandboxes run at a time; the number of processors if not set.
+
+        The other arguments are as for `sandbox`. Results come in the order of the inputs. A call that fails has its
+        error in its own result, and the others go on.
+
+        >>> import afresh
+        >>> js = afresh.warm("js", setup="const half = (n) => { if (n % 2) throw new RangeError('odd'); return n / 2 }")
+        >>> [r.value if r.error is None else r.error.name for r in js.map("half", [2, 3, 4])]
+        [1, 'RangeError', 2]
+        """
+
+        def sandbox() -> Sandbox:
+            return self.sandbox(
+                timeout=timeout,
+                memory_limit=memory_limit,
+                output_limit=output_limit,
+                result_limit=result_limit,
+                tools=tools,
+            )
+
+        return map_inputs(sandbox, code, list(inputs), concurrency)
+
+    async def async_map(
+        self,
+        code: str,
+        inputs: Iterable[Any],
+        *,
+        concurrency: int | None = None,
+        timeout: float | None = None,
+        memory_limit: int | str | None = None,
+        output_limit: int | str = OUTPUT,
+        result_limit: int | str = RESULT,
+        tools: Tools | None = None,
+        executor: Executor | None = None,
+    ) -> list[Result]:
+        """As `map`, for an event loop."""
+
+        def sandbox() -> AsyncSandbox:
+            return self.async_sandbox(
+                timeout=timeout,
+                memory_limit=memory_limit,
+                output_limit=output_limit,
+                result_limit=result_limit,
+                tools=tools,
+                executor=executor,
+            )
+
+        return await async_map_inputs(sandbox, code, list(inputs), concurrency)
 
     def save(self, to: str | os.PathLike[str]) -> str:
         """Saves the warm state as a snapshot, which `afresh.load` opens anywhere; returns its id.
@@ -178,7 +246,8 @@ def warm(
     Args:
         guest: A language (``"js"``, or ``"python"``, which is CPython with numpy and pandas, the extra
             ``afresh[python]``), the path of a Wasm module or component or of a micro-VM program, or a snapshot: a
-            directory, an archive or a remote, with ``@NAME`` behind it where it has names.
+            directory, an archive or a remote, with ``@NAME`` behind it where it has names. `linux` and `image` open
+            interpreters that are Linux programs.
         setup: Code that an interpreter runs once; what it leaves is what every sandbox starts from.
         calls: Calls that warm a guest up that is no interpreter: names of exports, and the bytes that each is given.
         timeout: Most seconds for one call of this object's own `run_code` and `call`.
@@ -190,6 +259,28 @@ def warm(
         OpenError: The guest cannot be opened, or its warm-up failed.
         ProgramError: The setup raised an error.
     """
+    return _warmed(
+        guest,
+        setup=setup,
+        calls=calls,
+        timeout=timeout,
+        memory_limit=memory_limit,
+        cache=cache,
+        linux=options(memory_limit=memory_limit),
+    )
+
+
+def _warmed(
+    guest: str | os.PathLike[str],
+    *,
+    setup: str | None,
+    calls: Sequence[tuple[str, bytes]],
+    timeout: float | None,
+    memory_limit: int | str | None,
+    cache: str | os.PathLike[str] | None,
+    linux: _native.ProgramOptions,
+) -> Warm:
+    """Opens a guest; ``linux`` are the grants of a Linux program."""
     name = os.fspath(guest)
     language = _languages.find(name)
     kept = os.fspath(cache) if cache is not None else str(cache_dir())
@@ -201,7 +292,9 @@ def warm(
             if setup is not None:
                 warm_up.append(_languages.setup_call(setup))
             below = _languages.python_below()
-            native = _native.Warm.open(name, None, warm_up, kept, limit, timeout, _OUTPUT, _RESULT, None, below, ())
+            native = _native.Warm.open(
+                name, None, warm_up, kept, limit, timeout, OUTPUT, RESULT, None, below, (), linux
+            )
         else:
             wasm = language.module()
             compiled = language.announce(Path(kept))
@@ -212,11 +305,12 @@ def warm(
                 kept,
                 limit,
                 timeout,
-                _OUTPUT,
-                _RESULT,
+                OUTPUT,
+                RESULT,
                 language.stack,
                 language.below,
                 language.env,
+                None,
             )
             compiled()
         return Warm(native, name)
@@ -234,9 +328,27 @@ def warm(
         raise
 
 
-def load(snapshot: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> Warm:
+def load(
+    snapshot: str | os.PathLike[str],
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    dirs: Iterable[str | os.PathLike[str]] = (),
+    net: Iterable[str] = (),
+    memory_limit: int | str | None = None,
+    storage_limit: int | str | None = None,
+) -> Warm:
     """Opens a snapshot that `Warm.save` or `Sandbox.save` made, here or on another machine.
 
     Pages come as they are touched, so a large one answers as soon as a small one.
+
+    Args:
+        snapshot: The snapshot.
+        cache: As for `warm`.
+        dirs: Host directories that a Linux program may read: at least those that it was warmed with, and that of its
+            interpreter where that is no system directory. Snapshots do not contain host files.
+        net: Servers that a Linux program may connect to, as for `linux`.
+        memory_limit: Most memory, as for `linux`.
+        storage_limit: Most bytes of files of a Linux program, as for `linux`.
     """
-    return warm(snapshot, cache=cache)
+    grants = options(dirs=dirs, net=net, memory_limit=memory_limit, storage_limit=storage_limit)
+    return _warmed(snapshot, setup=None, calls=(), timeout=None, memory_limit=memory_limit, cache=cache, linux=grants)

@@ -22,6 +22,7 @@ from ._native import (
 __all__ = [
     "AfreshError",
     "BusyError",
+    "CommandError",
     "GuestError",
     "MarshalError",
     "OpenError",
@@ -55,3 +56,23 @@ class ProgramError(AfreshError):
         if self.traceback and said in self.traceback:
             return self.traceback.rstrip()
         return f"{said}\n{self.traceback.rstrip()}" if self.traceback else said
+
+
+class CommandError(AfreshError):
+    """A command ended with an exit status other than 0, and its result was checked.
+
+    Attributes:
+        exit_code: Its exit status; negative for the signal that ended it.
+        stdout: Its standard output.
+        stderr: Its standard error.
+    """
+
+    def __init__(self, exit_code: int, stdout: str, stderr: str) -> None:
+        super().__init__(exit_code, stdout, stderr)
+        self.exit_code = exit_code
+        self.stdout = stdout
+        self.stderr = stderr
+
+    def __str__(self) -> str:
+        ended = f"exited with {self.exit_code}" if self.exit_code >= 0 else f"was ended by signal {-self.exit_code}"
+        return f"the command {ended}: {self.stderr.rstrip()}" if self.stderr.strip() else f"the command {ended}"

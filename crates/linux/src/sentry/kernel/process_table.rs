@@ -301,10 +301,15 @@ impl Kernel {
     }
 
     /// Sets the memory limit of every process, and returns the bytes that they have mapped together.
-    pub(in crate::sentry) fn limit_memory(&mut self, limit: u64) -> u64 {
+    pub(crate) fn limit_memory(&mut self, limit: u64) -> u64 {
         self.family.layouts.values_mut().for_each(|layout| layout.set_limit(limit));
         self.layout.set_limit(limit);
         self.layout.bytes_everywhere()
+    }
+
+    /// The memory limit of every process.
+    pub(crate) fn memory_limit(&self) -> u64 {
+        self.layout.limit()
     }
 
     /// The current process stops by a signal or continues; its parent is notified.

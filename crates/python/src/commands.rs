@@ -1,0 +1,173 @@
+//! Commands that run in a Linux sandbox, and their output between the calls that run it.
+//!
+//! A sandbox runs only while a call runs it. Output that comes then is kept here until the Python half takes it.
+//!
+//! Promises: each stream keeps a bounded number of bytes; a handle of a command that a rollback removed never gets the
+//! output of another command with the same number.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use afresh_interpreter::Stream;
+use minicbor::Decoder;
+
+/// Maximum bytes kept of each stream until they are taken.
+const MAX_KEPT: usize = 16 << 20;
+/// Maximum bytes of commands that have no number yet.
+const MAX_EARLY: usize = 1 << 20;
+/// Maximum commands that are known, beyond which those that have ended are forgotten.
+const MAX_KNOWN: usize = 4096;
+
+/// Output of one command that was not taken yet.
+#[derive(Debug, Default)]
+pub(crate) struct CommandOutput {
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: Vec<u8>,
+    /// Whether output was dropped.
+    pub(crate) truncated: bool,
+    /// The exit status, negative for a signal.
+    pub(crate) ended: Option<i32>,
+}
+
+impl CommandOutput {
+    fn keep(&mut self, stream: Stream, bytes: &[u8]) {
+        let kept = match stream {
+            Stream::Stdout | Stream::Terminal => &mut self.stdout,
+            Stream::Stderr => &mut self.stderr,
+        };
+        let room = MAX_KEPT.saturating_sub(kept.len());
+        kept.extend_from_slice(&bytes[..room.min(bytes.len())]);
+        self.truncated |= room < bytes.len();
+    }
+}
+
+#[derive(Debug, Default)]
+struct CommandEntry {
+    /// Distinguishes it from other commands of the same number.
+    serial: u64,
+    output: CommandOutput,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    all: BTreeMap<u32, CommandEntry>,
+    serials: u64,
+    /// How often the sandbox went to another state.
+    moves: u64,
+    /// Output of unknown commands while one is started, which may be that one.
+    early: Option<Vec<(u32, Stream, Vec<u8>)>>,
+    /// The serial number of the command that was started last.
+    begun: Option<u64>,
+}
+
+/// The number in the answer to a request to start a command: `[0, number, text]`.
+fn started(answer: &[u8]) -> Option<u32> {
+    let mut from = Decoder::new(answer);
+    let whole = from.array().ok()? == Some(3) && from.u8().ok()? == 0;
+    from.u32().ok().filter(|_| whole)
+}
+
+/// The commands of one sandbox.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Commands(Arc<Mutex<State>>);
+
+impl Commands {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A command is being started.
+    pub(crate) fn begin(&self) {
+        let mut state = self.lock();
+        (state.early, state.begun) = (Some(Vec::new()), None);
+    }
+
+    /// The guest has answered a request: if that was to start a command, with its number.
+    pub(crate) fn answered(&self, answer: &[u8]) {
+        let Some(early) = self.lock().early.take() else { return };
+        let Some(number) = started(answer) else { return };
+        let serial = self.adopt(number, true);
+        let mut state = self.lock();
+        state.begun = Some(serial);
+        if let Some(entry) = state.all.get_mut(&number) {
+            let own = early.into_iter().filter(|(of, ..)| *of == number);
+            own.for_each(|(_, stream, bytes)| entry.output.keep(stream, &bytes));
+        }
+    }
+
+    /// The serial number of the command that was started, if it was.
+    pub(crate) fn begun(&self) -> Option<u64> {
+        let mut state = self.lock();
+        state.early = None;
+        state.begun.take()
+    }
+
+    /// The serial number of a running command; another one than before if it is `new`.
+    pub(crate) fn adopt(&self, number: u32, new: bool) -> u64 {
+        let mut state = self.lock();
+        if let Some(entry) =
+            state.all.get(&number).filter(|entry| !new && entry.output.ended.is_none())
+        {
+            return entry.serial;
+        }
+        if state.all.len() >= MAX_KNOWN {
+            state.all.retain(|_, entry| entry.output.ended.is_none());
+        }
+        state.serials += 1;
+        let serial = state.serials;
+        state.all.insert(number, CommandEntry { serial, output: CommandOutput::default() });
+        serial
+    }
+
+    /// Takes output of a process that leads a session; false if it is not one of the commands.
+    pub(crate) fn print(&self, number: u32, stream: Stream, bytes: &[u8]) -> bool {
+        let mut state = self.lock();
+        if let Some(entry) = state.all.get_mut(&number).filter(|entry| entry.output.ended.is_none())
+        {
+            entry.output.keep(stream, bytes);
+            return true;
+        }
+        let Some(early) = &mut state.early else { return false };
+        let kept: usize = early.iter().map(|(_, _, bytes)| bytes.len()).sum();
+        if kept + bytes.len() <= MAX_EARLY {
+            early.push((number, stream, bytes.to_vec()));
+        }
+        true
+    }
+
+    /// A command has ended.
+    pub(crate) fn ended(&self, number: u32, status: i32) {
+        if let Some(entry) = self.lock().all.get_mut(&number) {
+            entry.output.ended = Some(status);
+        }
+    }
+
+    /// Takes the output of a command since the last time, with the number of moves so far; `None` if it is unknown by
+    /// now.
+    pub(crate) fn take(&self, number: u32, serial: u64) -> Option<(CommandOutput, u64)> {
+        let mut state = self.lock();
+        let moves = state.moves;
+        let entry = state.all.get_mut(&number).filter(|entry| entry.serial == serial)?;
+        let output = std::mem::take(&mut entry.output);
+        entry.output.ended = output.ended;
+        Some((output, moves))
+    }
+
+    /// The sandbox goes to another state: commands that have ended since then may run again there.
+    pub(crate) fn moved(&self) {
+        let mut state = self.lock();
+        state.moves += 1;
+        state.all.values_mut().for_each(|entry| entry.output = CommandOutput::default());
+    }
+
+    /// The commands of a fork.
+    pub(crate) fn fork(&self) -> Self {
+        let state = self.lock();
+        let running = state.all.iter().filter(|(_, entry)| entry.output.ended.is_none());
+        let copy = |(number, entry): (&u32, &CommandEntry)| {
+            (*number, CommandEntry { serial: entry.serial, output: CommandOutput::default() })
+        };
+        let all = running.map(copy).collect();
+        Self(Arc::new(Mutex::new(State { all, serials: state.serials, ..State::default() })))
+    }
+}

@@ -1,0 +1,88 @@
+//! Linux programs: how they are opened, with their grants and limits.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use afresh::linux::{Destination, Program};
+use afresh_interpreter::Language;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// Maximum time that background work continues after a call is answered, and in a slice of its own.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// The grants and limits of a Linux program, as the Python half gives them.
+#[derive(Clone, Default, FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct ProgramOptions {
+    /// Environment variables.
+    env: Vec<(String, String)>,
+    /// Absolute host paths that it may read.
+    dirs: Vec<PathBuf>,
+    /// Servers that it may connect to.
+    net: Vec<String>,
+    /// The directory that it starts in.
+    cwd: Option<PathBuf>,
+    /// Maximum bytes that it may map.
+    memory: u64,
+    /// Maximum bytes of files that it may write.
+    storage: u64,
+    /// Maximum seconds of the warm-up.
+    start: Option<f64>,
+}
+
+/// A duration that the Python half gives in seconds.
+pub(crate) fn seconds(seconds: f64, what: &str) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|_| {
+        PyValueError::new_err(format!("{what} of {seconds} s is invalid: give seconds above 0"))
+    })
+}
+
+impl ProgramOptions {
+    /// A function that shapes programs; `language` makes them evaluate code.
+    pub(crate) fn shape(
+        &self,
+        language: Option<&'static Language>,
+    ) -> PyResult<impl Fn(Program) -> Program + Clone + Send + Sync + 'static> {
+        let destination = |text: &String| {
+            text.parse::<Destination>().map_err(|error| PyValueError::new_err(error.to_string()))
+        };
+        let reaches = self.net.iter().map(destination).collect::<PyResult<Vec<_>>>()?;
+        let start = self.start.map(|start| seconds(start, "a setup_timeout")).transpose()?;
+        let own = self.clone();
+        Ok(move |program: Program| {
+            let mut program = program
+                // The watch of each call ends it, at its own limit.
+                .time_limit(Duration::MAX)
+                // The call's state bounds the output that is kept.
+                .output_limit(usize::MAX)
+                .slice(SLICE)
+                .memory_limit(own.memory)
+                .storage_limit(own.storage);
+            if let Some(language) = language {
+                program = language.program(program.clone()).unwrap_or(program);
+            }
+            if let Some(start) = start {
+                program = program.start_limit(start);
+            }
+            if let Some(cwd) = &own.cwd {
+                program = program.directory(cwd);
+            }
+            program = own.dirs.iter().fold(program, Program::grant);
+            program =
+                own.env.iter().fold(program, |program, (name, value)| program.env(name, value));
+            reaches.iter().cloned().fold(program, Program::reach)
+        })
+    }
+}
+
+/// The language of this name, if Linux programs evaluate it.
+pub(crate) fn language(name: &str) -> PyResult<&'static Language> {
+    let unknown = || {
+        PyValueError::new_err(format!(
+            "no Linux program is known that evaluates {name:?}; 'python' is the language of `python3`"
+        ))
+    };
+    let language = Language::named(name).map_err(|_| unknown())?;
+    language.program(Program::new("/")).map(|_| language).ok_or_else(unknown)
+}
