@@ -8,11 +8,11 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 mod book;
+mod clients;
 mod command;
 mod conformance;
 mod demo;
 mod deploy;
-mod e2b;
 mod extism;
 mod fuzz;
 mod guests;

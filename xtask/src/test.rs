@@ -19,7 +19,9 @@ use anyhow::{Context, Result, bail};
 use crate::command::{cargo, find, run, run_watched};
 use crate::tally::Tally;
 use crate::units::{self, Units};
-use crate::{book, deploy, e2b, fuzz, guests, host, miri, names, packages, prose, python, tools};
+use crate::{
+    book, clients, deploy, fuzz, guests, host, miri, names, packages, prose, python, tools,
+};
 
 /// The arguments of cargo for the tests.
 const ALL: [&str; 4] = ["test", "--workspace", "--all-features", "--locked"];
@@ -68,7 +70,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     let mut steps = Steps::default();
     let mut tally = Tally::default();
     let tools = tools::install();
-    let client = e2b::install();
+    let clients = clients::install();
 
     steps.run("format", || {
         host::rust_component("rustfmt", "fmt")?;
@@ -80,7 +82,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         let mut test = cargo();
         test.current_dir(host::repository()).args(ALL).arg("--no-fail-fast");
         tools.finish(&mut test, |line| tally.skip(line));
-        client.finish(&mut test, |line| tally.skip(line));
+        clients.finish(&mut test, |line| tally.skip(line));
         let variables: Vec<_> =
             test.get_envs().map(|(k, v)| (k.to_owned(), v.map(ToOwned::to_owned))).collect();
         // The output of passed tests is read for `SKIPPED:` lines.

@@ -248,6 +248,29 @@ fn an_agent_runs_commands_beside_code() {
     assert_eq!(client.done("run_code", json!({"code": "x"}))["json"], 42);
 }
 
+/// The Python SDK, with the newest protocol and with the handshake of earlier ones.
+#[cfg(feature = "linux")]
+#[test]
+fn the_python_sdk_uses_every_kind_of_tool() {
+    let Some(python) = std::env::var_os("AFRESH_TEST_MCP") else {
+        println!("SKIPPED: AFRESH_TEST_MCP names no Python with the package mcp");
+        return;
+    };
+    if !Path::new("/usr/bin/python3").is_file() {
+        println!("SKIPPED: /usr/bin/python3 is not installed");
+        return;
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mcp_client.py");
+    for mode in ["auto", "legacy"] {
+        let ran = Command::new(&python)
+            .arg(&script)
+            .args([env!("CARGO_BIN_EXE_afresh"), "/usr/bin/python3", mode])
+            .output()
+            .unwrap();
+        assert!(ran.status.success(), "{mode}: {}", String::from_utf8_lossy(&ran.stderr));
+    }
+}
+
 /// Sends a request over HTTP: its status line and everything after it.
 fn post(addr: &str, headers: &str, body: &str) -> String {
     let mut stream = TcpStream::connect(addr).unwrap();

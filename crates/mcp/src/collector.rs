@@ -9,8 +9,16 @@ use afresh::wasm::wasmtime;
 use afresh_interpreter::{HostCallbacks, Stream};
 use tokio::sync::mpsc;
 
+use crate::displayed::{Displayed, JsonRoom};
+
+/// Maximum results that one call displays.
+const MAX_RESULTS: usize = 256;
+
 /// Maximum bytes of output that a result holds. The rest is counted.
 pub(crate) const MAX_OUTPUT: usize = 1 << 20;
+
+/// Maximum bytes of results that code displays, images included.
+const MAX_DISPLAYED: usize = 16 << 20;
 
 /// Maximum commands whose output one call collects; only left-over commands exceed it.
 const MAX_COMMANDS: usize = 64;
@@ -45,6 +53,10 @@ pub struct OutputCollector {
     pub(crate) code: Streams,
     commands: BTreeMap<u32, Streams>,
     ended: BTreeMap<u32, i32>,
+    /// Results that code displayed.
+    pub(crate) displayed: Vec<Displayed>,
+    displayed_bytes: usize,
+    json_room: JsonRoom,
     /// Bytes that are held.
     bytes: usize,
     /// Bytes that were dropped because the budget was spent.
@@ -101,6 +113,23 @@ impl HostCallbacks for OutputCollector {
 
     fn print_command(&mut self, number: u32, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
         self.collect(Some(number), stream, bytes);
+        Ok(())
+    }
+
+    fn display(&mut self, result: &[u8]) -> wasmtime::Result<()> {
+        let room = MAX_DISPLAYED - self.displayed_bytes;
+        let shown = match result.len() <= room && self.displayed.len() < MAX_RESULTS {
+            true => Displayed::parse(result, &mut self.json_room),
+            false => None,
+        };
+        match shown {
+            Some(shown) => {
+                self.displayed_bytes += result.len();
+                self.displayed.push(shown);
+            }
+            // The guest may send any bytes.
+            None => self.dropped += result.len() as u64,
+        }
         Ok(())
     }
 

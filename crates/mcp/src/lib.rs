@@ -10,6 +10,7 @@
 
 mod arguments;
 mod collector;
+mod displayed;
 mod http;
 mod registry;
 mod results;

@@ -6,6 +6,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::displayed::Displayed;
+
 #[derive(Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct CodeResult {
     pub(crate) stdout: String,
@@ -18,6 +20,11 @@ pub(crate) struct CodeResult {
     /// The same value as JSON, where it can be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) json: Option<Value>,
+    /// Other results that the code displayed, in their text formats. Images are content of the answer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) displayed: Vec<Displayed>,
+    #[serde(skip)]
+    pub(crate) images: Vec<Image>,
     /// The exception that ended the code.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<Exception>,
@@ -25,6 +32,31 @@ pub(crate) struct CodeResult {
     pub(crate) undone: bool,
     /// Wall-clock time of the call.
     pub(crate) milliseconds: f64,
+}
+
+/// An image in base64.
+#[derive(Debug)]
+pub(crate) struct Image {
+    pub(crate) data: String,
+    pub(crate) mime: &'static str,
+}
+
+impl CodeResult {
+    /// Takes a result that the code displayed.
+    pub(crate) fn take_displayed(&mut self, mut displayed: Displayed) {
+        for (data, mime) in
+            [(displayed.png.take(), "image/png"), (displayed.jpeg.take(), "image/jpeg")]
+        {
+            self.images.extend(data.map(|data| Image { data, mime }));
+        }
+        if displayed.is_main {
+            self.text = displayed.text.take();
+            self.json = displayed.json.take();
+        }
+        if displayed != (Displayed { is_main: displayed.is_main, ..Displayed::default() }) {
+            self.displayed.push(displayed);
+        }
+    }
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -134,6 +166,11 @@ pub(crate) struct StateTree {
 /// The text of a result for models.
 pub(crate) trait Describe {
     fn describe(&self) -> String;
+
+    /// The images of the result.
+    fn images(&self) -> &[Image] {
+        &[]
+    }
 }
 
 /// Appends a part on lines of its own, unless it is empty.
@@ -161,12 +198,19 @@ impl Describe for CodeResult {
     fn describe(&self) -> String {
         let mut text = String::new();
         append_output(&mut text, &self.stdout, &self.stderr, self.dropped_bytes);
+        for displayed in &self.displayed {
+            append(&mut text, displayed.describe());
+        }
         append(&mut text, self.text.as_deref().unwrap_or_default());
         append(&mut text, self.error.as_ref().map_or("", |error| &error.traceback));
         if self.undone {
             append(&mut text, "[the code was cut short and undone]");
         }
         text
+    }
+
+    fn images(&self) -> &[Image] {
+        &self.images
     }
 }
 

@@ -7,7 +7,9 @@ use std::time::Instant;
 use afresh::files::Kind as FileKind;
 use afresh::snapshot::SnapshotId;
 use afresh::{CallError, Kind, Session, SessionError};
-use afresh_interpreter::{Answer, COMMAND, Language, RUN, Rendered, Request, Tools, evaluate};
+use afresh_interpreter::{
+    Answer, CELL, COMMAND, Language, RUN, Rendered, Request, Tools, evaluate,
+};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
@@ -105,13 +107,22 @@ impl Sandbox {
     ) -> Result<CodeResult, SandboxError> {
         let start = Instant::now();
         let before = self.session.checkpoint(INTERNAL)?;
-        let answer = self.request(RUN, code, "<code>", &mut collector);
+        let answer = match self.session.guest().kind() {
+            // It displays results in several formats.
+            Kind::Program => {
+                let cell = json!({"code": code}).to_string();
+                self.request(CELL, &cell, "<code>", &mut collector)
+            }
+            _ => self.request(RUN, code, "<code>", &mut collector),
+        };
+        let displayed = std::mem::take(&mut collector.displayed);
         let mut result = CodeResult {
             stdout: text(&collector.code.stdout),
             stderr: text(&collector.code.stderr),
             dropped_bytes: collector.dropped,
             ..CodeResult::default()
         };
+        displayed.into_iter().for_each(|displayed| result.take_displayed(displayed));
         match answer {
             Ok(Answer::Done) => {}
             Ok(Answer::Value(Rendered { text, json, .. })) => {

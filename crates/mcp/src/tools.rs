@@ -156,6 +156,8 @@ fn answer<R: Serialize + Describe>(result: &R, failed: bool) -> CallToolResult {
         false => CallToolResult::success(Vec::new()),
     };
     answer.content = vec![ContentBlock::text(result.describe())];
+    let images = result.images().iter();
+    answer.content.extend(images.map(|image| ContentBlock::image(&*image.data, image.mime)));
     answer.structured_content = serde_json::to_value(result).ok();
     answer
 }

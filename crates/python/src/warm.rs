@@ -26,7 +26,10 @@ impl Interpreter {
     /// The guest's, if it has one.
     fn of(guest: &Guest) -> Option<Self> {
         if let Some(language) = Language::of_program(guest) {
-            return Some(Self { handler: guest.function(language.form.function()).ok()?, form: language.form });
+            return Some(Self {
+                handler: guest.function(language.form.function()).ok()?,
+                form: language.form,
+            });
         }
         let module = guest.as_module()?;
         CallConvention::ALL.into_iter().find_map(|form| {

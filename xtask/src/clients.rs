@@ -1,4 +1,5 @@
-//! The clients of E2B that sandboxes are tested with, unmodified: in Python from its package index, in JavaScript from npm.
+//! The clients that servers are tested with, unmodified: those of E2B in Python and JavaScript, and the Python SDK of the
+//! Model Context Protocol.
 //!
 //! Each is installed once into `target/tools`, under its version. Without the language, or without the index, its
 //! test is skipped, loudly.
@@ -26,7 +27,7 @@ struct Client {
     place: &'static str,
 }
 
-const CLIENTS: [Client; 2] = [
+const CLIENTS: [Client; 3] = [
     Client {
         packages: &["e2b-code-interpreter==2.11.5", "e2b==2.63.0"],
         variable: "AFRESH_TEST_E2B",
@@ -41,6 +42,13 @@ const CLIENTS: [Client; 2] = [
         script: "rm -rf \"$0\" && mkdir -p \"$0\" && \
             npm install --silent --no-audit --no-fund --ignore-scripts --prefix \"$0\" \"$@\"",
         place: "node_modules",
+    },
+    Client {
+        packages: &["mcp==2.3.0"],
+        variable: "AFRESH_TEST_MCP",
+        needs: &["python3"],
+        script: tools::PIP,
+        place: "bin/python",
     },
 ];
 
@@ -114,7 +122,7 @@ impl Installing {
                 Ok(false) => {}
                 Err(error) => {
                     let what = client.packages[0];
-                    missing(&format!("SKIPPED: the test with the client of E2B {what}: {error:#}"));
+                    missing(&format!("SKIPPED: the test with the client {what}: {error:#}"));
                 }
             }
         }
