@@ -24,13 +24,15 @@ pub enum ManifestError {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// A line of the file of keys has no tenant and key.
-    #[error("{}, line {line}: a line is a tenant and a key, with a space between", path.display())]
+    /// A line of the file of keys is not valid.
+    #[error("{}, line {line}: {reason}", path.display())]
     Key {
         /// The file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
+        /// The valid form.
+        reason: &'static str,
     },
     /// A certificate without its key, or a key without its certificate.
     #[cfg(feature = "tls")]

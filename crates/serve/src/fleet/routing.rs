@@ -257,7 +257,7 @@ impl Fleet {
         request: Request<Body>,
     ) -> Result<RouteDecision, ErrorResponse> {
         // An unknown client is refused here.
-        let Some(tenant) = sandboxes.config.keys.tenant(request.headers()) else {
+        let Ok(tenant) = sandboxes.config.keys.tenant(request.headers()) else {
             return Ok(RouteDecision::Here(request));
         };
         let (parts, body) = request.into_parts();

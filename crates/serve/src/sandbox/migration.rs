@@ -105,11 +105,7 @@ impl Sandboxes {
     /// Whether a request may have a sandbox come here: its key is the tenant's, or it shows the token of one that runs.
     pub(crate) fn may(&self, headers: &HeaderMap, record: &SandboxRecord, inside: bool) -> bool {
         if !inside {
-            return self
-                .config
-                .keys
-                .tenant(headers)
-                .is_some_and(|tenant| *tenant == *record.tenant);
+            return self.config.keys.tenant(headers).is_ok_and(|tenant| *tenant == *record.tenant);
         }
         let shown = TOKENS.iter().filter_map(|name| headers.get(*name));
         !record.paused

@@ -75,12 +75,9 @@ impl FromRequestParts<Arc<Sandboxes>> for Tenant {
         all: &Arc<Sandboxes>,
     ) -> Result<Self, ErrorResponse> {
         let tenant = all.config.keys.tenant(&parts.headers);
-        tenant.map(Self).ok_or_else(|| {
-            ErrorResponse::new(
-                StatusCode::UNAUTHORIZED,
-                "the request has no API key that is known here",
-            )
-        })
+        tenant
+            .map(Self)
+            .map_err(|error| ErrorResponse::new(StatusCode::UNAUTHORIZED, error.to_string()))
     }
 }
 
