@@ -17,7 +17,7 @@ static ALLOCATOR: Meter = Meter;
 
 /// Bytes of memory for a byte of a tree: a directory is a few bytes, and an inode with a map.
 const EACH: usize = 1024;
-/// Memory for messages, and for what the target itself reads.
+/// Memory for messages, and for reads of the target.
 const ROOM: usize = 1 << 20;
 /// Files that are looked at.
 const MAX_FILES: usize = 256;

@@ -211,6 +211,15 @@ pub enum SessionError {
         /// Why.
         source: afresh_files::Refused,
     },
+    /// A file is larger than the rest of the budget for reading it whole. [`crate::SessionFiles::tree`] reads it in parts.
+    #[cfg(any(feature = "wasm", feature = "linux"))]
+    #[error("{path}: {source}; read it in parts, or within a larger budget")]
+    Budget {
+        /// The file.
+        path: String,
+        /// The budget.
+        source: afresh_budget::Exceeded,
+    },
     /// No such checkpoint.
     #[error(transparent)]
     Tree(#[from] TreeError),

@@ -130,6 +130,8 @@ mod verify;
 #[cfg(feature = "arena")]
 pub use afresh_arena as arena;
 #[cfg(any(feature = "wasm", feature = "linux"))]
+pub use afresh_budget as budget;
+#[cfg(any(feature = "wasm", feature = "linux"))]
 pub use afresh_files as files;
 #[cfg(feature = "arena")]
 pub use afresh_frames as frames;
@@ -172,7 +174,7 @@ pub use save::{SaveOptions, Saved};
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use session::{Checkpoint, Session};
 #[cfg(any(feature = "wasm", feature = "linux"))]
-pub use session_files::SessionFiles;
+pub use session_files::{FileContent, SessionFiles};
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use session_turns::SavedTurn;
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]

@@ -3,6 +3,10 @@
 //! Files that are written here are part of the present state, like those that calls write: the next checkpoint
 //! freezes them, and a rollback undoes them.
 
+use std::ops::Deref;
+use std::sync::LazyLock;
+
+use afresh_budget::{Budget as MemoryBudget, Charge};
 #[cfg(feature = "wasm")]
 use afresh_files::Budget;
 use afresh_files::{Listed, Refused, Stat, Time, Tree};
@@ -11,8 +15,34 @@ use afresh_snapshot::Branch;
 use crate::SessionError;
 use crate::session::unmoved;
 
-/// Maximum bytes that [`SessionFiles::read`] returns.
-const READ: u64 = 1 << 30;
+/// Maximum bytes of all files that [`SessionFiles::read`] reads at the same time.
+const MAX_READ: usize = 1 << 30;
+
+/// The budget of all reads that name none.
+static READS: LazyLock<MemoryBudget> = LazyLock::new(|| MemoryBudget::new("file reads", MAX_READ));
+
+/// All bytes of a file, charged to a budget until they are dropped.
+#[derive(Debug)]
+pub struct FileContent {
+    bytes: Vec<u8>,
+    _charge: Charge,
+}
+
+impl FileContent {
+    /// The bytes alone. Their charge ends.
+    #[must_use]
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+}
+
+impl Deref for FileContent {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
 
 /// The files of a session. Paths begin at the root of its tree, with or without a slash.
 pub struct SessionFiles<'a> {
@@ -70,13 +100,32 @@ impl<'a> SessionFiles<'a> {
         }
     }
 
-    /// All bytes of a file. One of more than a GiB, and one that is mostly holes, is read in parts, from [`SessionFiles::tree`]:
-    /// the memory for the result follows the bytes that the file stores.
+    /// All bytes of a file. All reads of the process together have a GiB while they run; [`SessionFiles::read_within`]
+    /// takes another budget. A file that is mostly holes is read in parts, from [`SessionFiles::tree`]: the
+    /// memory for the result follows the bytes that the file stores.
     ///
     /// # Errors
-    /// [`SessionError::Files`], before memory is allocated for the file.
+    /// [`SessionError::Files`] and [`SessionError::Budget`], before memory is allocated for the file.
     pub fn read(&self, path: &str) -> Result<Vec<u8>, SessionError> {
-        self.tree().read_path(path, READ).map_err(refused(path))
+        self.read_within(path, &READS).map(FileContent::into_bytes)
+    }
+
+    /// As [`SessionFiles::read`], charged to `budget` until the content is dropped.
+    ///
+    /// # Errors
+    /// As [`SessionFiles::read`].
+    pub fn read_within(
+        &self,
+        path: &str,
+        budget: &MemoryBudget,
+    ) -> Result<FileContent, SessionError> {
+        let tree = self.tree();
+        let size = tree.stat_path(path).map_err(refused(path))?.size;
+        let charge = budget.charge(usize::try_from(size).unwrap_or(usize::MAX));
+        let exceeded = |source| SessionError::Budget { path: path.to_owned(), source };
+        let charge = charge.map_err(exceeded)?;
+        let bytes = tree.read_path(path, size).map_err(refused(path))?;
+        Ok(FileContent { bytes, _charge: charge })
     }
 
     /// The file at a path.

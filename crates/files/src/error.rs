@@ -58,7 +58,7 @@ pub enum Refused {
     /// EXDEV.
     #[error("the two names are on different file systems: copy the file")]
     CrossDevice,
-    /// Any other error of the host's file system.
+    /// Any other error of a host file.
     #[error("the host's file system refused: {0}")]
     Host(rustix::io::Errno),
     /// EIO.

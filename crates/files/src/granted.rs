@@ -326,7 +326,7 @@ impl HostHandle {
     /// Opens or makes the file at a path.
     ///
     /// # Errors
-    /// [`Refused::NotPermitted`] for a path that leads out, for a change of what is granted for reading, and for anything
+    /// [`Refused::NotPermitted`] for a path that leads out, for a change in a directory that is granted for reading, and for anything
     /// but a regular file or directory; [`Refused::Loop`] for a link that is not followed; the host's errors.
     pub fn open(&self, path: &[u8], how: HostOpening) -> Result<Self, Refused> {
         let HostOpening { access, follow, create, exclusive, truncate, directory } = how;
@@ -427,7 +427,7 @@ impl HostHandle {
     /// Sets the time of the last access, of the last change of content, or both.
     ///
     /// # Errors
-    /// [`Refused::NotPermitted`] for what is granted for reading; the host's errors.
+    /// [`Refused::NotPermitted`] in a directory that is granted for reading; the host's errors.
     pub fn set_times(&self, accessed: Option<Time>, modified: Option<Time>) -> Result<(), Refused> {
         self.check_writable()?;
         let times = timestamps(accessed, modified);

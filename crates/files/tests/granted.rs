@@ -12,7 +12,7 @@ use afresh_files::{
 use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
-/// A directory beside the granted one, with a file whose content must not be read or changed.
+/// A granted directory, and another with a file that must not be read or changed.
 struct Outside {
     root: tempfile::TempDir,
 }
@@ -282,7 +282,7 @@ fn entries_come_in_buffers_and_a_position_is_where_reading_continues() {
         let read = directory.entries(at).unwrap();
         assert!(read.len() < 1500, "{}", read.len());
         let Some(middle) = read.get(read.len() / 2) else { break };
-        // Continue in the middle of what was read.
+        // Continue in the middle.
         at = middle.next;
         names.extend(read[..=read.len() / 2].iter().map(|entry| entry.name.clone()));
         calls += 1;

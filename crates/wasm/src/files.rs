@@ -3,7 +3,7 @@
 //!
 //! Promises: every lease starts with the tree and the descriptors of the warm state, and no lease sees another's
 //! writes to a tree; those of a session are part of its states. Descriptors of host directories are closed with the
-//! lease. May break it: nothing outside, for a tree. What guests write to host directories stays.
+//! lease. May break it: nothing outside, for a tree. Writes to host directories stay.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -273,7 +273,7 @@ impl Live {
         Self::new(files, None, MAX_DESCRIPTORS)
     }
 
-    /// What is open in host directories.
+    /// Open files of host directories.
     pub(crate) fn on_host(files: Files) -> Self {
         let given = files.descriptors.clone();
         let limit = given.len() + MAX_HOST_DESCRIPTORS;

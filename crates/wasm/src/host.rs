@@ -45,7 +45,7 @@ pub struct Wasi {
     pub files: Option<Tree>,
     /// Host directories and the paths at which the guest sees them, read-only when `false`. The guest reaches nothing
     /// above them. One that cannot be opened is an error: of the warm-up, or of the call that is the first to miss it.
-    /// What calls write there stays: no reset, no rollback and no snapshot knows of it.
+    /// Writes of calls stay there: no reset, no rollback and no snapshot undoes them.
     pub dirs: Vec<(std::path::PathBuf, String, bool)>,
     /// Standard output and error.
     pub output: Output,

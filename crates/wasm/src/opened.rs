@@ -1,7 +1,7 @@
 //! An open file or directory of a guest: of its tree in memory, or of a host directory that it is granted.
 //!
 //! Promises: both follow paths beneath the directory that they start from, and report the same errors for the same
-//! calls. A host directory is no part of a guest's state: handles of it are refused where a state is saved.
+//! calls. The state of a guest contains no host directory: handles of one are refused where a state is saved.
 
 use afresh_files::{
     Access, Durability, HostHandle, HostKind, HostOpening, Kind, New, Node, OpenFile, Refused,

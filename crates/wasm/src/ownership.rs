@@ -18,6 +18,7 @@ pub(crate) struct SessionInstance<'a>(pub(crate) &'a mut ResetInstance);
 impl Drop for SessionInstance<'_> {
     fn drop(&mut self) {
         self.0.unwound |= std::thread::panicking();
+        self.0.settle_stack();
     }
 }
 

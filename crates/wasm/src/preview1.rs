@@ -226,7 +226,7 @@ fn link_sync(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
     Ok(())
 }
 
-/// Defines `poll_oneoff`, for files and for what wasmtime-wasi serves.
+/// Defines `poll_oneoff`, for files, clocks and standard streams.
 fn link_poll(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
     type Arguments = (i32, i32, i32, i32);
     if waits {

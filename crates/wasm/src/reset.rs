@@ -190,6 +190,8 @@ pub(crate) struct ResetInstance {
     heap: Heap,
     /// The stack of its calls, where they run on a fiber.
     stack: KeptStack,
+    /// The memory of the stack between calls of a session. Pools count it themselves.
+    stack_charge: Option<MappingCharge>,
     /// What it comes back to.
     pub(crate) of: Arc<ResetState>,
 }
@@ -221,6 +223,33 @@ pub(crate) const CODE_MAPPINGS: usize = 4;
 pub(crate) const KEPT_HEAP: usize = 1 << 20;
 
 impl ResetInstance {
+    /// Mappings of its memories, tables, heap and stack.
+    pub(crate) fn all_mappings(&self) -> usize {
+        let own = match self.of.blueprint.stores.way {
+            CallPath::Direct => INSTANCE_MAPPINGS,
+            CallPath::Deep | CallPath::Fiber => INSTANCE_MAPPINGS + stacks::MAPPINGS,
+        };
+        self.memories.iter().map(|(memory, _)| memory.mappings()).sum::<usize>() + own
+    }
+
+    /// Bytes that its stack keeps, and those that are charged for it in a session.
+    #[cfg(test)]
+    pub(crate) fn stack_bytes(&self) -> (usize, usize) {
+        let charged = self.stack_charge.as_ref().map_or(0, MappingCharge::bytes);
+        (self.stack.resident_bytes(true), charged)
+    }
+
+    /// Leaves its stack little memory after a call of a session, and charges it to the budget of the process.
+    pub(crate) fn settle_stack(&mut self) {
+        if self.of.blueprint.stores.way == CallPath::Direct || self.unfinished || self.unwound {
+            return;
+        }
+        let bytes = self.stack.shrink();
+        if self.stack_charge.as_ref().map_or(0, MappingCharge::bytes) != bytes {
+            self.stack_charge = Some(Budget::process().hold_later(0, bytes));
+        }
+    }
+
     /// Takes over an instance that is in the warm state, memories included, and makes that the state it
     /// comes back to.
     pub(crate) fn adopt(
@@ -269,6 +298,7 @@ impl ResetInstance {
             unwound: false,
             heap: Heap { warm: heap, now: heap },
             stack: KeptStack::default(),
+            stack_charge: None,
             of: of.clone(),
         };
         // Instantiation may have written data that is not part of the warm image.
@@ -420,15 +450,11 @@ impl Recycle for ResetInstance {
 
     fn resident_bytes(&self) -> usize {
         let memories = self.memories.iter().map(|(m, _)| m.resident_bytes()).sum::<usize>();
-        memories + self.heap.now + self.stack.resident_bytes()
+        memories + self.heap.now + self.stack.resident_bytes(self.of.blueprint.stores.limited)
     }
 
     fn mappings(&self) -> usize {
-        let own = match self.of.blueprint.stores.way {
-            CallPath::Direct => INSTANCE_MAPPINGS,
-            CallPath::Deep | CallPath::Fiber => INSTANCE_MAPPINGS + stacks::MAPPINGS,
-        };
-        self.memories.iter().map(|(m, _)| m.mappings()).sum::<usize>() + own
+        self.all_mappings()
     }
 
     fn trim(&mut self) -> Result<(), RestoreError> {

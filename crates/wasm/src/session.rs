@@ -27,7 +27,7 @@ use crate::leasing::at_once;
 use crate::linear::{GuestMemory, MemoryPolicy};
 use crate::live::Live;
 use crate::ownership::{Ownership, SessionInstance};
-use crate::reset::{INSTANCE_MAPPINGS, KEPT_HEAP, ResetInstance, ResetState};
+use crate::reset::{KEPT_HEAP, ResetInstance, ResetState};
 use crate::scope::forget_exception;
 use crate::state::{functions, missing, val, warm_value};
 use crate::warm::{Inner, Pools};
@@ -312,14 +312,13 @@ impl Session {
             .zip(sized)
             .map(|(warm, (image, bytes))| GuestMemory::new(warm.shape, image, *bytes, &policy))
             .collect::<Result<Vec<_>, _>>()?;
-        let mappings = memories.iter().map(|memory| memory.mappings()).sum::<usize>();
         let mut instance = state.make_over(memories)?;
         instance.store.data_mut().set_files(values.files.clone());
         let mut scope = RootScope::new(&mut instance.store);
         let places = InstanceLayout::find(&mut scope, instance.instance, &state.blueprint.visible)?;
         places.write(&mut scope, instance.instance, values)?;
         drop(scope);
-        let held = Budget::process().hold(mappings + INSTANCE_MAPPINGS);
+        let held = Budget::process().hold(instance.all_mappings());
         let mut this = Self { warm: warm.clone(), instance, places, _mappings: held };
         this.begin()?;
         Ok(this)
@@ -463,5 +462,32 @@ impl Guest for Session {
             memory.switch(image, *bytes)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Engine, EngineConfig, Guest, GuestOptions, Mode, WarmUp};
+
+    #[test]
+    fn the_stack_of_a_session_keeps_little_between_calls_and_is_charged() {
+        const DOWN: &str = r#"(module (func $down (export "down") (param $n i32) (result i32)
+            (if (result i32) (i32.eqz (local.get $n))
+                (then (i32.const 0))
+                (else (i32.add (i32.const 1) (call $down (i32.sub (local.get $n) (i32.const 1))))))))"#;
+        let config = EngineConfig { stack: 8 << 20, ..EngineConfig::default() };
+        let engine = Engine::new(config).unwrap();
+        let options = GuestOptions { mode: Mode::Reset, ..GuestOptions::default() };
+        let guest = Guest::with_options(&engine, &wat::parse_str(DOWN).unwrap(), options);
+        let warm = guest.unwrap().warm(WarmUp::new()).unwrap();
+        let mut session = Session::new(&warm, &warm.root().unwrap()).unwrap();
+        // Each has more than a MiB of frames. Without a limit the stack is looked at now and then.
+        for _ in 0..64 {
+            session.lease().call("down", &[Val::I32(70_000)]).unwrap();
+        }
+        let kept = session.instance.stack_bytes();
+        assert!(kept.0 <= 128 << 10, "{kept:?}");
+        assert_eq!(kept.0, kept.1);
     }
 }

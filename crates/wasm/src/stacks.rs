@@ -5,8 +5,11 @@
 //! on which they do, up to a bound.
 //!
 //! Promises: a stack has one user at a time, and a guard below it. Its content is left over from the last user,
-//! unless wasmtime requests zeros; no guest can read it. A stack without a user keeps at most [`KEPT_BYTES`], charged
-//! to the budget of the process. The pool of an idle instance counts its stack.
+//! unless wasmtime requests zeros; no guest can read it. Where the memory of idle instances is limited, a stack without
+//! a user keeps at most [`KEPT_BYTES`], and so does that of a session between two calls. Both are charged to the budget
+//! of the process. The pool of an idle instance counts its stack. Without a limit the same holds after each
+//! [`LOOK_INTERVAL`]th use of a stack, because a look is a system call. The stack of a running call is in no account,
+//! as its memories are not: it has a fixed maximum (`EngineConfig::stack`).
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -23,6 +26,9 @@ const MAX_STACKS: usize = 64;
 
 /// Maximum bytes of a stack without a user.
 const KEPT_BYTES: usize = 128 << 10;
+
+/// Uses of a stack between two looks at its pages, where no limit depends on them. A look takes 3 µs, and a short call no more.
+const LOOK_INTERVAL: usize = 64;
 
 /// Inaccessible pages below a stack.
 const GUARD: usize = 1;
@@ -53,6 +59,8 @@ struct Pages {
     reservation: Reservation,
     /// Pages from the top on that were resident when they were last counted.
     counted: AtomicUsize,
+    /// Calls that have ended on it.
+    uses: AtomicUsize,
 }
 
 impl Pages {
@@ -73,6 +81,20 @@ impl Pages {
         counted
     }
 
+    /// Whether the pages have to be looked at after another use: always if the memory of idle instances is limited, for
+    /// this pool or for the process.
+    fn needs_look(&self, limited: bool) -> bool {
+        let uses = self.uses.fetch_add(1, Ordering::Relaxed);
+        limited
+            || uses.is_multiple_of(LOOK_INTERVAL)
+            || Budget::process().bounds().resident_bytes != usize::MAX
+    }
+
+    /// Bytes that were resident when they were last counted.
+    fn counted_bytes(&self) -> usize {
+        self.counted.load(Ordering::Relaxed) * PAGE_SIZE
+    }
+
     /// Gives back all pages but these from the top on. The stack must not be in use.
     fn shrink(&self, keep: usize) -> Result<(), SysError> {
         if self.resident() > keep {
@@ -89,9 +111,24 @@ impl Pages {
 pub(crate) struct KeptStack(Weak<Pages>);
 
 impl KeptStack {
-    /// Bytes of memory that it keeps.
-    pub(crate) fn resident_bytes(&self) -> usize {
-        self.0.upgrade().map_or(0, |pages| pages.resident() * PAGE_SIZE)
+    /// Bytes of memory that it keeps after another call. With `limited` the pool of its instance has a limit.
+    pub(crate) fn resident_bytes(&self, limited: bool) -> usize {
+        self.0.upgrade().map_or(0, |pages| match pages.needs_look(limited) {
+            true => pages.resident() * PAGE_SIZE,
+            false => pages.counted_bytes(),
+        })
+    }
+
+    /// Leaves it at most [`KEPT_BYTES`] after a call of a session; returns how many it keeps. No call of the store may be
+    /// under way.
+    pub(crate) fn shrink(&self) -> usize {
+        self.0.upgrade().map_or(0, |pages| {
+            if pages.needs_look(false) {
+                // A stack that cannot be made smaller is counted as it is.
+                let _ = pages.shrink(KEPT_BYTES / PAGE_SIZE);
+            }
+            pages.counted_bytes()
+        })
     }
 
     /// Gives that memory back. No call of the store may be under way.
@@ -137,14 +174,17 @@ impl Drop for Stack {
     fn drop(&mut self) {
         // A thread that counts the pages at this moment drops them.
         let Some(pages) = self.pages.take().and_then(Arc::into_inner) else { return };
-        if !self.reusable || pages.shrink(KEPT_BYTES / PAGE_SIZE).is_err() {
+        if !self.reusable {
+            return;
+        }
+        if pages.needs_look(false) && pages.shrink(KEPT_BYTES / PAGE_SIZE).is_err() {
             return;
         }
         // A thread that ends keeps nothing.
         let _ = IDLE.try_with(|idle| {
             let mut idle = idle.borrow_mut();
             if idle.len() < MAX_STACKS {
-                let bytes = pages.counted.load(Ordering::Relaxed) * PAGE_SIZE;
+                let bytes = pages.counted_bytes();
                 // Items are dropped where room is made, and their stacks come here.
                 let held = Budget::process().hold_later(MAPPINGS, bytes);
                 idle.push(Idle { generation: fork::generation(), pages, held });
@@ -193,13 +233,16 @@ unsafe impl StackCreator for Stacks {
         let reservation = Reservation::new(pages)?;
         let usable = PageRange::new(GUARD, pages - GUARD);
         reservation.map_anonymous(usable, Protection::ReadWrite)?;
-        let pages = Pages { reservation, counted: AtomicUsize::new(0) };
+        let (counted, uses) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let pages = Pages { reservation, counted, uses };
         Ok(Box::new(Stack::over(pages, !zeroed)))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use afresh_pool::Bounds;
+
     use super::*;
 
     #[test]
@@ -218,6 +261,23 @@ mod tests {
         let zeroed = Stacks.new_stack(1 << 20, true).unwrap();
         assert_ne!(zeroed.top(), other);
     }
+
+    #[test]
+    fn a_stack_is_looked_at_now_and_then_without_a_limit_and_always_with_one() {
+        let (stack, kept) = record(|| Stacks.new_stack(5 << 20, false).unwrap());
+        let pages = kept.0.upgrade().unwrap();
+        let mut looks = (0..2 * LOOK_INTERVAL).filter(|_| pages.needs_look(false)).count();
+        // Another test may set a limit meanwhile.
+        assert!(looks >= 2, "{looks}");
+        looks = (0..LOOK_INTERVAL).filter(|_| pages.needs_look(true)).count();
+        assert_eq!(looks, LOOK_INTERVAL);
+        touch(&*stack, 1 << 20);
+        while pages.uses.load(Ordering::Relaxed) % LOOK_INTERVAL != 0 {
+            kept.shrink();
+        }
+        assert!(kept.shrink() <= KEPT_BYTES);
+    }
+
     /// Writes to as many bytes from the top on, as code does: page after page.
     fn touch(stack: &dyn StackMemory, bytes: usize) {
         for at in (PAGE_SIZE..=bytes).step_by(PAGE_SIZE) {
@@ -229,6 +289,9 @@ mod tests {
     #[test]
     fn a_stack_without_a_user_keeps_little_and_is_in_the_accounts() {
         const SIZE: usize = 3 << 20;
+        // A limit, if one that nothing reaches.
+        let bounds = Budget::process().bounds();
+        Budget::process().set(Bounds { resident_bytes: usize::MAX - 1, ..bounds });
         let idle = || {
             IDLE.with(|idle| {
                 let idle = idle.borrow();
@@ -241,21 +304,21 @@ mod tests {
         for _ in 0..3 {
             let (stack, kept) = record(|| Stacks.new_stack(SIZE, false).unwrap());
             touch(&*stack, 2 << 20);
-            let counted = kept.resident_bytes();
+            let counted = kept.resident_bytes(true);
             // Pages may be large.
             assert!(counted >= 2 << 20, "{counted}");
             assert_eq!(idle(), []);
             drop(stack);
-            assert_eq!(kept.resident_bytes(), 0);
+            assert_eq!(kept.resident_bytes(true), 0);
             assert_eq!(idle(), [(KEPT_BYTES, KEPT_BYTES)]);
         }
         // A store keeps its stack, and gives its memory back when that is asked for.
         let (stack, kept) = record(|| Stacks.new_stack(SIZE, false).unwrap());
         touch(&*stack, SIZE);
-        assert_eq!(kept.resident_bytes(), SIZE);
+        assert_eq!(kept.resident_bytes(true), SIZE);
         kept.trim().unwrap();
-        assert_eq!(kept.resident_bytes(), 0);
+        assert_eq!(kept.resident_bytes(true), 0);
         touch(&*stack, PAGE_SIZE);
-        assert!(kept.resident_bytes() >= PAGE_SIZE);
+        assert!(kept.resident_bytes(true) >= PAGE_SIZE);
     }
 }

@@ -45,6 +45,8 @@ pub(crate) struct Stores {
     pub(crate) limits: CallLimits,
     /// How code in them is entered.
     pub(crate) way: CallPath,
+    /// Whether the memory of idle instances is limited.
+    pub(crate) limited: bool,
 }
 
 impl Stores {
@@ -74,6 +76,7 @@ impl Stores {
                 .watch(options.watch.is_some())
                 .give_way(options.gives_way && options.asynchronous),
             way: CallPath::of(options.asynchronous, engine.deep()),
+            limited: options.limits.resident_bytes != usize::MAX,
         })
     }
 

@@ -172,3 +172,22 @@ fn lies_below_and_is_saved_once(layer: impl FnOnce(&std::path::Path) -> Layer) -
     assert_eq!(third.files().unwrap().read("/lib/below").unwrap(), content);
     session
 }
+
+#[test]
+fn a_whole_file_is_read_within_the_callers_budget() {
+    use afresh::budget::Budget as MemoryBudget;
+    let mut tree = Tree::new(Budget::default());
+    tree.write_path("/large", &[7; 100_000], Time::now()).unwrap();
+    let mut session = guest(tree).session().unwrap();
+    let files = session.files().unwrap();
+    let budget = MemoryBudget::new("request", 150_000);
+    let content = files.read_within("/large", &budget).unwrap();
+    assert_eq!((content.len(), budget.used()), (100_000, 100_000));
+    let refused = files.read_within("/large", &budget).unwrap_err();
+    assert!(matches!(&refused, SessionError::Budget { path, .. } if path == "/large"), "{refused}");
+    assert!(refused.to_string().contains("request budget of 150000 bytes"), "{refused}");
+    drop(content);
+    assert_eq!(files.read_within("/large", &budget).unwrap().into_bytes(), [7; 100_000]);
+    assert_eq!(budget.used(), 0);
+    assert!(matches!(files.read_within("/none", &budget), Err(SessionError::Files { .. })));
+}

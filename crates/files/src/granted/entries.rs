@@ -60,7 +60,7 @@ impl EntryReader {
             let name = entry.file_name().to_bytes().to_vec();
             let mut kind = HostKind::from(entry.file_type());
             if kind == HostKind::Unknown {
-                // It may be gone by now.
+                // It may have been removed meanwhile.
                 let stat = statat(fd, &name[..], AtFlags::SYMLINK_NOFOLLOW);
                 kind = stat.map_or(kind, |stat| HostStat::from(stat).kind);
             }

@@ -48,7 +48,7 @@ impl From<Refused> for Fail {
     }
 }
 
-/// The number for an error of the host's that no variant of [`Refused`] has.
+/// The number for a host error that no variant of [`Refused`] has.
 fn of_host(error: i32) -> u16 {
     use std::io::ErrorKind;
     match std::io::Error::from_raw_os_error(error).kind() {

@@ -70,7 +70,7 @@ fn hands() -> Vec<u8> {
         .unwrap()
 }
 
-/// Two granted directories, and one beside them that is not.
+/// Two granted directories, and one that is not granted.
 struct Place {
     root: tempfile::TempDir,
 }
@@ -249,7 +249,7 @@ fn nothing_leads_a_module_out() {
     let mut lease = warm.lease().unwrap();
     let mine = open(&mut lease, 3, "mine", CREATE).unwrap();
     assert_eq!(write(&mut lease, mine, b"mine"), 0);
-    // Links of the guest's own, one of them dangling.
+    // The guest makes links, one of them dangling.
     assert_eq!(symlink_to(&mut lease, "../out/secret", 3, "secret"), 0);
     assert_eq!(symlink_to(&mut lease, "../out/new", 3, "dangling"), 0);
     assert_eq!(symlink_to(&mut lease, "..", 3, "d/up"), 0);
@@ -289,7 +289,7 @@ fn nothing_leads_a_module_out() {
         place.check();
     }
     assert_eq!(fs::read(place.path("two/given")).unwrap(), b"given");
-    // What is granted for reading.
+    // The second directory is granted for reading.
     assert_eq!(open(&mut lease, 4, "given", TRUNCATE), Err(PERM));
     assert_eq!(open(&mut lease, 4, "new", CREATE), Err(PERM));
     assert_eq!(rename(&mut lease, 4, "given", 3, "taken"), PERM);
@@ -601,7 +601,7 @@ fn warm_component(options: GuestOptions) -> WarmComponent {
     Guest::with_options(&engine(), &component(), options).unwrap().warm_component().unwrap()
 }
 
-/// The answer of one of the component's functions: nothing, or an error.
+/// Calls a function of the component; returns its error.
 fn answer(
     lease: &mut ComponentLease<'_>,
     name: &str,
