@@ -22,6 +22,7 @@ mod control;
 mod fill;
 mod handshake;
 mod host;
+mod keeper;
 mod listener;
 mod memory;
 mod pages;
@@ -42,6 +43,7 @@ use crate::SourceError;
 pub use control::{Cause, ControlClient, ControlServer, Snapshots};
 pub use handshake::{Mapping, parse_mappings};
 pub use host::{DoorInfo, DoorOptions, HostError, HostEvent, VmmHost};
+pub use keeper::{Keeper, keep};
 pub use listener::{ListenError, Listener};
 pub use request::{Request, parse_mode, parse_owner, parse_request};
 pub use serve::{Served, serve};
@@ -61,6 +63,8 @@ pub struct VmmOptions<'a> {
     pub record: bool,
     /// Charged for the pages of the VMM, if it is limited.
     pub budget: Option<Budget>,
+    /// Closes the VMM's memory if this process is killed.
+    pub keeper: Option<Keeper>,
     /// How long the handshake may take.
     pub handshake: Duration,
     /// Ends the service when set. Pages that are missing then are closed as after a failure.
@@ -79,6 +83,7 @@ impl<'a> VmmOptions<'a> {
             stream: true,
             record: false,
             budget: None,
+            keeper: None,
             handshake: Duration::from_secs(5),
             stop,
             end_on_failure: true,
@@ -102,6 +107,9 @@ pub enum VmmError {
     /// The VMM exceeds its budget.
     #[error("the VMM is refused: {0}; raise the budget of its door")]
     Budget(#[from] Exceeded),
+    /// The keeper has ended.
+    #[error("the process that would close the VMM's memory has ended: restart the pager ({0})")]
+    Keeper(io::Error),
     /// Pages could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),

@@ -10,6 +10,7 @@ use afresh_sys::{PageRange, Uffd};
 
 use super::VmmError;
 use super::handshake::Mapping;
+use super::keeper::KeptVm;
 use super::pages::Pages;
 use crate::PageSource;
 
@@ -71,6 +72,8 @@ pub(super) struct Service<'a> {
     /// Set once the process was seen to have the memory of the userfaultfd.
     pub(super) verified: AtomicBool,
     pub(super) failure: Mutex<Option<VmmError>>,
+    /// Held while pages can be missing.
+    pub(super) kept: Mutex<Option<KeptVm>>,
     phase: Mutex<Phase>,
     /// Rung when the phase changes.
     pub(super) phase_bell: Condvar,
@@ -101,6 +104,7 @@ impl<'a> Service<'a> {
             detaching: AtomicBool::new(false),
             verified: AtomicBool::new(false),
             failure: Mutex::new(None),
+            kept: Mutex::new(None),
             phase: Mutex::new(Phase::Serving),
             phase_bell: Condvar::new(),
             _charge: charge,

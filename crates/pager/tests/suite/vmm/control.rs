@@ -64,7 +64,7 @@ impl Bench {
         };
         store.save("base", &MemoryPages(content()), &SaveOptions::new(guest)).unwrap();
         let (sender, events) = std::sync::mpsc::channel();
-        let host = VmmHost::new(move |event| {
+        let host = VmmHost::new(None, move |event| {
             let text = match event {
                 HostEvent::Served { name, result: Ok(_), .. } => format!("{name}: served"),
                 HostEvent::Served { name, result: Err(error), .. } => format!("{name}: {error}"),
