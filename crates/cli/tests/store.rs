@@ -612,10 +612,7 @@ fn a_pager_that_is_killed_leaves_no_page_of_zeros_and_no_vmm_that_waits() {
     let bench = Bench::new();
     fs::write(bench.path("mem"), memory(&numbers_of_orphan())).unwrap();
     bench.ok(&["import", "mem", "store", "--encoding", "zstd"]);
-    // More by command: AFRESH_TEST_KILLS=1000.
-    let kills = std::env::var("AFRESH_TEST_KILLS").map_or(8, |text| text.parse().unwrap());
-    let (mut whole, mut ended) = (0, 0);
-    for attempt in 0..kills {
+    for attempt in 0..2 {
         let pager = Pager::start(&bench, &["store", "--on-demand", "--window", "1"]);
         drop(pager.connect(&bench.path("socket")));
         let mut vmm = Command::new(std::env::current_exe().unwrap())
@@ -647,12 +644,11 @@ fn a_pager_that_is_killed_leaves_no_page_of_zeros_and_no_vmm_that_waits() {
         };
         let rest: Vec<String> = output.map(Result::unwrap).collect();
         match (status.code(), status.signal()) {
-            (Some(0), _) => whole += 1,
-            (_, Some(signal)) if signal == Signal::BUS.as_raw() => ended += 1,
+            (Some(0), _) => {}
+            (_, Some(signal)) if signal == Signal::BUS.as_raw() => {}
             _ => panic!("attempt {attempt}: {status}: {rest:?}"),
         }
     }
-    println!("{whole} VMMs found all content, {ended} were ended");
 }
 
 #[test]

@@ -29,6 +29,7 @@ mod pages;
 mod request;
 mod serve;
 mod service;
+mod stage;
 mod vm;
 
 use std::io;
@@ -47,9 +48,13 @@ pub use keeper::{Keeper, keep};
 pub use listener::{ListenError, Listener};
 pub use request::{Request, parse_mode, parse_owner, parse_request};
 pub use serve::{Served, serve};
+pub use stage::Stage;
 pub use vm::{RequestError, Touched, Vm, VmSaveOptions, VmState, VmStats};
 
 pub use afresh_sys::socket::SocketAccess;
+
+/// Bytes of a stage by default: what a VMM with a source far away streams at a time.
+const STAGE: usize = 48 << 20;
 
 /// How a VMM is served.
 #[derive(Debug)]
@@ -63,6 +68,8 @@ pub struct VmmOptions<'a> {
     pub record: bool,
     /// Charged for the pages of the VMM, if it is limited.
     pub budget: Option<Budget>,
+    /// Room for pages that are streamed ahead, which VMMs can share.
+    pub stage: Stage,
     /// Closes the VMM's memory if this process is killed.
     pub keeper: Option<Keeper>,
     /// How long the handshake may take.
@@ -83,6 +90,7 @@ impl<'a> VmmOptions<'a> {
             stream: true,
             record: false,
             budget: None,
+            stage: Stage::new(STAGE),
             keeper: None,
             handshake: Duration::from_secs(5),
             stop,

@@ -4,7 +4,7 @@
 //! `web.2` and so on.
 //!
 //! Promises: a VMM costs its door no more than the door's budget, and a door no more than a bounded number of
-//! threads. One that exceeds it is refused, and others are not affected. Stopping the host ends the service of every
+//! threads. Pages that are streamed ahead share one stage. One that exceeds it is refused, and others are not affected. Stopping the host ends the service of every
 //! VMM as [`super::serve`] describes.
 //!
 //! May break it: a host without a [`Keeper`] whose process exits before it is stopped. Missing pages of its VMMs are then
@@ -23,8 +23,9 @@ use afresh_sys::socket::SocketAccess;
 
 use super::keeper::Keeper;
 use super::listener::{ListenError, Listener};
+use super::stage::Stage;
 use super::vm::Vm;
-use super::{Served, VmmError, VmmOptions};
+use super::{STAGE, Served, VmmError, VmmOptions};
 use crate::PageSource;
 
 /// VMMs of a door at a time. Further ones wait until one has ended.
@@ -182,6 +183,8 @@ struct Shared {
     /// Rung when a thread ends.
     ended: Condvar,
     keeper: Option<Keeper>,
+    /// Shared by all VMMs.
+    stage: Stage,
     report: Box<Report>,
 }
 
@@ -218,6 +221,7 @@ impl VmmHost {
             threads: Mutex::new(0),
             ended: Condvar::new(),
             keeper,
+            stage: Stage::new(STAGE),
             report: Box::new(report),
         }))
     }
@@ -402,6 +406,7 @@ impl VmmHost {
         options.window = door.options.window;
         options.budget = Some(door.budget.clone());
         options.keeper.clone_from(&self.0.keeper);
+        options.stage = self.0.stage.clone();
         let name = format!("{}.{number}", door.options.name);
         let result = Vm::accept(stream, door.source.clone(), &options).and_then(|vm| {
             lock(&self.0.vms).insert(name.clone(), vm.clone());

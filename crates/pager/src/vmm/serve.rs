@@ -96,7 +96,14 @@ pub(super) fn accept<'a>(
         },
         batch: if distant { DISTANT } else { NEAR },
     };
-    let service = Service::new(process, accepted, source, sizes, options.stream, charge);
+    let service = Service::new(
+        process,
+        accepted,
+        source,
+        (sizes, options.stage.clone()),
+        options.stream,
+        charge,
+    );
     if let Some(keeper) = &options.keeper {
         let kept = keeper.hold(&service.process, &service.uffd, &service.mappings);
         let kept = kept.map_err(VmmError::Keeper).inspect_err(|_| {

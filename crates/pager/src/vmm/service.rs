@@ -12,6 +12,7 @@ use super::VmmError;
 use super::handshake::Mapping;
 use super::keeper::KeptVm;
 use super::pages::Pages;
+use super::stage::Stage;
 use crate::PageSource;
 
 /// Sizes in pages, by how far away the source is.
@@ -60,6 +61,7 @@ pub(super) struct Service<'a> {
     /// The pages of the source that may be something else than zero, in order.
     pub(super) occupied: Vec<PageRange>,
     pub(super) sizes: Sizes,
+    pub(super) stage: Stage,
     pub(super) pages: Mutex<Pages>,
     /// Rung when there is something to do.
     pub(super) bell: Condvar,
@@ -86,7 +88,7 @@ impl<'a> Service<'a> {
         process: Peer,
         (mappings, uffd): (Vec<Mapping>, Uffd),
         source: VmSource<'a>,
-        sizes: Sizes,
+        (sizes, stage): (Sizes, Stage),
         streams: bool,
         charge: Option<Charge>,
     ) -> Self {
@@ -98,6 +100,7 @@ impl<'a> Service<'a> {
             uffd,
             source,
             sizes,
+            stage,
             bell: Condvar::new(),
             over: AtomicBool::new(false),
             gone: AtomicBool::new(false),
