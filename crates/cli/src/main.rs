@@ -135,6 +135,9 @@ enum Command {
     Keygen(keys::KeygenArguments),
     /// Serve a snapshot's memory to VMMs with Firecracker's userfaultfd protocol.
     Pager(store::pager::Arguments),
+    /// Close the VMMs of a pager that is killed.
+    #[command(hide = true)]
+    PagerKeeper,
     /// Print completions for a shell.
     Completions(manual::CompletionArguments),
     /// Write the manual pages of this command.
@@ -213,6 +216,7 @@ fn run_command(command: &Command, settings: &Settings) -> anyhow::Result<ExitCod
         #[cfg(feature = "seal")]
         Command::Keygen(arguments) => keys::keygen(arguments, settings),
         Command::Pager(arguments) => store::pager::run(arguments, settings),
+        Command::PagerKeeper => store::pager::run_keeper(),
         Command::Completions(arguments) => manual::completions(arguments),
         Command::Man(arguments) => manual::man(arguments),
     }

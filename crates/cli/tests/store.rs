@@ -10,11 +10,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use afresh::pager::vmm::ControlClient;
 use afresh_store::{GuestBuild, MemoryPages, SaveOptions, Store};
 use afresh_sys::{Interest, PAGE_SIZE, PageRange, Protection, Reservation, Uffd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Far longer than anything takes on a busy host.
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
@@ -137,6 +138,31 @@ fn a_file_with_holes_and_a_partial_page_comes_back_padded() {
     let out = fs::read(bench.path("out")).unwrap();
     assert_eq!(out.len(), 101 * PAGE_SIZE);
     assert!(&out[100 * PAGE_SIZE..][..3] == b"end" && out.iter().filter(|b| **b != 0).count() == 3);
+}
+
+#[test]
+fn holes_of_a_diff_are_as_in_its_parent() {
+    use std::os::unix::fs::FileExt;
+    let (bench, _, mut expected) = two_snapshots();
+    let file = fs::File::create(bench.path("diff")).unwrap();
+    file.set_len(NUMBERS.len() as u64 * PAGE_SIZE as u64).unwrap();
+    // A page that became zero, and a new one.
+    for (at, number) in [(1, 0), (6, 33)] {
+        file.write_all_at(&page(number), at * PAGE_SIZE as u64).unwrap();
+        expected[at as usize * PAGE_SIZE..][..PAGE_SIZE].copy_from_slice(&page(number));
+    }
+    let import = ["import", "diff", "store@next", "--diff"];
+    let message = bench.fails(2, &import);
+    assert!(message.contains("--parent"), "{message}");
+    let done = bench.json(&[&import[..], &["--parent", "latest"]].concat());
+    assert!(done[0]["written_bytes"].as_u64().unwrap() < 3 * PAGE_SIZE as u64, "{done:?}");
+    bench.ok(&["export", "store@next", "next.out"]);
+    assert!(fs::read(bench.path("next.out")).unwrap() == expected);
+    let message = bench.fails(1, &["import", "new.mem", "store@x", "--diff", "--parent", "old"]);
+    assert!(message.contains("without --diff"), "{message}");
+    file.set_len(PAGE_SIZE as u64).unwrap();
+    let message = bench.fails(1, &[&import[..], &["--parent", "old"]].concat());
+    assert!(message.contains("as long as the memory of its parent"), "{message}");
 }
 
 #[test]
@@ -288,6 +314,9 @@ fn what_is_wrong_with_a_place_or_name_is_said_with_the_way_out() {
         (1, vec!["inspect", "ftp://x/y"], "is not a remote"),
         (2, vec!["inspect", "store@"], "PLACE or PLACE@NAME"),
         (2, vec!["pager", "store", "--socket", "s", "--window", "0"], "1..=512"),
+        (2, vec!["pager", "store", "--socket", "s", "--socket-owner", "root"], "in numbers"),
+        (2, vec!["pager", "store", "--socket", "s", "--socket-mode", "0444"], "cannot connect"),
+        (2, vec!["pager", "store", "--socket", "s", "--record"], "--control"),
     ];
     for (code, arguments, part) in cases {
         let message = bench.fails(code, &arguments);
@@ -496,6 +525,129 @@ fn the_pager_serves_every_page_to_one_vmm_after_another() {
             "{}",
             err(&output)
         );
+    }
+}
+
+#[test]
+fn the_control_socket_saves_a_vmm_that_the_pager_did_not_start() {
+    let bench = Bench::new();
+    let numbers: Vec<u32> = (0..100).collect();
+    fs::write(bench.path("mem"), memory(&numbers)).unwrap();
+    bench.ok(&["import", "mem", "store"]);
+    let pager = Pager::start(
+        &bench,
+        &["store", "--control", "ctl", "--name", "web", "--socket-mode", "0660", "--budget", "8"],
+    );
+    let Some(vmm) = Vmm::new(numbers.len()) else { return };
+    let stream = pager.connect(&bench.path("socket"));
+    vmm.hand_over(&stream);
+    let mode = fs::metadata(bench.path("socket")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o660);
+    assert_eq!(fs::metadata(bench.path("ctl")).unwrap().permissions().mode() & 0o777, 0o600);
+    // SAFETY: the page is in the reservation, which is mapped writable.
+    unsafe { vmm.memory.page_ptr(7).write_bytes(200, 10) };
+    let mut control = ControlClient::connect(&bench.path("ctl")).unwrap();
+    let snapshot = json!({ "request": "snapshot", "vm": "web.1", "to": "store@next" });
+    match control.request(&snapshot) {
+        Ok(_) => {}
+        Err(error) if error.to_string().contains("CAP_SYS_PTRACE") => {
+            return println!("SKIPPED: {error}");
+        }
+        Err(error) => panic!("{error}"),
+    }
+    control.request(&json!({ "request": "detach", "vm": "web" })).unwrap();
+    pager.terminate();
+    assert_eq!(pager.wait().status.code(), Some(0));
+    let mut expected = memory(&numbers);
+    expected[7 * PAGE_SIZE..][..10].fill(200);
+    assert!(vmm.read() == expected);
+    bench.ok(&["export", "store@next", "out"]);
+    assert!(fs::read(bench.path("out")).unwrap() == expected);
+    assert!(!bench.path("ctl").exists() && !bench.path("socket").exists());
+}
+
+/// Set in the process that plays the VMM of a pager that is killed: the number of the attempt.
+const ORPHAN: &str = "AFRESH_TEST_ORPHAN";
+
+/// The memory of a pager that is killed.
+fn numbers_of_orphan() -> Vec<u32> {
+    (1..=3000).collect()
+}
+
+/// A VMM that reads its memory while its pager is killed. It exits with 0 when it found all content.
+fn play_orphan(attempt: usize) -> ! {
+    let expected = memory(&numbers_of_orphan());
+    let Some(vmm) = Vmm::new(expected.len() / PAGE_SIZE) else { std::process::exit(9) };
+    let stream = UnixStream::connect("socket").unwrap();
+    vmm.hand_over(&stream);
+    let found = |page: usize| {
+        // SAFETY: the page is in the reservation, which is mapped readable.
+        let bytes = unsafe { std::slice::from_raw_parts(vmm.memory.page_ptr(page), PAGE_SIZE) };
+        if bytes != &expected[page * PAGE_SIZE..][..PAGE_SIZE] {
+            println!("page {page} begins with {:?}", &bytes[..8]);
+            std::process::exit(3);
+        }
+    };
+    found(2999);
+    println!("FIRST");
+    let uffd = vmm.uffd;
+    if attempt % 2 == 1 {
+        // The last copy but those of the pager and its keeper.
+        drop(uffd);
+    } else {
+        std::mem::forget(uffd);
+    }
+    (0..3000).for_each(found);
+    std::process::exit(0);
+}
+
+#[test]
+fn a_pager_that_is_killed_leaves_no_page_of_zeros_and_no_vmm_that_waits() {
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::process::ExitStatusExt;
+    const NAME: &str = "a_pager_that_is_killed_leaves_no_page_of_zeros_and_no_vmm_that_waits";
+    if let Ok(attempt) = std::env::var(ORPHAN) {
+        play_orphan(attempt.parse().unwrap());
+    }
+    let bench = Bench::new();
+    fs::write(bench.path("mem"), memory(&numbers_of_orphan())).unwrap();
+    bench.ok(&["import", "mem", "store", "--encoding", "zstd"]);
+    for attempt in 0..2 {
+        let pager = Pager::start(&bench, &["store", "--on-demand", "--window", "1"]);
+        drop(pager.connect(&bench.path("socket")));
+        let mut vmm = Command::new(std::env::current_exe().unwrap())
+            .args([NAME, "--exact", "--nocapture"])
+            .env(ORPHAN, attempt.to_string())
+            .current_dir(bench.0.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(vmm.stdout.take().unwrap()).lines();
+        let first = output.by_ref().map(Result::unwrap).find(|line| line.contains("FIRST"));
+        if first.is_none() {
+            assert_eq!(vmm.wait().unwrap().code(), Some(9));
+            return println!("SKIPPED: no userfaultfd");
+        }
+        // Somewhere in the three thousand faults.
+        std::thread::sleep(Duration::from_micros((attempt * 7919 % 23_000) as u64));
+        // Killed, and waited for.
+        drop(pager);
+        let started = Instant::now();
+        let status = loop {
+            if let Some(status) = vmm.try_wait().unwrap() {
+                break status;
+            }
+            if started.elapsed() > TEST_TIMEOUT {
+                vmm.kill().unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        let rest: Vec<String> = output.map(Result::unwrap).collect();
+        match (status.code(), status.signal()) {
+            (Some(0), _) => {}
+            (_, Some(signal)) if signal == Signal::BUS.as_raw() => {}
+            _ => panic!("attempt {attempt}: {status}: {rest:?}"),
+        }
     }
 }
 

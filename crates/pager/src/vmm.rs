@@ -22,12 +22,14 @@ mod control;
 mod fill;
 mod handshake;
 mod host;
+mod keeper;
 mod listener;
 mod memory;
 mod pages;
 mod request;
 mod serve;
 mod service;
+mod stage;
 mod vm;
 
 use std::io;
@@ -42,12 +44,17 @@ use crate::SourceError;
 pub use control::{Cause, ControlClient, ControlServer, Snapshots};
 pub use handshake::{Mapping, parse_mappings};
 pub use host::{DoorInfo, DoorOptions, HostError, HostEvent, VmmHost};
+pub use keeper::{Keeper, keep};
 pub use listener::{ListenError, Listener};
 pub use request::{Request, parse_mode, parse_owner, parse_request};
 pub use serve::{Served, serve};
+pub use stage::Stage;
 pub use vm::{RequestError, Touched, Vm, VmSaveOptions, VmState, VmStats};
 
 pub use afresh_sys::socket::SocketAccess;
+
+/// Bytes of a stage by default: what a VMM with a source far away streams at a time.
+const STAGE: usize = 48 << 20;
 
 /// How a VMM is served.
 #[derive(Debug)]
@@ -61,6 +68,10 @@ pub struct VmmOptions<'a> {
     pub record: bool,
     /// Charged for the pages of the VMM, if it is limited.
     pub budget: Option<Budget>,
+    /// Room for pages that are streamed ahead, which VMMs can share.
+    pub stage: Stage,
+    /// Closes the VMM's memory if this process is killed.
+    pub keeper: Option<Keeper>,
     /// How long the handshake may take.
     pub handshake: Duration,
     /// Ends the service when set. Pages that are missing then are closed as after a failure.
@@ -79,6 +90,8 @@ impl<'a> VmmOptions<'a> {
             stream: true,
             record: false,
             budget: None,
+            stage: Stage::new(STAGE),
+            keeper: None,
             handshake: Duration::from_secs(5),
             stop,
             end_on_failure: true,
@@ -102,6 +115,9 @@ pub enum VmmError {
     /// The VMM exceeds its budget.
     #[error("the VMM is refused: {0}; raise the budget of its door")]
     Budget(#[from] Exceeded),
+    /// The keeper has ended.
+    #[error("the process that would close the VMM's memory has ended: restart the pager ({0})")]
+    Keeper(io::Error),
     /// Pages could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),

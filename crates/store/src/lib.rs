@@ -81,7 +81,7 @@ pub use list::{Extent, Listed};
 pub use manifest::MAX_STATE;
 pub use map::{MapRun, Origin, PageMap};
 pub use pages::{MemoryPages, Pages};
-pub use raw::FilePages;
+pub use raw::{DiffError, DiffPages, FilePages};
 pub use save::SaveOptions;
 pub use snapshot::Snapshot;
 pub use store::{Store, Tag};

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use afresh_sys::{PAGE_SIZE, PageRange, file};
@@ -20,6 +20,10 @@ pub struct FilePages {
     file: File,
     len: u64,
     occupied: Vec<PageRange>,
+    /// Bytes where data begins or ends.
+    bounds: Vec<u64>,
+    /// Bytes of a block, by the file system.
+    block: u64,
 }
 
 impl FilePages {
@@ -36,11 +40,12 @@ impl FilePages {
             return Err(io(io::Error::new(io::ErrorKind::InvalidInput, why)));
         }
         let page = PAGE_SIZE as u64;
-        let mut occupied: Vec<PageRange> = Vec::new();
+        let (mut occupied, mut bounds) = (Vec::<PageRange>::new(), Vec::new());
         let mut at = 0;
         while let Some(data) = file::next_data(file.as_fd(), at)
             .map_err(|e| io(io::Error::from_raw_os_error(e.errno)))?
         {
+            bounds.extend([data.start, data.end]);
             let (start, end) = ((data.start / page) as usize, data.end.div_ceil(page) as usize);
             match occupied.last_mut() {
                 // A file system with smaller blocks can have two runs in one page.
@@ -49,7 +54,108 @@ impl FilePages {
             }
             at = data.end;
         }
-        Ok(Self { file, len: meta.len(), occupied })
+        Ok(Self { file, len: meta.len(), occupied, bounds, block: meta.blksize() })
+    }
+}
+
+/// Why the holes of a file do not show what it leaves to a parent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DiffError {
+    /// Another length than the parent's memory.
+    #[error(
+        "the file has {len} bytes and the parent {parent}: a diff is as long as the memory of its parent"
+    )]
+    Length {
+        /// Of the file.
+        len: u64,
+        /// Of the parent's memory.
+        parent: u64,
+    },
+    /// No hole at all.
+    #[error(
+        "the file has no holes: it is a whole memory image, or was copied without its holes; import it without --diff"
+    )]
+    NoHoles,
+    /// Holes are larger than pages.
+    #[error(
+        "the file system keeps holes in units of {unit} bytes, so pages of zeros that were never written cannot be told \
+         from written ones: write the diff to ext4, XFS, Btrfs or tmpfs"
+    )]
+    Coarse {
+        /// Bytes of a unit.
+        unit: u64,
+    },
+}
+
+impl FilePages {
+    /// The pages of a diff, which has holes where its memory is as in a parent of `parent` pages.
+    fn difference(&self, parent: usize) -> Result<Vec<PageRange>, DiffError> {
+        let expected = (parent * PAGE_SIZE) as u64;
+        if self.len != expected {
+            return Err(DiffError::Length { len: self.len, parent: expected });
+        }
+        let pages = self.occupied();
+        if pages == [PageRange::new(0, parent)] {
+            return Err(DiffError::NoHoles);
+        }
+        // A file system with larger blocks may still keep smaller holes: then one of the bounds shows it.
+        let bounds = self.bounds.iter().filter(|bound| **bound != self.len);
+        let aligned = bounds.fold(0, |all, bound| all | bound).trailing_zeros();
+        if self.block > PAGE_SIZE as u64 && aligned >= self.block.trailing_zeros() {
+            return Err(DiffError::Coarse { unit: self.block });
+        }
+        Ok(pages)
+    }
+}
+
+/// A memory image that has holes where it is as in a parent, over that parent.
+#[derive(Debug)]
+pub struct DiffPages<'a> {
+    file: FilePages,
+    parent: &'a Snapshot,
+    changed: Vec<PageRange>,
+}
+
+impl<'a> DiffPages<'a> {
+    /// The image in `file` over `parent`.
+    ///
+    /// # Errors
+    /// [`DiffError`] where the holes of the file do not show what it leaves to the parent.
+    pub fn new(file: FilePages, parent: &'a Snapshot) -> Result<Self, DiffError> {
+        let changed = file.difference(parent.pages())?;
+        Ok(Self { file, parent, changed })
+    }
+
+    /// The pages that the file has.
+    #[must_use]
+    pub fn changed(&self) -> &[PageRange] {
+        &self.changed
+    }
+}
+
+impl Pages for DiffPages<'_> {
+    fn pages(&self) -> usize {
+        self.parent.pages()
+    }
+
+    fn occupied(&self) -> Vec<PageRange> {
+        PageRange::merge([self.parent.occupied(), self.changed.clone()].concat())
+    }
+
+    fn read(&self, first: usize, out: &mut [u8]) -> io::Result<()> {
+        let wanted = PageRange::new(first, out.len() / PAGE_SIZE);
+        let from = self.changed.partition_point(|run| run.end() <= wanted.start);
+        let parts: Vec<PageRange> =
+            self.changed[from..].iter().map_while(|run| run.intersect(wanted)).collect();
+        if parts != [wanted] {
+            self.parent.read(first, out).map_err(io::Error::other)?;
+        }
+        for part in parts {
+            let at = (part.start - first) * PAGE_SIZE;
+            self.file.read(part.start, &mut out[at..at + part.byte_len()])?;
+        }
+        Ok(())
     }
 }
 
@@ -138,5 +244,27 @@ mod tests {
         pages.read(400, &mut out).unwrap();
         assert!(out[..10] == [9; 10] && out[10..].iter().all(|b| *b == 0));
         assert!(FilePages::open(dir.path()).is_err());
+    }
+
+    #[test]
+    fn a_diff_has_the_length_of_its_parent_and_small_holes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("memory");
+        let file = File::create(&path).unwrap();
+        file.set_len(100 * PAGE_SIZE as u64).unwrap();
+        file.write_all_at(&[7; PAGE_SIZE], 33 * PAGE_SIZE as u64).unwrap();
+        let mut pages = FilePages::open(&path).unwrap();
+        if pages.occupied().len() != 1 || pages.occupied()[0].len != 1 {
+            return println!("SKIPPED: this file system keeps no small holes");
+        }
+        assert_eq!(pages.difference(100), Ok(vec![PageRange::new(33, 1)]));
+        assert!(matches!(pages.difference(99), Err(DiffError::Length { .. })));
+        // A page that begins at an odd number shows that the blocks are not larger than pages.
+        pages.block = 128 << 10;
+        assert!(pages.difference(100).is_ok());
+        pages.bounds = vec![0, 128 << 10];
+        assert_eq!(pages.difference(100), Err(DiffError::Coarse { unit: 128 << 10 }));
+        pages.occupied = vec![PageRange::new(0, 100)];
+        assert_eq!(pages.difference(100), Err(DiffError::NoHoles));
     }
 }

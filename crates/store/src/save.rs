@@ -264,15 +264,5 @@ fn candidates(
     }
     let mut both = memory.occupied();
     both.extend(clip(&parent.occupied(), memory.pages()));
-    both.sort();
-    let mut merged: Vec<PageRange> = Vec::new();
-    for range in both {
-        match merged.last_mut() {
-            Some(last) if range.start <= last.end() => {
-                last.len = last.len.max(range.end() - last.start);
-            }
-            _ => merged.push(range),
-        }
-    }
-    merged
+    PageRange::merge(both)
 }

@@ -56,6 +56,8 @@ pub enum Call {
     Socket,
     /// Receive bytes and descriptors.
     Receive,
+    /// Send bytes and descriptors.
+    Send,
     /// Refer to another process, or send it a signal.
     Process,
     /// Draw random bytes.
@@ -94,6 +96,7 @@ impl Call {
             Call::Poll => "poll",
             Call::Socket => "socket",
             Call::Receive => "recvmsg",
+            Call::Send => "sendmsg",
             Call::Process => "pidfd_open",
             Call::Random => "getrandom",
             Call::Kvm(name) => name,

@@ -30,6 +30,22 @@ pub struct PageRange {
 }
 
 impl PageRange {
+    /// The pages of `ranges`, in order and without overlap.
+    #[must_use]
+    pub fn merge(mut ranges: Vec<Self>) -> Vec<Self> {
+        ranges.sort();
+        let mut merged: Vec<Self> = Vec::new();
+        for range in ranges {
+            match merged.last_mut() {
+                Some(last) if range.start <= last.end() => {
+                    last.len = last.len.max(range.end() - last.start);
+                }
+                _ => merged.push(range),
+            }
+        }
+        merged
+    }
+
     /// A range of `len` pages that begins at page `start`.
     #[must_use]
     pub const fn new(start: usize, len: usize) -> Self {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use afresh::memory::{PAGE_SIZE, PageRange};
-use afresh::store::{FilePages, GuestBuild, Pages, SaveOptions};
+use afresh::store::{DiffPages, FilePages, GuestBuild, Pages, SaveOptions};
 use anyhow::Context;
 use clap::Args;
 use indicatif::{BinaryBytes, ProgressBar};
@@ -26,6 +26,9 @@ pub(crate) struct Arguments {
     /// Store only the difference from this snapshot in the same directory.
     #[arg(long, value_name = "NAME")]
     parent: Option<String>,
+    /// Take holes of the file as pages that are as in the parent, as in Firecracker's diff snapshots.
+    #[arg(long, requires = "parent")]
+    diff: bool,
     /// File with the guest state (registers, devices), stored with the memory.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
@@ -45,7 +48,7 @@ pub(crate) struct Arguments {
 
 /// Advances a progress bar as bytes are read.
 struct Watched<'a> {
-    pages: FilePages,
+    pages: Box<dyn Pages + 'a>,
     bar: &'a ProgressBar,
 }
 
@@ -96,7 +99,17 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     }
     let mut options = SaveOptions::new(guest);
     options.encoding = arguments.encoding.into();
-    options.parent = parent;
+    let (pages, changed): (Box<dyn Pages + '_>, _) = match (&parent, arguments.diff) {
+        (Some(parent), true) => {
+            let diff = DiffPages::new(pages, parent)
+                .with_context(|| format!("{} as a diff", arguments.file.display()))?;
+            let changed = diff.changed().to_vec();
+            (Box::new(diff), Some(changed))
+        }
+        _ => (Box::new(pages), None),
+    };
+    options.changed = changed;
+    options.parent.clone_from(&parent);
     if let Some(path) = &arguments.state {
         options.state =
             std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;

@@ -1,5 +1,7 @@
 //! `afresh pager`: serves the memory of snapshots to virtual machine monitors.
 
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -8,8 +10,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use afresh::pager::vmm::{
-    Cause, ControlServer, DoorOptions, HostEvent, Served, SocketAccess, VmmError, VmmHost,
-    parse_mode, parse_owner,
+    Cause, ControlServer, DoorOptions, HostEvent, Keeper, Served, SocketAccess, VmmError, VmmHost,
+    keep, parse_mode, parse_owner,
 };
 use afresh::pager::{PageSource, SnapshotSource};
 use afresh::store::Store;
@@ -23,6 +25,9 @@ use afresh::{LATEST, Reference};
 
 /// How long one wait takes before a signal is noticed.
 const TICK: Duration = Duration::from_millis(50);
+
+/// Name of the hidden command that [`run_keeper`] serves.
+const KEEPER: &str = "pager-keeper";
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -84,6 +89,18 @@ impl afresh::pager::vmm::Snapshots for Snapshots {
     }
 }
 
+/// The process that holds the VMMs of a pager, which is at its standard input, and closes them if it is killed.
+pub(crate) fn run_keeper() -> anyhow::Result<ExitCode> {
+    // A service manager ends the pager with the same signal, and then this process has nothing to do any more.
+    afresh_sys::termination::watch()?;
+    let stream = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+    if !stream.local_addr().is_ok_and(|address| address.is_unnamed()) {
+        anyhow::bail!("`{KEEPER}` is started by `pager` alone");
+    }
+    keep(&stream)?;
+    Ok(ExitCode::SUCCESS)
+}
+
 /// What the threads of the host report.
 enum Report {
     Served { name: String, number: usize, result: Result<Served, String> },
@@ -131,7 +148,12 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     // Signals are watched before the socket exists, so that it is always removed.
     let stop = afresh_sys::termination::watch()?;
     let (reports, reported) = mpsc::channel();
-    let host = VmmHost::new(move |event| {
+    let keeper = Keeper::start(
+        std::process::Command::new(std::env::current_exe().context("finding this program")?)
+            .arg(KEEPER),
+    )
+    .context("starting the process that closes VMMs if this one is killed")?;
+    let host = VmmHost::new(Some(keeper), move |event| {
         // The receiver lives until the host has stopped.
         let _ = reports.send(Report::from(event));
     });

@@ -17,6 +17,8 @@ use crate::SourceError;
 
 /// How often a fill of memory that is not registered is tried again.
 const MAX_ATTEMPTS: u32 = 10_000;
+/// How often a fill ahead of a VMM that changes its mappings is tried before it is left for later.
+const MAX_AHEAD_ATTEMPTS: u32 = 200;
 /// Time between two attempts.
 const PAUSE: Duration = Duration::from_micros(50);
 /// How often an idle thread looks around.
@@ -28,12 +30,11 @@ impl Service<'_> {
     /// The loop of each thread until the service ends.
     pub(super) fn work(&self, can_stream: bool) {
         let batch = can_stream.then_some(self.sizes.batch);
-        let mut buffer = Vec::new();
         while let Some(job) = self.next(batch) {
             let result = catch_unwind(AssertUnwindSafe(|| match job {
-                Job::Fault(mapping, page) => self.answer(mapping, page, &mut buffer),
+                Job::Fault(mapping, page) => self.answer(mapping, page),
                 Job::WorkingSet => self.fill_working_set(),
-                Job::Stream(mapping, pages) => self.fill(mapping, pages, &mut buffer),
+                Job::Stream(mapping, pages) => self.stream(mapping, pages),
             }));
             // A thread that unwinds would leave the guest waiting.
             let panicked =
@@ -58,19 +59,22 @@ impl Service<'_> {
     }
 
     /// Answers a fault: fills the window around it.
-    fn answer(&self, mapping: usize, page: usize, buffer: &mut Vec<u8>) -> Result<(), VmmError> {
+    fn answer(&self, mapping: usize, page: usize) -> Result<(), VmmError> {
         let of = self.mappings[mapping];
         let unit = PageRange::new(page / of.unit * of.unit, of.unit);
         let state = self.lock().look(mapping, page);
         match state {
-            Page::Missing => self.fill(mapping, self.window_around(of, page), buffer),
+            Page::Missing => {
+                let claimed = self.lock().claim(mapping, self.window_around(of, page));
+                self.read(mapping, &claimed, Urgency::Fault).map(drop)
+            }
             // The thread that fills it wakes the guest, or sends it back here. But one who streams
             // from far away asks for much at a time, and little comes sooner: what comes second is
             // left out.
             Page::Filling if self.source.is_distant() => {
                 let pages = self.window_around(of, page);
                 let filling = self.lock().filling(mapping, pages);
-                self.read(mapping, &filling, buffer)
+                self.read(mapping, &filling, Urgency::Fault).map(drop)
             }
             Page::Filling => Ok(()),
             // Discarded, with an event or without one, or filled since the fault: zero, if it is not there.
@@ -133,7 +137,7 @@ impl Service<'_> {
                 for part in claimed {
                     let from = part.start + mapping.offset - run.start;
                     let bytes = &bytes[from * PAGE_SIZE..(from + part.len) * PAGE_SIZE];
-                    if let Err(error) = self.put(number, part, Some(bytes)) {
+                    if let Err(error) = self.put(number, part, Some(bytes), Urgency::Fault) {
                         failed = Some(error);
                         return Err(SourceError::Changed);
                     }
@@ -150,34 +154,49 @@ impl Service<'_> {
         Ok(())
     }
 
-    /// Fills the missing pages among `pages` of a mapping.
-    fn fill(&self, mapping: usize, pages: PageRange, buffer: &mut Vec<u8>) -> Result<(), VmmError> {
+    /// Fills the missing pages among `pages` of a mapping ahead of the guest. Those that a VMM in the middle of a change
+    /// does not take soon are left for later, so that it holds no room of others.
+    fn stream(&self, mapping: usize, pages: PageRange) -> Result<(), VmmError> {
+        let Some(room) = self.stage.take(pages.byte_len(), || self.is_over()) else {
+            return Ok(());
+        };
         let claimed = self.lock().claim(mapping, pages);
-        self.read(mapping, &claimed, buffer)
+        let all = self.read(mapping, &claimed, Urgency::Ahead)?;
+        drop(room);
+        if !all {
+            let mut known = self.lock();
+            for run in claimed {
+                known.give_up(mapping, run);
+            }
+            drop(known);
+            self.bell.notify_all();
+            std::thread::sleep(TICK);
+        }
+        Ok(())
     }
 
-    /// Reads pages that are being filled, and puts those in place that still are.
-    fn read(
-        &self,
-        mapping: usize,
-        runs: &[PageRange],
-        buffer: &mut Vec<u8>,
-    ) -> Result<(), VmmError> {
+    /// Reads pages that are being filled, and puts those in place that still are. Returns whether all of them are done with.
+    fn read(&self, mapping: usize, runs: &[PageRange], urgency: Urgency) -> Result<bool, VmmError> {
         let of = self.mappings[mapping];
         let mut stored: Vec<PageRange> = Vec::new();
         for run in runs {
             let mut at = run.start;
             for part in self.stored_in(of, *run) {
-                self.put(mapping, PageRange::new(at, part.start - at), None)?;
+                if !self.put(mapping, PageRange::new(at, part.start - at), None, urgency)? {
+                    return Ok(false);
+                }
                 at = part.end();
                 stored.push(part);
             }
-            self.put(mapping, PageRange::new(at, run.end() - at), None)?;
+            if !self.put(mapping, PageRange::new(at, run.end() - at), None, urgency)? {
+                return Ok(false);
+            }
         }
-        let (Some(first), Some(last)) = (stored.first(), stored.last()) else { return Ok(()) };
+        let (Some(first), Some(last)) = (stored.first(), stored.last()) else { return Ok(true) };
         let hull = PageRange::new(first.start, last.end() - first.start);
         // One request is cheaper than many, though it brings pages that are there already.
         let reads = if self.source.is_distant() { vec![hull] } else { stored.clone() };
+        let mut buffer = Vec::new();
         for read in reads {
             buffer.resize(read.byte_len(), 0);
             let source = of.offset + read.start;
@@ -185,10 +204,13 @@ impl Service<'_> {
             unsafe { self.source.read(source, buffer.as_mut_ptr(), read.len) }?;
             for part in stored.iter().filter_map(|part| part.intersect(read)) {
                 let from = (part.start - read.start) * PAGE_SIZE;
-                self.put(mapping, part, Some(&buffer[from..from + part.byte_len()]))?;
+                let bytes = &buffer[from..from + part.byte_len()];
+                if !self.put(mapping, part, Some(bytes), urgency)? {
+                    return Ok(false);
+                }
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The parts of `pages` that the source may have something else in than zeros, in whole units.
@@ -207,13 +229,15 @@ impl Service<'_> {
         parts
     }
 
-    /// Puts claimed pages in place: `content`, or zeros. Those that were discarded meanwhile are left out.
+    /// Puts claimed pages in place: `content`, or zeros. Those that were discarded meanwhile are left out. Returns whether
+    /// all are done with: pages ahead of a VMM that is in the middle of a change are given up.
     fn put(
         &self,
         mapping: usize,
         pages: PageRange,
         content: Option<&[u8]>,
-    ) -> Result<(), VmmError> {
+        urgency: Urgency,
+    ) -> Result<bool, VmmError> {
         let mut at = pages.start;
         let mut attempts = Attempts::default();
         while at < pages.end() && !self.is_over() {
@@ -224,10 +248,13 @@ impl Service<'_> {
                     at += placed;
                     attempts = Attempts::default();
                 }
+                Err(_) if urgency == Urgency::Ahead && attempts.changing >= MAX_AHEAD_ATTEMPTS => {
+                    return Ok(false);
+                }
                 Err(why) => attempts.wait(why)?,
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Puts the first of `pages` in place that can be put there by one call; returns how many are done with, or why the
@@ -319,17 +346,31 @@ enum Postponed {
     Unregistered,
 }
 
+/// What pages are filled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Urgency {
+    /// The guest waits for them.
+    Fault,
+    /// They are filled ahead of the guest.
+    Ahead,
+}
+
 /// Attempts at a fill that the kernel has refused.
 #[derive(Debug, Default)]
-struct Attempts(u32);
+struct Attempts {
+    unregistered: u32,
+    changing: u32,
+}
 
 impl Attempts {
-    /// Waits a moment before the next attempt. Nothing is counted while the VMM changes its mappings, however long it
+    /// Waits a moment before the next attempt. There is no limit while the VMM changes its mappings, however long it
     /// takes or is stopped meanwhile: its events come, or it ends. A range that was never registered stays so.
     fn wait(&mut self, why: Postponed) -> Result<(), VmmError> {
-        if why == Postponed::Unregistered {
-            self.0 += 1;
-            if self.0 > MAX_ATTEMPTS {
+        if why == Postponed::Changing {
+            self.changing = self.changing.saturating_add(1);
+        } else {
+            self.unregistered += 1;
+            if self.unregistered > MAX_ATTEMPTS {
                 return Err(VmmError::Handshake("a mapping is not registered".to_owned()));
             }
         }

@@ -4,10 +4,11 @@
 //! `web.2` and so on.
 //!
 //! Promises: a VMM costs its door no more than the door's budget, and a door no more than a bounded number of
-//! threads. One that exceeds it is refused, and others are not affected. Stopping the host ends the service of every
+//! threads. Pages that are streamed ahead share one stage. One that exceeds it is refused, and others are not affected. Stopping the host ends the service of every
 //! VMM as [`super::serve`] describes.
 //!
-//! May break it: a host that is not stopped before the process exits. Missing pages of its VMMs are then not closed.
+//! May break it: a host without a [`Keeper`] whose process exits before it is stopped. Missing pages of its VMMs are then
+//! not closed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,9 +21,11 @@ use std::time::Duration;
 use afresh_budget::Budget;
 use afresh_sys::socket::SocketAccess;
 
+use super::keeper::Keeper;
 use super::listener::{ListenError, Listener};
+use super::stage::Stage;
 use super::vm::Vm;
-use super::{Served, VmmError, VmmOptions};
+use super::{STAGE, Served, VmmError, VmmOptions};
 use crate::PageSource;
 
 /// VMMs of a door at a time. Further ones wait until one has ended.
@@ -179,6 +182,9 @@ struct Shared {
     threads: Mutex<usize>,
     /// Rung when a thread ends.
     ended: Condvar,
+    keeper: Option<Keeper>,
+    /// Shared by all VMMs.
+    stage: Stage,
     report: Box<Report>,
 }
 
@@ -202,14 +208,20 @@ fn list(names: impl Iterator<Item = String>) -> String {
 }
 
 impl VmmHost {
-    /// A host without doors. `report` is called by its threads.
-    pub fn new(report: impl Fn(&HostEvent<'_>) + Send + Sync + 'static) -> Self {
+    /// A host without doors. `report` is called by its threads. A `keeper` closes the memory of its VMMs if this process is
+    /// killed.
+    pub fn new(
+        keeper: Option<Keeper>,
+        report: impl Fn(&HostEvent<'_>) + Send + Sync + 'static,
+    ) -> Self {
         Self(Arc::new(Shared {
             doors: Mutex::default(),
             vms: Mutex::default(),
             stop: AtomicBool::new(false),
             threads: Mutex::new(0),
             ended: Condvar::new(),
+            keeper,
+            stage: Stage::new(STAGE),
             report: Box::new(report),
         }))
     }
@@ -393,6 +405,8 @@ impl VmmHost {
         options.record = door.options.record;
         options.window = door.options.window;
         options.budget = Some(door.budget.clone());
+        options.keeper.clone_from(&self.0.keeper);
+        options.stage = self.0.stage.clone();
         let name = format!("{}.{number}", door.options.name);
         let result = Vm::accept(stream, door.source.clone(), &options).and_then(|vm| {
             lock(&self.0.vms).insert(name.clone(), vm.clone());

@@ -165,18 +165,7 @@ impl Pages for VmMemory<'_> {
     }
 
     fn occupied(&self) -> Vec<PageRange> {
-        let mut all = [self.service.occupied.clone(), self.changed()].concat();
-        all.sort();
-        let mut merged: Vec<PageRange> = Vec::new();
-        for run in all {
-            match merged.last_mut() {
-                Some(last) if run.start <= last.end() => {
-                    last.len = last.len.max(run.end() - last.start);
-                }
-                _ => merged.push(run),
-            }
-        }
-        merged
+        PageRange::merge([self.service.occupied.clone(), self.changed()].concat())
     }
 
     fn read(&self, first: usize, out: &mut [u8]) -> io::Result<()> {

@@ -249,6 +249,15 @@ impl Pages {
         }
     }
 
+    /// Leaves those of `pages` that are still being filled for later.
+    pub(super) fn give_up(&mut self, mapping: usize, pages: PageRange) {
+        for run in self.filling(mapping, pages) {
+            self.set(mapping, run, Page::Missing);
+            self.ask_again(mapping, run);
+            self.requested.push_back((mapping, run));
+        }
+    }
+
     /// Takes the missing ones among `pages` for the calling thread to fill.
     pub(super) fn claim(&mut self, mapping: usize, pages: PageRange) -> Vec<PageRange> {
         let mut claimed = Vec::new();

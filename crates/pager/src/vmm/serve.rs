@@ -9,7 +9,7 @@ use std::time::Duration;
 use afresh_budget::{Budget, Charge};
 use afresh_sys::errno::{EAGAIN, EEXIST};
 use afresh_sys::socket::Peer;
-use afresh_sys::{PAGE_SIZE, PageRange, UffdEvent, poll};
+use afresh_sys::{PAGE_SIZE, Uffd, UffdEvent, poll};
 
 use super::handshake::{Mapping, Refusal, receive};
 use super::pages::{PAGE_COST, Page};
@@ -96,7 +96,23 @@ pub(super) fn accept<'a>(
         },
         batch: if distant { DISTANT } else { NEAR },
     };
-    let service = Service::new(process, accepted, source, sizes, options.stream, charge);
+    let service = Service::new(
+        process,
+        accepted,
+        source,
+        (sizes, options.stage.clone()),
+        options.stream,
+        charge,
+    );
+    if let Some(keeper) = &options.keeper {
+        let kept = keeper.hold(&service.process, &service.uffd, &service.mappings);
+        let kept = kept.map_err(VmmError::Keeper).inspect_err(|_| {
+            if options.end_on_failure {
+                service.process.end();
+            }
+        })?;
+        *service.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
+    }
     if options.record {
         service.lock().record();
     }
@@ -164,6 +180,7 @@ impl Service<'_> {
         } else if options.end_on_failure {
             self.process.end();
         }
+        drop(self.kept.lock().unwrap_or_else(PoisonError::into_inner).take());
         result
     }
 
@@ -239,24 +256,12 @@ impl Service<'_> {
     /// Gives the VMM's memory back to the kernel. The VMM keeps the userfaultfd, so its discards would wait for
     /// a reader and its faults for an answer.
     fn release(&self) {
-        for (number, mapping) in self.mappings.iter().enumerate() {
-            let start = self.lock().address(number, 0) as *const u8;
-            // Fails where the VMM has ended or unmapped it, which is as good.
-            let _ = self.uffd.unregister(start, mapping.pages * PAGE_SIZE);
-        }
-        // A discard that began earlier still waits for a reader; until then the kernel refuses to fill.
-        for _ in 0..RELEASE_ATTEMPTS {
-            for _ in 0..EVENTS {
-                if !matches!(self.uffd.next_event(), Ok(Some(_))) {
-                    break;
-                }
-            }
-            let probe = self.lock().address(0, 0) as *mut u8;
-            match self.uffd.zero(probe, PAGE_SIZE) {
-                Err(error) if error.errno == EAGAIN => std::thread::sleep(TICK / 20),
-                _ => break,
-            }
-        }
+        let places: Vec<(usize, usize)> = {
+            let pages = self.lock();
+            let place = |(number, of): (usize, &Mapping)| (pages.address(number, 0), of.pages);
+            self.mappings.iter().enumerate().map(place).collect()
+        };
+        unregister(&self.uffd, places.into_iter());
     }
 
     /// Makes sure that no page that is missing now is ever seen; `false` where the VMM does not allow that.
@@ -270,24 +275,48 @@ impl Service<'_> {
                 at = run.end();
                 // A discarded page has no filler any more either.
                 if !matches!(known.state(number, run.start), Page::Present | Page::Unmapped) {
-                    closed &= self.poison(known.address(number, 0), run, mapping.unit);
+                    let base = known.address(number, 0);
+                    closed &= poison(&self.uffd, base, (run.start, run.len), mapping.unit);
                 }
             }
         }
         closed
     }
+}
 
-    /// Poisons those of `pages` that are not there.
-    fn poison(&self, base: usize, pages: PageRange, unit: usize) -> bool {
-        let mut at = pages.start;
-        while at < pages.end() {
-            let from = (base + at * PAGE_SIZE) as *const u8;
-            match self.uffd.poison(from, (pages.end() - at) * PAGE_SIZE) {
-                Ok(bytes) if bytes > 0 => at += bytes / PAGE_SIZE,
-                Err(error) if error.errno == EEXIST => at += unit,
-                _ => return false,
+/// Poisons those of a mapping's pages that are not there, from the first on, so many: `false` where the VMM does not
+/// allow that.
+pub(super) fn poison(uffd: &Uffd, base: usize, (start, len): (usize, usize), unit: usize) -> bool {
+    let (mut at, end) = (start, start + len);
+    while at < end {
+        let from = (base + at * PAGE_SIZE) as *const u8;
+        match uffd.poison(from, (end - at) * PAGE_SIZE) {
+            Ok(bytes) if bytes > 0 => at += bytes / PAGE_SIZE,
+            Err(error) if error.errno == EEXIST => at += unit,
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// Unregisters mappings, by address and number of pages.
+pub(super) fn unregister(uffd: &Uffd, mut mappings: impl Iterator<Item = (usize, usize)>) {
+    let mut first = None;
+    for (base, pages) in &mut mappings {
+        first = first.or(Some(base));
+        // Fails where the VMM has ended or unmapped it, which is as good.
+        let _ = uffd.unregister(base as *const u8, pages * PAGE_SIZE);
+    }
+    // A discard that began earlier still waits for a reader; until then the kernel refuses to fill.
+    for _ in 0..RELEASE_ATTEMPTS {
+        for _ in 0..EVENTS {
+            if !matches!(uffd.next_event(), Ok(Some(_))) {
+                break;
             }
         }
-        true
+        match first.map(|base| uffd.zero(base as *mut u8, PAGE_SIZE)) {
+            Some(Err(error)) if error.errno == EAGAIN => std::thread::sleep(TICK / 20),
+            _ => break,
+        }
     }
 }

@@ -10,7 +10,9 @@ use afresh_sys::{PageRange, Uffd};
 
 use super::VmmError;
 use super::handshake::Mapping;
+use super::keeper::KeptVm;
 use super::pages::Pages;
+use super::stage::Stage;
 use crate::PageSource;
 
 /// Sizes in pages, by how far away the source is.
@@ -59,6 +61,7 @@ pub(super) struct Service<'a> {
     /// The pages of the source that may be something else than zero, in order.
     pub(super) occupied: Vec<PageRange>,
     pub(super) sizes: Sizes,
+    pub(super) stage: Stage,
     pub(super) pages: Mutex<Pages>,
     /// Rung when there is something to do.
     pub(super) bell: Condvar,
@@ -71,6 +74,8 @@ pub(super) struct Service<'a> {
     /// Set once the process was seen to have the memory of the userfaultfd.
     pub(super) verified: AtomicBool,
     pub(super) failure: Mutex<Option<VmmError>>,
+    /// Held while pages can be missing.
+    pub(super) kept: Mutex<Option<KeptVm>>,
     phase: Mutex<Phase>,
     /// Rung when the phase changes.
     pub(super) phase_bell: Condvar,
@@ -83,7 +88,7 @@ impl<'a> Service<'a> {
         process: Peer,
         (mappings, uffd): (Vec<Mapping>, Uffd),
         source: VmSource<'a>,
-        sizes: Sizes,
+        (sizes, stage): (Sizes, Stage),
         streams: bool,
         charge: Option<Charge>,
     ) -> Self {
@@ -95,12 +100,14 @@ impl<'a> Service<'a> {
             uffd,
             source,
             sizes,
+            stage,
             bell: Condvar::new(),
             over: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             detaching: AtomicBool::new(false),
             verified: AtomicBool::new(false),
             failure: Mutex::new(None),
+            kept: Mutex::new(None),
             phase: Mutex::new(Phase::Serving),
             phase_bell: Condvar::new(),
             _charge: charge,

@@ -199,14 +199,15 @@ mod tests {
         let mut page = [0; PAGE_SIZE];
         memory.read(start + 4 * PAGE_SIZE, &mut page).unwrap();
         assert_eq!(page[0], 4);
-        assert!(!memory.mapping_kind(&[range.clone()]).unwrap().watched);
+        assert!(!memory.mapping_kind(std::slice::from_ref(&range)).unwrap().watched);
         let Ok(uffd) = Uffd::open(UffdMode::Events) else { return };
         uffd.register(own.page_ptr(0), 700 * PAGE_SIZE, Interest::MISSING).unwrap();
         let kind = MappingKind { watched: true, shared: false };
-        assert_eq!(memory.mapping_kind(&[range.clone()]).unwrap(), kind);
+        assert_eq!(memory.mapping_kind(std::slice::from_ref(&range)).unwrap(), kind);
         // A part that is not registered, and a part that is not mapped.
         uffd.unregister(own.page_ptr(699), PAGE_SIZE).unwrap();
-        assert!(!memory.mapping_kind(&[range]).unwrap().watched);
-        assert!(memory.mapping_kind(&[0..PAGE_SIZE]).is_err());
+        assert!(!memory.mapping_kind(std::slice::from_ref(&range)).unwrap().watched);
+        let unmapped = 0..PAGE_SIZE;
+        assert!(memory.mapping_kind(std::slice::from_ref(&unmapped)).is_err());
     }
 }

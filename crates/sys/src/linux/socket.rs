@@ -1,6 +1,6 @@
 //! Unix sockets: functions that the standard library lacks.
 
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,8 +14,9 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
-    SocketFlags, SocketType, bind, listen as listen_on, recvmsg, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind,
+    listen as listen_on, recvmsg, sendmsg, socket_with,
 };
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -121,6 +122,32 @@ pub fn receive(
     Ok(received.bytes)
 }
 
+/// Sends `bytes` with up to four descriptors. The other side gets the descriptors with the first byte.
+///
+/// # Errors
+/// Any error of `sendmsg`: `EPIPE` where the other side has ended.
+pub fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), SysError> {
+    inject::gate(Call::Send)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(SysError::invalid(Call::Send));
+    }
+    let mut sent = 0;
+    while sent < bytes.len() {
+        let rest = [IoSlice::new(&bytes[sent..])];
+        match sendmsg(stream, &rest, &mut control, SendFlags::NOSIGNAL) {
+            Ok(some) => {
+                sent += some;
+                control.clear();
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(failed(Call::Send)(error)),
+        }
+    }
+    Ok(())
+}
+
 /// Makes reading of `fd` return where it would wait.
 ///
 /// # Errors
@@ -185,6 +212,13 @@ impl Peer {
                 return;
             }
         }
+    }
+}
+
+impl From<OwnedFd> for Peer {
+    /// The process of a `pidfd`.
+    fn from(pidfd: OwnedFd) -> Self {
+        Self(pidfd)
     }
 }
 

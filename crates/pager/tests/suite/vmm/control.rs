@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -64,7 +64,7 @@ impl Bench {
         };
         store.save("base", &MemoryPages(content()), &SaveOptions::new(guest)).unwrap();
         let (sender, events) = std::sync::mpsc::channel();
-        let host = VmmHost::new(move |event| {
+        let host = VmmHost::new(None, move |event| {
             let text = match event {
                 HostEvent::Served { name, result: Ok(_), .. } => format!("{name}: served"),
                 HostEvent::Served { name, result: Err(error), .. } => format!("{name}: {error}"),

@@ -3,6 +3,7 @@
 
 mod client;
 mod control;
+mod kill;
 mod order;
 mod process;
 

@@ -1,7 +1,7 @@
 //! A VMM in a process of its own, which obeys the commands of a test.
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, ExitStatus, Stdio};
@@ -54,7 +54,8 @@ impl VmmProcess {
         Some(this)
     }
 
-    fn answer(&mut self) -> Option<String> {
+    /// The answer to the last command; `None` when the VMM ended instead.
+    pub(crate) fn answer(&mut self) -> Option<String> {
         let mut line = String::new();
         loop {
             line.clear();
@@ -115,6 +116,11 @@ fn place_of(page: usize) -> usize {
     if page < FIRST.len { page } else { page - FIRST.len + SECOND.start }
 }
 
+/// The byte that fills a page for the command `check`. It is never zero.
+pub(crate) fn numbered(page: usize) -> u8 {
+    (page % 250) as u8 + 1
+}
+
 fn obey(vmm: &mut Vmm, command: &str) -> String {
     let words: Vec<&str> = command.split_whitespace().collect();
     let number = |at: usize| words[at].parse::<usize>().unwrap();
@@ -162,6 +168,17 @@ fn obey(vmm: &mut Vmm, command: &str) -> String {
                 .collect();
             std::fs::write(words[1], bytes).unwrap();
             String::new()
+        }
+        "close" => {
+            let fd = vmm.uffd.as_fd().as_raw_fd();
+            // SAFETY: the descriptor is not used again; this process ends without dropping it.
+            assert_eq!(unsafe { libc::close(fd) }, 0);
+            String::new()
+        }
+        // Compares each page with its number, as `numbered` does.
+        "check" => {
+            let wrong = (0..PAGES).find(|page| vmm.peek(place_of(*page)) != numbered(*page));
+            wrong.map_or("whole".to_owned(), |page| format!("page {page} is wrong"))
         }
         other => panic!("unknown command {other}"),
     }

@@ -1,0 +1,101 @@
+//! Room for pages on their way from a source to VMMs, shared by all VMMs of a process.
+//!
+//! Promises: pages that are streamed ahead take no more memory than the stage has, however many VMMs there are. A
+//! thread takes its room before it claims pages, so no fault waits for room.
+//!
+//! May break it: sources that hang. Their reads hold their room, and streaming waits for the rest; faults do not.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long one wait for room takes.
+const TICK: Duration = Duration::from_millis(20);
+
+/// A limit on bytes that are streamed at the same time. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Stage(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    bytes: usize,
+    used: Mutex<usize>,
+    /// Rung when room is given back.
+    bell: Condvar,
+}
+
+impl Inner {
+    fn used(&self) -> MutexGuard<'_, usize> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Room that was taken; given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Room {
+    stage: Stage,
+    bytes: usize,
+}
+
+impl Stage {
+    /// A stage of so many bytes.
+    #[must_use]
+    pub fn new(bytes: usize) -> Self {
+        Self(Arc::new(Inner { bytes, used: Mutex::new(0), bell: Condvar::new() }))
+    }
+
+    /// Bytes in use.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        *self.0.used()
+    }
+
+    /// Takes room, or returns `None` once `is_over`. More than the stage has is taken alone.
+    pub(super) fn take(&self, bytes: usize, is_over: impl Fn() -> bool) -> Option<Room> {
+        let mut used = self.0.used();
+        while !is_over() {
+            if *used == 0 || *used + bytes <= self.0.bytes {
+                *used += bytes;
+                return Some(Room { stage: self.clone(), bytes });
+            }
+            let waited = self.0.bell.wait_timeout(used, TICK);
+            used = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        None
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        *self.stage.0.used() -= self.bytes;
+        self.stage.0.bell.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_bounded_and_comes_back() {
+        let stage = Stage::new(100);
+        let first = stage.take(60, || false).unwrap();
+        assert!(stage.take(60, || true).is_none());
+        let (bell, turns) = (std::sync::Barrier::new(2), std::sync::atomic::AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                bell.wait();
+                let room = stage.take(60, || {
+                    turns.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    false
+                });
+                (room, stage.used())
+            });
+            bell.wait();
+            drop(first);
+            let (room, used) = waiting.join().unwrap();
+            assert!(room.is_some() && used == 60);
+        });
+        assert_eq!(stage.used(), 0);
+        assert!(stage.take(1000, || false).is_some(), "more than there is, alone");
+    }
+}

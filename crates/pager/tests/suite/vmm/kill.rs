@@ -1,0 +1,108 @@
+//! Pagers that are killed while their VMM reads its memory.
+
+use std::io::BufRead;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use afresh_pager::vmm::{DoorOptions, Keeper, VmmHost, keep};
+use afresh_pager::{PageSource, SourceError};
+use afresh_sys::PAGE_SIZE;
+
+use super::client::PAGES;
+use super::process::{VmmProcess, numbered};
+
+const PAGER: &str = "vmm::kill::plays_the_pager_when_it_is_started_as_one";
+const KEEPER: &str = "vmm::kill::plays_the_keeper_when_it_is_started_as_one";
+/// The socket, in the pager's process.
+const SOCKET: &str = "AFRESH_TEST_PAGER_SOCKET";
+const IS_KEEPER: &str = "AFRESH_TEST_KEEPER";
+
+struct Numbered;
+
+impl PageSource for Numbered {
+    fn pages(&self) -> usize {
+        PAGES
+    }
+
+    unsafe fn read(&self, first: usize, to: *mut u8, pages: usize) -> Result<(), SourceError> {
+        for page in 0..pages {
+            // SAFETY: the caller vouches for the memory.
+            unsafe { to.add(page * PAGE_SIZE).write_bytes(numbered(first + page), PAGE_SIZE) };
+        }
+        Ok(())
+    }
+}
+
+/// The body of the pager's process. As a test of its own it does nothing.
+#[test]
+fn plays_the_pager_when_it_is_started_as_one() {
+    let Some(socket) = std::env::var_os(SOCKET) else { return };
+    let keeper = Keeper::start(afresh_sys::again(KEEPER).env(IS_KEEPER, "1")).unwrap();
+    let host = VmmHost::new(Some(keeper), |_| {});
+    let mut door = DoorOptions::new("vm", "numbered", socket);
+    (door.stream, door.window) = (false, 1);
+    host.open_door(door, Arc::new(Numbered)).unwrap();
+    println!("\nOPEN");
+    loop {
+        std::thread::park();
+    }
+}
+
+/// The body of the keeper's process. As a test of its own it does nothing.
+#[test]
+fn plays_the_keeper_when_it_is_started_as_one() {
+    use std::os::fd::AsFd;
+    if std::env::var_os(IS_KEEPER).is_some() {
+        keep(&std::io::stdin().as_fd().try_clone_to_owned().unwrap().into()).unwrap();
+        std::process::exit(0);
+    }
+}
+
+fn start_pager(socket: &Path) -> Child {
+    let mut pager =
+        afresh_sys::again(PAGER).env(SOCKET, socket).stdout(Stdio::piped()).spawn().unwrap();
+    let output = std::io::BufReader::new(pager.stdout.take().unwrap());
+    assert!(output.lines().map(Result::unwrap).any(|line| line == "OPEN"));
+    pager
+}
+
+#[test]
+fn a_killed_pager_leaves_no_page_of_zeros_and_no_vmm_that_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    // More by command: AFRESH_TEST_KILLS=10000.
+    let kills = std::env::var("AFRESH_TEST_KILLS").map_or(12, |text| text.parse().unwrap());
+    let (mut whole, mut ended) = (0, 0);
+    for attempt in 0..kills {
+        let mut pager = start_pager(&socket);
+        let Some(mut vmm) = VmmProcess::start(&socket) else {
+            pager.kill().unwrap();
+            pager.wait().unwrap();
+            return;
+        };
+        assert_eq!(vmm.peek(PAGES - 1), numbered(PAGES - 1));
+        if attempt % 2 == 1 {
+            // The last copy of the userfaultfd but those of the pager and its keeper.
+            vmm.ask("close").unwrap();
+        }
+        vmm.command("check");
+        // Somewhere in its faults, or after them.
+        std::thread::sleep(Duration::from_micros(attempt * 7919 % 15_000));
+        pager.kill().unwrap();
+        pager.wait().unwrap();
+        match vmm.answer() {
+            Some(answer) => {
+                assert_eq!(answer, "whole", "attempt {attempt}");
+                whole += 1;
+            }
+            None => {
+                assert_eq!(vmm.wait().signal(), Some(libc::SIGBUS), "attempt {attempt}");
+                ended += 1;
+            }
+        }
+    }
+    println!("{whole} VMMs found all content, {ended} were ended");
+}
