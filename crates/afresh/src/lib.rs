@@ -165,6 +165,8 @@ pub use error::{Cause, OpenError, ReferenceError};
 pub use guest::{Guest, Kind, Origin, open};
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use lease::{Channel, Lease, Writer};
+#[cfg(feature = "linux")]
+pub use oci_image::image_program;
 #[cfg(feature = "snapshots")]
 pub use options::Options;
 #[cfg(feature = "snapshots")]

@@ -14,6 +14,9 @@ use crate::{Cause, OpenError, Options, Place, Reference};
 #[cfg(feature = "remote")]
 const DEPTH: usize = 4;
 
+/// Where programs of an image are found whose configuration does not say it.
+const SEARCH_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
 /// How likely a reference means an image that could not be opened as a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ImageGuess {
@@ -55,6 +58,19 @@ pub(crate) fn ready(
     };
     let program = Program::of_image(&image).map_err(|error| failed(error.into()))?;
     program::warmed(&reference.to_string(), program, options)
+}
+
+/// The program of the OCI image that a reference names: in a layout, in an archive, or in a registry. It is started as the
+/// image's configuration says, and finds programs where shells do if that names no `PATH`.
+///
+/// # Errors
+/// [`OpenError`] when there is no such image, or it cannot be fetched.
+pub fn image_program(reference: &Reference, options: &Options) -> Result<Program, OpenError> {
+    let failed = |source: Cause| OpenError::Guest { reference: reference.to_string(), source };
+    let image = found(reference, options).map_err(failed)?;
+    let program = Program::of_image(&image).map_err(|error| failed(error.into()))?;
+    let named = image.config().env.iter().any(|(name, _)| name == "PATH");
+    Ok(if named { program } else { program.env("PATH", SEARCH_PATH) })
 }
 
 fn found(reference: &Reference, options: &Options) -> Result<OciImage, Cause> {

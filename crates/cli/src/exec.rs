@@ -1,12 +1,17 @@
-//! `afresh exec`: a Linux program from its start to its end, with this command's streams, terminal and signals.
+//! `afresh exec`: a Linux program, of this host or of an OCI image, from its start to its end, with this command's streams,
+//! terminal and signals.
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal, stderr, stdin, stdout};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use afresh::linux::{Destination, End, EndedRun, HostStreams, Program, RunControl};
+use afresh::linux::{
+    Destination, End, EndedRun, HostStreams, Program, Resource, RunControl, call_name,
+};
+use afresh::{Place, Reference};
 use afresh_sys::termination::AwaitedSignals;
 use anyhow::Context;
 use clap::Args;
@@ -48,10 +53,18 @@ pub(crate) struct Arguments {
     /// Maximum MiB of files that the program may write.
     #[arg(long, value_name = "MIB", default_value_t = 1024)]
     storage: u64,
+    /// Limits that the program begins with, as those of `ulimit`: `cpu` (seconds), `fsize` (bytes), `nofile` (open descriptors) or
+    /// `nproc` (threads of all processes), soft and hard.
+    #[arg(long, value_name = "NAME=SOFT[:HARD]", value_parser = ulimit)]
+    ulimit: Vec<(Resource, u64, u64)>,
+    /// Print the system calls that failed because they are not served, to standard error.
+    #[arg(long)]
+    report_unserved: bool,
     /// Maximum milliseconds that the program may run; no limit if not given.
     #[arg(long, value_name = "MS")]
     timeout: Option<u64>,
-    /// The program, by its path or its name in PATH, and its arguments.
+    /// The program, by its path or its name in PATH, and its arguments; or an OCI image (oci://REGISTRY/REPOSITORY[:TAG], a
+    /// layout's directory, or a .tar of one) and, after `--`, what replaces its command.
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -62,9 +75,10 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    fn environment(&self) -> anyhow::Result<Vec<(String, String)>> {
-        let mut all: Vec<_> =
-            ENVIRONMENT.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    /// The variables of the program, after those that it has by itself: of an image, or of a host's program.
+    fn environment(&self, of_image: bool) -> anyhow::Result<Vec<(String, String)>> {
+        let own = ENVIRONMENT.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let mut all: Vec<_> = own.into_iter().filter(|_| !of_image).collect();
         if let Some(term) = std::env::var("TERM").ok().filter(|_| stdin().is_terminal()) {
             all.push(("TERM".to_owned(), term));
         }
@@ -82,24 +96,76 @@ impl Arguments {
         Ok(all)
     }
 
-    fn program(&self) -> anyhow::Result<Program> {
+    fn program(&self, settings: &Settings) -> anyhow::Result<Program> {
         let name = self.command.first().context("no program")?;
-        let path = find(name)?;
         let mut granted = self.dir.clone();
         for path in &self.write_back {
             granted.push(path.to_str().context("--write-back takes a path of UTF-8")?.to_owned());
         }
-        let shape = Shape::new(&self.command[1..], &self.environment()?, &granted, true)?;
-        let absolute = std::path::absolute(&path)?;
-        let mut program = Program::new(&absolute);
-        if let Some(folder) = installation(name, &absolute) {
-            program = program.grant(folder);
+        let image = image(name);
+        let environment = self.environment(image.is_some())?;
+        let arguments = match &self.command[1..] {
+            [dashes, rest @ ..] if image.is_some() && dashes == "--" => rest,
+            rest => rest,
+        };
+        let shape = Shape::new(arguments, &environment, &granted, true)?;
+        let mut program = match image {
+            Some(reference) => afresh::image_program(&reference, &settings.open)?,
+            None => {
+                let absolute = std::path::absolute(find(name)?)?;
+                let program = Program::new(&absolute);
+                match installation(name, &absolute) {
+                    Some(folder) => program.grant(folder),
+                    None => program,
+                }
+            }
+        };
+        for (resource, soft, hard) in &self.ulimit {
+            program = program.limit(*resource, *soft, *hard);
         }
         Ok(shape
             .reach(&self.net)
             .apply(program)
             .memory_limit(self.memory.saturating_mul(1 << 20))
             .storage_limit(self.storage.saturating_mul(1 << 20)))
+    }
+}
+
+/// A limit, as it is given: `NAME=SOFT[:HARD]`.
+fn ulimit(text: &str) -> Result<(Resource, u64, u64), String> {
+    let (name, values) = text.split_once('=').ok_or("give it as NAME=SOFT[:HARD]")?;
+    let (soft, hard) = values.split_once(':').unwrap_or((values, values));
+    let number = |text: &str| match text {
+        "unlimited" | "-1" => Ok(u64::MAX),
+        text => text.parse().map_err(|_| format!("{text:?} is no number, and not `unlimited`")),
+    };
+    let (soft, hard) = (number(soft)?, number(hard)?);
+    if soft > hard {
+        return Err("the soft limit is above the hard one".to_owned());
+    }
+    Ok((name.parse()?, soft, hard))
+}
+
+/// The OCI image that a word names, if it names one and no program.
+fn image(word: &str) -> Option<Reference> {
+    let reference: Reference = word.parse().ok()?;
+    let is_image = match reference.place() {
+        Place::Remote(_) => true,
+        Place::Directory(path) => path.is_dir(),
+        Place::File(path) => {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            [".tar", ".tar.gz", ".tgz"].iter().any(|end| name.ends_with(end)) && path.is_file()
+        }
+        _ => false,
+    };
+    is_image.then_some(reference)
+}
+
+/// Lists the system calls that failed because they are not served.
+fn report(unserved: &BTreeMap<i64, u64>) {
+    for (number, count) in unserved {
+        let name = call_name(*number).unwrap_or("unknown");
+        eprintln!("afresh: not served: {name} (system call {number}), made {count} times");
     }
 }
 
@@ -140,8 +206,8 @@ fn streams(control: RunControl) -> anyhow::Result<HostStreams> {
     Ok(streams.terminal([true, stdout().is_terminal(), stderr().is_terminal()], rows, columns))
 }
 
-pub(crate) fn run(arguments: &Arguments, _: &Settings) -> anyhow::Result<ExitCode> {
-    let program = arguments.program()?;
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let program = arguments.program(settings)?;
     // Before any other thread starts, so that all have them blocked.
     let signals = AwaitedSignals::block(&PASSED)?;
     let control = RunControl::new().context("making the control of the run")?;
@@ -163,7 +229,10 @@ pub(crate) fn run(arguments: &Arguments, _: &Settings) -> anyhow::Result<ExitCod
     let raw = stdin().is_terminal().then(RawTerminal::new).transpose()?;
     let ended = program.run_to_end(streams);
     drop(raw);
-    let EndedRun { end, files_before, files, .. } = ended?;
+    let EndedRun { end, files_before, files, unserved, .. } = ended?;
+    if arguments.report_unserved {
+        report(&unserved);
+    }
     if arguments.diff || !arguments.write_back.is_empty() {
         let changes = write_back::changes(&files_before, &files)?;
         if arguments.diff {

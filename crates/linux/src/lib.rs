@@ -27,6 +27,7 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod base;
+mod call_names;
 mod egress;
 mod error;
 mod file_cache;
@@ -50,6 +51,7 @@ mod subprocess_memory;
 mod subprocesses;
 mod warm;
 
+pub use call_names::call_name;
 pub use egress::{Destination, ParseDestinationError};
 pub use error::{
     CallError, FreezeError, Incompatible, SnapshotError, ThawError, VerifyError, WarmError,

@@ -425,6 +425,7 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
     words.extend(offsets[args.len()..offsets.len() - 1].iter().map(|&o| at(o)));
     words.push(0);
     let user = crate::sentry::USER;
+    let before = words.len();
     if let Some(clock) = guest.body.process.clock() {
         words.extend([libc::AT_SYSINFO_EHDR, clock]);
     }
@@ -449,6 +450,8 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
     ] {
         words.extend([kind, value]);
     }
+    let vector: Vec<u8> = words[before..].iter().flat_map(|word| word.to_le_bytes()).collect();
+    std::sync::Arc::make_mut(&mut guest.person.state).be_given(&vector);
     let table_at = (strings_at - 8 * words.len() as u64) & !15;
     let table: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let written = guest.body.process.write(strings_at, &strings)?

@@ -1,6 +1,7 @@
 //! Files that the file tree does not hold: devices, `/proc`, and the root that a guest starts with.
 
 pub(super) mod devices;
+pub(super) mod machine_files;
 pub(super) mod permissions;
 pub(super) mod proc_files;
 pub(super) mod proc_paths;

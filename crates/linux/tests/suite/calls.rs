@@ -39,6 +39,19 @@ fn every_arm_of_the_dispatch_calls_a_function_named_after_its_call() {
 }
 
 #[test]
+fn every_call_has_the_name_of_its_row() {
+    for line in DOCUMENT.lines() {
+        let mut cells = line.split('|').map(str::trim).skip(1);
+        let number = cells.next().and_then(|cell| cell.parse().ok());
+        if let (Some(number), Some(name)) = (number, cells.next()) {
+            assert_eq!(afresh_linux::call_name(number), Some(name.trim_matches('`')), "{number}");
+        }
+    }
+    assert_eq!(afresh_linux::call_name(400), None);
+    assert_eq!(afresh_linux::call_name(-1), None);
+}
+
+#[test]
 fn the_table_of_calls_matches_the_dispatch() {
     let served: BTreeSet<&str> = arms().into_keys().collect();
     let rows = rows();

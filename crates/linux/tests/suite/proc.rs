@@ -105,6 +105,15 @@ def own():
     with open(f"{own}/fdinfo/0") as f: assert f.read().startswith("pos:\t0\n")
     with open("/proc/thread-self/comm") as f: assert f.read().strip()
     assert os.listdir(f"{own}/task") == [str(os.getpid())]
+    with open(f"{own}/auxv", "rb") as f: words = memoryview(f.read()).cast("Q").tolist()
+    assert dict(zip(words[::2], words[1::2]))[6] == 4096 and words[-2:] == [0, 0]
+    maps = open(f"{own}/maps").read(); assert "[heap]\n" in maps and "[stack]\n" in maps
+    smaps = open(f"{own}/smaps").read(); assert smaps.count("\nRss:") == maps.count("\n") and "VmFlags: rd wr" in smaps
+    assert re.search("Rss: +[1-9]", open(f"{own}/smaps_rollup").read()) and " /proc " in open(f"{own}/mountinfo").read()
+    assert "lo:" in open("/proc/net/dev").read() and open("/proc/net/tcp").read() == open(f"{own}/net/tcp").read()
+    uuid = "/proc/sys/kernel/random/uuid"; assert len({open(uuid).read() for _ in range(3)}) == 3 and len(open(uuid).read()) == 37
+    assert open("/sys/devices/system/cpu/online").read() == "0\n" and os.path.isdir("/var/tmp") and os.path.exists("/etc/resolv.conf")
+    full = os.open("/dev/full", os.O_RDWR); assert os.read(full, 3) == bytes(3); fails(errno.ENOSPC, os.write, full, b"x"); os.close(full)
     # A child is listed by its PID, with its own program.
     if (pid := os.fork()) == 0:
         os.execv("/bin/sh", ["a shell", "-c", "read line"])

@@ -13,6 +13,8 @@ use crate::sentry::{Sentry, SyscallResult};
 pub(crate) enum Device {
     Null,
     Zero,
+    /// Zeros to read, and no room to write.
+    Full,
     Random,
     /// Output for the host alone, apart from the program's standard output.
     Host,
@@ -28,9 +30,10 @@ pub(in crate::sentry) const TERMINALS: [(&str, u64); 3] =
     [("/dev/ptmx", MULTIPLEXER), ("/dev/pts/ptmx", MULTIPLEXER), ("/dev/tty", OWN)];
 
 /// Names and numbers, as Linux has them.
-pub(crate) const DEVICES: [(&str, Device, u64); 6] = [
+pub(crate) const DEVICES: [(&str, Device, u64); 7] = [
     ("/dev/null", Device::Null, 0x103),
     ("/dev/zero", Device::Zero, 0x105),
+    ("/dev/full", Device::Full, 0x107),
     ("/dev/random", Device::Random, 0x108),
     ("/dev/urandom", Device::Random, 0x109),
     // A private device; Linux leaves the number to local use.

@@ -6,6 +6,7 @@
 use afresh_files::{Kind, Node, Tree};
 use serde::{Deserialize, Serialize};
 
+use crate::sentry::fs::machine_files::{identifier, network};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::fifos::Fifo;
 use crate::sentry::tty::terminals::TerminalEnd;
@@ -178,6 +179,10 @@ impl Kernel {
                 };
             }
             Some((&b"self", names)) => (own, names),
+            Some((&b"net", [_])) => (own, &names[..]),
+            Some((&b"sys", [b"kernel", b"random", b"uuid"])) => {
+                return Some(ProcTarget::Text(identifier()?.into_bytes()));
+            }
             Some((id, names)) => match number(id) {
                 Some(id) => (id, names),
                 None if names.is_empty() => {
@@ -227,6 +232,8 @@ impl Kernel {
                 }
             }
             [b"fdinfo", name] => Some(ProcTarget::Text(self.info(id, number(name)?)?)),
+            [b"net", name] => Some(ProcTarget::Text(network(name)?.as_bytes().to_vec())),
+            [b"attr", b"current"] => Some(ProcTarget::Text(b"unconfined\n".to_vec())),
             [b"exe"] => self.family.kin(id).map(|_| ProcTarget::Program(id)),
             [b"cwd"] => self.family.kin(id).map(|_| ProcTarget::Current(id)),
             [b"cwd", names @ ..] => beneath(self.directory_of(id)?, names),

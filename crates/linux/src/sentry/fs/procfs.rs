@@ -8,6 +8,7 @@ use std::fmt::Write;
 
 use afresh_files::Node;
 
+use crate::sentry::fs::machine_files::sizes;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::identity::{RELEASE, VERSION};
 use crate::sentry::kernel::time::now;
@@ -17,10 +18,12 @@ use crate::sentry::{Kernel, Sentry, USER};
 /// Files of `/proc` itself that are made when they are opened.
 pub(in crate::sentry) const OWN_FILES: [&str; 4] = ["loadavg", "stat", "uptime", "version"];
 /// Files of a process, and whether there is one of a process that has ended.
-pub(in crate::sentry) const FILES: [(&str, bool); 19] = [
+pub(in crate::sentry) const FILES: [(&str, bool); 27] = [
+    ("auxv", false),
     ("cgroup", false),
     ("cmdline", true),
     ("comm", true),
+    ("coredump_filter", false),
     ("environ", false),
     ("gid_map", false),
     ("io", false),
@@ -32,11 +35,17 @@ pub(in crate::sentry) const FILES: [(&str, bool); 19] = [
     ("oom_score", false),
     ("oom_score_adj", false),
     ("personality", false),
+    ("sched", false),
     ("schedstat", false),
+    ("sessionid", false),
+    ("smaps", false),
+    ("smaps_rollup", false),
     ("stat", true),
     ("statm", false),
     ("status", true),
+    ("timerslack_ns", false),
     ("uid_map", false),
+    ("wchan", false),
 ];
 /// The limits of a process in `/proc`: name, number and unit.
 const LIMITS: [(&str, u32, &str); 16] = [
@@ -59,11 +68,16 @@ const LIMITS: [(&str, u32, &str); 16] = [
 ];
 /// Nanoseconds of a tick, the unit of CPU time.
 const TICK: u64 = 10_000_000;
-/// The only file system.
-const MOUNTS: &str = "afresh / tmpfs rw 0 0\n";
+/// The file systems, all of which are the guest's tree.
+const MOUNTS: &str = "afresh / tmpfs rw 0 0\nproc /proc proc rw 0 0\nsysfs /sys sysfs ro 0 0\n\
+    devtmpfs /dev devtmpfs rw 0 0\ndevpts /dev/pts devpts rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\n";
+const MOUNT_INFO: &str = "1 0 0:1 / / rw - tmpfs afresh rw\n2 1 0:2 / /proc rw - proc proc rw\n\
+    3 1 0:3 / /sys ro - sysfs sysfs ro\n4 1 0:4 / /dev rw - devtmpfs devtmpfs rw\n\
+    5 4 0:5 / /dev/pts rw - devpts devpts rw\n6 4 0:6 / /dev/shm rw - tmpfs tmpfs rw\n";
 /// Files of a process that say the same of each.
-const CONSTANT: [(&str, &str); 9] = [
+const CONSTANT: [(&str, &str); 13] = [
     ("cgroup", "0::/\n"),
+    ("coredump_filter", "00000033\n"),
     ("gid_map", EVERYBODY),
     (
         "io",
@@ -71,10 +85,13 @@ const CONSTANT: [(&str, &str); 9] = [
          cancelled_write_bytes: 0\n",
     ),
     ("loginuid", "4294967295"),
-    ("mountinfo", "1 0 0:1 / / rw - tmpfs afresh rw\n"),
+    ("mountinfo", MOUNT_INFO),
     ("oom_score", "0\n"),
     ("oom_score_adj", "0\n"),
     ("personality", "00000000\n"),
+    ("sessionid", "4294967295"),
+    ("timerslack_ns", "50000\n"),
+    ("wchan", "0"),
     ("uid_map", EVERYBODY),
 ];
 /// The map of a user namespace in which all numbers are their own.
@@ -115,7 +132,15 @@ impl Kernel {
             b"stat" => self.stat_line(id, thread),
             b"status" => self.status(id, thread),
             b"comm" => Some(self.thread_name(id, thread)? + "\n"),
-            b"maps" => self.maps(kin?.memory),
+            b"maps" => self.maps(kin?.memory, false),
+            b"smaps" => self.maps(kin?.memory, true),
+            b"smaps_rollup" => self.rollup(kin?.memory),
+            b"auxv" => return Some(kin?.strings.vector().to_vec()),
+            b"sched" => kin.map(|kin| {
+                let name = self.thread_name(id, thread).unwrap_or_default();
+                let spent = kin.spent as f64 / 1e6;
+                format!("{name} ({thread}, #threads: 1)\nse.sum_exec_runtime : {spent:.6}\n")
+            }),
             b"limits" => kin.map(|_| self.limits(id)),
             b"statm" => {
                 let pages = self.memory_of(id)? / crate::sentry::PAGE;
@@ -231,16 +256,50 @@ impl Kernel {
         ))
     }
 
-    fn maps(&self, memory: u32) -> Option<String> {
+    /// The mappings of a memory; with their sizes, if that is asked for.
+    fn maps(&self, memory: u32, sized: bool) -> Option<String> {
+        let layout = self.layout_of(memory)?;
         let mut text = String::new();
-        for (start, len, protection) in self.layout_of(memory)?.mappings() {
+        for (range, mapping) in layout.all() {
+            let protection = mapping.protection;
             let letter = |bit: i32, letter| if protection & bit as u64 == 0 { '-' } else { letter };
             let (r, w) = (letter(libc::PROT_READ, 'r'), letter(libc::PROT_WRITE, 'w'));
             let x = letter(libc::PROT_EXEC, 'x');
-            let end = start + len;
-            let _ = writeln!(text, "{start:08x}-{end:08x} {r}{w}{x}p 00000000 00:00 0");
+            let (shared, offset, node) = match mapping.share {
+                Some(share) => ('s', share.offset(range.start), share.node.0),
+                None => ('p', 0, 0),
+            };
+            let name = layout.name(&range).map_or_else(String::new, |name| format!("{name:>27}"));
+            let (start, end) = (range.start, range.end);
+            let line = format!("{start:08x}-{end:08x} {r}{w}{x}{shared} {offset:08x} 00:00 {node}");
+            let _ = writeln!(text, "{line}{name}");
+            if sized {
+                let resident = if mapping.reserved { 0 } else { end - start };
+                let flags = [
+                    (r == 'r', " rd"),
+                    (w == 'w', " wr"),
+                    (x == 'x', " ex"),
+                    (shared == 's', " sh"),
+                ];
+                let flags: String =
+                    flags.iter().filter(|(has, _)| *has).map(|(_, flag)| *flag).collect();
+                let flags = format!("THPeligible:           0\nVmFlags:{flags} mr mw me \n");
+                text += &sizes(end - start, resident, shared == 's', &flags);
+            }
         }
         Some(text)
+    }
+
+    /// The sizes of all mappings of a memory together.
+    fn rollup(&self, memory: u32) -> Option<String> {
+        let layout = self.layout_of(memory)?;
+        let (first, last) = (layout.all().next()?.0, layout.all().last()?.0);
+        let line = format!(
+            "{:08x}-{:08x} ---p 00000000 00:00 0{:>27}\n",
+            first.start, last.end, "[rollup]"
+        );
+        // It has no flags, and no size of pages, but readers look for names.
+        Some(line + &sizes(layout.bytes(), layout.bytes(), false, ""))
     }
 }
 

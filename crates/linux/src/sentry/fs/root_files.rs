@@ -10,6 +10,7 @@ use afresh_files::{Budget, Kind, Layer, New, Refused, Time, Tree, Walk};
 
 use crate::error::Incompatible;
 use crate::sentry::fs::devices::{DEVICES, TERMINALS};
+use crate::sentry::fs::machine_files;
 use crate::sentry::fs::proc_paths::OWN_DESCRIPTORS;
 use crate::sentry::kernel::identity::{RELEASE, USER, VERSION};
 use crate::sentry::kernel::prctl_state::CAPABILITIES;
@@ -144,7 +145,7 @@ pub(crate) fn prepare(
     let mut plan = TreePlan::default();
     granted.iter().for_each(|path| plan.add(path));
     let (mut tree, mounted) = over(below, &plan.directories);
-    for path in ["/dev/pts", "/dev/shm", "/proc", "/tmp"] {
+    for path in ["/dev/pts", "/dev/shm", "/proc", "/sys", "/tmp"] {
         tree.make_directories(path, Time::default())?;
     }
     for (path, target) in OWN_DESCRIPTORS {
@@ -238,7 +239,7 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
         let node = tree.write_path(path.as_bytes(), text.as_bytes(), Time::default())?;
         tree.set_mode(node, 0o444, Time::default())?;
     }
-    Ok(())
+    machine_files::write(tree)
 }
 
 /// Defines the guest's user and names, unless the image or a granted file does. `users` for a guest on the host's
@@ -251,8 +252,16 @@ pub(crate) fn settle(tree: &mut Tree, users: bool) -> Result<(), Refused> {
     );
     let group = format!("root:x:0:\n{NAME}:x:{USER}:\nnogroup:x:{NOBODY}:\n");
     let hosts = format!("127.0.0.1\tlocalhost {HOST}\n");
-    let told = [("/etc/hosts", hosts), ("/etc/passwd", passwd), ("/etc/group", group)];
-    for (path, text) in &told[..if users { told.len() } else { 1 }] {
+    let told = [
+        ("/etc/hosts", hosts),
+        ("/etc/hostname", format!("{HOST}\n")),
+        // Names outside are found by the opener's grants.
+        ("/etc/resolv.conf", "nameserver 127.0.0.1\n".to_owned()),
+        ("/etc/passwd", passwd),
+        ("/etc/group", group),
+        ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n".to_owned()),
+    ];
+    for (path, text) in &told[..if users { told.len() } else { 3 }] {
         // Images have empty files where a container's are put.
         if tree.stat_path(path).is_ok_and(|stat| stat.kind != Kind::File || stat.size > 0) {
             continue;
@@ -261,7 +270,9 @@ pub(crate) fn settle(tree: &mut Tree, users: bool) -> Result<(), Refused> {
         tree.set_mode(node, 0o644, Time::default())?;
     }
     if users {
-        tree.make_directories(HOME, Time::default())?;
+        for path in [HOME, "/opt", "/root", "/run", "/var/tmp"] {
+            tree.make_directories(path, Time::default())?;
+        }
     }
     Ok(())
 }

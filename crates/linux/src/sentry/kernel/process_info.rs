@@ -14,26 +14,28 @@ use crate::sentry::kernel::resource_limits::ResourceLimits;
 /// The PID that adopts orphans (`init`), and never reaps them.
 pub(in crate::sentry) const NOBODY: u32 = 1;
 /// Maximum bytes of arguments, of variables, and of a path.
-const MAX_ARGUMENT_BYTES: usize = 1 << 20;
+const MAX_ARGUMENT_BYTES: usize = (crate::sentry::STACK_LEN / 4) as usize;
 
 /// Arguments and variables that a program was started with, each with a zero behind it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "(Vec<u8>, Vec<u8>)", into = "(Vec<u8>, Vec<u8>)")]
+#[serde(from = "(Vec<u8>, Vec<u8>, Vec<u8>)", into = "(Vec<u8>, Vec<u8>, Vec<u8>)")]
 pub(crate) struct ArgumentStrings {
     // Shared by forks and states: they never change.
     args: Arc<[u8]>,
     env: Arc<[u8]>,
+    /// The auxiliary vector behind them on the stack.
+    vector: Arc<[u8]>,
 }
 
-impl From<(Vec<u8>, Vec<u8>)> for ArgumentStrings {
-    fn from((args, env): (Vec<u8>, Vec<u8>)) -> Self {
-        Self { args: args.into(), env: env.into() }
+impl From<(Vec<u8>, Vec<u8>, Vec<u8>)> for ArgumentStrings {
+    fn from((args, env, vector): (Vec<u8>, Vec<u8>, Vec<u8>)) -> Self {
+        Self { args: args.into(), env: env.into(), vector: vector.into() }
     }
 }
 
-impl From<ArgumentStrings> for (Vec<u8>, Vec<u8>) {
+impl From<ArgumentStrings> for (Vec<u8>, Vec<u8>, Vec<u8>) {
     fn from(strings: ArgumentStrings) -> Self {
-        (strings.args.to_vec(), strings.env.to_vec())
+        (strings.args.to_vec(), strings.env.to_vec(), strings.vector.to_vec())
     }
 }
 
@@ -42,7 +44,7 @@ impl ArgumentStrings {
         let ended = |list: &[Vec<u8>]| -> Vec<u8> {
             list.iter().flat_map(|string| string.iter().copied().chain([0])).collect()
         };
-        (ended(args), ended(env)).into()
+        (ended(args), ended(env), Vec::new()).into()
     }
 
     pub(in crate::sentry) fn args(&self) -> &[u8] {
@@ -51,6 +53,10 @@ impl ArgumentStrings {
 
     pub(in crate::sentry) fn env(&self) -> &[u8] {
         &self.env
+    }
+
+    pub(in crate::sentry) fn vector(&self) -> &[u8] {
+        &self.vector
     }
 }
 
@@ -65,6 +71,11 @@ pub(crate) struct Executable {
 }
 
 impl Kernel {
+    /// Sets the auxiliary vector of the current process.
+    pub(crate) fn be_given(&mut self, vector: &[u8]) {
+        self.family.own.strings.vector = vector.into();
+    }
+
     /// Sets the program of the current process.
     pub(crate) fn be_known(&mut self, known: Executable) {
         let thread = self.threads.current_mut();
@@ -147,7 +158,8 @@ impl ProcessInfo {
             Some(ChildEvent::Stopped(by)) => Some(by),
             _ => None,
         };
-        let short = [&self.program[..], self.strings.args(), self.strings.env()];
+        let strings = &self.strings;
+        let short = [&self.program[..], strings.args(), strings.env(), strings.vector()];
         self.stopped.into_iter().chain(by).all(|signal| (1..=64).contains(&signal))
             && self.limits.is_sound()
             && self.traits.is_sound()

@@ -144,6 +144,21 @@ impl Layout {
         self.maps.iter().map(|(&start, m)| (start, m.end - start, m.protection))
     }
 
+    /// Every mapping with its range, sorted.
+    pub(in crate::sentry) fn all(&self) -> impl DoubleEndedIterator<Item = (Range<u64>, &Mapping)> {
+        self.maps.iter().map(|(&start, mapping)| (start..mapping.end, mapping))
+    }
+
+    /// The name of a mapping that every process has.
+    pub(in crate::sentry) fn name(&self, range: &Range<u64>) -> Option<&'static str> {
+        let heap = self.heap..self.brk.next_multiple_of(PAGE);
+        let within = |whole: &Range<u64>| whole.start <= range.start && range.end <= whole.end;
+        if !heap.is_empty() && within(&heap) {
+            return Some("[heap]");
+        }
+        (range.end == STACK_TOP).then_some("[stack]")
+    }
+
     /// Whether anything is mapped in `range`.
     pub(crate) fn touches(&self, range: &Range<u64>) -> bool {
         self.maps.range(..range.end).next_back().is_some_and(|(_, m)| m.end > range.start)

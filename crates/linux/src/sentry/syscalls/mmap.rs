@@ -208,7 +208,7 @@ impl Sentry {
                 let node = open.node;
                 self.content_of(node, offset, len, protection).map(Some)
             }
-            FileObject::Device(Device::Zero, _) => Ok(None),
+            FileObject::Device(Device::Zero | Device::Full, _) => Ok(None),
             FileObject::Device(Device::Generation(_), _) => {
                 let node = self.map_generation(offset, len, protection)?;
                 self.content_of(node, offset, len, protection).map(Some)

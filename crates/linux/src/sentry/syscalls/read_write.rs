@@ -286,7 +286,7 @@ impl Sentry {
                 Ok(bytes)
             }
             FileObject::Device(Device::Null | Device::Host, _) => Ok(Vec::new()),
-            FileObject::Device(Device::Zero, _) => Ok(vec![0; len as usize]),
+            FileObject::Device(Device::Zero | Device::Full, _) => Ok(vec![0; len as usize]),
             FileObject::Device(Device::Random, _) => fresh(len),
             FileObject::Device(Device::Generation(_), _) if len < generation::LEN => {
                 Err(Errno::INVAL.into())
@@ -395,6 +395,7 @@ impl Sentry {
                 let surplus = messages.len().saturating_sub(MESSAGES);
                 messages.drain(..surplus);
             }
+            FileObject::Device(Device::Full, _) => return Err(Errno::NOSPC.into()),
             FileObject::Device(..) => {}
             FileObject::File(open) => {
                 let (node, size) = (open.node, self.state.tree.stat(open.node)?.size);
