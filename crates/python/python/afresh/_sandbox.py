@@ -12,10 +12,11 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from . import _native
-from ._commands import AsyncCommands, Commands, proceed
+from ._commands import AsyncCommands, Commands
 from ._files import Files
 from ._native import Checkpoint
 from ._ports import AsyncPort, Port
+from ._process import proceed
 from ._result import Result, result
 from ._terminal import AsyncTerminal, Terminal
 from ._terminal import start as start_terminal
