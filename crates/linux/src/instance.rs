@@ -247,9 +247,9 @@ impl Instance {
         self.change(|state| change(&mut state.tree))
     }
 
-    /// Sets the memory limit of the program in its present state, as [`Program::memory_limit`](crate::Program::memory_limit).
-    /// Memory that it has mapped already stays, even where that is more. A reset or a switch brings the limit of
-    /// its state back.
+    /// Sets the memory limit of the program in its present state, as
+    /// [`Program::memory_limit`](crate::Program::memory_limit). Memory that it has mapped already stays, even where that
+    /// is more. A reset or a switch brings the limit of its state back.
     ///
     /// # Errors
     /// As [`Instance::change_files`].
