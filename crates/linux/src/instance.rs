@@ -315,6 +315,7 @@ impl Instance {
         if let Some(live) = &mut self.live {
             let slice = self.limits.slice.filter(|_| sinks.hearer.is_some());
             live.guest.rests = slice.map(after);
+            live.guest.poll = self.limits.poll;
             live.guest.person.streams.set_sinks(sinks);
         }
         let started = guarded(|| self.start(request, deadline));

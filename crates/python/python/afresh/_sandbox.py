@@ -44,7 +44,7 @@ class _Sandbox:
 
     def stop(self) -> None:
         """Stops the call that is under way, from any thread; it ends with a `StoppedError`: within 10 ms, and in a
-        Linux program within a tenth of a second.
+        Linux program within some 20 ms.
 
         Afterwards the sandbox has to be rolled back, unless the call was one of `commands`, `port` or `terminal`.
         """
