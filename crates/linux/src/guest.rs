@@ -11,6 +11,7 @@ use crate::platform::{Call, Continuation, Event, PlatformError, StubCommands, Tr
 use crate::sentry::{Change, End, FIRST, InputSource, Sentry, SignalDelivery, SyscallControl};
 use crate::subprocess::Subprocess;
 use crate::subprocesses::ParkedSubprocesses;
+use crate::warm::POLL_INTERVAL;
 
 /// Time slice of a thread while others can run.
 const TURN: Duration = Duration::from_millis(4);
@@ -52,12 +53,11 @@ pub(crate) struct Guest {
     asked: Instant,
     /// When an answered call ends though a thread could run, if it does.
     pub(crate) rests: Option<Instant>,
+    /// Interval of polls of a caller that receives output.
+    pub(crate) poll: Duration,
     /// Maximum sleep before it counts as a server that waits for its first caller, though other threads work.
     patience: Duration,
 }
-
-/// Interval of polls of a caller that receives output.
-const ASK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Time in which the starter of a server notices that it is up.
 const START_TIMEOUT: Duration = Duration::from_secs(2);
@@ -66,7 +66,8 @@ impl Guest {
     /// A guest whose first process runs in `body`. The other processes are as `others` has them.
     pub(crate) fn new(body: Subprocess, person: Sentry, others: ParkedSubprocesses) -> Self {
         let (now, rests) = (Instant::now(), None);
-        Self { body, person, others, turn: now, asked: now, rests, patience: START_TIMEOUT }
+        let (poll, patience) = (POLL_INTERVAL, START_TIMEOUT);
+        Self { body, person, others, turn: now, asked: now, rests, poll, patience }
     }
 
     /// Runs the guest until it waits for the caller, ends, or `deadline` is there, or its caller ends the call.
@@ -101,7 +102,7 @@ impl Guest {
 
     /// Whether the caller lets the call continue, polled at each interval.
     fn proceeds(&mut self) -> bool {
-        if self.asked.elapsed() < ASK_INTERVAL {
+        if self.asked.elapsed() < self.poll {
             return true;
         }
         let proceeds = self.person.streams.proceeds();
@@ -111,7 +112,7 @@ impl Guest {
 
     /// The part of a wait of `length` before the caller is polled again.
     fn bounded(&self, length: Duration) -> Duration {
-        if self.person.streams.is_heard() { length.min(ASK_INTERVAL) } else { length }
+        if self.person.streams.is_heard() { length.min(self.poll) } else { length }
     }
 
     /// Whether other threads, an alarm or the caller have waited for long enough. A thread that makes calls without pause is
@@ -131,7 +132,7 @@ impl Guest {
         let now = Instant::now();
         if state.is_alone() {
             return match self.person.streams.is_heard() {
-                true => deadline.min(now + ASK_INTERVAL),
+                true => deadline.min(now + self.poll),
                 false => deadline,
             };
         }

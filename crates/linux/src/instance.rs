@@ -257,9 +257,9 @@ impl Instance {
         self.change(|state| change(&mut state.tree))
     }
 
-    /// Sets the memory limit of the program in its present state, as [`Program::memory_limit`](crate::Program::memory_limit).
-    /// Memory that it has mapped already stays, even where that is more. A reset or a switch brings the limit of
-    /// its state back.
+    /// Sets the memory limit of the program in its present state, as
+    /// [`Program::memory_limit`](crate::Program::memory_limit). Memory that it has mapped already stays, even where that
+    /// is more. A reset or a switch brings the limit of its state back.
     ///
     /// # Errors
     /// As [`Instance::change_files`].
@@ -325,6 +325,7 @@ impl Instance {
         if let Some(live) = &mut self.live {
             let slice = self.limits.slice.filter(|_| sinks.hearer.is_some());
             live.guest.rests = slice.map(after);
+            live.guest.poll = self.limits.poll;
             live.guest.person.streams.set_sinks(sinks);
         }
         let started = guarded(|| self.start(request, deadline));

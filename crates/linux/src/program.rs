@@ -21,7 +21,7 @@ use crate::sentry::{
 };
 use crate::subprocess::Subprocess;
 use crate::subprocesses::ParkedSubprocesses;
-use crate::warm::{Limits, Warm};
+use crate::warm::{Limits, POLL_INTERVAL, Warm};
 use crate::{http, load};
 
 /// Host files that every guest may read: programs and libraries, their search paths, and data that is the same on
@@ -67,6 +67,7 @@ pub struct Program {
     output: usize,
     time: Duration,
     slice: Option<Duration>,
+    poll: Duration,
     replaced: bool,
     limits: Vec<(Resource, u64, u64)>,
     pub(crate) start: Duration,
@@ -100,6 +101,7 @@ impl Program {
             output: 64 << 20,
             time: Duration::from_secs(10),
             slice: None,
+            poll: POLL_INTERVAL,
             replaced: false,
             limits: Vec::new(),
             start: Duration::from_secs(60),
@@ -241,6 +243,14 @@ impl Program {
         self
     }
 
+    /// Maximum time between two looks whether a [heard](crate::Instance::call_heard) call may continue; 100 ms if not
+    /// set. Shorter ones interrupt a program that computes more often.
+    #[must_use]
+    pub fn poll_interval(mut self, interval: Duration) -> Self {
+        self.poll = interval;
+        self
+    }
+
     /// Makes every reset end the program's process, so that the next call has a new one; by default the process is
     /// kept, and its pages are reset. The time of a write shows a call in a kept process which pages earlier calls
     /// have written. A new process does not show it, and costs a fork, and a fault for each page that a call touches.
@@ -278,6 +288,7 @@ impl Program {
             output: self.output,
             time: self.time,
             slice: self.slice,
+            poll: self.poll,
             replaced: self.replaced,
             granted: self.reaches.clone().into(),
             ..Limits::default()

@@ -29,6 +29,9 @@ pub struct Stats {
     pub unserved: BTreeMap<i64, u64>,
 }
 
+/// Default interval of polls of a caller that receives output.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Limits of each call, and the strategy of resets.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
@@ -36,6 +39,8 @@ pub(crate) struct Limits {
     pub(crate) time: Duration,
     /// How long a heard call continues after it is answered.
     pub(crate) slice: Option<Duration>,
+    /// Interval of polls of a caller that receives output.
+    pub(crate) poll: Duration,
     pub(crate) strategy: Strategy,
     /// Where it may connect to.
     pub(crate) granted: Arc<[Destination]>,
@@ -51,6 +56,7 @@ impl Default for Limits {
             output: 64 << 20,
             time: Duration::from_secs(10),
             slice: None,
+            poll: POLL_INTERVAL,
             strategy: Strategy::Auto,
             granted: [].into(),
             write_set: 8192,

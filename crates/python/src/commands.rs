@@ -49,7 +49,7 @@ struct CommandEntry {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CommandTable {
     all: BTreeMap<u32, CommandEntry>,
     serials: u64,
     /// How often the sandbox went to another state.
@@ -69,10 +69,10 @@ fn started(answer: &[u8]) -> Option<u32> {
 
 /// The commands of one sandbox.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Commands(Arc<Mutex<State>>);
+pub(crate) struct Commands(Arc<Mutex<CommandTable>>);
 
 impl Commands {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CommandTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -168,6 +168,10 @@ impl Commands {
             (*number, CommandEntry { serial: entry.serial, output: CommandOutput::default() })
         };
         let all = running.map(copy).collect();
-        Self(Arc::new(Mutex::new(State { all, serials: state.serials, ..State::default() })))
+        Self(Arc::new(Mutex::new(CommandTable {
+            all,
+            serials: state.serials,
+            ..CommandTable::default()
+        })))
     }
 }

@@ -40,19 +40,19 @@ struct Streams {
 }
 
 #[derive(Default)]
-struct Shared {
+struct SharedRun {
     state: Mutex<Streams>,
     changed: Condvar,
 }
 
-impl Shared {
+impl SharedRun {
     fn lock(&self) -> MutexGuard<'_, Streams> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// One stream of the run.
-struct Sink(Arc<Shared>, usize);
+struct Sink(Arc<SharedRun>, usize);
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -101,7 +101,7 @@ fn input(bytes: &[u8]) -> io::Result<OwnedFd> {
 }
 
 /// The exit status (negative for a signal), standard output, standard error, and whether output was dropped.
-type Ran<'py> = (i32, Bound<'py, PyBytes>, Bound<'py, PyBytes>, bool);
+type RunResult<'py> = (i32, Bound<'py, PyBytes>, Bound<'py, PyBytes>, bool);
 
 /// Runs a program of the host once.
 #[pyfunction]
@@ -117,13 +117,13 @@ pub(crate) fn run_program<'py>(
     output: usize,
     on_output: Option<Py<PyAny>>,
     stopper: Option<&Bound<'py, Stopper>>,
-) -> PyResult<Ran<'py>> {
+) -> PyResult<RunResult<'py>> {
     let until = timeout.map(|timeout| seconds(timeout, "a timeout")).transpose()?;
     let until = until.and_then(|timeout| Instant::now().checked_add(timeout));
     let stop = stopper.map(|stopper| stopper.get().flag()).unwrap_or_default();
     let program = linux.shape(None)?(Program::new(path));
     let program = arguments.iter().fold(program, Program::arg);
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(SharedRun::default());
     {
         let mut state = shared.lock();
         (state.limit, state.streams) = (output, on_output.is_some());
@@ -172,7 +172,7 @@ pub(crate) fn run_program<'py>(
 
 /// The caller's side of a run.
 struct Run {
-    shared: Arc<Shared>,
+    shared: Arc<SharedRun>,
     control: RunControl,
     decoders: [Utf8Decoder; 2],
     on_output: Option<Py<PyAny>>,

@@ -21,7 +21,7 @@ const TICK: Duration = Duration::from_millis(5);
 
 /// The output of a command since the last time: standard output, standard error, whether some was dropped, its exit
 /// status if it has ended, and how often the sandbox went to another state.
-type Taken<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, bool, Option<i32>, u64);
+type TakenOutput<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, bool, Option<i32>, u64);
 
 /// Refuses sandboxes that are not of Linux programs.
 fn check(session: &Session) -> PyResult<()> {
@@ -75,7 +75,7 @@ pub(crate) fn take_output<'py>(
     session: &Session,
     number: u32,
     serial: u64,
-) -> Option<Taken<'py>> {
+) -> Option<TakenOutput<'py>> {
     let (output, moves) = session.commands().take(number, serial)?;
     let [stdout, stderr] = [&output.stdout, &output.stderr].map(|bytes| PyBytes::new(py, bytes));
     Some((stdout, stderr, output.truncated, output.ended, moves))

@@ -11,6 +11,9 @@ use pyo3::prelude::*;
 /// Maximum time that background work continues after a call is answered, and in a slice of its own.
 const SLICE: Duration = Duration::from_millis(50);
 
+/// Maximum time until a call notices that it has to end.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
 /// The grants and limits of a Linux program, as the Python half gives them.
 #[derive(Clone, Default, FromPyObject)]
 #[pyo3(from_item_all)]
@@ -57,6 +60,7 @@ impl ProgramOptions {
                 // The call's state bounds the output that is kept.
                 .output_limit(usize::MAX)
                 .slice(SLICE)
+                .poll_interval(POLL_INTERVAL)
                 .memory_limit(own.memory)
                 .storage_limit(own.storage);
             if let Some(language) = language {

@@ -61,8 +61,8 @@ pub(crate) fn limits(
 #[pymethods]
 impl Warm {
     /// Opens `reference`, or makes a guest of `wasm` that errors call so, and warms it up. `below` are the files that it
-    /// finds, or those that a snapshot needs; `env` is the environment. `linux` has the grants of a snapshot of a
-    /// Linux program.
+    /// finds, or those that a snapshot needs; `env` is the environment. `linux` has the grants of a Linux program that is
+    /// a snapshot.
     #[staticmethod]
     #[pyo3(signature = (reference, wasm, warm_up, cache, memory, timeout, output, result, stack, below, env, linux))]
     #[allow(clippy::too_many_arguments, reason = "called by the Python half only")]

@@ -34,6 +34,21 @@ def test_output_of_a_command_is_bounded_and_reaches_callbacks_whole(python: afre
     with python.sandbox(timeout=60, output_limit=1000) as sb:
         done = sb.commands.run("yes | head -c 300000", on_stdout=seen.append)
         assert (len(done.stdout), done.truncated, len("".join(seen))) == (1000, True, 300000)
+        sb.files.write("/srv/big", "x" * 2000)
+        sb.commands.start("python3 -m http.server 8000 --directory /srv")
+        with pytest.raises(afresh.SessionError, match="more than 1000 bytes"):
+            sb.port(8000).get("/big")
+
+
+def test_code_that_changes_the_half_of_commands_gets_an_error(box: afresh.Sandbox) -> None:
+    clean = box.checkpoint()
+    box.run_code("import _afresh; _afresh._command = lambda wanted: 'x' if wanted['op'] == 'start' else [7]")
+    with pytest.raises(afresh.GuestError, match="damaged"):
+        box.commands.run("true")
+    with pytest.raises(afresh.GuestError, match="damaged"):
+        box.commands.list()
+    box.rollback(clean)
+    assert box.commands.run("true").exit_code == 0
 
 
 def test_code_and_commands_share_files(box: afresh.Sandbox) -> None:

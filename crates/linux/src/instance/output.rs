@@ -52,8 +52,8 @@ impl Instance {
 
     /// As [`Instance::call`], but `hear` receives the program's output at once, piece by piece, including its
     /// messages and its writes to `/dev/host`. The program waits while `hear` runs, and its time passes; `false` ends
-    /// the program. While the program writes nothing, `hear` is called with no bytes, at least every 100 ms, to
-    /// decide whether it may continue.
+    /// the program. While the program writes nothing, `hear` is called with no bytes, at each
+    /// [interval](crate::Program::poll_interval), to decide whether it may continue.
     ///
     /// If the program has a [slice](crate::Program::slice) of time, the call ends that long after it is answered,
     /// even if other threads or processes can run. [`Instance::proceed`] lets them.

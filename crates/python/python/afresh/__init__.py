@@ -19,12 +19,13 @@ import atexit
 import os
 
 from . import _native
-from ._commands import AsyncCommand, Command, CommandInfo, CommandResult
+from ._commands import AsyncCommand, Command
 from ._exec import async_exec, exec  # noqa: A004
 from ._files import FileInfo
 from ._linux import image, linux
 from ._native import Checkpoint, __version__
 from ._ports import AsyncPort, Port, PortConnection, Response
+from ._process import CommandInfo, CommandResult
 from ._result import Result
 from ._sandbox import AsyncSandbox, Sandbox
 from ._terminal import AsyncTerminal, Terminal

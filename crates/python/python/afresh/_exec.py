@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from . import _native
-from ._commands import CommandResult, OnText, Streams
 from ._grants import here, options
 from ._linux import find_program
+from ._process import CommandResult, OnText, Streams
 from ._sizes import size
 from ._warm import OUTPUT
 

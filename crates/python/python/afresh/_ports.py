@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json as _json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from . import _native
-from ._commands import Away, default_timeout
+from ._process import Away, default_timeout
 from .errors import SessionError, TimeLimitError
 
 # Maximum bytes of one exchange.
@@ -48,7 +49,15 @@ class Response:
 class PortConnection:
     """A connection to a program that listens within a sandbox. A rollback or a fork ends it."""
 
-    def __init__(self, session: _native.Session, port: int, timeout: float, stopper: _native.Stopper | None) -> None:
+    def __init__(
+        self,
+        session: _native.Session,
+        port: int,
+        timeout: float,
+        stopper: _native.Stopper | None = None,
+        *,
+        whole: bool = False,
+    ) -> None:
         self._session = session
         self._stopper = stopper
         self._port = port
@@ -56,6 +65,8 @@ class PortConnection:
         # Whether bytes have passed since the sandbox ran.
         self._moved = False
         until = time.monotonic() + timeout
+        # The end of all operations together.
+        self._end = time.monotonic() + timeout if whole else math.inf
         _native.begin_wait(session)
         goes_on = True
         while True:
@@ -80,7 +91,7 @@ class PortConnection:
 
     def _proceed(self, until: float) -> bool:
         """Lets the sandbox run for a moment; whether it may do something by itself afterwards."""
-        left = until - time.monotonic()
+        left = min(until, self._end) - time.monotonic()
         if left <= 0:
             raise TimeLimitError(
                 f"port {self._port} of the sandbox took no connection or gave no answer within {self._timeout} s"
@@ -176,14 +187,20 @@ def request(
         given.setdefault("Content-Type", "application/json")
     given.setdefault("Connection", "close")
     limit = default_timeout(session, timeout)
-    with PortConnection(session, port, _TIMEOUT if limit is None else limit, stopper) as connection:
+    with PortConnection(session, port, _TIMEOUT if limit is None else limit, stopper, whole=True) as connection:
         client = http.client.HTTPConnection("localhost", port)
         sock: Any = connection
         client.sock = sock
         try:
             client.request(method, path, body=data, headers=given)
             answer = client.getresponse()
-            return Response(answer.status, dict(answer.getheaders()), answer.read())
+            content = answer.read(session.output_limit + 1)
+            if len(content) > session.output_limit:
+                raise SessionError(
+                    f"the response of port {port} has more than {session.output_limit} bytes: set a larger "
+                    "`output_limit` for the sandbox, or use `connect`"
+                )
+            return Response(answer.status, dict(answer.getheaders()), content)
         except http.client.HTTPException as error:
             raise SessionError(f"the program on port {port} of the sandbox does not speak HTTP: {error!r}") from error
 
@@ -222,7 +239,8 @@ class Port:
             body: The body.
             json: The body, as a value that is sent as JSON.
             headers: Headers.
-            timeout: Most seconds, if not those of a call; 60 if neither is set.
+            timeout: Most seconds, if not those of a call; 60 if neither is set. A response has at most as many bytes
+                as the ``output_limit`` of the sandbox.
 
         Raises:
             SessionError: Nothing listens there, or it speaks no HTTP.
@@ -253,7 +271,7 @@ class Port:
     def connect(self, timeout: float | None = None) -> PortConnection:
         """A connection for any protocol over TCP. ``timeout`` is for each of its operations."""
         limit = default_timeout(self._session, timeout)
-        return PortConnection(self._session, self._number, _TIMEOUT if limit is None else limit, None)
+        return PortConnection(self._session, self._number, _TIMEOUT if limit is None else limit)
 
 
 class AsyncPort:

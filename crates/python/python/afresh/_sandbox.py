@@ -12,10 +12,11 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from . import _native
-from ._commands import AsyncCommands, Commands, proceed
+from ._commands import AsyncCommands, Commands
 from ._files import Files
 from ._native import Checkpoint
 from ._ports import AsyncPort, Port
+from ._process import proceed
 from ._result import Result, result
 from ._terminal import AsyncTerminal, Terminal
 from ._terminal import start as start_terminal
@@ -43,7 +44,7 @@ class _Sandbox:
 
     def stop(self) -> None:
         """Stops the call that is under way, from any thread; it ends with a `StoppedError`: within 10 ms, and in a
-        Linux program within a tenth of a second.
+        Linux program within some 20 ms.
 
         Afterwards the sandbox has to be rolled back, unless the call was one of `commands`, `port` or `terminal`.
         """

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _native
-from ._commands import Away, CommandResult, Process, Streams, wanted
 from ._files import Files
-from .errors import TimeLimitError
+from ._process import Away, CommandResult, Process, Streams, wanted
+from .errors import SessionError, TimeLimitError
 
 _SHELLS = ("/bin/bash", "/bin/sh")
 
@@ -37,12 +37,14 @@ def start(
 
 def read_until(process: Process, text: str, timeout: float, stopper: _native.Stopper | None) -> str:
     """Output up to some text that is in it."""
-    shown, until = "", time.monotonic() + timeout
+    shown, until, limit = "", time.monotonic() + timeout, process.session.output_limit
     while text not in shown:
         left = until - time.monotonic()
         if left <= 0 or process.ended() is not None:
             raise TimeLimitError(f"the terminal did not show {text!r} within {timeout} s, but {shown!r}")
         shown += process.read(left, stopper)
+        if len(shown) > limit:
+            raise SessionError(f"the terminal showed more than {limit} characters, and {text!r} was not among them")
     return shown
 
 
