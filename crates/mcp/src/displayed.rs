@@ -60,7 +60,7 @@ struct JsonFormat {
 }
 
 impl Displayed {
-    /// Parses a result; `None` for bytes that are none.
+    /// Parses a result; `None` for other bytes.
     pub(crate) fn parse(result: &[u8], room: &mut JsonRoom) -> Option<Self> {
         let mut this: Self = serde_json::from_slice(result).ok()?;
         let has_json = serde_json::from_slice(result).is_ok_and(|Presence { json }| json.is_some());

@@ -39,7 +39,7 @@ impl Server {
         let router = self.router(token, hosts, ending.clone());
         let serving = axum::serve(listener, router).with_graceful_shutdown(async move {
             end.await;
-            // Ends the streams of clients, which last as long as their sessions.
+            // Ends the streams of clients, which otherwise stay open.
             ending.cancel();
         });
         serving.await

@@ -173,7 +173,7 @@ pub(crate) trait Describe {
     }
 }
 
-/// Appends a part on lines of its own, unless it is empty.
+/// Appends a part on separate lines, unless it is empty.
 fn append(to: &mut String, part: &str) {
     let part = part.trim_end_matches('\n');
     if !part.is_empty() {

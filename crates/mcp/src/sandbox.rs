@@ -75,7 +75,7 @@ impl Sandbox {
         Self { session, language }
     }
 
-    /// Makes one request of the guest's interpreter.
+    /// Sends one request to the interpreter.
     fn request(
         &mut self,
         what: u8,

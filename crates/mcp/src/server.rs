@@ -25,7 +25,7 @@ const SCHEME: &str = "afresh://";
 /// Maximum pieces of output that wait to be reported as progress.
 const MAX_PROGRESS: usize = 64;
 
-/// The guest of a server's sandboxes, and their limits.
+/// The guest and the limits of sandboxes.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Config {

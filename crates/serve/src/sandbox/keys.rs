@@ -15,9 +15,9 @@ use sha2::{Digest, Sha256};
 
 use crate::error::ManifestError;
 
-/// What a key begins with that is written as its digest.
+/// Prefix of a key that is given by its digest.
 const DIGEST: &str = "sha256:";
-/// What the end of a key begins with.
+/// Prefix of the time at which a key ends.
 const UNTIL: &str = "until=";
 
 /// Keys of tenants. Cheap to clone; clones share them.
