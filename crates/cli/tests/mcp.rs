@@ -245,7 +245,7 @@ fn an_agent_runs_commands_beside_code() {
     );
     client.done("rollback", json!({"to": "clean"}));
     assert!(client.refused("list_files", json!({"path": "/work"})).contains("/work"));
-    assert_eq!(client.done("run_code", json!({"code": "x"}))["json"], 42);
+    assert_eq!(client.done("run_code", json!({"code": "x"}))["text"], "42");
 }
 
 /// The Python SDK, with the newest protocol and with the handshake of earlier ones.
