@@ -169,6 +169,15 @@ def test_granted_directories_are_seen_and_never_changed(tmp_path: Path) -> None:
     assert (tmp_path / "mine.py").read_text() == "answer = 42\n"
 
 
+def test_an_interpreter_that_needs_a_library_path_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from afresh._linux import _environment
+
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/python/lib:/elsewhere/lib")
+    made = _environment("/opt/python/bin/python3", ["/opt/python"])
+    assert made["LD_LIBRARY_PATH"] == "/opt/python/lib"
+    assert made["PATH"].startswith("/opt/python/bin:")
+
+
 def test_errors_name_the_cause_and_the_way_out(python: afresh.Warm, tmp_path: Path) -> None:
     with pytest.raises(afresh.OpenError, match=r"'nowhere' was not found: it must be in PATH"):
         afresh.linux("nowhere")

@@ -54,6 +54,17 @@ def _interpreter(name: str) -> tuple[str, list[str]]:
     return executable, sorted(granted)
 
 
+def _environment(executable: str, granted: list[str]) -> dict[str, str]:
+    """The environment of an interpreter."""
+    variables = {"PATH": f"{os.path.dirname(executable)}:{_PATH}"}
+    # Some distributions of Python find their own library only through it.
+    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    own = [path for path in libraries if any(path.startswith(f"{prefix}/") for prefix in granted)]
+    if own:
+        variables["LD_LIBRARY_PATH"] = ":".join(own)
+    return variables
+
+
 def _enter(directory: str) -> str:
     """A setup that goes to a directory and imports from there. It defines no name."""
     return f"__import__('os').chdir({directory!r}); __import__('sys').path.insert(0, {directory!r})"
@@ -147,7 +158,7 @@ def linux(
     given = options(
         dirs=dirs,
         net=net,
-        env={"PATH": f"{os.path.dirname(executable)}:{_PATH}", **(env or {})},
+        env={**_environment(executable, own), **(env or {})},
         memory_limit=memory_limit,
         storage_limit=storage_limit,
         start=setup_timeout,
