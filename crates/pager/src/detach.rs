@@ -60,7 +60,7 @@ pub(crate) struct Detach {
     turn: Mutex<()>,
     /// Of the process whose thread moves the pieces.
     generation: u32,
-    /// A number of its own in this process: another restore may use the same addresses later.
+    /// Differs from that of any other restore in this process, which may use the same addresses later.
     number: u64,
 }
 

@@ -271,7 +271,7 @@ fn a_fault_that_is_looked_up_after_its_range_was_dropped_is_retried() {
         let run = |argument| afresh_sys::again(NAME).env(CHILD, argument).output().unwrap();
         let output = run("late");
         assert!(output.status.success(), "{output:?}");
-        // A fault that is nobody's ends the process all the same.
+        // A fault outside of all ranges still ends the process.
         assert_eq!(run("foreign").status.signal(), Some(libc::SIGSEGV));
         return;
     };

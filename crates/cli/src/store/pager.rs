@@ -101,7 +101,7 @@ pub(crate) fn run_keeper() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the threads of the host report.
+/// A report of a thread of the host.
 enum Report {
     Served { name: String, number: usize, result: Result<Served, String> },
     Failed { door: String, error: String },

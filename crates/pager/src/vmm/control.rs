@@ -3,7 +3,7 @@
 //! Promises: a client costs at most its thread, one line and one answer. One that sends too much, or does not read
 //! its answers, is disconnected. A request that fails changes nothing, for its VMM or another.
 //!
-//! May break it: whoever can connect may open doors and write snapshots with the rights of this process.
+//! May break it: any client may open doors and write snapshots with the rights of this process.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -109,7 +109,7 @@ impl ControlServer {
                     continue;
                 }
                 let work = move || {
-                    // A client that goes away ends its own thread.
+                    // A client that disconnects ends its own thread.
                     let _ = handler.converse(&stream, stop);
                     handler.clients.fetch_sub(1, Ordering::AcqRel);
                 };
@@ -141,7 +141,7 @@ fn pairs(ranges: &[PageRange]) -> Value {
 }
 
 impl Handler {
-    /// Answers the lines of a client until it has gone.
+    /// Answers the lines of a client until it disconnects.
     fn converse(&self, stream: &UnixStream, stop: &AtomicBool) -> io::Result<()> {
         stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
         let (mut line, mut part) = (Vec::new(), [0; 4096]);

@@ -346,7 +346,7 @@ enum Postponed {
     Unregistered,
 }
 
-/// What pages are filled for.
+/// The reason for which pages are filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Urgency {
     /// The guest waits for them.

@@ -124,7 +124,7 @@ pub enum HostError {
     Stopping,
 }
 
-/// What happens in a host.
+/// An event in a host.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum HostEvent<'a> {

@@ -41,8 +41,8 @@ pub(super) struct KeptVm {
 }
 
 impl Keeper {
-    /// Starts `command` as the keeper. Its program calls [`keep`] with its standard input. It is in a process group of its
-    /// own, so that signals of a terminal do not end it.
+    /// Starts `command` as the keeper. Its program calls [`keep`] with its standard input. Its process group is a new one, so
+    /// that signals of a terminal do not end it.
     ///
     /// # Errors
     /// An error of starting a process.

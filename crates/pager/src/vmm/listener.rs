@@ -235,6 +235,22 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_that_was_made_for_a_socket_is_removed_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vm").join("socket");
+        let access = SocketAccess::default();
+        let listener = Listener::bind_in_directory(&path, access).unwrap();
+        let mode = fs::metadata(path.parent().unwrap()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        drop(listener);
+        assert!(!path.parent().unwrap().exists());
+        // One that was there stays, and so does one with another file in it.
+        fs::create_dir(path.parent().unwrap()).unwrap();
+        drop(Listener::bind_in_directory(&path, access).unwrap());
+        assert!(path.parent().unwrap().exists() && !path.exists());
+    }
+
+    #[test]
     fn a_stop_ends_the_waiting() {
         let dir = tempfile::tempdir().unwrap();
         let listener = Listener::bind(&dir.path().join("socket")).unwrap();

@@ -169,7 +169,7 @@ impl Fields {
 /// Parses a line. Returns the client's `id` for the request, if it has one, and the request.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The field that is wrong.
 pub fn parse_request(line: &[u8]) -> (Option<Value>, Result<Request, String>) {
     let mut fields = match serde_json::from_slice(line) {
         Ok(Value::Object(fields)) => Fields(fields),

@@ -284,7 +284,7 @@ impl Service<'_> {
     }
 }
 
-/// Poisons those of a mapping's pages that are not there, from the first on, so many: `false` where the VMM does not
+/// Poisons the missing pages among `len` pages of a mapping from page `start` on. Returns `false` where the VMM does not
 /// allow that.
 pub(super) fn poison(uffd: &Uffd, base: usize, (start, len): (usize, usize), unit: usize) -> bool {
     let (mut at, end) = (start, start + len);

@@ -49,7 +49,7 @@ impl Stage {
         *self.0.used()
     }
 
-    /// Takes room, or returns `None` once `is_over`. More than the stage has is taken alone.
+    /// Takes room, or returns `None` once `is_over`. A request that exceeds the stage waits until it is empty.
     pub(super) fn take(&self, bytes: usize, is_over: impl Fn() -> bool) -> Option<Room> {
         let mut used = self.0.used();
         while !is_over() {

@@ -312,7 +312,7 @@ fn untouched_pages_are_right_however_the_host_treats_huge_pages_of_shared_memory
     drop(setting);
 }
 
-/// What a child made by fork finds at `page`: `None` when it died of looking. It dumps core then, if the host lets
+/// The byte that a child made by fork reads at `page`, or `None` when the access ended it. It dumps core then, if the host lets
 /// it, which reads all of its memory.
 fn child_looks(base: usize, page: usize, write: bool) -> Option<u8> {
     let at = (base + page * PAGE_SIZE) as *mut u8;

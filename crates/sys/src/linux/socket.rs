@@ -27,7 +27,7 @@ fn failed(call: Call) -> impl Fn(Errno) -> SysError {
     move |errno| SysError::new(call, errno.raw_os_error())
 }
 
-/// Who may connect to a socket.
+/// The users that may connect to a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketAccess {
     /// The owner of the name, if it is to be another user.
@@ -45,8 +45,8 @@ impl Default for SocketAccess {
     }
 }
 
-/// A listening socket at `path` that only those can connect to whom `access` allows it, from its first moment. At
-/// most `backlog` connections wait to be accepted.
+/// A listening socket at `path` with the given access from its first moment. At most `backlog` connections wait to be
+/// accepted.
 ///
 /// # Errors
 /// Any error of the kernel; `EADDRINUSE` if the name exists, `EPERM` without the right to give a file away. The name
@@ -70,8 +70,8 @@ pub fn listen(path: &Path, backlog: i32, access: SocketAccess) -> Result<UnixLis
     make().map(UnixListener::from).map_err(failed(Call::Socket))
 }
 
-/// Gives the socket at `path` the mode of `access`, of which the mask for new files has taken a part, and then its user
-/// and group.
+/// Gives the socket at `path` the mode of `access`, then its user and group. The mask for new files has removed a part of
+/// the mode.
 fn give_away(path: &Path, access: SocketAccess) -> Result<(), Errno> {
     if access == SocketAccess::default() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Requests of control clients, with VMMs in processes of their own.
+//! Requests of control clients, with VMMs in other processes.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -36,7 +36,7 @@ impl PageSource for Numbered {
     }
 }
 
-/// The body of the pager's process. As a test of its own it does nothing.
+/// Runs in the process of the pager. In others it does nothing.
 #[test]
 fn plays_the_pager_when_it_is_started_as_one() {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
@@ -51,7 +51,7 @@ fn plays_the_pager_when_it_is_started_as_one() {
     }
 }
 
-/// The body of the keeper's process. As a test of its own it does nothing.
+/// Runs in the process of the keeper. In others it does nothing.
 #[test]
 fn plays_the_keeper_when_it_is_started_as_one() {
     use std::os::fd::AsFd;

@@ -1,4 +1,4 @@
-//! A VMM in a process of its own, which obeys the commands of a test.
+//! A VMM in another process, which obeys the commands of a test.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, AsRawFd};
@@ -14,7 +14,7 @@ use super::client::{FIRST, PAGES, SECOND, Vmm, send, vmm_with};
 const NAME: &str = "vmm::process::plays_the_vmm_when_it_is_started_as_one";
 const SOCKET: &str = "AFRESH_TEST_VMM_SOCKET";
 const HOW: &str = "AFRESH_TEST_VMM_HOW";
-/// What answers begin with, among the output of the test program.
+/// The prefix of answers among the output of the test program.
 const MARK: &str = "VMM: ";
 
 /// A VMM that runs, killed when it is dropped.
@@ -184,13 +184,13 @@ fn obey(vmm: &mut Vmm, command: &str) -> String {
     }
 }
 
-/// The body of the VMM's process. As a test of its own it does nothing.
+/// Runs in the process of the VMM. In others it does nothing.
 #[test]
 fn plays_the_vmm_when_it_is_started_as_one() {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
     let stream = UnixStream::connect(socket).unwrap();
     if std::env::var(HOW).as_deref() == Ok("behind") {
-        // SAFETY: the child goes on alone; this process only waits for it.
+        // SAFETY: this process only waits for the child.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child > 0 {
