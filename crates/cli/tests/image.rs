@@ -141,11 +141,11 @@ fn an_image_in_a_registry_is_a_guest() {
     }
     assert_eq!(String::from_utf8_lossy(&output.stdout), "hello world a 1\n", "{why}");
     // Run to its end, out of the registry and out of a layout, with arguments in place of the command.
-    let layout = folder.join("layout");
-    crane(&["pull", "--format", "oci", &name, layout.to_str().unwrap()]);
+    let pulled = folder.join("pulled");
+    crane(&["pull", "--format", "oci", &name, pulled.to_str().unwrap()]);
     std::fs::write(folder.join("lines"), "a\nb\n").unwrap();
     for (image, arguments, heard) in
-        [(&*image, &["--", "you"][..], "you"), ("layout", &[], "world")]
+        [(&*image, &["--", "you"][..], "you"), ("pulled", &[], "world")]
     {
         let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
         command.current_dir(folder).arg("exec").arg(image).args(arguments);
