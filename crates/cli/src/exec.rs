@@ -75,7 +75,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// The variables of the program, after those that it has by itself: of an image, or of a host's program.
+    /// The variables of the program. Those of an image come from its configuration first.
     fn environment(&self, of_image: bool) -> anyhow::Result<Vec<(String, String)>> {
         let own = ENVIRONMENT.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let mut all: Vec<_> = own.into_iter().filter(|_| !of_image).collect();

@@ -103,6 +103,29 @@ fn programs_that_read_all_of_their_input_first_answer() {
 }
 
 #[test]
+fn limits_are_set_and_unserved_calls_are_listed() {
+    if !can_run(&["sh", "python3"]) {
+        return;
+    }
+    says(
+        &["--ulimit", "nofile=50:60", "--", "sh", "-c", "ulimit -n; ulimit -Hn"],
+        "",
+        "50\n60\n",
+        0,
+    );
+    for (limit, why) in
+        [("core=1", "cpu, fsize, nofile and nproc"), ("cpu=2:1", "above"), ("cpu", "NAME=SOFT")]
+    {
+        let refused = exec(&["--ulimit", limit, "--", "true"], b"");
+        assert!(!refused.status.success() && text(&refused.stderr).contains(why), "{refused:?}");
+    }
+    let script = "import ctypes; [ctypes.CDLL(None).syscall(425, 1, 0) for _ in range(2)]";
+    let ended = exec(&["--report-unserved", "--", "python3", "-c", script], b"");
+    let line = "afresh: not served: io_uring_setup (system call 425), made 2 times\n";
+    assert!(ended.status.success() && text(&ended.stderr).contains(line), "{ended:?}");
+}
+
+#[test]
 fn output_comes_while_the_program_runs_and_input_when_it_asks() {
     if !can_run(&["sh"]) {
         return;

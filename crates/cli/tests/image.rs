@@ -140,6 +140,21 @@ fn an_image_in_a_registry_is_a_guest() {
         return;
     }
     assert_eq!(String::from_utf8_lossy(&output.stdout), "hello world a 1\n", "{why}");
+    // Run to its end, out of the registry and out of a layout, with arguments in place of the command.
+    let pulled = folder.join("pulled");
+    crane(&["pull", "--format", "oci", &name, pulled.to_str().unwrap()]);
+    std::fs::write(folder.join("lines"), "a\nb\n").unwrap();
+    for (image, arguments, heard) in
+        [(&*image, &["--", "you"][..], "you"), ("pulled", &[], "world")]
+    {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
+        command.current_dir(folder).arg("exec").arg(image).args(arguments);
+        command.stdin(std::fs::File::open(folder.join("lines")).unwrap());
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let expected = format!("hello {heard} a 1\nhello {heard} b 2\n");
+        assert_eq!(said, expected, "{}", String::from_utf8_lossy(&output.stderr));
+    }
     // Warm, with arguments and a variable, fetched once.
     let said = answer(
         folder,

@@ -73,6 +73,17 @@ pub struct Program {
     pub(crate) start: Duration,
 }
 
+/// Settings of Java's runtimes, where a distribution stores them apart from the rest. None starts without them.
+fn java_settings() -> impl Iterator<Item = PathBuf> {
+    let entries = std::fs::read_dir("/etc").into_iter().flatten().flatten();
+    let is_java = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"java-")) && path.is_dir()
+    };
+    let mut found: Vec<_> = entries.map(|entry| entry.path()).filter(is_java).collect();
+    found.sort();
+    found.into_iter()
+}
+
 /// The file that a shell would run for a word: the first of that name in the directories of `PATH`.
 #[must_use]
 pub fn find_in_path(word: &str) -> Option<PathBuf> {
@@ -278,7 +289,7 @@ impl Program {
 
     /// Host paths that the guest may read at its start, with its own program.
     fn granted_with(&self, own: Option<&Path>) -> Vec<PathBuf> {
-        let system = SYSTEM.iter().map(PathBuf::from);
+        let system = SYSTEM.iter().map(PathBuf::from).chain(java_settings());
         let own = own.map(Path::to_path_buf);
         by_all_names(system.chain(self.granted.iter().cloned()).chain(own).collect())
     }

@@ -76,7 +76,7 @@ impl Control {
         };
     }
 
-    /// Writes the offsets of the guest's clocks, while the guest does not run.
+    /// Writes the clock offsets of the guest, while the guest does not run.
     pub(super) fn set_clock(&mut self, offsets: ClockOffsets) {
         for (index, word) in offsets.encode().into_iter().enumerate() {
             self.write_word(stub::CONTROL_LEN + 8 * index, word);

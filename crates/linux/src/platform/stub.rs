@@ -13,7 +13,7 @@
 //! VDSO                         the vDSO of the guest, r-x
 //! CONTROL                      orders: header, system calls, copies, data; rw, shared with the sentry
 //! SIGNAL_STACK                 the frame with the guest's registers; rw, shared with the sentry
-//! CLOCK_PAGE                   offsets of the guest's clocks; read-only, shared with the sentry
+//! CLOCK_PAGE                   clock offsets; read-only, shared with the sentry
 //! CLOCK                        the kernel's vDSO, from which that of the guest reads the time; read-only
 //! IMAGE .. ABOVE               the warm image, read-only
 //! ```

@@ -1,8 +1,8 @@
 //! The vDSO of guests: the kernel's, with clocks that stand still while a guest is frozen.
 //!
-//! A guest gets a copy of the kernel's vDSO, in which every function begins with a jump: to the same function of the kernel's
-//! own vDSO, which is at [`stub::CLOCK`], or to code behind the copy. That code adds the offsets of the guest's clocks, which
-//! the sentry writes to a page that the guest can only read. It makes no system call itself.
+//! A guest gets a copy of the kernel's vDSO. Every function of the copy begins with a jump to the original at
+//! [`stub::CLOCK`], or to code behind the copy. That code adds clock offsets, which the sentry writes to a page that the
+//! guest can only read. It makes no system call itself.
 //!
 //! Promises: a time that is read across a reset is read again, so no clock goes backwards within a call. A vDSO of another
 //! form than expected gives the guest none, and it asks the sentry for the time.
@@ -26,7 +26,7 @@ const EPOCH: usize = 0;
 const MONOTONIC: usize = 8;
 const BOOT: usize = 24;
 
-/// Offsets of a guest's clocks from the host's, in nanoseconds.
+/// Differences between guest clocks and host clocks, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClockOffsets {
     pub(crate) monotonic: i64,
@@ -34,7 +34,7 @@ pub(crate) struct ClockOffsets {
 }
 
 impl ClockOffsets {
-    /// The words of the page. Each is written at a time of its own, so that a read across a change is noticed.
+    /// The words of the page. The first differs after each change, so that a read across a change is noticed.
     pub(super) fn encode(self) -> [u64; 5] {
         let now = clock_gettime(ClockId::Realtime);
         let epoch = now.tv_sec.wrapping_mul(NANOS).wrapping_add(now.tv_nsec) as u64;
@@ -106,7 +106,7 @@ std::arch::global_asm!(
     "    mov [rsi], eax",
     "7:  ret",
     "    .balign 8",
-    // The address of the kernel's function.
+    // The address of the original `clock_gettime`.
     "afresh_linux_vdso_kernel:",
     "    .quad 0",
     "afresh_linux_vdso_end:",

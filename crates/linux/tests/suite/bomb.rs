@@ -6,6 +6,8 @@ use crate::common;
 
 use std::time::Duration;
 
+use afresh_linux::Resource;
+
 const LIMIT: Duration = Duration::from_secs(200);
 
 /// The children of this process, by any of its threads.
@@ -43,7 +45,8 @@ fn a_fork_bomb_meets_its_budget_and_leaves_nothing() {
 
 fn bomb() {
     let Some(program) = common::python() else { return };
-    let program = program.arg("/app.py").file("/app.py", BOMB);
+    // Otherwise its memory would be the first bound.
+    let program = program.arg("/app.py").file("/app.py", BOMB).limit(Resource::Tasks, 32, 32);
     let Some(warm) = common::here(program.time_limit(LIMIT).start_limit(LIMIT).warm()) else {
         return;
     };

@@ -86,7 +86,7 @@ def memory():
     at = call("mmap", 0, 4 * P, RW, SHARED, fd, 0); ctypes.memset(at, 99, 1); at = call("mremap", at, 4 * P, 100 * P, 1, 0)
     assert byte(at) == b"c" and byte(at + 50 * P) == b"x"; ctypes.memset(at + 60 * P, 100, 1); assert os.pread(fd, 1, 60 * P) == b"d" and os.pread(fd, 1, 0) == b"c"
     call("munmap", ctypes.c_void_p(at), ctypes.c_long(100 * P)); os.close(fd); os.unlink("/tmp/mapped")
-    # Its own memory, up to what is not mapped.
+    # Its own memory, up to the first unmapped page.
     hole = new(); call("munmap", ctypes.c_void_p(hole + P), ctypes.c_long(3 * P)); got = ctypes.create_string_buffer(2 * P)
     vector = lambda at, len: struct.pack("QQ", at, len)
     assert call("process_vm_readv", os.getpid(), vector(ctypes.addressof(got), 2 * P), 1, vector(hole, 2 * P), 1, 0) == P and got.raw[:P] == b"a" * P
@@ -94,7 +94,7 @@ def memory():
     assert call("syscall", 239, None, None, 0, None, 0) == 0
 
 def clone3():
-    # A handler of the parent is gone in the child, and an ignored signal stays ignored.
+    # The child has the default handlers, and an ignored signal stays ignored.
     signal.signal(signal.SIGUSR1, lambda *_: None); signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     args = struct.pack("11Q", 1 << 32, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, 0)
     pid = call("syscall", 435, args, len(args))

@@ -81,7 +81,7 @@ fn a_guest_opens_what_was_granted_and_nothing_else() {
         "/proc/self/mem",
         "/proc/1/status",
         "/proc/kallsyms",
-        "/sys/kernel",
+        "/sys/firmware",
         "/dev/kmsg",
         "/dev/mem",
     ];

@@ -8,7 +8,7 @@ use afresh_files::{Refused, Time, Tree};
 use crate::sentry::mm::layout::PAGE;
 
 /// Paths and contents.
-const FILES: [(&str, &str); 62] = [
+const FILES: [(&str, &str); 65] = [
     ("/proc/cgroups", "#subsys_name\thierarchy\tnum_cgroups\tenabled\n"),
     ("/proc/cmdline", "afresh\n"),
     ("/proc/consoles", ""),
@@ -63,14 +63,17 @@ const FILES: [(&str, &str); 62] = [
     ("/sys/devices/system/clocksource/clocksource0/available_clocksource", "tsc \n"),
     ("/sys/devices/system/clocksource/clocksource0/current_clocksource", "tsc\n"),
     ("/sys/devices/system/cpu/cpu0/topology/core_id", "0\n"),
+    ("/sys/devices/system/cpu/cpu0/topology/core_siblings", "1\n"),
     ("/sys/devices/system/cpu/cpu0/topology/core_siblings_list", "0\n"),
     ("/sys/devices/system/cpu/cpu0/topology/physical_package_id", "0\n"),
+    ("/sys/devices/system/cpu/cpu0/topology/thread_siblings", "1\n"),
     ("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list", "0\n"),
     ("/sys/devices/system/cpu/kernel_max", "0\n"),
     ("/sys/devices/system/cpu/online", "0\n"),
     ("/sys/devices/system/cpu/possible", "0\n"),
     ("/sys/devices/system/cpu/present", "0\n"),
     ("/sys/devices/system/node/node0/cpulist", "0\n"),
+    ("/sys/devices/system/node/node0/cpumap", "1\n"),
     ("/sys/devices/system/node/online", "0\n"),
     ("/sys/devices/system/node/possible", "0\n"),
     ("/sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n"),

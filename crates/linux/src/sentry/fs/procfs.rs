@@ -68,7 +68,7 @@ const LIMITS: [(&str, u32, &str); 16] = [
 ];
 /// Nanoseconds of a tick, the unit of CPU time.
 const TICK: u64 = 10_000_000;
-/// The file systems, all of which are the guest's tree.
+/// The file systems. All are parts of the guest's tree.
 const MOUNTS: &str = "afresh / tmpfs rw 0 0\nproc /proc proc rw 0 0\nsysfs /sys sysfs ro 0 0\n\
     devtmpfs /dev devtmpfs rw 0 0\ndevpts /dev/pts devpts rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\n";
 const MOUNT_INFO: &str = "1 0 0:1 / / rw - tmpfs afresh rw\n2 1 0:2 / /proc rw - proc proc rw\n\
@@ -229,11 +229,15 @@ impl Kernel {
         let foreground = terminal.and_then(|id| self.terminals.get(id)).map(|t| i64::from(t.group));
         let device = terminal.map_or(0, |id| FIRST_DEVICE + u64::from(id));
         let foreground = foreground.unwrap_or(-1);
-        let zeros = " 0".repeat(29);
+        // Pages that may be resident, and CPU time of the process and its children.
+        let resident = memory / crate::sentry::PAGE;
+        let zeros = " 0".repeat(28);
+        let (spent, children) =
+            self.family.kin(id).map_or((0, 0), |kin| (kin.spent / TICK, kin.children / TICK));
         let nice = self.family.kin(id).map_or(0, |kin| i32::from(kin.traits.nice));
         let priority = 20 + nice;
         Some(format!(
-            "{thread} ({name}) {letter} {parent} {group} {session} {device} {foreground} 0 0 0 0 0 0 0 0 0 {priority} {nice} {threads} 0 0 {memory}{zeros}\n"
+            "{thread} ({name}) {letter} {parent} {group} {session} {device} {foreground} 0 0 0 0 0 {spent} 0 {children} 0 {priority} {nice} {threads} 0 0 {memory} {resident}{zeros}\n"
         ))
     }
 
@@ -248,11 +252,18 @@ impl Kernel {
         };
         let (parent, ..) = self.relations(id);
         let threads = self.threads_of(id).map_or(1, crate::sentry::Threads::len);
+        let state = self.threads_of(id).and_then(|threads| threads.get(thread));
+        let (pending, blocked) =
+            state.map_or((0, 0), |thread| (thread.pending.set(), thread.blocked));
+        let none = 0;
         let (umask, kib) = (self.umask, self.memory_of(id).unwrap_or_default() >> 10);
         Some(format!(
             "Name:\t{name}\nUmask:\t{umask:04o}\nState:\t{letter} ({word})\nTgid:\t{id}\nPid:\t{thread}\nPPid:\t{parent}\n\
              TracerPid:\t0\nUid:\t{USER}\t{USER}\t{USER}\t{USER}\nGid:\t{USER}\t{USER}\t{USER}\t{USER}\n\
-             VmPeak:\t{kib:>8} kB\nVmSize:\t{kib:>8} kB\nVmRSS:\t{kib:>8} kB\nThreads:\t{threads}\n"
+             VmPeak:\t{kib:>8} kB\nVmSize:\t{kib:>8} kB\nVmLck:\t{none:>8} kB\nVmHWM:\t{kib:>8} kB\nVmRSS:\t{kib:>8} kB\n\
+             RssAnon:\t{kib:>8} kB\nRssFile:\t{none:>8} kB\nRssShmem:\t{none:>8} kB\nVmData:\t{kib:>8} kB\nVmSwap:\t{none:>8} kB\n\
+             Threads:\t{threads}\nSigPnd:\t{pending:016x}\nSigBlk:\t{blocked:016x}\nCapEff:\t{none:016x}\n\
+             Cpus_allowed:\t1\nCpus_allowed_list:\t0\nMems_allowed:\t1\nMems_allowed_list:\t0\n"
         ))
     }
 

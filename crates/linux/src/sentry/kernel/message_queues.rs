@@ -34,7 +34,7 @@ pub(crate) struct MessageQueue {
     /// Bytes that fit.
     pub(in crate::sentry) room: u64,
     messages: VecDeque<Message>,
-    /// When it was sent to, received from and changed, in seconds, and by which process in the first two cases.
+    /// Seconds of the last send, receive and change, and the processes of the first two.
     pub(in crate::sentry) times: [i64; 3],
     pub(in crate::sentry) last: [u32; 2],
 }
@@ -131,7 +131,7 @@ impl MessageQueues {
         self.list.remove(&(id as u32));
     }
 
-    /// Whether a wait for room is over, also because the queue is gone.
+    /// Whether a wait for room is over, also because the queue was removed.
     pub(in crate::sentry) fn has_room(&self, id: u32, len: u64) -> bool {
         self.list.get(&id).is_none_or(|queue| queue.fits(len))
     }

@@ -66,7 +66,7 @@ pub(in crate::sentry) enum Refusal {
 pub(crate) struct Semaphores {
     sets: BTreeMap<u32, SemaphoreSet>,
     next: u32,
-    /// What is added at the end of a process, by process, set and number.
+    /// Amounts that are added at the end of a process, by process, set and number.
     adjustments: BTreeMap<(u32, u32, u16), i32>,
 }
 
@@ -255,7 +255,7 @@ mod tests {
         assert!(matches!(all.operate(id, &none, 9, 0), Err(Refusal::Errno(Errno::FBIG))));
         all.leave(8);
         all.leave(9);
-        // Two were added with `SEM_UNDO`, and one of them is gone.
+        // Two were added with `SEM_UNDO`, and one of them was taken.
         assert_eq!(values(&all), [4, 0]);
         all.remove(id.into());
         assert!(all.is_over(id, &waits) && all.keyed(7).is_none());

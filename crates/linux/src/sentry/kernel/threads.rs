@@ -23,7 +23,7 @@ pub(crate) const THREADS: usize = 4096;
 /// The signal stack of a thread that has none (`SS_DISABLE`).
 pub(crate) const NO_STACK: [u64; 3] = [0, 2, 0];
 
-/// A moment: nanoseconds of the guest's `CLOCK_MONOTONIC`.
+/// A moment: nanoseconds of `CLOCK_MONOTONIC` in the guest.
 pub(crate) type MonotonicTime = u64;
 
 /// The event that a thread waits for.

@@ -14,7 +14,7 @@ use crate::sentry::mm::orders::{Change, Content, map_order, protect_order, unmap
 use crate::sentry::mm::shared::{Share, Shared};
 
 pub(crate) const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
-/// Maximum mappings of a process. Each takes one or two kernel mappings, of which the kernel allows 65,530.
+/// Maximum mappings of a process. Each takes one or two kernel mappings; the kernel allows 65,530.
 pub(in crate::sentry) const MAPPINGS: usize = 30_000;
 /// `mmap` places mappings below this.
 pub(in crate::sentry) const CEILING: u64 = 0x6fff_0000_0000;

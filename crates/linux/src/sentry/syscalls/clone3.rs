@@ -41,7 +41,7 @@ impl Sentry {
         else {
             return Err(Errno::INVAL.into());
         };
-        // Numbers of the caller's choice take a privilege.
+        // Choosing the numbers takes a privilege.
         if ids != 0 || id_count != 0 {
             return Err(if id_count > 32 { Errno::INVAL } else { Errno::PERM }.into());
         }

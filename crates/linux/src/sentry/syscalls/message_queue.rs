@@ -37,7 +37,7 @@ impl Sentry {
         Ok(SyscallControl::Value(self.change().queues.add(queue)?.into()))
     }
 
-    /// The queue of a call, or why there is none: it was removed while the call waited, or it never was.
+    /// The queue of a call. The error distinguishes one that was removed while the call waited.
     fn queue(&self, id: u32, asked: u32) -> Result<&MessageQueue, Errno> {
         let gone = if self.resumed.is_some() { Errno::IDRM } else { Errno::INVAL };
         let queue = self.state.queues.get(id.into()).map_err(|_| gone)?;

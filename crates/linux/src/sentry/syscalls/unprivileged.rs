@@ -47,7 +47,7 @@ pub(in crate::sentry) fn takes_privilege(number: i64) -> bool {
 }
 
 impl Sentry {
-    /// `adjtimex`: reads the state of the host's clock, which the guest cannot adjust.
+    /// `adjtimex`: returns the state of a clock that cannot be adjusted.
     pub(in crate::sentry) fn sys_adjtimex(
         &mut self,
         process: &mut Process,
