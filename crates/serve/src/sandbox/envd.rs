@@ -232,7 +232,10 @@ pub(super) async fn filesystem(
     }
     if watchers::METHODS.contains(&method.as_str()) {
         let watching = watchers::answer(&all, &sandbox, &method, &headers, &body);
-        return watching.await.unwrap_or_else(ConnectError::into_response);
+        return watching.await.unwrap_or_else(|failed| match method.as_str() {
+            "WatchDir" => failed.into_stream(),
+            _ => failed.into_response(),
+        });
     }
     operate_once(&all, &sandbox, method, &body).await
 }

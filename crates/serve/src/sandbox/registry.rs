@@ -335,7 +335,8 @@ impl Sandboxes {
             false => self.usual_template(template)?.clone(),
         };
         let envs = snapshot.as_ref().map(|known| known.record.envs.clone()).unwrap_or_default();
-        if !warm.config.linux && !(envs.is_empty() && wanted.settings.envs.is_empty()) {
+        let has_envs = !(envs.is_empty() && wanted.settings.envs.is_empty());
+        if has_envs && !warm.config.linux {
             let message = "`envVars` needs a template of a Linux program; this one evaluates code";
             return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
         }
