@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use afresh::files::Tree;
 use afresh::{Guest, Reference, SaveOptions, Session};
 use hyper::StatusCode;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
@@ -60,10 +59,6 @@ const LISTED: usize = 10_000;
 
 /// Names that clients of E2B have for its usual templates, and that stand for the first template.
 const USUAL_TEMPLATES: [&str; 4] = ["", "base", "code-interpreter-v1", "code-interpreter"];
-
-/// How long a read of files waits for a view of those of a running program, before it waits for the program.
-#[cfg(feature = "linux")]
-const VIEW_PATIENCE: Duration = Duration::from_millis(500);
 
 /// How long a call waits for the one before until the log has it.
 const WAIT_WARNING: Duration = Duration::from_secs(10);
@@ -150,17 +145,6 @@ async fn live(sandbox: &Sandbox, kind: Operation) -> OwnedMutexGuard<Residency> 
         life = &mut locking => life,
         () = warning => locking.await,
     }
-}
-
-/// The files of a Linux program that is called now, as they are during the call.
-#[cfg(feature = "linux")]
-async fn running_files(sandbox: &Arc<Sandbox>) -> Result<Option<Tree>, ErrorResponse> {
-    if sandbox.life.try_lock().is_ok() || sandbox.times().paused {
-        return Ok(None);
-    }
-    let _waiting = sandbox.wait()?;
-    let view = sandbox.commands.view.clone();
-    blocking(move || Ok(view.look(VIEW_PATIENCE))).await
 }
 
 impl Sandboxes {
@@ -448,44 +432,6 @@ impl Sandboxes {
             // Another host may have taken the sandbox during the call. Its state then lacks this call.
             this.ledger.check(&sandbox)?;
             result
-        })
-        .await
-    }
-
-    /// Reads the files of a sandbox. While a Linux program is called they are as they are then.
-    pub(super) async fn tree<R: Send + 'static>(
-        self: &Arc<Self>,
-        sandbox: &Arc<Sandbox>,
-        read: impl FnOnce(&Tree) -> Result<R, ErrorResponse> + Send + 'static,
-    ) -> Result<R, ErrorResponse> {
-        #[cfg(feature = "linux")]
-        if let Some(tree) = running_files(sandbox).await? {
-            self.ledger.check(sandbox)?;
-            return blocking(move || read(&tree)).await;
-        }
-        self.with(sandbox, |session| {
-            let tree = session.files().map_err(|error| refused(&error))?.tree();
-            read(&tree)
-        })
-        .await
-    }
-
-    /// Changes the files of a sandbox. A failing change has no effect.
-    pub(super) async fn files<R: Send + 'static>(
-        self: &Arc<Self>,
-        sandbox: &Arc<Sandbox>,
-        change: impl FnOnce(&mut Tree) -> Result<R, ErrorResponse> + Send + 'static,
-    ) -> Result<R, ErrorResponse> {
-        self.with(sandbox, |session| {
-            let mut files = session.files().map_err(|error| refused(&error))?;
-            let mut tree = files.tree();
-            let result = change(&mut tree)?;
-            let put = files.change("", |old| {
-                *old = tree;
-                Ok(())
-            });
-            put.map_err(|error| refused(&error))?;
-            Ok(result)
         })
         .await
     }
