@@ -15,8 +15,8 @@ pub const SETUP: u8 = 4;
 /// * `list` answers with all running commands: an array of `{pid, config: {cmd, args, envs, cwd}, tag}`.
 /// * `signal` sends the command `pid`, and its descendants, the signal `signal`.
 /// * `input` writes `data` (base64) to its input, `close` ends that.
-/// * `list_contexts` answers with all contexts of code: an array of `{id, language, cwd}`. `create_context` makes one with
-///   `id`, `language` and `cwd`, `restart_context` empties the one of `id`, and `remove_context` removes it.
+/// * `list_contexts` answers with all contexts of code: an array of `{id, language, cwd}`. `create_context` makes one
+///   with `id`, `language` and `cwd`, `restart_context` empties the one of `id`, and `remove_context` removes it.
 ///
 /// The answer of `signal`, `input`, `close` and of the last two is whether there is such a command or context.
 pub const COMMAND: u8 = 6;

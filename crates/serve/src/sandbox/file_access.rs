@@ -1,7 +1,7 @@
 //! The files of a sandbox, read and changed in its turn.
 //!
-//! Promises: a change that fails has no effect. A read does not wait for a call of a Linux program: it gets the files as
-//! they are during the call.
+//! Promises: a change that fails has no effect. A read does not wait for a call of a Linux program: it gets the files
+//! as they are during the call.
 
 use std::sync::Arc;
 #[cfg(feature = "linux")]

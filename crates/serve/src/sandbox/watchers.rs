@@ -153,7 +153,7 @@ impl Watcher {
                 let why = format!("more than {MAX_ENTRIES} entries are below {}", self.path);
                 return self.end(&exhausted(why));
             }
-            // The directory is gone.
+            // The directory was removed.
             Err(_) => Entries::new(),
         };
         let events = compare(&self.seen, &now);
