@@ -9,8 +9,8 @@ use afresh_budget::meter::{Meter, within};
 use afresh_fuzz::accepted;
 use libfuzzer_sys::fuzz_target;
 use requests::{
-    Chosen, ConnectMessages, CreateRequest, ExecuteRequest, FilesystemRequest, Part, StartRequest,
-    TimeoutRequest,
+    Chosen, ConnectMessages, ContextRequest, CreateRequest, ExecuteRequest, FilesystemRequest, Part,
+    StartRequest, TimeoutRequest, WatchRequest,
 };
 use serde::de::DeserializeOwned;
 
@@ -41,6 +41,8 @@ fuzz_target!(|data: &[u8]| {
         b't' => body::<TimeoutRequest>,
         b'e' => body::<ExecuteRequest>,
         b'f' => body::<FilesystemRequest>,
+        b'n' => body::<ContextRequest>,
+        b'w' => body::<WatchRequest>,
         b'p' => body::<Chosen>,
         b's' => stream::<StartRequest>,
         _ => stream::<Part>,

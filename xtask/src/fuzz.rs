@@ -78,10 +78,12 @@ const ANSWERS: [&[u8]; 4] = [
 ];
 
 /// Bodies of requests, each after the letter of its type.
-const REQUESTS: [&[u8]; 7] = [
-    br#"c{"templateID":"base","timeout":9,"autoPause":true,"metadata":{"a":"b"}}"#,
+const REQUESTS: [&[u8]; 9] = [
+    br#"c{"templateID":"base","autoPause":true,"metadata":{"a":"b"},"envVars":{"A":"b"},"network":{"allowOut":["a"]},"mcp":{"a":{}}}"#,
+    br#"n{"language":"python","cwd":"/tmp"}"#,
+    br#"w{"path":"a","recursive":true,"includeEntry":true,"watcherId":"b"}"#,
     br#"t{"timeout":1,"duration":2,"count":3,"name":"n"}"#,
-    br#"e{"code":"1+1","language":"python","context_id":"default"}"#,
+    br#"e{"code":"1+1","language":"python","context_id":"default","env_vars":{"A":"b"}}"#,
     br#"f{"path":"a","depth":2,"source":"b","destination":"c"}"#,
     br#"p{"process":{"pid":1,"tag":"t"},"signal":"SIGNAL_SIGKILL","pty":{"size":{"rows":2,"cols":3}},"input":{"stdin":"eA=="}}"#,
     b"s\0\0\0\0\x37{\"process\":{\"cmd\":\"sh\",\"args\":[\"-c\"],\"envs\":{\"A\":\"b\"}}}",

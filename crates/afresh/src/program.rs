@@ -163,6 +163,14 @@ impl Lease<'_> {
         }
     }
 
+    /// Shows a Linux program's files to another thread while calls of this lease run ([`Lease::call_heard`],
+    /// [`Lease::proceed`]). Other guests show nothing.
+    pub fn show_files(&mut self, view: &afresh_linux::FileView) {
+        if let Some(program) = self.program() {
+            program.show_files(view.clone());
+        }
+    }
+
     /// Connects to the listener on the program's loopback `port`; `None` without a listener, or for another guest.
     ///
     /// # Errors

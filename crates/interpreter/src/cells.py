@@ -1,8 +1,8 @@
 # Code in the contexts of a Linux guest: contexts of Python are modules of this process, contexts of other languages are
 # kernels. It follows `kernels.py` in the same module, and `agent.py` follows it.
 #
-# Promises: the names, the working directory and the given environment of a context are seen by its code alone. The value
-# of the last expression is shown as a result. Figures that code leaves open are shown.
+# Promises: the names, the working directory and the given environment of a context are seen by its code alone. The
+# value of the last expression is shown as a result. Figures that code leaves open are shown.
 
 import contextlib
 import json
@@ -192,7 +192,7 @@ def _parsed(code, name):
         other = _MAGIC.sub(_magic, other)
         if other == code:
             raise
-        # An error of the other form names what the code has not; that of its own form is raised then.
+        # An error of the other form would name text that the code does not have.
         with contextlib.suppress(SyntaxError):
             return compile(other, name, "exec", flags, dont_inherit=True)
         raise

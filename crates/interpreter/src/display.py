@@ -50,6 +50,8 @@ _FIELDS = {
     "e2b/data": "data",
     "e2b/chart": "chart",
 }
+# Formats that matplotlib draws.
+_DRAWN = ("svg", "png", "jpeg", "pdf")
 # Formats of figures, which `%config InlineBackend.figure_formats` changes.
 _figure_formats = ["png"]
 
@@ -86,8 +88,8 @@ def _plain(value, other=None, depth=0):
 def _figure(value):
     """The formats of a figure."""
     formats = {}
-    for name, mime in (("png", "image/png"), ("svg", "image/svg+xml"), ("jpeg", "image/jpeg"), ("pdf", "application/pdf")):
-        if name in _figure_formats:
+    for mime, name in _FIELDS.items():
+        if name in _DRAWN and name in _figure_formats:
             drawn = io.BytesIO()
             value.savefig(drawn, format=name, bbox_inches="tight")
             formats[mime] = drawn.getvalue().decode() if name == "svg" else drawn.getvalue()
@@ -154,6 +156,12 @@ def _formats(value):
     return formats
 
 
+def _unquoted(text):
+    """Text without its outer quotes, as E2B shows it."""
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    return text[1:-1] if quoted else text
+
+
 def _show_formats(formats, main=False):
     """Sends a result to the host."""
     result, extra = {"is_main_result": main}, {}
@@ -163,9 +171,8 @@ def _show_formats(formats, main=False):
         except (ValueError, RecursionError):
             # Without this format.
             continue
-        if mime == "text/plain" and isinstance(made, str) and made[:1] == made[-1:] and made[:1] in ("'", '"') and len(made) > 1:
-            # Text is shown without its quotes.
-            made = made[1:-1]
+        if mime == "text/plain" and isinstance(made, str):
+            made = _unquoted(made)
         (result if mime in _FIELDS else extra)[_FIELDS.get(mime, mime)] = made
     if extra:
         result["extra"] = extra

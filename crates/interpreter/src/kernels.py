@@ -1,4 +1,4 @@
-# Other languages of a Linux guest: a shell and Node.js, each in a process of its own that keeps its state. It follows
+# Other languages of a Linux guest: a shell and Node.js, each in a separate process that keeps its state. It follows
 # `display.py` in the same module, and `agent.py` follows it.
 #
 # Promises: a process is started by the first code for it. Output of code goes to the standard streams. Code that ends

@@ -20,8 +20,8 @@ pub const SETUP: u8 = 4;
 /// * `resize` sets the `size` of its terminal, rows and columns.
 /// * `feed` writes as much of `data` to its input as fits. The answer is the number of bytes, or nothing if it reads no
 ///   more.
-/// * `list_contexts` answers with all contexts of code: an array of `{id, language, cwd}`. `create_context` makes one with
-///   `id`, `language` and `cwd`, `restart_context` empties the one of `id`, and `remove_context` removes it.
+/// * `list_contexts` answers with all contexts of code: an array of `{id, language, cwd}`. `create_context` makes one
+///   with `id`, `language` and `cwd`, `restart_context` empties the one of `id`, and `remove_context` removes it.
 ///
 /// The answer of the others is whether there is such a command or context; it is `false` for `feed` as well without one.
 pub const COMMAND: u8 = 6;

@@ -106,6 +106,9 @@ impl Guest {
             return true;
         }
         let proceeds = self.person.streams.proceeds();
+        if let Some(view) = &self.person.streams.view {
+            view.offer(&self.person.state.tree);
+        }
         self.asked = Instant::now();
         proceeds
     }

@@ -19,6 +19,7 @@ use afresh_memory::PAGE_SIZE;
 use afresh_sys::planted::{self, Bug};
 
 use crate::error::{CallError, VerifyError};
+use crate::file_view::FileView;
 use crate::frozen_state::{FrozenKernel, FrozenState, IdleWait, read_all};
 use crate::guest::{Guest, StopReason, after};
 use crate::platform::{Continuation, CpuPinning, PlatformError, StubCommands, Trap};
@@ -55,6 +56,8 @@ pub struct Instance {
     /// The generation since the last reset.
     generation: Generation,
     stats: Stats,
+    /// Shows the files during calls whose output is heard.
+    view: Option<FileView>,
 }
 
 /// The processes of the guest.
@@ -131,7 +134,7 @@ impl Instance {
         };
         let wait = standing.rest.wait;
         let (footing, generation) = (ResetState::NeedsReset, Generation::default());
-        Self { standing, limits, live: None, footing, wait, generation, stats }
+        Self { standing, limits, live: None, footing, wait, generation, stats, view: None }
     }
 
     pub(crate) fn limits(&self) -> &Limits {
@@ -239,6 +242,12 @@ impl Instance {
             Some(live) if self.footing == ResetState::Live => live.guest.person.now(),
             _ => self.standing.rest.clock.now(),
         }
+    }
+
+    /// Shows the files to another thread during calls whose output is heard ([`Instance::call_heard`],
+    /// [`Instance::proceed`]), from now on.
+    pub fn show_files(&mut self, view: FileView) {
+        self.view = Some(view);
     }
 
     /// The present state.

@@ -32,6 +32,7 @@ mod egress;
 mod error;
 mod file_cache;
 mod file_mappings;
+mod file_view;
 mod frozen;
 mod frozen_state;
 mod guest;
@@ -56,6 +57,7 @@ pub use egress::{Destination, ParseDestinationError};
 pub use error::{
     CallError, FreezeError, Incompatible, SnapshotError, ThawError, VerifyError, WarmError,
 };
+pub use file_view::FileView;
 pub use frozen::Frozen;
 pub use instance::Instance;
 pub use platform::{PlatformError, Wall, require_walls, walls};

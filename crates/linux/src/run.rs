@@ -151,7 +151,7 @@ impl Program {
         guest.person.streams.uncalled = true;
         guest.person.streams.source = Some(HostInput::new(source));
         let hearer = Some(HostStreams::sink(output, messages));
-        guest.person.streams.set_sinks(OutputSinks { hearer, log: None });
+        guest.person.streams.set_sinks(OutputSinks { hearer, log: None, view: None });
         guest.person.console = Some(Console::new(control, typed));
         let deadline = after(limit.unwrap_or(Duration::MAX));
         let end = match guest.run(deadline)? {

@@ -105,7 +105,7 @@ impl Meter {
         Self { state: Arc::new(Mutex::new(metered)), weight }
     }
 
-    /// Counts bytes of the body, or of what it holds compressed. False if they do not fit.
+    /// Counts bytes of the body, or decompressed bytes. False if they do not fit.
     pub(crate) fn add(&self, bytes: usize) -> bool {
         let mut metered = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = metered.share.add(bytes.saturating_mul(self.weight));

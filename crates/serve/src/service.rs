@@ -351,7 +351,7 @@ impl Shared {
             false => Counting::Whole(meter.clone()),
         };
         let mut request = request.map(|body| Body::new(LimitedBody::new(body, limits, counting)));
-        // What a handler decompresses counts with the body.
+        // Decompressed bytes count with the body.
         request.extensions_mut().insert(meter.clone());
         (request, meter)
     }

@@ -67,8 +67,8 @@ pub(crate) fn route(asked: &Method, route: impl FnOnce() -> String) {
     }
 }
 
-/// Notes how a request was answered. A refusal and its reason are in the log: as a warning if the server is at its limit or
-/// failed.
+/// Notes how a request was answered. A refusal and its reason are in the log: as a warning if the server is at its
+/// limit or failed.
 pub(crate) fn answered(response: &Response) {
     let status = response.status();
     if let Some(RefusalReason(why)) = response.extensions().get() {

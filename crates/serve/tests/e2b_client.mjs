@@ -45,6 +45,14 @@ await assert.rejects(sandbox.files.read("notes/one.txt"), FileNotFoundError);
 await sandbox.files.remove("/data");
 assert(!(await sandbox.files.exists("/data/bytes")));
 
+const seen = [];
+const watch = await sandbox.files.watchDir("deep", (event) => seen.push(`${event.type} ${event.name}`));
+await sandbox.files.write("deep/watched", "1");
+while (seen.length < 2) await new Promise((resolve) => setTimeout(resolve, 10));
+assert.deepEqual(seen, ["create watched", "write watched"]);
+await watch.stop();
+await assert.rejects(sandbox.files.watchDir("nothing", () => {}), FileNotFoundError);
+
 const forks = await sandbox.fork({ count: 3, timeoutMs: 600_000 });
 assert.equal(forks.length, 3);
 for (const [number, fork] of forks.entries()) {

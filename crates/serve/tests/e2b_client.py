@@ -50,6 +50,19 @@ def main() -> None:
     sandbox.files.remove("/data")
     assert not sandbox.files.exists("/data/bytes")
 
+    made = [Sandbox.create("script", timeout=600, metadata={"who": "a & b", "round": str(n)}) for n in range(3)]
+    named = SandboxQuery(metadata={"who": "a & b"})
+    for order in ("asc", "desc"):
+        pages, listed = Sandbox.list(query=named, limit=2, order=order), []
+        while pages.has_next:
+            listed.append([found.sandbox_id for found in pages.next_items()])
+        ids = [one.sandbox_id for one in (made if order == "asc" else made[::-1])]
+        assert listed == [ids[:2], ids[2:]], (order, listed, ids)
+    assert len(Sandbox.list(query=SandboxQuery(metadata={"who": "a & b", "round": "1"})).next_items()) == 1
+    after = SandboxQuery(metadata={"who": "a & b"}, started_after=made[1].get_info().started_at)
+    assert len(Sandbox.list(query=after).next_items()) == 2
+    assert all(one.kill() for one in made)
+
     forks = sandbox.fork(count=3, timeout=600)
     for number, fork in enumerate(forks):
         assert isinstance(fork, Sandbox), fork

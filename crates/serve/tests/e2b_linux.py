@@ -5,11 +5,13 @@ import os
 import socket
 import threading
 import time
+import urllib.error
 import urllib.parse
+import urllib.request
 
 from e2b import CommandExitException, CommandHandle, PtySize
-from e2b.exceptions import NotFoundException, SandboxException, TimeoutException
-from e2b_code_interpreter import Sandbox
+from e2b.exceptions import AuthenticationException, NotFoundException, SandboxException, TimeoutException
+from e2b_code_interpreter import Execution, Sandbox
 
 
 # Far longer than anything takes on a busy machine.
@@ -160,7 +162,7 @@ def background(sandbox: Sandbox) -> None:
     counting = "n=0; while :; do n=$((n+1)); echo $n > /tmp/next; mv /tmp/next /tmp/ticks; sleep 0.1; done"
     counter = sandbox.commands.run(counting, background=True, timeout=0)
     until = f"import time\nwhile int(open('/tmp/ticks').read()) < {ticks(sandbox) + 5}: time.sleep(0.05)\n'ticked'"
-    assert sandbox.run_code(until).text == "'ticked'"
+    assert sandbox.run_code(until).text == "ticked"
     assert goes_on(sandbox)
     # A server that one command starts answers another, and code.
     server = sandbox.commands.run("python3 -m http.server 8000 --bind 127.0.0.1", background=True, timeout=0)
@@ -307,6 +309,182 @@ def kept(sandbox: Sandbox) -> None:
     assert sandbox.commands.kill(last.pid)
 
 
+RICH = """
+class Rich:
+    def _repr_html_(self): return '<b>x</b>'
+    def _repr_png_(self): return b'\\x89PNG'
+    def _repr_latex_(self): raise ValueError
+display(1, {'a': float('nan')})
+display({'text/markdown': '*x*'}, raw=True)
+Rich()
+"""
+
+
+def said(execution: Execution) -> str:
+    """The output of code."""
+    return "".join(execution.logs.stdout)
+
+
+def results(sandbox: Sandbox) -> None:
+    """Values are shown in all their formats, in the order of the code, and half characters arrive whole."""
+    execution = sandbox.run_code(RICH)
+    assert execution.error is None, execution.error
+    one, two, three, rich = execution.results
+    assert (one.text, two.json, three.markdown, three.text) == ("1", {"a": None}, "*x*", None), execution
+    assert rich.is_main_result and rich.html == "<b>x</b>" and rich.png == "iVBORw==" and rich.latex is None, rich
+    assert sandbox.run_code("'text'").text == "text"
+    assert sandbox.run_code("  y = 1\n  y").text == "1"
+    assert said(sandbox.run_code("!echo from a shell")) == "from a shell\n"
+    assert sandbox.run_code("import asyncio\nawait asyncio.sleep(0.01, 'awaited')").text == "awaited"
+    halves = "import os, time\nfor byte in 'ä€😀'.encode(): os.write(1, bytes([byte])); time.sleep(0.01)"
+    assert "".join(sandbox.run_code(halves).logs.stdout) == "ä€😀"
+    assert sandbox.commands.run(f'python3 -c "{halves}"').stdout == "ä€😀"
+    failed = sandbox.run_code("a = 1\nunknown\n")
+    assert failed.error is not None and "unknown" in failed.error.traceback and "json" not in failed.error.traceback
+
+
+def contexts(sandbox: Sandbox) -> None:
+    """Code of a context has its own names, directory and environment."""
+    sandbox.run_code("own = 'first'")
+    other = sandbox.create_code_context(cwd="/tmp")
+    assert sandbox.run_code("import os\nown = 'second'\nos.getcwd()", context=other).text == "/tmp"
+    assert sandbox.run_code("import os\nown, os.getcwd()").text == "('first', '/home/user')"
+    listed = [context.id for context in sandbox.list_code_contexts()]
+    assert listed[0] == "default" and listed[-1] == other.id, listed
+    sandbox.restart_code_context(other.id)
+    assert sandbox.run_code("own", context=other).error.name == "NameError"
+    sandbox.remove_code_context(other.id)
+    assert other.id not in [context.id for context in sandbox.list_code_contexts()]
+    for gone in (lambda: sandbox.remove_code_context(other.id), lambda: sandbox.create_code_context(language="cobol")):
+        try:
+            gone()
+            raise AssertionError("a context that is not there was changed")
+        except (NotFoundException, SandboxException):
+            pass
+    assert sandbox.run_code("os.environ.get('GIVEN')", envs={"GIVEN": "yes"}).text == "yes"
+    assert sandbox.run_code("os.environ.get('GIVEN', 'no')").text == "no"
+    if "bash" in {context.language for context in sandbox.list_code_contexts()}:
+        shell = sandbox.run_code("cd /; kept=1; echo $GIVEN", language="bash", envs={"GIVEN": "yes"})
+        assert shell.error is None and said(shell) == "yes\n", shell
+        assert said(sandbox.run_code("echo $kept [$GIVEN]; pwd", language="bash")) == "1 []\n/\n"
+        assert sandbox.run_code("exit 3", language="bash").error is not None
+        assert said(sandbox.run_code("echo new", language="bash")) == "new\n"
+    if "javascript" in {context.language for context in sandbox.list_code_contexts()}:
+        node = sandbox.run_code("const kept = await Promise.resolve(41); console.log('said')", language="js")
+        assert node.error is None and said(node) == "said\n", node
+        assert sandbox.run_code("kept + 1", language="js").text == "42"
+
+
+def chosen() -> None:
+    """Settings of a sandbox are honoured or refused."""
+    sandbox = Sandbox.create(timeout=600, envs={"GIVEN": "yes"}, network={"allow_public_traffic": True})
+    assert sandbox.commands.run("echo $GIVEN").stdout == "yes\n"
+    assert sandbox.commands.run("echo $GIVEN", envs={"GIVEN": "other"}).stdout == "other\n"
+    assert sandbox.run_code("import os; os.environ['GIVEN']").text == "yes"
+    fork = sandbox.fork(count=1, timeout=600)[0]
+    assert fork.commands.run("echo $GIVEN").stdout == "yes\n" and fork.kill()
+    server = sandbox.commands.run("python3 -m http.server 8000", background=True, timeout=0)
+    until = time.monotonic() + LONG
+    while ask(sandbox, 8000, "/", shown=False).status != 200:
+        assert time.monotonic() < until, "a port of a public sandbox asks for a token"
+        time.sleep(0.05)
+    assert server.kill()
+    for refused in (
+        lambda: sandbox.commands.run("id", user="root"),
+        lambda: sandbox.files.read("/etc/passwd", user="root"),
+        lambda: Sandbox.create("no-such-template"),
+        lambda: Sandbox.create(network={"allow_out": ["10.0.0.1"]}),
+    ):
+        try:
+            refused()
+            raise AssertionError("an option that is not there was ignored")
+        except (AuthenticationException, SandboxException):
+            pass
+    # Code that its client leaves ends, and so does code of a sandbox that is killed.
+    try:
+        sandbox.run_code("left = 1\nimport time; time.sleep(6000)", timeout=2)
+        raise AssertionError("the client did not leave")
+    except TimeoutException:
+        pass
+    assert sandbox.run_code("left").error.name == "NameError"
+    ended: list[object] = []
+
+    def run() -> None:
+        try:
+            code = "open('/tmp/running', 'w').write('now')\nimport time; time.sleep(6000)"
+            ended.append(sandbox.run_code(code, timeout=0))
+        except (SandboxException, TimeoutException) as error:
+            ended.append(error)
+
+    running = threading.Thread(target=run)
+    running.start()
+    # Its files are read while it runs.
+    until = time.monotonic() + 15
+    while not sandbox.files.exists("/tmp/running"):
+        assert time.monotonic() < until, "a read waits for running code"
+        time.sleep(0.05)
+    assert sandbox.files.read("/tmp/running") == "now"
+    assert sandbox.kill()
+    running.join(15)
+    assert ended and isinstance(ended[0], Exception), ended
+
+
+def watched(sandbox: Sandbox) -> None:
+    """Changes of a directory are events; files have metadata, signed links and compression."""
+    sandbox.files.make_dir("/home/user/watched/deep")
+    watch = sandbox.files.watch_dir("/home/user/watched", recursive=True, include_entry=True)
+    sandbox.files.write("/home/user/watched/one", "1")
+    sandbox.run_code("import os; os.rename('/home/user/watched/one', '/home/user/watched/deep/two')")
+    sandbox.commands.run("rm /home/user/watched/deep/two")
+    told = [(event.type.value, event.name) for event in watch.get_new_events()]
+    assert told == [
+        ("create", "one"),
+        ("write", "one"),
+        ("rename", "one"),
+        ("create", "deep/two"),
+        ("remove", "deep/two"),
+    ], told
+    watch.stop()
+    info = sandbox.files.write("/home/user/labelled", "text", metadata={"author": "me"})
+    assert info.metadata == {"author": "me"}
+    assert sandbox.files.rename("/home/user/labelled", "/home/user/moved").metadata == {"author": "me"}
+    assert sandbox.files.write("/home/user/moved", "other").metadata is None
+    assert sandbox.files.get_info("/home/user/moved").metadata is None
+    sandbox.files.write("/home/user/zipped", "z" * 100_000, gzip=True)
+    assert sandbox.files.read("/home/user/zipped", gzip=True) == "z" * 100_000
+    with urllib.request.urlopen(sandbox.download_url("/home/user/zipped")) as answer:
+        assert answer.read() == b"z" * 100_000
+    expired = sandbox.download_url("/home/user/zipped", use_signature_expiration=-10)
+    for url in (expired, sandbox.upload_url("/home/user/zipped")):
+        try:
+            urllib.request.urlopen(url)
+            raise AssertionError("a link that is not for this was taken")
+        except urllib.error.HTTPError as error:
+            assert error.code == 401, error
+    assert sandbox.get_metrics()[0].mem_total > 0
+    boot = sandbox.files.read("/proc/sys/kernel/random/boot_id")
+    assert len(boot) == 37, boot
+
+
+def pasted(sandbox: Sandbox) -> None:
+    """Lines that are typed faster than they are read arrive whole."""
+    shell = sandbox.pty.create(PtySize(rows=24, cols=80), cwd="/tmp", timeout=0)
+    screen = Screen(sandbox, shell)
+    screen.type(b"stty -echo; echo rea''dy; sleep 1; cat > pasted; stty echo; echo do''ne\n", b"ready")
+    text = "".join(f"line {n:05d} abcdefghijklmnopqrstuvwxyz0123456789\n" for n in range(163))
+    screen.type(text.encode() + b"\x04", b"done")
+    assert sandbox.files.read("/tmp/pasted") == text
+    shell.kill()
+    screen.thread.join()
+
+
+def ends(sandbox: Sandbox) -> None:
+    """Each command's end is told, also where two end at once."""
+    for _ in range(30):
+        both = [sandbox.commands.run("true", background=True) for _ in range(2)]
+        assert all(one.wait().exit_code == 0 for one in both)
+
+
 def main() -> None:
     sandbox = Sandbox.create(timeout=600)
     heard: list[tuple[str, float]] = []
@@ -349,7 +527,7 @@ def main() -> None:
     assert handle.wait().stdout == "late\n"
     sandbox.commands.run("seq 1 5 | sort -r > numbers; cd /tmp && echo here > there", cwd="/home/user")
     assert sandbox.files.read("/home/user/numbers") == "5\n4\n3\n2\n1\n"
-    assert sandbox.run_code("open('/tmp/there').read()").text == "'here\\n'"
+    assert sandbox.run_code("open('/tmp/there').read()").text == "here\\n"
     sandbox.files.write("/home/user/tool.py", "import sys\nprint('tool', sys.argv[1:])\nsys.exit(len(sys.argv) - 2)\n")
     assert sandbox.commands.run("python3 tool.py one").stdout == "tool ['one']\n"
     assert {"numbers", "tool.py"} <= {found.name for found in sandbox.files.list("/home/user")}
@@ -366,7 +544,7 @@ def main() -> None:
     large = sandbox.run_code("'x' * (20 << 20)")
     assert large.error is not None and large.error.name == "AnswerTooLarge", large.error
     flood = sandbox.run_code("import os\nfor _ in range(100): os.write(1, b'y' * (1 << 20))\n'flooded'")
-    assert flood.text == "'flooded'" and sum(map(len, flood.logs.stdout)) == 100 << 20, flood.error
+    assert flood.text == "flooded" and sum(map(len, flood.logs.stdout)) == 100 << 20, flood.error
     assert sandbox.run_code("base").text == "40"
 
     # All of it is one state.
@@ -396,6 +574,12 @@ def main() -> None:
     assert cut.error is not None and cut.error.name == "TimeoutError", cut
     assert resumed.run_code("base, open('/tmp/there').read()").text == "(40, 'here\\n')"
     reached(sandbox, resumed)
+    results(sandbox)
+    contexts(sandbox)
+    watched(sandbox)
+    chosen()
+    pasted(sandbox)
+    ends(sandbox)
     terminals(sandbox)
     kept(sandbox)
     for live in (sandbox, resumed, *forks):

@@ -26,7 +26,7 @@ impl Instance {
             let log = LogSink(Box::new(move |channel, piece: &[u8]| {
                 log.lock().unwrap_or_else(PoisonError::into_inner)(channel, piece);
             }));
-            OutputSinks { log: Some(log), hearer: None }
+            OutputSinks { log: Some(log), hearer: None, view: None }
         };
         self.attempt_twice(Some(request), sinks, || false)
     }
@@ -39,13 +39,14 @@ impl Instance {
     ) -> Result<(), CallError> {
         let heard = Arc::new(AtomicBool::new(false));
         let hear = Arc::new(Mutex::new(hear));
+        let view = self.view.clone();
         let sinks = || {
             let (heard, hear) = (Arc::clone(&heard), Arc::clone(&hear));
             let hearer = OutputSink(Box::new(move |from, piece: &[u8]| {
                 heard.fetch_or(!piece.is_empty(), Ordering::Relaxed);
                 hear.lock().unwrap_or_else(PoisonError::into_inner)(from, piece)
             }));
-            OutputSinks { hearer: Some(hearer), log: None }
+            OutputSinks { hearer: Some(hearer), log: None, view: view.clone() }
         };
         self.attempt_twice(request, sinks, || heard.load(Ordering::Relaxed)).map(drop)
     }

@@ -31,6 +31,9 @@ pub(super) struct Commands {
     /// Connections from outside, which have subscribers like commands.
     #[cfg(feature = "linux")]
     pub(super) lines: super::tunnels::Tunnels,
+    /// Its files while it runs.
+    #[cfg(feature = "linux")]
+    pub(super) view: afresh::linux::FileView,
 }
 
 /// A running call of a sandbox.

@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hyper::StatusCode;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -58,6 +59,20 @@ impl ConnectError {
 /// The end of command streams after a client's rollback.
 pub(super) fn went_back() -> ConnectError {
     ConnectError::new("aborted", "the sandbox was taken back to another state")
+}
+
+impl ConnectError {
+    /// The answer to a request for a stream: an error of Connect is the end of the stream then, and not a status.
+    pub(super) fn into_stream(self) -> Response {
+        if self.is_refused() {
+            return self.into_response();
+        }
+        let mut response = Response::new(broken_off(&self).into());
+        response.extensions_mut().insert(RefusalReason(self.why));
+        let kind = HeaderValue::from_static("application/connect+json");
+        response.headers_mut().insert(CONTENT_TYPE, kind);
+        response
+    }
 }
 
 impl From<ErrorResponse> for ConnectError {

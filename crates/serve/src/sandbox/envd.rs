@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use afresh::files::{Kind, Refused, Rename, Stat, Time, Tree, Walk};
+use afresh::files::{Kind, Listed, Refused, Rename, Stat, Time, Tree, Walk};
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -73,26 +73,45 @@ pub(super) fn name(path: &str) -> &str {
     path.rsplit('/').find(|name| !name.is_empty()).unwrap_or("/")
 }
 
-/// The entry at a path, in the agent's form.
+/// The entry at a path, in the agent's form: a link has the type of its target.
 pub(super) fn entry(tree: &Tree, path: &str) -> Result<Value, Refused> {
-    // A link has its own type and the kind of its target.
     let link = tree.walk(path.as_bytes(), Walk::new(Tree::ROOT).follow(false))?.node()?;
     let itself = tree.stat(link)?;
     let target = match itself.kind {
         Kind::Link => Some(tree.read_link(link)?),
         _ => None,
     };
-    let stat = tree.stat_path(path).unwrap_or(itself);
+    let stat = match target {
+        Some(_) => tree.walk(path.as_bytes(), Walk::new(Tree::ROOT)).and_then(|found| found.node()),
+        None => Ok(link),
+    };
+    let stat = stat.and_then(|node| tree.stat(node)).unwrap_or(itself);
     let mut entry = entry_info(path, &stat);
     let metadata = file_metadata::of(tree, stat.node);
     if !metadata.is_empty() {
         entry["metadata"] = json!(metadata);
     }
     if let Some(target) = target {
-        entry["symlinkTarget"] = json!(String::from_utf8_lossy(&target));
+        entry["symlinkTarget"] = json!(resolved(path, &String::from_utf8_lossy(&target)));
         entry["isSymlink"] = json!(true);
     }
     Ok(entry)
+}
+
+/// The target of a link as an absolute path.
+fn resolved(link: &str, target: &str) -> String {
+    let (folder, _) = link.rsplit_once('/').unwrap_or_default();
+    let whole =
+        if target.starts_with('/') { target.to_owned() } else { format!("{folder}/{target}") };
+    let mut names = Vec::new();
+    for name in whole.split('/') {
+        match name {
+            "" | "." => {}
+            ".." => drop(names.pop()),
+            name => names.push(name),
+        }
+    }
+    format!("/{}", names.join("/"))
 }
 
 fn entry_info(path: &str, stat: &Stat) -> Value {
@@ -131,27 +150,36 @@ fn permissions(stat: &Stat) -> String {
     std::iter::once(first).chain(bits).collect()
 }
 
-/// The entries below a directory, up to a depth.
+/// The entries below a directory, up to a depth; those of a directory follow it.
 fn listing(tree: &Tree, path: &str, depth: u32) -> Result<Vec<Value>, Refused> {
     let (mut found, mut bytes) = (Vec::new(), 0);
-    let mut left = vec![(path.trim_end_matches('/').to_owned(), depth.clamp(1, DEPTH))];
-    while let Some((path, depth)) = left.pop() {
-        for listed in tree.list_path(&path)? {
-            if found.len() >= ENTRIES {
+    let path = path.trim_end_matches('/').to_owned();
+    // The entries that are left, the next one last.
+    let mut left = children(tree, &path, depth.clamp(1, DEPTH))?;
+    while let Some((path, kind, depth)) = left.pop() {
+        bytes += path.len();
+        if found.len() >= ENTRIES || bytes > LISTING {
+            return Err(Refused::TooLarge);
+        }
+        found.push(entry(tree, &path)?);
+        if kind == Kind::Directory && depth > 1 {
+            left.extend(children(tree, &path, depth - 1)?);
+            if left.len() > ENTRIES {
                 return Err(Refused::TooLarge);
-            }
-            bytes += path.len() + listed.name.len();
-            if bytes > LISTING {
-                return Err(Refused::TooLarge);
-            }
-            let below = format!("{path}/{}", String::from_utf8_lossy(&listed.name));
-            found.push(entry(tree, &below)?);
-            if listed.kind == Kind::Directory && depth > 1 {
-                left.push((below, depth - 1));
             }
         }
     }
     Ok(found)
+}
+
+/// The entries of a directory, the first one last, with the levels from there on.
+fn children(tree: &Tree, path: &str, depth: u32) -> Result<Vec<(String, Kind, u32)>, Refused> {
+    let listed = tree.list_path(if path.is_empty() { "/" } else { path })?;
+    if listed.len() > ENTRIES {
+        return Err(Refused::TooLarge);
+    }
+    let below = |one: &Listed| format!("{path}/{}", String::from_utf8_lossy(&one.name));
+    Ok(listed.iter().rev().map(|one| (below(one), one.kind, depth)).collect())
 }
 
 /// Performs a file operation for the agent.
@@ -183,8 +211,11 @@ fn operate(tree: &mut Tree, method: &str, asked: &FilesystemRequest) -> Result<V
             tree.rename_at(&places.0, &places.1, Rename::default(), Time::now())?;
             Ok(json!({ "entry": entry(tree, &to)? }))
         }
-        // `Remove`, the last there is.
-        _ => tree.remove_path(&path, Time::now()).map(|()| json!({})),
+        // `Remove`, the last there is. To remove nothing is no error for the agent.
+        _ => match tree.remove_path(&path, Time::now()) {
+            Err(Refused::Missing) if tree.find(&path).is_err() => Ok(json!({})),
+            removed => removed.map(|()| json!({})),
+        },
     }
 }
 
@@ -201,7 +232,10 @@ pub(super) async fn filesystem(
     }
     if watchers::METHODS.contains(&method.as_str()) {
         let watching = watchers::answer(&all, &sandbox, &method, &headers, &body);
-        return watching.await.unwrap_or_else(ConnectError::into_response);
+        return watching.await.unwrap_or_else(|failed| match method.as_str() {
+            "WatchDir" => failed.into_stream(),
+            _ => failed.into_response(),
+        });
     }
     operate_once(&all, &sandbox, method, &body).await
 }
@@ -222,15 +256,18 @@ async fn operate_once(
             return connect::refused(refusal.status, "invalid_argument", &refusal.message);
         }
     };
-    let done = all
-        .files(sandbox, move |tree| {
-            Ok(operate(tree, &method, &asked).map_err(|error| {
-                let path = if asked.path.is_empty() { &asked.source } else { &asked.path };
-                let (status, code) = meaning(&error);
-                (status, code, format!("{path}: {error}"))
-            }))
-        })
-        .await;
+    let reads = ["Stat", "ListDir"].contains(&method.as_str());
+    let operate = move |tree: &mut Tree| {
+        Ok(operate(tree, &method, &asked).map_err(|error| {
+            let path = if asked.path.is_empty() { &asked.source } else { &asked.path };
+            let (status, code) = meaning(&error);
+            (status, code, format!("{path}: {error}"))
+        }))
+    };
+    let done = match reads {
+        true => all.tree(sandbox, move |tree| operate(&mut tree.clone())).await,
+        false => all.files(sandbox, operate).await,
+    };
     match done {
         Ok(Ok(said)) => answer(StatusCode::OK, &said),
         Ok(Err((status, code, message))) => connect::refused(status, code, &message),
@@ -275,7 +312,6 @@ mod tests {
         assert_eq!(tree.read_path("/new/b.txt", 10).unwrap(), b"12345");
         for (method, asked) in [
             ("Stat", json!({"path": "dir/a.txt"})),
-            ("Remove", json!({"path": "dir/a.txt"})),
             ("Move", json!({"source": "nothing", "destination": "x"})),
             ("ListDir", json!({"path": "nothing"})),
         ] {
@@ -285,7 +321,11 @@ mod tests {
             ask(&mut tree, "ListDir", json!({"path": "/new/b.txt"})),
             Err(Refused::NotDirectory)
         );
-        ask(&mut tree, "Remove", json!({"path": "dir"})).unwrap();
+        assert_eq!(resolved("/home/user/link", "../x/./y"), "/home/x/y");
+        assert_eq!(resolved("/link", "/a//b"), "/a/b");
+        for _ in 0..2 {
+            ask(&mut tree, "Remove", json!({"path": "dir"})).unwrap();
+        }
         assert_eq!(names(ask(&mut tree, "ListDir", json!({"path": "."})).unwrap()), [""; 0]);
     }
 
@@ -295,7 +335,7 @@ mod tests {
         let path = absolute("../../../../etc/passwd");
         assert_eq!(tree.read_path(&path, 10), Err(Refused::Missing));
         tree.write_path("/a", b"", Time::now()).unwrap();
-        for path in ["", "/", "//", "/.."] {
+        for path in ["/", "//", "/.."] {
             assert!(ask(&mut tree, "Remove", json!({ "path": path })).is_err(), "{path}");
         }
     }

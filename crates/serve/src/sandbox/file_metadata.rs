@@ -44,7 +44,7 @@ fn place(node: Node) -> String {
 
 /// The metadata of a file.
 pub(super) fn of(tree: &Tree, node: Node) -> FileMetadata {
-    let stored = tree.read_path(&place(node), MAX_STORED).unwrap_or_default();
+    let stored = tree.read_path(place(node), MAX_STORED).unwrap_or_default();
     serde_json::from_slice(&stored).unwrap_or_default()
 }
 

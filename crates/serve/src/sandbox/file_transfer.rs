@@ -1,7 +1,7 @@
 //! Whole files of a sandbox by plain HTTP, in the shape of the E2B agent: reads, uploads and forms, compressed or not.
 //!
-//! Promises: an upload is stored whole or not at all. Bytes of a compressed upload count in the memory of requests before they are
-//! kept, and there are at most as many as of a plain one.
+//! Promises: an upload is stored whole or not at all. Bytes of a compressed upload count in the memory of requests before
+//! they are kept, and there are at most as many as of a plain one.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -89,7 +89,7 @@ fn compressed(plain: &[u8]) -> Result<Vec<u8>, ErrorResponse> {
     done.map_err(|error| super::ledger::internal(&error))
 }
 
-/// The bytes of a compressed body, of which there are at most `most`.
+/// Decompresses a body, to at most `most` bytes.
 fn decompressed(body: &[u8], most: usize, meter: Option<&Meter>) -> Result<Bytes, ErrorResponse> {
     let mut from = MultiGzDecoder::new(body);
     let mut plain = Vec::new();

@@ -101,7 +101,8 @@ impl Sandboxes {
         let (this, sandbox) = (self.clone(), sandbox.clone());
         let ending = tokio::spawn(async move {
             *sandbox.life.clone().lock_owned().await = Residency::Gone;
-            let why = ConnectError::new("aborted", "the sandbox was killed");
+            // With this code clients ask whether the sandbox runs.
+            let why = ConnectError::new("unavailable", "the sandbox was killed");
             sandbox.commands.end(&why);
             sandbox.watchers.end(&why);
             let struck = this.strike(&sandbox).await;

@@ -1,7 +1,7 @@
 //! Lists of the control plane in E2B's shape: sandboxes and snapshots of a tenant, with filters, an order and pages.
 //!
 //! Promises: a filter that is not known is an error. The next page begins behind the last item of the page before, also
-//! where that item is gone by then.
+//! if that item was removed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -260,7 +260,7 @@ mod tests {
                 let listing = read(&pairs).unwrap();
                 let key = |item: &u64| (item / 2, format!("id-{item}"));
                 let (page, next) = listing.page(items.clone(), key).unwrap();
-                // The item that the next page begins behind is gone by then.
+                // The last item of the page is removed before the next request.
                 items.retain(|item| page.last() != Some(item));
                 seen.extend(page);
                 match next {

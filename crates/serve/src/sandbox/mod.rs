@@ -18,6 +18,7 @@ mod directory;
 mod envd;
 mod execute;
 mod extensions;
+mod file_access;
 mod file_body;
 mod file_metadata;
 mod file_transfer;

@@ -170,11 +170,12 @@ impl OutputRouter {
         }
     }
 
-    /// Passes the bytes of connections on.
+    /// Passes the bytes of connections on, and shows the files during the next call.
     pub(super) fn exchange(&self, lease: &mut afresh::Lease<'_>) -> Result<(), afresh::CallError> {
         #[cfg(feature = "linux")]
         if let Some(speaking) = self.0.as_ref().filter(|speaking| (speaking.check)().is_ok()) {
             speaking.commands.lines.exchange(lease)?;
+            lease.show_files(&speaking.commands.view);
         }
         #[cfg(not(feature = "linux"))]
         let _ = lease;

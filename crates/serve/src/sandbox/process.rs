@@ -32,6 +32,8 @@ use crate::body::Chunked;
 
 /// The client's interval of keepalives, in seconds.
 const ALIVE: &str = "keepalive-ping-interval";
+/// The methods whose answer is a stream.
+const STREAMS: [&str; 3] = ["Start", "Connect", "StreamInput"];
 /// Default interval of keepalives.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(90);
 
@@ -80,7 +82,10 @@ pub(super) async fn process(
         "StreamInput" => inside.stream(&body).await,
         _ => Err(unknown("it is not known")),
     };
-    done.unwrap_or_else(ConnectError::into_response)
+    done.unwrap_or_else(|failed| match STREAMS.contains(&method.as_str()) {
+        true => failed.into_stream(),
+        false => failed.into_response(),
+    })
 }
 
 /// A sandbox that runs commands.

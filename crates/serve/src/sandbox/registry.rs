@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use afresh::files::Tree;
 use afresh::{Guest, Reference, SaveOptions, Session};
 use hyper::StatusCode;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
@@ -320,7 +319,8 @@ impl Sandboxes {
             false => self.usual_template(template)?.clone(),
         };
         let envs = snapshot.as_ref().map(|known| known.record.envs.clone()).unwrap_or_default();
-        if !warm.config.linux && !(envs.is_empty() && wanted.settings.envs.is_empty()) {
+        let has_envs = !(envs.is_empty() && wanted.settings.envs.is_empty());
+        if has_envs && !warm.config.linux {
             let message = "`envVars` needs a template of a Linux program; this one evaluates code";
             return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
         }
@@ -432,39 +432,6 @@ impl Sandboxes {
             // Another host may have taken the sandbox during the call. Its state then lacks this call.
             this.ledger.check(&sandbox)?;
             result
-        })
-        .await
-    }
-
-    /// Reads the files of a sandbox.
-    pub(super) async fn tree<R: Send + 'static>(
-        self: &Arc<Self>,
-        sandbox: &Arc<Sandbox>,
-        read: impl FnOnce(&Tree) -> Result<R, ErrorResponse> + Send + 'static,
-    ) -> Result<R, ErrorResponse> {
-        self.with(sandbox, |session| {
-            let tree = session.files().map_err(|error| refused(&error))?.tree();
-            read(&tree)
-        })
-        .await
-    }
-
-    /// Changes the files of a sandbox. A failing change has no effect.
-    pub(super) async fn files<R: Send + 'static>(
-        self: &Arc<Self>,
-        sandbox: &Arc<Sandbox>,
-        change: impl FnOnce(&mut Tree) -> Result<R, ErrorResponse> + Send + 'static,
-    ) -> Result<R, ErrorResponse> {
-        self.with(sandbox, |session| {
-            let mut files = session.files().map_err(|error| refused(&error))?;
-            let mut tree = files.tree();
-            let result = change(&mut tree)?;
-            let put = files.change("", |old| {
-                *old = tree;
-                Ok(())
-            });
-            put.map_err(|error| refused(&error))?;
-            Ok(result)
         })
         .await
     }

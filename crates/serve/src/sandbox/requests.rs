@@ -41,7 +41,7 @@ pub(super) struct AutoResume {
     pub(super) enabled: bool,
 }
 
-/// Rules for connections, of which this server has one.
+/// Rules for connections. This server has `allow_public_traffic` alone.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Network {
@@ -152,7 +152,7 @@ pub(super) struct TimeoutRequest {
     pub(super) duration: Option<u64>,
     pub(super) count: Option<usize>,
     pub(super) name: Option<String>,
-    /// Whether the memory is kept, of which false is not possible.
+    /// Whether the memory is kept. False is refused.
     pub(super) memory: Option<bool>,
 }
 

@@ -147,7 +147,8 @@ impl FromRequestParts<Arc<Sandboxes>> for AuthorizedSandbox {
     }
 }
 
-/// The sandbox of a request into one, whoever sends it. One that is paused counts as absent unless requests resume it.
+/// The sandbox of a request into one, without a check of its token. One that is paused counts as absent unless
+/// requests resume it.
 pub(super) fn called(all: &Sandboxes, headers: &HeaderMap) -> Result<Arc<Sandbox>, ErrorResponse> {
     let id = sandbox_id(headers).unwrap_or_default();
     let answers = |sandbox: &Arc<Sandbox>| !sandbox.times().paused || sandbox.settings.auto_resume;

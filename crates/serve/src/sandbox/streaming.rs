@@ -40,7 +40,7 @@ pub(super) async fn run_streaming(
     shape: Shape,
 ) -> Result<Response, ErrorResponse> {
     let language = all.template(&sandbox.template).language;
-    let (mut speaker, own) = (all.speaker(&sandbox), sandbox.clone());
+    let (mut speaker, own, killed) = (all.speaker(&sandbox), sandbox.clone(), sandbox.clone());
     let printed = speaker.tell_code(shape.tell, shape.show);
     let running: Running = Box::pin(async move {
         let ran = all.with(&sandbox, move |session| {
@@ -52,24 +52,38 @@ pub(super) async fn run_streaming(
         });
         ran.await
     });
-    answer_when_begun(printed, running, shape.last).await
+    let killed = move || killed.killed.load(Ordering::Relaxed);
+    answer_when_begun(printed, running, shape.last, Box::new(killed)).await
 }
+
+/// Whether the sandbox was killed during the call. The answer breaks off then, as clients expect: they ask whether the
+/// sandbox runs.
+type IsKilled = Box<dyn Fn() -> bool + Send + Sync>;
+
+/// The sandbox was killed during the call.
+#[derive(Debug, thiserror::Error)]
+#[error("the sandbox was killed")]
+struct Killed;
 
 /// The answer, once there is output.
 async fn answer_when_begun(
     mut printed: Receiver,
     mut running: Running,
     last: fn(&Answer) -> Vec<u8>,
+    killed: IsKilled,
 ) -> Result<Response, ErrorResponse> {
     tokio::select! {
         biased;
         Some(first) = printed.take() => {
-            let body = StreamingBody { first: Some(first), printed, running: Some(running), last };
-            let mut response = Response::new(Body::new(body));
-            response.extensions_mut().insert(Chunked);
-            Ok(response)
+            let running = Some(running);
+            Ok(streamed(StreamingBody { first: Some(first), printed, running, last, killed }))
         }
         ran = &mut running => {
+            if ran.is_err() && killed() {
+                let running: Running = Box::pin(std::future::ready(ran));
+                let running = Some(running);
+                return Ok(streamed(StreamingBody { first: None, printed, running, last, killed }));
+            }
             let (head, answer) = ran?;
             // It may have printed something and ended since it was looked for; the head is with that then.
             let mut whole = Vec::new();
@@ -85,6 +99,12 @@ async fn answer_when_begun(
     }
 }
 
+fn streamed(body: StreamingBody) -> Response {
+    let mut response = Response::new(Body::new(body));
+    response.extensions_mut().insert(Chunked);
+    response
+}
+
 /// Returns the first bytes and the result.
 type Running = Pin<Box<dyn Future<Output = Result<(Vec<u8>, Answer), ErrorResponse>> + Send>>;
 
@@ -94,11 +114,12 @@ struct StreamingBody {
     /// `None` at the end.
     running: Option<Running>,
     last: fn(&Answer) -> Vec<u8>,
+    killed: IsKilled,
 }
 
 impl HttpBody for StreamingBody {
     type Data = Bytes;
-    type Error = std::convert::Infallible;
+    type Error = axum::BoxError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
@@ -116,6 +137,7 @@ impl HttpBody for StreamingBody {
         self.running = None;
         let answer = match ran {
             Ok((_, answer)) => answer,
+            Err(_) if (self.killed)() => return Poll::Ready(Some(Err(Killed.into()))),
             // An error that would have been a status before the first byte.
             Err(refusal) => {
                 let name = "SandboxError".to_owned();
@@ -137,8 +159,14 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let (giver, printed) = byte_channel();
-            let begun =
-                answer_when_begun(printed, running(giver), |_| b" end".to_vec()).await.unwrap();
+            let begun = answer_when_begun(
+                printed,
+                running(giver),
+                |_| b" end".to_vec(),
+                Box::new(|| false),
+            )
+            .await
+            .unwrap();
             let body = begun.into_body().collect().await.unwrap().to_bytes();
             String::from_utf8(body.to_vec()).unwrap()
         })

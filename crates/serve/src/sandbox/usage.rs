@@ -66,7 +66,7 @@ impl Usage {
         self.ran.fetch_add(nanos, Ordering::Relaxed);
     }
 
-    /// Takes a sample. `sizes` are bytes of memory and of files, if they can be had now.
+    /// Takes a sample. `sizes` are bytes of memory and of files, unless the sandbox is called or saved.
     fn sample(&self, now: SystemTime, age: Duration, sizes: Option<(u64, u64)>) {
         let ran = self.ran.load(Ordering::Relaxed);
         let mut samples = lock(&self.samples);

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use afresh::Session;
 use afresh::files::{Kind, Node, Refused, Tree};
@@ -33,6 +34,8 @@ const MAX_ENTRIES: usize = 10_000;
 const MAX_NAME_BYTES: usize = 1 << 20;
 /// Maximum events that wait for a client that polls.
 const MAX_EVENTS: usize = 1000;
+/// How long a poll waits for the present call.
+const POLL_PATIENCE: Duration = Duration::from_millis(500);
 /// Maximum levels of directories.
 const MAX_DEPTH: usize = 32;
 
@@ -150,7 +153,7 @@ impl Watcher {
                 let why = format!("more than {MAX_ENTRIES} entries are below {}", self.path);
                 return self.end(&exhausted(why));
             }
-            // The directory is gone.
+            // The directory was removed.
             Err(_) => Entries::new(),
         };
         let events = compare(&self.seen, &now);
@@ -309,6 +312,9 @@ pub(super) async fn answer(
                 sandbox.watchers.remove(&wanted.watcher_id)?;
                 return Ok(axum::Json(json!({})).into_response());
             }
+            // A client may know of a change by the end of a command, before the call that it ended in. A call that
+            // lasts is not waited for.
+            let _ = tokio::time::timeout(POLL_PATIENCE, all.with(sandbox, |_| Ok(()))).await;
             let events = sandbox.watchers.take(&wanted.watcher_id)?;
             Ok(axum::Json(json!({ "events": events })).into_response())
         }
@@ -387,7 +393,7 @@ mod tests {
         let polled = || EventReceiver::Polled(Ok(Vec::new()));
         watchers.add(&tree, &wanted(), "a".to_owned(), polled()).unwrap();
         for number in 0..=MAX_EVENTS {
-            tree.write_path(&format!("/dir/{number}"), b"", Time::now()).unwrap();
+            tree.write_path(format!("/dir/{number}"), b"", Time::now()).unwrap();
         }
         lock(&watchers.0)[0].look(&tree);
         assert!(watchers.take("a").is_err() && watchers.take("b").is_err());

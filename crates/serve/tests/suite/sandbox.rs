@@ -239,8 +239,8 @@ fn a_sandbox_ends_when_its_time_is_over() {
     run(async {
         let server = serve(with(sandboxes(dir.path(), &script))).await;
         let client = Client::of(&server);
-        let short = client.post("/sandboxes", json!({"templateID": "x", "timeout": 1})).await;
-        let kept = json!({"templateID": "x", "timeout": 600, "autoPause": true});
+        let short = client.post("/sandboxes", json!({"templateID": "script", "timeout": 1})).await;
+        let kept = json!({"templateID": "script", "timeout": 600, "autoPause": true});
         let kept = client.post("/sandboxes", kept).await;
         let long = client.create().await;
         client.execute(&kept, "var n = 7").await.unwrap();
@@ -455,10 +455,31 @@ fn keys_and_tokens_are_asked_for_and_tenants_are_kept_apart() {
         let (status, _) = client.ask(Method::POST, &path(&own, "/fork"), json!({"count": 2})).await;
         assert_eq!(status, 429);
         client.create().await;
-        let (status, _) = client.ask(Method::POST, "/sandboxes", json!({"templateID": "x"})).await;
+        let (status, _) =
+            client.ask(Method::POST, "/sandboxes", json!({"templateID": "script"})).await;
         assert_eq!(status, 429);
-        for (body, expected) in [(json!([]), 400), (json!({"timeout": "x"}), 400)] {
-            assert_eq!(client.ask(Method::POST, "/sandboxes", body).await.0, expected);
+        for (body, expected) in [
+            (json!([]), 400),
+            (json!({"timeout": "x"}), 400),
+            (json!({"templateID": "script", "colour": "red"}), 400),
+            (json!({"templateID": "script", "secure": false}), 400),
+            (json!({"templateID": "script", "mcp": {"server": {}}}), 400),
+            (json!({"templateID": "script", "volumeMounts": [{}]}), 400),
+            (json!({"templateID": "script", "network": {"allowOut": ["10.0.0.1"]}}), 400),
+            (json!({"templateID": "script", "autoPauseMemory": false}), 400),
+            (json!({"templateID": "script", "envVars": {"A": "b"}}), 400),
+            (json!({"templateID": "scripts"}), 404),
+        ] {
+            let (status, said) = client.ask(Method::POST, "/sandboxes", body.clone()).await;
+            assert_eq!(status, expected, "{body}: {said}");
+        }
+        let (status, _) =
+            client.ask(Method::POST, &path(&own, "/pause"), json!({"memory": false})).await;
+        assert_eq!(status, 400);
+        for query in ["colour=red", "state=gone", "order=up", "limit=0", "nextToken=x"] {
+            let (status, _) =
+                client.ask(Method::GET, &format!("/v2/sandboxes?{query}"), json!({})).await;
+            assert_eq!(status, 400, "{query}");
         }
         assert_eq!(client.ask(Method::GET, "/sandboxes/x/nothing", json!({})).await.0, 404);
         server.end().await;

@@ -3,6 +3,7 @@
 //! Promises: a call has at most the limit of output bytes, kept or passed on. Logged bytes are not counted: the log
 //! bounds itself.
 
+use crate::file_view::FileView;
 use crate::sentry::InputSource;
 use crate::sentry::console::HostInput;
 use crate::sentry::kernel::generation::Generation;
@@ -29,6 +30,8 @@ pub(crate) struct Streams {
     pub(crate) hearer: Option<OutputSink>,
     /// The receiver of output that is not part of the answer.
     log: Option<LogSink>,
+    /// Shows the files while the guest runs.
+    pub(crate) view: Option<FileView>,
     /// Bytes that were passed on.
     heard: usize,
     /// The last bytes of the standard error.
@@ -80,6 +83,8 @@ impl std::fmt::Debug for LogSink {
 pub(crate) struct OutputSinks {
     pub(crate) hearer: Option<OutputSink>,
     pub(crate) log: Option<LogSink>,
+    /// Shows the files while the guest runs.
+    pub(crate) view: Option<FileView>,
 }
 
 type Hear = dyn FnMut(Writer, &[u8]) -> bool + Send;
@@ -157,6 +162,7 @@ impl Streams {
     /// Sets the receivers for the next call; the default ends that.
     pub(crate) fn set_sinks(&mut self, sinks: OutputSinks) {
         (self.hearer, self.log, self.heard) = (sinks.hearer, sinks.log, 0);
+        self.view = sinks.view;
     }
 
     /// Whether a part of an answer was kept or passed on.
