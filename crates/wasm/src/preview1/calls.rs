@@ -264,6 +264,8 @@ impl Call<'_> {
     /// Reads into the buffers of a call.
     fn read_into(&mut self, fd: i32, parts: i32, count: i32, at: Option<u64>) -> Result<u32, Fail> {
         let (parts, mut done) = (self.memory.parts(parts, count)?, 0_u32);
+        // Also for a call without buffers.
+        file(&self.files.lock(), fd, errno::SPIPE)?;
         for (start, len) in parts {
             let mut part = 0;
             // At least one step, which finds out whether the file can be read.
@@ -315,6 +317,8 @@ impl Call<'_> {
         at: Option<u64>,
     ) -> Result<u32, Fail> {
         let (parts, mut done) = (self.memory.parts(parts, count)?, 0_u32);
+        // Also for a call without buffers.
+        file(&self.files.lock(), fd, errno::SPIPE)?;
         for (start, len) in parts {
             let mut part = 0;
             while part < len as usize || part == 0 {

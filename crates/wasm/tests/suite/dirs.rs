@@ -229,6 +229,9 @@ fn writes_reach_the_host_and_stay_after_the_lease() {
         assert_eq!(fs::metadata(place.path("one/twin")).unwrap().nlink(), 2);
         let mut lease = warm.lease().unwrap();
         assert_eq!(ask(&mut lease, "fd_close", &[file]), BADF, "it was closed with its lease");
+        for name in ["fd_read", "fd_write"] {
+            assert_eq!(ask(&mut lease, name, &[file, 16, 0, 24]), BADF, "{name} without buffers");
+        }
         let file = open(&mut lease, 4, "moved", 0).unwrap();
         assert_eq!(read(&mut lease, file).len(), 11);
         assert_eq!(with_path(&mut lease, "path_unlink_file", 3, "twin"), 0);
