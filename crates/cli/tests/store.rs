@@ -1,6 +1,7 @@
 //! The verbs on snapshots as a user meets them: the real command on temporary directories.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
