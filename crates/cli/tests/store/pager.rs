@@ -237,7 +237,8 @@ fn play_orphan(attempt: usize) -> ! {
 fn a_pager_that_is_killed_leaves_no_page_of_zeros_and_no_vmm_that_waits() {
     use std::io::{BufRead, BufReader};
     use std::os::unix::process::ExitStatusExt;
-    const NAME: &str = "pager::a_pager_that_is_killed_leaves_no_page_of_zeros_and_no_vmm_that_waits";
+    const NAME: &str =
+        "pager::a_pager_that_is_killed_leaves_no_page_of_zeros_and_no_vmm_that_waits";
     if let Ok(attempt) = std::env::var(ORPHAN) {
         play_orphan(attempt.parse().unwrap());
     }

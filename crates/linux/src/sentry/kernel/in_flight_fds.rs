@@ -9,11 +9,11 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::sentry::Kernel;
-use crate::sentry::kernel::fd_table::{DESCRIPTORS, Description};
+use crate::sentry::kernel::fd_table::Description;
 use crate::sentry::net::sockets::{Socket, SocketState};
 
-/// Descriptors that may be on their way.
-const CARRIED: usize = DESCRIPTORS as usize;
+/// Descriptors that may be on their way: the default limit of open files, which Linux compares them with.
+const CARRIED: usize = 1024;
 /// Descriptors that one message may have (`SCM_MAX_FD`).
 const TOGETHER: usize = 253;
 
