@@ -17,12 +17,12 @@ pub struct FileView(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     wanted: AtomicBool,
-    shown: Mutex<Shown>,
+    shown: Mutex<ViewState>,
     offered: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Shown {
+struct ViewState {
     /// How often files were shown.
     round: u64,
     /// Questions that wait for the next round. The last one takes the files.
@@ -38,7 +38,7 @@ impl FileView {
         let before = shown.round;
         shown.waiting += 1;
         self.0.wanted.store(true, Ordering::Release);
-        let same = |shown: &mut Shown| shown.round == before;
+        let same = |shown: &mut ViewState| shown.round == before;
         let waited = self.0.offered.wait_timeout_while(shown, patience, same);
         let (mut shown, _) = waited.unwrap_or_else(PoisonError::into_inner);
         shown.waiting -= 1;

@@ -27,7 +27,7 @@ impl Server {
     /// the names and addresses that clients use for the server, in addition to those of loopback.
     ///
     /// # Errors
-    /// As [`axum::serve`].
+    /// As [`axum::serve()`].
     pub async fn serve_http(
         self,
         listener: TcpListener,

@@ -35,7 +35,7 @@ const SEALED: &str = "+sealed";
 pub(crate) const MAX_INDEX_JSON: u64 = 16 << 20;
 pub(crate) const MAX_MANIFEST: u64 = 1 << 20;
 pub(crate) const MAX_CONFIG: u64 = 96 << 20;
-/// Longest guest state; base64 of it fits in [`MAX_CONFIG`].
+/// Longest guest state; base64 of it fits in the limit of manifests.
 pub const MAX_STATE: u64 = 64 << 20;
 /// Most layers in a stack.
 pub(crate) const MAX_LAYERS: usize = 128;

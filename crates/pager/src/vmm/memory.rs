@@ -4,7 +4,7 @@
 //! source's if nothing has filled or discarded it, else zero. Memory that is not the one of the userfaultfd is
 //! refused.
 //!
-//! May break it: a guest that runs meanwhile. Its pages are then of different moments.
+//! May break it: a guest that runs during the scan. Its pages are then of different moments.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -41,7 +41,7 @@ impl<'a> VmMemory<'a> {
         let process = ProcessMemory::open(&service.process).map_err(RequestError::Process)?;
         let shared = check(service, &process)?;
         let mut changed = Vec::new();
-        // Nothing is filled meanwhile, and no discard is noted.
+        // During the scan nothing is filled and no discard is noted.
         let pages = service.lock();
         for (number, mapping) in service.mappings.iter().enumerate() {
             let base = pages.address(number, 0);

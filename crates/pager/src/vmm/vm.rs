@@ -315,7 +315,7 @@ impl Vm {
         Ok(missing)
     }
 
-    /// Fills all of the VMM's memory, and gives it back to the kernel: the VMM needs the pager no more then.
+    /// Fills all memory of the VMM and returns it to the kernel. The VMM no longer needs the pager then.
     ///
     /// # Errors
     /// [`RequestError::NotYet`] after `timeout`; it is detached later. [`RequestError::Ended`] if its service ends before.
@@ -369,7 +369,7 @@ impl Vm {
         save.parent = parent.cloned();
         save.changed = parent.is_some().then_some(changed);
         let id = store.save(name, &memory, &save)?;
-        // Pages of a process that ended meanwhile cannot be read; the save has failed then.
+        // Pages of a process that has ended cannot be read, so the save fails.
         Ok((id, bytes))
     }
 }

@@ -18,7 +18,7 @@ use crate::sentry::{
 /// Arguments and variables that a program may be given, and bytes of all: a quarter of its stack.
 const STRINGS: usize = 1 << 18;
 /// Longest of them.
-const LONGEST: usize = 128 << 10;
+const MAX_ARGUMENT: usize = 128 << 10;
 const BYTES: usize = (crate::sentry::STACK_LEN / 4) as usize;
 
 /// The request for a new process, which the guest's owner carries out.
@@ -351,7 +351,7 @@ fn strings_in(process: &Process, at: u64, left: &mut usize) -> SyscallResult<Vec
         if address == 0 {
             return Ok(strings);
         }
-        let string = string_in(process, address, LONGEST.min(*left))?;
+        let string = string_in(process, address, MAX_ARGUMENT.min(*left))?;
         *left = left.checked_sub(string.len() + 9).ok_or(Errno::TOOBIG)?;
         strings.push(string);
         if strings.len() > STRINGS {
