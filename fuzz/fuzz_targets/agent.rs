@@ -29,7 +29,9 @@ fn frames(stream: &[u8], size: usize) -> Result<u64, &'static str> {
                 Some(Frame::Answer(inside) | Frame::Stdout(inside) | Frame::Stderr(inside)) => {
                     inside
                 }
-                Some(Frame::Tool(inside) | Frame::Shown(_, inside)) => inside,
+                Some(Frame::Tool(inside) | Frame::Shown(_, inside) | Frame::Displayed(inside)) => {
+                    inside
+                }
                 Some(Frame::Ended(..)) => &[],
                 None => return false,
             };

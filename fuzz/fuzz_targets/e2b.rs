@@ -9,8 +9,8 @@ use afresh_budget::meter::{Meter, within};
 use afresh_fuzz::accepted;
 use libfuzzer_sys::fuzz_target;
 use requests::{
-    Chosen, ConnectMessages, ContextRequest, CreateRequest, ExecuteRequest, FilesystemRequest, Part,
-    StartRequest, TimeoutRequest, WatchRequest,
+    Chosen, ConnectMessages, ContextRequest, CreateRequest, ExecuteRequest, FilesystemRequest,
+    Part, StartRequest, TimeoutRequest, WatchRequest,
 };
 use serde::de::DeserializeOwned;
 
