@@ -16,7 +16,7 @@ const DASHBOARD: &str = "deploy/grafana/afresh.json";
 const METRICS: &str = "docs/reference/metrics.md";
 const RUNBOOKS: &str = "docs/runbooks.md";
 
-/// Suffixes of a histogram's series in the exposition format.
+/// Suffixes of the series of a histogram in the exposition format.
 const SUFFIXES: [&str; 3] = ["_bucket", "_count", "_sum"];
 
 pub(crate) fn check() -> Result<()> {

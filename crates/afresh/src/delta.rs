@@ -157,7 +157,7 @@ impl Session {
             _ => return Err(bad("the session is of another guest".into())),
         };
         if let Err(error) = &moved {
-            self.state = State::Failed(crate::error::describe(error));
+            self.state = State::Failed(crate::error::describe_error(error));
         }
         moved
     }

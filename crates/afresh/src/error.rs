@@ -279,9 +279,9 @@ pub enum VerifyError {
     Compare(#[source] Cause),
 }
 
-/// An error and its causes in one line, without repetitions.
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-pub(crate) fn describe(error: &(dyn std::error::Error + 'static)) -> String {
+/// An error and its causes in one line. A cause that the text before it contains is omitted.
+#[must_use]
+pub fn describe_error(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

@@ -160,7 +160,7 @@ pub use call::{Answer, Call, Entry, Exit, Function};
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use error::{CallError, LeaseError, SaveError, SessionError, VerifyError};
 #[cfg(feature = "snapshots")]
-pub use error::{Cause, OpenError, ReferenceError};
+pub use error::{Cause, OpenError, ReferenceError, describe_error};
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use guest::{Guest, Kind, Origin, open};
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]

@@ -15,7 +15,7 @@ use afresh_snapshot::{Branch, BranchError, Difference, SnapshotId, SnapshotInfo,
 use afresh_files::FileDifference;
 
 use crate::call::Entry;
-use crate::error::describe;
+use crate::error::describe_error;
 use crate::guest::Backend;
 #[cfg(feature = "remote")]
 use crate::known_meanings::KnownMeanings;
@@ -240,7 +240,7 @@ impl Session {
         drop(lease);
         self.state = match &result {
             Ok(_) | Err(CallError::Request { .. }) => State::Ready,
-            Err(error) => State::Failed(describe(error)),
+            Err(error) => State::Failed(describe_error(error)),
         };
         Ok(result?)
     }
@@ -316,7 +316,7 @@ impl Session {
         });
         self.state = match &moved {
             Err(error) => {
-                State::Failed(format!("it could not be rolled back: {}", describe(error)))
+                State::Failed(format!("it could not be rolled back: {}", describe_error(error)))
             }
             Ok(()) => State::Ready,
         };
@@ -463,6 +463,16 @@ impl Session {
     #[must_use]
     pub fn guest(&self) -> &Guest {
         &self.guest
+    }
+
+    /// The state that `text` means to a user: by its id, as [`Session::tree`] lists it, or else by its name, as
+    /// [`Checkpoint::Name`].
+    ///
+    /// # Errors
+    /// [`SessionError::Tree`].
+    pub fn find_state(&self, text: &str) -> Result<SnapshotId, SessionError> {
+        let by_id = self.tree().into_iter().find(|state| state.id.to_string() == text);
+        by_id.map_or_else(|| self.find(Checkpoint::Name(text)), |state| Ok(state.id))
     }
 
     pub(crate) fn find(&self, checkpoint: Checkpoint<'_>) -> Result<SnapshotId, SessionError> {

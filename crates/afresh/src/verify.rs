@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::error::describe;
+use crate::error::describe_error;
 #[cfg(any(feature = "wasm", feature = "linux"))]
 use crate::guest::Backend;
 use crate::{Call, CallError, Guest, Lease, VerifyError};
@@ -125,7 +125,7 @@ impl std::fmt::Display for Clones {
 fn answer(lease: &mut Lease<'_>, call: &Call) -> Result<String, String> {
     lease.ask(call).map(|answer| answer.text()).map_err(|error| match &error {
         CallError::Guest { source, .. } => source.to_string(),
-        _ => describe(&error),
+        _ => describe_error(&error),
     })
 }
 

@@ -234,14 +234,7 @@ fn reason(error: impl Into<anyhow::Error>) -> String {
     text.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
-/// An error and its causes. A cause that the message already contains is omitted.
+/// An error and its causes.
 fn describe(error: &anyhow::Error) -> String {
-    let mut text = error.to_string();
-    for cause in error.chain().skip(1).map(ToString::to_string) {
-        if !text.contains(&cause) {
-            text.push_str(": ");
-            text.push_str(&cause);
-        }
-    }
-    text
+    afresh::describe_error(error.as_ref())
 }

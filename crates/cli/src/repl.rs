@@ -5,9 +5,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use afresh::Session;
 use afresh::snapshot::SnapshotInfo;
 use afresh::wasm::wasmtime;
-use afresh::{Checkpoint, Session};
 use afresh_interpreter::{Answer, HostCallbacks, Language, RUN, Request, Stream, Tools, evaluate};
 use anyhow::Context;
 use clap::Args;
@@ -101,12 +101,6 @@ struct Sessions<'a> {
     language: Option<&'static Language>,
 }
 
-/// Finds a state by an id of the tree or by a name.
-fn find<'t>(session: &Session, text: &'t str) -> Checkpoint<'t> {
-    let by_id = session.tree().into_iter().find(|state| state.id.to_string() == text);
-    by_id.map_or(Checkpoint::Name(text), |state| Checkpoint::Id(state.id))
-}
-
 impl Sessions<'_> {
     fn own(&mut self) -> &mut Session {
         &mut self.all[self.at]
@@ -152,7 +146,7 @@ impl Sessions<'_> {
             }
             [":back", to] => {
                 let session = self.own();
-                let to = find(session, to);
+                let to = session.find_state(to)?;
                 session.rollback(to)?;
             }
             [":fork"] => {
@@ -173,7 +167,7 @@ impl Sessions<'_> {
             [":tree"] => self.tree()?,
             [":diff", one, two] => {
                 let session = self.own();
-                let found = session.diff(find(session, one), find(session, two))?;
+                let found = session.diff(session.find_state(one)?, session.find_state(two)?)?;
                 let state = if found.state { "; other state differs" } else { "" };
                 say!("{} bytes in {} pages differ{state}", found.bytes, found.pages)?;
             }

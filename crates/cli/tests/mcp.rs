@@ -131,6 +131,8 @@ fn an_agent_runs_code_and_returns_to_a_checkpoint() {
     client.done("run_code", json!({"code": "x = 0"}));
     let forks = client.done("fork", json!({"count": 2}));
     let fork = forks["sandboxes"][1].as_str().unwrap().to_owned();
+    // A name means the nearest state that has it, whatever forks name later.
+    client.done("checkpoint", json!({"name": "two", "sandbox": fork}));
     client.done("rollback", json!({"to": "two"}));
     assert_eq!(client.done("run_code", json!({"code": "x"}))["json"], 42);
     assert_eq!(client.done("run_code", json!({"code": "x", "sandbox": fork}))["json"], 0);
@@ -216,24 +218,24 @@ fn an_agent_runs_commands_beside_code() {
     let ran = client.done("run_code", json!({"code": "print('one')\nx = warm + 2\n{'x': x}"}));
     assert_eq!((&ran["stdout"], &ran["json"]), (&json!("one\n"), &json!({"x": 42})), "{ran}");
     client.done("checkpoint", json!({"name": "clean"}));
-    client.done("write_file", json!({"path": "/work/in.txt", "content": "3\n1\n2\n"}));
+    client.done("write_file", json!({"path": "/data/in.txt", "content": "3\n1\n2\n"}));
     let arguments = json!({
         "command": "sort in.txt && cat && echo $WHO >&2 && exit 3",
-        "cwd": "/work", "env": {"WHO": "agent"}, "stdin": "typed\n",
+        "cwd": "/data", "env": {"WHO": "agent"}, "stdin": "typed\n",
     });
     let ran = client.done("run_command", arguments);
     assert_eq!(ran["stdout"], "1\n2\n3\ntyped\n", "{ran}");
     assert_eq!((&ran["stderr"], &ran["exit_code"]), (&json!("agent\n"), &json!(3)), "{ran}");
-    let code = json!({"code": "open('/work/out.bin', 'wb').write(bytes([0, 255]))"});
+    let code = json!({"code": "open('/data/out.bin', 'wb').write(bytes([0, 255]))"});
     client.done("run_code", code);
-    let read = client.done("read_file", json!({"path": "/work/out.bin"}));
+    let read = client.done("read_file", json!({"path": "/data/out.bin"}));
     assert_eq!((&read["encoding"], &read["content"]), (&json!("base64"), &json!("AP8=")), "{read}");
-    let resource = client.ask("resources/read", json!({"uri": "afresh://main/work/in.txt"}));
+    let resource = client.ask("resources/read", json!({"uri": "afresh://main/data/in.txt"}));
     assert_eq!(resource["contents"][0]["text"], "3\n1\n2\n", "{resource}");
     let changed = client.done("diff", json!({"from": "clean"}));
     let paths: Vec<&str> =
         changed["files"].as_array().unwrap().iter().filter_map(|f| f["path"].as_str()).collect();
-    assert!(paths.contains(&"/work/in.txt") && paths.contains(&"/work/out.bin"), "{changed}");
+    assert!(paths.contains(&"/data/in.txt") && paths.contains(&"/data/out.bin"), "{changed}");
 
     let killed =
         client.call("run_command", json!({"command": "echo begun; sleep 600", "timeout": 1}));
@@ -244,7 +246,7 @@ fn an_agent_runs_commands_beside_code() {
         "{killed}"
     );
     client.done("rollback", json!({"to": "clean"}));
-    assert!(client.refused("list_files", json!({"path": "/work"})).contains("/work"));
+    assert!(client.refused("list_files", json!({"path": "/data"})).contains("/data"));
     assert_eq!(client.done("run_code", json!({"code": "x"}))["text"], "42");
 }
 

@@ -5,8 +5,8 @@
 use std::time::Instant;
 
 use afresh::files::Kind as FileKind;
-use afresh::snapshot::SnapshotId;
-use afresh::{CallError, Kind, Session, SessionError};
+use afresh::snapshot::{SnapshotId, TreeError};
+use afresh::{CallError, Kind, Session, SessionError, describe_error};
 use afresh_interpreter::{
     Answer, CELL, COMMAND, Language, RUN, Rendered, Request, Tools, evaluate,
 };
@@ -35,7 +35,7 @@ const INTERNAL: &str = "";
 /// Why a tool has no result.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SandboxError {
-    #[error("{}", describe(.0))]
+    #[error("{}", describe_error(.0))]
     Session(#[from] SessionError),
     #[error("the guest's answer cannot be read: {0}")]
     Damaged(#[from] afresh_interpreter::Damaged),
@@ -45,15 +45,6 @@ pub(crate) enum SandboxError {
     NotStarted(String),
     #[error("{0}")]
     Refused(String),
-}
-
-/// An error with its causes.
-fn describe(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |text, cause| {
-        let cause = cause.to_string();
-        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
-    })
 }
 
 /// A sandbox.
@@ -341,15 +332,18 @@ impl Sandbox {
         Ok(Listing { entries: listed.iter().take(MAX_LISTED).map(entry).collect(), omitted })
     }
 
-    /// The state that an agent names: by an id of the tree, or by the name that was given last.
+    /// The state that an agent names. Internal states have no name.
     fn find(&self, text: &str) -> Result<SnapshotId, SandboxError> {
-        let mut states = self.session.tree();
-        states.retain(|state| state.name.as_deref() != Some(INTERNAL));
-        let by_id = states.iter().find(|state| state.id.to_string() == text);
-        let by_name = || states.iter().rev().find(|state| state.name.as_deref() == Some(text));
-        by_id.or_else(by_name).map(|state| state.id).ok_or_else(|| {
+        let unknown = || {
             SandboxError::Refused(format!("no state is named {text:?}; `tree` lists all states"))
-        })
+        };
+        if text == INTERNAL {
+            return Err(unknown());
+        }
+        match self.session.find_state(text) {
+            Err(SessionError::Tree(TreeError::NoSuchName { .. })) => Err(unknown()),
+            found => Ok(found?),
+        }
     }
 
     pub(crate) fn checkpoint(&mut self, name: &str) -> Result<SnapshotId, SandboxError> {
@@ -442,7 +436,7 @@ fn cut_short(error: &SessionError, collector: &OutputCollector) -> Exception {
         _ if collector.limits.is_late() => "TimeoutError",
         _ => "GuestError",
     };
-    let message = describe(error);
+    let message = describe_error(error);
     let traceback = format!("{name}: {message}");
     Exception { name: name.to_owned(), message, traceback }
 }

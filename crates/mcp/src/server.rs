@@ -59,6 +59,8 @@ impl Config {
 #[derive(Clone)]
 pub struct Server {
     registry: Arc<Registry>,
+    /// Made once: each call looks its tool up.
+    tools: Arc<[Tool]>,
 }
 
 impl std::fmt::Debug for Server {
@@ -82,7 +84,8 @@ impl Server {
     /// # Errors
     /// The guest has no sessions.
     pub fn new(config: Config) -> Result<Self, afresh::Cause> {
-        Ok(Self { registry: Arc::new(Registry::new(config)?) })
+        let tools = tools::list(&config).into();
+        Ok(Self { registry: Arc::new(Registry::new(config)?), tools })
     }
 
     /// Answers the client on standard input and output until its input ends.
@@ -201,11 +204,11 @@ impl ServerHandler for Server {
         _: Option<PaginatedRequestParams>,
         _: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
-        Ok(ListToolsResult::with_all_items(tools::list(&self.registry)))
+        Ok(ListToolsResult::with_all_items(self.tools.to_vec()))
     }
 
     fn get_tool(&self, name: &str) -> Option<Tool> {
-        tools::list(&self.registry).into_iter().find(|tool| tool.name == name)
+        self.tools.iter().find(|tool| tool.name == name).cloned()
     }
 
     async fn call_tool(

@@ -1,7 +1,7 @@
 //! The tools: their descriptions for agents, and their calls.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use afresh::Kind;
@@ -24,6 +24,7 @@ use crate::results::{
     StateTree, WrittenFile,
 };
 use crate::sandbox::{Sandbox, SandboxError};
+use crate::server::Config;
 
 /// One call of a tool.
 pub(crate) struct ToolCall {
@@ -58,8 +59,8 @@ fn tool<A: JsonSchema + 'static, R: JsonSchema + 'static>(
 }
 
 /// The tools that a server offers.
-pub(crate) fn list(registry: &Registry) -> Vec<Tool> {
-    let language = registry.config.language.name();
+pub(crate) fn list(config: &Config) -> Vec<Tool> {
+    let language = config.language.name();
     let mut tools = vec![
         tool::<CodeArguments, CodeResult>(
             "run_code",
@@ -130,7 +131,7 @@ pub(crate) fn list(registry: &Registry) -> Vec<Tool> {
             "List all sandboxes.".to_owned(),
         ),
     ];
-    if registry.config.guest.kind() == Kind::Program {
+    if config.guest.kind() == Kind::Program {
         let command = tool::<CommandArguments, CommandResult>(
             "run_command",
             Effect::Replaces,
@@ -203,8 +204,7 @@ impl ToolCall {
         let mut sandbox = self.registry.get(sandbox)?.lock_owned().await;
         let cancelled = Arc::clone(&self.cancelled);
         let running = tokio::task::spawn_blocking(move || {
-            let limits = Limits { cancelled, deadline: None };
-            if limits.is_cancelled() {
+            if cancelled.load(Ordering::Relaxed) {
                 return Err(SandboxError::Refused("the call was cancelled".to_owned()));
             }
             run(&mut sandbox)

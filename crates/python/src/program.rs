@@ -8,7 +8,7 @@ use afresh_interpreter::Language;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// Maximum time that background work continues after a call is answered, and in a slice of its own.
+/// Maximum time that background work continues after a call is answered, and maximum time of a separate slice.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// Maximum time until a call notices that it has to end.

@@ -476,7 +476,7 @@ impl Session {
         })
     }
 
-    /// The kind of a file (`file`, `directory`, `link` or `other`), its size and its mode; `None` where there is none.
+    /// The kind of a file (`file`, `directory`, `link` or `other`), its size and its mode; `None` where no file exists.
     fn stat_file(&self, py: Python<'_>, path: &str) -> PyResult<Option<(&'static str, u64, u32)>> {
         use afresh::files::{Kind, Refused::Missing};
         self.with(py, |session| match session.files().and_then(|files| files.stat(path)) {

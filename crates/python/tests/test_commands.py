@@ -52,12 +52,12 @@ def test_code_that_changes_the_half_of_commands_gets_an_error(box: afresh.Sandbo
 
 
 def test_code_and_commands_share_files(box: afresh.Sandbox) -> None:
-    box.files.write("/work/a.py", "import sys; print(sys.argv[1:])")
-    assert box.commands.run("python3 /work/a.py x && touch /work/b").stdout == "['x']\n"
-    assert sorted(box.eval("__import__('os').listdir('/work')")) == ["a.py", "b"]
-    box.files.make_directory("/work/c/d")
-    assert box.files.list("/work") == ["a.py", "b", "c"]
-    assert box.files.stat("/work/c").kind == "directory"
+    box.files.write("/data/a.py", "import sys; print(sys.argv[1:])")
+    assert box.commands.run("python3 /data/a.py x && touch /data/b").stdout == "['x']\n"
+    assert sorted(box.eval("__import__('os').listdir('/data')")) == ["a.py", "b"]
+    box.files.make_directory("/data/c/d")
+    assert box.files.list("/data") == ["a.py", "b", "c"]
+    assert box.files.stat("/data/c").kind == "directory"
     with pytest.raises(afresh.SessionError, match="missing"):
         box.files.stat("/missing")
 

@@ -1,5 +1,6 @@
 //! Failures of guests, as clients and the log see them.
 
+pub(crate) use afresh::describe_error as describe;
 use afresh::wasm;
 use hyper::StatusCode;
 
@@ -23,20 +24,6 @@ pub(crate) enum Failure {
     /// The host failed.
     #[error("the host failed: {0}")]
     Host(String),
-}
-
-/// An error and its causes in one line.
-pub(crate) fn describe(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let said = cause.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        next = cause.source();
-    }
-    text
 }
 
 /// Whether the cause of an error is a full disk.

@@ -1,6 +1,6 @@
 //! The vDSO of guests: the kernel's, with clocks that stand still while a guest is frozen.
 //!
-//! A guest gets a copy of the kernel's vDSO. Every function of the copy begins with a jump to the original at
+//! A guest gets a copy of the vDSO. Every function of the copy begins with a jump to the original at
 //! [`stub::CLOCK`], or to code behind the copy. That code adds clock offsets, which the sentry writes to a page that the
 //! guest can only read. It makes no system call itself.
 //!

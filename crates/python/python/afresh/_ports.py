@@ -139,7 +139,7 @@ class PortConnection:
         try:
             _native.hang_up(self._session, self._connection, True)
         except SessionError:
-            # The sandbox is closed, failed, or in another state: the connection is gone.
+            # The sandbox is closed, failed, or in another state: the connection has ended.
             return
 
     def makefile(self, *_: object, **__: object) -> io.BufferedReader:

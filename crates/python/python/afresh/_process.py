@@ -336,7 +336,7 @@ class Process:
         try:
             self.signal(signals.SIGKILL, None)
         except AfreshError:
-            # The sandbox is closed or failed, and its processes are gone.
+            # The sandbox is closed or failed, and its processes have ended.
             return
 
     def send(self, data: bytes | str, stopper: _native.Stopper | None) -> None:

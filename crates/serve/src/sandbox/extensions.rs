@@ -5,7 +5,6 @@
 use std::sync::atomic::Ordering;
 
 use afresh::snapshot::SnapshotInfo;
-use afresh::{Checkpoint, Session};
 use axum::extract::{Path, Query};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -44,12 +43,6 @@ pub(super) struct DiffRequest {
     to: String,
 }
 
-/// The state that a client means: a name, or an id as the tree lists it.
-fn find<'a>(session: &Session, text: &'a str) -> Checkpoint<'a> {
-    let by_id = session.tree().into_iter().find(|state| state.id.to_string() == text);
-    by_id.map_or(Checkpoint::Name(text), |state| Checkpoint::Id(state.id))
-}
-
 pub(super) async fn checkpoint(chosen: TenantSandbox, body: Bytes) -> Answer {
     let CheckpointName { name } = json(&body)?;
     if name == MARK {
@@ -78,8 +71,8 @@ pub(super) async fn drop_checkpoint(
 ) -> Answer {
     let (all, sandbox) = chosen.sandbox()?;
     all.with(&sandbox, move |session| {
-        let state = find(session, &checkpoint);
-        session.drop_checkpoint(state).map_err(|error| refused(&error))
+        let dropped = session.find_state(&checkpoint);
+        dropped.and_then(|state| session.drop_checkpoint(state)).map_err(|error| refused(&error))
     })
     .await?;
     Ok(StatusCode::NO_CONTENT.into_response())
@@ -91,8 +84,9 @@ pub(super) async fn rollback(chosen: TenantSandbox, body: Bytes) -> Answer {
     let commands = sandbox.commands.clone();
     let at = all
         .with(&sandbox, move |session| {
-            let state = find(session, &to);
-            let at = session.rollback(state).map_err(|error| refused(&error))?;
+            let state = session.find_state(&to);
+            let at = state.and_then(|state| session.rollback(state));
+            let at = at.map_err(|error| refused(&error))?;
             commands.dismiss(&went_back());
             Ok(at)
         })
@@ -130,8 +124,9 @@ pub(super) async fn diff(
     let (all, sandbox) = chosen.sandbox()?;
     let differs = all
         .with(&sandbox, move |session| {
-            let (from, to) = (find(session, &from), find(session, &to));
-            let found = session.diff(from, to).map_err(|error| refused(&error))?;
+            let state = |text: &str| session.find_state(text).map_err(|error| refused(&error));
+            let found = session.diff(state(&from)?, state(&to)?);
+            let found = found.map_err(|error| refused(&error))?;
             let ranges = found.ranges.iter().take(RANGES).map(|(memory, range)| {
                 json!({"memory": memory, "start": range.start, "end": range.end()})
             });

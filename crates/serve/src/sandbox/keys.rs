@@ -126,9 +126,12 @@ fn parse(line: &str) -> Result<([u8; 32], KeyHolder), &'static str> {
     let (Some(tenant), Some(key)) = (words.next(), words.next()) else {
         return Err("a line is a tenant and a key, with a space between");
     };
-    let digest = match key.strip_prefix(DIGEST) {
-        Some(hex) => parse_digest(hex).ok_or("a digest has 64 hexadecimal digits")?,
-        None => digest(key.as_bytes()),
+    let digest = match key.starts_with(DIGEST) {
+        true => {
+            let parsed = key.to_ascii_lowercase().parse::<afresh::Sha256>();
+            parsed.map_err(|_| "a digest has 64 hexadecimal digits")?.0
+        }
+        false => digest(key.as_bytes()),
     };
     let until = match words.next() {
         None => None,
@@ -142,15 +145,6 @@ fn parse(line: &str) -> Result<([u8; 32], KeyHolder), &'static str> {
         return Err("a line has at most three words: tenant, key and end");
     }
     Ok((digest, KeyHolder { tenant: tenant.into(), until }))
-}
-
-fn parse_digest(hex: &str) -> Option<[u8; 32]> {
-    let digits = hex.as_bytes().iter().map(|digit| char::from(*digit).to_digit(16));
-    let digits: Vec<u8> =
-        digits.map(|digit| digit.map(|digit| digit as u8)).collect::<Option<_>>()?;
-    let (pairs, rest) = digits.as_chunks::<2>();
-    let bytes: Vec<u8> = pairs.iter().map(|[high, low]| high << 4 | low).collect();
-    rest.is_empty().then_some(bytes)?.try_into().ok()
 }
 
 /// Whether two secrets are the same.

@@ -9,6 +9,7 @@ use std::time::SystemTime;
 
 use axum::extract::{Query, State};
 use hyper::StatusCode;
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use super::control::detailed;
@@ -46,23 +47,7 @@ fn bad(message: String) -> ErrorResponse {
 
 /// Text without its escapes in URLs.
 fn unescaped(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let digits = after.get(..2).filter(|_| *first == b'%');
-        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &after[2..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
 /// A time as RFC 3339 writes it, with any offset.

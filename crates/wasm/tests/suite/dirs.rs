@@ -16,6 +16,8 @@ use afresh_wasm::{
     Mode, Val, Warm, WarmComponent, WarmUp, Wasi, Watch,
 };
 
+use crate::passthrough::{self, ask, number};
+
 /// Errors of preview 1.
 const BADF: i32 = 8;
 const ISDIR: i32 = 31;
@@ -34,43 +36,6 @@ const TRUNCATE: i32 = 8;
 const PATH: usize = 1024;
 const OTHER: usize = 9216;
 const BUFFER: usize = 20_480;
-
-/// A module that passes calls on to WASI.
-fn hands() -> Vec<u8> {
-    let functions = [
-        ("fd_write", "i32 i32 i32 i32"),
-        ("fd_read", "i32 i32 i32 i32"),
-        ("fd_readdir", "i32 i32 i32 i64 i32"),
-        ("fd_sync", "i32"),
-        ("fd_close", "i32"),
-        ("fd_prestat_dir_name", "i32 i32 i32"),
-        ("fd_allocate", "i32 i64 i64"),
-        ("fd_fdstat_set_flags", "i32 i32"),
-        ("path_open", "i32 i32 i32 i32 i32 i64 i64 i32 i32"),
-        ("path_unlink_file", "i32 i32 i32"),
-        ("path_create_directory", "i32 i32 i32"),
-        ("path_remove_directory", "i32 i32 i32"),
-        ("path_symlink", "i32 i32 i32 i32 i32"),
-        ("path_readlink", "i32 i32 i32 i32 i32 i32"),
-        ("path_rename", "i32 i32 i32 i32 i32 i32"),
-        ("path_link", "i32 i32 i32 i32 i32 i32 i32"),
-        ("path_filestat_get", "i32 i32 i32 i32 i32"),
-        ("path_filestat_set_times", "i32 i32 i32 i32 i64 i64 i32"),
-    ];
-    let (mut imports, mut exports) = (String::new(), String::new());
-    for (name, parameters) in functions {
-        imports += &format!(
-            r#"(import "wasi_snapshot_preview1" "{name}" (func ${name} (param {parameters}) (result i32)))"#
-        );
-        let gets: String =
-            (0..parameters.split(' ').count()).map(|i| format!("(local.get {i})")).collect();
-        exports += &format!(
-            r#"(func (export "{name}") (param {parameters}) (result i32) (call ${name} {gets}))"#
-        );
-    }
-    wat::parse_str(format!(r#"(module {imports} (memory (export "memory") 64) {exports})"#))
-        .unwrap()
-}
 
 /// Two granted directories, and one that is not granted.
 struct Place {
@@ -118,35 +83,8 @@ fn engine() -> Engine {
 }
 
 fn module(options: GuestOptions) -> Warm {
-    let guest = Guest::with_options(&engine(), &hands(), options).unwrap();
+    let guest = Guest::with_options(&engine(), &passthrough::module(64, ""), options).unwrap();
     guest.warm(WarmUp::new()).unwrap()
-}
-
-fn ask(lease: &mut Lease<'_>, name: &str, arguments: &[i64]) -> i32 {
-    let wide: &[usize] = match name {
-        "path_open" => &[5, 6],
-        "fd_readdir" => &[3],
-        "fd_allocate" => &[1, 2],
-        "path_filestat_set_times" => &[4, 5],
-        _ => &[],
-    };
-    let values: Vec<Val> = (0..)
-        .zip(arguments)
-        .map(|(at, value)| match wide.contains(&at) {
-            true => Val::I64(*value),
-            false => Val::I32(*value as i32),
-        })
-        .collect();
-    match lease.call(name, &values).unwrap()[..] {
-        [Val::I32(answer)] => answer,
-        ref other => panic!("{other:?}"),
-    }
-}
-
-fn number(lease: &mut Lease<'_>, at: usize) -> u32 {
-    let mut bytes = [0; 4];
-    lease.read_memory(at, &mut bytes).unwrap();
-    u32::from_le_bytes(bytes)
 }
 
 fn text(lease: &mut Lease<'_>, at: usize, text: &str) -> [i64; 2] {
@@ -165,22 +103,13 @@ fn open(lease: &mut Lease<'_>, fd: i64, path: &str, how: i32) -> Result<i64, i32
 }
 
 fn write(lease: &mut Lease<'_>, fd: i64, bytes: &[u8]) -> i32 {
-    lease.write_memory(BUFFER, bytes).unwrap();
-    lease.write_memory(16, &(BUFFER as u32).to_le_bytes()).unwrap();
-    lease.write_memory(20, &(bytes.len() as u32).to_le_bytes()).unwrap();
-    ask(lease, "fd_write", &[fd, 16, 1, 24])
+    passthrough::write(lease, fd, BUFFER, bytes)
 }
 
 fn read(lease: &mut Lease<'_>, fd: i64) -> Vec<u8> {
-    lease.write_memory(16, &(BUFFER as u32).to_le_bytes()).unwrap();
-    lease.write_memory(20, &8192_u32.to_le_bytes()).unwrap();
-    assert_eq!(ask(lease, "fd_read", &[fd, 16, 1, 24]), 0);
-    let mut bytes = vec![0; number(lease, 24) as usize];
-    lease.read_memory(BUFFER, &mut bytes).unwrap();
-    bytes
+    passthrough::read(lease, fd, BUFFER)
 }
 
-/// A call with one path.
 fn with_path(lease: &mut Lease<'_>, name: &str, fd: i64, path: &str) -> i32 {
     let [at, len] = text(lease, PATH, path);
     ask(lease, name, &[fd, at, len])

@@ -5,57 +5,29 @@
 use afresh_snapshot::{Branch, Tree as States};
 use afresh_wasm::afresh_files::{Budget, Layer, Time, Tree};
 use afresh_wasm::{
-    Engine, EngineConfig, Frozen, Guest, GuestOptions, Lease, Mode, Session, Val, Warm, WarmUp,
-    Wasi,
+    Engine, EngineConfig, Frozen, Guest, GuestOptions, Lease, Mode, Session, Warm, WarmUp, Wasi,
 };
+
+use crate::passthrough::{self, ask, number};
 
 /// Addresses of paths and buffers.
 const PATH: usize = 1024;
 const BUFFER: usize = 4096;
 
-/// A module that passes calls on to WASI.
+/// A module that passes calls on to WASI, with a warm-up that makes a file.
 fn hands() -> Vec<u8> {
-    let functions = [
-        ("fd_write", "i32 i32 i32 i32"),
-        ("fd_read", "i32 i32 i32 i32"),
-        ("fd_seek", "i32 i64 i32 i32"),
-        ("fd_close", "i32"),
-        ("fd_readdir", "i32 i32 i32 i64 i32"),
-        ("fd_renumber", "i32 i32"),
-        ("fd_filestat_get", "i32 i32"),
-        ("fd_prestat_get", "i32 i32"),
-        ("poll_oneoff", "i32 i32 i32 i32"),
-        ("path_open", "i32 i32 i32 i32 i32 i64 i64 i32 i32"),
-        ("path_unlink_file", "i32 i32 i32"),
-        ("path_create_directory", "i32 i32 i32"),
-        ("path_symlink", "i32 i32 i32 i32 i32"),
-        ("path_filestat_get", "i32 i32 i32 i32 i32"),
-    ];
-    let (mut imports, mut exports) = (String::new(), String::new());
-    for (name, parameters) in functions {
-        imports += &format!(
-            r#"(import "wasi_snapshot_preview1" "{name}" (func ${name} (param {parameters}) (result i32)))"#
-        );
-        let gets: String =
-            (0..parameters.split(' ').count()).map(|i| format!("(local.get {i})")).collect();
-        exports += &format!(
-            r#"(func (export "{name}") (param {parameters}) (result i32) (call ${name} {gets}))"#
-        );
-    }
-    wat::parse_str(format!(
-        r#"(module {imports} (memory (export "memory") 4)
-            (data (i32.const {PATH}) "/warm.txt")
-            {exports}
+    let warm = format!(
+        r#"(data (i32.const {PATH}) "/warm.txt")
             ;; Makes a file, writes into it, and leaves it open.
             (func (export "warm")
                 (drop (call $path_open (i32.const 3) (i32.const 1) (i32.const {}) (i32.const 8) (i32.const 1)
                     (i64.const 0x1fffffff) (i64.const 0) (i32.const 0) (i32.const 8)))
                 (i32.store (i32.const 16) (i32.const {PATH}))
                 (i32.store (i32.const 20) (i32.const 5))
-                (drop (call $fd_write (i32.load (i32.const 8)) (i32.const 16) (i32.const 1) (i32.const 24)))))"#,
+                (drop (call $fd_write (i32.load (i32.const 8)) (i32.const 16) (i32.const 1) (i32.const 24))))"#,
         PATH + 1
-    ))
-    .unwrap()
+    );
+    passthrough::module(4, &warm)
 }
 
 fn options(mode: Mode) -> GuestOptions {
@@ -76,32 +48,6 @@ fn warm(mode: Mode) -> Warm {
     guest.warm(WarmUp::new().call("warm", &[])).unwrap()
 }
 
-fn ask(lease: &mut Lease<'_>, name: &str, arguments: &[i64]) -> i32 {
-    let ty = match name {
-        "fd_seek" => vec![1],
-        "path_open" => vec![5, 6],
-        "fd_readdir" => vec![3],
-        _ => Vec::new(),
-    };
-    let values: Vec<Val> = (0..)
-        .zip(arguments)
-        .map(|(at, value)| match ty.contains(&at) {
-            true => Val::I64(*value),
-            false => Val::I32(*value as i32),
-        })
-        .collect();
-    match lease.call(name, &values).unwrap()[..] {
-        [Val::I32(answer)] => answer,
-        ref other => panic!("{other:?}"),
-    }
-}
-
-fn number(lease: &mut Lease<'_>, at: usize) -> u32 {
-    let mut bytes = [0; 4];
-    lease.read_memory(at, &mut bytes).unwrap();
-    u32::from_le_bytes(bytes)
-}
-
 /// Opens a path, making the file if `create`; the descriptor, or the error.
 fn open(lease: &mut Lease<'_>, path: &str, create: bool) -> Result<u32, i32> {
     lease.write_memory(PATH, path.as_bytes()).unwrap();
@@ -113,19 +59,11 @@ fn open(lease: &mut Lease<'_>, path: &str, create: bool) -> Result<u32, i32> {
 }
 
 fn write(lease: &mut Lease<'_>, fd: u32, bytes: &[u8]) -> i32 {
-    lease.write_memory(BUFFER, bytes).unwrap();
-    lease.write_memory(16, &(BUFFER as u32).to_le_bytes()).unwrap();
-    lease.write_memory(20, &(bytes.len() as u32).to_le_bytes()).unwrap();
-    ask(lease, "fd_write", &[i64::from(fd), 16, 1, 24])
+    passthrough::write(lease, fd.into(), BUFFER, bytes)
 }
 
 fn read(lease: &mut Lease<'_>, fd: u32) -> Vec<u8> {
-    lease.write_memory(16, &(BUFFER as u32).to_le_bytes()).unwrap();
-    lease.write_memory(20, &8192_u32.to_le_bytes()).unwrap();
-    assert_eq!(ask(lease, "fd_read", &[i64::from(fd), 16, 1, 24]), 0);
-    let mut bytes = vec![0; number(lease, 24) as usize];
-    lease.read_memory(BUFFER, &mut bytes).unwrap();
-    bytes
+    passthrough::read(lease, fd.into(), BUFFER)
 }
 
 fn seek(lease: &mut Lease<'_>, fd: u32, to: i64) {

@@ -21,6 +21,7 @@ mod nested;
 mod owned;
 #[cfg(feature = "p3")]
 mod p3;
+mod passthrough;
 mod poor;
 mod preview2;
 mod registry;

@@ -68,7 +68,7 @@ const LIMITS: [(&str, u32, &str); 16] = [
 ];
 /// Nanoseconds of a tick, the unit of CPU time.
 const TICK: u64 = 10_000_000;
-/// The file systems. All are parts of the guest's tree.
+/// The file systems. All are parts of the guest tree.
 const MOUNTS: &str = "afresh / tmpfs rw 0 0\nproc /proc proc rw 0 0\nsysfs /sys sysfs ro 0 0\n\
     devtmpfs /dev devtmpfs rw 0 0\ndevpts /dev/pts devpts rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\n";
 const MOUNT_INFO: &str = "1 0 0:1 / / rw - tmpfs afresh rw\n2 1 0:2 / /proc rw - proc proc rw\n\
