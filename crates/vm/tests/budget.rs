@@ -1,6 +1,8 @@
 //! A guest program takes no more memory than its file until it is accepted.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
 use afresh_budget::meter::{Meter, peak};
 use afresh_memory::{Image, ImageBuilder};
 use afresh_pager::Options;
@@ -72,6 +74,7 @@ fn writable(words: usize) -> u64 {
 
 #[test]
 fn a_table_of_relocations_takes_no_memory() {
+    let _shared = share_resident();
     const WORDS: usize = 1 << 18;
     // Every bit is set, so that a word names 63 places: 380 MiB as a list.
     let data = 63 * 8 * WORDS as u64 + 4096;
@@ -85,6 +88,7 @@ fn a_table_of_relocations_takes_no_memory() {
 
 #[test]
 fn a_table_that_names_places_again_and_again_is_refused() {
+    let _shared = share_resident();
     const WORDS: usize = 1 << 16;
     let place = writable(WORDS);
     let table: Vec<u64> =
@@ -95,6 +99,15 @@ fn a_table_that_names_places_again_and_again_is_refused() {
     assert!(most < 64 << 10, "{most} bytes for a file of {}", file.len());
 }
 
+/// The resident memory of the process is that of all its tests. A test that reads it runs alone, and those that
+/// allocate many megabytes hold this lock shared.
+static RESIDENT: RwLock<()> = RwLock::new(());
+
+/// Lets no test run that reads [`resident`].
+fn share_resident() -> RwLockReadGuard<'static, ()> {
+    RESIDENT.read().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Bytes of memory that the process holds.
 fn resident() -> usize {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -103,6 +116,7 @@ fn resident() -> usize {
 
 #[test]
 fn a_program_of_zeros_takes_no_memory() {
+    let _alone = RESIDENT.write().unwrap_or_else(PoisonError::into_inner);
     const LEN: usize = 256 << 20;
     let mut digest = blake3::Hasher::new();
     for _ in 0..LEN >> 20 {
@@ -135,6 +149,7 @@ fn a_program_of_zeros_takes_no_memory() {
 
 #[test]
 fn page_tables_of_a_claimed_memory_are_held_against_the_limit() {
+    let _shared = share_resident();
     let file = program(4096, &[writable(1)]);
     let digest = *blake3::hash(&file).as_bytes();
     let features: [&str; 0] = [];
@@ -174,6 +189,7 @@ fn page_tables_of_a_claimed_memory_are_held_against_the_limit() {
 
 #[test]
 fn a_state_that_lists_millions_of_names_is_refused() {
+    let _shared = share_resident();
     let regions: [(u64, u8); 0] = [];
     let features = vec![""; 8 << 20];
     let state =
@@ -192,6 +208,7 @@ proptest! {
         words in proptest::collection::vec(prop_oneof![Just(u64::MAX), (0u64..1 << 16).prop_map(|n| 2 * n), any::<u64>()], 0..200),
         changes in proptest::collection::vec((0usize..4096, any::<u8>()), 0..8),
     ) {
+        let _shared = share_resident();
         let mut file = program(1 << 20, &words);
         for (at, byte) in changes {
             let at = at % file.len();
