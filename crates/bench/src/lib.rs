@@ -22,6 +22,7 @@ pub mod live;
 pub mod modules;
 pub mod python;
 mod python_rival;
+pub mod report;
 pub mod restore;
 pub mod rivals;
 pub mod row;

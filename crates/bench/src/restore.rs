@@ -3,7 +3,7 @@
 //! One word of every page is touched, in random or in sequential order, by reads or by writes; or of a known
 //! twentieth of the pages. The clock runs from the call that starts the restore to the last touch. Strategies take
 //! turns within a round, so that other load on the machine affects all of them; ratios are taken within a round.
-//! `afresh bench restore` is this module.
+//! `afresh-bench restore` is this module.
 
 mod corpus;
 mod report;

@@ -4,6 +4,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+/// Rounds of a row in JSON. Of more rounds, every nth is written.
+const MAX_SAMPLES: usize = 256;
+
 /// One result.
 #[derive(Clone, Debug)]
 pub struct Row {
@@ -23,6 +26,8 @@ pub struct Row {
     pub p99: f64,
     /// The unit of the three figures; lower is better.
     pub unit: &'static str,
+    /// The figure of each round, in the order of the rounds; empty where a table has none.
+    pub samples: Vec<f64>,
     /// Further columns of the table, by name.
     pub more: Vec<(&'static str, Value)>,
 }
@@ -37,6 +42,10 @@ impl Row {
             "threads": self.threads, "median": round(self.median), "min": round(self.min),
             "p99": round(self.p99), "unit": self.unit,
         });
+        if !self.samples.is_empty() {
+            let stride = self.samples.len().div_ceil(MAX_SAMPLES);
+            row["samples"] = self.samples.iter().step_by(stride).copied().map(round).collect();
+        }
         for (name, value) in &self.more {
             row[*name] = value.clone();
         }
@@ -182,9 +191,9 @@ pub fn summarise(
     threads: usize,
     times: Vec<f64>,
 ) -> Row {
-    let [median, min, p99] = spread(times);
-    let case = case.to_owned();
-    Row { table, case, strategy, threads, median, min, p99, unit: "us", more: Vec::new() }
+    let [median, min, p99] = spread(times.clone());
+    let (case, samples) = (case.to_owned(), times);
+    Row { table, case, strategy, threads, median, min, p99, unit: "us", samples, more: Vec::new() }
 }
 
 /// Median, minimum and 99th percentile; zeros without values.

@@ -321,6 +321,7 @@ impl Bench<'_, '_> {
             min: min as f64,
             p99: p99 as f64,
             unit: "KiB",
+            samples: costs.iter().map(|cost| *cost as f64).collect(),
             more: Vec::new(),
         });
         Ok(())

@@ -10,7 +10,7 @@ use crate::Cli;
 
 /// Heading and subcommands of each group, in the order of the help.
 const GROUPS: [(&str, &[&str]); 4] = [
-    ("Guests", &["run", "exec", "repl", "fork", "verify", "demo"]),
+    ("Guests", &["run", "exec", "repl", "fork", "verify"]),
     (
         "Snapshots",
         &[
@@ -19,7 +19,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
         ],
     ),
     ("Serving", &["serve", "mcp", "nodes", "drain", "pager"]),
-    ("Host", &["doctor", "bench", "completions", "man"]),
+    ("Host", &["doctor", "completions", "man"]),
 ];
 
 /// Parses the arguments of this process. Prints help or an error and exits where clap does.

@@ -9,10 +9,6 @@
     reason = "documentation of arguments is their help text, where brackets mark optional parts"
 )]
 
-#[cfg(feature = "wasm")]
-mod bench;
-#[cfg(feature = "wasm")]
-mod demo;
 mod doctor;
 #[cfg(feature = "linux")]
 mod exec;
@@ -36,8 +32,6 @@ mod output;
 mod repl;
 mod request;
 mod run;
-#[cfg(feature = "wasm")]
-mod scratch;
 mod serve;
 mod snapshot;
 mod stdio;
@@ -100,12 +94,6 @@ enum Command {
     Fork(snapshot::ForkArguments),
     /// Check that every call of a guest starts from the same state.
     Verify(verify::Arguments),
-    /// Run benchmarks, with rivals in the same run.
-    #[cfg(feature = "wasm")]
-    Bench(bench::Arguments),
-    /// Plant a secret in a JavaScript engine, and show that a reset removes it.
-    #[cfg(feature = "wasm")]
-    Demo(demo::Arguments),
     /// Show the features and costs of this host, and the chosen strategy.
     Doctor(doctor::Arguments),
     /// Show the layers, sizes, working set and page map of a snapshot.
@@ -197,10 +185,6 @@ fn run_command(command: &Command, settings: &Settings) -> anyhow::Result<ExitCod
         Command::Snapshot(arguments) => snapshot::snapshot(arguments, settings),
         Command::Fork(arguments) => snapshot::fork(arguments, settings),
         Command::Verify(arguments) => verify::run(arguments, settings),
-        #[cfg(feature = "wasm")]
-        Command::Bench(arguments) => bench::run(arguments, settings),
-        #[cfg(feature = "wasm")]
-        Command::Demo(arguments) => demo::run(arguments, settings),
         Command::Doctor(arguments) => doctor::run(arguments, settings),
         Command::Inspect(arguments) => store::inspect::run(arguments, settings),
         Command::Diff(arguments) => store::diff::run(arguments, settings),

@@ -253,14 +253,6 @@ fn doctor_explains_the_choice_and_plays_a_poorer_host() {
 }
 
 #[test]
-fn the_warm_javascript_engine_forgets_a_planted_secret_and_a_polluted_prototype() {
-    let Some(js) = real_guest("js.wasm") else { return };
-    let output = afresh(&["demo", "--js", &js, "-o", "json"]);
-    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
-    assert!(out(&output).contains(r#""pristine":true,"bytes_differ":0,"items_differ":0"#));
-}
-
-#[test]
 fn clones_of_the_javascript_engine_draw_different_random_numbers() {
     let Some(js) = real_guest("js.wasm") else { return };
     let input = r#"{"op":"random","count":3}"#;

@@ -1,6 +1,6 @@
 //! The ways to fill memory, and the choice between them.
 //!
-//! Each wins somewhere (`afresh bench restore`, docs/restore.md), or works where the others do not. The ways they
+//! Each wins somewhere (`afresh-bench restore`, docs/restore.md), or works where the others do not. The ways they
 //! are measured against live in the benchmark.
 
 use std::str::FromStr;

@@ -164,6 +164,8 @@ impl Runner {
 
     fn row(self, case: &Case, threads: usize) -> Row {
         let pages = case.touched();
+        let samples: Vec<f64> =
+            self.samples.iter().map(|sample| sample.whole() / pages as f64).collect();
         let of = |part: fn(&Sample) -> f64| {
             spread(self.samples.iter().map(|sample| part(sample) / pages as f64).collect())
         };
@@ -180,6 +182,7 @@ impl Runner {
             min,
             p99,
             unit: "ns/page",
+            samples,
             more: vec![
                 ("cycles", json!(self.samples.len())),
                 ("take", figure(of(|s| s.take)[0])),

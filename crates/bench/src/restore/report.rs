@@ -68,7 +68,8 @@ impl Line<'_> {
             more.push(("touch_us", json!({"p50": p50, "p99": p99, "max": max})));
         }
         more.extend(self.extra);
-        let [median, min, p99] = spread(samples.iter().map(|s| s.total).collect());
+        let samples: Vec<f64> = samples.iter().map(|s| s.total).collect();
+        let [median, min, p99] = spread(samples.clone());
         Row {
             table: self.table,
             case: self.case.to_owned(),
@@ -78,6 +79,7 @@ impl Line<'_> {
             min,
             p99,
             unit: "ms",
+            samples,
             more,
         }
     }

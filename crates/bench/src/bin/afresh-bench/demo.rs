@@ -1,4 +1,4 @@
-//! `afresh demo`: shows on a JavaScript engine that a reset leaves no trace, and its cost.
+//! `afresh-bench demo`: shows on a JavaScript engine that a reset leaves no trace, and its cost.
 //!
 //! One call plants a secret and pollutes the prototype of every object. The next call starts from
 //! the same warm heap without a trace of it. The cost is in microseconds per request, compared with
@@ -14,8 +14,7 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::json;
 
-use crate::Settings;
-use crate::output::{Format, say, spinner};
+use crate::output::{Format, say};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -43,20 +42,19 @@ fn brief(text: &str) -> String {
     text
 }
 
-pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
     let wasm = std::fs::read(&arguments.js).with_context(|| {
         format!("cannot read {}; `cargo xtask guests --only js` builds it", arguments.js.display())
     })?;
-    let text = settings.output == Format::Text;
+    let text = format == Format::Text;
     let engine = Engine::new(EngineConfig { timeouts: false, ..EngineConfig::default() })?;
     let load = |mode, strategy| -> anyhow::Result<Warm> {
         let options = GuestOptions { mode, strategy, ..GuestOptions::default() };
         let guest = Guest::with_options(&engine, &wasm, options)?;
         Ok(guest.warm(WarmUp::new().call("warm", &[]))?)
     };
-    let bar = spinner("compiling QuickJS and building its warm heap of 200,000 objects");
+    eprintln!("compiling QuickJS and building its warm heap of 200,000 objects");
     let warm = load(Mode::Reset, Strategy::Auto)?;
-    bar.finish_and_clear();
     let report = warm.report();
     let before = ask(&warm, PROBE)?;
     let planted = {

@@ -1,30 +1,22 @@
-//! `afresh bench`: benchmark tables, with rivals in the same run.
+//! The benchmark tables and their options.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[cfg(feature = "arena")]
 use afresh_bench::fault;
-#[cfg(feature = "serve")]
+#[cfg(feature = "http")]
 use afresh_bench::serve;
-use afresh_bench::{Options, Row, arena, grow, js, python, restore, session, start, steady, wasm};
+use afresh_bench::{Options, arena, grow, js, python, restore, session, start, steady, wasm};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::json;
+use tempfile::TempDir;
 
-use crate::Settings;
-use crate::output::{Format, say};
-use crate::scratch::Scratch;
-
-#[derive(Debug, Args)]
-pub(crate) struct Arguments {
-    #[command(subcommand)]
-    table: Table,
-}
+use crate::output::{Format, row_printer, say};
 
 #[derive(Debug, Args)]
-struct Common {
+pub(crate) struct Common {
     /// Run a rough version within a minute.
     #[arg(long)]
     quick: bool,
@@ -41,7 +33,7 @@ impl Common {
 }
 
 #[derive(Debug, Subcommand)]
-enum Table {
+pub(crate) enum Table {
     /// Calls of Wasm guests from the warm state, compared with the best configurations of wasmtime.
     Wasm {
         #[command(flatten)]
@@ -136,12 +128,15 @@ enum Table {
         #[command(flatten)]
         common: Common,
     },
-    #[cfg(feature = "serve")]
+    #[cfg(feature = "http")]
     /// Requests over HTTP, compared with `wasmtime serve` on the same component, and sandbox
     /// operations.
     Serve {
         #[command(flatten)]
         common: Common,
+        /// Command of afresh, by default the one beside this program.
+        #[arg(long, value_name = "COMMAND")]
+        afresh: Option<PathBuf>,
         /// Command of wasmtime 48, from `cargo install wasmtime-cli@48`.
         #[arg(long, default_value = "wasmtime")]
         wasmtime: PathBuf,
@@ -177,40 +172,9 @@ enum Table {
     },
 }
 
-/// Prints one row as text, with a heading when the case changes.
-fn print_text(out: &mut dyn Write, last: &mut String, row: &Row) -> std::io::Result<()> {
-    if *last != row.case {
-        last.clone_from(&row.case);
-        writeln!(
-            out,
-            "\n{:<18} {:<28} {:>3} {:>13} {:>13} {:>13}",
-            row.case, "strategy", "thr", "median", "min", "p99"
-        )?;
-    }
-    let Row { strategy, threads, median, min, p99, unit, .. } = row;
-    writeln!(
-        out,
-        "{:<18} {strategy:<28} {threads:>3} {median:>13.3} {min:>13.3} {p99:>13.3} {unit}",
-        "",
-    )
-}
-
-/// Prints rows as they arrive.
-fn printer(format: Format) -> impl FnMut(&Row) {
-    let mut last = String::new();
-    move |row| {
-        let mut out = std::io::stdout().lock();
-        // An error means that the reader has left, so it is not reported.
-        let _ = match format {
-            Format::Json => writeln!(out, "{}", row.json()),
-            Format::Text => print_text(&mut out, &mut last, row),
-        };
-    }
-}
-
 fn steady_state(format: Format) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("finding this program")?;
-    let steady = steady::measure(&program, &["bench", "steady"])?;
+    let steady = steady::measure(&program, &["steady"])?;
     match format {
         Format::Json => say!(
             "{}",
@@ -247,10 +211,29 @@ fn restoring(common: &Common, dir: Option<&PathBuf>) -> restore::Options {
     options
 }
 
-pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
-    let format = settings.output;
-    let mut print = printer(format);
-    match &arguments.table {
+/// An empty directory in `parent`, or in the system's temporary directory.
+fn scratch(parent: Option<&Path>) -> anyhow::Result<TempDir> {
+    let parent = parent.map_or_else(std::env::temp_dir, Path::to_owned);
+    tempfile::Builder::new()
+        .prefix("afresh-")
+        .tempdir_in(&parent)
+        .with_context(|| format!("cannot create a directory in {}", parent.display()))
+}
+
+/// The command `afresh`: the given one, else the one beside this program, else the one in `PATH`.
+#[cfg(feature = "http")]
+fn afresh_command(given: Option<&PathBuf>) -> PathBuf {
+    let beside = || {
+        let path = std::env::current_exe().ok()?.with_file_name("afresh");
+        path.is_file().then_some(path)
+    };
+    given.cloned().or_else(beside).unwrap_or_else(|| PathBuf::from("afresh"))
+}
+
+/// Runs one table.
+pub(crate) fn run(table: &Table, format: Format) -> anyhow::Result<ExitCode> {
+    let mut print = row_printer(format);
+    match table {
         Table::Wasm { common, module, call, input, js: js_guest } => {
             let options = common.options();
             if let (Some(path), Some(call)) = (module, call) {
@@ -284,7 +267,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
                     js_guest.display()
                 ),
             }
-            #[cfg(feature = "serve")]
+            #[cfg(feature = "http")]
             for (name, file, target, how) in [
                 ("hello", "http", "/hello", "guests --only http"),
                 ("js-http", "js-http", "/?under=10", "registry-guests"),
@@ -340,15 +323,15 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         }
         Table::Start { common, js, dir, remote } => {
             let wasm = javascript(js)?;
-            let scratch = Scratch::new(dir.as_deref())?;
+            let folder = scratch(dir.as_deref())?;
             let (options, remote) = (common.options(), remote.as_deref());
-            start::start(&wasm, js::REQUEST, scratch.path(), remote, &options, &mut print)?;
+            start::start(&wasm, js::REQUEST, folder.path(), remote, &options, &mut print)?;
         }
         #[cfg(feature = "linux")]
         Table::Linux { common, dir } => {
-            let scratch = Scratch::new(dir.as_deref())?;
+            let folder = scratch(dir.as_deref())?;
             let options = common.options();
-            afresh_bench::linux::all(scratch.path(), &options, &mut print, &mut |case| {
+            afresh_bench::linux::all(folder.path(), &options, &mut print, &mut |case| {
                 eprintln!("{case} left out: python3 lacks modules that it needs");
             })?;
         }
@@ -360,8 +343,18 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             };
             afresh_bench::fleet::all(scale, &common.options(), &mut print)?;
         }
-        #[cfg(feature = "serve")]
-        Table::Serve { common, wasmtime, http, js, jshttp, script, nats_server, versitygw } => {
+        #[cfg(feature = "http")]
+        Table::Serve {
+            common,
+            afresh,
+            wasmtime,
+            http,
+            js,
+            jshttp,
+            script,
+            nats_server,
+            versitygw,
+        } => {
             let there = std::process::Command::new(wasmtime).arg("--version").output();
             let there = there.is_ok_and(|output| output.status.success());
             if !there {
@@ -371,7 +364,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
                 );
             }
             let files = serve::Files {
-                program: std::env::current_exe().context("finding this program")?,
+                program: afresh_command(afresh.as_ref()),
                 wasmtime: there.then(|| wasmtime.clone()),
                 http: http.clone(),
                 js: js.clone(),
