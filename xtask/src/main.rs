@@ -41,48 +41,48 @@ Commands:
   book                   Check the pages and links of the documentation, and build the book with mdbook into
                          target/book.
   conformance [--source REPOSITORY] [CALL…]
-                         Run the Linux Test Project's cases for the calls that Linux guests are served, as guests
-                         and without us, and write the table in docs/linux-calls.md: fetches and builds
-                         the project's sources, for a quarter of an hour and more.
+                         Run the Linux Test Project's cases for the served system calls, as guests and natively,
+                         and write the table in docs/linux-calls.md. Fetches and builds the project's sources,
+                         which takes a quarter of an hour or more.
   demo                   Build the JavaScript guest and `afresh-bench`, and show the main job:
-                         a call plants a secret, the next finds nothing of it; and what that costs.
+                         a call plants a secret, the next call finds no trace of it, and the cost is measured.
   fuzz [--seconds N] [TARGET…]
-                         Build the fuzz targets and run each for a time, 20 s unless said otherwise;
-                         a crash fails, and the input that did it is kept and named.
+                         Build the fuzz targets and run each for N seconds (20). A crash fails the command; the
+                         input is kept and its path printed.
   guests [--only NAME]   Build the guests (installing compilers and targets that are missing)
-                         into target/guests; those whose inputs did not change are skipped.
+                         into target/guests. Guests with unchanged inputs are skipped.
                          NAME: component, js, quickjs, sieve or vm; may be repeated.
-  lint                   Compile every test, and hold clippy and rustdoc against what was compiled.
-  miri                   Run the engine's bookkeeping in Miri, over a pretend kernel; installs the nightly
-                         toolchain where it is missing.
+  lint                   Compile every test, and run clippy and rustdoc.
+  miri                   Run the engine's bookkeeping in Miri, over a simulated kernel. Installs the nightly
+                         toolchain if it is missing.
   soak [--seconds N] [--first SEED] [--seed SEED]
-                         Hold warm guests against plain wasmtime: the specification's tests, then random
-                         modules with state until the time is up, 60 s unless said otherwise. A seed that
-                         differs fails, is kept with its module and named; --seed runs it alone.
+                         Compare warm guests with plain wasmtime for N seconds (60): the specification's tests,
+                         then random modules with state. A difference fails the command; the seed and its module
+                         are kept and printed. --seed runs one seed.
   soak --server [--seconds N]
-                         Keep three servers under load, 60 s unless said otherwise, while guests trap, run over
-                         their time and grow, and hosts are drained and killed.
+                         Keep three servers under load for N seconds (60) while guests trap, exceed their time
+                         limit and grow, and hosts are drained and killed.
   soak --fleet [--seconds N]
-                         Check the history of sandboxes in a fleet of three hosts and three NATS servers under
-                         pauses, partitions, lost answers and restarts, 1800 s unless said otherwise.
-  registry-guests        Build what componentize-js, componentize-py, AssemblyScript, Go and TinyGo make of
-                         guests/registry, and install CPython with numpy and pandas as a module: downloads
-                         hundreds of MB, and takes some minutes.
-  prose [--lower]        Count sentences that read as translated, and refuse more of them than before;
+                         Check the history of sandboxes for N seconds (1800) in a fleet of three hosts and three
+                         NATS servers, under pauses, partitions, lost answers and restarts.
+  registry-guests        Build guests/registry with componentize-js, componentize-py, AssemblyScript, Go and TinyGo,
+                         and install CPython with numpy and pandas as a module. Downloads hundreds of MB and takes
+                         some minutes.
+  prose [--lower]        Count sentences with a marker of translated English, and refuse more than the baseline.
                          --lower writes lower numbers to xtask/prose/baseline.txt.
   release [TARGET]       Build the archive of the command that a release has, into
                          target/release-archives.
   test [--retry] [--within MINUTES]
                          Check format, lints and documentation, build the guests and the test servers, run
-                         all tests, the Python package's too, fuzz, run Miri, package every crate, and check
-                         the dependencies; ends with a line `N passed, N failed, N skipped`.
-                         --retry runs failed tests once more and names those that pass as flaky;
-                         --within leaves out the last steps where they would not fit.
-  cpython                Test the Python package's language `python` with the CPython that it is, and
-                         its adapters: downloads 100 MB and more, and compiles for some minutes
+                         all tests, including those of the Python package, fuzz, run Miri, package every crate
+                         and check the dependencies. The last line is `N passed, N failed, N skipped`.
+                         --retry runs failed tests again and reports those that pass as flaky.
+                         --within omits the last steps if they would exceed MINUTES.
+  cpython                Test the language `python` and the adapters of the Python package with the full CPython
+                         guest. Downloads 100 MB or more and compiles for some minutes.
   wasi-testsuite [FOLDER]
                          Run the public test suite of WASI preview 1 over a file tree in memory and over a
-                         directory; fetches it by git unless a folder has it.
+                         directory. Fetches it with git unless FOLDER has it.
   wheel                  Build the wheel of the Python package that is published, into
                          target/python/published.
 ";

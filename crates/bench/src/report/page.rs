@@ -235,7 +235,7 @@ fn write_table(page: &mut String, table: &TableResult) -> std::fmt::Result {
 
 /// The rows of one case as a table with a chart in its last column.
 fn write_rows(page: &mut String, table: &TableResult, rows: &[&Measurement]) -> std::fmt::Result {
-    // Times and counts need scales of their own.
+    // Times and counts have separate scales.
     let mut units: Vec<&str> = Vec::new();
     for row in rows {
         if !units.contains(&row.unit.as_str()) {

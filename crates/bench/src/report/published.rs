@@ -1,11 +1,11 @@
-//! Figures that the documents behind afresh published, beside ours.
+//! Published figures of the documents behind afresh, for comparison with ours.
 //!
 //! Each comes from another machine, so only the ratios within one document can be compared with the ratios of
 //! a report.
 
 /// One table of a document.
 pub(super) struct Published {
-    /// What the document calls itself, with its place.
+    /// Title and place of the document.
     pub(super) source: &'static str,
     /// What was measured.
     pub(super) title: &'static str,

@@ -1,4 +1,4 @@
-//! Runs the tables one after the other, each in a process of its own.
+//! Runs the tables one after the other, each in a separate process.
 //!
 //! A table that fails, or that exceeds several times its expected duration, is ended with its children and marked;
 //! the others run. `report.json` is written after each table, so an interrupted run keeps its results.
@@ -91,7 +91,7 @@ pub fn run(program: &Path, directory: &Path, options: &RunOptions) -> anyhow::Re
     let started = Instant::now();
     let mut expected = Duration::ZERO;
     for (number, plan) in plans.iter().enumerate() {
-        // What the tables so far took of their expected time predicts the rest.
+        // The pace of the tables so far predicts the rest.
         let pace = match expected.as_secs_f64() {
             0.0 => 1.0,
             seconds => started.elapsed().as_secs_f64() / seconds,
@@ -131,7 +131,7 @@ fn measure(program: &Path, plan: &Plan, options: &RunOptions) -> anyhow::Result<
         command: format!("afresh-bench {}", arguments.join(" ")),
         ..TableResult::default()
     };
-    // A group of its own, so that a timeout ends the servers and guests of the table as well.
+    // A new process group lets a timeout end the servers and guests of the table as well.
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().context("cannot start this program again")?;
     let outcome = read_rows(&mut child, started + timeout, &mut result);
@@ -154,8 +154,8 @@ fn measure(program: &Path, plan: &Plan, options: &RunOptions) -> anyhow::Result<
 /// Ends the processes of a table that are left.
 fn end_group(child: &Child) {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-        // The group is gone where the table ended by itself and left none behind. The leader is not waited for
-        // yet, so its number belongs to no other group.
+        // An error means that the table left no process. The leader is not waited for yet, so its number belongs
+        // to no other group.
         let _ = kill_process_group(group, Signal::KILL);
     }
 }

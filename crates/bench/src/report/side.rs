@@ -1,4 +1,4 @@
-//! Whose figure a row is.
+//! The owner of a row: afresh, a rival, or the work alone.
 
 use super::Measurement;
 
@@ -47,7 +47,7 @@ const OURS: [&str; 22] = [
 ];
 
 impl Measurement {
-    /// Whose figure this is.
+    /// The owner of the strategy.
     #[must_use]
     pub fn side(&self) -> Side {
         let begins = |names: &[&str]| names.iter().any(|name| self.strategy.starts_with(name));
