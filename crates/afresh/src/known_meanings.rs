@@ -25,7 +25,7 @@ impl KnownMeanings {
     }
 
     /// Notes that the session was saved turn by turn.
-    pub(crate) fn left(&mut self, to: Reference, journal: Journal) {
+    pub(crate) fn note_session(&mut self, to: Reference, journal: Journal) {
         if matches!(to.place(), Place::Remote(_)) {
             self.set(to, KnownMeaning::Session(Box::new(journal)));
         }

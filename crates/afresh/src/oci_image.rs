@@ -53,8 +53,8 @@ pub(crate) fn ready(
     let failed = |source: Cause| OpenError::Guest { reference: reference.to_string(), source };
     let image = match meant(reference, &error) {
         ImageGuess::No => return Err(error),
-        ImageGuess::Perhaps => found(reference, options).map_err(|_| error)?,
-        ImageGuess::Surely => found(reference, options).map_err(failed)?,
+        ImageGuess::Perhaps => open_image(reference, options).map_err(|_| error)?,
+        ImageGuess::Surely => open_image(reference, options).map_err(failed)?,
     };
     let program = Program::of_image(&image).map_err(|error| failed(error.into()))?;
     program::warmed(&reference.to_string(), program, options)
@@ -67,13 +67,13 @@ pub(crate) fn ready(
 /// [`OpenError`] when there is no such image, or it cannot be fetched.
 pub fn image_program(reference: &Reference, options: &Options) -> Result<Program, OpenError> {
     let failed = |source: Cause| OpenError::Guest { reference: reference.to_string(), source };
-    let image = found(reference, options).map_err(failed)?;
+    let image = open_image(reference, options).map_err(failed)?;
     let program = Program::of_image(&image).map_err(|error| failed(error.into()))?;
     let named = image.config().env.iter().any(|(name, _)| name == "PATH");
     Ok(if named { program } else { program.env("PATH", SEARCH_PATH) })
 }
 
-fn found(reference: &Reference, options: &Options) -> Result<OciImage, Cause> {
+fn open_image(reference: &Reference, options: &Options) -> Result<OciImage, Cause> {
     let limits = LayerLimits::default();
     match reference.place() {
         Place::Directory(path) | Place::File(path) => {

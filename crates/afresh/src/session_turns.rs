@@ -259,7 +259,7 @@ impl Session {
             #[cfg(feature = "remote")]
             Some(other) => {
                 let Saving { to, journal, .. } = *other;
-                self.known.left(to, journal);
+                self.known.note_session(to, journal);
             }
             _ => {}
         }

@@ -102,7 +102,7 @@ struct Sessions<'a> {
 }
 
 impl Sessions<'_> {
-    fn own(&mut self) -> &mut Session {
+    fn current_session(&mut self) -> &mut Session {
         &mut self.all[self.at]
     }
 
@@ -115,15 +115,16 @@ impl Sessions<'_> {
     fn ask(&mut self, line: &str) -> anyhow::Result<()> {
         let Some(language) = self.language else {
             let call = self.call;
-            let answer = self.own().call(call, line.as_bytes())?;
+            let answer = self.current_session().call(call, line.as_bytes())?;
             let mut out = std::io::stdout().lock();
             out.write_all(&answer)?;
             return Ok(writeln!(out)?);
         };
         let form = language.form;
         let request = Request::new(form, RUN, &Tools::default(), line, "<repl>", None);
-        let answer =
-            self.own().with(|lease| evaluate(lease, form.function(), request, Terminal).answer)?;
+        let answer = self
+            .current_session()
+            .with(|lease| evaluate(lease, form.function(), request, Terminal).answer)?;
         match Answer::read(&answer)? {
             Answer::Done => {}
             Answer::Value(value) => say!("{}", value.text)?,
@@ -137,20 +138,20 @@ impl Sessions<'_> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             [":checkpoint", name] => {
-                let id = self.own().checkpoint(name)?;
+                let id = self.current_session().checkpoint(name)?;
                 say!("{name} is {id}")?;
             }
             [":back"] => {
-                let at = self.own().at();
-                self.own().rollback(at)?;
+                let at = self.current_session().at();
+                self.current_session().rollback(at)?;
             }
             [":back", to] => {
-                let session = self.own();
+                let session = self.current_session();
                 let to = session.find_state(to)?;
                 session.rollback(to)?;
             }
             [":fork"] => {
-                let forks = self.own().fork(1)?;
+                let forks = self.current_session().fork(1)?;
                 self.all.extend(forks);
                 self.at = self.all.len() - 1;
                 say!("session {}", self.at)?;
@@ -166,7 +167,7 @@ impl Sessions<'_> {
             }
             [":tree"] => self.tree()?,
             [":diff", one, two] => {
-                let session = self.own();
+                let session = self.current_session();
                 let found = session.diff(session.find_state(one)?, session.find_state(two)?)?;
                 let state = if found.state { "; other state differs" } else { "" };
                 say!("{} bytes in {} pages differ{state}", found.bytes, found.pages)?;

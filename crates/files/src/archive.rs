@@ -83,7 +83,11 @@ impl Archive {
     }
 
     /// One that was kept. Its names are in the tree already.
-    pub(crate) fn kept(identity: String, files: Vec<Stored>, bytes: Arc<dyn LayerBytes>) -> Self {
+    pub(crate) fn from_store(
+        identity: String,
+        files: Vec<Stored>,
+        bytes: Arc<dyn LayerBytes>,
+    ) -> Self {
         let name = identity.clone();
         Self::without_items(name, files, Data::Kept(bytes), OnceLock::from(identity))
     }

@@ -188,7 +188,7 @@ impl Tree {
                 files.push(Stored::Kept(first.saturating_mul(PAGE as u64), len));
                 first = first.saturating_add(len.div_ceil(PAGE as u64));
             }
-            let archive = Archive::kept(part.identity, files, bytes.clone());
+            let archive = Archive::from_store(part.identity, files, bytes.clone());
             layers.parts.push(Part::Archive(Arc::new(archive)));
         }
         if first != pages {

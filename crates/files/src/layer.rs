@@ -194,7 +194,7 @@ impl Layers {
     }
 
     /// Whether a host directory has shown a file of that number.
-    pub(crate) fn known(&self, node: Node) -> bool {
+    pub(crate) fn is_known(&self, node: Node) -> bool {
         self.host(node).is_some_and(|host| host.parent(node).is_some())
     }
 

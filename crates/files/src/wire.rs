@@ -437,7 +437,7 @@ impl Tree {
                 let kind = match here {
                     Some(inode) => inode.kind(),
                     // Host files are taken as they are; only changed directories are followed.
-                    None if self.ground.layers.known(entry.node) => entry.kind,
+                    None if self.ground.layers.is_known(entry.node) => entry.kind,
                     None => return Err(damaged("a name leads to nothing")),
                 };
                 if kind != entry.kind {

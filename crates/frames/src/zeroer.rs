@@ -103,7 +103,7 @@ fn run(pool: &Shared, options: &Background, state: &ZeroerShared) {
             Outcome::Dirty => 0,
         };
         state.cpu_ns.store(host::thread_cpu_time().as_nanos() as u64, Ordering::Relaxed);
-        rest(began.elapsed(), options.budget);
+        sleep_in_proportion(began.elapsed(), options.budget);
     }
 }
 
@@ -123,7 +123,7 @@ fn wait(pool: &Shared, state: &ZeroerShared) {
 }
 
 /// Rests long enough that `worked` was `budget` of the whole.
-fn rest(worked: Duration, budget: f32) {
+fn sleep_in_proportion(worked: Duration, budget: f32) {
     if budget < 1.0 {
         thread::sleep(worked.mul_f32(1.0 / budget.clamp(0.001, 1.0) - 1.0));
     }

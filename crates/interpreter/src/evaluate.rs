@@ -123,7 +123,7 @@ impl<L: HostCallbacks> SharedFrames<L> {
         Some(frames.hearing.listener.call(&request))
     }
 
-    fn taken(self) -> Hearing<L> {
+    fn into_hearing(self) -> Hearing<L> {
         std::mem::take(&mut lock(&self.0).hearing)
     }
 }
@@ -146,7 +146,7 @@ fn through_streams<L: HostCallbacks>(
             Err(error) => Err(CallError::Stopped { function: name.clone(), source: error.into() }),
         };
     }
-    let Hearing { given, listener, .. } = ears.taken();
+    let Hearing { given, listener, .. } = ears.into_hearing();
     // A program that has ended itself has answered nothing, however it ended.
     let answer = called.and_then(|()| {
         given.ok_or_else(|| CallError::Guest {
@@ -166,7 +166,7 @@ fn through_streams<L: HostCallbacks>(
 pub fn proceed<L: HostCallbacks>(lease: &mut Lease<'_>, listener: L) -> (Result<(), CallError>, L) {
     let ears = SharedFrames::new(listener);
     let proceeded = lease.proceed(ears.hear());
-    (proceeded, ears.taken().listener)
+    (proceeded, ears.into_hearing().listener)
 }
 
 #[cfg(test)]

@@ -139,7 +139,7 @@ pub(crate) struct RollbackArguments {
 #[serde(deny_unknown_fields)]
 pub(crate) struct ForkArguments {
     /// Number of new sandboxes. Each starts from the present state of this one.
-    #[serde(default = "one")]
+    #[serde(default = "default_limit")]
     #[schemars(range(min = 1))]
     pub(crate) count: usize,
     /// Name of the sandbox.
@@ -147,7 +147,7 @@ pub(crate) struct ForkArguments {
     pub(crate) sandbox: String,
 }
 
-fn one() -> usize {
+fn default_limit() -> usize {
     1
 }
 

@@ -310,7 +310,7 @@ impl<T: Recycle> Shared<T> {
     }
 
     /// An item was dropped.
-    fn gone(&self) {
+    fn note_dropped(&self) {
         self.alive.fetch_sub(1, Ordering::AcqRel);
         self.signal();
     }
@@ -504,7 +504,7 @@ struct Reservation<'a, T: Recycle>(&'a Shared<T>);
 
 impl<T: Recycle> Drop for Reservation<'_, T> {
     fn drop(&mut self) {
-        self.0.gone();
+        self.0.note_dropped();
     }
 }
 

@@ -206,7 +206,7 @@ impl<'a> Part<'a> {
     }
 
     /// The kind and index of an export in the whole.
-    fn found(&self, export: &Export<'_>) -> (usize, u32) {
+    fn linked_index(&self, export: &Export<'_>) -> (usize, u32) {
         (export.kind, self.place.items[export.kind][export.index as usize])
     }
 
@@ -214,7 +214,7 @@ impl<'a> Part<'a> {
     /// others follow.
     fn initializer(&self, last: bool) -> Option<u32> {
         let export = self.export(INITIALIZE).filter(|export| !last && export.kind == 0)?;
-        Some(self.found(export).1)
+        Some(self.linked_index(export).1)
     }
 }
 
@@ -266,7 +266,7 @@ fn place(parts: &mut [Part<'_>]) -> Result<(), LinkError> {
                 let of = of.ok_or_else(|| refused("that module does not come before it"))?;
                 let export = of.export(name).ok_or_else(|| refused("there is no such export"))?;
                 fits(&of.types[export.kind][export.index as usize], ty).map_err(|e| refused(&e))?;
-                of.found(export).1
+                of.linked_index(export).1
             } else {
                 host[kind] += 1;
                 host[kind] - 1
@@ -483,7 +483,7 @@ fn exports(parts: &[Part<'_>]) -> Result<ExportSection, LinkError> {
             if back > 0 && !(part.library || asks_host && sought) {
                 continue;
             }
-            let (kind, index) = part.found(export);
+            let (kind, index) = part.linked_index(export);
             let name = match part.library {
                 true => Cow::Owned(names::of_library(part.name, export.name)),
                 false => Cow::Borrowed(export.name),

@@ -120,7 +120,7 @@ fn rewrite(
     if model.bodies.iter().any(|body| body.effects.gc_write.is_some()) {
         flags.objects = Some(add.default_global(ValType::I32));
     }
-    let revealed = Revealed { shown: shown(model, analysis, &flags) };
+    let revealed = Revealed { shown: revealed_values(model, analysis, &flags) };
     if revealed.shown.is_empty() {
         let module = if segments.is_empty() { model.wasm.to_vec() } else { sections.finish(model) };
         return Ok((module, segments, revealed));
@@ -147,7 +147,7 @@ fn rewrite(
 }
 
 /// Everything that a call can change in an instance of the module, and that it defines itself.
-fn shown(model: &Model<'_>, analysis: &Analysis, flags: &Flags) -> Vec<RevealedValue> {
+fn revealed_values(model: &Model<'_>, analysis: &Analysis, flags: &Flags) -> Vec<RevealedValue> {
     let mut shown = Vec::new();
     for (index, global) in (0..).zip(&model.globals) {
         let settable = analysis

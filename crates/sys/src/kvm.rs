@@ -43,6 +43,6 @@ pub fn run(vcpu: &mut VcpuFd) -> Result<VcpuExit<'_>, SysError> {
 }
 
 /// The result of an `ioctl`, with errno on failure.
-fn done(returned: libc::c_int) -> io::Result<u32> {
+fn result_of(returned: libc::c_int) -> io::Result<u32> {
     u32::try_from(returned).map_err(|_| io::Error::last_os_error())
 }

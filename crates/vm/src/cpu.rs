@@ -121,12 +121,12 @@ const _: () = assert!(FEATURES.len() <= 128, "one bit of a set for each");
 /// A set of features: bit `n` is `FEATURES[n]`.
 type FeatureSet = u128;
 
-fn all() -> impl Iterator<Item = (FeatureSet, &'static Feature)> {
+fn all_features() -> impl Iterator<Item = (FeatureSet, &'static Feature)> {
     FEATURES.iter().enumerate().map(|(index, feature)| (1 << index, feature))
 }
 
 fn find(name: &str) -> Option<(FeatureSet, &'static Feature)> {
-    all().find(|(_, feature)| feature.name == name)
+    all_features().find(|(_, feature)| feature.name == name)
 }
 
 /// The bits of features with these names, which must all exist.
@@ -141,7 +141,7 @@ fn close(mut set: FeatureSet) -> FeatureSet {
         set &= !bits(&["avx", "xsaveopt", "xsavec", "xgetbv1"]);
     }
     let (avx, avx512) = (has(set, "avx"), has(set, "avx") && has(set, "avx512f"));
-    for (bit, feature) in all() {
+    for (bit, feature) in all_features() {
         let works = match feature.needs {
             Needs::Nothing => true,
             Needs::Avx => avx,
@@ -156,7 +156,7 @@ fn close(mut set: FeatureSet) -> FeatureSet {
 
 /// A feature's name that no template knows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no CPU feature is called {0:?}; CpuTemplate::known lists those there are")]
+#[error("no CPU feature is called {0:?}; CpuTemplate::known_features lists the names")]
 #[non_exhaustive]
 pub struct UnknownFeature(pub String);
 
@@ -197,12 +197,13 @@ impl CpuTemplate {
     }
 
     fn level(name: &'static str, level: Level) -> Self {
-        let set = all().filter(|(_, f)| f.level <= level).fold(0, |set, (bit, _)| set | bit);
+        let set =
+            all_features().filter(|(_, f)| f.level <= level).fold(0, |set, (bit, _)| set | bit);
         Self { name: name.into(), set }
     }
 
     /// Every feature that CPUID shows by `register`, which gives the value of a leaf, index and register.
-    pub(crate) fn shown(
+    pub(crate) fn from_cpuid(
         name: &'static str,
         mut register: impl FnMut(u32, u32, Register) -> u32,
     ) -> Self {
@@ -217,7 +218,7 @@ impl CpuTemplate {
             last = Some((place, value));
             value >> f.bit & 1 == 1
         };
-        let set = all().filter(|(_, f)| shown(f)).fold(0, |set, (bit, _)| set | bit);
+        let set = all_features().filter(|(_, f)| shown(f)).fold(0, |set, (bit, _)| set | bit);
         Self { name: name.into(), set: close(set) }
     }
 
@@ -271,11 +272,11 @@ impl CpuTemplate {
     /// The names of its features.
     pub fn features(&self) -> impl Iterator<Item = &'static str> {
         let set = self.set;
-        all().filter(move |(bit, _)| set & bit != 0).map(|(_, feature)| feature.name)
+        all_features().filter(move |(bit, _)| set & bit != 0).map(|(_, feature)| feature.name)
     }
 
     /// The names of all features that a template can have.
-    pub fn known() -> impl Iterator<Item = &'static str> {
+    pub fn known_features() -> impl Iterator<Item = &'static str> {
         FEATURES.iter().map(|feature| feature.name)
     }
 
@@ -293,7 +294,7 @@ impl CpuTemplate {
     /// Bits of a register that stand for its features.
     pub(crate) fn bits(&self, leaf: u32, index: u32, register: Register) -> u32 {
         let here = |f: &Feature| (f.leaf, f.index, f.register) == (leaf, index, register);
-        all()
+        all_features()
             .filter(|(bit, feature)| self.set & bit != 0 && here(feature))
             .fold(0, |bits, (_, feature)| bits | 1 << feature.bit)
     }
@@ -379,7 +380,7 @@ mod tests {
     #[test]
     fn bits_and_names_are_two_ways_to_say_the_same() {
         for template in [CpuTemplate::v2(), CpuTemplate::v3(), CpuTemplate::v4()] {
-            let again = CpuTemplate::shown("again", |leaf, index, register| {
+            let again = CpuTemplate::from_cpuid("again", |leaf, index, register| {
                 template.bits(leaf, index, register)
             });
             assert_eq!(again.set, template.set);

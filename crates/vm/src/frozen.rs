@@ -256,7 +256,7 @@ impl ReadProgram {
 fn offered() -> Vec<String> {
     match CpuTemplate::host() {
         Ok(host) => host.features().map(str::to_owned).collect(),
-        Err(_) => CpuTemplate::known().map(str::to_owned).collect(),
+        Err(_) => CpuTemplate::known_features().map(str::to_owned).collect(),
     }
 }
 

@@ -36,7 +36,7 @@ enum CpuBehaviour {
     Own { shown: CpuTemplate, xsave: bool },
 }
 
-fn found() -> Result<&'static CpuBehaviour, KvmError> {
+fn probe_behaviour() -> Result<&'static CpuBehaviour, KvmError> {
     static FOUND: OnceLock<CpuBehaviour> = OnceLock::new();
     if let Some(found) = FOUND.get() {
         return Ok(found);
@@ -46,7 +46,7 @@ fn found() -> Result<&'static CpuBehaviour, KvmError> {
         CpuBehaviour::AsKvmSays
     } else {
         let mut error = None;
-        let shown = CpuTemplate::shown("host", |leaf, index, register| {
+        let shown = CpuTemplate::from_cpuid("host", |leaf, index, register| {
             ask(&cpuid_code(leaf, index, register))
                 .unwrap_or_else(|e| {
                     error = Some(e);
@@ -64,7 +64,7 @@ fn found() -> Result<&'static CpuBehaviour, KvmError> {
 
 /// The processor of a guest that is built with `template`.
 pub(crate) fn build_processor(template: Option<CpuTemplate>) -> Result<Processor, KvmError> {
-    if let (Some(template), CpuBehaviour::Own { shown, .. }) = (&template, found()?)
+    if let (Some(template), CpuBehaviour::Own { shown, .. }) = (&template, probe_behaviour()?)
         && template != shown
     {
         return Err(KvmError::OwnCpuid { template: template.name().to_owned() });
@@ -76,7 +76,7 @@ pub(crate) fn build_processor(template: Option<CpuTemplate>) -> Result<Processor
 /// The processor of a guest that was built with `template`. If it finds more features than that, its frozen states
 /// will, too.
 pub(crate) fn thaw_processor(template: CpuTemplate) -> Result<Processor, KvmError> {
-    if matches!(found()?, CpuBehaviour::AsKvmSays) {
+    if matches!(probe_behaviour()?, CpuBehaviour::AsKvmSays) {
         return processor(template);
     }
     let missing = template.missing()?;
@@ -89,7 +89,7 @@ pub(crate) fn thaw_processor(template: CpuTemplate) -> Result<Processor, KvmErro
 
 fn processor(template: CpuTemplate) -> Result<Processor, KvmError> {
     let supported = supported_cpuid()?;
-    match found()? {
+    match probe_behaviour()? {
         CpuBehaviour::AsKvmSays => Processor::new(template, supported),
         CpuBehaviour::Own { xsave, .. } => {
             // KVM's CPUID values do not affect the guest here, but must be those that KVM offers.
@@ -106,7 +106,7 @@ impl CpuTemplate {
     /// # Errors
     /// [`KvmError`] where KVM cannot be used at all.
     pub fn host() -> Result<Self, KvmError> {
-        Ok(match found()? {
+        Ok(match probe_behaviour()? {
             CpuBehaviour::AsKvmSays => host_template(supported_cpuid()?),
             CpuBehaviour::Own { shown, .. } => shown.clone(),
         })

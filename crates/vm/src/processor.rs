@@ -52,7 +52,7 @@ fn value(entry: &kvm_cpuid_entry2, register: Register) -> u32 {
 
 /// Everything that `supported` shows and a template can hold.
 pub(crate) fn host_template(supported: &CpuId) -> CpuTemplate {
-    CpuTemplate::shown("host", |leaf, index, register| {
+    CpuTemplate::from_cpuid("host", |leaf, index, register| {
         let mut entries = supported.as_slice().iter();
         let found = entries.find(|entry| entry.function == leaf && entry.index == index);
         found.map_or(0, |entry| value(entry, register))
@@ -70,8 +70,11 @@ impl Processor {
             });
         }
         let xcr0 = template.xcr0();
-        let mut entries: Vec<_> =
-            supported.as_slice().iter().filter_map(|entry| shown(entry, &template, xcr0)).collect();
+        let mut entries: Vec<_> = supported
+            .as_slice()
+            .iter()
+            .filter_map(|entry| visible_entry(entry, &template, xcr0))
+            .collect();
         let area = area(&entries);
         for entry in entries.iter_mut().filter(|entry| (entry.function, entry.index) == (0xd, 0)) {
             (entry.ebx, entry.ecx) = (area, area);
@@ -93,7 +96,11 @@ impl Processor {
 }
 
 /// The part of an entry that is shown, if any.
-fn shown(entry: &kvm_cpuid_entry2, template: &CpuTemplate, xcr0: u64) -> Option<kvm_cpuid_entry2> {
+fn visible_entry(
+    entry: &kvm_cpuid_entry2,
+    template: &CpuTemplate,
+    xcr0: u64,
+) -> Option<kvm_cpuid_entry2> {
     let mut out = *entry;
     let (leaf, index) = (entry.function, entry.index);
     let bits = |register| template.bits(leaf, index, register);
@@ -218,7 +225,7 @@ mod tests {
     fn only_what_the_template_holds_is_shown() {
         let supported = everything();
         let names: Vec<&str> = host_template(&supported).features().collect();
-        assert_eq!(names, CpuTemplate::known().collect::<Vec<_>>());
+        assert_eq!(names, CpuTemplate::known_features().collect::<Vec<_>>());
         for template in [CpuTemplate::v2(), CpuTemplate::v3(), CpuTemplate::v4()] {
             let processor = Processor::new(template.clone(), &supported).unwrap();
             let shown = host_template(&processor.cpuid);

@@ -178,14 +178,14 @@ fn segment(selector: u16, kind: u8, code: bool) -> kvm_segment {
 
 fn descriptor_page(address: u64, page: &mut [u8]) {
     // Flat 64-bit code and data for level 3, both already accessed.
-    put(page, usize::from(DATA & !7), 0x00cf_f300_0000_ffff);
-    put(page, usize::from(CODE & !7), 0x00af_fb00_0000_ffff);
+    write_word(page, usize::from(DATA & !7), 0x00cf_f300_0000_ffff);
+    write_word(page, usize::from(CODE & !7), 0x00af_fb00_0000_ffff);
     let base = address + TSS as u64;
     let limit = (TSS_LEN + BITMAP_LEN - 1) as u64;
     // A busy 64-bit task state segment of level 0.
     let low = limit | (base & 0xff_ffff) << 16 | 0x8b << 40 | (base >> 24 & 0xff) << 56;
-    put(page, usize::from(TASK), low);
-    put(page, usize::from(TASK) + 8, base >> 32);
+    write_word(page, usize::from(TASK), low);
+    write_word(page, usize::from(TASK) + 8, base >> 32);
     let tss = &mut page[TSS..TSS + TSS_LEN + BITMAP_LEN];
     tss[102..104].copy_from_slice(&(TSS_LEN as u16).to_le_bytes());
     let bitmap = &mut tss[TSS_LEN..];
@@ -244,11 +244,11 @@ fn boot_page(layout: &Layout, page: &mut [u8]) {
         regions: layout.boot_regions(),
     };
     for (index, word) in info.words().enumerate() {
-        put(page, index * 8, word);
+        write_word(page, index * 8, word);
     }
 }
 
-fn put(page: &mut [u8], at: usize, value: u64) {
+fn write_word(page: &mut [u8], at: usize, value: u64) {
     page[at..at + 8].copy_from_slice(&value.to_le_bytes());
 }
 

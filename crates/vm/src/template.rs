@@ -61,7 +61,7 @@ impl ProgramFile {
     }
 
     /// A file that came out of a snapshot, in these pages and with this digest.
-    pub(crate) fn known(len: usize, digest: [u8; 32], pages: Image) -> Self {
+    pub(crate) fn from_snapshot(len: usize, digest: [u8; 32], pages: Image) -> Self {
         Self { len, bytes: Arc::from([]), digest: digest.into(), pages: pages.into() }
     }
 

@@ -48,7 +48,8 @@ impl SandboxBuilder {
         tables.segment(0, &system.bytes).map_err(BuildError::from)?;
         let tables = tables.build().map_err(BuildError::from)?;
         let image = Image::join(&[frozen.guest.clone(), tables]);
-        let known = ProgramFile::known(file.bytes().len(), header.program, frozen.program.clone());
+        let known =
+            ProgramFile::from_snapshot(file.bytes().len(), header.program, frozen.program.clone());
         let functions = self.functions;
         let template =
             Template::new(&program, known, layout, system, processor, functions, contents);

@@ -366,7 +366,7 @@ impl WarmComponent {
     pub fn lease_owned(&self, options: &LeaseOptions) -> Result<OwnedComponentLease, WarmError> {
         let keep = self.inner.clone();
         // SAFETY: the lease gets `keep`, which it drops last; until then `keep` is dropped after it.
-        let mut lease = at_once(unsafe { kept(&keep) }.take(options))?;
+        let mut lease = at_once(unsafe { borrow_inner(&keep) }.take(options))?;
         lease.keep = Some(keep);
         Ok(lease)
     }
@@ -382,7 +382,7 @@ impl WarmComponent {
     ) -> Result<OwnedComponentLease, WarmError> {
         let keep = self.inner.clone();
         // SAFETY: as for `lease_owned`; a future's parts are dropped as a function's are.
-        let mut lease = unsafe { kept(&keep) }.take(options).await?;
+        let mut lease = unsafe { borrow_inner(&keep) }.take(options).await?;
         lease.keep = Some(keep);
         Ok(lease)
     }
@@ -467,7 +467,7 @@ impl Inner {
 ///
 /// # Safety
 /// The reference, and everything borrowed from it, must not outlive `keep`.
-unsafe fn kept(keep: &Arc<Inner>) -> &'static Inner {
+unsafe fn borrow_inner(keep: &Arc<Inner>) -> &'static Inner {
     // SAFETY: an `Arc` does not move its value, and the caller keeps the `Arc` until the last use.
     unsafe { &*Arc::as_ptr(keep) }
 }

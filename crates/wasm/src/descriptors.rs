@@ -20,7 +20,7 @@ use crate::host::Host;
 pub(crate) fn check(host: &Host) -> Result<(), WarmError> {
     // Descriptors of a file tree are part of the saved state.
     let Some(live) = host.live_on_host() else { return Ok(()) };
-    let Some(given) = live.given() else { return Ok(()) };
+    let Some(given) = live.granted_descriptors() else { return Ok(()) };
     let files = live.lock();
     for (number, descriptor) in given {
         let what = match files.descriptors.get(number) {

@@ -286,7 +286,7 @@ impl Live {
     }
 
     /// The descriptors that the guest was given; `None` where those of its tree are part of its state.
-    pub(crate) fn given(&self) -> Option<&BTreeMap<u32, Descriptor>> {
+    pub(crate) fn granted_descriptors(&self) -> Option<&BTreeMap<u32, Descriptor>> {
         self.0.given.as_deref()
     }
 

@@ -443,7 +443,7 @@ impl Host {
 
     /// Files of a guest without a tree, once the call has used them.
     pub(crate) fn live_on_host(&self) -> Option<&Live> {
-        self.live.as_ref().filter(|live| live.given().is_some())
+        self.live.as_ref().filter(|live| live.granted_descriptors().is_some())
     }
 
     /// The files that this store starts from.
@@ -464,7 +464,7 @@ impl Host {
     #[must_use]
     pub fn files(&self) -> Option<Files> {
         match &self.live {
-            Some(live) if live.given().is_some() => None,
+            Some(live) if live.granted_descriptors().is_some() => None,
             Some(live) => Some(live.lock().clone()),
             None => self.start(),
         }
@@ -481,7 +481,7 @@ impl Host {
     /// As `change` returns; [`None`] in a guest without a tree.
     pub fn change_files<T>(&mut self, change: impl FnOnce(&mut Tree) -> T) -> Option<T> {
         let live = self.live();
-        match live.given() {
+        match live.granted_descriptors() {
             Some(_) => None,
             None => Some(change(&mut live.lock().tree)),
         }

@@ -116,7 +116,7 @@ impl Inner {
 ///
 /// # Safety
 /// The reference, and everything borrowed from it, must not outlive `keep`.
-unsafe fn kept(keep: &Arc<Inner>) -> &'static Inner {
+unsafe fn borrow_inner(keep: &Arc<Inner>) -> &'static Inner {
     // SAFETY: an `Arc` does not move its value, and the caller keeps the `Arc` until the last use.
     unsafe { &*Arc::as_ptr(keep) }
 }
@@ -157,7 +157,7 @@ impl Warm {
     pub fn lease_owned(&self, options: &LeaseOptions) -> Result<OwnedLease, WarmError> {
         let keep = self.inner.clone();
         // SAFETY: the lease gets `keep`, which it drops last; until then `keep` is dropped after it.
-        let lease = at_once(unsafe { kept(&keep) }.take(options, false))?;
+        let lease = at_once(unsafe { borrow_inner(&keep) }.take(options, false))?;
         Ok(lease.keep(keep))
     }
 
@@ -172,7 +172,7 @@ impl Warm {
     pub async fn lease_async(&self, options: &LeaseOptions) -> Result<OwnedLease, WarmError> {
         let keep = self.inner.clone();
         // SAFETY: as for `lease_owned`; a future's parts are dropped as a function's are.
-        let lease = unsafe { kept(&keep) }.take(options, false).await?;
+        let lease = unsafe { borrow_inner(&keep) }.take(options, false).await?;
         Ok(lease.keep(keep))
     }
 

@@ -64,7 +64,7 @@ impl Shape {
     }
 
     /// As wasmtime names it.
-    fn asked(ty: &MemoryType) -> Self {
+    fn from_type(ty: &MemoryType) -> Self {
         let log2 = u32::from(ty.page_size_log2());
         let bytes = |pages| size_in_bytes(pages, log2).unwrap_or(UNBOUNDED);
         Self {
@@ -425,7 +425,7 @@ unsafe impl MemoryCreator for SlotMemories {
                 "wasmtime requests a guard of {guard_size_in_bytes} bytes, which no memory has"
             ));
         }
-        let shape = Shape::asked(&ty);
+        let shape = Shape::from_type(&ty);
         if !heap && let Some(memory) = laid_out(&shape)? {
             return Ok(Box::new(View(memory)));
         }

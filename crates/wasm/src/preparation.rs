@@ -93,7 +93,7 @@ impl Preparation {
     }
 
     /// The one that was kept for a module, and the module compiled.
-    pub(crate) fn kept(
+    pub(crate) fn load_cached(
         engine: &Engine,
         wasm: &[u8],
         digest: &[u8; 32],
@@ -184,7 +184,7 @@ mod tests {
         let wasm = wat::parse_str(TEXT).unwrap();
         let config = EngineConfig { cache: Some(folder.path().to_owned()), ..Default::default() };
         let (digest, options) = (*blake3::hash(&wasm).as_bytes(), GuestOptions::default());
-        let kept = |engine: &Engine| Preparation::kept(engine, &wasm, &digest, &options);
+        let kept = |engine: &Engine| Preparation::load_cached(engine, &wasm, &digest, &options);
         let engine = Engine::new(config.clone()).unwrap();
         assert!(kept(&engine).is_none());
         assert_eq!(warmed(&engine, &wasm), 0x107 + 15);
@@ -211,9 +211,9 @@ mod tests {
         // Other roots or another module have no entry.
         let roots = afresh_rewrite::Roots::Named(vec!["add".to_owned()]);
         let other = GuestOptions { roots, ..GuestOptions::default() };
-        assert!(Preparation::kept(&engine, &wasm, &digest, &other).is_none());
-        assert!(Preparation::kept(&engine, &wasm, &[0; 32], &options).is_none());
-        assert!(Preparation::kept(&engine, &wasm[..40], &digest, &options).is_none());
+        assert!(Preparation::load_cached(&engine, &wasm, &digest, &other).is_none());
+        assert!(Preparation::load_cached(&engine, &wasm, &[0; 32], &options).is_none());
+        assert!(Preparation::load_cached(&engine, &wasm[..40], &digest, &options).is_none());
 
         let whole = std::fs::read(entry).unwrap();
         let mut damaged = whole.clone();

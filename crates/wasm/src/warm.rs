@@ -281,7 +281,7 @@ impl Warm {
         let started = Instant::now();
         let program = Program::new(engine, guest.wasm.clone());
         let mut warmer = Warmer { guest, clock: Clock::from(0), compile: Duration::ZERO };
-        let kept = Preparation::kept(engine, &guest.wasm, &program.digest, options);
+        let kept = Preparation::load_cached(engine, &guest.wasm, &program.digest, options);
         let (mut preparation, prepared, mut compiled) = match kept {
             Some((preparation, compiled)) => (preparation, None, compiled),
             None => {

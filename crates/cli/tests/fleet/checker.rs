@@ -19,7 +19,7 @@ use crate::soak::Dice;
 /// The variable with the seconds of a run.
 const SECONDS: &str = "AFRESH_CHECKER_SECONDS";
 /// The faults of a run without the variable.
-const SHORT_RUN: usize = 6;
+const SHORT_RUN: usize = 7;
 const CLIENTS: u64 = 4;
 /// Of each client.
 const SANDBOXES: usize = 3;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::clock::Clock;
 use crate::hosts::{Host, template, until, write_keys};
 use crate::servers::{Nats, Place, Proxy};
 
@@ -18,6 +19,10 @@ const LEASE: &str = "2s";
 const LONG_FAULT: Duration = Duration::from_millis(4500);
 /// Shorter than the lease.
 const SHORT_FAULT: Duration = Duration::from_millis(700);
+/// Steps of a host's wall clock, in seconds: most of a sandbox's time onwards, beyond it, and back before its start.
+const CLOCK_STEPS: [i64; 3] = [3000, 100_000, -100_000];
+/// Between two steps.
+const STEP_INTERVAL: Duration = Duration::from_millis(700);
 /// Time for a new leader of each stream.
 const ELECTION: Duration = Duration::from_millis(1500);
 
@@ -41,12 +46,15 @@ pub(crate) enum Fault {
     Drain,
     /// A NATS server dies, and starts again.
     ServerKill,
+    /// The wall clock of a host is stepped forwards and backwards, and set right.
+    ClockSteps,
 }
 
 impl Fault {
-    /// In the order of a run: the first six are the short run.
-    pub(crate) const ALL: [Self; 8] = [
+    /// In the order of a run: the first seven are the short run.
+    pub(crate) const ALL: [Self; 9] = [
         Self::AnswersLost,
+        Self::ClockSteps,
         Self::Pause,
         Self::ServerKill,
         Self::RequestsLost,
@@ -70,6 +78,7 @@ struct Links {
 
 pub(crate) struct Cluster {
     hosts: Vec<Host>,
+    clocks: Vec<Clock>,
     links: Vec<Links>,
     nats: Vec<Nats>,
     place: Place,
@@ -88,7 +97,10 @@ impl Cluster {
             s3: place.address().map(Proxy::before),
         });
         let links = links.collect();
-        let mut cluster = Self { hosts: Vec::new(), links, nats, place, dir };
+        let library = Clock::build(dir.path());
+        let clocks =
+            (0..HOSTS).map(|host| Clock::new(&library, dir.path(), &format!("h{host}"))).collect();
+        let mut cluster = Self { hosts: Vec::new(), clocks, links, nats, place, dir };
         for number in 0..HOSTS {
             let host = cluster.host(number);
             cluster.hosts.push(host);
@@ -104,6 +116,7 @@ impl Cluster {
         let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
         command.args(["-o", "json", "serve", "--addr", "127.0.0.1:0", "--nats", &nats.join(",")]);
         command.args(["--lease", LEASE, "--nats-replicas", &self.nats.len().to_string()]);
+        self.clocks[number].equip(&mut command);
         let s3 = links.s3.as_ref().map(|proxy| proxy.address);
         let config = template(self.dir.path(), &name);
         Host::start(self.dir.path(), &name, &config, &mut command, &self.place, s3)
@@ -183,6 +196,13 @@ impl Cluster {
                 self.nats[number].kill();
                 std::thread::sleep(ELECTION);
                 self.nats[number].start_again();
+            }
+            Fault::ClockSteps => {
+                for seconds in CLOCK_STEPS {
+                    self.clocks[number].step(seconds);
+                    std::thread::sleep(STEP_INTERVAL);
+                }
+                self.clocks[number].step(0);
             }
         }
     }

@@ -5,6 +5,7 @@
 
 mod apart;
 mod checker;
+mod clock;
 mod cluster;
 mod history;
 mod hosts;

@@ -61,7 +61,7 @@ pub(super) fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
         "allowInternetAccess": false,
         "network": {"allowPublicTraffic": sandbox.settings.public},
         "startedAt": rfc3339(sandbox.started),
-        "endAt": rfc3339(times.ends),
+        "endAt": rfc3339(times.ends_at()),
         "state": if times.paused { "paused" } else { "running" },
         "metadata": sandbox.settings.metadata,
         "cpuCount": 1,

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use afresh::Reference;
 
@@ -64,7 +64,7 @@ async fn is_free(sandbox: &Sandbox) -> bool {
 }
 
 fn is_over(sandbox: &Sandbox) -> bool {
-    sandbox.times().ends <= SystemTime::now()
+    sandbox.times().ends <= Instant::now()
 }
 
 /// A sandbox in the sweep: it is being ended or saved.

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use afresh::{Guest, Reference, SaveOptions, Session};
 use hyper::StatusCode;
@@ -298,7 +298,7 @@ impl Sandboxes {
 
     /// A life that begins now.
     pub(super) fn times(&self, time: Duration, pause_at_end: bool) -> Times {
-        let ends = SystemTime::now() + time.min(self.config.timeout);
+        let ends = Instant::now() + time.min(self.config.timeout);
         Times { ends, used: Instant::now(), paused: false, pause_at_end }
     }
 
@@ -513,7 +513,7 @@ impl Sandboxes {
         sandbox: &Arc<Sandbox>,
         time: Option<Duration>,
     ) -> Result<(), ErrorResponse> {
-        let ends = time.map(|time| SystemTime::now() + time.min(self.config.timeout));
+        let ends = time.map(|time| Instant::now() + time.min(self.config.timeout));
         {
             let mut times = sandbox.times();
             let later = ends.filter(|ends| times.paused || *ends > times.ends);

@@ -64,7 +64,8 @@ impl Residency {
 /// When a sandbox ends, and how.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
-    pub(super) ends: SystemTime,
+    /// By the monotonic clock, so that a step of the wall clock ends no sandbox early or late.
+    pub(super) ends: Instant,
     pub(super) used: Instant,
     pub(super) paused: bool,
     pub(super) pause_at_end: bool,
@@ -113,6 +114,24 @@ pub(crate) fn milliseconds(time: SystemTime) -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
+impl Times {
+    /// The end by the wall clock as it is now.
+    pub(super) fn ends_at(&self) -> SystemTime {
+        let now = Instant::now();
+        match self.ends.checked_duration_since(now) {
+            Some(left) => SystemTime::now() + left,
+            None => SystemTime::now() - (now - self.ends),
+        }
+    }
+}
+
+/// The moment that is `milliseconds` after 1970 by the wall clock as it is now. A moment in the past is now.
+fn moment(milliseconds: u64) -> Instant {
+    let left = time(milliseconds).duration_since(SystemTime::now()).unwrap_or_default();
+    let now = Instant::now();
+    now.checked_add(left).unwrap_or(now)
+}
+
 fn time(milliseconds: u64) -> SystemTime {
     UNIX_EPOCH.checked_add(Duration::from_millis(milliseconds)).unwrap_or(UNIX_EPOCH)
 }
@@ -155,7 +174,7 @@ impl Sandbox {
     /// One that an earlier process has saved.
     pub(super) fn recorded(record: SandboxRecord) -> Self {
         let times = Times {
-            ends: time(record.ends),
+            ends: moment(record.ends),
             used: Instant::now(),
             paused: record.paused,
             pause_at_end: record.pause_at_end,
@@ -181,7 +200,7 @@ impl Sandbox {
             token: self.token.clone(),
             settings: self.settings.clone(),
             started: milliseconds(self.started),
-            ends: milliseconds(times.ends),
+            ends: milliseconds(times.ends_at()),
             noted: milliseconds(SystemTime::now()),
             paused: times.paused,
             pause_at_end: times.pause_at_end,

@@ -11,7 +11,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::VmFd;
 
-use super::{call, done};
+use super::{call, result_of};
 use crate::{Call, SysError};
 
 /// `struct kvm_dirty_log`: bitmaps are 64 bits a word, bit 0 of word 0 is the slot's first page.
@@ -57,7 +57,7 @@ pub fn get_dirty_log(vm: &VmFd, slot: u32, pages: u64, bitmap: &mut [u64]) -> Re
     call("KVM_GET_DIRTY_LOG", || {
         // SAFETY: the fd is a VM; the kernel writes one bit a page of the slot, rounded up to a word.
         // `pages` is the slot's size as its creator states it, and the buffer holds that many bits.
-        done(unsafe { libc::ioctl(vm.as_raw_fd(), KVM_GET_DIRTY_LOG, &mut log) })
+        result_of(unsafe { libc::ioctl(vm.as_raw_fd(), KVM_GET_DIRTY_LOG, &mut log) })
     })?;
     Ok(())
 }
@@ -83,7 +83,7 @@ pub fn clear_dirty_log(
     let mut log = ClearLog { slot, num_pages, first_page, bitmap: bitmap.as_ptr() };
     call("KVM_CLEAR_DIRTY_LOG", || {
         // SAFETY: the fd is a VM; the kernel reads `num_pages` bits from the bitmap, which holds them.
-        done(unsafe { libc::ioctl(vm.as_raw_fd(), KVM_CLEAR_DIRTY_LOG, &mut log) })
+        result_of(unsafe { libc::ioctl(vm.as_raw_fd(), KVM_CLEAR_DIRTY_LOG, &mut log) })
     })?;
     Ok(())
 }

@@ -14,7 +14,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
-use super::{call, done};
+use super::{call, result_of};
 use crate::{Call, SysError};
 
 use crate::PAGE_SIZE;
@@ -64,7 +64,7 @@ pub fn enable_dirty_ring(vm: &VmFd, entries: u32) -> Result<(), SysError> {
 pub fn reset_dirty_rings(vm: &VmFd) -> Result<u32, SysError> {
     call("KVM_RESET_DIRTY_RINGS", || {
         // SAFETY: the fd is a VM and the call takes no argument.
-        done(unsafe { libc::ioctl(vm.as_raw_fd(), KVM_RESET_DIRTY_RINGS) })
+        result_of(unsafe { libc::ioctl(vm.as_raw_fd(), KVM_RESET_DIRTY_RINGS) })
     })
 }
 
@@ -118,7 +118,7 @@ impl DirtyRing {
 
     /// Entries that were read and still hold their place: the ring is full for the guest a little
     /// before this reaches `entries`.
-    pub fn held(&self) -> u32 {
+    pub fn held_entries(&self) -> u32 {
         self.held
     }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use kvm_ioctls::VcpuFd;
 
-use super::{call, done};
+use super::{call, result_of};
 use crate::{Inherited, SysError};
 
 /// `_IOW(0xAE, 0x8b, struct kvm_signal_mask)`.
@@ -104,7 +104,7 @@ fn set_mask(vcpu: &VcpuFd, set: impl FnOnce() -> io::Result<u64>) -> Result<(), 
     call("KVM_SET_SIGNAL_MASK", || {
         let mask = SignalMask { len: SIGSET_LEN as u32, set: set()? };
         // SAFETY: the request reads this structure, whose length field covers its set.
-        done(unsafe { libc::ioctl(vcpu.as_raw_fd(), KVM_SET_SIGNAL_MASK, &raw const mask) })
+        result_of(unsafe { libc::ioctl(vcpu.as_raw_fd(), KVM_SET_SIGNAL_MASK, &raw const mask) })
     })
     .map(drop)
 }

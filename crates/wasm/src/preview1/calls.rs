@@ -188,7 +188,7 @@ impl Call<'_> {
         bytes[2..4].copy_from_slice(&flags.to_le_bytes());
         bytes[8..16].copy_from_slice(&base.to_le_bytes());
         bytes[16..24].copy_from_slice(&inheriting.to_le_bytes());
-        self.memory.put(to, &bytes)
+        self.memory.write_bytes(to, &bytes)
     }
 
     pub(super) fn fd_fdstat_set_flags(&mut self, fd: i32, flags: i32) -> Result<(), Fail> {
@@ -232,7 +232,7 @@ impl Call<'_> {
             Descriptor::Standard(_) => [0; 64],
             Descriptor::File(file) => filestat(&file.open.stat(&files.tree)?),
         };
-        self.memory.put(to, &bytes)
+        self.memory.write_bytes(to, &bytes)
     }
 
     pub(super) fn fd_filestat_set_size(&mut self, fd: i32, size: i64) -> Result<(), Fail> {
@@ -372,25 +372,25 @@ impl Call<'_> {
     }
 
     /// The name of a directory that was given.
-    fn given(&self, fd: i32) -> Result<String, Fail> {
+    fn preopen_name(&self, fd: i32) -> Result<String, Fail> {
         let files = self.files.lock();
         let given = file(&files, fd, errno::BADF)?.given.clone();
         given.ok_or(Fail::Errno(errno::BADF))
     }
 
     pub(super) fn fd_prestat_get(&mut self, fd: i32, to: i32) -> Result<(), Fail> {
-        let name = self.given(fd)?;
+        let name = self.preopen_name(fd)?;
         let mut bytes = [0; 8];
         bytes[4..].copy_from_slice(&(name.len() as u32).to_le_bytes());
-        self.memory.put(to, &bytes)
+        self.memory.write_bytes(to, &bytes)
     }
 
     pub(super) fn fd_prestat_dir_name(&mut self, fd: i32, to: i32, len: i32) -> Result<(), Fail> {
-        let name = self.given(fd)?;
+        let name = self.preopen_name(fd)?;
         if (len as u32 as usize) < name.len() {
             return Err(errno::NAMETOOLONG.into());
         }
-        self.memory.put(to, name.as_bytes())
+        self.memory.write_bytes(to, name.as_bytes())
     }
 
     pub(super) fn fd_readdir(
@@ -556,7 +556,7 @@ impl Call<'_> {
             return Ok(false);
         }
         for (index, event) in (0..).zip(&events) {
-            self.memory.put(answers.wrapping_add(index * 32), event)?;
+            self.memory.write_bytes(answers.wrapping_add(index * 32), event)?;
         }
         self.memory.put_u32(to, events.len() as u32)?;
         Ok(true)

@@ -104,17 +104,17 @@ impl Bytes<'_> {
         Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
 
-    pub(super) fn put(&mut self, at: i32, bytes: &[u8]) -> Result<(), Fail> {
+    pub(super) fn write_bytes(&mut self, at: i32, bytes: &[u8]) -> Result<(), Fail> {
         self.slice_mut(at, bytes.len() as u32)?.copy_from_slice(bytes);
         Ok(())
     }
 
     pub(super) fn put_u32(&mut self, at: i32, value: u32) -> Result<(), Fail> {
-        self.put(at, &value.to_le_bytes())
+        self.write_bytes(at, &value.to_le_bytes())
     }
 
     pub(super) fn put_u64(&mut self, at: i32, value: u64) -> Result<(), Fail> {
-        self.put(at, &value.to_le_bytes())
+        self.write_bytes(at, &value.to_le_bytes())
     }
 
     /// The addresses and lengths of buffers; all of them are within the memory.

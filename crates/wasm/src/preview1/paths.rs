@@ -54,7 +54,7 @@ impl Call<'_> {
             let from = directory(&files, fd)?;
             filestat(&from.stat_at(&files.tree, &path, flags & FOLLOW != 0)?)
         };
-        self.memory.put(to, &bytes)
+        self.memory.write_bytes(to, &bytes)
     }
 
     #[allow(clippy::too_many_arguments, reason = "the call has as many")]
@@ -168,7 +168,7 @@ impl Call<'_> {
             from.read_link(&files.tree, &path)?
         };
         let part = target.len().min(room as u32 as usize);
-        self.memory.put(buffer, &target[..part])?;
+        self.memory.write_bytes(buffer, &target[..part])?;
         self.memory.put_u32(to, part as u32)
     }
 

@@ -110,7 +110,7 @@ impl Clocks {
             // No error, and the type of a clock: both are 0.
             let mut event = [0; EVENT];
             event[..8].copy_from_slice(user_data);
-            memory.put(events.wrapping_add(index * EVENT as i32), &event)
+            memory.write_bytes(events.wrapping_add(index * EVENT as i32), &event)
         });
         match written.and_then(|()| memory.put_u32(to, self.expired.len() as u32)) {
             Ok(()) => Ok(0),

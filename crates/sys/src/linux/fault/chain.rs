@@ -207,7 +207,7 @@ impl Chain {
             if foreign.action.sa_sigaction == libc::SIG_IGN {
                 // The kernel lets a sent signal be ignored, but not a fault.
                 // SAFETY: the caller's promise.
-                if unsafe { sent(info) } {
+                if unsafe { is_sent_by_process(info) } {
                     return;
                 }
                 break;
@@ -268,7 +268,7 @@ impl Chain {
             libc::sigaction(self.signal, &default, std::ptr::null_mut());
         }
         // SAFETY: the caller's promise.
-        if unsafe { sent(info) } {
+        if unsafe { is_sent_by_process(info) } {
             // SAFETY: `raise` may be called in a handler.
             unsafe { libc::raise(self.signal) };
         }
@@ -322,7 +322,7 @@ impl List {
 ///
 /// # Safety
 /// `info` must be the one that the kernel passed to a handler.
-pub(super) unsafe fn sent(info: *const libc::siginfo_t) -> bool {
+pub(super) unsafe fn is_sent_by_process(info: *const libc::siginfo_t) -> bool {
     // SAFETY: the caller's promise.
     unsafe { (*info).si_code <= 0 }
 }
