@@ -89,95 +89,42 @@
 #![cfg_attr(not(feature = "wasm"), allow(rustdoc::broken_intra_doc_links))]
 
 #[cfg(feature = "snapshots")]
-mod access;
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-mod call;
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-mod delta;
-#[cfg(feature = "snapshots")]
 mod error;
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-mod guest;
-#[cfg(all(feature = "remote", any(feature = "wasm", feature = "vm", feature = "linux")))]
-mod known_meanings;
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-mod lease;
-#[cfg(feature = "vm")]
-mod machine;
-#[cfg(feature = "linux")]
-mod oci_image;
+#[cfg(feature = "guests")]
+mod guests;
 #[cfg(feature = "snapshots")]
 mod options;
 #[cfg(feature = "snapshots")]
 mod place;
-#[cfg(any(feature = "vm", feature = "linux"))]
-mod pooled;
-#[cfg(feature = "linux")]
-mod program;
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-mod save;
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-mod scratch;
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-mod session;
-#[cfg(any(feature = "wasm", feature = "linux"))]
-mod session_files;
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-mod session_turns;
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-mod verify;
 
 #[cfg(feature = "arena")]
 pub use afresh_arena as arena;
-#[cfg(any(feature = "wasm", feature = "linux"))]
-pub use afresh_budget as budget;
-#[cfg(any(feature = "wasm", feature = "linux"))]
-pub use afresh_files as files;
 #[cfg(feature = "arena")]
 pub use afresh_frames as frames;
 #[cfg(feature = "linux")]
 pub use afresh_linux as linux;
 pub use afresh_memory as memory;
-#[cfg(feature = "snapshots")]
-pub use afresh_pager as pager;
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-pub use afresh_pool as pool;
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-pub use afresh_snapshot as snapshot;
-#[cfg(feature = "snapshots")]
-pub use afresh_store as store;
 #[cfg(feature = "vm")]
 pub use afresh_vm as vm;
 #[cfg(feature = "wasm")]
 pub use afresh_wasm as wasm;
+#[cfg(feature = "guests")]
+pub use {
+    afresh_budget as budget, afresh_files as files, afresh_pool as pool,
+    afresh_snapshot as snapshot,
+};
+#[cfg(feature = "snapshots")]
+pub use {afresh_pager as pager, afresh_store as store};
 
 #[cfg(feature = "seal")]
-pub use afresh_store::seal::{Access, PublicKey, SealKey, SigningKey};
+pub use afresh_store::seal::{PublicKey, SealKey, SigningKey};
 #[cfg(feature = "snapshots")]
-pub use afresh_store::{Encoding, Sha256, Snapshot};
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-pub use call::{Answer, Call, Entry, Exit, Function};
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-pub use error::{CallError, LeaseError, SaveError, SessionError, VerifyError};
+pub use afresh_store::{Access, Encoding, Sha256, Snapshot};
 #[cfg(feature = "snapshots")]
 pub use error::{Cause, OpenError, ReferenceError, describe_error};
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-pub use guest::{Guest, Kind, Origin, open};
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-pub use lease::{Channel, Lease, Writer};
-#[cfg(feature = "linux")]
-pub use oci_image::image_program;
+#[cfg(feature = "guests")]
+pub use guests::*;
 #[cfg(feature = "snapshots")]
 pub use options::Options;
 #[cfg(feature = "snapshots")]
 pub use place::{LATEST, Place, Reference};
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-pub use save::{SaveOptions, Saved};
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-pub use session::{Checkpoint, Session};
-#[cfg(any(feature = "wasm", feature = "linux"))]
-pub use session_files::{FileContent, SessionFiles};
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-pub use session_turns::SavedTurn;
-#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-pub use verify::{Clones, Verification};

@@ -13,7 +13,7 @@ use std::str::FromStr;
 
 use afresh_store::{Snapshot, Store};
 
-use crate::{OpenError, Options, ReferenceError, access};
+use crate::{OpenError, Options, ReferenceError};
 
 /// The name that is meant where none is given.
 pub const LATEST: &str = "latest";
@@ -198,7 +198,7 @@ impl Reference {
     }
 
     /// This place, with the name to write under.
-    #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
+    #[cfg(feature = "guests")]
     pub(crate) fn named(&self) -> Result<Self, ReferenceError> {
         Self::new(self.place.clone(), self.target(LATEST)?)
     }
@@ -240,7 +240,7 @@ impl Reference {
         match &self.place {
             Place::Directory(_) => {
                 let store = self.place.store()?;
-                access::load(&store, self.name(), &options.access).map_err(|e| self.not_opened(e))
+                store.load_with(self.name(), &options.access).map_err(|e| self.not_opened(e))
             }
             Place::Remote(_) => self.load_remote(options),
             Place::File(path) => {
@@ -248,7 +248,8 @@ impl Reference {
                     let source = ReferenceError::Single { path: path.clone(), name: name.clone() };
                     return Err(OpenError::Reference { reference: self.to_string(), source });
                 }
-                access::open_archive(path, &options.access).map_err(|e| self.not_opened(e))
+                afresh_store::archive::open_with(path, &options.access)
+                    .map_err(|e| self.not_opened(e))
             }
         }
     }
@@ -260,7 +261,7 @@ impl Reference {
         if let Some(dir) = options.page_cache() {
             remote = remote.with_cache(dir);
         }
-        access::load_remote(&remote, self.name(), &options.access).map_err(|error| match error {
+        remote.load_with(self.name(), &options.access).map_err(|error| match error {
             afresh_store::remote::RemoteError::Open(error) => self.not_opened(error),
             other => self.place_failed(other),
         })

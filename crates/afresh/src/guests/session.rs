@@ -9,26 +9,19 @@
 //! A guest's file tree is part of every state. May break it: state outside the guest, in host
 //! functions, host directories and sockets. WASI's streams start anew after each rollback.
 
-use afresh_snapshot::{Branch, BranchError, Difference, SnapshotId, SnapshotInfo, Tree};
-
-#[cfg(any(feature = "wasm", feature = "linux"))]
 use afresh_files::FileDifference;
+use afresh_snapshot::{Difference, SnapshotId, SnapshotInfo};
 
-use crate::call::Entry;
-use crate::error::describe_error;
-use crate::guest::Backend;
+use super::backend::{SessionLine, WarmGuest, dispatch};
+use super::call::Entry;
 #[cfg(feature = "remote")]
-use crate::known_meanings::KnownMeanings;
-use crate::lease::Instance;
-#[cfg(any(feature = "vm", feature = "linux"))]
-use crate::pooled::Leased;
-#[cfg(any(feature = "wasm", feature = "linux"))]
-use crate::session_files::SessionFiles;
-use crate::session_turns::Saving;
-use crate::{
-    Answer, Call, CallError, Cause, Guest, Lease, LeaseError, Reference, SaveError, SaveOptions,
-    Saved, SessionError,
+use super::known_meanings::KnownMeanings;
+use super::session_files::SessionFiles;
+use super::session_turns::Saving;
+use super::{
+    Answer, Call, CallError, Guest, Lease, LeaseError, SaveError, SaveOptions, Saved, SessionError,
 };
+use crate::{Cause, Reference, describe_error};
 
 /// A state in the tree of a session: by its id or its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,30 +43,6 @@ impl<'a> From<&'a str> for Checkpoint<'a> {
     fn from(name: &'a str) -> Self {
         Self::Name(name)
     }
-}
-
-/// The live guest, and where it stands.
-pub(crate) enum SessionBackend {
-    #[cfg(feature = "wasm")]
-    Module(Box<Branch<afresh_wasm::Session>>),
-    #[cfg(feature = "vm")]
-    Machine(Box<Branch<afresh_vm::Sandbox>>),
-    #[cfg(feature = "linux")]
-    Program(Box<Branch<afresh_linux::Instance>>),
-}
-
-/// Does the same with the branch of either kind.
-macro_rules! each {
-    ($line:expr, $branch:ident => $body:expr) => {
-        match $line {
-            #[cfg(feature = "wasm")]
-            SessionBackend::Module($branch) => $body,
-            #[cfg(feature = "vm")]
-            SessionBackend::Machine($branch) => $body,
-            #[cfg(feature = "linux")]
-            SessionBackend::Program($branch) => $body,
-        }
-    };
 }
 
 /// Whether calls may be made.
@@ -104,7 +73,8 @@ pub(crate) enum State {
 /// guest that has files of a host directory open cannot be checkpointed.
 pub struct Session {
     pub(crate) guest: Guest,
-    pub(crate) line: SessionBackend,
+    /// The live guest, and its state in the tree.
+    pub(crate) line: Box<dyn SessionLine>,
     pub(crate) state: State,
     /// Names in remotes that it was saved under before.
     #[cfg(feature = "remote")]
@@ -128,81 +98,33 @@ impl Drop for Session {
     fn drop(&mut self) {
         if matches!(self.state, State::Calling) {
             // Its relatives cannot use it either.
-            each!(&mut self.line, branch => branch.abandon());
+            self.line.abandon();
         }
-    }
-}
-
-/// The error of a branch that did not move.
-pub(crate) fn unmoved<E: std::error::Error + Send + Sync + 'static>(
-    error: BranchError<E>,
-) -> SessionError {
-    match error {
-        BranchError::Tree(error) => SessionError::Tree(error),
-        other => SessionError::State(other.into()),
     }
 }
 
 /// The session's own instance on lease, made now if there was none.
-fn lend<'a>(guest: &'a Guest, line: &'a mut SessionBackend) -> Result<Lease<'a>, LeaseError> {
-    let instance = match line {
-        #[cfg(feature = "wasm")]
-        SessionBackend::Module(branch) => {
-            let session = branch.guest_mut().map_err(|e| LeaseError::Instance(e.into()))?;
-            Instance::Module(session.lease())
-        }
-        #[cfg(feature = "vm")]
-        SessionBackend::Machine(branch) => {
-            let sandbox = branch.guest_mut().map_err(|e| LeaseError::Instance(e.into()))?;
-            Instance::Machine(Leased::Own(sandbox))
-        }
-        #[cfg(feature = "linux")]
-        SessionBackend::Program(branch) => {
-            let program = branch.guest_mut().map_err(|e| LeaseError::Instance(e.into()))?;
-            Instance::Program(Leased::Own(program))
-        }
-    };
-    Ok(Lease { guest, instance })
+fn lend<'a>(guest: &'a Guest, line: &'a mut dyn SessionLine) -> Result<Lease<'a>, LeaseError> {
+    Ok(Lease { guest, instance: line.lend()? })
 }
 
 impl Session {
     pub(crate) fn begin(guest: &Guest) -> Result<Self, SessionError> {
-        let line = match &guest.inner().ready {
-            #[cfg(feature = "wasm")]
-            Backend::Module(warm) => {
-                let root = warm.root().map_err(|e| SessionError::State(e.into()))?;
-                SessionBackend::Module(Box::new(Branch::from_state(
-                    &Tree::new(),
-                    warm.clone(),
-                    root,
-                )))
-            }
-            #[cfg(feature = "wasm")]
-            Backend::Component(_) => {
-                return Err(SessionError::Guest(
-                    "a component runs every call in a new instance; a core module or a micro-VM has them",
-                ));
-            }
-            #[cfg(feature = "vm")]
-            Backend::Machine(machines) => {
-                let (home, root) = (machines.pristine.clone(), machines.pristine.state());
-                SessionBackend::Machine(Box::new(Branch::from_state(&Tree::new(), home, root)))
-            }
-            #[cfg(feature = "linux")]
-            Backend::Program(programs) => {
-                let (home, root) = (programs.pristine.home(), programs.pristine.state());
-                SessionBackend::Program(Box::new(Branch::from_state(&Tree::new(), home, root)))
-            }
-        };
-        Ok(Self {
-            guest: guest.clone(),
+        let line = dispatch!(Backend, &guest.inner().backend, warm => warm.begin_session()?);
+        Ok(Self::on(guest.clone(), line))
+    }
+
+    /// A session on a line of its guest.
+    fn on(guest: Guest, line: Box<dyn SessionLine>) -> Self {
+        Self {
+            guest,
             line,
             state: State::Ready,
             #[cfg(feature = "remote")]
             known: KnownMeanings::default(),
             saving: None,
             passing: None,
-        })
+        }
     }
 
     pub(crate) fn check(&self) -> Result<(), SessionError> {
@@ -233,7 +155,7 @@ impl Session {
         run: impl FnOnce(&mut Lease<'_>) -> Result<R, CallError>,
     ) -> Result<R, SessionError> {
         self.check()?;
-        let mut lease = lend(&self.guest, &mut self.line).map_err(CallError::from)?;
+        let mut lease = lend(&self.guest, &mut *self.line).map_err(CallError::from)?;
         // Stays when `run` unwinds.
         self.state = State::Calling;
         let result = run(&mut lease);
@@ -246,14 +168,10 @@ impl Session {
     }
 
     /// Time until the next event in a Linux program, as [`Lease::due`]; `None` if calls are refused.
-    #[cfg(feature = "linux")]
     #[must_use]
     pub fn due(&self) -> Option<std::time::Duration> {
-        match (&self.line, &self.state) {
-            (SessionBackend::Program(branch), State::Ready) => match branch.guest() {
-                Some(guest) => guest.due(),
-                None => branch.base().state.due(),
-            },
+        match &self.state {
+            State::Ready => self.line.next_event(),
             _ => None,
         }
     }
@@ -287,11 +205,7 @@ impl Session {
     /// objects of the host. [`SessionError::Failed`].
     pub fn checkpoint(&mut self, name: impl Into<String>) -> Result<SnapshotId, SessionError> {
         self.check()?;
-        each!(&mut self.line, branch => {
-            let id = branch.checkpoint().map_err(unmoved)?;
-            branch.tree().name(id, name)?;
-            Ok(id)
-        })
+        self.line.checkpoint(name.into())
     }
 
     /// Goes to any state of the tree: back, forward or across, also after the session failed. State that was not
@@ -307,13 +221,8 @@ impl Session {
     ) -> Result<SnapshotId, SessionError> {
         let id = self.find(to.into())?;
         let unwound = matches!(self.state, State::Calling);
-        let moved = each!(&mut self.line, branch => {
-            branch.tree().get(id)?;
-            if unwound {
-                branch.abandon();
-            }
-            branch.rollback(id).map_err(unmoved)
-        });
+        self.line.check(id)?;
+        let moved = self.line.rollback(id, unwound);
         self.state = match &moved {
             Err(error) => {
                 State::Failed(format!("it could not be rolled back: {}", describe_error(error)))
@@ -331,44 +240,11 @@ impl Session {
     /// As [`Session::checkpoint`].
     pub fn fork(&mut self, count: usize) -> Result<Vec<Session>, SessionError> {
         self.check()?;
-        let guest = self.guest.clone();
-        let fork = |line| {
-            let (guest, state) = (guest.clone(), State::Ready);
-            Session {
-                guest,
-                line,
-                state,
-                #[cfg(feature = "remote")]
-                known: KnownMeanings::default(),
-                saving: None,
-                passing: None,
-            }
-        };
         // It also belongs to them.
         self.passing = None;
-        match &mut self.line {
-            #[cfg(feature = "wasm")]
-            SessionBackend::Module(branch) => {
-                let id = branch.current().map_err(unmoved)?;
-                let forks =
-                    (0..count).map(|_| branch.fork(id).map(Box::new).map(SessionBackend::Module));
-                forks.map(|line| line.map(fork).map_err(unmoved)).collect()
-            }
-            #[cfg(feature = "vm")]
-            SessionBackend::Machine(branch) => {
-                let id = branch.current().map_err(unmoved)?;
-                let forks =
-                    (0..count).map(|_| branch.fork(id).map(Box::new).map(SessionBackend::Machine));
-                forks.map(|line| line.map(fork).map_err(unmoved)).collect()
-            }
-            #[cfg(feature = "linux")]
-            SessionBackend::Program(branch) => {
-                let id = branch.current().map_err(unmoved)?;
-                let forks =
-                    (0..count).map(|_| branch.fork(id).map(Box::new).map(SessionBackend::Program));
-                forks.map(|line| line.map(fork).map_err(unmoved)).collect()
-            }
-        }
+        let id = self.line.current()?;
+        let fork = |_| Ok(Self::on(self.guest.clone(), self.line.fork(id)?));
+        (0..count).map(fork).collect()
     }
 
     /// The difference of two states: which pages, how many bytes, and whether other state differs.
@@ -381,35 +257,20 @@ impl Session {
         two: impl Into<Checkpoint<'c>>,
     ) -> Result<Difference, SessionError> {
         let (one, two) = (self.find(one.into())?, self.find(two.into())?);
-        each!(&self.line, branch => Ok(branch.tree().diff(one, two)?))
+        self.line.diff(one, two)
     }
 
     /// The differences between the files of two states: which paths, and how many bytes.
     ///
     /// # Errors
     /// [`SessionError::Tree`]; [`SessionError::State`] when a layer of the tree cannot be read.
-    #[cfg(any(feature = "wasm", feature = "linux"))]
     pub fn diff_files<'c>(
         &self,
         one: impl Into<Checkpoint<'c>>,
         two: impl Into<Checkpoint<'c>>,
     ) -> Result<FileDifference, SessionError> {
         let (one, two) = (self.find(one.into())?, self.find(two.into())?);
-        match &self.line {
-            #[cfg(feature = "wasm")]
-            SessionBackend::Module(branch) => {
-                let (one, two) = (branch.tree().get(one)?, branch.tree().get(two)?);
-                one.state.diff_files(&two.state).map_err(|e| SessionError::State(e.into()))
-            }
-            #[cfg(feature = "vm")]
-            SessionBackend::Machine(_) => Ok(FileDifference::default()),
-            #[cfg(feature = "linux")]
-            SessionBackend::Program(branch) => {
-                let (one, two) = (branch.tree().get(one)?, branch.tree().get(two)?);
-                let (one, two) = (one.state.files(), two.state.files());
-                one.diff(two).map_err(|e| SessionError::State(e.into()))
-            }
-        }
+        self.line.diff_files(one, two)
     }
 
     /// The session's files, to be read and written from outside, between two calls.
@@ -417,19 +278,9 @@ impl Session {
     /// # Errors
     /// [`SessionError::NoFiles`] for a guest without a file tree ([`Options::files`](crate::Options::files)),
     /// [`SessionError::Failed`].
-    #[cfg(any(feature = "wasm", feature = "linux"))]
     pub fn files(&mut self) -> Result<SessionFiles<'_>, SessionError> {
         self.check()?;
-        match &mut self.line {
-            #[cfg(feature = "wasm")]
-            SessionBackend::Module(branch) => SessionFiles::of(branch),
-            #[cfg(feature = "vm")]
-            SessionBackend::Machine(_) => Err(SessionError::NoFiles(
-                "a micro-VM has no file tree; a Wasm module can have one",
-            )),
-            #[cfg(feature = "linux")]
-            SessionBackend::Program(branch) => Ok(SessionFiles::of_program(branch)),
-        }
+        self.line.files()
     }
 
     /// Drops a checkpoint: its children become its parent's, and pages that only it stored are freed. Sessions
@@ -442,21 +293,21 @@ impl Session {
         checkpoint: impl Into<Checkpoint<'c>>,
     ) -> Result<(), SessionError> {
         let id = self.find(checkpoint.into())?;
-        each!(&mut self.line, branch => branch.drop_snapshot(id).map_err(unmoved))
+        self.line.drop_snapshot(id)
     }
 
     /// Every state of the tree that this session and its relatives share, oldest first; the first is the
     /// guest's warm state, unless it was dropped.
     #[must_use]
     pub fn tree(&self) -> Vec<SnapshotInfo> {
-        each!(&self.line, branch => branch.tree().list())
+        self.line.list()
     }
 
     /// The state that the session stands on: its last checkpoint, or the target of its last rollback, or the origin
     /// of its fork.
     #[must_use]
     pub fn at(&self) -> SnapshotId {
-        each!(&self.line, branch => branch.at())
+        self.line.at()
     }
 
     /// The guest it is a session of.
@@ -478,9 +329,7 @@ impl Session {
     pub(crate) fn find(&self, checkpoint: Checkpoint<'_>) -> Result<SnapshotId, SessionError> {
         match checkpoint {
             Checkpoint::Id(id) => Ok(id),
-            Checkpoint::Name(name) => {
-                each!(&self.line, branch => Ok(branch.find(name)?))
-            }
+            Checkpoint::Name(name) => self.line.find(name),
         }
     }
 
@@ -492,7 +341,7 @@ impl Session {
     pub fn save(&mut self, to: &Reference, options: &SaveOptions) -> Result<Saved, SaveError> {
         let freeze = |cause: Cause| SaveError::Freeze(cause);
         self.check().map_err(|error| freeze(error.into()))?;
-        let mut lease = lend(&self.guest, &mut self.line).map_err(|error| freeze(error.into()))?;
+        let mut lease = lend(&self.guest, &mut *self.line).map_err(|error| freeze(error.into()))?;
         let saved = lease.save(to, options)?;
         drop(lease);
         #[cfg(feature = "remote")]

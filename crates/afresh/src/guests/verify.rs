@@ -7,10 +7,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::error::describe_error;
-#[cfg(any(feature = "wasm", feature = "linux"))]
-use crate::guest::Backend;
-use crate::{Call, CallError, Guest, Lease, VerifyError};
+use super::backend::{WarmGuest, dispatch};
+use super::{Call, CallError, Guest, Lease, VerifyError};
+use crate::describe_error;
 
 /// The result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,12 +61,16 @@ impl Verification {
     }
 
     /// Enters the findings of a comparison before a call.
-    #[cfg(feature = "wasm")]
-    fn add(&mut self, found: afresh_wasm::Comparison) {
-        self.bytes_differ += found.bytes;
-        self.items_differ += found.items.len();
-        self.items.extend(found.items);
-        self.unseen.extend(found.unseen);
+    pub(super) fn add(
+        &mut self,
+        bytes: usize,
+        items: impl ExactSizeIterator<Item = String>,
+        unseen: impl IntoIterator<Item = &'static str>,
+    ) {
+        self.bytes_differ += bytes;
+        self.items_differ += items.len();
+        self.items.extend(items);
+        self.unseen.extend(unseen);
     }
 
     /// Enters the answer of a call.
@@ -140,32 +143,32 @@ impl Guest {
         calls: u64,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Verification, VerifyError> {
-        match &self.inner().ready {
-            #[cfg(feature = "wasm")]
-            Backend::Module(warm) => verify_module(self, warm, call, calls, progress),
-            #[allow(unreachable_patterns, reason = "other kinds are other features")]
-            _ => verify_repeatedly(self, call, calls, progress),
-        }
+        dispatch!(Backend, &self.inner().backend, warm => warm.verify(self, call, calls, progress))
     }
 }
 
-#[cfg(feature = "wasm")]
-fn verify_module(
+/// Refuses a call that can never be made: it is not verified.
+fn check_call(guest: &Guest, call: &Call) -> Result<(), VerifyError> {
+    match guest.ask(call) {
+        Err(error @ CallError::Request { .. }) => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Guests with an untouched instance for comparison: every answer against that of one.
+#[allow(dead_code, reason = "only a module has such instances")]
+pub(super) fn against_untouched(
+    warm: &impl WarmGuest,
     guest: &Guest,
-    warm: &afresh_wasm::Warm,
     call: &Call,
     calls: u64,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Verification, VerifyError> {
-    let compare = |e: afresh_wasm::WarmError| VerifyError::Compare(e.into());
     let mut found = Verification::default();
-    // A call that can never be made is not verified.
-    if let Err(error @ CallError::Request { .. }) = guest.ask(call) {
-        return Err(error.into());
-    }
+    check_call(guest, call)?;
     for done in 1..=calls {
         // Fresh entropy is a difference on purpose; it is drawn after the comparison.
-        found.add(warm.compare().map_err(compare)?);
+        warm.compare_next(guest, &mut found)?;
         let mut pooled = guest.lease().map_err(CallError::from)?;
         let given = answer(&mut pooled, call);
         found.most_bytes_changed = found.most_bytes_changed.max(pooled.differences()?.0);
@@ -179,19 +182,43 @@ fn verify_module(
         found.answered(&given);
         progress(done);
     }
-    found.add(warm.compare().map_err(compare)?);
-    found.watch_clones(guest, warm.report().reseeds, call)?;
+    warm.compare_next(guest, &mut found)?;
+    found.watch_clones(warm, guest, call)?;
     Ok(found)
 }
 
-#[cfg(any(feature = "wasm", feature = "linux"))]
+/// Guests without an untouched instance for comparison: every answer against the first.
+pub(super) fn against_first_answer(
+    warm: &impl WarmGuest,
+    guest: &Guest,
+    call: &Call,
+    calls: u64,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Verification, VerifyError> {
+    let mut found = Verification::default();
+    check_call(guest, call)?;
+    let mut first = None;
+    for done in 1..=calls {
+        warm.compare_next(guest, &mut found)?;
+        let mut lease = guest.lease().map_err(CallError::from)?;
+        let given = answer(&mut lease, call);
+        if warm.measures_changes() {
+            found.most_bytes_changed = found.most_bytes_changed.max(lease.differences()?.0);
+        }
+        found.answered(&given);
+        found.answers_differ += u64::from(*first.get_or_insert_with(|| given.clone()) != given);
+        progress(done);
+    }
+    warm.compare_next(guest, &mut found)?;
+    found.watch_clones(warm, guest, call)?;
+    Ok(found)
+}
+
 /// Maximum number of repeating values that are listed.
 const MAX_REPEATING: usize = 100;
-#[cfg(any(feature = "wasm", feature = "linux"))]
 /// Maximum bytes of an answer whose values are compared one by one. A longer one is compared as a whole.
 const MAX_COMPARED: usize = 1 << 20;
 
-#[cfg(any(feature = "wasm", feature = "linux"))]
 /// Three answers: two of one clone, and the first of another.
 struct Draws {
     first: String,
@@ -199,7 +226,6 @@ struct Draws {
     cloned: String,
 }
 
-#[cfg(any(feature = "wasm", feature = "linux"))]
 impl Draws {
     /// Each line as its own, and each value of a line, as far as all three answers have the same number of them.
     fn values(&self) -> Vec<(String, [&str; 3])> {
@@ -237,7 +263,6 @@ impl Draws {
     }
 }
 
-#[cfg(any(feature = "wasm", feature = "linux"))]
 /// The parts of three texts, with the place of each; the texts themselves where they have different numbers of parts.
 fn equally<'a>(
     texts: [&'a str; 3],
@@ -259,15 +284,15 @@ fn equally<'a>(
     parts.map(|(((a, b), c), at)| (format!("{within}{part} {at}"), [a, b, c])).collect()
 }
 
-#[cfg(any(feature = "wasm", feature = "linux"))]
 impl Verification {
     /// Makes the call twice in one clone and once in another, and enters how the answers compare.
     fn watch_clones(
         &mut self,
+        warm: &impl WarmGuest,
         guest: &Guest,
-        reseeds: bool,
         call: &Call,
     ) -> Result<(), VerifyError> {
+        let Some(reseeds) = warm.reseeds_clones() else { return Ok(()) };
         let text = |answer: Result<String, String>| answer.unwrap_or_else(|failure| failure);
         let mut one = guest.lease().map_err(CallError::from)?;
         let mut other = guest.lease().map_err(CallError::from)?;
@@ -279,58 +304,7 @@ impl Verification {
     }
 }
 
-/// Guests without an untouched instance for comparison: every answer against the first.
-fn verify_repeatedly(
-    guest: &Guest,
-    call: &Call,
-    calls: u64,
-    progress: &mut dyn FnMut(u64),
-) -> Result<Verification, VerifyError> {
-    let mut found = Verification::default();
-    // A call that can never be made is not verified.
-    if let Err(error @ CallError::Request { .. }) = guest.ask(call) {
-        return Err(error.into());
-    }
-    let mut first = None;
-    for done in 1..=calls {
-        compare(guest, &mut found)?;
-        let mut lease = guest.lease().map_err(CallError::from)?;
-        let given = answer(&mut lease, call);
-        #[cfg(feature = "wasm")]
-        if matches!(guest.inner().ready, Backend::Component(_)) {
-            found.most_bytes_changed = found.most_bytes_changed.max(lease.differences()?.0);
-        }
-        found.answered(&given);
-        found.answers_differ += u64::from(*first.get_or_insert_with(|| given.clone()) != given);
-        progress(done);
-    }
-    compare(guest, &mut found)?;
-    #[cfg(feature = "wasm")]
-    if let Backend::Component(warm) = &guest.inner().ready {
-        found.watch_clones(guest, warm.reseeds(), call)?;
-    }
-    #[cfg(feature = "linux")]
-    #[allow(irrefutable_let_patterns, reason = "other kinds are other features")]
-    if let Backend::Program(programs) = &guest.inner().ready {
-        found.watch_clones(guest, programs.pristine.watches_generation(), call)?;
-    }
-    Ok(found)
-}
-
-/// Compares the instance that the next call would get with the warm state.
-fn compare(guest: &Guest, found: &mut Verification) -> Result<(), VerifyError> {
-    #[cfg(feature = "wasm")]
-    if let Backend::Component(warm) = &guest.inner().ready {
-        found.add(warm.compare().map_err(|e| VerifyError::Compare(e.into()))?);
-        return Ok(());
-    }
-    let (bytes, items) = guest.lease().map_err(CallError::from)?.differences()?;
-    found.bytes_differ += bytes;
-    found.items_differ += items;
-    Ok(())
-}
-
-#[cfg(all(test, any(feature = "wasm", feature = "linux")))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -6,8 +6,7 @@
 use afresh_files::{LayerLimits, OciImage};
 use afresh_linux::Program;
 
-use crate::guest::Backend;
-use crate::program;
+use crate::guests::backend::Backend;
 use crate::{Cause, OpenError, Options, Place, Reference};
 
 /// Documents that lead to one another.
@@ -45,7 +44,7 @@ fn meant(reference: &Reference, error: &OpenError) -> ImageGuess {
 
 /// The program of the image that a reference names, warm, if it could not be opened as a snapshot; that error if it
 /// is not an image either.
-pub(crate) fn ready(
+pub(crate) fn open(
     reference: &Reference,
     options: &Options,
     error: OpenError,
@@ -57,7 +56,7 @@ pub(crate) fn ready(
         ImageGuess::Surely => open_image(reference, options).map_err(failed)?,
     };
     let program = Program::of_image(&image).map_err(|error| failed(error.into()))?;
-    program::warmed(&reference.to_string(), program, options)
+    super::warm(&reference.to_string(), program, options)
 }
 
 /// The program of the OCI image that a reference names: in a layout, in an archive, or in a registry. It is started as the
@@ -100,8 +99,8 @@ fn fetched(
     use afresh_store::Store;
 
     let remote = reference.place().remote()?;
-    let scratch = crate::scratch::Scratch::new()?;
-    let cache = options.image_cache();
+    let scratch = crate::guests::scratch::Scratch::new()?;
+    let cache = options.cache.as_ref().map(|cache| cache.join("images"));
     let folder = cache.as_deref().unwrap_or_else(|| scratch.path());
     let store = Store::create(folder)?;
     let mut name = reference.given_name().or(remote.name()).unwrap_or(crate::LATEST).to_owned();

@@ -11,10 +11,10 @@ use afresh_pager::{SnapshotMemory, StateSum, turn_applied, turn_since};
 use afresh_snapshot::{SnapshotId, TreeError};
 use afresh_store::{Limits, Turn, TurnError};
 
-use crate::guest::Backend;
-use crate::save::Frozen;
-use crate::session::{Session, SessionBackend, State, unmoved};
-use crate::{Cause, Checkpoint, Guest, SessionError};
+use super::backend::{FrozenGuest, WarmGuest, dispatch};
+use super::session::State;
+use super::{Checkpoint, Guest, Session, SessionError};
+use crate::{Cause, describe_error};
 
 /// The digest of a warm state, from which the digests of all other states are computed.
 #[derive(Debug)]
@@ -25,7 +25,10 @@ pub(crate) struct DigestBase {
 
 impl Guest {
     /// The digest of the warm state, made on first use, because it reads all of it.
-    fn anchor(&self, warm: impl FnOnce() -> Result<Frozen, Cause>) -> Result<&DigestBase, Cause> {
+    fn anchor(
+        &self,
+        warm: impl FnOnce() -> Result<Box<dyn FrozenGuest>, Cause>,
+    ) -> Result<&DigestBase, Cause> {
         let anchor = &self.inner().anchor;
         if let Some(made) = anchor.get() {
             return Ok(made);
@@ -65,10 +68,10 @@ impl Session {
         })?;
         // Held while the present state takes the place of the last one that was kept for a delta.
         let now = self.stand().map_err(SessionError::State)?;
-        self.delta_of(&before, &now).map_err(SessionError::State)
+        self.delta_of(&*before, &*now).map_err(SessionError::State)
     }
 
-    fn delta_of(&self, before: &Frozen, now: &Frozen) -> Result<Vec<u8>, Cause> {
+    fn delta_of(&self, before: &dyn FrozenGuest, now: &dyn FrozenGuest) -> Result<Vec<u8>, Cause> {
         let (state_before, state) = (before.timeless_bytes()?, now.bytes()?);
         let parent = self.digest(before.image(), &state_before)?;
         let turn = turn_since((before.image(), &state_before), now.image(), &state, parent)?;
@@ -83,17 +86,8 @@ impl Session {
     }
 
     /// The guest's warm state.
-    fn warm(&self) -> Result<Frozen, Cause> {
-        Ok(match &self.guest.inner().ready {
-            #[cfg(feature = "wasm")]
-            Backend::Module(warm) => Frozen::Module(warm.freeze_state(&warm.root()?)?),
-            #[cfg(feature = "wasm")]
-            Backend::Component(warm) => Frozen::Module(warm.freeze()?),
-            #[cfg(feature = "vm")]
-            Backend::Machine(machines) => Frozen::Machine(machines.pristine.freeze()?),
-            #[cfg(feature = "linux")]
-            Backend::Program(programs) => Frozen::Program(programs.pristine.freeze()?),
-        })
+    fn warm(&self) -> Result<Box<dyn FrozenGuest>, Cause> {
+        dispatch!(Backend, &self.guest.inner().backend, warm => warm.freeze_root())
     }
 
     /// Goes to the state that a delta makes of the present one, which becomes a state of the tree without a name. The
@@ -123,42 +117,14 @@ impl Session {
 
     /// Goes to a state that came from elsewhere.
     fn go(&mut self, image: Image, state: &[u8]) -> Result<SnapshotId, SessionError> {
-        let bad = |error: Cause| SessionError::State(error);
-        let memory = SnapshotMemory::from(image);
-        let guest = self.guest.inner();
+        let (memory, guest) = (SnapshotMemory::from(image), self.guest.inner());
         self.passing = None;
-        let moved = match (&mut self.line, &guest.ready) {
-            #[cfg(feature = "wasm")]
-            (SessionBackend::Module(branch), Backend::Module(warm)) => {
-                let frozen = afresh_wasm::Frozen::from_parts(memory, state);
-                let frozen = frozen.map_err(|e| bad(e.into()))?;
-                let state = warm.thaw_state(&frozen).map_err(|e| bad(e.into()))?;
-                let id = branch.tree().insert(state, Some(branch.at()));
-                branch.rollback(id).map(|()| id).map_err(unmoved)
-            }
-            #[cfg(feature = "vm")]
-            (SessionBackend::Machine(branch), Backend::Machine(machines)) => {
-                let frozen = afresh_vm::Frozen::from_parts(memory, state);
-                let frozen = frozen.map_err(|e| bad(e.into()))?;
-                let state = machines.pristine.adopt(&frozen).map_err(|e| bad(e.into()))?;
-                let id = branch.tree().insert(state, Some(branch.at()));
-                branch.rollback(id).map(|()| id).map_err(unmoved)
-            }
-            #[cfg(feature = "linux")]
-            (SessionBackend::Program(branch), Backend::Program(_)) => {
-                let frozen = afresh_linux::Frozen::from_parts(memory, state);
-                let grants = guest.options.grants();
-                let state = afresh_linux::Warm::thaw_state(&frozen, &grants);
-                let state = state.map_err(|e| bad(e.into()))?;
-                let id = branch.tree().insert(state, Some(branch.at()));
-                branch.rollback(id).map(|()| id).map_err(unmoved)
-            }
-            #[allow(unreachable_patterns, reason = "a session is of its guest's kind")]
-            _ => return Err(bad("the session is of another guest".into())),
-        };
+        let id = self.line.insert(memory, state, &guest.backend, &guest.options);
+        let id = id.map_err(SessionError::State)?;
+        let moved = self.line.rollback(id, false);
         if let Err(error) = &moved {
-            self.state = State::Failed(crate::error::describe_error(error));
+            self.state = State::Failed(describe_error(error));
         }
-        moved
+        moved.map(|()| id)
     }
 }

@@ -1,6 +1,8 @@
 //! Calls and answers, the same for every kind of guest.
 
-use crate::{CallError, Cause};
+use super::CallError;
+use super::backend::{self, FunctionEntry};
+use crate::Cause;
 
 /// A call: a function of the guest, and its input.
 ///
@@ -68,8 +70,7 @@ impl Answer {
 #[derive(Clone, Debug)]
 pub struct Function {
     pub(crate) name: String,
-    #[cfg(feature = "wasm")]
-    pub(crate) entry: Option<afresh_wasm::BytesEntry>,
+    pub(crate) entry: Option<FunctionEntry>,
 }
 
 /// A function to call: by its name, or as it was looked up.
@@ -106,9 +107,9 @@ impl<'a> From<&'a Function> for Entry<'a> {
 }
 
 /// The cause of a failed call.
-enum ErrorKind {
+#[allow(dead_code, reason = "not every kind of guest has every cause")]
+pub(super) enum ErrorKind {
     Timeout,
-    #[cfg(feature = "wasm")]
     Stopped,
     Request,
     Guest,
@@ -116,66 +117,16 @@ enum ErrorKind {
 }
 
 impl CallError {
-    fn of(function: &str, matter: ErrorKind, source: Cause) -> Self {
+    #[allow(dead_code, reason = "called by each kind of guest")]
+    pub(super) fn of(function: &str, kind: ErrorKind, source: Cause) -> Self {
         let function = function.to_owned();
-        match matter {
+        match kind {
             ErrorKind::Timeout => Self::Timeout { function, source },
-            #[cfg(feature = "wasm")]
             ErrorKind::Stopped => Self::Stopped { function, source },
             ErrorKind::Request => Self::Request { function, source },
             ErrorKind::Guest => Self::Guest { function, source },
             ErrorKind::Host => Self::Host { function, source },
         }
-    }
-
-    /// The error of a Wasm guest for its caller.
-    #[cfg(feature = "wasm")]
-    pub(crate) fn of_wasm(function: &str, error: afresh_wasm::CallError) -> Self {
-        use afresh_wasm::CallError as Error;
-        let matter = match &error {
-            Error::Timeout(_) => ErrorKind::Timeout,
-            Error::Stopped => ErrorKind::Stopped,
-            Error::NoSuchExport { .. } | Error::NotARoot { .. } | Error::Arguments { .. } => {
-                ErrorKind::Request
-            }
-            Error::Trap { .. }
-            | Error::Exception(_)
-            | Error::OutOfFuel(_)
-            | Error::Exit(_)
-            | Error::Interface(_) => ErrorKind::Guest,
-            _ => ErrorKind::Host,
-        };
-        Self::of(function, matter, error.into())
-    }
-
-    /// The error of a micro-VM for its caller.
-    #[cfg(feature = "vm")]
-    pub(crate) fn of_vm(function: &str, error: afresh_vm::CallError) -> Self {
-        use afresh_vm::{CallError as Error, GuestError};
-        let matter = match &error {
-            Error::Guest(GuestError::Timeout { .. }) => ErrorKind::Timeout,
-            Error::InputTooLarge { .. } => ErrorKind::Request,
-            Error::Guest(_) => ErrorKind::Guest,
-            _ => ErrorKind::Host,
-        };
-        Self::of(function, matter, error.into())
-    }
-
-    /// The error of a Linux program for its caller.
-    #[cfg(feature = "linux")]
-    pub(crate) fn of_linux(function: &str, error: afresh_linux::CallError) -> Self {
-        use afresh_linux::{CallError as Error, PlatformError};
-        let matter = match &error {
-            Error::Late { .. } => ErrorKind::Timeout,
-            // It had not begun.
-            Error::NeedsReset => ErrorKind::Request,
-            Error::Platform {
-                source: PlatformError::Ended(_) | PlatformError::Forged(_), ..
-            } => ErrorKind::Guest,
-            Error::Platform { .. } => ErrorKind::Host,
-            _ => ErrorKind::Guest,
-        };
-        Self::of(function, matter, error.into())
     }
 }
 
@@ -196,30 +147,13 @@ impl CallError {
     #[must_use]
     pub fn exit(&self) -> Option<Exit<'_>> {
         let Self::Guest { source, .. } = self else { return None };
-        #[cfg(feature = "wasm")]
-        if let Some(afresh_wasm::CallError::Exit(code)) = source.downcast_ref() {
-            return Some(Exit { code: *code, output: &[], messages: "" });
-        }
-        #[cfg(feature = "linux")]
-        if let Some(afresh_linux::CallError::Ended {
-            end: afresh_linux::End::Exit(code),
-            output,
-            messages,
-        }) = source.downcast_ref()
-        {
-            return Some(Exit { code: *code, output, messages });
-        }
-        let _ = source;
-        None
+        backend::exit(source)
     }
 
     /// The guest's stack at the failure, if it is known: many lines, for people.
     #[must_use]
     pub fn backtrace(&self) -> Option<String> {
-        #[cfg(feature = "wasm")]
-        if let Self::Guest { source, .. } | Self::Host { source, .. } = self {
-            return source.downcast_ref::<afresh_wasm::CallError>()?.backtrace();
-        }
-        None
+        let (Self::Guest { source, .. } | Self::Host { source, .. }) = self else { return None };
+        backend::backtrace(source)
     }
 }

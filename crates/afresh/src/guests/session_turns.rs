@@ -9,14 +9,14 @@
 
 use afresh_memory::Image;
 use afresh_pager::turn_since;
+use afresh_snapshot::SnapshotId;
 #[cfg(feature = "remote")]
 use afresh_store::remote::Replaced;
-use afresh_store::{Journal, Sha256, Snapshot, Store};
+use afresh_store::{Access, Journal, Sha256, Snapshot, Store};
 
-use crate::guest::Backend;
-use crate::save::Frozen;
-use crate::session::{Session, SessionBackend, unmoved};
-use crate::{Cause, Options, Place, Reference, SaveError, SaveOptions, access};
+use super::backend::FrozenGuest;
+use super::{SaveError, SaveOptions, Session};
+use crate::{Cause, Options, Place, Reference};
 
 /// Turns that follow on a snapshot before they are folded into it.
 const MOST_TURNS: usize = 256;
@@ -54,7 +54,11 @@ pub(crate) struct Saving {
 
 impl Saving {
     /// Appends the changes of the session.
-    fn append(&mut self, frozen: &Frozen, options: &SaveOptions) -> Result<SavedTurn, Cause> {
+    fn append(
+        &mut self,
+        frozen: &dyn FrozenGuest,
+        options: &SaveOptions,
+    ) -> Result<SavedTurn, Cause> {
         let (image, state) = (frozen.image().clone(), frozen.bytes()?);
         let before = (&self.image, &self.state[..]);
         let turn = turn_since(before, &image, &state, self.journal.last())?;
@@ -78,15 +82,14 @@ impl Saving {
     }
 
     /// Makes a layer of the turns when there are many.
-    fn fold(&mut self, options: &SaveOptions, opened: &access::Access) -> Result<(), Cause> {
+    fn fold(&mut self, options: &SaveOptions, opened: &Access) -> Result<(), Cause> {
         let Some(store) = &self.store else { return Ok(()) };
         let long = self.journal.turns() >= MOST_TURNS || self.journal.size() >= MOST_BYTES;
         if !long && !self.journal.is_nearly_full() {
             return Ok(());
         }
-        let demands = access::in_store(opened);
         let fold = options.fold();
-        self.journal = store.fold_turns(self.to.name(), &self.journal, &demands, &fold)?;
+        self.journal = store.fold_turns(self.to.name(), &self.journal, opened, &fold)?;
         Ok(())
     }
 
@@ -163,7 +166,7 @@ fn go_on_there(
     Ok(journal.map(|journal| (None, journal)))
 }
 
-impl Frozen {
+impl dyn FrozenGuest + '_ {
     /// Saves it whole, with turns to follow.
     fn begin(
         &self,
@@ -206,7 +209,7 @@ impl Session {
         // The check opens the remote.
         let known = self.saving.as_ref().is_some_and(|saving| saving.to.place() == to.place());
         if !known && !keeps_turns(to.place())? {
-            let id = self.save_over(&frozen, to, options)?;
+            let id = self.save_over(&*frozen, to, options)?;
             return Ok(SavedTurn { id, turns: 0, bytes: 0, pages: 0 });
         }
         let to = &to.named()?;
@@ -214,7 +217,7 @@ impl Session {
         let mut saving = match known {
             Some(saving) if !saving.is_long() => saving,
             long => {
-                let begun = self.save_whole(&frozen, to, options, long.as_deref());
+                let begun = self.save_whole(&*frozen, to, options, long.as_deref());
                 // After a failure, a long session is still what the next save replaces.
                 let (store, journal) = match begun {
                     Ok(begun) => begun,
@@ -231,7 +234,7 @@ impl Session {
                 return Ok(turn);
             }
         };
-        let saved = saving.append(&frozen, options).map_err(failed);
+        let saved = saving.append(&*frozen, options).map_err(failed);
         // The session on disk is whole, though it stays long; the next turn tries again.
         if saved.is_ok() {
             saving.unfolded = saving.fold(options, &own).err();
@@ -284,7 +287,7 @@ impl Session {
     /// Saves it whole, with turns to follow; in a remote, in place of `long`.
     fn save_whole(
         &self,
-        frozen: &Frozen,
+        frozen: &dyn FrozenGuest,
         to: &Reference,
         options: &SaveOptions,
         long: Option<&Saving>,
@@ -303,7 +306,7 @@ impl Session {
     /// Saves it whole where no turns can follow.
     fn save_over(
         &mut self,
-        frozen: &Frozen,
+        frozen: &dyn FrozenGuest,
         to: &Reference,
         options: &SaveOptions,
     ) -> Result<Sha256, SaveError> {
@@ -338,17 +341,10 @@ impl Session {
     }
 
     /// Makes the present state one of the tree, unless it is one, and freezes it.
-    pub(crate) fn stand(&mut self) -> Result<Frozen, Cause> {
+    pub(crate) fn stand(&mut self) -> Result<Box<dyn FrozenGuest>, Cause> {
         let before = self.at();
         let own = self.passing.take() == Some(before);
-        let now = match &mut self.line {
-            #[cfg(feature = "wasm")]
-            SessionBackend::Module(branch) => branch.current().map_err(unmoved)?,
-            #[cfg(feature = "vm")]
-            SessionBackend::Machine(branch) => branch.current().map_err(unmoved)?,
-            #[cfg(feature = "linux")]
-            SessionBackend::Program(branch) => branch.current().map_err(unmoved)?,
-        };
+        let now = self.line.current()?;
         if now != before {
             self.passing = Some(now);
             if own {
@@ -362,23 +358,7 @@ impl Session {
     }
 
     /// Any state of the tree, frozen. Shares the memory.
-    pub(crate) fn frozen(&self, id: afresh_snapshot::SnapshotId) -> Result<Frozen, Cause> {
-        Ok(match (&self.line, &self.guest.inner().ready) {
-            #[cfg(feature = "wasm")]
-            (SessionBackend::Module(branch), Backend::Module(warm)) => {
-                Frozen::Module(warm.freeze_state(&branch.tree().get(id)?)?)
-            }
-            #[cfg(feature = "vm")]
-            (SessionBackend::Machine(branch), Backend::Machine(machines)) => {
-                let state = branch.tree().get(id)?;
-                Frozen::Machine(machines.pristine.sibling(&state)?.freeze()?)
-            }
-            #[cfg(feature = "linux")]
-            (SessionBackend::Program(branch), Backend::Program(_)) => {
-                Frozen::Program(afresh_linux::Warm::freeze_state(&branch.tree().get(id)?)?)
-            }
-            #[allow(unreachable_patterns, reason = "a session is of its guest's kind")]
-            _ => return Err("the session is of another guest".into()),
-        })
+    pub(crate) fn frozen(&self, id: SnapshotId) -> Result<Box<dyn FrozenGuest>, Cause> {
+        self.line.freeze(id, &self.guest.inner().backend)
     }
 }

@@ -7,13 +7,10 @@ use std::ops::Deref;
 use std::sync::LazyLock;
 
 use afresh_budget::{Budget as MemoryBudget, Charge};
-#[cfg(feature = "wasm")]
-use afresh_files::Budget;
 use afresh_files::{Listed, Refused, Stat, Time, Tree};
-use afresh_snapshot::Branch;
 
-use crate::SessionError;
-use crate::session::unmoved;
+use super::SessionError;
+use super::backend::FileOwner;
 
 /// Maximum bytes of all files that [`SessionFiles::read`] reads at the same time.
 const MAX_READ: usize = 1 << 30;
@@ -46,15 +43,7 @@ impl Deref for FileContent {
 
 /// The files of a session. Paths begin at the root of its tree, with or without a slash.
 pub struct SessionFiles<'a> {
-    of: FileOwner<'a>,
-}
-
-/// The owner of the files.
-enum FileOwner<'a> {
-    #[cfg(feature = "wasm")]
-    Module(&'a mut Branch<afresh_wasm::Session>),
-    #[cfg(feature = "linux")]
-    Program(&'a mut Branch<afresh_linux::Instance>),
+    owner: &'a mut dyn FileOwner,
 }
 
 impl std::fmt::Debug for SessionFiles<'_> {
@@ -69,35 +58,14 @@ fn refused(path: &str) -> impl Fn(Refused) -> SessionError {
 }
 
 impl<'a> SessionFiles<'a> {
-    #[cfg(feature = "wasm")]
-    pub(crate) fn of(branch: &'a mut Branch<afresh_wasm::Session>) -> Result<Self, SessionError> {
-        match present(branch) {
-            Some(_) => Ok(Self { of: FileOwner::Module(branch) }),
-            None => Err(SessionError::NoFiles(
-                "its guest was opened without a file tree; set one with `Options::files`",
-            )),
-        }
-    }
-
-    #[cfg(feature = "linux")]
-    pub(crate) fn of_program(branch: &'a mut Branch<afresh_linux::Instance>) -> Self {
-        Self { of: FileOwner::Program(branch) }
+    pub(super) fn new(owner: &'a mut dyn FileOwner) -> Self {
+        Self { owner }
     }
 
     /// The tree as it is now. A copy costs nothing, and never changes.
     #[must_use]
     pub fn tree(&self) -> Tree {
-        match &self.of {
-            #[cfg(feature = "wasm")]
-            FileOwner::Module(branch) => {
-                present(branch).unwrap_or_else(|| Tree::new(Budget::default()))
-            }
-            #[cfg(feature = "linux")]
-            FileOwner::Program(branch) => match branch.guest() {
-                Some(program) => program.files().clone(),
-                None => branch.base().state.files().clone(),
-            },
-        }
+        self.owner.present_tree()
     }
 
     /// All bytes of a file. All reads of the process together have a GiB while they run; [`SessionFiles::read_within`]
@@ -178,27 +146,14 @@ impl<'a> SessionFiles<'a> {
         path: &str,
         change: impl FnOnce(&mut Tree) -> Result<T, Refused>,
     ) -> Result<T, SessionError> {
-        let changed = match &mut self.of {
-            #[cfg(feature = "wasm")]
-            FileOwner::Module(branch) => {
-                let session = branch.guest_mut().map_err(unmoved)?;
-                session.change_files(change).unwrap_or(Err(Refused::Missing))
-            }
-            #[cfg(feature = "linux")]
-            FileOwner::Program(branch) => {
-                let program = branch.guest_mut().map_err(unmoved)?;
-                program.change_files(change).map_err(|error| SessionError::State(error.into()))?
-            }
-        };
-        changed.map_err(refused(path))
-    }
-}
-
-/// The tree of the session as it is now.
-#[cfg(feature = "wasm")]
-fn present(branch: &Branch<afresh_wasm::Session>) -> Option<Tree> {
-    match branch.guest() {
-        Some(session) => session.files(),
-        None => branch.base().state.files().cloned(),
+        let (mut change, mut result) = (Some(change), None);
+        let changed = self.owner.change_tree(&mut |tree| {
+            // The owner calls it at most once.
+            let Some(change) = change.take() else { return Ok(()) };
+            result = Some(change(tree)?);
+            Ok(())
+        })?;
+        changed.map_err(refused(path))?;
+        result.ok_or_else(|| refused(path)(Refused::Missing))
     }
 }

@@ -1,0 +1,38 @@
+//! Guests of any kind: opened, called, saved, and kept alive in sessions.
+
+#[cfg(not(any(feature = "wasm", feature = "vm", feature = "linux")))]
+compile_error!("the feature `guests` is part of `wasm`, `vm` and `linux`; enable one of these");
+
+mod backend;
+mod call;
+mod delta;
+mod error;
+mod guest;
+#[cfg(feature = "seal")]
+mod keys;
+#[cfg(not(feature = "seal"))]
+#[path = "guests/keys_absent.rs"]
+mod keys;
+#[cfg(feature = "remote")]
+mod known_meanings;
+mod lease;
+mod options;
+mod save;
+mod scratch;
+mod session;
+mod session_files;
+mod session_turns;
+mod verify;
+
+#[cfg(feature = "linux")]
+pub use backend::image_program;
+pub use call::{Answer, Call, Entry, Exit, Function};
+pub use error::{CallError, LeaseError, SaveError, SessionError, VerifyError};
+pub use guest::{Guest, Kind, Origin, open};
+pub use lease::{Channel, Lease, Writer};
+pub(crate) use options::GuestOptions;
+pub use save::{SaveOptions, Saved};
+pub use session::{Checkpoint, Session};
+pub use session_files::{FileContent, SessionFiles};
+pub use session_turns::SavedTurn;
+pub use verify::{Clones, Verification};

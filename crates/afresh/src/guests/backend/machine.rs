@@ -1,0 +1,266 @@
+//! Micro-VMs.
+
+use afresh_files::FileDifference;
+use afresh_memory::{Feature, Image, PageRange};
+use afresh_pager::{SnapshotMemory, SnapshotOptions};
+use afresh_pool::{PoolStats, Recycled};
+use afresh_snapshot::{Branch, Frozen};
+use afresh_store::{Sha256, Store};
+use afresh_vm::{CallError as VmError, Difference, GuestError, Sandbox, SandboxBuilder, Snapshot};
+
+use super::pooled::{Leased, Reset, ResetPool};
+use super::session_line::{self, SessionGuest, SessionLine};
+use super::{Backend, FrozenGuest, GuestFile, Instance, LiveInstance, WarmGuest, failed};
+use crate::guests::call::{Entry, ErrorKind};
+use crate::guests::session_files::SessionFiles;
+use crate::{
+    Answer, Call, CallError, Cause, Guest, Kind, Lease, LeaseError, OpenError, Options, SaveError,
+    SessionError, VerifyError,
+};
+
+/// The kind of these guests in snapshots.
+pub(super) const SNAPSHOT_KIND: &str = "vm";
+/// Memory of a micro-VM if the options set none.
+const DEFAULT_MEMORY: u64 = 64 << 20;
+
+/// Sandboxes that all start from one state.
+pub(crate) type Machines = ResetPool<Sandbox, Snapshot>;
+
+impl Reset for Sandbox {
+    type Error = VmError;
+
+    fn reset(&mut self) -> Result<Recycled, Self::Error> {
+        self.reset().map(Recycled::from)
+    }
+
+    fn kept_bytes(&self) -> usize {
+        self.write_set_bytes()
+    }
+}
+
+/// Starts the micro-VM of a program.
+pub(super) fn open(file: &GuestFile<'_>, options: &Options) -> Result<Backend, OpenError> {
+    if !options.guest.warm_up.is_empty() {
+        return Err(OpenError::Option {
+            reference: file.name.to_owned(),
+            why: "a micro-VM warms itself up when it is initialised; a warm-up is for Wasm modules",
+        });
+    }
+    let builder = options.builder().memory(options.guest.memory.unwrap_or(DEFAULT_MEMORY));
+    let sandbox = builder.build(file.bytes).map_err(|error| failed(file.name, error))?;
+    pool(sandbox, options).map_err(|error| failed(file.name, error))
+}
+
+/// Micro-VMs out of a snapshot, with its pages.
+pub(super) fn thaw(
+    snapshot: afresh_store::Snapshot,
+    options: &Options,
+) -> Result<(Backend, SnapshotMemory), Cause> {
+    let frozen = afresh_vm::Frozen::load(snapshot, &afresh_pager::Options::default())?;
+    Ok((thaw_frozen(&frozen, options)?, frozen.memory().clone()))
+}
+
+fn thaw_frozen(frozen: &afresh_vm::Frozen, options: &Options) -> Result<Backend, Cause> {
+    Ok(pool(options.builder().thaw(frozen)?, options)?)
+}
+
+/// A pool with its first sandbox.
+fn pool(first: Sandbox, options: &Options) -> Result<Backend, LeaseError> {
+    let machines = Machines::new(first.pristine(), first, options.guest.limits)?;
+    Ok(Backend::Machine(Box::new(machines)))
+}
+
+/// The error of a micro-VM for its caller.
+fn call_error(function: &str, error: VmError) -> CallError {
+    let kind = match &error {
+        VmError::Guest(GuestError::Timeout { .. }) => ErrorKind::Timeout,
+        VmError::InputTooLarge { .. } => ErrorKind::Request,
+        VmError::Guest(_) => ErrorKind::Guest,
+        _ => ErrorKind::Host,
+    };
+    CallError::of(function, kind, error.into())
+}
+
+impl WarmGuest for Machines {
+    fn kind(&self) -> Kind {
+        Kind::Machine
+    }
+
+    fn lease_instance(&self) -> Result<Instance<'_>, LeaseError> {
+        Ok(Instance::Machine(self.lease(Snapshot::fork)?))
+    }
+
+    fn count_instances(&self) -> PoolStats {
+        self.stats()
+    }
+
+    fn describe_resets(&self) -> String {
+        self.pristine.reset_method().to_string()
+    }
+
+    fn begin_session(&self) -> Result<Box<dyn SessionLine>, SessionError> {
+        Ok(session_line::begin::<Sandbox>(self.pristine.clone(), self.pristine.state()))
+    }
+
+    fn freeze_warm(&self) -> Result<Box<dyn FrozenGuest>, Cause> {
+        Ok(Box::new(self.pristine.freeze()?))
+    }
+}
+
+impl LiveInstance for Leased<'_, Sandbox> {
+    fn answer_bytes(
+        &mut self,
+        _: &Guest,
+        callee: Entry<'_>,
+        input: &[u8],
+    ) -> Result<Vec<u8>, CallError> {
+        self.call(input).map_err(|error| call_error(callee.name(), error))
+    }
+
+    fn answer_text(
+        &mut self,
+        _: &Guest,
+        name: &str,
+        texts: &[String],
+    ) -> Result<Answer, CallError> {
+        let answer = self.call(texts.join(" ").as_bytes());
+        answer.map(Answer::Bytes).map_err(|error| call_error(name, error))
+    }
+
+    fn count_differences(&mut self) -> Result<(usize, usize), VerifyError> {
+        use afresh_vm::VerifyError as Found;
+        match self.verify() {
+            Ok(()) => Ok((0, 0)),
+            Err(Found::Differs(Difference::Memory { .. })) => Ok((1, 0)),
+            Err(Found::Differs(_)) => Ok((0, 1)),
+            Err(error) => Err(VerifyError::Compare(error.into())),
+        }
+    }
+
+    fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
+        let snapshot = self.snapshot().map_err(|error| SaveError::Freeze(error.into()))?;
+        Ok(Box::new(snapshot.freeze().map_err(|error| SaveError::Freeze(error.into()))?))
+    }
+
+    fn discard_instance(self) {
+        self.discard();
+    }
+}
+
+impl SessionGuest for Sandbox {
+    fn lend(&mut self) -> Instance<'_> {
+        Instance::Machine(Leased::Own(self))
+    }
+
+    fn freeze_state(
+        warm: &Backend,
+        state: &Frozen<Self::State>,
+    ) -> Result<Box<dyn FrozenGuest>, Cause> {
+        Ok(Box::new(machines(warm)?.pristine.sibling(state)?.freeze()?))
+    }
+
+    fn thaw_state(
+        warm: &Backend,
+        memory: SnapshotMemory,
+        state: &[u8],
+        _: &Options,
+    ) -> Result<Frozen<Self::State>, Cause> {
+        let frozen = afresh_vm::Frozen::from_parts(memory, state)?;
+        Ok(machines(warm)?.pristine.adopt(&frozen)?)
+    }
+
+    fn diff_files(_: &Self::State, _: &Self::State) -> Result<FileDifference, SessionError> {
+        Ok(FileDifference::default())
+    }
+
+    fn files(_: &mut Branch<Self>) -> Result<SessionFiles<'_>, SessionError> {
+        Err(SessionError::NoFiles("a micro-VM has no file tree; a Wasm module can have one"))
+    }
+}
+
+/// The micro-VMs of a session's guest.
+fn machines(warm: &Backend) -> Result<&Machines, Cause> {
+    match warm {
+        Backend::Machine(machines) => Ok(machines),
+        #[allow(unreachable_patterns, reason = "other kinds are other features")]
+        _ => Err("the session is of another guest".into()),
+    }
+}
+
+impl FrozenGuest for afresh_vm::Frozen {
+    fn image(&self) -> &Image {
+        self.memory().pages()
+    }
+
+    fn bytes(&self) -> Result<Vec<u8>, Cause> {
+        Ok(Self::bytes(self)?)
+    }
+
+    fn store(&self, store: &Store, name: &str, with: &SnapshotOptions) -> Result<Sha256, Cause> {
+        Ok(self.save(store, name, with)?)
+    }
+
+    fn recorder(&self) -> Feature {
+        Feature::UffdKernel
+    }
+
+    fn touched_pages(
+        &self,
+        snapshot: afresh_store::Snapshot,
+        call: &Call,
+        options: &Options,
+    ) -> Result<Vec<PageRange>, Cause> {
+        let frozen = Self::record(snapshot)?;
+        let guest = Guest::assemble(thaw_frozen(&frozen, options)?, options);
+        guest.ask(call)?;
+        Ok(frozen.memory().touched())
+    }
+}
+
+impl Options {
+    /// Options of micro-VMs alone: `build` adds host functions, regions, a log and so on to the builder, for a
+    /// program and for a snapshot alike.
+    pub fn vm(
+        mut self,
+        build: impl Fn(SandboxBuilder) -> SandboxBuilder + Send + Sync + 'static,
+    ) -> Self {
+        self.guest.vm = Some(std::sync::Arc::new(build));
+        self
+    }
+
+    /// The builder of a micro-VM.
+    fn builder(&self) -> SandboxBuilder {
+        let mut builder = Sandbox::builder();
+        if let Some(build) = &self.guest.vm {
+            builder = build(builder);
+        }
+        match self.guest.timeout {
+            Some(timeout) => builder.timeout(timeout),
+            None => builder,
+        }
+    }
+}
+
+impl Guest {
+    /// The state that a micro-VM's calls start from, if it is one.
+    #[must_use]
+    pub fn as_machine(&self) -> Option<&Snapshot> {
+        match &self.inner().backend {
+            Backend::Machine(machines) => Some(&machines.pristine),
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => None,
+        }
+    }
+}
+
+impl Lease<'_> {
+    /// The sandbox, if it is a micro-VM.
+    #[must_use]
+    pub fn as_machine(&mut self) -> Option<&mut Sandbox> {
+        match &mut self.instance {
+            Instance::Machine(machine) => Some(machine),
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => None,
+        }
+    }
+}

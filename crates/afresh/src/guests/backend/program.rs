@@ -1,0 +1,465 @@
+//! Unmodified Linux programs.
+
+pub(super) mod oci_image;
+
+use std::convert::Infallible;
+use std::path::Path;
+use std::time::Duration;
+
+use afresh_files::{FileDifference, Refused, Tree};
+use afresh_linux::{
+    CallError as LinuxError, End, Exchanged, Frozen, InboundConnection, Instance, PlatformError,
+    Program, Warm,
+};
+use afresh_memory::{Feature, Image, PAGE_SIZE, PageRange};
+use afresh_pager::{SnapshotMemory, SnapshotOptions};
+use afresh_pool::{PoolStats, Recycled};
+use afresh_snapshot::Branch;
+use afresh_store::{Sha256, Snapshot, Store};
+
+use super::pooled::{Leased, Reset, ResetPool};
+use super::session_line::{self, SessionGuest, SessionLine, unmoved};
+use super::{
+    Backend, FileOwner, FrozenGuest, GuestFile, Instance as Lent, LiveInstance, WarmGuest, failed,
+};
+use crate::guests::call::{CallInput, Entry, ErrorKind, Exit};
+use crate::guests::session_files::SessionFiles;
+use crate::{
+    Answer, Call, CallError, Cause, Channel, Guest, Kind, Lease, LeaseError, OpenError, Options,
+    SaveError, SessionError, VerifyError, Writer,
+};
+
+/// The kind of these guests in snapshots.
+pub(super) const SNAPSHOT_KIND: &str = "linux";
+
+/// Instances that all start from one state.
+pub(crate) type Programs = ResetPool<Instance, Warm>;
+
+impl Reset for Instance {
+    type Error = Infallible;
+
+    /// Carried out with the next call, in the same round trip; a process that cannot be reset is replaced then. The
+    /// report is therefore that of the previous reset.
+    fn reset(&mut self) -> Result<Recycled, Infallible> {
+        let copied = usize::try_from(self.stats().copied).unwrap_or(usize::MAX);
+        self.reset();
+        Ok(Recycled { pages: copied / PAGE_SIZE, ..Recycled::default() })
+    }
+
+    fn kept_bytes(&self) -> usize {
+        self.write_set_bytes()
+    }
+}
+
+/// Text as input: words separated by spaces, and an end of line.
+fn line(texts: &[String]) -> Vec<u8> {
+    let mut line = texts.join(" ").into_bytes();
+    line.push(b'\n');
+    line
+}
+
+/// Warms the program in a file: the host's, or a file of the guest with these bytes.
+pub(super) fn open(file: &GuestFile<'_>, options: &Options) -> Result<Backend, OpenError> {
+    let program = match file.path {
+        Some(path) => {
+            let read = |source| OpenError::Read { path: path.to_owned(), source };
+            Program::new(std::path::absolute(path).map_err(read)?)
+        }
+        None => {
+            let name = Path::new(file.name).file_name().unwrap_or("program".as_ref());
+            let path = Path::new("/").join(name);
+            Program::new(&path).file(&path, file.bytes)
+        }
+    };
+    warm(file.name, program, options)
+}
+
+/// Warms a program, as the options shape it.
+pub(super) fn warm(name: &str, program: Program, options: &Options) -> Result<Backend, OpenError> {
+    let mut program = options.shape(program);
+    for call in &options.guest.warm_up {
+        program = program.request(match &call.given {
+            CallInput::Bytes(input) => input.clone(),
+            CallInput::Text(texts) => line(texts),
+        });
+    }
+    let warm = program.warm().map_err(|error| failed(name, error))?;
+    pool(warm, options).map_err(|error| failed(name, error))
+}
+
+/// A warm program out of a snapshot, with its pages.
+pub(super) fn thaw(
+    snapshot: Snapshot,
+    options: &Options,
+) -> Result<(Backend, SnapshotMemory), Cause> {
+    let frozen = Frozen::load(snapshot, &afresh_pager::Options::default())?;
+    Ok((thaw_frozen(&frozen, options)?, frozen.memory().clone()))
+}
+
+fn thaw_frozen(frozen: &Frozen, options: &Options) -> Result<Backend, Cause> {
+    Ok(pool(Warm::thaw(frozen, &options.grants())?, options)?)
+}
+
+/// A pool with its first instance.
+fn pool(warm: Warm, options: &Options) -> Result<Backend, LeaseError> {
+    let mut first = warm.instance();
+    first.prepare().map_err(|error| LeaseError::Instance(error.into()))?;
+    Ok(Backend::Program(Box::new(Programs::new(warm, first, options.guest.limits)?)))
+}
+
+/// The error of a Linux program for its caller.
+fn call_error(function: &str, error: LinuxError) -> CallError {
+    let kind = match &error {
+        LinuxError::Late { .. } => ErrorKind::Timeout,
+        // It had not begun.
+        LinuxError::NeedsReset => ErrorKind::Request,
+        LinuxError::Platform {
+            source: PlatformError::Ended(_) | PlatformError::Forged(_), ..
+        } => ErrorKind::Guest,
+        LinuxError::Platform { .. } => ErrorKind::Host,
+        _ => ErrorKind::Guest,
+    };
+    CallError::of(function, kind, error.into())
+}
+
+/// The exit of a guest, if that is the cause of an error.
+pub(super) fn exit(cause: &Cause) -> Option<Exit<'_>> {
+    match cause.downcast_ref()? {
+        LinuxError::Ended { end: End::Exit(code), output, messages } => {
+            Some(Exit { code: *code, output, messages })
+        }
+        _ => None,
+    }
+}
+
+impl WarmGuest for Programs {
+    fn kind(&self) -> Kind {
+        Kind::Program
+    }
+
+    fn lease_instance(&self) -> Result<Lent<'_>, LeaseError> {
+        let lease = self.lease(|warm| Ok::<_, Infallible>(warm.instance()))?;
+        Ok(Lent::Program(lease))
+    }
+
+    fn count_instances(&self) -> PoolStats {
+        self.stats()
+    }
+
+    fn describe_resets(&self) -> String {
+        self.pristine.resets_by().to_string()
+    }
+
+    fn is_listening(&self) -> bool {
+        self.pristine.listens()
+    }
+
+    fn begin_session(&self) -> Result<Box<dyn SessionLine>, SessionError> {
+        Ok(session_line::begin::<Instance>(self.pristine.home(), self.pristine.state()))
+    }
+
+    fn freeze_warm(&self) -> Result<Box<dyn FrozenGuest>, Cause> {
+        Ok(Box::new(self.pristine.freeze()?))
+    }
+
+    fn reseeds_clones(&self) -> Option<bool> {
+        Some(self.pristine.watches_generation())
+    }
+}
+
+/// A program that ends itself with success, because its input has ended, has answered.
+impl LiveInstance for Leased<'_, Instance> {
+    fn answer_bytes(
+        &mut self,
+        _: &Guest,
+        callee: Entry<'_>,
+        input: &[u8],
+    ) -> Result<Vec<u8>, CallError> {
+        answer(callee.name(), self.call(input))
+    }
+
+    fn answer_text(
+        &mut self,
+        _: &Guest,
+        name: &str,
+        texts: &[String],
+    ) -> Result<Answer, CallError> {
+        answer(name, self.call(&line(texts))).map(Answer::Bytes)
+    }
+
+    fn answer_heard(
+        &mut self,
+        _: &Guest,
+        callee: Entry<'_>,
+        input: &[u8],
+        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+    ) -> Result<(), CallError> {
+        match self.call_heard(input, translate(hear)) {
+            Err(LinuxError::Ended { end: End::Exit(0), .. }) => Ok(()),
+            other => other.map_err(|error| call_error(callee.name(), error)),
+        }
+    }
+
+    fn answer_logged(
+        &mut self,
+        _: &Guest,
+        callee: Entry<'_>,
+        input: &[u8],
+        mut log: impl FnMut(Channel, &[u8]) + Send + 'static,
+    ) -> Result<Vec<u8>, CallError> {
+        let log = move |from, piece: &[u8]| log(channel(from), piece);
+        answer(callee.name(), self.call_logged(input, log))
+    }
+
+    fn find_generation(&mut self) -> Option<u64> {
+        Some(self.generation())
+    }
+
+    /// The program is reset first: the comparison is with the initial state of the next call.
+    fn count_differences(&mut self) -> Result<(usize, usize), VerifyError> {
+        use afresh_linux::VerifyError as Found;
+        match self.verify() {
+            Ok(_) => Ok((0, 0)),
+            Err(Found::Memory(_)) => Ok((1, 0)),
+            Err(Found::Platform(error)) => Err(VerifyError::Compare(error.into())),
+            Err(_) => Ok((0, 1)),
+        }
+    }
+
+    fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
+        Ok(Box::new(self.freeze().map_err(|error| SaveError::Freeze(error.into()))?))
+    }
+
+    fn discard_instance(self) {
+        self.discard();
+    }
+
+    fn next_event(&self) -> Option<Duration> {
+        self.due()
+    }
+}
+
+fn answer(function: &str, called: Result<Vec<u8>, LinuxError>) -> Result<Vec<u8>, CallError> {
+    match called {
+        Err(LinuxError::Ended { end: End::Exit(0), output, .. }) => Ok(output),
+        other => other.map_err(|error| call_error(function, error)),
+    }
+}
+
+fn translate(
+    mut hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+) -> impl FnMut(afresh_linux::Writer, &[u8]) -> bool + Send + 'static {
+    move |from, piece| hear(Writer { channel: channel(from.channel), leader: from.leader }, piece)
+}
+
+fn channel(from: afresh_linux::Channel) -> Channel {
+    use afresh_linux::Channel as From;
+    match from {
+        From::Messages => Channel::Messages,
+        From::Host => Channel::Host,
+        _ => Channel::Output,
+    }
+}
+
+impl SessionGuest for Instance {
+    fn lend(&mut self) -> Lent<'_> {
+        Lent::Program(Leased::Own(self))
+    }
+
+    fn freeze_state(
+        _: &Backend,
+        state: &afresh_snapshot::Frozen<Self::State>,
+    ) -> Result<Box<dyn FrozenGuest>, Cause> {
+        Ok(Box::new(Warm::freeze_state(state)?))
+    }
+
+    fn thaw_state(
+        _: &Backend,
+        memory: SnapshotMemory,
+        state: &[u8],
+        options: &Options,
+    ) -> Result<afresh_snapshot::Frozen<Self::State>, Cause> {
+        let frozen = Frozen::from_parts(memory, state);
+        Ok(Warm::thaw_state(&frozen, &options.grants())?)
+    }
+
+    fn diff_files(one: &Self::State, two: &Self::State) -> Result<FileDifference, SessionError> {
+        one.files().diff(two.files()).map_err(|error| SessionError::State(error.into()))
+    }
+
+    fn files(branch: &mut Branch<Self>) -> Result<SessionFiles<'_>, SessionError> {
+        Ok(SessionFiles::new(branch))
+    }
+
+    fn next_event(branch: &Branch<Self>) -> Option<Duration> {
+        match branch.guest() {
+            Some(guest) => guest.due(),
+            None => branch.base().state.due(),
+        }
+    }
+}
+
+impl FileOwner for Branch<Instance> {
+    fn present_tree(&self) -> Tree {
+        match self.guest() {
+            Some(program) => program.files().clone(),
+            None => self.base().state.files().clone(),
+        }
+    }
+
+    fn change_tree(
+        &mut self,
+        change: &mut dyn FnMut(&mut Tree) -> Result<(), Refused>,
+    ) -> Result<Result<(), Refused>, SessionError> {
+        let program = self.guest_mut().map_err(unmoved)?;
+        program.change_files(change).map_err(|error| SessionError::State(error.into()))
+    }
+}
+
+impl FrozenGuest for Frozen {
+    fn image(&self) -> &Image {
+        self.memory().pages()
+    }
+
+    fn bytes(&self) -> Result<Vec<u8>, Cause> {
+        Ok(Self::bytes(self).to_vec())
+    }
+
+    fn store(&self, store: &Store, name: &str, with: &SnapshotOptions) -> Result<Sha256, Cause> {
+        Ok(self.save(store, name, with)?)
+    }
+
+    fn recorder(&self) -> Feature {
+        Feature::UffdSigbus
+    }
+
+    fn touched_pages(
+        &self,
+        snapshot: Snapshot,
+        call: &Call,
+        options: &Options,
+    ) -> Result<Vec<PageRange>, Cause> {
+        let frozen = Self::record(snapshot)?;
+        let guest = Guest::assemble(thaw_frozen(&frozen, options)?, options);
+        guest.ask(call)?;
+        Ok(frozen.memory().touched())
+    }
+}
+
+impl Guest {
+    /// The warm program, if it is one of Linux.
+    #[must_use]
+    pub fn as_program(&self) -> Option<&Warm> {
+        match &self.inner().backend {
+            Backend::Program(programs) => Some(&programs.pristine),
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => None,
+        }
+    }
+}
+
+/// Host connections to listeners within a Linux program. The program sees their data when it runs, in a call or by
+/// [`Lease::proceed`]. They are part of its state: in a fork, and after a rollback, some may no longer belong to the
+/// host.
+impl Lease<'_> {
+    /// The instance, if it is a Linux program.
+    #[must_use]
+    pub fn as_program(&mut self) -> Option<&mut Instance> {
+        match &mut self.instance {
+            Lent::Program(program) => Some(program),
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => None,
+        }
+    }
+
+    /// Lets a Linux program run without a call, with its background work, for a [slice](Program::slice)
+    /// of time or until all of it waits. `hear` as for [`Lease::call_heard`]. Other guests do nothing.
+    ///
+    /// # Errors
+    /// As [`Lease::call`].
+    pub fn proceed(
+        &mut self,
+        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+    ) -> Result<(), CallError> {
+        let Some(program) = self.as_program() else { return Ok(()) };
+        program.proceed(translate(hear)).map_err(|error| call_error("", error))
+    }
+
+    /// Shows a Linux program's files to another thread while calls of this lease run ([`Lease::call_heard`],
+    /// [`Lease::proceed`]). Other guests show nothing.
+    pub fn show_files(&mut self, view: &afresh_linux::FileView) {
+        if let Some(program) = self.as_program() {
+            program.show_files(view.clone());
+        }
+    }
+
+    /// Connects to the listener on the program's loopback `port`; `None` without a listener, or for another guest.
+    ///
+    /// # Errors
+    /// As [`Lease::call`].
+    pub fn dial(&mut self, port: u16) -> Result<Option<InboundConnection>, CallError> {
+        let Some(program) = self.as_program() else { return Ok(None) };
+        program.dial(port).map_err(|error| call_error("", error))
+    }
+
+    /// Passes on the part of `bytes` that the connection has room for (64 KiB), and takes at most `room` bytes of
+    /// output.
+    ///
+    /// # Errors
+    /// As [`Lease::call`].
+    pub fn exchange(
+        &mut self,
+        dialed: InboundConnection,
+        bytes: &[u8],
+        room: usize,
+    ) -> Result<Exchanged, CallError> {
+        let Some(program) = self.as_program() else { return Ok(Exchanged::default()) };
+        program.exchange(dialed, bytes, room).map_err(|error| call_error("", error))
+    }
+
+    /// Writes no more to a connection; with `both` it is closed.
+    ///
+    /// # Errors
+    /// As [`Lease::call`].
+    pub fn hang_up(&mut self, dialed: InboundConnection, both: bool) -> Result<(), CallError> {
+        let Some(program) = self.as_program() else { return Ok(()) };
+        program.hang_up(dialed, both).map_err(|error| call_error("", error))
+    }
+
+    /// Closes every connection except `known`: those of earlier continuations of this state.
+    ///
+    /// # Errors
+    /// As [`Lease::call`].
+    pub fn hang_up_strangers(&mut self, known: &[InboundConnection]) -> Result<(), CallError> {
+        let Some(program) = self.as_program() else { return Ok(()) };
+        program.hang_up_strangers(known).map_err(|error| call_error("", error))
+    }
+}
+
+impl Options {
+    /// Options of Linux programs alone: `shape` adds arguments, environment, files and granted directories, for a
+    /// program and for the directories that a snapshot of one may read.
+    pub fn linux(mut self, shape: impl Fn(Program) -> Program + Send + Sync + 'static) -> Self {
+        self.guest.linux = Some(std::sync::Arc::new(shape));
+        self
+    }
+
+    /// Host paths that a snapshot of a program may read.
+    fn grants(&self) -> Program {
+        self.shape(Program::new("/"))
+    }
+
+    /// The program, as these options shape it.
+    fn shape(&self, mut program: Program) -> Program {
+        if let Some(shape) = &self.guest.linux {
+            program = shape(program);
+        }
+        if let Some(timeout) = self.guest.timeout {
+            program = program.time_limit(timeout);
+        }
+        match self.guest.memory {
+            Some(bytes) => program.memory_limit(bytes),
+            None => program,
+        }
+    }
+}

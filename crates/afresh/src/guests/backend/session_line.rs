@@ -1,0 +1,200 @@
+//! A session of any kind of guest: its branch in a tree of states.
+
+use std::time::Duration;
+
+use afresh_files::FileDifference;
+use afresh_pager::SnapshotMemory;
+use afresh_snapshot::{
+    Branch, BranchError, Difference, Frozen, Guest, SnapshotId, SnapshotInfo, Tree,
+};
+
+use crate::guests::backend::{Backend, FrozenGuest, Instance};
+use crate::guests::session_files::SessionFiles;
+use crate::{Cause, LeaseError, Options, SessionError};
+
+/// A guest that can be the live guest of a session.
+pub(crate) trait SessionGuest: Guest + Sized + 'static {
+    /// Its instance on lease.
+    fn lend(&mut self) -> Instance<'_>;
+
+    /// A state of the tree, frozen for snapshots. Shares the memory.
+    fn freeze_state(
+        warm: &Backend,
+        state: &Frozen<Self::State>,
+    ) -> Result<Box<dyn FrozenGuest>, Cause>;
+
+    /// A state for the tree, out of its pages and the rest in the form of snapshots.
+    fn thaw_state(
+        warm: &Backend,
+        memory: SnapshotMemory,
+        state: &[u8],
+        options: &Options,
+    ) -> Result<Frozen<Self::State>, Cause>;
+
+    /// The differences between the files of two states.
+    fn diff_files(one: &Self::State, two: &Self::State) -> Result<FileDifference, SessionError>;
+
+    /// The files of a session.
+    fn files(branch: &mut Branch<Self>) -> Result<SessionFiles<'_>, SessionError>;
+
+    /// Time until the next event in the guest.
+    fn next_event(branch: &Branch<Self>) -> Option<Duration> {
+        let _ = branch;
+        None
+    }
+}
+
+/// The branch of a session, without the type of its guest.
+pub(crate) trait SessionLine: Send {
+    /// The session's own instance on lease, made now if there was none.
+    fn lend(&mut self) -> Result<Instance<'_>, LeaseError>;
+    /// The state that it stands on.
+    fn at(&self) -> SnapshotId;
+    /// All states of the tree.
+    fn list(&self) -> Vec<SnapshotInfo>;
+    /// The nearest state of this name.
+    fn find(&self, name: &str) -> Result<SnapshotId, SessionError>;
+    /// Makes the present state one of the tree.
+    fn checkpoint(&mut self, name: String) -> Result<SnapshotId, SessionError>;
+    /// Makes the present state one of the tree, unless it is one.
+    fn current(&mut self) -> Result<SnapshotId, SessionError>;
+    /// Refuses an id that is not in the tree.
+    fn check(&self, id: SnapshotId) -> Result<(), SessionError>;
+    /// Goes to a state. `unwound` says that the instance was abandoned by a panic.
+    fn rollback(&mut self, to: SnapshotId, unwound: bool) -> Result<(), SessionError>;
+    /// Another branch from a state.
+    fn fork(&self, from: SnapshotId) -> Result<Box<dyn SessionLine>, SessionError>;
+    /// The difference of two states.
+    fn diff(&self, one: SnapshotId, two: SnapshotId) -> Result<Difference, SessionError>;
+    /// The differences between the files of two states.
+    fn diff_files(&self, one: SnapshotId, two: SnapshotId) -> Result<FileDifference, SessionError>;
+    /// Drops a state.
+    fn drop_snapshot(&mut self, id: SnapshotId) -> Result<(), SessionError>;
+    /// Gives the instance up.
+    fn abandon(&mut self);
+    /// A state, frozen for snapshots.
+    fn freeze(&self, id: SnapshotId, warm: &Backend) -> Result<Box<dyn FrozenGuest>, Cause>;
+    /// Makes a state of these pages and the rest, as a child of the present one, for [`SessionLine::rollback`].
+    fn insert(
+        &mut self,
+        memory: SnapshotMemory,
+        state: &[u8],
+        warm: &Backend,
+        options: &Options,
+    ) -> Result<SnapshotId, Cause>;
+    /// The files.
+    fn files(&mut self) -> Result<SessionFiles<'_>, SessionError>;
+    /// Time until the next event in the guest.
+    fn next_event(&self) -> Option<Duration>;
+}
+
+/// The error of a branch that did not move.
+pub(super) fn unmoved<E: std::error::Error + Send + Sync + 'static>(
+    error: BranchError<E>,
+) -> SessionError {
+    match error {
+        BranchError::Tree(error) => SessionError::Tree(error),
+        other => SessionError::State(other.into()),
+    }
+}
+
+/// A session on a new tree.
+pub(super) fn begin<G: SessionGuest>(
+    template: G::Template,
+    root: Frozen<G::State>,
+) -> Box<dyn SessionLine>
+where
+    Branch<G>: SessionLine,
+{
+    Box::new(Branch::<G>::from_state(&Tree::new(), template, root))
+}
+
+impl<G> SessionLine for Branch<G>
+where
+    G: SessionGuest + Send,
+    G::Template: Send,
+    G::State: Send,
+{
+    fn lend(&mut self) -> Result<Instance<'_>, LeaseError> {
+        let guest = self.guest_mut().map_err(|error| LeaseError::Instance(error.into()))?;
+        Ok(guest.lend())
+    }
+
+    fn at(&self) -> SnapshotId {
+        Self::at(self)
+    }
+
+    fn list(&self) -> Vec<SnapshotInfo> {
+        self.tree().list()
+    }
+
+    fn find(&self, name: &str) -> Result<SnapshotId, SessionError> {
+        Ok(Self::find(self, name)?)
+    }
+
+    fn checkpoint(&mut self, name: String) -> Result<SnapshotId, SessionError> {
+        let id = Self::checkpoint(self).map_err(unmoved)?;
+        self.tree().name(id, name)?;
+        Ok(id)
+    }
+
+    fn current(&mut self) -> Result<SnapshotId, SessionError> {
+        Self::current(self).map_err(unmoved)
+    }
+
+    fn check(&self, id: SnapshotId) -> Result<(), SessionError> {
+        self.tree().get(id)?;
+        Ok(())
+    }
+
+    fn rollback(&mut self, to: SnapshotId, unwound: bool) -> Result<(), SessionError> {
+        if unwound {
+            Self::abandon(self);
+        }
+        Self::rollback(self, to).map_err(unmoved)
+    }
+
+    fn fork(&self, from: SnapshotId) -> Result<Box<dyn SessionLine>, SessionError> {
+        Ok(Box::new(Self::fork(self, from).map_err(unmoved)?))
+    }
+
+    fn diff(&self, one: SnapshotId, two: SnapshotId) -> Result<Difference, SessionError> {
+        Ok(self.tree().diff(one, two)?)
+    }
+
+    fn diff_files(&self, one: SnapshotId, two: SnapshotId) -> Result<FileDifference, SessionError> {
+        let (one, two) = (self.tree().get(one)?, self.tree().get(two)?);
+        G::diff_files(&one.state, &two.state)
+    }
+
+    fn drop_snapshot(&mut self, id: SnapshotId) -> Result<(), SessionError> {
+        Self::drop_snapshot(self, id).map_err(unmoved)
+    }
+
+    fn abandon(&mut self) {
+        Self::abandon(self);
+    }
+
+    fn freeze(&self, id: SnapshotId, warm: &Backend) -> Result<Box<dyn FrozenGuest>, Cause> {
+        G::freeze_state(warm, &self.tree().get(id)?)
+    }
+
+    fn insert(
+        &mut self,
+        memory: SnapshotMemory,
+        state: &[u8],
+        warm: &Backend,
+        options: &Options,
+    ) -> Result<SnapshotId, Cause> {
+        let state = G::thaw_state(warm, memory, state, options)?;
+        Ok(self.tree().insert(state, Some(Self::at(self))))
+    }
+
+    fn files(&mut self) -> Result<SessionFiles<'_>, SessionError> {
+        G::files(self)
+    }
+
+    fn next_event(&self) -> Option<Duration> {
+        G::next_event(self)
+    }
+}

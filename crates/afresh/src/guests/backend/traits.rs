@@ -1,0 +1,204 @@
+//! The interface of each kind of guest. Defaults are for kinds that lack a capability.
+
+use std::time::Duration;
+
+use afresh_files::{Refused, Tree};
+use afresh_memory::{Feature, Image, PageRange};
+use afresh_pager::SnapshotOptions;
+use afresh_pool::PoolStats;
+use afresh_store::{Sha256, Snapshot, Store};
+
+use crate::guests::backend::{Instance, SessionLine};
+use crate::guests::call::{Entry, Function};
+use crate::guests::lease::{Channel, Writer};
+use crate::guests::verify::{self, Verification};
+use crate::{
+    Answer, Call, CallError, Cause, Guest, Kind, LeaseError, Options, SaveError, SessionError,
+    VerifyError,
+};
+
+/// A warm guest, whose instances all start from one state.
+pub(crate) trait WarmGuest {
+    /// Its kind.
+    fn kind(&self) -> Kind;
+
+    /// An instance in the warm state.
+    fn lease_instance(&self) -> Result<Instance<'_>, LeaseError>;
+
+    /// An instance that has never run anything but the warm-up; `None` where instances are always new, or none can be
+    /// made apart from the pool.
+    fn lease_untouched(&self) -> Result<Option<Instance<'_>>, LeaseError> {
+        Ok(None)
+    }
+
+    /// Looks a handler of bytes up.
+    fn find_function(&self, name: &str) -> Result<Function, CallError> {
+        Ok(Function { name: name.to_owned(), entry: None })
+    }
+
+    /// Counters of the pool.
+    fn count_instances(&self) -> PoolStats;
+
+    /// The method of resets in a word.
+    fn describe_resets(&self) -> String;
+
+    /// Whether a call's input goes into a new connection.
+    fn is_listening(&self) -> bool {
+        false
+    }
+
+    /// A live guest that begins in the warm state.
+    fn begin_session(&self) -> Result<Box<dyn SessionLine>, SessionError>;
+
+    /// Freezes the warm state.
+    fn freeze_warm(&self) -> Result<Box<dyn FrozenGuest>, Cause>;
+
+    /// Freezes the warm state as the first state of a session's tree.
+    fn freeze_root(&self) -> Result<Box<dyn FrozenGuest>, Cause> {
+        self.freeze_warm()
+    }
+
+    /// Refuses to record working sets where the kind has none.
+    fn check_recording(&self) -> Result<(), SaveError> {
+        Ok(())
+    }
+
+    /// Makes `call` `calls` times, and compares.
+    fn verify(
+        &self,
+        guest: &Guest,
+        call: &Call,
+        calls: u64,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Verification, VerifyError>
+    where
+        Self: Sized,
+    {
+        verify::against_first_answer(self, guest, call, calls, progress)
+    }
+
+    /// Compares the instance that the next call would get with the warm state.
+    fn compare_next(&self, guest: &Guest, found: &mut Verification) -> Result<(), VerifyError> {
+        let (bytes, items) = guest.lease().map_err(CallError::from)?.differences()?;
+        found.bytes_differ += bytes;
+        found.items_differ += items;
+        Ok(())
+    }
+
+    /// Whether an instance can be compared after a call without ending it.
+    fn measures_changes(&self) -> bool {
+        false
+    }
+
+    /// Whether clones reseed their random numbers; `None` for a kind whose clones are not compared.
+    fn reseeds_clones(&self) -> Option<bool> {
+        None
+    }
+}
+
+/// An instance on lease.
+pub(crate) trait LiveInstance {
+    /// Calls a handler that takes bytes and gives bytes.
+    fn answer_bytes(
+        &mut self,
+        guest: &Guest,
+        callee: Entry<'_>,
+        input: &[u8],
+    ) -> Result<Vec<u8>, CallError>;
+
+    /// Calls a function with arguments as text.
+    fn answer_text(
+        &mut self,
+        guest: &Guest,
+        name: &str,
+        texts: &[String],
+    ) -> Result<Answer, CallError>;
+
+    /// Calls a handler whose answer is received while it is written.
+    fn answer_heard(
+        &mut self,
+        guest: &Guest,
+        callee: Entry<'_>,
+        input: &[u8],
+        mut hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+    ) -> Result<(), CallError> {
+        hear(Channel::Output.into(), &self.answer_bytes(guest, callee, input)?);
+        Ok(())
+    }
+
+    /// Calls a handler, with a log of the output that is not part of its answer.
+    fn answer_logged(
+        &mut self,
+        guest: &Guest,
+        callee: Entry<'_>,
+        input: &[u8],
+        log: impl FnMut(Channel, &[u8]) + Send + 'static,
+    ) -> Result<Vec<u8>, CallError> {
+        drop(log);
+        self.answer_bytes(guest, callee, input)
+    }
+
+    /// A unique number for a run from a frozen state, if the kind has one.
+    fn find_generation(&mut self) -> Option<u64> {
+        None
+    }
+
+    /// Differing bytes of memory and other items.
+    fn count_differences(&mut self) -> Result<(usize, usize), VerifyError>;
+
+    /// Freezes the present state.
+    fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError>;
+
+    /// Drops the instance instead of bringing it back.
+    fn discard_instance(self);
+
+    /// Time until the next event; `None` if everything waits for the caller.
+    fn next_event(&self) -> Option<Duration> {
+        None
+    }
+}
+
+/// A frozen guest.
+pub(crate) trait FrozenGuest {
+    /// Its pages.
+    fn image(&self) -> &Image;
+
+    /// Everything else, in the form of snapshots.
+    fn bytes(&self) -> Result<Vec<u8>, Cause>;
+
+    /// The same without times: equal states have equal ones.
+    fn timeless_bytes(&self) -> Result<Vec<u8>, Cause> {
+        self.bytes()
+    }
+
+    /// Stores it under a name.
+    fn store(&self, store: &Store, name: &str, with: &SnapshotOptions) -> Result<Sha256, Cause>;
+
+    /// Requirement of a recording of the working set of such a guest.
+    fn recorder(&self) -> Feature;
+
+    /// The pages that one call touches in a new guest that starts warm.
+    fn touched_pages(
+        &self,
+        snapshot: Snapshot,
+        call: &Call,
+        options: &Options,
+    ) -> Result<Vec<PageRange>, Cause>;
+
+    /// Pages at the beginning that are left out of working sets.
+    fn skipped_pages(&self) -> usize {
+        0
+    }
+}
+
+/// The owner of a session's files.
+pub(crate) trait FileOwner {
+    /// The tree as it is now.
+    fn present_tree(&self) -> Tree;
+
+    /// Changes the tree.
+    fn change_tree(
+        &mut self,
+        change: &mut dyn FnMut(&mut Tree) -> Result<(), Refused>,
+    ) -> Result<Result<(), Refused>, SessionError>;
+}

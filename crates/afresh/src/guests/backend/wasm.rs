@@ -1,0 +1,232 @@
+//! Wasm guests. Modules and components have engines, warm-ups, frozen guests and errors in common.
+
+mod component;
+mod module;
+
+use afresh_memory::{Feature, Image, PageRange};
+use afresh_pager::{SnapshotMemory, SnapshotOptions};
+use afresh_store::{Sha256, Snapshot, Store};
+use afresh_wasm::{CallError as WasmError, Engine, EngineConfig, Frozen, GuestOptions, LoadError};
+
+use super::{Backend, FrozenGuest, GuestFile, failed};
+use crate::guests::call::{CallInput, ErrorKind, Exit};
+use crate::{Call, CallError, Cause, Guest, Kind, LeaseError, OpenError, Options};
+
+/// The kind of these guests in snapshots.
+pub(super) const SNAPSHOT_KIND: &str = "wasm";
+
+/// Options of Wasm guests alone.
+#[derive(Clone, Default)]
+pub(crate) struct WasmOptions {
+    engine: Option<Engine>,
+    stack: Option<usize>,
+    files: Option<afresh_files::Tree>,
+    guest: GuestOptions,
+}
+
+impl WasmOptions {
+    /// Drops all output of guests.
+    pub(crate) fn discard_output(&mut self) {
+        self.guest.wasi.output = afresh_wasm::Output::Discard;
+    }
+}
+
+impl Options {
+    /// The engine to run in. Guests that share one share its thread for timeouts and its configuration, which must
+    /// then allow these options. If not set, it is the one that the process's guests with the same needs share
+    /// ([`afresh_wasm::Engine::shared`]).
+    pub fn engine(mut self, engine: Engine) -> Self {
+        self.guest.wasm.engine = Some(engine);
+        self
+    }
+
+    /// Maximum bytes of native stack for a Wasm guest. By default it is the size that the guest was built for, if its
+    /// file shows it, and otherwise 512 KiB. It is part of the engine, so it does not change a given one.
+    pub fn stack(mut self, bytes: usize) -> Self {
+        self.guest.wasm.stack = Some(bytes);
+        self
+    }
+
+    /// Options of Wasm guests alone: mode, strategy, WASI, imports, fuel. Its time limit, memory limit and pool
+    /// limits give way to those of these options.
+    pub fn wasm(mut self, options: GuestOptions) -> Self {
+        self.guest.wasm.guest = options;
+        self
+    }
+
+    /// A file tree in memory for the guest, which it finds as `/`. It is part of its state: each call starts from the
+    /// tree after the warm-up, sessions checkpoint, roll back and fork it with the memory, and snapshots hold it, the
+    /// files of its layers included. A snapshot with files has its own tree, and takes only the budget from this one
+    /// (default: 64 MiB in 65,536 files). Host directories that WASI gets instead ([`afresh_wasm::Wasi::dirs`]) are
+    /// not part of any state.
+    pub fn files(mut self, files: afresh_files::Tree) -> Self {
+        self.guest.wasm.files = Some(files);
+        self
+    }
+
+    /// The tree below the files of snapshots that do not hold it ([`afresh_files::Layer::known_as`]): a tree over the
+    /// same layers. Snapshots that hold their files whole, or have none, need none of it.
+    pub fn files_below(mut self, files: afresh_files::Tree) -> Self {
+        self.guest.wasm.guest.files_below = Some(files);
+        self
+    }
+
+    /// The given engine, or a new one for a guest whose file may be available, or which had this native stack when it
+    /// was frozen.
+    fn make_engine(&self, wasm: Option<&[u8]>, had: Option<usize>) -> Result<Engine, LoadError> {
+        let WasmOptions { engine, stack, guest, .. } = &self.guest.wasm;
+        if let Some(engine) = engine {
+            return Ok(engine.clone());
+        }
+        let usual = EngineConfig::default();
+        let config = EngineConfig {
+            timeouts: self.guest.timeout.or(guest.timeout).is_some() || guest.watch.is_some(),
+            fuel: guest.fuel.is_some(),
+            cache: self.cache.clone(),
+            stack: stack.or(had).unwrap_or(usual.stack),
+            ..usual
+        };
+        Engine::shared(match (stack, wasm) {
+            (None, Some(wasm)) => config.stack_for(wasm),
+            _ => config,
+        })
+    }
+
+    /// The options of a Wasm guest.
+    fn for_wasm(&self) -> GuestOptions {
+        let mut options = self.guest.wasm.guest.clone();
+        options.limits = self.guest.limits;
+        if let Some(files) = &self.guest.wasm.files {
+            options.wasi.files = Some(files.clone());
+        }
+        if let Some(timeout) = self.guest.timeout {
+            options.timeout = Some(timeout);
+        }
+        if let Some(bytes) = self.guest.memory {
+            options.memory_limit = usize::try_from(bytes).unwrap_or(usize::MAX);
+        }
+        options
+    }
+}
+
+/// Warms the module or component in a file.
+pub(super) fn open(
+    kind: Kind,
+    file: &GuestFile<'_>,
+    options: &Options,
+) -> Result<Backend, OpenError> {
+    let load = |error| failed(file.name, error);
+    let engine = options.make_engine(Some(file.bytes), None).map_err(load)?;
+    let guest = afresh_wasm::Guest::with_options(&engine, file.bytes, options.for_wasm());
+    let (guest, warm_up) = (guest.map_err(load)?, warm_up(options));
+    let warm = match kind {
+        Kind::Component => guest.warm_component_with(&warm_up).map(Backend::Component),
+        _ => guest.warm(warm_up).map(Backend::Module),
+    };
+    warm.map_err(|error| failed(file.name, error))
+}
+
+/// The calls of the warm-up.
+fn warm_up(options: &Options) -> afresh_wasm::WarmUp {
+    let mut warm_up = afresh_wasm::WarmUp::new();
+    for call in &options.guest.warm_up {
+        match &call.given {
+            CallInput::Text(texts) => warm_up = warm_up.call_text(&call.function, texts),
+            CallInput::Bytes(input) => warm_up = warm_up.call_bytes(&call.function, input.clone()),
+        }
+    }
+    warm_up
+}
+
+/// A warm guest out of a snapshot, with its pages.
+pub(super) fn thaw(
+    snapshot: Snapshot,
+    options: &Options,
+) -> Result<(Backend, SnapshotMemory), Cause> {
+    let frozen = Frozen::load(snapshot, &afresh_pager::Options::default())?;
+    Ok((thaw_frozen(&frozen, options)?, frozen.memory().clone()))
+}
+
+fn thaw_frozen(frozen: &Frozen, options: &Options) -> Result<Backend, Cause> {
+    let (engine, wasm) = (options.make_engine(None, frozen.stack())?, options.for_wasm());
+    Ok(if frozen.is_component() {
+        Backend::Component(afresh_wasm::WarmComponent::thaw(&engine, &wasm, frozen)?)
+    } else {
+        Backend::Module(afresh_wasm::Warm::thaw(&engine, &wasm, frozen)?)
+    })
+}
+
+impl FrozenGuest for Frozen {
+    fn image(&self) -> &Image {
+        self.memory().pages()
+    }
+
+    fn bytes(&self) -> Result<Vec<u8>, Cause> {
+        Ok(Self::bytes(self)?)
+    }
+
+    fn timeless_bytes(&self) -> Result<Vec<u8>, Cause> {
+        Ok(Self::timeless_bytes(self)?)
+    }
+
+    fn store(&self, store: &Store, name: &str, with: &SnapshotOptions) -> Result<Sha256, Cause> {
+        Ok(self.save(store, name, with)?)
+    }
+
+    fn recorder(&self) -> Feature {
+        Feature::UffdSigbus
+    }
+
+    fn touched_pages(
+        &self,
+        snapshot: Snapshot,
+        call: &Call,
+        options: &Options,
+    ) -> Result<Vec<PageRange>, Cause> {
+        let frozen = Self::record(snapshot)?;
+        let guest = Guest::assemble(thaw_frozen(&frozen, options)?, options);
+        guest.ask(call)?;
+        Ok(frozen.memory().touched())
+    }
+
+    /// A module is only read to be compiled, and that takes longer than fetching it.
+    fn skipped_pages(&self) -> usize {
+        self.module_pages().end()
+    }
+}
+
+/// No instance is available.
+fn unavailable(error: afresh_wasm::WarmError) -> LeaseError {
+    LeaseError::Instance(error.into())
+}
+
+/// The error of a Wasm guest for its caller.
+fn call_error(function: &str, error: WasmError) -> CallError {
+    let kind = match &error {
+        WasmError::Timeout(_) => ErrorKind::Timeout,
+        WasmError::Stopped => ErrorKind::Stopped,
+        WasmError::NoSuchExport { .. }
+        | WasmError::NotARoot { .. }
+        | WasmError::Arguments { .. } => ErrorKind::Request,
+        WasmError::Trap { .. }
+        | WasmError::Exception(_)
+        | WasmError::OutOfFuel(_)
+        | WasmError::Exit(_)
+        | WasmError::Interface(_) => ErrorKind::Guest,
+        _ => ErrorKind::Host,
+    };
+    CallError::of(function, kind, error.into())
+}
+
+/// The exit of a guest, if that is the cause of an error.
+pub(super) fn exit(cause: &Cause) -> Option<Exit<'_>> {
+    match cause.downcast_ref()? {
+        WasmError::Exit(code) => Some(Exit { code: *code, output: &[], messages: "" }),
+        _ => None,
+    }
+}
+
+/// The stack of a guest at its failure.
+pub(super) fn backtrace(cause: &Cause) -> Option<String> {
+    cause.downcast_ref::<WasmError>()?.backtrace()
+}

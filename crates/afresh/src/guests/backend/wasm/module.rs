@@ -1,0 +1,230 @@
+//! Wasm core modules.
+
+use afresh_files::{FileDifference, Refused, Tree};
+use afresh_pager::SnapshotMemory;
+use afresh_pool::PoolStats;
+use afresh_snapshot::{Branch, Frozen};
+use afresh_wasm::{Session, Warm, parse_arguments, show_value};
+
+use super::{call_error, unavailable};
+use crate::guests::backend::session_line::{self, SessionGuest, SessionLine, unmoved};
+use crate::guests::backend::{Backend, FileOwner, FrozenGuest, Instance, LiveInstance, WarmGuest};
+use crate::guests::call::{Entry, Function};
+use crate::guests::session_files::SessionFiles;
+use crate::guests::verify::{self, Verification};
+use crate::{
+    Answer, Call, CallError, Cause, Guest, Kind, Lease, LeaseError, Options, SaveError,
+    SessionError, VerifyError,
+};
+
+impl WarmGuest for Warm {
+    fn kind(&self) -> Kind {
+        Kind::Module
+    }
+
+    #[inline]
+    fn lease_instance(&self) -> Result<Instance<'_>, LeaseError> {
+        Ok(Instance::Module(self.lease().map_err(unavailable)?))
+    }
+
+    fn lease_untouched(&self) -> Result<Option<Instance<'_>>, LeaseError> {
+        Ok(Some(Instance::Module(self.lease_new().map_err(unavailable)?)))
+    }
+
+    fn find_function(&self, name: &str) -> Result<Function, CallError> {
+        let entry = self.bytes_entry(name).map_err(|error| call_error(name, error))?;
+        Ok(Function { name: name.to_owned(), entry: Some(entry) })
+    }
+
+    fn count_instances(&self) -> PoolStats {
+        self.pool_stats()
+    }
+
+    fn describe_resets(&self) -> String {
+        self.strategy().to_string()
+    }
+
+    fn begin_session(&self) -> Result<Box<dyn SessionLine>, SessionError> {
+        let root = self.root().map_err(|error| SessionError::State(error.into()))?;
+        Ok(session_line::begin::<Session>(self.clone(), root))
+    }
+
+    fn freeze_warm(&self) -> Result<Box<dyn FrozenGuest>, Cause> {
+        Ok(Box::new(self.freeze()?))
+    }
+
+    fn freeze_root(&self) -> Result<Box<dyn FrozenGuest>, Cause> {
+        Ok(Box::new(self.freeze_state(&self.root()?)?))
+    }
+
+    fn verify(
+        &self,
+        guest: &Guest,
+        call: &Call,
+        calls: u64,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Verification, VerifyError> {
+        verify::against_untouched(self, guest, call, calls, progress)
+    }
+
+    fn compare_next(&self, _: &Guest, found: &mut Verification) -> Result<(), VerifyError> {
+        let compared = self.compare().map_err(|error| VerifyError::Compare(error.into()))?;
+        found.add(compared.bytes, compared.items.into_iter(), compared.unseen);
+        Ok(())
+    }
+
+    fn reseeds_clones(&self) -> Option<bool> {
+        Some(self.report().reseeds)
+    }
+}
+
+impl LiveInstance for afresh_wasm::Lease<'_> {
+    #[inline]
+    fn answer_bytes(
+        &mut self,
+        guest: &Guest,
+        callee: Entry<'_>,
+        input: &[u8],
+    ) -> Result<Vec<u8>, CallError> {
+        let looked_up;
+        let entry = match callee {
+            Entry::Function(Function { entry: Some(entry), .. }) => entry,
+            _ => {
+                looked_up = guest.function(callee.name())?.entry;
+                let Some(entry) = &looked_up else { return Err(misplaced(callee.name())) };
+                entry
+            }
+        };
+        self.call_bytes(entry, input).map_err(|error| call_error(callee.name(), error))
+    }
+
+    fn answer_text(
+        &mut self,
+        guest: &Guest,
+        name: &str,
+        texts: &[String],
+    ) -> Result<Answer, CallError> {
+        let warm = guest.as_module().ok_or_else(|| misplaced(name))?;
+        let fail = |error| call_error(name, error);
+        let ty = warm.function_type(name).map_err(fail)?;
+        let values = parse_arguments(&ty, texts).map_err(|error| CallError::Request {
+            function: name.to_owned(),
+            source: error.into(),
+        })?;
+        let results = self.call(name, &values).map_err(fail)?;
+        Ok(Answer::Values(results.iter().map(show_value).collect()))
+    }
+
+    fn find_generation(&mut self) -> Option<u64> {
+        Some(self.host_mut().generation())
+    }
+
+    fn count_differences(&mut self) -> Result<(usize, usize), VerifyError> {
+        self.differences().map_err(|error| VerifyError::Compare(error.into()))
+    }
+
+    fn freeze_present(&mut self) -> Result<Box<dyn FrozenGuest>, SaveError> {
+        Ok(Box::new(self.freeze().map_err(|error| SaveError::Freeze(error.into()))?))
+    }
+
+    fn discard_instance(self) {
+        self.discard();
+    }
+}
+
+/// An entry of another guest.
+fn misplaced(name: &str) -> CallError {
+    CallError::Request {
+        function: name.to_owned(),
+        source: "it was looked up in a guest of another kind".into(),
+    }
+}
+
+impl SessionGuest for Session {
+    fn lend(&mut self) -> Instance<'_> {
+        Instance::Module(self.lease())
+    }
+
+    fn freeze_state(
+        warm: &Backend,
+        state: &Frozen<Self::State>,
+    ) -> Result<Box<dyn FrozenGuest>, Cause> {
+        Ok(Box::new(warm_module(warm)?.freeze_state(state)?))
+    }
+
+    fn thaw_state(
+        warm: &Backend,
+        memory: SnapshotMemory,
+        state: &[u8],
+        _: &Options,
+    ) -> Result<Frozen<Self::State>, Cause> {
+        let frozen = afresh_wasm::Frozen::from_parts(memory, state)?;
+        Ok(warm_module(warm)?.thaw_state(&frozen)?)
+    }
+
+    fn diff_files(one: &Self::State, two: &Self::State) -> Result<FileDifference, SessionError> {
+        one.diff_files(two).map_err(|error| SessionError::State(error.into()))
+    }
+
+    fn files(branch: &mut Branch<Self>) -> Result<SessionFiles<'_>, SessionError> {
+        match present_tree(branch) {
+            Some(_) => Ok(SessionFiles::new(branch)),
+            None => Err(SessionError::NoFiles(
+                "its guest was opened without a file tree; set one with `Options::files`",
+            )),
+        }
+    }
+}
+
+/// The module of a session's guest.
+fn warm_module(warm: &Backend) -> Result<&Warm, Cause> {
+    match warm {
+        Backend::Module(warm) => Ok(warm),
+        #[allow(unreachable_patterns, reason = "other kinds are other features")]
+        _ => Err("the session is of another guest".into()),
+    }
+}
+
+/// The tree of the session as it is now.
+fn present_tree(branch: &Branch<Session>) -> Option<Tree> {
+    match branch.guest() {
+        Some(session) => session.files(),
+        None => branch.base().state.files().cloned(),
+    }
+}
+
+impl FileOwner for Branch<Session> {
+    fn present_tree(&self) -> Tree {
+        present_tree(self).unwrap_or_else(|| Tree::new(afresh_files::Budget::default()))
+    }
+
+    fn change_tree(
+        &mut self,
+        change: &mut dyn FnMut(&mut Tree) -> Result<(), Refused>,
+    ) -> Result<Result<(), Refused>, SessionError> {
+        let session = self.guest_mut().map_err(unmoved)?;
+        Ok(session.change_files(change).unwrap_or(Err(Refused::Missing)))
+    }
+}
+
+impl Guest {
+    /// The warm module, if it is one: for typed calls, host state, owned leases and calls that wait.
+    #[must_use]
+    pub fn as_module(&self) -> Option<&Warm> {
+        match &self.inner().backend {
+            Backend::Module(warm) => Some(warm),
+            _ => None,
+        }
+    }
+}
+
+impl<'a> Lease<'a> {
+    /// The instance of a module, if it is one: for typed calls and host state.
+    #[must_use]
+    pub fn as_module(&mut self) -> Option<&mut afresh_wasm::Lease<'a>> {
+        match &mut self.instance {
+            Instance::Module(lease) => Some(lease),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Errors of guests, sessions and saves.
+
+use afresh_snapshot::TreeError;
+
+use crate::{Cause, OpenError, ReferenceError};
+
+/// No instance is available for a call. The guest itself is unharmed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LeaseError {
+    /// The pool is at its limit, or an instance could not be made.
+    #[error("no instance of the guest is available")]
+    Instance(#[source] Cause),
+}
+
+/// A call failed. The instance is reset, or dropped, when its lease ends.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// There was no instance to call.
+    #[error(transparent)]
+    Lease(#[from] LeaseError),
+    /// The guest has no such function, or the function takes other arguments.
+    #[error("the call of `{function}` does not fit the guest")]
+    Request {
+        /// The function.
+        function: String,
+        /// The mismatch.
+        source: Cause,
+    },
+    /// The call ran longer than [`Options::timeout`](crate::Options::timeout) allows.
+    #[error("the call of `{function}` ran too long")]
+    Timeout {
+        /// The function.
+        function: String,
+        /// The limit that stopped the call.
+        source: Cause,
+    },
+    /// The call was ended by the embedder's watch.
+    #[error("the call of `{function}` was stopped by its host")]
+    Stopped {
+        /// The function.
+        function: String,
+        /// The reason.
+        source: Cause,
+    },
+    /// The guest trapped, crashed, or ended itself with an error.
+    #[error("the guest failed in `{function}`")]
+    Guest {
+        /// The function.
+        function: String,
+        /// How.
+        source: Cause,
+    },
+    /// The host failed: a host function, memory that could not be fetched, the kernel.
+    #[error("the call of `{function}` failed on the host's side")]
+    Host {
+        /// The function.
+        function: String,
+        /// How.
+        source: Cause,
+    },
+}
+
+/// A session could not be made, called or moved. Unless the error is that the session failed, the session is
+/// unchanged.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// The call failed. When the guest had begun, the session has failed with it.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// An earlier call was cut short, so the state of the guest is unknown.
+    #[error("the session failed earlier ({why}): roll it back, to a checkpoint or to its root")]
+    Failed {
+        /// How.
+        why: String,
+    },
+    /// This kind of guest has no sessions.
+    #[error("this guest has no sessions: {0}")]
+    Guest(&'static str),
+    /// The guest has no file tree.
+    #[error("this session has no files: {0}")]
+    NoFiles(&'static str),
+    /// Something about a file was refused.
+    #[error("{path}: {source}")]
+    Files {
+        /// Which.
+        path: String,
+        /// Why.
+        source: afresh_files::Refused,
+    },
+    /// A file is larger than the rest of the budget for reading it whole. [`crate::SessionFiles::tree`] reads it in parts.
+    #[error("{path}: {source}; read it in parts, or within a larger budget")]
+    Budget {
+        /// The file.
+        path: String,
+        /// The budget.
+        source: afresh_budget::Exceeded,
+    },
+    /// No such checkpoint.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    /// A delta is damaged, or was made since another state.
+    #[error("the delta cannot be applied")]
+    Delta(#[from] afresh_store::TurnError),
+    /// The present state cannot be kept, or another not be reached.
+    #[error("the session's state cannot be kept or changed")]
+    State(#[source] Cause),
+}
+
+/// A guest could not be saved; the name is unchanged.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SaveError {
+    /// The reference has no valid place.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+    /// The place cannot be written to, or the snapshot to start from cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// This guest, or this kind of guest, has no state that could be kept.
+    #[error("this guest cannot be saved: {0}")]
+    Guest(&'static str),
+    /// The guest's state could not be read.
+    #[error("the guest cannot be frozen")]
+    Freeze(#[source] Cause),
+    /// A call of the recording of a working set failed.
+    #[error("recording `{function}`")]
+    Record {
+        /// The function.
+        function: String,
+        /// The error.
+        source: Cause,
+    },
+    /// The snapshot could not be written.
+    #[error("saving {reference}")]
+    Write {
+        /// Where to.
+        reference: String,
+        /// The error.
+        source: Cause,
+    },
+}
+
+/// A verification could not be carried out. Differences are not an error: see [`Verification`](crate::Verification).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VerifyError {
+    /// No instance is available, or the call does not fit the guest.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// Memory or state could not be read.
+    #[error("the guest's state cannot be compared")]
+    Compare(#[source] Cause),
+}

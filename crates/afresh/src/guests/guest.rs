@@ -1,0 +1,315 @@
+//! The front door: something that is named becomes a guest that can be called.
+//!
+//! Promises: all kinds of guests open the same way from every place, and every call
+//! starts from the same state. May break it: see the kinds of guests in `backend`.
+
+use std::io::Read;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use afresh_pager::SnapshotMemory;
+use afresh_pool::PoolStats;
+use afresh_store::Snapshot;
+
+use crate::guests::backend::{self, Backend, GuestFile, WarmGuest, dispatch};
+use crate::guests::call::{Entry, Function};
+use crate::guests::delta::DigestBase;
+use crate::{
+    Answer, Call, CallError, Lease, LeaseError, OpenError, Options, Reference, Session,
+    SessionError,
+};
+
+/// The kind of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kind {
+    /// A Wasm core module.
+    Module,
+    /// A Wasm component.
+    Component,
+    /// A micro-VM.
+    Machine,
+    /// A Linux program, as it is.
+    Program,
+}
+
+impl Kind {
+    /// Recognises a guest by its file; `None` for any other file. An ELF executable that names a dynamic loader is a
+    /// Linux program, another a micro-VM's, unless [`Options::kind`] is set.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Option<Self> {
+        if bytes.starts_with(b"\x7fELF") {
+            Some(if names_loader(bytes) { Self::Program } else { Self::Machine })
+        } else if !bytes.starts_with(b"\0asm") {
+            None
+        } else if bytes.get(6..8) == Some(&[1, 0]) {
+            // The layer field follows the version in the binary's header.
+            Some(Self::Component)
+        } else {
+            Some(Self::Module)
+        }
+    }
+
+    /// The feature of this crate that brings it.
+    pub(crate) fn feature(self) -> &'static str {
+        match self {
+            Self::Module | Self::Component => "wasm",
+            Self::Machine => "vm",
+            Self::Program => "linux",
+        }
+    }
+}
+
+/// Whether an ELF file has a header that names a dynamic loader (`PT_INTERP`).
+fn names_loader(elf: &[u8]) -> bool {
+    let word =
+        |at: usize| Some(u64::from_le_bytes(elf.get(at..at.checked_add(8)?)?.try_into().ok()?));
+    let half = |at: usize| Some(u16::from_le_bytes(elf.get(at..at + 2)?.try_into().ok()?));
+    let (Some(first), Some(size), Some(count)) = (word(32), half(54), half(56)) else {
+        return false;
+    };
+    (0..usize::from(count)).any(|index| {
+        let at =
+            usize::try_from(first).ok().and_then(|at| at.checked_add(index * usize::from(size)));
+        let kind = at.and_then(|at| elf.get(at..at.checked_add(4)?));
+        kind == Some(&[3, 0, 0, 0])
+    })
+}
+
+/// A guest of any kind, warm and ready to be called. Cheap to clone, usable from any thread.
+#[derive(Clone)]
+pub struct Guest {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) backend: Backend,
+    pub(crate) options: Options,
+    origin: Option<Origin>,
+    reference: String,
+    /// The base of digests of its sessions' states.
+    pub(crate) anchor: OnceLock<DigestBase>,
+}
+
+/// The snapshot that a guest came out of.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Origin {
+    /// Where it is, and the name it was found under.
+    pub reference: Reference,
+    /// The snapshot.
+    pub snapshot: Snapshot,
+    /// Its pages, which may still be arriving.
+    pub memory: SnapshotMemory,
+    /// Time from the first look at the place to a guest that can be called.
+    pub took: Duration,
+}
+
+impl std::fmt::Debug for Guest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Guest")
+            .field("reference", &self.inner.reference)
+            .field("kind", &self.kind())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Opens what `reference` names and makes a guest of it, warm and ready to be called: a file (a Wasm
+/// module or component, a static-PIE ELF for a micro-VM, or a Linux program), a snapshot of a warm guest, in
+/// a directory, an archive or a remote, or a container's image, in a directory of the OCI layout or a registry, whose
+/// program is run as one of Linux. See [`Reference`] for how snapshots and images are named.
+///
+/// # Errors
+/// [`OpenError`], with the cause and the way out.
+pub fn open(reference: impl AsRef<str>, options: &Options) -> Result<Guest, OpenError> {
+    let text = reference.as_ref();
+    if let Some(reference) = snapshot_meant(text)? {
+        return Guest::thaw(&reference, options);
+    }
+    let path = Path::new(text);
+    let read = |source| OpenError::Read { path: path.to_owned(), source };
+    let bytes = std::fs::read(path).map_err(read)?;
+    Guest::from_file(&GuestFile { name: text, bytes: &bytes, path: Some(path) }, options)
+}
+
+/// The snapshot that is meant, unless it is a guest's own file.
+fn snapshot_meant(text: &str) -> Result<Option<Reference>, OpenError> {
+    let path = Path::new(text);
+    if path.is_file() && !is_archive(path)? {
+        return Ok(None);
+    }
+    let reference: Reference = text
+        .parse()
+        .map_err(|source| OpenError::Reference { reference: text.to_owned(), source })?;
+    Ok(reference.place().exists().then_some(reference))
+}
+
+/// Whether the file is a tar archive, as a snapshot in a single file is.
+fn is_archive(path: &Path) -> Result<bool, OpenError> {
+    let read = |source| OpenError::Read { path: path.to_owned(), source };
+    let mut start = Vec::new();
+    let file = std::fs::File::open(path).map_err(read)?;
+    file.take(512).read_to_end(&mut start).map_err(read)?;
+    Ok(start.get(257..262) == Some(b"ustar"))
+}
+
+impl Guest {
+    /// Makes a guest of the bytes of its file: a Wasm module or component, or an ELF executable. Errors refer to it
+    /// by `name`. A Linux program gets the file in a separate tree, under the last part of the name.
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub fn from_bytes(name: &str, bytes: &[u8], options: &Options) -> Result<Self, OpenError> {
+        Self::from_file(&GuestFile { name, bytes, path: None }, options)
+    }
+
+    fn from_file(file: &GuestFile<'_>, options: &Options) -> Result<Self, OpenError> {
+        let kind = options.guest.kind.or_else(|| Kind::of(file.bytes));
+        let kind = kind.ok_or_else(|| OpenError::Unknown { path: file.name.into() })?;
+        let backend = backend::open_file(kind, file, options)?;
+        Ok(Self::put_together(backend, options, None, file.name.to_owned()))
+    }
+
+    fn put_together(
+        backend: Backend,
+        options: &Options,
+        origin: Option<Origin>,
+        reference: String,
+    ) -> Self {
+        let (options, anchor) = (options.clone(), OnceLock::new());
+        let inner = Inner { backend, options, origin, reference, anchor };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Makes a guest of a snapshot.
+    fn thaw(reference: &Reference, options: &Options) -> Result<Self, OpenError> {
+        let said = reference.to_string();
+        let started = Instant::now();
+        let (reference, snapshot) = match reference.find(options) {
+            Ok(found) => found,
+            Err(error) => {
+                let backend = backend::open_image(reference, options, error)?;
+                return Ok(Self::put_together(backend, options, None, said));
+            }
+        };
+        if !options.guest.warm_up.is_empty() {
+            return Err(OpenError::Option {
+                reference: said,
+                why: "it is a snapshot of a warm guest; only a guest that is not warm yet takes a warm-up",
+            });
+        }
+        let (backend, memory) = backend::thaw(&said, snapshot.clone(), options)?;
+        let origin = Origin { reference, snapshot, memory, took: started.elapsed() };
+        Ok(Self::put_together(backend, options, Some(origin), said))
+    }
+
+    /// Its kind.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        dispatch!(Backend, &self.inner.backend, guest => guest.kind())
+    }
+
+    /// The snapshot that it came out of, if it did.
+    #[must_use]
+    pub fn origin(&self) -> Option<&Origin> {
+        self.inner.origin.as_ref()
+    }
+
+    /// A guest that lives behind the scenes.
+    pub(crate) fn assemble(backend: Backend, options: &Options) -> Self {
+        Self::put_together(backend, options, None, "the guest".to_owned())
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
+    /// An instance in the warm state, for one call or several that belong together. Dropping the lease
+    /// brings it back.
+    ///
+    /// # Errors
+    /// [`LeaseError`] when the pool is exhausted or an instance cannot be made.
+    #[inline]
+    pub fn lease(&self) -> Result<Lease<'_>, LeaseError> {
+        Lease::begin(self)
+    }
+
+    /// A live guest, whose calls continue from one another, beginning in the warm state. Its instance is made by the
+    /// first call.
+    ///
+    /// # Errors
+    /// [`SessionError::Guest`] for a component, [`SessionError::State`] for a module in fresh mode.
+    pub fn session(&self) -> Result<Session, SessionError> {
+        Session::begin(self)
+    }
+
+    /// Calls a handler with bytes from the warm state, and undoes the call.
+    ///
+    /// # Errors
+    /// [`CallError`]; the next call starts from the warm state all the same.
+    #[inline]
+    pub fn call<'f>(
+        &self,
+        function: impl Into<Entry<'f>>,
+        input: &[u8],
+    ) -> Result<Vec<u8>, CallError> {
+        self.lease()?.call(function, input)
+    }
+
+    /// Makes any call from the warm state, and undoes it.
+    ///
+    /// # Errors
+    /// As [`Guest::call`].
+    pub fn ask(&self, call: &Call) -> Result<Answer, CallError> {
+        self.lease()?.ask(call)
+    }
+
+    /// Looks a handler of bytes up, to be called many times.
+    ///
+    /// # Errors
+    /// [`CallError::Request`] when the guest has no such handler. For components, micro-VMs and programs, the first
+    /// call reports it.
+    pub fn function(&self, name: &str) -> Result<Function, CallError> {
+        dispatch!(Backend, &self.inner.backend, guest => guest.find_function(name))
+    }
+
+    /// Counters of its pool of instances.
+    #[must_use]
+    pub fn pool_stats(&self) -> PoolStats {
+        dispatch!(Backend, &self.inner.backend, guest => guest.count_instances())
+    }
+
+    /// The method of its resets in a word: `write-set-uffd`, say. `afresh doctor` explains it.
+    #[must_use]
+    pub fn strategy(&self) -> String {
+        dispatch!(Backend, &self.inner.backend, guest => guest.describe_resets())
+    }
+
+    /// Whether it is a Linux program that reads no input but listens on a port: a call's input then goes into a new
+    /// connection, and the output of the connection is the answer. For a server of HTTP both are the bytes of a
+    /// message.
+    #[must_use]
+    pub fn listens(&self) -> bool {
+        dispatch!(Backend, &self.inner.backend, guest => guest.is_listening())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_is_told_by_how_its_file_begins() {
+        for (bytes, kind) in [
+            (&b"\x7fELF\x02\x01"[..], Some(Kind::Machine)),
+            (b"\0asm\x01\0\0\0", Some(Kind::Module)),
+            (b"\0asm\x0d\0\x01\0", Some(Kind::Component)),
+            (b"\0asm", Some(Kind::Module)),
+            (b"(module)", None),
+            (b"", None),
+        ] {
+            assert_eq!(Kind::of(bytes), kind, "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Options of guests.
+
+use std::time::Duration;
+
+use super::{Call, Kind};
+use crate::Options;
+
+#[cfg(feature = "vm")]
+type Build = dyn Fn(afresh_vm::SandboxBuilder) -> afresh_vm::SandboxBuilder + Send + Sync;
+#[cfg(feature = "linux")]
+type Shape = dyn Fn(afresh_linux::Program) -> afresh_linux::Program + Send + Sync;
+
+/// The part of [`Options`] that only guests have. The file of each kind in `backend` sets the fields of the kind.
+#[derive(Clone, Default)]
+pub(crate) struct GuestOptions {
+    pub(super) warm_up: Vec<Call>,
+    pub(super) timeout: Option<Duration>,
+    pub(super) memory: Option<u64>,
+    pub(super) kind: Option<Kind>,
+    pub(super) limits: afresh_pool::Limits,
+    #[cfg(feature = "wasm")]
+    pub(super) wasm: super::backend::WasmOptions,
+    #[cfg(feature = "vm")]
+    pub(super) vm: Option<std::sync::Arc<Build>>,
+    #[cfg(feature = "linux")]
+    pub(super) linux: Option<std::sync::Arc<Shape>>,
+}
+
+impl Options {
+    /// Adds a call to the warm-up: the state that all of them leave is the one every later call starts
+    /// from. For Wasm guests, and for Linux programs, which get it as input; a snapshot is warm already, a micro-VM
+    /// warms itself up.
+    pub fn warm(mut self, call: Call) -> Self {
+        self.guest.warm_up.push(call);
+        self
+    }
+
+    /// The calls of the warm-up.
+    #[must_use]
+    pub fn warm_up(&self) -> &[Call] {
+        &self.guest.warm_up
+    }
+
+    /// Time limit of one call.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.guest.timeout = Some(timeout);
+        self
+    }
+
+    /// Maximum bytes of one memory of a Wasm guest; for a micro-VM, its memory, 64 MiB if not set; for a Linux
+    /// program, its mappings, 1 GiB if not set.
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.guest.memory = Some(bytes);
+        self
+    }
+
+    /// The kind of the file, overriding [`Kind::of`](crate::Kind::of): a static Linux program looks the same as a
+    /// micro-VM program.
+    pub fn kind(mut self, kind: Kind) -> Self {
+        self.guest.kind = Some(kind);
+        self
+    }
+
+    /// Limits of the pool of instances that calls draw from.
+    pub fn limits(mut self, limits: afresh_pool::Limits) -> Self {
+        self.guest.limits = limits;
+        self
+    }
+
+    /// The same options for a guest that runs behind the scenes.
+    pub(super) fn without_output(&self) -> Self {
+        let options = self.clone();
+        #[cfg(feature = "wasm")]
+        let options = {
+            let mut options = options;
+            options.guest.wasm.discard_output();
+            options
+        };
+        options
+    }
+}

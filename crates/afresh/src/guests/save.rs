@@ -1,0 +1,312 @@
+//! Saving: a warm guest, or its state after calls, becomes a snapshot in a directory, an archive or a remote.
+
+use afresh_memory::{Features, PageRange};
+use afresh_pager::{Recorder, SnapshotOptions};
+#[cfg(feature = "remote")]
+use afresh_store::remote::{Remote, RemoteError, Replaced};
+use afresh_store::{
+    Access, Encoding, FoldOptions, Journal, Sha256, Snapshot, Store, Turn, archive,
+};
+
+use super::backend::{FrozenGuest, LiveInstance, WarmGuest, dispatch};
+use super::keys::SaveKeys;
+use super::scratch::Scratch;
+use super::{Call, Guest, Lease, SaveError};
+use crate::{Cause, LATEST, Options, Place, Reference, ReferenceError};
+
+/// How a guest is saved.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct SaveOptions {
+    encoding: Encoding,
+    record: Vec<Call>,
+    pub(super) keys: SaveKeys,
+}
+
+impl Default for SaveOptions {
+    fn default() -> Self {
+        Self { encoding: Encoding::Raw, record: Vec::new(), keys: SaveKeys::default() }
+    }
+}
+
+impl SaveOptions {
+    /// Pages as they are, no working set, neither signed nor sealed.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How pages are stored: raw ones are faster to open here, compressed ones travel well.
+    pub fn encoding(mut self, encoding: Encoding) -> Self {
+        self.encoding = encoding;
+        self
+    }
+
+    /// Adds a call to learn the working set from: its pages, starting warm, are read first when the snapshot is
+    /// opened.
+    pub fn record(mut self, call: Call) -> Self {
+        self.record.push(call);
+        self
+    }
+
+    fn with(&self, parent: Option<Snapshot>) -> SnapshotOptions {
+        let encoding = self.encoding;
+        let mut options = SnapshotOptions { encoding, parent, ..SnapshotOptions::default() };
+        self.keys.equip(&mut options);
+        options
+    }
+
+    /// Whether they bring a key to seal with.
+    pub(super) fn seals(&self) -> bool {
+        self.keys.seals()
+    }
+
+    /// Whether they define the form of a snapshot, so that an existing one cannot be continued.
+    pub(super) fn shapes(&self) -> bool {
+        self.keys.is_any() || self.encoding != Encoding::Raw || !self.record.is_empty()
+    }
+
+    /// Appends a turn, signed if required.
+    pub(super) fn append(
+        &self,
+        journal: &mut Journal,
+        turn: &Turn,
+    ) -> Result<u64, afresh_store::SaveError> {
+        self.keys.append(journal, turn)
+    }
+
+    /// How turns are folded.
+    pub(super) fn fold(&self) -> FoldOptions {
+        let mut fold = FoldOptions { encoding: self.encoding, ..FoldOptions::default() };
+        self.keys.equip_fold(&mut fold);
+        fold
+    }
+
+    /// The demands on the new snapshot. A delta is sealed like its parent, with the key that opened that.
+    pub(super) fn own_access(&self, options: &Options) -> Access {
+        self.keys.access(&options.access)
+    }
+}
+
+/// A snapshot that was saved.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Saved {
+    /// Its id in the place it was saved to.
+    pub id: Sha256,
+    /// The snapshot.
+    pub snapshot: Snapshot,
+    /// The reason why no working set was recorded, though calls were given: the missing feature of this host.
+    pub unrecorded: Option<&'static str>,
+}
+
+impl dyn FrozenGuest + '_ {
+    /// The pages that `calls` touch, each in a new guest that starts warm.
+    fn record(&self, calls: &[Call], options: &Options) -> Result<Vec<PageRange>, SaveError> {
+        let write = |source: Cause| SaveError::Write {
+            reference: "a copy to record from".to_owned(),
+            source,
+        };
+        let scratch = Scratch::new()?;
+        let store = Store::create(scratch.path()).map_err(|e| write(e.into()))?;
+        let id = self.store(&store, "recorded", &SnapshotOptions::default()).map_err(write)?;
+        let snapshot = store.load_id(id).map_err(|e| write(e.into()))?;
+        let mut recorder = Recorder::new();
+        for call in calls {
+            let touched =
+                self.touched_pages(snapshot.clone(), call, options).map_err(|source| {
+                    SaveError::Record { function: call.function().to_owned(), source }
+                })?;
+            recorder.add(&touched);
+        }
+        let skipped = self.skipped_pages();
+        let after = |run: PageRange| {
+            let start = run.start.max(skipped);
+            (start < run.end()).then(|| PageRange::new(start, run.end() - start))
+        };
+        // All pages that one of them touches, since the caller chose the calls.
+        Ok(recorder.pages(0.0).into_iter().filter_map(after).collect())
+    }
+
+    /// The options of the save, and the reason why a requested working set was not recorded.
+    fn with(
+        &self,
+        parent: Option<Snapshot>,
+        options: &SaveOptions,
+        opened: &Options,
+    ) -> Result<(SnapshotOptions, Option<&'static str>), SaveError> {
+        let mut with = options.with(parent);
+        let mut unrecorded = None;
+        if !options.record.is_empty() {
+            let needed = self.recorder();
+            if Features::host().has(needed) {
+                with.working_set = self.record(&options.record, &opened.without_output())?;
+            } else {
+                unrecorded = Some(needed.name());
+            }
+        }
+        Ok((with, unrecorded))
+    }
+
+    /// Saves it in a remote in place of `replaced`, with turns to follow.
+    #[cfg(feature = "remote")]
+    pub(crate) fn write_turns(
+        &self,
+        to: &Reference,
+        options: &SaveOptions,
+        opened: &Options,
+        replaced: Replaced<'_>,
+    ) -> Result<Journal, SaveError> {
+        self.send(to, options, opened, |remote, store, snapshot, name, encoding| {
+            remote.push_turns(store, snapshot, name, encoding, replaced, &mut |_| {})
+        })
+    }
+
+    /// Saves it in a remote in place of `replaced`.
+    #[cfg(feature = "remote")]
+    pub(crate) fn write_over(
+        &self,
+        to: &Reference,
+        options: &SaveOptions,
+        opened: &Options,
+        replaced: Replaced<'_>,
+    ) -> Result<Sha256, SaveError> {
+        self.send(to, options, opened, |remote, store, snapshot, name, encoding| {
+            remote.push_over(store, snapshot, name, encoding, replaced, &mut |_| {})
+        })
+    }
+
+    /// Saves it in a scratch directory, and sends it from there.
+    #[cfg(feature = "remote")]
+    fn send<T>(
+        &self,
+        to: &Reference,
+        options: &SaveOptions,
+        opened: &Options,
+        send: impl FnOnce(&Remote, &Store, &Snapshot, &str, Encoding) -> Result<T, RemoteError>,
+    ) -> Result<T, SaveError> {
+        let name = target(to)?;
+        let failed = |source: Cause| SaveError::Write { reference: to.to_string(), source };
+        let (with, _) = self.with(None, options, opened)?;
+        let scratch = Scratch::new()?;
+        let store = Store::create(scratch.path()).map_err(|e| failed(e.into()))?;
+        let id = self.store(&store, name, &with).map_err(failed)?;
+        let own = options.own_access(opened);
+        let snapshot = store.load_with(&id.to_string(), &own).map_err(|e| failed(e.into()))?;
+        let remote = to.place().remote()?;
+        let sent = send(&remote, &store, &snapshot, name, with.encoding);
+        sent.map_err(|e| failed(e.into()))
+    }
+
+    /// Saves it as `to`.
+    pub(crate) fn write(
+        &self,
+        to: &Reference,
+        parent: Option<Snapshot>,
+        options: &SaveOptions,
+        opened: &Options,
+    ) -> Result<Saved, SaveError> {
+        let name = target(to)?;
+        let (with, unrecorded) = self.with(parent, options, opened)?;
+        let failed = |source: Cause| SaveError::Write { reference: to.to_string(), source };
+        let own = options.own_access(opened);
+        let save = |store: &Store, name: &str| {
+            let id = self.store(store, name, &with)?;
+            store.load_with(&id.to_string(), &own).map_err(Cause::from)
+        };
+        let (id, snapshot) = match to.place() {
+            Place::Directory(_) => {
+                let snapshot = save(&to.place().create()?, name).map_err(failed)?;
+                (snapshot.id(), snapshot)
+            }
+            Place::Remote(_) => {
+                let scratch = Scratch::new()?;
+                let store = Store::create(scratch.path()).map_err(|e| failed(e.into()))?;
+                let snapshot = save(&store, name).map_err(failed)?;
+                (push(to, &store, &snapshot, name, with.encoding)?, snapshot)
+            }
+            Place::File(path) => {
+                let scratch = Scratch::new()?;
+                let store = Store::create(scratch.path()).map_err(|e| failed(e.into()))?;
+                let snapshot = save(&store, LATEST).map_err(failed)?;
+                archive::export(&snapshot, path, Some(LATEST)).map_err(|e| failed(e.into()))?;
+                (snapshot.id(), snapshot)
+            }
+        };
+        Ok(Saved { id, snapshot, unrecorded })
+    }
+}
+
+#[cfg(feature = "remote")]
+fn push(
+    to: &Reference,
+    store: &Store,
+    snapshot: &Snapshot,
+    name: &str,
+    encoding: Encoding,
+) -> Result<Sha256, SaveError> {
+    let pushed = to.place().remote()?.push(store, snapshot, name, encoding, &mut |_| {});
+    pushed.map_err(|e| SaveError::Write { reference: to.to_string(), source: e.into() })
+}
+
+#[cfg(not(feature = "remote"))]
+fn push(
+    to: &Reference,
+    _: &Store,
+    _: &Snapshot,
+    _: &str,
+    _: Encoding,
+) -> Result<Sha256, SaveError> {
+    Err(crate::OpenError::Feature { what: to.to_string(), feature: "remote" }.into())
+}
+
+/// The name to save under. A file has one snapshot, which needs no other.
+fn target(to: &Reference) -> Result<&str, ReferenceError> {
+    if let (Place::File(path), Some(name)) = (to.place(), to.given_name()) {
+        return Err(ReferenceError::Single { path: path.clone(), name: name.to_owned() });
+    }
+    to.target(LATEST)
+}
+
+impl Guest {
+    /// Checks that a guest can be saved as `to`, before the work of warming one.
+    ///
+    /// # Errors
+    /// [`SaveError::Reference`].
+    pub fn check_target(to: &Reference) -> Result<(), SaveError> {
+        target(to).map(drop).map_err(SaveError::from)
+    }
+
+    /// Saves the warm state as a snapshot: another process or machine opens it and continues from there, without the
+    /// guest's own file. A directory is made if it is missing.
+    ///
+    /// # Errors
+    /// [`SaveError`]; the name is unchanged then.
+    pub fn save(&self, to: &Reference, options: &SaveOptions) -> Result<Saved, SaveError> {
+        let frozen = dispatch!(Backend, &self.inner().backend, warm => {
+            if !options.record.is_empty() {
+                warm.check_recording()?;
+            }
+            warm.freeze_warm().map_err(SaveError::Freeze)?
+        });
+        frozen.write(to, None, options, &self.inner().options)
+    }
+}
+
+impl Lease<'_> {
+    /// Saves the present state, including changes by the calls of this lease: a fork of the guest. In the directory
+    /// of the snapshot that the guest came out of, only changes are stored.
+    ///
+    /// # Errors
+    /// As [`Guest::save`].
+    pub fn save(&mut self, to: &Reference, options: &SaveOptions) -> Result<Saved, SaveError> {
+        let frozen = dispatch!(Instance, &mut self.instance, live => live.freeze_present()?);
+        let parent = self.guest.origin().filter(|origin| {
+            matches!(origin.reference.place(), Place::Directory(_))
+                && origin.reference.place() == to.place()
+                // The pages of a guest that has shrunk cannot form a delta.
+                && frozen.image().pages() >= origin.snapshot.pages()
+        });
+        let parent = parent.map(|origin| origin.snapshot.clone());
+        frozen.write(to, parent, options, &self.guest.inner().options)
+    }
+}
