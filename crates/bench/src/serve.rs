@@ -155,7 +155,8 @@ fn idle(program: &Path, http: &str, sink: &mut Sink<'_>) -> anyhow::Result<()> {
             }
         }
     }
-    let (status, _) = client.exchange(&hello)?;
+    // The first connection was idle meanwhile, and the server may have closed it.
+    let (status, _) = Connection::to(server.addr)?.exchange(&hello)?;
     ensure!(status == 200, "a request among idle connections was answered with {status}");
     let after = resident(server.child.id())?;
     let each = after.saturating_sub(before) as f64 / held.len() as f64;

@@ -85,6 +85,7 @@ pub(crate) struct GuestFile<'a> {
     pub(crate) name: &'a str,
     pub(crate) bytes: &'a [u8],
     /// Its place on the host, where a Linux program runs from.
+    #[allow(dead_code, reason = "only a Linux program runs from its place")]
     pub(crate) path: Option<&'a Path>,
 }
 

@@ -70,6 +70,7 @@ impl Answer {
 #[derive(Clone, Debug)]
 pub struct Function {
     pub(crate) name: String,
+    #[allow(dead_code, reason = "only a module looks functions up")]
     pub(crate) entry: Option<FunctionEntry>,
 }
 

@@ -61,6 +61,7 @@ impl Verification {
     }
 
     /// Enters the findings of a comparison before a call.
+    #[allow(dead_code, reason = "only Wasm guests are compared in detail")]
     pub(super) fn add(
         &mut self,
         bytes: usize,

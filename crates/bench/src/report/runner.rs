@@ -36,7 +36,7 @@ struct Plan {
 /// All tables that a report runs. `docs/benchmarks.md` describes each.
 const PLANS: [Plan; 11] = [
     Plan { name: "wasm", quick: 45, full: 220 },
-    Plan { name: "session", quick: 20, full: 90 },
+    Plan { name: "session", quick: 60, full: 120 },
     Plan { name: "linux", quick: 30, full: 150 },
     Plan { name: "vm", quick: 20, full: 90 },
     Plan { name: "serve", quick: 30, full: 120 },

@@ -152,7 +152,7 @@ pub(super) fn resume(
         let mut client = Sandboxes { connection: Connection::to(first.addr)? };
         let mut made = Vec::with_capacity(SANDBOXES);
         for _ in 0..SANDBOXES {
-            let sandbox = client.create()?;
+            let sandbox = client.create("script")?;
             client.run(
                 &sandbox,
                 "var heap = Array.from({length: 1000}, (_, n) => ({ n })); var n = 1",

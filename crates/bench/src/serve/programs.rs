@@ -56,7 +56,7 @@ pub(super) fn programs(
         }
     };
     let mut client = Sandboxes { connection: Connection::to(server.addr)? };
-    let sandbox = client.create()?;
+    let sandbox = client.create("linux")?;
     client.run(&sandbox, CODE)?;
     let pairs = CASES.into_iter().flat_map(|case| STRATEGIES.map(|strategy| (case, strategy)));
     let is_played = |case: &str, strategy: &str| match strategy {
@@ -97,7 +97,7 @@ pub(super) fn programs(
                     if round % 4 > 0 {
                         continue;
                     }
-                    let new = client.create()?;
+                    let new = client.create("linux")?;
                     client.run(&new, "n = 1")?;
                     client.on(&new, "/pause", &json!({}))?;
                     let begun = Instant::now();
@@ -137,7 +137,7 @@ fn served(
     to: SocketAddr,
     dir: &tempfile::TempDir,
 ) -> anyhow::Result<Served> {
-    let sandbox = client.create()?;
+    let sandbox = client.create("linux")?;
     let code = format!(
         "import subprocess\nopen('page', 'w').write('served')\n\
          server = subprocess.Popen(['python3', '-m', 'http.server', '{PORT}'])"

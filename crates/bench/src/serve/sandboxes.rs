@@ -30,9 +30,9 @@ impl Sandboxes {
         Ok(serde_json::from_str(text.lines().next().unwrap_or("null")).unwrap_or_default())
     }
 
-    /// Makes one of the first template.
-    pub(super) fn create(&mut self) -> anyhow::Result<Value> {
-        self.ask("POST", "/sandboxes", &json!({"templateID": "script", "timeout": 3600}))
+    /// Makes one of a template.
+    pub(super) fn create(&mut self, template: &str) -> anyhow::Result<Value> {
+        self.ask("POST", "/sandboxes", &json!({"templateID": template, "timeout": 3600}))
     }
 
     pub(super) fn on(
@@ -120,7 +120,7 @@ fn operations(
     let server = Server::ours(&files.program, &["--config", &config])?;
     let mut client = Sandboxes { connection: Connection::to(server.addr)? };
     let rounds = options.rounds * 8;
-    let sandbox = client.create()?;
+    let sandbox = client.create("script")?;
     client.run(&sandbox, "var heap = Array.from({length: 1000}, (_, n) => ({ n }))")?;
     client.on(&sandbox, "/checkpoints", &json!({"name": "base"}))?;
     let wanted = CASES.into_iter().filter(|case| options.wants(case, "afresh"));
@@ -131,7 +131,7 @@ fn operations(
             let begun = Instant::now();
             match *case {
                 "sandbox/create" => {
-                    let new = client.create()?;
+                    let new = client.create("script")?;
                     clock(begun);
                     client.on(&new, "", &json!({}))?;
                 }
@@ -167,7 +167,7 @@ fn operations(
                     if round % 8 > 0 {
                         continue;
                     }
-                    let new = client.create()?;
+                    let new = client.create("script")?;
                     client.run(&new, "var n = 1")?;
                     client.on(&new, "/pause", &json!({}))?;
                     let begun = Instant::now();
