@@ -13,6 +13,7 @@ use super::control::Control;
 use super::frame::Bases;
 use super::mapped_image::FileMapping;
 use super::{filter, process, stub, vdso};
+use crate::resource_numbers;
 
 /// Mappings of the image that are made here; more are made afterwards, one by one.
 pub(super) const PIECES: usize = 400;
@@ -115,11 +116,11 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     }
 
     let none = data.words(&[0, 0]);
-    for limit in [libc::RLIMIT_CORE, libc::RLIMIT_FSIZE] {
+    for limit in [resource_numbers::RLIMIT_CORE, resource_numbers::RLIMIT_FSIZE] {
         call(libc::SYS_prlimit64, &[0, u64::from(limit), none]);
     }
     let few = data.words(&[DESCRIPTORS, DESCRIPTORS]);
-    call(libc::SYS_prlimit64, &[0, u64::from(libc::RLIMIT_NOFILE), few]);
+    call(libc::SYS_prlimit64, &[0, u64::from(resource_numbers::RLIMIT_NOFILE), few]);
     if let Some(ruleset) = everything_forbidden() {
         let size = 8 * ruleset.len() as u64;
         let ruleset = data.words(&ruleset);
@@ -155,7 +156,7 @@ pub(super) fn write_child(control: &mut Control, pieces: Option<(&[FileMapping],
     // The image's files may also contain other images.
     call(libc::SYS_close_range, &[0, u64::from(u32::MAX)]);
     let none = data.words(&[0, 0]);
-    call(libc::SYS_prlimit64, &[0, u64::from(libc::RLIMIT_NPROC), none]);
+    call(libc::SYS_prlimit64, &[0, u64::from(resource_numbers::RLIMIT_NPROC), none]);
     if pieces.is_some() {
         // Faults of user code only: no privilege is needed.
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | 1;

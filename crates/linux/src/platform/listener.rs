@@ -6,10 +6,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use super::PlatformError;
 
 // `_IOWR('!', 0, struct seccomp_notif)` and its kin.
-const RECV: libc::c_ulong = 0xc050_2100;
-const SEND: libc::c_ulong = 0xc018_2101;
-const SET_FLAGS: libc::c_ulong = 0x4008_2104;
-const ADD_DESCRIPTOR: libc::c_ulong = 0x4018_2103;
+const RECV: libc::Ioctl = 0xc050_2100_u32 as libc::Ioctl;
+const SEND: libc::Ioctl = 0xc018_2101_u32 as libc::Ioctl;
+const SET_FLAGS: libc::Ioctl = 0x4008_2104_u32 as libc::Ioctl;
+const ADD_DESCRIPTOR: libc::Ioctl = 0x4018_2103_u32 as libc::Ioctl;
 /// Sentry and guest take turns on one processor.
 const SYNC_WAKE_UP: u64 = 1;
 /// The call is made as it stands.

@@ -50,9 +50,8 @@ impl WriteTracker {
         let mut api =
             uffdio_api { api: u64::from(UFFD_API), features: u64::from(features), ioctls: 0 };
         // SAFETY: the request takes this structure, which lives through the call.
-        let rc = unsafe {
-            libc::ioctl(descriptor.as_raw_fd(), libc::c_ulong::from(UFFDIO_API), &raw mut api)
-        };
+        let rc =
+            unsafe { libc::ioctl(descriptor.as_raw_fd(), UFFDIO_API as libc::Ioctl, &raw mut api) };
         if rc < 0 {
             return Err(PlatformError::missing(
                 "userfaultfd with write protection of files",

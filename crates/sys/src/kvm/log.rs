@@ -32,8 +32,8 @@ struct ClearLog {
 }
 
 // _IOW(0xAE, 0x42, struct kvm_dirty_log) and _IOWR(0xAE, 0xc0, struct kvm_clear_dirty_log).
-const KVM_GET_DIRTY_LOG: libc::c_ulong = 0x4010_ae42;
-const KVM_CLEAR_DIRTY_LOG: libc::c_ulong = 0xc018_aec0;
+const KVM_GET_DIRTY_LOG: libc::Ioctl = 0x4010_ae42_u32 as libc::Ioctl;
+const KVM_CLEAR_DIRTY_LOG: libc::Ioctl = 0xc018_aec0_u32 as libc::Ioctl;
 
 /// Turns on manual protection: reading the log no longer write-protects the pages it reports.
 ///

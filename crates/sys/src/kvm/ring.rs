@@ -24,7 +24,7 @@ const RING_PAGE_OFFSET: i64 = 64;
 const F_DIRTY: u32 = 1;
 const F_RESET: u32 = 2;
 // _IO(0xAE, 0xc7)
-const KVM_RESET_DIRTY_RINGS: libc::c_ulong = 0xaec7;
+const KVM_RESET_DIRTY_RINGS: libc::Ioctl = 0xaec7_u32 as libc::Ioctl;
 
 /// Names of calls, in errors.
 const ENABLE: &str = "KVM_ENABLE_CAP(dirty ring)";

@@ -14,7 +14,7 @@ use super::{call, result_of};
 use crate::{Inherited, SysError};
 
 /// `_IOW(0xAE, 0x8b, struct kvm_signal_mask)`.
-const KVM_SET_SIGNAL_MASK: libc::c_ulong = 0x4004_ae8b;
+const KVM_SET_SIGNAL_MASK: libc::Ioctl = 0x4004_ae8b_u32 as libc::Ioctl;
 /// Size of a signal set in system calls, in bytes.
 const SIGSET_LEN: usize = 8;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// for no reason, so the caller looks again.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Duration) {
     let timeout = libc::timespec {
-        tv_sec: timeout.as_secs().min(i64::MAX as u64) as libc::time_t,
+        tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
         tv_nsec: timeout.subsec_nanos().into(),
     };
     // SAFETY: the word and the timeout live through the call.

@@ -17,7 +17,7 @@ use linux_raw_sys::general::{
 use crate::{Call, PAGE_SIZE, PageRange, PerProcess, SysError, inject};
 
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
-const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610_u32 as libc::Ioctl;
 
 /// Regions a single call may return. The walk is resumed when it fills them all.
 const BATCH: usize = 256;

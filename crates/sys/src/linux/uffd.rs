@@ -207,11 +207,7 @@ impl Uffd {
         // SAFETY: every caller in this file pairs the request with the structure the kernel's ABI
         // names for it, and the reference keeps it alive through the call.
         let rc = unsafe {
-            libc::ioctl(
-                self.fd.as_raw_fd(),
-                libc::c_ulong::from(request),
-                std::ptr::from_mut(argument),
-            )
+            libc::ioctl(self.fd.as_raw_fd(), request as libc::Ioctl, std::ptr::from_mut(argument))
         };
         if rc < 0 { Err(SysError::last(call)) } else { Ok(()) }
     }

@@ -14,7 +14,7 @@ use crate::{Call, SysError, Uffd, UffdMode, inject};
 const UFFDIO_POISON: u32 = 0xc020_aa08;
 
 /// `_IO(0xAA, 0)`, of `/dev/userfaultfd`.
-const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
+const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xaa00_u32 as libc::Ioctl;
 
 impl Uffd {
     /// Opens a descriptor with events that also answers for faults taken in the kernel: by KVM for a

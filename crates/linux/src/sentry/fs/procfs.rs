@@ -8,6 +8,7 @@ use std::fmt::Write;
 
 use afresh_files::Node;
 
+use crate::resource_numbers;
 use crate::sentry::fs::machine_files::sizes;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::identity::{RELEASE, VERSION};
@@ -49,22 +50,22 @@ pub(in crate::sentry) const FILES: [(&str, bool); 27] = [
 ];
 /// The limits of a process in `/proc`: name, number and unit.
 const LIMITS: [(&str, u32, &str); 16] = [
-    ("cpu time", libc::RLIMIT_CPU, "seconds"),
-    ("file size", libc::RLIMIT_FSIZE, "bytes"),
-    ("data size", libc::RLIMIT_DATA, "bytes"),
-    ("stack size", libc::RLIMIT_STACK, "bytes"),
-    ("core file size", libc::RLIMIT_CORE, "bytes"),
-    ("resident set", libc::RLIMIT_RSS, "bytes"),
-    ("processes", libc::RLIMIT_NPROC, "processes"),
-    ("open files", libc::RLIMIT_NOFILE, "files"),
-    ("locked memory", libc::RLIMIT_MEMLOCK, "bytes"),
-    ("address space", libc::RLIMIT_AS, "bytes"),
-    ("file locks", libc::RLIMIT_LOCKS, "locks"),
-    ("pending signals", libc::RLIMIT_SIGPENDING, "signals"),
-    ("msgqueue size", libc::RLIMIT_MSGQUEUE, "bytes"),
-    ("nice priority", libc::RLIMIT_NICE, ""),
-    ("realtime priority", libc::RLIMIT_RTPRIO, ""),
-    ("realtime timeout", libc::RLIMIT_RTTIME, "us"),
+    ("cpu time", resource_numbers::RLIMIT_CPU, "seconds"),
+    ("file size", resource_numbers::RLIMIT_FSIZE, "bytes"),
+    ("data size", resource_numbers::RLIMIT_DATA, "bytes"),
+    ("stack size", resource_numbers::RLIMIT_STACK, "bytes"),
+    ("core file size", resource_numbers::RLIMIT_CORE, "bytes"),
+    ("resident set", resource_numbers::RLIMIT_RSS, "bytes"),
+    ("processes", resource_numbers::RLIMIT_NPROC, "processes"),
+    ("open files", resource_numbers::RLIMIT_NOFILE, "files"),
+    ("locked memory", resource_numbers::RLIMIT_MEMLOCK, "bytes"),
+    ("address space", resource_numbers::RLIMIT_AS, "bytes"),
+    ("file locks", resource_numbers::RLIMIT_LOCKS, "locks"),
+    ("pending signals", resource_numbers::RLIMIT_SIGPENDING, "signals"),
+    ("msgqueue size", resource_numbers::RLIMIT_MSGQUEUE, "bytes"),
+    ("nice priority", resource_numbers::RLIMIT_NICE, ""),
+    ("realtime priority", resource_numbers::RLIMIT_RTPRIO, ""),
+    ("realtime timeout", resource_numbers::RLIMIT_RTTIME, "us"),
 ];
 /// Nanoseconds of a tick, the unit of CPU time.
 const TICK: u64 = 10_000_000;

@@ -6,6 +6,7 @@
 
 use rustix::io::Errno;
 
+use crate::resource_numbers;
 use crate::sentry::Kernel;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::resource_limits::ResourceLimits;
@@ -130,10 +131,10 @@ impl Kernel {
 impl ResourceLimits {
     /// Seconds of processor time that a process may spend, and at most, if either is bounded.
     pub(in crate::sentry) fn seconds(&self) -> Option<(u64, u64)> {
-        self.get(libc::RLIMIT_CPU).filter(|(soft, hard)| soft.min(hard) != &u64::MAX)
+        self.get(resource_numbers::RLIMIT_CPU).filter(|(soft, hard)| soft.min(hard) != &u64::MAX)
     }
 
     fn set_seconds(&mut self, soft: u64, hard: u64) {
-        self.set(libc::RLIMIT_CPU, (soft.min(hard), hard));
+        self.set(resource_numbers::RLIMIT_CPU, (soft.min(hard), hard));
     }
 }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use rustix::io::Errno;
 
+use crate::resource_numbers;
 use crate::sentry::Kernel;
 use crate::sentry::kernel::fd_table::DESCRIPTORS;
 
@@ -49,10 +50,10 @@ impl Resource {
 
     pub(crate) fn number(self) -> u32 {
         match self {
-            Self::CpuTime => libc::RLIMIT_CPU,
-            Self::FileSize => libc::RLIMIT_FSIZE,
-            Self::OpenFiles => libc::RLIMIT_NOFILE,
-            Self::Tasks => libc::RLIMIT_NPROC,
+            Self::CpuTime => resource_numbers::RLIMIT_CPU,
+            Self::FileSize => resource_numbers::RLIMIT_FSIZE,
+            Self::OpenFiles => resource_numbers::RLIMIT_NOFILE,
+            Self::Tasks => resource_numbers::RLIMIT_NPROC,
         }
     }
 
@@ -84,18 +85,18 @@ pub(crate) struct ResourceLimits(BTreeMap<u32, (u64, u64)>);
 impl ResourceLimits {
     /// Descriptors that may be open.
     pub(in crate::sentry) fn descriptors(&self) -> u32 {
-        let set = self.0.get(&libc::RLIMIT_NOFILE);
+        let set = self.0.get(&resource_numbers::RLIMIT_NOFILE);
         set.map_or(FILES, |(soft, _)| *soft).min(DESCRIPTORS.into()) as u32
     }
 
     /// Threads that all processes may have together.
     pub(in crate::sentry) fn tasks(&self) -> u64 {
-        self.0.get(&libc::RLIMIT_NPROC).map_or(TASKS, |(soft, _)| *soft).min(MAX_TASKS)
+        self.0.get(&resource_numbers::RLIMIT_NPROC).map_or(TASKS, |(soft, _)| *soft).min(MAX_TASKS)
     }
 
     /// Bytes that a file may have which a process writes.
     pub(in crate::sentry) fn file_size(&self) -> u64 {
-        self.0.get(&libc::RLIMIT_FSIZE).map_or(u64::MAX, |(soft, _)| *soft)
+        self.0.get(&resource_numbers::RLIMIT_FSIZE).map_or(u64::MAX, |(soft, _)| *soft)
     }
 
     /// The limits of a resource.
@@ -120,11 +121,13 @@ impl Kernel {
             return Some(set);
         }
         let limit = match resource {
-            libc::RLIMIT_STACK => crate::sentry::STACK_LEN,
-            libc::RLIMIT_NOFILE => return Some((FILES, DESCRIPTORS.into())),
-            libc::RLIMIT_AS | libc::RLIMIT_DATA | libc::RLIMIT_RSS => self.layout.limit(),
-            libc::RLIMIT_NPROC => TASKS,
-            libc::RLIMIT_CORE => 0,
+            resource_numbers::RLIMIT_STACK => crate::sentry::STACK_LEN,
+            resource_numbers::RLIMIT_NOFILE => return Some((FILES, DESCRIPTORS.into())),
+            resource_numbers::RLIMIT_AS
+            | resource_numbers::RLIMIT_DATA
+            | resource_numbers::RLIMIT_RSS => self.layout.limit(),
+            resource_numbers::RLIMIT_NPROC => TASKS,
+            resource_numbers::RLIMIT_CORE => 0,
             0..RESOURCES => u64::MAX,
             _ => return None,
         };

@@ -2,6 +2,7 @@
 
 use rustix::io::Errno;
 
+use crate::ioctl;
 use crate::platform::Process;
 use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::seals;
@@ -95,18 +96,18 @@ impl Sentry {
         match request {
             request
                 if matches!(description.open, FileObject::Terminal(_))
-                    && ![libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX].contains(&request) =>
+                    && ![ioctl::FIONBIO, ioctl::FIOCLEX, ioctl::FIONCLEX].contains(&request) =>
             {
                 self.control_terminal(process, descriptor, request, value)
             }
-            libc::FIONBIO => {
+            ioctl::FIONBIO => {
                 let on = copy_in(process, value, 4)? != [0; 4];
                 let bit = libc::O_NONBLOCK as u32;
                 let flags = description.flags & !bit | if on { bit } else { 0 };
                 self.change().table.get_mut(descriptor)?.flags = flags;
                 Ok(ZERO)
             }
-            libc::FIOASYNC
+            ioctl::FIOASYNC
                 if matches!(description.open, FileObject::Device(Device::Generation(_), _)) =>
             {
                 let on = copy_in(process, value, 4)? != [0; 4];
@@ -119,16 +120,16 @@ impl Sentry {
                 let control = self.control_interface(process, request, value)?;
                 control.ok_or_else(|| Errno::NOTTY.into())
             }
-            libc::FIOASYNC if description.open.is_stream() => {
+            ioctl::FIOASYNC if description.open.is_stream() => {
                 copy_in(process, value, 4)?;
                 Ok(ZERO)
             }
-            libc::FIONREAD if let FileObject::Watches(watches) = &description.open => {
+            ioctl::FIONREAD if let FileObject::Watches(watches) = &description.open => {
                 let len = watches.readable() as u32;
                 copy_out(process, value, &len.to_le_bytes())?;
                 Ok(ZERO)
             }
-            libc::FIONREAD if description.open.is_stream() => {
+            ioctl::FIONREAD if description.open.is_stream() => {
                 let ends = description.open.ends();
                 let read = ends.iter().find(|(_, writes)| !writes).or(ends.first());
                 let held = read.and_then(|(id, _)| self.state.channels.get(*id));
@@ -142,7 +143,7 @@ impl Sentry {
                 copy_out(process, value, &len.to_le_bytes())?;
                 Ok(ZERO)
             }
-            libc::TIOCOUTQ if matches!(description.open, FileObject::Socket(_)) => {
+            ioctl::TIOCOUTQ if matches!(description.open, FileObject::Socket(_)) => {
                 let ends = description.open.ends();
                 let written = ends.iter().find(|(_, writes)| *writes);
                 let held = written.and_then(|(id, _)| self.state.channels.get(*id));
@@ -150,8 +151,8 @@ impl Sentry {
                 copy_out(process, value, &len.to_le_bytes())?;
                 Ok(ZERO)
             }
-            libc::FIOCLEX | libc::FIONCLEX => {
-                self.change().table.set_close_on_exec(descriptor, request == libc::FIOCLEX)?;
+            ioctl::FIOCLEX | ioctl::FIONCLEX => {
+                self.change().table.set_close_on_exec(descriptor, request == ioctl::FIOCLEX)?;
                 Ok(ZERO)
             }
             _ => Err(Errno::NOTTY.into()),

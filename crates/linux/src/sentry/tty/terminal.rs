@@ -8,6 +8,7 @@ use std::sync::Arc;
 use afresh_files::{Access, New, Node, Tree, Walk};
 use rustix::io::Errno;
 
+use crate::ioctl;
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::FileObject;
@@ -363,33 +364,33 @@ impl Sentry {
         let (master, node) = (end.master, terminal.node);
         let int = |bytes: u32| bytes.to_le_bytes();
         let told = match request {
-            libc::TCGETS => encode(&terminal.termios, false),
+            ioctl::TCGETS => encode(&terminal.termios, false),
             TCGETS2 => encode(&terminal.termios, true),
-            libc::TIOCGWINSZ => {
+            ioctl::TIOCGWINSZ => {
                 let [rows, columns, x, y] = terminal.window;
                 StructBuilder::default().half(rows).half(columns).half(x).half(y).0
             }
-            libc::FIONREAD => {
+            ioctl::FIONREAD => {
                 let lines = terminal.lines.iter().map(Vec::len).sum::<usize>();
                 int(if master { terminal.shown.len() } else { lines } as u32).to_vec()
             }
-            libc::TIOCOUTQ | libc::TIOCGETD => int(0).to_vec(),
-            libc::TIOCGPTN if master => int(id).to_vec(),
+            ioctl::TIOCOUTQ | ioctl::TIOCGETD => int(0).to_vec(),
+            ioctl::TIOCGPTN if master => int(id).to_vec(),
             TIOCGPKT if master => int(terminal.packet.is_some().into()).to_vec(),
             TIOCGPTLCK if master => int(terminal.locked.into()).to_vec(),
-            libc::TIOCGPGRP | libc::TIOCGSID => {
+            ioctl::TIOCGPGRP | ioctl::TIOCGSID => {
                 let own = terminal.session == Some(self.state.family.own.session);
                 if !master && !own {
                     return Err(Errno::NOTTY.into());
                 }
                 let session = terminal.session.ok_or(Errno::NOTTY);
                 int(match request {
-                    libc::TIOCGPGRP => terminal.group,
+                    ioctl::TIOCGPGRP => terminal.group,
                     _ => session?,
                 })
                 .to_vec()
             }
-            libc::TIOCGPTPEER if master => {
+            ioctl::TIOCGPTPEER if master => {
                 let mode = value as i32 & libc::O_ACCMODE;
                 let (read, write) = (mode != libc::O_WRONLY, mode != libc::O_RDONLY);
                 self.state.table.check_room()?;
@@ -413,10 +414,11 @@ impl Sentry {
         request: u64,
         value: u64,
     ) -> SyscallResult {
-        let foreground = [libc::TCSETS, libc::TCSETSW, libc::TCSETSF, libc::TCFLSH, libc::TCXONC];
+        let foreground =
+            [ioctl::TCSETS, ioctl::TCSETSW, ioctl::TCSETSF, ioctl::TCFLSH, ioctl::TCXONC];
         let changes = foreground.contains(&request)
             || (TCSETS2..=TCSETSF2).contains(&request)
-            || [libc::TCSBRK, libc::TCSBRKP, libc::TIOCSPGRP].contains(&request);
+            || [ioctl::TCSBRK, ioctl::TCSBRKP, ioctl::TIOCSPGRP].contains(&request);
         if changes && let Some(stopped) = self.in_foreground(id, libc::SIGTTOU)? {
             return Ok(stopped);
         }
@@ -426,17 +428,17 @@ impl Sentry {
         };
         let own = self.state.family.own.clone();
         match request {
-            libc::TCSETS | libc::TCSETSW | libc::TCSETSF | TCSETS2..=TCSETSF2 => {
+            ioctl::TCSETS | ioctl::TCSETSW | ioctl::TCSETSF | TCSETS2..=TCSETSF2 => {
                 let two = (TCSETS2..=TCSETSF2).contains(&request);
                 let bytes = copy_in(process, value, if two { 44 } else { 36 })?;
                 let terminal = self.terminal_mut(id)?;
-                if request == libc::TCSETSF || request == TCSETSF2 {
+                if request == ioctl::TCSETSF || request == TCSETSF2 {
                     terminal.flush_typed();
                 }
                 let new = decode(&bytes, &terminal.termios);
                 terminal.behave(new);
             }
-            libc::TIOCSWINSZ => {
+            ioctl::TIOCSWINSZ => {
                 let bytes = copy_in(process, value, 8)?;
                 let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
                 let (new, terminal) = ([0, 2, 4, 6].map(half), self.terminal_mut(id)?);
@@ -445,7 +447,7 @@ impl Sentry {
                     self.change().signal_group(group, libc::SIGWINCH);
                 }
             }
-            libc::TIOCSPGRP => {
+            ioctl::TIOCSPGRP => {
                 let group = int_in(process)?;
                 let known = self.state.terminals.get(id).and_then(|terminal| terminal.session);
                 if known != Some(own.session) {
@@ -460,7 +462,7 @@ impl Sentry {
                     Some(_) => self.terminal_mut(id)?.group = group,
                 }
             }
-            libc::TIOCSCTTY => {
+            ioctl::TIOCSCTTY => {
                 let known = self.state.own_terminal();
                 if known == Some(id) {
                     return Ok(ZERO);
@@ -471,7 +473,7 @@ impl Sentry {
                 }
                 (terminal.session, terminal.group) = (Some(own.session), own.group);
             }
-            libc::TIOCNOTTY => {
+            ioctl::TIOCNOTTY => {
                 let terminal = self.terminal_mut(id)?;
                 if terminal.session != Some(own.session) {
                     return Err(Errno::NOTTY.into());
@@ -483,11 +485,11 @@ impl Sentry {
                     self.change().signal_group(group, libc::SIGCONT);
                 }
             }
-            libc::TIOCSPTLCK if master => {
+            ioctl::TIOCSPTLCK if master => {
                 let locked = int_in(process)? != 0;
                 self.terminal_mut(id)?.locked = locked;
             }
-            libc::TIOCPKT if master => {
+            ioctl::TIOCPKT if master => {
                 let on = int_in(process)? != 0;
                 let terminal = self.terminal_mut(id)?;
                 terminal.packet = on.then(|| terminal.packet.unwrap_or(0));
@@ -497,7 +499,7 @@ impl Sentry {
                 let signal = i32::try_from(value).ok().filter(|signal| (1..=64).contains(signal));
                 self.change().signal_group(group, signal.ok_or(Errno::INVAL)?);
             }
-            libc::TCFLSH => {
+            ioctl::TCFLSH => {
                 let (typed, shown) = match value as i32 {
                     libc::TCIFLUSH => (true, false),
                     libc::TCOFLUSH => (false, true),
@@ -514,17 +516,17 @@ impl Sentry {
                     terminal.flush_shown();
                 }
             }
-            libc::TCXONC => match value as i32 {
+            ioctl::TCXONC => match value as i32 {
                 libc::TCOOFF => self.terminal_mut(id)?.flow(false),
                 libc::TCOON => self.terminal_mut(id)?.flow(true),
                 libc::TCIOFF | libc::TCION => {}
                 _ => return Err(Errno::INVAL.into()),
             },
             // All output is at the master already, and there is only one discipline.
-            libc::TCSBRK | libc::TCSBRKP | libc::TIOCEXCL | libc::TIOCNXCL => {}
-            libc::TIOCSETD if int_in(process)? == 0 => {}
-            libc::TIOCSETD => return Err(Errno::INVAL.into()),
-            libc::TIOCSTI => return Err(Errno::IO.into()),
+            ioctl::TCSBRK | ioctl::TCSBRKP | ioctl::TIOCEXCL | ioctl::TIOCNXCL => {}
+            ioctl::TIOCSETD if int_in(process)? == 0 => {}
+            ioctl::TIOCSETD => return Err(Errno::INVAL.into()),
+            ioctl::TIOCSTI => return Err(Errno::IO.into()),
             _ => return Err(Errno::NOTTY.into()),
         }
         Ok(ZERO)
