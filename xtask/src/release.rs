@@ -1,94 +1,198 @@
-//! `cargo xtask release [TARGET]`: an archive of the command as `cargo binstall` and users of `tar` expect it.
+//! `cargo xtask release`: every package of a release, in `target/release-archives`.
 //!
-//! `afresh-cli-TARGET-vVERSION.tar.gz` holds, in a folder of that name, the command, its manual pages and
-//! completions, the licences and the README. The name is the one in the `binstall` metadata of the package.
+//! Two commands are built: one for glibc, in the archive, the Debian and the RPM package, and a static one for musl,
+//! in an archive and in the container image. Each package has the licences and a list (CycloneDX) of everything that
+//! is linked into the command. With `--try` each is installed in a clean Debian root without Rust or a compiler, and
+//! used there.
+
+mod archive;
+mod bill;
+mod deb;
+mod image;
+mod installation;
+mod rpm;
+mod trial;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::command::{cargo, output, run};
 use crate::host;
+use installation::Installation;
 
 const PACKAGE: &str = "afresh-cli";
+const GLIBC: &str = "x86_64-unknown-linux-gnu";
+const MUSL: &str = "x86_64-unknown-linux-musl";
 
-/// Builds the archive for the target, by default this host's own.
+/// The kinds of packages, with the target of the command in them.
+const KINDS: [(&str, &str); 5] =
+    [("archive", GLIBC), ("deb", GLIBC), ("rpm", GLIBC), ("static-archive", MUSL), ("image", MUSL)];
+
+const USAGE: &str = "usage: cargo xtask release [--profile PROFILE] [--only KIND,…] [--try]";
+
+/// What to build.
+struct Options {
+    profile: String,
+    kinds: Vec<(&'static str, &'static str)>,
+    tries: bool,
+}
+
+impl Options {
+    fn parse(arguments: &[String]) -> Result<Self> {
+        let mut options = Self { profile: "dist".to_owned(), kinds: KINDS.to_vec(), tries: false };
+        let mut arguments = arguments.iter();
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--try" => options.tries = true,
+                "--profile" => options.profile = arguments.next().context(USAGE)?.clone(),
+                "--only" => {
+                    let wanted: Vec<&str> = arguments.next().context(USAGE)?.split(',').collect();
+                    options.kinds.retain(|(kind, _)| wanted.contains(kind));
+                    let known = KINDS.map(|(kind, _)| kind);
+                    if let Some(unknown) = wanted.iter().find(|kind| !known.contains(kind)) {
+                        bail!("there is no package {unknown}; the kinds are {}", known.join(", "));
+                    }
+                }
+                other => bail!("unknown argument {other:?}; {USAGE}"),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// A package that was built.
+struct Package {
+    kind: &'static str,
+    path: PathBuf,
+}
+
+/// Builds the packages, and tries them if wanted.
 pub(crate) fn main(arguments: &[String]) -> Result<()> {
-    let target = match arguments {
-        [] => own_target()?,
-        [target] => target.clone(),
-        _ => bail!("usage: cargo xtask release [TARGET]"),
-    };
-    host::rust_target(&target)?;
+    let options = Options::parse(arguments)?;
     host::c_compiler()?;
-    let mut build = cargo();
-    build.current_dir(host::repository()).args(["build", "--release", "--locked"]);
-    build.args(["--package", PACKAGE, "--target", &target]);
-    run(&mut build)?;
-
-    let name = name(&target, env!("CARGO_PKG_VERSION"));
-    let archives = host::target_folder().join("release-archives");
-    let folder = archives.join(&name);
+    let folder = host::target_folder().join("release-archives");
     if folder.exists() {
         std::fs::remove_dir_all(&folder)
             .with_context(|| format!("cannot empty {}", folder.display()))?;
     }
-    let command = host::target_folder().join(&target).join("release/afresh");
-    fill(&folder, &command)?;
-    let archive = archives.join(format!("{name}.tar.gz"));
-    let mut tar = Command::new("tar");
-    tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "-czf"]);
-    tar.arg(&archive).arg("-C").arg(&archives).arg(&name);
-    run(&mut tar)?;
-    std::fs::remove_dir_all(&folder)
-        .with_context(|| format!("cannot remove {}", folder.display()))?;
-    println!("{}", archive.display());
-    Ok(())
-}
-
-/// The name of the archive, and of the folder in it.
-fn name(target: &str, version: &str) -> String {
-    format!("{PACKAGE}-{target}-v{version}")
-}
-
-fn own_target() -> Result<String> {
-    let about = output(Command::new("rustc").arg("-vV"))?;
-    let target = about.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(target.context("rustc does not report its host")?.to_owned())
-}
-
-/// Assembles the contents of the archive.
-fn fill(folder: &Path, command: &Path) -> Result<()> {
-    let made = |path: &Path| -> Result<PathBuf> {
-        std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
-        Ok(path.to_owned())
-    };
-    let copy = |from: &Path, name: &str| {
-        let to = folder.join(name);
-        std::fs::copy(from, to).map(drop).with_context(|| format!("cannot copy {}", from.display()))
-    };
-    made(folder)?;
-    copy(command, "afresh")?;
-    for name in ["README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"] {
-        copy(&host::repository().join(name), name)?;
-    }
-    run(Command::new(command).arg("man").arg(made(&folder.join("man"))?))?;
-    let completions = made(&folder.join("completions"))?;
-    for (shell, file) in [("bash", "afresh.bash"), ("fish", "afresh.fish"), ("zsh", "_afresh")] {
-        let text = Command::new(command)
-            .args(["completions", shell])
-            .stdin(Stdio::null())
-            .output()
-            .context("cannot run the command that was built")?;
-        if !text.status.success() {
-            bail!("the command that was built has no completions for {shell}");
+    std::fs::create_dir_all(&folder)
+        .with_context(|| format!("cannot create {}", folder.display()))?;
+    let mut packages = Vec::new();
+    for target in [GLIBC, MUSL] {
+        let kinds = options.kinds.iter().filter(|(_, of)| *of == target);
+        let kinds: Vec<&str> = kinds.map(|(kind, _)| *kind).collect();
+        if kinds.is_empty() {
+            continue;
         }
-        let file = completions.join(file);
-        std::fs::write(&file, text.stdout)
-            .with_context(|| format!("cannot write {}", file.display()))?;
+        let command = build(target, &options.profile)?;
+        let scratch = folder.join("scratch");
+        let installed = Installation::assemble(&scratch, &command, target)?;
+        for kind in kinds {
+            let path = match kind {
+                "deb" => deb::build(&installed, &folder)?,
+                "rpm" => rpm::build(&installed, &folder)?,
+                "image" => image::build(&installed, &folder)?,
+                _ => archive::build(&installed, &folder, target)?,
+            };
+            let (kind, _) = KINDS.into_iter().find(|(of, _)| *of == kind).context("a kind")?;
+            packages.push(Package { kind, path });
+        }
+        if target == GLIBC || !folder.join(bill::NAME).exists() {
+            std::fs::copy(installed.documents().join(bill::NAME), folder.join(bill::NAME))?;
+        }
+        std::fs::remove_dir_all(&scratch)
+            .with_context(|| format!("cannot remove {}", scratch.display()))?;
+    }
+    write_checksums(&folder)?;
+    let tried = if options.tries { trial::all(&packages)? } else { Vec::new() };
+    println!("| package | MiB | tried by |\n|---|---|---|");
+    for (index, Package { path, .. }) in packages.iter().enumerate() {
+        let mib = size(path)? as f64 / f64::from(1 << 20);
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        println!("| {name} | {mib:.1} | {} |", tried.get(index).map_or("", String::as_str));
     }
     Ok(())
+}
+
+/// Builds the command for a target.
+fn build(target: &str, profile: &str) -> Result<PathBuf> {
+    host::rust_target(target)?;
+    if target == MUSL && crate::command::find("musl-gcc").is_none() {
+        host::apt_install(&["musl-tools"])?;
+    }
+    let mut build = cargo();
+    build.current_dir(host::repository()).args(["build", "--locked", "--package", PACKAGE]);
+    build.args(["--target", target, "--profile", profile]);
+    // The same bytes from every checkout: neither the place of the sources nor of cargo's cache is in the program.
+    let home = output(Command::new("sh").args(["-c", "echo \"${CARGO_HOME:-$HOME/.cargo}\""]))?;
+    build.env(
+        "RUSTFLAGS",
+        format!(
+            "--remap-path-prefix={}=/afresh --remap-path-prefix={home}=/cargo",
+            host::repository().display()
+        ),
+    );
+    run(&mut build)?;
+    let folder = if profile == "dev" { "debug" } else { profile };
+    Ok(host::target_folder().join(target).join(folder).join("afresh"))
+}
+
+/// Seconds since 1970 of the last commit, which all packages have as their time; `SOURCE_DATE_EPOCH` overrides it.
+fn time() -> Result<String> {
+    if let Ok(time) = std::env::var("SOURCE_DATE_EPOCH") {
+        ensure!(time.parse::<u64>().is_ok(), "SOURCE_DATE_EPOCH is {time:?}, not a number");
+        return Ok(time);
+    }
+    let mut git = Command::new("git");
+    git.current_dir(host::repository()).args(["log", "-1", "--format=%ct"]);
+    output(&mut git).context("without git, SOURCE_DATE_EPOCH has to be set")
+}
+
+/// A reproducible tar of a folder's contents: sorted, owned by root, all of one time.
+fn pack(folder: &Path, entries: &[&str], archive: &Path) -> Result<()> {
+    let mut tar = Command::new("tar");
+    tar.args(["--sort=name", "--format=gnu", "--owner=0", "--group=0", "--numeric-owner"]);
+    tar.args(["--mode=u=rwX,go=rX", &format!("--mtime=@{}", time()?)]);
+    tar.arg("-cf").arg(archive).arg("-C").arg(folder).args(entries);
+    run(&mut tar)
+}
+
+/// Compresses a file in place, without its name and time, and returns the new path.
+fn compress(file: &Path) -> Result<PathBuf> {
+    run(Command::new("gzip").args(["-n", "-9", "-f"]).arg(file))?;
+    let mut path = file.as_os_str().to_owned();
+    path.push(".gz");
+    Ok(path.into())
+}
+
+/// The SHA-256 digest of a file.
+fn digest(file: &Path) -> Result<String> {
+    let line = output(Command::new("sha256sum").arg(file))?;
+    Ok(line.split(' ').next().unwrap_or_default().trim_start_matches('\\').to_owned())
+}
+
+/// Writes `SHA256SUMS` of all files in the folder.
+fn write_checksums(folder: &Path) -> Result<()> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            names.push(entry.file_name());
+        }
+    }
+    names.sort();
+    let sums = output(Command::new("sha256sum").current_dir(folder).args(names))?;
+    std::fs::write(folder.join("SHA256SUMS"), sums + "\n").context("cannot write SHA256SUMS")
+}
+
+/// Bytes of a file, or of all files in a folder.
+fn size(path: &Path) -> Result<u64> {
+    if path.is_file() {
+        return Ok(path.metadata()?.len());
+    }
+    std::fs::read_dir(path)?.map(|entry| size(&entry?.path())).sum()
 }
 
 #[cfg(test)]
@@ -96,24 +200,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_archive_has_the_name_that_the_package_tells_binstall() -> Result<()> {
-        let manifest = host::repository().join("crates/cli/Cargo.toml");
-        let text = std::fs::read_to_string(manifest)?;
-        let value = |key: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(" = "));
-            line.map(|value| value.trim_matches('"').to_owned()).unwrap_or_default()
+    fn an_unknown_kind_or_argument_is_refused() {
+        let parse = |arguments: &[&str]| {
+            let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
+            Options::parse(&arguments)
         };
-        let filled = |text: String| {
-            text.replace("{ name }", PACKAGE)
-                .replace("{ target }", "x86_64-unknown-linux-gnu")
-                .replace("{ version }", "1.2.3")
-                .replace("{ bin }", "afresh")
-                .replace("{ binary-ext }", "")
-        };
-        let name = name("x86_64-unknown-linux-gnu", "1.2.3");
-        assert!(filled(value("pkg-url")).ends_with(&format!("/v1.2.3/{name}.tar.gz")));
-        assert_eq!(filled(value("bin-dir")), format!("{name}/afresh"));
-        assert_eq!(value("pkg-fmt"), "tgz");
-        Ok(())
+        let only = parse(&["--only", "deb,image", "--try"]).unwrap();
+        assert_eq!(only.kinds, [("deb", GLIBC), ("image", MUSL)]);
+        assert!(only.tries);
+        assert!(parse(&["--only", "msi"]).err().unwrap().to_string().contains("deb"));
+        assert!(parse(&["--olny"]).is_err() && parse(&["--profile"]).is_err());
     }
 }

@@ -1,0 +1,173 @@
+//! Tries each package in a clean Debian root without Rust or a compiler.
+//!
+//! The root is made by mmdebstrap and entered by chroot, so this needs root. Each trial prints the version, runs a
+//! Linux program, and calls a Wasm guest of this repository from its warm state.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::Package;
+use super::installation::copy;
+use crate::command::{find, output, run};
+use crate::{guests, host};
+
+const RELEASE: &str = "bookworm";
+
+/// Tries all packages; returns what was run with each.
+pub(super) fn all(packages: &[Package]) -> Result<Vec<String>> {
+    if find("mmdebstrap").is_none() {
+        host::apt_install(&["mmdebstrap"])?;
+    }
+    let folder = host::target_folder().join("release-trial");
+    let base = folder.join("base.tar");
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let mut debian = Command::new("mmdebstrap");
+    debian.args(["--quiet", "--variant=minbase", "--include=ca-certificates", RELEASE]);
+    run(debian.arg(&base))?;
+    let guest = guests::named("js")?;
+    guests::build(guest)?;
+    let mut tried = Vec::new();
+    for package in packages {
+        tried.push(try_one(package, &folder, &base, &guests::path(guest)).with_context(|| {
+            format!("the package {} does not work in a clean root", package.path.display())
+        })?);
+    }
+    std::fs::remove_file(&base).context("cannot remove the clean root")?;
+    Ok(tried)
+}
+
+/// A root with the kernel's file systems, which it gives back in the end.
+struct Root(PathBuf);
+
+impl Root {
+    fn unpack(folder: &Path, base: &Path) -> Result<Self> {
+        let root = folder.join("root");
+        std::fs::create_dir_all(&root)?;
+        run(Command::new("tar").arg("-xf").arg(base).arg("-C").arg(&root))?;
+        let this = Self(root);
+        for system in ["proc", "dev", "sys"] {
+            let to = this.0.join(system);
+            run(Command::new("mount").args(["--rbind", &format!("/{system}")]).arg(&to))?;
+            // A later removal must not reach the host's.
+            run(Command::new("mount").arg("--make-rslave").arg(&to))?;
+        }
+        Ok(this)
+    }
+
+    /// Runs a command in the root, and returns its output.
+    fn run(&self, arguments: &[&str]) -> Result<String> {
+        output(Command::new("chroot").arg(&self.0).args(arguments))
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        let mut all_unmounted = true;
+        for system in ["proc", "dev", "sys"] {
+            let unmounted =
+                Command::new("umount").args(["-R", "-l"]).arg(self.0.join(system)).status();
+            all_unmounted &= unmounted.is_ok_and(|status| status.success());
+        }
+        // What is still mounted there belongs to the host.
+        if all_unmounted {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+fn try_one(package: &Package, folder: &Path, base: &Path, guest: &Path) -> Result<String> {
+    let root = Root::unpack(folder, base)?;
+    ensure!(root.run(&["sh", "-c", "command -v cc cargo rustc || true"])?.is_empty(), "not clean");
+    let name = package.path.file_name().context("a package has a name")?.to_string_lossy();
+    let inside = format!("/tmp/{name}");
+    copy(&package.path, &root.0.join("tmp").join(&*name))?;
+    copy(guest, &root.0.join("tmp/js.wasm"))?;
+    let installed = match package.kind {
+        "deb" => {
+            root.run(&["dpkg", "-i", &inside])?;
+            "dpkg -i"
+        }
+        "rpm" => {
+            // Debian's rpm would look its requirements up among RPM packages.
+            let unpack = format!("rpm2cpio {inside} | cpio -idm --quiet -D /");
+            root.run(&[
+                "apt-get",
+                "-qq",
+                "install",
+                "-y",
+                "--no-install-recommends",
+                "rpm2cpio",
+                "cpio",
+            ])?;
+            root.run(&["sh", "-c", &unpack])?;
+            "rpm2cpio"
+        }
+        "archive" | "static-archive" => {
+            root.run(&[
+                "tar",
+                "-xzf",
+                &inside,
+                "-C",
+                "/usr/bin",
+                "--strip-components=1",
+                "--wildcards",
+                "*/afresh",
+            ])?;
+            "tar -x"
+        }
+        "image" => {
+            // The image has neither a shell nor other programs: its own files are the root.
+            return try_image(&root, &package.path);
+        }
+        other => bail!("no trial of {other}"),
+    };
+    let version = root.run(&["afresh", "--version"])?;
+    ensure!(version.ends_with(env!("CARGO_PKG_VERSION")), "it calls itself {version:?}");
+    let said = root.run(&["afresh", "exec", "--", "/bin/echo", "hi"])?;
+    ensure!(said == "hi", "a Linux program printed {said:?}");
+    let answer = root.run(&[
+        "afresh",
+        "run",
+        "/tmp/js.wasm",
+        "--warm",
+        "warm",
+        "--call",
+        "handle",
+        "--input",
+        r#"{"op":"probe"}"#,
+        "-n",
+        "2",
+    ])?;
+    ensure!(answer.lines().count() == 2, "a Wasm guest answered {answer:?}");
+    Ok(format!("`{installed}`, `afresh --version`, `exec -- echo hi`, `run js.wasm`"))
+}
+
+/// Runs the command of the image with nothing but the image's files.
+fn try_image(root: &Root, image: &Path) -> Result<String> {
+    let files = root.0.join("tmp/image");
+    std::fs::create_dir_all(&files)?;
+    run(Command::new("tar").arg("-xf").arg(image).arg("-C").arg(&files))?;
+    let blobs = files.join("blobs/sha256");
+    let mut layers = 0;
+    for entry in std::fs::read_dir(&blobs)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        ensure!(super::digest(&path)? == name, "the blob {name} has another digest");
+        let unpacked = files.join("root");
+        std::fs::create_dir_all(&unpacked)?;
+        let mut tar = Command::new("tar");
+        tar.arg("-xzf").arg(&path).arg("-C").arg(&unpacked);
+        layers += u32::from(crate::command::succeeds(&mut tar));
+    }
+    ensure!(layers == 1, "the image has {layers} layers");
+    let mut command = Command::new("chroot");
+    command
+        .arg("--userspec=65532:65532")
+        .arg(files.join("root"))
+        .args(["/usr/bin/afresh", "--version"]);
+    let version = output(&mut command)?;
+    ensure!(version.ends_with(env!("CARGO_PKG_VERSION")), "it calls itself {version:?}");
+    Ok("its only layer as the root, `afresh --version` as user 65532".to_owned())
+}
