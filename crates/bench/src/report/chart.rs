@@ -95,7 +95,10 @@ pub(super) fn threads(rows: &[&Measurement]) -> Option<String> {
         .map(|strategy| {
             let mut series: Vec<_> =
                 rows.iter().filter(|row| row.strategy == **strategy).copied().collect();
+            // The last row with one thread is the one of the series.
+            series.reverse();
             series.sort_by_key(|row| row.threads);
+            series.dedup_by_key(|row| row.threads);
             series
         })
         .filter(|series| series.len() > 1)

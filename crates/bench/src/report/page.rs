@@ -222,8 +222,16 @@ fn write_table(page: &mut String, table: &TableResult) -> std::fmt::Result {
     }
     for case in cases {
         let rows: Vec<&Measurement> = table.rows.iter().filter(|row| row.case == case).collect();
-        let alone: Vec<&Measurement> =
-            rows.iter().copied().filter(|row| row.threads == rows[0].threads).collect();
+        let mut alone: Vec<&Measurement> = Vec::new();
+        for row in rows.iter().copied().filter(|row| row.threads == rows[0].threads) {
+            // A strategy that is also measured with several threads has a second row with one.
+            if !alone
+                .iter()
+                .any(|other| (&other.strategy, &other.unit) == (&row.strategy, &row.unit))
+            {
+                alone.push(row);
+            }
+        }
         write!(page, "<h3>{}</h3>", escaped(case))?;
         write_rows(page, table, &alone)?;
         if let Some(chart) = chart::threads(&rows) {
