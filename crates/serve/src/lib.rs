@@ -60,7 +60,7 @@ mod wire;
 pub use config::{Config, GuestConfig, parse_duration};
 pub use error::{ManifestError, ServeError};
 pub use handler::{Handler, HandlerError, Reply};
-pub use sandbox::{Keys, SandboxConfig, Template};
+pub use sandbox::{Budgets, Keys, Limits, SandboxConfig, Template};
 pub use server::{Handle, Server};
 #[cfg(feature = "tls")]
 pub use tls::TlsConfig;

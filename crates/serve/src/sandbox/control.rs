@@ -146,7 +146,7 @@ pub(super) async fn pause(chosen: TenantSandbox, body: Bytes) -> Answer {
         let message = format!("the sandbox {} is paused already", sandbox.id);
         return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
     }
-    all.save(&sandbox, true, false).await?;
+    all.pause(&sandbox).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 

@@ -102,6 +102,15 @@ impl Ledger {
         }
     }
 
+    /// The snapshots that this server knows without a question.
+    pub(super) fn known_snapshots(&self) -> Vec<SnapshotRecord> {
+        match self {
+            Self::Alone { known, .. } => lock(known).values().cloned().collect(),
+            #[cfg(feature = "fleet")]
+            Self::Fleet(_) => Vec::new(),
+        }
+    }
+
     /// Whether this server may answer for a sandbox now.
     pub(super) fn check(&self, sandbox: &Sandbox) -> Result<(), ErrorResponse> {
         match self {
@@ -194,7 +203,7 @@ impl Ledger {
                 let place: Reference =
                     kept(dir, "any").parse().map_err(|error| internal(&error))?;
                 let store = place.place().store().map_err(|error| internal(&error))?;
-                let own = saved.snapshot.layers().last().map_or(0, afresh::store::Layer::size);
+                let own = super::snapshots::own_bytes(saved);
                 Ok(SavedState { state: Some(fleet.send(&store, &saved.snapshot, own)?) })
             }
         }

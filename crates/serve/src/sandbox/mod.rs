@@ -5,10 +5,12 @@
 //! paused, and each snapshot, outlives the process. A client sees only the sandboxes of its tenant, which its key
 //! selects. May break it: a store that is changed from outside while the server runs.
 
+mod accounts;
 mod admission;
 mod background;
+mod budgets;
 mod byte_channel;
-mod call_permits;
+mod charge;
 mod commands;
 mod config;
 mod connect;
@@ -44,6 +46,7 @@ mod signature;
 mod snapshots;
 mod streaming;
 mod template;
+mod tenant_queue;
 #[cfg(feature = "linux")]
 mod tunnels;
 mod usage;
@@ -52,6 +55,7 @@ mod watchers;
 
 #[cfg(feature = "fleet")]
 pub(crate) use self::sandbox::milliseconds;
+pub use budgets::{Budgets, Limits};
 pub use config::{SandboxConfig, Template};
 pub use keys::Keys;
 #[cfg(feature = "fleet")]
