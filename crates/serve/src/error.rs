@@ -41,6 +41,12 @@ pub enum ManifestError {
         /// The file.
         path: PathBuf,
     },
+    /// A requirement for a log that there is none of.
+    #[error("{}: `audit-required` needs `audit`, the file of the log", path.display())]
+    Audit {
+        /// The file.
+        path: PathBuf,
+    },
     /// It has an unknown entry, or lacks one.
     #[error("{}", path.display())]
     Parse {
@@ -87,6 +93,14 @@ pub enum ServeError {
     Sandboxes {
         /// Why not.
         source: afresh::Cause,
+    },
+    /// The audit log cannot be opened.
+    #[error("the audit log {} cannot be opened", path.display())]
+    Audit {
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
     },
     /// There can be no HTTPS.
     #[cfg(feature = "tls")]

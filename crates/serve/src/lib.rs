@@ -26,6 +26,8 @@
 //! # }
 //! ```
 
+mod address_limits;
+mod audit;
 mod body;
 mod budget;
 mod concurrency;
@@ -57,6 +59,7 @@ mod status;
 mod tls;
 mod wire;
 
+pub use audit::AuditConfig;
 pub use config::{Config, GuestConfig, parse_duration};
 pub use error::{ManifestError, ServeError};
 pub use handler::{Handler, HandlerError, Reply};

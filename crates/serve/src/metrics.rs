@@ -4,13 +4,14 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::audit::AuditLog;
 use crate::pool_metrics::Pools;
 
 pub(crate) type Labels = Vec<(&'static str, String)>;
@@ -47,6 +48,8 @@ pub(crate) struct Metrics {
     pub(crate) connections: Gauge,
     pub(crate) buffered: Gauge,
     resident: Gauge,
+    /// Requests refused for a limit of their address.
+    pub(crate) refused_addresses: Counter,
     pub(crate) reloads: Counter,
     pub(crate) failed_reloads: Counter,
 }
@@ -84,7 +87,12 @@ pub(crate) struct GuestMetrics {
 
 /// A guest's name as a label; the library writes labels as they are.
 fn named(guest: &str) -> (&'static str, String) {
-    ("guest", guest.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
+    ("guest", escape(guest))
+}
+
+/// Text as a label's value.
+pub(crate) fn escape(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 pub(crate) fn labels(guest: &str) -> Labels {
@@ -143,6 +151,9 @@ impl Metrics {
             Unit::Bytes,
             resident.clone(),
         );
+        let refused_addresses = Counter::default();
+        let help = "Requests refused for a limit of their client's address";
+        registry.register("refused_addresses", help, refused_addresses.clone());
         let reloads = Counter::default();
         registry.register("reloads", "Times that the guests were exchanged", reloads.clone());
         let failed_reloads = Counter::default();
@@ -163,6 +174,7 @@ impl Metrics {
             connections,
             buffered,
             resident,
+            refused_addresses,
             reloads,
             failed_reloads,
         }
@@ -225,12 +237,22 @@ impl Metrics {
         }
     }
 
-    /// Everything, as Prometheus reads it.
-    pub(crate) fn text(&self) -> String {
+    /// Adds the metrics of the audit log.
+    pub(crate) fn count_audit(&mut self, log: &AuditLog) {
+        let audit = self.registry.sub_registry_with_prefix("audit");
+        audit.register("records", "Lines written to the audit log", log.records.clone());
+        let help = "Lines that could not be written to the audit log, and failed reopens";
+        audit.register("failures", help, log.failures.clone());
+    }
+
+    /// Everything, as Prometheus reads it. `further` are metrics that are not counted here.
+    pub(crate) fn text(&self, further: &str) -> String {
         self.resident.set(gauge(resident_bytes()));
         let mut text = String::new();
         // Writing to a string never fails.
-        let _ = encode(&mut text, &self.registry);
+        let _ = encode_registry(&mut text, &self.registry);
+        text.push_str(further);
+        let _ = encode_eof(&mut text);
         text
     }
 }
@@ -296,7 +318,7 @@ mod tests {
         guest.ended(418, 0.0);
         guest.failed("timeout");
         metrics.set("a \"guest\"", (1, 2));
-        let text = metrics.text();
+        let text = metrics.text("");
         for line in [
             r#"afresh_requests_total{guest="a \"guest\"",code="200"} 2"#,
             r#"afresh_requests_total{guest="a \"guest\"",code="418"} 1"#,

@@ -208,7 +208,10 @@ impl Sandboxes {
         }
         let pauses = sandbox.times().pause_at_end;
         let result = if is_over(sandbox) && !pauses {
-            self.kill(sandbox).await
+            let killed = self.kill(sandbox).await;
+            let result = if killed.is_ok() { "ok" } else { "failed" };
+            self.record_own("kill at the end of its life", sandbox, result);
+            killed
         } else {
             let queue = if is_over(sandbox) { &self.pauses } else { &self.idle_saves };
             match queue.enter(&self.accounts, &sandbox.tenant, SAVE_PATIENCE).await {
@@ -237,11 +240,16 @@ impl Sandboxes {
             return Ok(());
         }
         let saving = self.clone().save_now(sandbox.clone(), life, pause, false);
-        to_its_end(async move {
+        let saved = to_its_end(async move {
             let _place = place;
             saving.await
-        })
-        .await
+        });
+        let saved = saved.await;
+        if pause {
+            let result = if saved.is_ok() { "ok" } else { "failed" };
+            self.record_own("pause at the end of its life", sandbox, result);
+        }
+        saved
     }
 
     /// Removes unreferenced objects from the store at intervals. Open ones stay readable.

@@ -39,6 +39,7 @@ mod process;
 mod quota;
 mod record;
 mod registry;
+mod request_record;
 mod requests;
 #[expect(clippy::module_inception, reason = "the file of the type `Sandbox`")]
 mod sandbox;
@@ -50,6 +51,7 @@ mod tenant_queue;
 #[cfg(feature = "linux")]
 mod tunnels;
 mod usage;
+mod usage_report;
 mod user;
 mod watchers;
 
@@ -58,6 +60,8 @@ pub(crate) use self::sandbox::milliseconds;
 pub use budgets::{Budgets, Limits};
 pub use config::{SandboxConfig, Template};
 pub use keys::Keys;
+pub(crate) use keys::Scope;
+pub(crate) use tenant_queue::MAX_WEIGHT;
 #[cfg(feature = "fleet")]
 pub(crate) use record::{SandboxRecord, SnapshotRecord};
 pub(crate) use registry::Sandboxes;

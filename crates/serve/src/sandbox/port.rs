@@ -18,6 +18,7 @@ use hyper_util::rt::TokioIo;
 use super::registry::Sandboxes;
 use super::routes::{AuthorizedSandbox, SANDBOX, TOKENS, awake, called};
 use super::tunnels::dial;
+use crate::address_limits::CLIENT;
 use crate::body::Chunked;
 use crate::error_response::ErrorResponse;
 use crate::server::ConnectionPermit;
@@ -68,7 +69,7 @@ async fn forward(
     let (mut sender, connection) = handshake.await.map_err(hung_up)?;
     tokio::spawn(connection.with_upgrades());
     wire::strip(&mut parts.headers);
-    for secret in TOKENS.iter().chain(&[SANDBOX, PORT]) {
+    for secret in TOKENS.iter().chain(&[SANDBOX, PORT, CLIENT.as_str()]) {
         parts.headers.remove(*secret);
     }
     speaks(&mut parts.headers, protocol);

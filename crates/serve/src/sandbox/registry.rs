@@ -26,6 +26,7 @@ use super::sandbox::{Residency, Sandbox, Times, due, refused};
 use super::snapshots::own_bytes;
 use super::template::{Warm, kept};
 use super::tenant_queue::TenantQueue;
+use crate::audit::AuditLog;
 use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
 
@@ -45,6 +46,7 @@ pub(crate) struct Sandboxes {
     /// Whether the store has unreferenced objects, and when it was last collected.
     pub(super) litter: AtomicBool,
     pub(super) tidied: Mutex<Instant>,
+    pub(super) audit: Option<Arc<AuditLog>>,
     /// The use and the budgets of tenants.
     pub(crate) accounts: Accounts,
     /// When holdings were last added to the totals.
@@ -162,6 +164,7 @@ impl Sandboxes {
     /// Opens every template, and finds saved sandboxes.
     pub(crate) async fn open(
         config: &SandboxConfig,
+        audit: Option<Arc<AuditLog>>,
         #[cfg(feature = "fleet")] fleet: Option<&Arc<crate::fleet::Fleet>>,
     ) -> Result<Arc<Self>, ServeError> {
         let config = config.clone();
@@ -173,6 +176,7 @@ impl Sandboxes {
         let open = move || {
             let opened = Self::open_now(
                 config,
+                audit,
                 #[cfg(feature = "fleet")]
                 share,
             );
@@ -185,6 +189,7 @@ impl Sandboxes {
 
     fn open_now(
         config: SandboxConfig,
+        audit: Option<Arc<AuditLog>>,
         #[cfg(feature = "fleet")] share: Option<super::migration::FleetHandle>,
     ) -> Result<Self, afresh::Cause> {
         if config.templates.is_empty() {
@@ -232,6 +237,7 @@ impl Sandboxes {
             quota,
             litter: AtomicBool::new(false),
             tidied: Mutex::new(Instant::now()),
+            audit,
             accounts,
             accounted: Mutex::new(Instant::now()),
             calls: TenantQueue::for_calls(config.max_running_calls, waiting),
@@ -244,6 +250,26 @@ impl Sandboxes {
             directory: Mutex::new(Some(directory)),
             config,
         })
+    }
+
+    /// Replaces the keys and the budgets.
+    pub(crate) fn renew(&self, config: &SandboxConfig) {
+        self.config.keys.renew(&config.keys);
+        self.accounts.renew(&config.budgets);
+    }
+
+    /// Records an operation of the server itself.
+    pub(super) fn record_own(&self, action: &str, sandbox: &Sandbox, result: &str) {
+        if let Some(audit) = &self.audit {
+            audit.write(serde_json::Map::from_iter([
+                ("event".to_owned(), "end".into()),
+                ("tenant".to_owned(), (&*sandbox.tenant).into()),
+                ("key".to_owned(), "server".into()),
+                ("action".to_owned(), action.into()),
+                ("sandbox".to_owned(), sandbox.id.as_str().into()),
+                ("result".to_owned(), result.into()),
+            ]));
+        }
     }
 
     /// Leaves the directory to the next server. Nothing is changed there any more.
@@ -386,8 +412,9 @@ impl Sandboxes {
         let life = Residency::Live(Box::new(session));
         let of = (tenant.clone(), template);
         let id = self.ledger.id(tenant)?;
-        let sandbox = Sandbox::new(id, random(24)?, of, settings, life, times);
-        Ok(Arc::new(Sandbox { charge, ..sandbox }))
+        let mut sandbox = Sandbox::new(id, random(24)?, of, settings, life, times);
+        sandbox.charge = charge;
+        Ok(Arc::new(sandbox))
     }
 
     /// Does something with a sandbox's session, which comes back from the store if it has to.
