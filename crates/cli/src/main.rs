@@ -39,6 +39,8 @@ mod run;
 #[cfg(feature = "wasm")]
 mod scratch;
 mod serve;
+#[cfg(all(test, feature = "fleet", feature = "linux", feature = "otel", feature = "tls"))]
+mod serve_reference;
 mod snapshot;
 mod stdio;
 mod store;

@@ -39,6 +39,7 @@ mod failure;
 pub mod fleet;
 mod guest_log;
 mod handler;
+mod health;
 mod manifest;
 mod metrics;
 #[cfg(feature = "otel")]
@@ -46,6 +47,8 @@ pub mod otel;
 mod paced;
 mod pool_metrics;
 mod proxy;
+#[doc(hidden)]
+pub mod reference;
 mod reuse;
 mod route;
 mod routing_table;
@@ -62,6 +65,7 @@ mod wire;
 pub use audit::AuditConfig;
 pub use config::{Config, GuestConfig, parse_duration};
 pub use error::{ManifestError, ServeError};
+pub use manifest::ConfigFault;
 pub use handler::{Handler, HandlerError, Reply};
 pub use sandbox::{Budgets, Keys, Limits, SandboxConfig, Template};
 pub use server::{Handle, Server};

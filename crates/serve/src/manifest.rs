@@ -3,6 +3,8 @@
 //! Promises: an unknown key is an error that names it, and so are two guests for the same host and
 //! route; nothing is guessed. Paths are relative to the file.
 
+mod check;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,6 +14,8 @@ use afresh::wasm::{GuestOptions, Mode};
 use afresh::{Call, Options};
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
+
+pub use check::ConfigFault;
 
 use crate::audit::AuditConfig;
 use crate::config::{Config, GuestConfig, parse_duration};
@@ -316,6 +320,28 @@ impl Sandboxes {
         }
         Ok(config)
     }
+}
+
+/// The keys of one table, as its error for an unknown key names them.
+fn keys_of<T: serde::de::DeserializeOwned>() -> Vec<String> {
+    let Err(error) = toml::from_str::<T>("unknown-key = 1") else { return Vec::new() };
+    let expected = error.message().split("expected").nth(1).unwrap_or_default();
+    expected.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// The tables of the configuration with their keys, for the reference.
+#[doc(hidden)]
+#[must_use]
+pub fn keys() -> Vec<(&'static str, Vec<String>)> {
+    vec![
+        ("Server", keys_of::<File>()),
+        ("Guests", keys_of::<Guest>()),
+        ("Sandboxes", keys_of::<Sandboxes>()),
+        ("Limits", keys_of::<LimitsTable>()),
+        ("Templates", keys_of::<Template>()),
+        #[cfg(feature = "fleet")]
+        ("Fleet", keys_of::<Fleet>()),
+    ]
 }
 
 impl Config {

@@ -12,7 +12,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::audit::AuditLog;
-use crate::pool_metrics::Pools;
+use crate::health::Check;
+use crate::pool_metrics::{PoolMetrics, Pools};
 
 pub(crate) type Labels = Vec<(&'static str, String)>;
 
@@ -45,6 +46,7 @@ pub(crate) struct Metrics {
     waiting: Family<Labels, Gauge>,
     pub(crate) pools: Pools,
     sandboxes: Family<Labels, Gauge>,
+    healthy: Family<Labels, Gauge>,
     pub(crate) connections: Gauge,
     pub(crate) buffered: Gauge,
     resident: Gauge,
@@ -135,6 +137,9 @@ impl Metrics {
         let pools = Pools::register(&mut registry);
         let sandboxes = Family::<Labels, Gauge>::default();
         registry.register("sandboxes", "Sandboxes, by where they live", sandboxes.clone());
+        let healthy = Family::<Labels, Gauge>::default();
+        let help = "Whether the lease, the directory and the fleet's store work: 1 or 0";
+        registry.register("healthy", help, healthy.clone());
         let connections = Gauge::default();
         registry.register("connections", "Open connections", connections.clone());
         let buffered = Gauge::default();
@@ -174,6 +179,7 @@ impl Metrics {
             connections,
             buffered,
             resident,
+            healthy,
             refused_addresses,
             reloads,
             failed_reloads,
@@ -229,6 +235,12 @@ impl Metrics {
         self.waiting.get_or_create(&labels).set(gauge(waiting));
     }
 
+    /// Sets whether a part that the server relies on is healthy.
+    pub(crate) fn set_healthy(&self, check: Check, is_healthy: bool) {
+        let labels = vec![("check", check.name().to_owned())];
+        self.healthy.get_or_create(&labels).set(i64::from(is_healthy));
+    }
+
     /// The number of sandboxes in this process, and in the store.
     pub(crate) fn set_sandboxes(&self, live: usize, saved: usize) {
         for (place, count) in [("live", live), ("saved", saved)] {
@@ -243,6 +255,20 @@ impl Metrics {
         audit.register("records", "Lines written to the audit log", log.records.clone());
         let help = "Lines that could not be written to the audit log, and failed reopens";
         audit.register("failures", help, log.failures.clone());
+    }
+
+    /// The text format with one sample of each metric, for the reference.
+    pub(crate) fn sample(&self) -> String {
+        let guest = self.guest("guest");
+        guest.ended(200, 0.0);
+        guest.failed("guest");
+        self.set("guest", (0, 0));
+        self.set_sandboxes(0, 0);
+        self.set_healthy(Check::Directory, true);
+        let mut stats = afresh::pool::PoolStats::default();
+        stats.quarantines.insert("reason", 0);
+        PoolMetrics::new(&self.pools, "guest", ("kind", "mode", "strategy")).show(stats);
+        self.text("").trim_end_matches("# EOF\n").to_owned()
     }
 
     /// Everything, as Prometheus reads it. `further` are metrics that are not counted here.

@@ -27,6 +27,7 @@ use tokio_io_timeout::TimeoutStream;
 use crate::config::Config;
 use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
+use crate::health::Health;
 use crate::service::{Audience, Phase, Shared};
 
 /// How long a closing server waits for the first bytes on a new connection.
@@ -193,6 +194,7 @@ async fn sweep(shared: Arc<Shared>) {
         if let Some(routes) = &shared.sandboxes {
             routes.sandboxes.sweep();
         }
+        Health::probe(&shared);
     }
 }
 

@@ -24,6 +24,7 @@ use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
 #[cfg(feature = "fleet")]
 use crate::fleet::{Fleet, RouteDecision};
+use crate::health::{self, Health};
 use crate::metrics::Metrics;
 use crate::routing_table::RoutingTable;
 use crate::sandbox::{Routes, Sandboxes, Scope};
@@ -75,6 +76,7 @@ pub(crate) struct Shared {
     pub(crate) tls: Option<crate::tls::Acceptor>,
     body_time: Duration,
     ids: RequestIds,
+    pub(crate) health: Health,
 }
 
 /// The parts that a reload exchanges.
@@ -174,6 +176,7 @@ impl Shared {
             phase: watch::Sender::new(Phase::Running),
             body_time: config.body_timeout,
             ids: RequestIds::new(),
+            health: Health::default(),
         })
     }
 
@@ -489,13 +492,7 @@ impl Shared {
         }
         match uri.path() {
             "/healthz" => Some("alive\n".into_response()),
-            "/readyz" => Some(match *self.phase.borrow() {
-                Phase::Running => "ready\n".into_response(),
-                _ => {
-                    let why = "the server is ending; use another";
-                    ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why).into_response()
-                }
-            }),
+            "/readyz" => Some(health::ready(self)),
             "/status" => Some(crate::status::page()),
             "/status.json" => Some(axum::Json(crate::status::data(self, viewer)).into_response()),
             "/status/pages.json" => Some(crate::status::pages(self, uri.query(), viewer).await),
@@ -520,6 +517,9 @@ impl Shared {
         if let Some(routes) = &self.sandboxes {
             let (live, saved) = routes.sandboxes.count();
             self.metrics.set_sandboxes(live, saved);
+        }
+        for (check, fails) in health::checks(self) {
+            self.metrics.set_healthy(check, !fails);
         }
         self.metrics.buffered.set(i64::try_from(self.budget.used()).unwrap_or(i64::MAX));
         let tenants = self.sandboxes.as_ref().filter(|_| shows_tenants);

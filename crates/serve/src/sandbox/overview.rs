@@ -59,7 +59,18 @@ fn changed(session: &Session) -> Result<Value, ErrorResponse> {
     }))
 }
 
+/// Bytes that a probe of the directory writes.
+const PROBE_BYTES: usize = 4096;
+
 impl Sandboxes {
+    /// Whether files can be written to the directory. Blocks.
+    pub(crate) fn probe_directory(&self) -> std::io::Result<()> {
+        let file = self.config.dir.join("probe");
+        let written = std::fs::write(&file, [0; PROBE_BYTES]);
+        let removed = std::fs::remove_file(&file);
+        written.and(removed)
+    }
+
     /// The number of live sandboxes, and of saved ones.
     pub(crate) fn count(&self) -> (usize, usize) {
         let all: Vec<_> = lock(&self.all).values().cloned().collect();

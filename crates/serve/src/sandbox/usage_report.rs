@@ -79,8 +79,7 @@ impl Sandboxes {
 
     /// Metrics of tenants, in the text format without its end.
     pub(crate) fn tenant_metrics(&self) -> String {
-        let mut rows: BTreeMap<String, (Totals, Holdings, u64)> = BTreeMap::new();
-        let mut refused: BTreeMap<(String, &'static str), u64> = BTreeMap::new();
+        let (mut rows, mut refused) = (BTreeMap::<String, Row>::new(), BTreeMap::new());
         let holdings = self.holdings();
         for (tenant, account) in self.accounts.all() {
             let label = if account.labelled { &*tenant } else { OTHERS };
@@ -95,67 +94,81 @@ impl Sandboxes {
                 *refused.entry((label.to_owned(), budget)).or_default() += count;
             }
         }
-        let mut registry = Registry::with_prefix("afresh_tenant");
-        let tenant = |label: &str| -> Labels { vec![("tenant", escape(label))] };
-        let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-        type Read<T> = fn(&(Totals, Holdings, u64)) -> T;
-        let counts: [(&str, &str, Option<Unit>, Read<u64>); 4] = [
-            ("calls", "Operations of sandboxes", None, |row| row.0.calls),
-            ("made_sandboxes", "Sandboxes made", None, |row| row.0.sandboxes),
-            ("received", "Bytes of requests", Some(Unit::Bytes), |row| row.0.received_bytes),
-            ("sent", "Bytes of answers", Some(Unit::Bytes), |row| row.0.sent_bytes),
-        ];
-        for (name, help, unit, read) in counts {
-            let family = Family::<Labels, Counter>::default();
-            for (label, row) in &rows {
-                family.get_or_create(&tenant(label)).inc_by(read(row));
-            }
-            match unit {
-                Some(unit) => registry.register_with_unit(name, help, unit, family),
-                None => registry.register(name, help, family),
-            }
-        }
-        type Seconds = Counter<f64, std::sync::atomic::AtomicU64>;
-        let times: [(&str, &str, Read<f64>); 3] = [
-            ("cpu_seconds", "Run time of sandboxes", |row| row.0.cpu_seconds),
-            ("memory_byte_seconds", "Memory over time", |row| row.0.memory_byte_seconds),
-            ("stored_byte_seconds", "Saved states over time", |row| row.0.stored_byte_seconds),
-        ];
-        for (name, help, read) in times {
-            let family = Family::<Labels, Seconds>::default();
-            for (label, row) in &rows {
-                family.get_or_create(&tenant(label)).inc_by(read(row));
-            }
-            registry.register(name, help, family);
-        }
-        let gauges: [(&str, &str, Option<Unit>, Read<u64>); 4] = [
-            ("sandboxes", "Sandboxes, paused ones included", None, |row| row.1.sandboxes),
-            ("connections", "Connections to programs in sandboxes", None, |row| row.2),
-            ("memory", "Memory of live sandboxes", Some(Unit::Bytes), |row| row.1.memory),
-            ("stored", "Saved states", Some(Unit::Bytes), |row| row.1.stored),
-        ];
-        for (name, help, unit, read) in gauges {
-            let family = Family::<Labels, Gauge>::default();
-            for (label, row) in &rows {
-                family.get_or_create(&tenant(label)).set(gauge(read(row)));
-            }
-            match unit {
-                Some(unit) => registry.register_with_unit(name, help, unit, family),
-                None => registry.register(name, help, family),
-            }
-        }
-        let family = Family::<Labels, Counter>::default();
-        for ((label, budget), count) in refused {
-            let mut labels = tenant(&label);
-            labels.push(("budget", budget.to_owned()));
-            family.get_or_create(&labels).inc_by(count);
-        }
-        registry.register("refused", "Requests refused for a budget", family);
-        let mut text = String::new();
-        // Writing to a string never fails.
-        let _ = encode_registry(&mut text, &registry);
-        text
+        encode(&rows, refused)
     }
+}
+
+/// What a tenant has used, what it has, and its connections.
+type Row = (Totals, Holdings, u64);
+
+/// The metrics of these tenants. `refused` are refusals by tenant and budget.
+fn encode(rows: &BTreeMap<String, Row>, refused: BTreeMap<(String, &'static str), u64>) -> String {
+    let mut registry = Registry::with_prefix("afresh_tenant");
+    let tenant = |label: &str| -> Labels { vec![("tenant", escape(label))] };
+    let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+    type Read<T> = fn(&Row) -> T;
+    let counts: [(&str, &str, Option<Unit>, Read<u64>); 4] = [
+        ("calls", "Operations of sandboxes", None, |row| row.0.calls),
+        ("made_sandboxes", "Sandboxes made", None, |row| row.0.sandboxes),
+        ("received", "Bytes of requests", Some(Unit::Bytes), |row| row.0.received_bytes),
+        ("sent", "Bytes of answers", Some(Unit::Bytes), |row| row.0.sent_bytes),
+    ];
+    for (name, help, unit, read) in counts {
+        let family = Family::<Labels, Counter>::default();
+        for (label, row) in rows {
+            family.get_or_create(&tenant(label)).inc_by(read(row));
+        }
+        match unit {
+            Some(unit) => registry.register_with_unit(name, help, unit, family),
+            None => registry.register(name, help, family),
+        }
+    }
+    type Seconds = Counter<f64, std::sync::atomic::AtomicU64>;
+    let times: [(&str, &str, Read<f64>); 3] = [
+        ("cpu_seconds", "Run time of sandboxes", |row| row.0.cpu_seconds),
+        ("memory_byte_seconds", "Memory over time", |row| row.0.memory_byte_seconds),
+        ("stored_byte_seconds", "Saved states over time", |row| row.0.stored_byte_seconds),
+    ];
+    for (name, help, read) in times {
+        let family = Family::<Labels, Seconds>::default();
+        for (label, row) in rows {
+            family.get_or_create(&tenant(label)).inc_by(read(row));
+        }
+        registry.register(name, help, family);
+    }
+    let gauges: [(&str, &str, Option<Unit>, Read<u64>); 4] = [
+        ("sandboxes", "Sandboxes, paused ones included", None, |row| row.1.sandboxes),
+        ("connections", "Connections to programs in sandboxes", None, |row| row.2),
+        ("memory", "Memory of live sandboxes", Some(Unit::Bytes), |row| row.1.memory),
+        ("stored", "Saved states", Some(Unit::Bytes), |row| row.1.stored),
+    ];
+    for (name, help, unit, read) in gauges {
+        let family = Family::<Labels, Gauge>::default();
+        for (label, row) in rows {
+            family.get_or_create(&tenant(label)).set(gauge(read(row)));
+        }
+        match unit {
+            Some(unit) => registry.register_with_unit(name, help, unit, family),
+            None => registry.register(name, help, family),
+        }
+    }
+    let family = Family::<Labels, Counter>::default();
+    for ((label, budget), count) in refused {
+        let mut labels = tenant(&label);
+        labels.push(("budget", budget.to_owned()));
+        family.get_or_create(&labels).inc_by(count);
+    }
+    registry.register("refused", "Requests refused for a budget", family);
+    let mut text = String::new();
+    // Writing to a string never fails.
+    let _ = encode_registry(&mut text, &registry);
+    text
+}
+
+/// Every metric of tenants, for the reference.
+pub(crate) fn sample_tenant_metrics() -> String {
+    let rows = BTreeMap::from([("tenant".to_owned(), Row::default())]);
+    encode(&rows, BTreeMap::from([(("tenant".to_owned(), "budget"), 1)]))
 }
 
 pub(super) async fn usage(
