@@ -41,6 +41,15 @@ pub enum ManifestError {
         /// The file.
         path: PathBuf,
     },
+    /// A limit of all tenants together that only a tenant can have.
+    #[error(
+        "`{key}` is a limit of tenants: it belongs in `[sandboxes.tenant-limits]` or `[sandboxes.tenants.NAME]`; \
+         `max-running-calls` of `[sandboxes]` is that of all together"
+    )]
+    TenantKey {
+        /// The key.
+        key: &'static str,
+    },
     /// A requirement for a log that there is none of.
     #[error("{}: `audit-required` needs `audit`, the file of the log", path.display())]
     Audit {

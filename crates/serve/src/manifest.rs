@@ -125,7 +125,7 @@ struct Sandboxes {
     store: PathBuf,
     require_metrics_key: Option<bool>,
     window: Option<Time>,
-    limits: Option<LimitsTable>,
+    limits: Option<Spanned<LimitsTable>>,
     tenant_limits: Option<LimitsTable>,
     #[serde(default)]
     tenants: BTreeMap<Spanned<String>, LimitsTable>,
@@ -168,6 +168,14 @@ impl<'de> Deserialize<'de> for Weight {
                 Err(serde::de::Error::custom(message))
             }
         }
+    }
+}
+
+impl LimitsTable {
+    /// A key that only tenants have, if it is set.
+    fn tenant_key(&self) -> Option<&'static str> {
+        let weight = self.weight.map(|_| "weight");
+        self.max_running_calls.map(|_| "max-running-calls").or(weight)
     }
 }
 
@@ -285,7 +293,13 @@ impl Sandboxes {
         config.keys = Keys::read(&dir.join(self.keys.get_ref()))?;
         set(&mut config.requires_metrics_key, self.require_metrics_key);
         set(&mut config.budgets.window, self.window.map(|time| time.0));
-        set(&mut config.budgets.server, self.limits.map(Limits::from));
+        if let Some(limits) = &self.limits
+            && let Some(key) = limits.get_ref().tenant_key()
+        {
+            return Err(ManifestError::TenantKey { key });
+        }
+        let limits = self.limits.map(Spanned::into_inner);
+        set(&mut config.budgets.server, limits.map(Limits::from));
         set(&mut config.budgets.tenant, self.tenant_limits.map(Limits::from));
         let tenants = self.tenants.into_iter();
         config.budgets.tenants =
@@ -505,6 +519,9 @@ mod tests {
         std::fs::write(&path, text.replace("weight = 2", "weight = 0")).unwrap();
         let error = Config::read(&path, &Options::new()).unwrap_err();
         assert!(format!("{error:?}").contains("from 1 to 1000"), "{error:?}");
+        std::fs::write(&path, text.replace("max-stored-mib = 1000", "weight = 3")).unwrap();
+        let error = Config::read(&path, &Options::new()).unwrap_err().to_string();
+        assert!(error.contains("`weight`") && error.contains("tenant-limits"), "{error}");
         std::fs::write(&path, "audit-required = true").unwrap();
         assert!(matches!(
             Config::read(&path, &Options::new()),

@@ -150,6 +150,13 @@ impl Faults<'_> {
                 self.add(&sandboxes.keys.span(), message);
             }
         }
+        if let Some(limits) = &sandboxes.limits {
+            let (span, limits) = (limits.span(), limits.get_ref());
+            if let Some(key) = limits.tenant_key() {
+                let at = self.within(&span, key);
+                self.add(&at, crate::error::ManifestError::TenantKey { key }.to_string());
+            }
+        }
         for (name, own) in &sandboxes.tenants {
             let known = keys.as_ref().map(|keys| keys.tenants());
             if known.is_ok_and(|known| !known.contains(name.get_ref().as_str())) {
@@ -161,7 +168,7 @@ impl Faults<'_> {
                 self.add(&name.span(), message);
             }
             if let Some(server) = &sandboxes.limits {
-                for (key, own, all) in pairs(own, server) {
+                for (key, own, all) in pairs(own, server.get_ref()) {
                     if own > all {
                         let message = format!(
                             "`{key}` of the tenant is {own}, and all tenants together have {all}"
