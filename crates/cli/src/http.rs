@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context;
 use afresh_serve::{Config, GuestConfig, Server};
+use anyhow::Context;
 use clap::Args;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
@@ -115,7 +115,9 @@ impl Arguments {
         }
         if http.audit_required {
             let audit = config.audit.as_mut();
-            let audit = audit.context("--audit-required needs --audit FILE, or `audit` in the file of --config")?;
+            let audit = audit.context(
+                "--audit-required needs --audit FILE, or `audit` in the file of --config",
+            )?;
             audit.required = true;
         }
         #[cfg(feature = "fleet")]
@@ -179,10 +181,13 @@ impl Arguments {
 fn check(path: &Path, settings: &Settings) -> anyhow::Result<ExitCode> {
     let faults = Config::check(path);
     if settings.output == Format::Json {
-        let listed = faults.iter().map(|fault| {
-            json!({"line": fault.line, "column": fault.column, "message": fault.message})
-        });
-        say!("{}", json!({"file": path.display().to_string(), "faults": listed.collect::<Vec<_>>()}))?;
+        let listed = faults.iter().map(
+            |fault| json!({"line": fault.line, "column": fault.column, "message": fault.message}),
+        );
+        say!(
+            "{}",
+            json!({"file": path.display().to_string(), "faults": listed.collect::<Vec<_>>()})
+        )?;
     } else {
         for fault in &faults {
             say!("{fault}")?;

@@ -63,7 +63,11 @@ fn generate() -> String {
     }
     let configuration = read("docs/reference/configuration.md");
     for (heading, keys) in afresh_serve::reference::keys() {
-        table(&mut text, &format!("Keys: {}", heading.to_lowercase()), &["key", "default", "meaning"]);
+        table(
+            &mut text,
+            &format!("Keys: {}", heading.to_lowercase()),
+            &["key", "default", "meaning"],
+        );
         let rows = rows(&configuration, heading);
         for key in keys {
             let quoted = format!("`{key}`");
@@ -100,7 +104,8 @@ fn the_reference_is_current() {
     if std::env::var_os("AFRESH_WRITE_REFERENCE").is_some() {
         std::fs::write(&path, &text).unwrap();
     }
-    let differs = "run `AFRESH_WRITE_REFERENCE=1 cargo test -p afresh-cli --all-features serve_reference`";
+    let differs =
+        "run `AFRESH_WRITE_REFERENCE=1 cargo test -p afresh-cli --all-features serve_reference`";
     assert!(read(PAGE) == text, "{PAGE} is not current: {differs}");
     let metrics = read("docs/reference/metrics.md");
     for metric in afresh_serve::reference::metrics() {

@@ -109,9 +109,8 @@ impl AddressLimits {
         let over = self.config.connections.filter(|limit| *count > *limit);
         let used = (*count - 1) as u64;
         drop(all);
-        let refusal = over.map(|limit| {
-            Self::refuse("max-connections-per-address", (limit as u64, used), 1)
-        });
+        let refusal =
+            over.map(|limit| Self::refuse("max-connections-per-address", (limit as u64, used), 1));
         AddressPermit { limits: self.clone(), address, refusal }
     }
 

@@ -171,9 +171,10 @@ impl ConcurrencyLimiter {
         state.queues.len() - 1
     }
 
-    /// Replaces the share of a line. Running requests stay.
-    pub(crate) fn set_share(&self, line: usize, share: Share) {
+    /// Replaces the share of a line. Running requests stay, and waiting ones get places that it has more.
+    pub(crate) fn set_share(self: &Arc<Self>, line: usize, share: Share) {
         self.state().queues[line].share = share;
+        self.call_waiting();
     }
 
     /// A place for a request of `line`, waiting at most `patience` for one.
@@ -223,27 +224,33 @@ impl ConcurrencyLimiter {
         }
     }
 
-    /// Gives the place of `line` to the next request. One that stopped waiting is passed over in this loop: a pass that
-    /// called the next by its own drop would recurse once for each of them.
-    fn leave(self: &Arc<Self>, mut line: usize) {
-        loop {
-            let called = {
-                let mut state = self.state();
-                state.queues[line].running -= 1;
-                state.free += 1;
-                state.call_next()
-            };
-            let Some((number, sender)) = called else { return };
-            match sender.send(Permit { gate: self.clone(), line: number, used: true }) {
-                Ok(()) => return,
-                Err(mut pass) => pass.used = false,
-            }
-            // The line had no use of the place.
+    /// Gives the place of `line` to the next request.
+    fn leave(self: &Arc<Self>, line: usize) {
+        {
             let mut state = self.state();
-            let queue = &mut state.queues[number];
-            queue.due = queue.due.saturating_sub(queue.share.step());
-            drop(state);
-            line = number;
+            state.queues[line].running -= 1;
+            state.free += 1;
+        }
+        self.call_waiting();
+    }
+
+    /// Gives free places to waiting requests. One that stopped waiting is passed over in this loop: a pass that called
+    /// the next by its own drop would recurse once for each of them.
+    fn call_waiting(self: &Arc<Self>) {
+        loop {
+            let called = self.state().call_next();
+            let Some((number, sender)) = called else { return };
+            if let Err(mut pass) =
+                sender.send(Permit { gate: self.clone(), line: number, used: true })
+            {
+                pass.used = false;
+                // The line had no use of the place.
+                let mut state = self.state();
+                state.free += 1;
+                let queue = &mut state.queues[number];
+                queue.running -= 1;
+                queue.due = queue.due.saturating_sub(queue.share.step());
+            }
         }
     }
 

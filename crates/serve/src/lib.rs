@@ -65,8 +65,8 @@ mod wire;
 pub use audit::AuditConfig;
 pub use config::{Config, GuestConfig, parse_duration};
 pub use error::{ManifestError, ServeError};
-pub use manifest::ConfigFault;
 pub use handler::{Handler, HandlerError, Reply};
+pub use manifest::ConfigFault;
 pub use sandbox::{Budgets, Keys, Limits, SandboxConfig, Template};
 pub use server::{Handle, Server};
 #[cfg(feature = "tls")]

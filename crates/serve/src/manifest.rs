@@ -523,10 +523,7 @@ mod tests {
         let error = Config::read(&path, &Options::new()).unwrap_err().to_string();
         assert!(error.contains("`weight`") && error.contains("tenant-limits"), "{error}");
         std::fs::write(&path, "audit-required = true").unwrap();
-        assert!(matches!(
-            Config::read(&path, &Options::new()),
-            Err(ManifestError::Audit { .. })
-        ));
+        assert!(matches!(Config::read(&path, &Options::new()), Err(ManifestError::Audit { .. })));
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub(crate) struct Metrics {
 }
 
 /// Number of requests of each guest whose times are kept.
-const RECENT: usize = 512;
+const MAX_RECENT_REQUESTS: usize = 512;
 
 /// The times of the last requests.
 #[derive(Debug)]
@@ -219,7 +219,10 @@ impl Metrics {
     pub(crate) fn guest(&self, name: &str) -> GuestMetrics {
         let requests = |code| self.requests.get_or_create_owned(&two(name, "code", code));
         GuestMetrics {
-            times: Mutex::new(Times { requests: 0, microseconds: Vec::with_capacity(RECENT) }),
+            times: Mutex::new(Times {
+                requests: 0,
+                microseconds: Vec::with_capacity(MAX_RECENT_REQUESTS),
+            }),
             usual: COMMON_STATUSES.map(requests),
             other: self.requests.clone(),
             seconds: self.seconds.get_or_create_owned(&labels(name)),
@@ -292,7 +295,7 @@ impl GuestMetrics {
         };
         self.seconds.observe(seconds);
         let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = usize::try_from(times.requests % RECENT as u64).unwrap_or(0);
+        let place = usize::try_from(times.requests % MAX_RECENT_REQUESTS as u64).unwrap_or(0);
         let microseconds = (seconds * 1e6) as f32;
         match times.microseconds.get_mut(place) {
             Some(old) => *old = microseconds,

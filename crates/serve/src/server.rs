@@ -254,10 +254,13 @@ impl Accepting {
                     let _ = stream.set_nodelay(true);
                     #[cfg(feature = "tls")]
                     match tls {
-                        None => connection(stream, &shared, audience, &config, &place, &client).await,
+                        None => {
+                            connection(stream, &shared, audience, &config, &place, &client).await
+                        }
                         Some(tls) => match tls.accept(stream, config.head_timeout).await {
                             Ok(stream) => {
-                                connection(stream, &shared, audience, &config, &place, &client).await
+                                connection(stream, &shared, audience, &config, &place, &client)
+                                    .await
                             }
                             Err(error) => tracing::debug!(%error, "no handshake"),
                         },

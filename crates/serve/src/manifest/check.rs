@@ -45,9 +45,12 @@ impl Faults<'_> {
         self.all.push(ConfigFault { path, line, column, message: message.into() });
     }
 
-    /// The place of `key` within an entry, or of the entry. Entries keep no places of their values.
+    /// The place of `key` within a table, or of the table. Tables keep no places of their values.
     fn within(&self, entry: &Range<usize>, key: &str) -> Range<usize> {
-        let text = self.text.get(entry.clone()).unwrap_or_default();
+        // The place of a table is that of its header.
+        let rest = self.text.get(entry.end..).unwrap_or_default();
+        let end = rest.find("\n[").map_or(self.text.len(), |length| entry.end + length);
+        let text = self.text.get(entry.start..end).unwrap_or_default();
         let mut start = 0;
         for line in text.split_inclusive('\n') {
             let indent = line.len() - line.trim_start().len();
@@ -186,7 +189,8 @@ impl Faults<'_> {
             if let Some(other) = names.insert(template.name.as_str(), line) {
                 let at = self.within(&span, "name");
                 let name = &template.name;
-                let message = format!("the name `{name}` is also that of the template in line {other}");
+                let message =
+                    format!("the name `{name}` is also that of the template in line {other}");
                 self.add(&at, message);
             }
         }
@@ -296,12 +300,16 @@ guest = "here.wasm"
 "#;
         let faults = check(text);
         let places: Vec<_> = faults.iter().map(|(line, column, _)| (*line, *column)).collect();
-        assert_eq!(places, [(1, 1), (5, 3), (6, 3), (6, 3), (8, 8), (10, 1), (15, 1)], "{faults:?}");
+        assert_eq!(
+            places,
+            [(1, 1), (4, 1), (5, 3), (6, 3), (8, 8), (10, 1), (15, 1)],
+            "{faults:?}"
+        );
         for (fault, part) in faults.iter().zip([
             "needs `audit`",
+            "name `/` is also",
             "missing.wasm does not exist",
             "route `/` is also",
-            "name `/` is also",
             "no-keys",
             "one of them",
             "name `both` is also",

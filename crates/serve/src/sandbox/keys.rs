@@ -244,12 +244,15 @@ fn parse(line: &str) -> Result<([u8; 32], KeyHolder), &'static str> {
     for word in words {
         let first = if let Some(time) = word.strip_prefix(UNTIL) {
             let time = humantime::parse_rfc3339(time);
-            let time = time.map_err(|_| "the end of a key is a time, as until=2027-01-31T00:00:00Z")?;
+            let time =
+                time.map_err(|_| "the end of a key is a time, as until=2027-01-31T00:00:00Z")?;
             until.replace(time).is_none()
         } else if let Some(names) = word.strip_prefix(SCOPES) {
             let parsed = Scopes::parse(names);
             scopes
-                .replace(parsed.ok_or("scopes are `use`, `admin` and `metrics`, with commas between")?)
+                .replace(
+                    parsed.ok_or("scopes are `use`, `admin` and `metrics`, with commas between")?,
+                )
                 .is_none()
         } else if let Some(name) = word.strip_prefix(ID) {
             if name.is_empty() || name.len() > MAX_ID {

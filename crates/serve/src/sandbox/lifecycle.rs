@@ -15,7 +15,7 @@ use super::connect::ConnectError;
 use super::ledger::internal;
 use super::registry::{Sandboxes, blocking, lock, to_its_end};
 use super::sandbox::{Residency, Sandbox};
-use super::template::kept;
+use super::template::state_reference;
 use crate::concurrency::Permit;
 use crate::error_response::ErrorResponse;
 
@@ -149,7 +149,7 @@ impl Sandboxes {
 
     /// Takes a name out of the store, if it is there.
     pub(super) fn untag(&self, name: &str) {
-        let place: Result<Reference, _> = kept(&self.config.dir, name).parse();
+        let place: Result<Reference, _> = state_reference(&self.config.dir, name).parse();
         if let Ok(store) = place.map_err(drop).and_then(|r| r.place().store().map_err(drop)) {
             // A sandbox that was never saved has none.
             let _ = store.untag(name);
@@ -262,8 +262,9 @@ impl Sandboxes {
         *lock(&self.tidied) = Instant::now();
         let this = self.clone();
         let tidied = blocking(move || {
-            let place: Reference =
-                kept(&this.config.dir, "any").parse().map_err(|error| internal(&error))?;
+            let place: Reference = state_reference(&this.config.dir, "any")
+                .parse()
+                .map_err(|error| internal(&error))?;
             let store = place.place().store().map_err(|error| internal(&error))?;
             store.gc().map_err(|error| internal(&error))
         });

@@ -61,11 +61,11 @@ pub use budgets::{Budgets, Limits};
 pub use config::{SandboxConfig, Template};
 pub use keys::Keys;
 pub(crate) use keys::Scope;
-pub(crate) use tenant_queue::MAX_WEIGHT;
-pub(crate) use usage_report::sample_tenant_metrics;
 #[cfg(feature = "fleet")]
 pub(crate) use record::{SandboxRecord, SnapshotRecord};
 pub(crate) use registry::Sandboxes;
 pub(crate) use routes::Routes;
+pub(crate) use tenant_queue::MAX_WEIGHT;
+pub(crate) use usage_report::sample_tenant_metrics;
 
 mod routes;

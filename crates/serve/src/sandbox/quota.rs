@@ -117,7 +117,12 @@ impl Quota {
         let own = counts.there + counts.coming;
         if own >= self.most {
             let used = (own as u64, 1);
-            account.admit("max-snapshots", Some(self.most as u64), used, "delete some snapshots")?;
+            account.admit(
+                "max-snapshots",
+                Some(self.most as u64),
+                used,
+                "delete some snapshots",
+            )?;
         }
         counts.coming += 1;
         drop((counts, admitting));

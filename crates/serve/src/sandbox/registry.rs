@@ -24,7 +24,7 @@ use super::quota::Quota;
 use super::record::{SandboxRecord, SandboxSettings};
 use super::sandbox::{Residency, Sandbox, Times, due, refused};
 use super::snapshots::own_bytes;
-use super::template::{Warm, kept};
+use super::template::{Warm, state_reference};
 use super::tenant_queue::TenantQueue;
 use crate::audit::AuditLog;
 use crate::error::ServeError;
@@ -216,7 +216,7 @@ impl Sandboxes {
         });
         let templates = templates.collect::<Result<Vec<_>, _>>()?;
         // Objects that no sandbox, snapshot or template needs any more.
-        let store = kept(&config.dir, "any").parse::<Reference>()?.place().store()?;
+        let store = state_reference(&config.dir, "any").parse::<Reference>()?.place().store()?;
         for listed in store.list()? {
             if ledger.has_lost(&listed.tag.name) {
                 store.untag(&listed.tag.name)?;
@@ -393,13 +393,13 @@ impl Sandboxes {
         let due = due(&session);
         let mut settings = wanted.settings;
         settings.envs = envs.into_iter().chain(settings.envs).collect();
-        let sandbox = self.made(tenant, name, settings, session, times)?;
+        let sandbox = self.assemble(tenant, name, settings, session, times)?;
         self.admit(vec![sandbox.clone()]).await?;
         self.goes_on(&sandbox, due);
         Ok(sandbox)
     }
 
-    fn made(
+    fn assemble(
         &self,
         tenant: &Arc<str>,
         template: String,
@@ -561,7 +561,7 @@ impl Sandboxes {
             };
             this.ledger.check(&own)?;
             own.goes_on.store(due(session).is_some(), Ordering::Relaxed);
-            let name = kept(&this.config.dir, &format!("sandbox-{}", own.id));
+            let name = state_reference(&this.config.dir, &format!("sandbox-{}", own.id));
             let to: Reference = name.parse().map_err(|error| internal(&error))?;
             let saved = session.save(&to, &SaveOptions::new()).map_err(|error| internal(&error))?;
             let bytes = own_bytes(&saved);
@@ -675,7 +675,7 @@ impl Sandboxes {
         let mut made = Vec::with_capacity(forks.len());
         for session in forks {
             let (template, settings) = (sandbox.template.clone(), sandbox.settings.clone());
-            let fork = self.made(&sandbox.tenant, template, settings, session, times)?;
+            let fork = self.assemble(&sandbox.tenant, template, settings, session, times)?;
             fork.branched.store(true, Ordering::Relaxed);
             made.push(fork);
         }

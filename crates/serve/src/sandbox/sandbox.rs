@@ -201,7 +201,8 @@ impl Sandbox {
     /// Room in the line of those that wait for this sandbox.
     pub(super) fn wait(&self) -> Result<OwnedSemaphorePermit, ErrorResponse> {
         self.waiting.clone().try_acquire_owned().map_err(|_| {
-            let message = format!("{MAX_WAITING_CALLS} calls wait for this sandbox already; try again");
+            let message =
+                format!("{MAX_WAITING_CALLS} calls wait for this sandbox already; try again");
             ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message)
         })
     }

@@ -13,11 +13,11 @@ use super::quota::SnapshotReservation;
 use super::record::SnapshotRecord;
 use super::registry::{Sandboxes, blocking, lock, to_its_end};
 use super::sandbox::Sandbox;
-use super::template::{Warm, kept};
+use super::template::{Warm, state_reference};
 use crate::error_response::ErrorResponse;
 
 /// Guests of snapshots that are kept open for the next sandbox.
-const OPEN_SNAPSHOTS: usize = 32;
+const MAX_OPEN_SNAPSHOTS: usize = 32;
 
 /// Bytes that a saved state stores beyond the state that it was made from.
 pub(super) fn own_bytes(saved: &Saved) -> u64 {
@@ -54,7 +54,7 @@ impl Sandboxes {
         room: SnapshotReservation,
     ) -> Result<SnapshotRecord, ErrorResponse> {
         let name = format!("snap-{}", record.id);
-        let (this, to) = (self.clone(), kept(&self.config.dir, &name));
+        let (this, to) = (self.clone(), state_reference(&self.config.dir, &name));
         let saving = self.with(&sandbox, move |session| {
             let to: Reference = to.parse().map_err(|error| internal(&error))?;
             let saved = session.save(&to, &SaveOptions::new()).map_err(|e| internal(&e))?;
@@ -65,7 +65,9 @@ impl Sandboxes {
             Ok((kept, bytes)) => {
                 record.stored = bytes;
                 match self.check_stored(&sandbox.tenant, 0, bytes) {
-                    Ok(()) => self.ledger.name(StoredSnapshot { record: record.clone(), kept }).await,
+                    Ok(()) => {
+                        self.ledger.name(StoredSnapshot { record: record.clone(), kept }).await
+                    }
                     refused => refused,
                 }
             }
@@ -134,7 +136,7 @@ impl Sandboxes {
         let name = self.ledger.snapshot_from(&self.config.dir, known)?;
         let guest = afresh::open(name, &warm.options).map_err(|error| internal(&error))?;
         let mut opened = lock(&self.opened);
-        if opened.len() >= OPEN_SNAPSHOTS {
+        if opened.len() >= MAX_OPEN_SNAPSHOTS {
             opened.clear();
         }
         opened.insert(id.clone(), guest.clone());

@@ -61,10 +61,9 @@ impl TenantQueue {
     fn line(&self, tenant: &Arc<str>, limits: &Limits) -> Line {
         let share = self.share(limits);
         let mut lines = lock(&self.lines);
-        let line = lines.entry(tenant.clone()).or_insert_with(|| Line {
-            number: self.gate.add_line(share),
-            share,
-        });
+        let line = lines
+            .entry(tenant.clone())
+            .or_insert_with(|| Line { number: self.gate.add_line(share), share });
         if line.share != share {
             line.share = share;
             self.gate.set_share(line.number, share);

@@ -210,7 +210,8 @@ async fn pump(
     let down = async {
         while let Some(bytes) = given.recv().await {
             // A connection lasts no longer than the budget of its tenant.
-            let may = all.upgrade().is_none_or(|all| all.accounts.check_sent(&sandbox.tenant).is_ok());
+            let may =
+                all.upgrade().is_none_or(|all| all.accounts.check_sent(&sandbox.tenant).is_ok());
             if !may || writer.write_all(&bytes).await.is_err() {
                 return;
             }

@@ -18,9 +18,9 @@ use prometheus_client::registry::{Registry, Unit};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::accounts::Totals;
 #[cfg(doc)]
 use super::accounts::MAX_LABELLED_TENANTS;
+use super::accounts::Totals;
 use super::admission::Holdings;
 use super::budgets::Limits;
 use super::keys::{Identity, KeyError, Scope};
@@ -36,7 +36,7 @@ pub(super) struct UsageQuery {
     tenant: Option<String>,
 }
 
-fn shown(limits: &Limits) -> Value {
+fn describe_limits(limits: &Limits) -> Value {
     json!({
         "sandboxes": limits.sandboxes,
         "memoryBytes": limits.memory,
@@ -65,7 +65,7 @@ impl Sandboxes {
                 "connections": account.connections(),
             },
             "refused": account.refusals(),
-            "limits": shown(&limits),
+            "limits": describe_limits(&limits),
             "windowSeconds": budgets.window.as_secs(),
         })
     }
@@ -180,9 +180,8 @@ pub(super) async fn usage(
     let own = identity.tenant;
     all.account_holdings();
     let mut holdings = all.holdings();
-    let mut of = |tenant: &Arc<str>| {
-        all.usage_of(tenant, holdings.remove(tenant).unwrap_or_default())
-    };
+    let mut of =
+        |tenant: &Arc<str>| all.usage_of(tenant, holdings.remove(tenant).unwrap_or_default());
     let value = match query.tenant {
         None if is_admin => {
             let tenants: Vec<Value> = all.all_tenants().iter().map(&mut of).collect();

@@ -272,7 +272,8 @@ fn usage_is_shown_to_its_tenant_and_outlasts_a_restart() {
         let server = serve(config).await;
         let admin = Client::with_key(&server, "key-of-ops");
         let (_, all) = admin.ask(Method::GET, "/usage", json!({})).await;
-        let names: Vec<_> = all["tenants"].as_array().unwrap().iter().map(|t| &t["tenant"]).collect();
+        let names: Vec<_> =
+            all["tenants"].as_array().unwrap().iter().map(|t| &t["tenant"]).collect();
         assert_eq!(names, ["acme", "ops", "other"]);
         let (_, again) = admin.ask(Method::GET, "/usage?tenant=acme", json!({})).await;
         for name in ["cpuSeconds", "sentBytes", "calls", "sandboxes"] {
