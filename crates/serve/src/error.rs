@@ -50,7 +50,7 @@ pub enum ManifestError {
         /// The key.
         key: &'static str,
     },
-    /// A requirement for a log that there is none of.
+    /// The audit log is required, and no file is set.
     #[error("{}: `audit-required` needs `audit`, the file of the log", path.display())]
     Audit {
         /// The file.

@@ -16,7 +16,7 @@ use crate::failure::{describe, is_disk_full};
 /// Seconds after which a client may try again, where the server knows no better.
 const RETRY_SECONDS: u64 = 1;
 
-/// Whose budget a request exceeds.
+/// The owner of a budget that a request exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BudgetOwner {
     Tenant,

@@ -24,7 +24,7 @@ pub(super) const WRITE_INTERVAL: Duration = Duration::from_secs(10);
 const FILE: &str = "usage";
 /// Seconds until a budget without a window may have room again.
 const RETRY_SECONDS: u64 = 5;
-/// Maximum tenants with a label of their own in metrics. The others share one.
+/// Maximum tenants with separate labels in metrics. The others share one.
 pub(super) const MAX_LABELLED_TENANTS: usize = 200;
 
 /// Totals of one tenant since its first use.
@@ -68,7 +68,7 @@ struct Window {
     sent: u64,
 }
 
-/// What a tenant, or the whole server, has used.
+/// The use of a tenant, or of the whole server.
 pub(super) struct Account {
     owner: BudgetOwner,
     /// Whether metrics show it under its own name.

@@ -107,8 +107,8 @@ impl Sandboxes {
         self.accounts.budgets().of(tenant).sandboxes.unwrap_or(self.config.max_sandboxes)
     }
 
-    /// Takes new sandboxes in if their tenant may have them. `known` are the tenant's sandboxes in the ledger; without them the
-    /// counts of the fleet are used.
+    /// Takes new sandboxes in if their tenant may have them. `known` are the tenant's sandboxes in the
+    /// ledger; without them the counts of the fleet are used.
     fn take_in(
         &self,
         new: &[Arc<Sandbox>],
@@ -156,7 +156,7 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// What a tenant has, and all tenants together.
+    /// The holdings of a tenant, and of all tenants together.
     fn held_in(
         &self,
         all: &HashMap<String, Arc<Sandbox>>,
@@ -176,7 +176,7 @@ impl Sandboxes {
         (own, total)
     }
 
-    /// What each tenant has.
+    /// The holdings of each tenant.
     pub(super) fn holdings(&self) -> HashMap<Arc<str>, Holdings> {
         let mut held: HashMap<Arc<str>, Holdings> = HashMap::new();
         {
@@ -231,8 +231,8 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Refuses to save a state of at least `more` bytes, beside those that the tenant has. `replaced` are the bytes that
-    /// it takes the place of.
+    /// Refuses to save a state of at least `more` bytes, in addition to the present ones. `replaced` are
+    /// bytes that the new state replaces.
     pub(super) fn check_stored(
         &self,
         tenant: &Arc<str>,

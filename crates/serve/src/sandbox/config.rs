@@ -19,8 +19,8 @@ pub struct SandboxConfig {
     pub budgets: Budgets,
     /// Whether `/metrics` and the status page need a key with the scope `metrics` or `admin`.
     pub requires_metrics_key: bool,
-    /// Maximum sandboxes of one tenant, paused ones included; in a fleet over all hosts. [`Limits::sandboxes`] of a tenant
-    /// precedes it.
+    /// Maximum sandboxes of one tenant, paused ones included; in a fleet over all hosts.
+    /// [`Limits::sandboxes`] of a tenant precedes it.
     ///
     /// [`Limits::sandboxes`]: super::Limits::sandboxes
     pub max_sandboxes: usize,

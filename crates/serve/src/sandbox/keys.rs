@@ -166,12 +166,12 @@ impl Keys {
         }
     }
 
-    /// Reads a file of keys. Each line has a tenant, and a key or `sha256:` with the digest of one in hexadecimal. These
-    /// may follow in any order: `until=2027-01-31T00:00:00Z` ends the key, `scopes=use,admin,metrics` replaces its
-    /// scope `use`, and `id=NAME` is its name in the audit log. Lines that begin with `#` are comments.
+    /// Reads a file of keys. Each line has a tenant, and a key or `sha256:` with the digest of one in
+    /// hexadecimal. These may follow in any order: `until=2027-01-31T00:00:00Z` ends the key,
+    /// `scopes=use,admin,metrics` replaces its scope `use`, and `id=NAME` is its name in the audit log. Lines
+    /// that begin with `#` are comments.
     ///
-    /// # Errors
-    /// [`ManifestError::Read`], [`ManifestError::Key`] for a line that is neither.
+    /// # Errors [`ManifestError::Read`], [`ManifestError::Key`] for a line that is neither.
     pub fn read(path: &Path) -> Result<Self, ManifestError> {
         let read = |source| ManifestError::Read { path: path.to_owned(), source };
         let text = std::fs::read_to_string(path).map_err(read)?;

@@ -43,6 +43,7 @@ mod request_record;
 mod requests;
 #[expect(clippy::module_inception, reason = "the file of the type `Sandbox`")]
 mod sandbox;
+mod saving;
 mod signature;
 mod snapshots;
 mod streaming;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use afresh::{Guest, Reference, SaveOptions, Session};
+use afresh::{Guest, Reference, Session};
 use hyper::StatusCode;
 use tokio::sync::OwnedMutexGuard;
 use tracing::Instrument;
@@ -16,14 +16,12 @@ use tracing::Instrument;
 use super::accounts::Accounts;
 use super::charge::Charge;
 use super::config::SandboxConfig;
-use super::connect::ConnectError;
 use super::directory::Directory;
-use super::ledger::{Ledger, SavedState, internal};
+use super::ledger::{Ledger, internal};
 use super::memory::Memory;
 use super::quota::Quota;
-use super::record::{SandboxRecord, SandboxSettings};
+use super::record::SandboxSettings;
 use super::sandbox::{Residency, Sandbox, Times, due, refused};
-use super::snapshots::own_bytes;
 use super::template::{Warm, state_reference};
 use super::tenant_queue::TenantQueue;
 use crate::audit::AuditLog;
@@ -510,93 +508,6 @@ impl Sandboxes {
         let name = self.ledger.opened_from(&self.config.dir, sandbox)?;
         let guest = afresh::open(name, &warm.options).map_err(|error| internal(&error))?;
         guest.session().map_err(|error| refused(&error))
-    }
-
-    /// Saves a sandbox. Its guest is dropped, unless there are checkpoints or relatives to go to. A paused one, or
-    /// one of an ending server, is released for any host of the fleet that needs it next.
-    pub(super) async fn save(
-        self: &Arc<Self>,
-        sandbox: &Arc<Sandbox>,
-        pause: bool,
-        ending: bool,
-    ) -> Result<(), ErrorResponse> {
-        let life = sandbox.life.clone().lock_owned().await;
-        let place = match ending {
-            true => None,
-            false => {
-                let patience = self.config.call_timeout;
-                Some(self.pauses.enter(&self.accounts, &sandbox.tenant, patience).await?)
-            }
-        };
-        let saving = self.clone().save_now(sandbox.clone(), life, pause, ending);
-        to_its_end(async move {
-            let _place = place;
-            saving.await
-        })
-        .await
-    }
-
-    /// Pauses a sandbox for its client, within the budget of saved states.
-    pub(super) async fn pause(
-        self: &Arc<Self>,
-        sandbox: &Arc<Sandbox>,
-    ) -> Result<(), ErrorResponse> {
-        self.check_stored(&sandbox.tenant, sandbox.charge.stored(), 0)?;
-        self.save(sandbox, true, false).await
-    }
-
-    pub(super) async fn save_now(
-        self: Arc<Self>,
-        sandbox: Arc<Sandbox>,
-        mut life: OwnedMutexGuard<Residency>,
-        pause: bool,
-        ending: bool,
-    ) -> Result<(), ErrorResponse> {
-        let (this, own) = (self.clone(), sandbox.clone());
-        let (mut life, saved) = blocking(move || {
-            let session = match &mut *life {
-                Residency::Live(session) => session,
-                Residency::Saved => return Ok((life, None)),
-                other => return Err(other.absent(&own.id)),
-            };
-            this.ledger.check(&own)?;
-            own.goes_on.store(due(session).is_some(), Ordering::Relaxed);
-            let name = state_reference(&this.config.dir, &format!("sandbox-{}", own.id));
-            let to: Reference = name.parse().map_err(|error| internal(&error))?;
-            let saved = session.save(&to, &SaveOptions::new()).map_err(|error| internal(&error))?;
-            let bytes = own_bytes(&saved);
-            let saved: SavedState = this.ledger.keep(&this.config.dir, &saved)?;
-            own.charge.store(bytes);
-            this.ledger.saved_here(&own);
-            // The state before has no name any more.
-            this.litter.store(true, Ordering::Relaxed);
-            if pause || ending {
-                let why = "the sandbox is saved, and its programs with it";
-                let why = ConnectError::new("unavailable", why);
-                own.commands.end(&why);
-                own.watchers.end(&why);
-            }
-            if !own.branched.load(Ordering::Relaxed) {
-                *life = Residency::Saved;
-                own.charge.release();
-            }
-            Ok((life, Some(saved)))
-        })
-        .await?;
-        sandbox.saved.store(true, Ordering::Relaxed);
-        let release =
-            self.ledger.releases() && (ending || pause && matches!(*life, Residency::Saved));
-        let record = SandboxRecord { paused: pause, ..sandbox.record() };
-        self.ledger.saved(&sandbox, record, saved, release).await?;
-        // Only now: a client that sees a paused sandbox relies on its save.
-        sandbox.times().paused = pause;
-        #[cfg(feature = "fleet")]
-        if release {
-            // Calls that wait for it are made again, elsewhere.
-            *life = Residency::Moved;
-            lock(&self.all).remove(&sandbox.id);
-        }
-        Ok(())
     }
 
     /// Resumes a paused sandbox for `time` from now, with its background work.

@@ -23,7 +23,7 @@ use crate::service::REQUEST_ID;
 /// The key of a request that shows the token of a sandbox, or a signature by it.
 pub(super) const TOKEN: &str = "token";
 
-/// What is known about a request. Its handler learns more than its head says. Clones share it.
+/// Facts about a request: from its head, and from its handler. Clones share them.
 #[derive(Clone, Default)]
 pub(super) struct RequestNotes(Arc<Mutex<Notes>>);
 

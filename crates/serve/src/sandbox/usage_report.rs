@@ -1,8 +1,8 @@
 //! The use of tenants: `GET /usage` for clients and bills, and the same as metrics.
 //!
-//! Promises: a key shows its own tenant alone, unless it has the scope `admin`. Metrics have a label for each of the first
-//! [`MAX_LABELLED_TENANTS`] tenants and one for all others, so their number is bounded. In a fleet each host reports its
-//! own part.
+//! Promises: a key shows its own tenant alone, unless it has the scope `admin`. Metrics have a label for each of
+//! the first [`MAX_LABELLED_TENANTS`] tenants and one for all others, so their number is bounded. In a fleet each
+//! host reports its own part.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use super::registry::Sandboxes;
 use super::routes::{Answer, answer};
 use crate::metrics::{Labels, escape};
 
-/// The label of tenants without a label of their own. No tenant has this name: names have no spaces.
+/// The shared label of tenants without a separate one. No tenant has this name: names have no spaces.
 const OTHERS: &str = "all others";
 
 #[derive(Deserialize)]
@@ -98,7 +98,7 @@ impl Sandboxes {
     }
 }
 
-/// What a tenant has used, what it has, and its connections.
+/// Totals, holdings and connections of a tenant.
 type Row = (Totals, Holdings, u64);
 
 /// The metrics of these tenants. `refused` are refusals by tenant and budget.
