@@ -467,6 +467,9 @@ impl Shared {
     /// Requests to the server itself.
     async fn operate<B>(&self, audience: Audience, request: &Request<B>) -> Option<Response> {
         let (method, uri) = (request.method(), request.uri());
+        if !OPERATIONS.contains(&uri.path()) || method != Method::GET && method != Method::HEAD {
+            return None;
+        }
         let shows_key = self.sandboxes.as_ref().map(|routes| {
             let identity = routes.sandboxes.config.keys.identity(request.headers())?;
             identity.allow(&[Scope::Metrics, Scope::Admin])
@@ -476,7 +479,6 @@ impl Shared {
             .as_ref()
             .is_some_and(|routes| routes.sandboxes.config.requires_metrics_key);
         if needs_key
-            && OPERATIONS.contains(&uri.path())
             && !["/healthz", "/readyz"].contains(&uri.path())
             && let Some(Err(error)) = shows_key
         {
@@ -487,9 +489,6 @@ impl Shared {
             Audience::Requests { .. } => Viewer::Anyone,
         };
         let shows_tenants = viewer == Viewer::Operator || matches!(shows_key, Some(Ok(_)));
-        if method != Method::GET && method != Method::HEAD {
-            return None;
-        }
         match uri.path() {
             "/healthz" => Some("alive\n".into_response()),
             "/readyz" => Some(health::ready(self)),
