@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::common::{Running, built, client, run, scratch, serve};
+use crate::common::{Running, built, client, get, run, scratch, serve};
 use crate::sandbox::{Client, KEY, path, sandboxes, with};
 use afresh_serve::{AuditConfig, Config, Keys};
 use reqwest::Method;
@@ -228,6 +228,40 @@ fn a_required_log_that_cannot_be_written_refuses_calls() {
         std::fs::remove_file(&file).unwrap();
         server.handle.reload(&config).await.unwrap();
         assert_eq!(client.ask(Method::GET, &path(&own, ""), json!({})).await.0, 200);
+        server.end().await;
+    });
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_is_reported_and_sandboxes_are_served() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let mut config = configure(dir.path(), &script);
+        config.sandboxes.as_mut().unwrap().requires_metrics_key = false;
+        // The probe cannot write its file.
+        let probe = dir.path().join("store/probe");
+        std::fs::create_dir_all(&probe).unwrap();
+        let server = serve(config).await;
+        let client = Client::of(&server);
+        let wait_for = async |healthy: bool| {
+            loop {
+                let (status, text) = get(&client.http, &server.url("/readyz")).await;
+                assert_eq!(status, 200, "{text}");
+                if text.contains("directory: the directory cannot be written") != healthy {
+                    break;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+            let metrics = get(&client.http, &server.url("/metrics")).await.1;
+            let line = format!("afresh_healthy{{check=\"directory\"}} {}\n", u8::from(healthy));
+            assert!(metrics.contains(&line), "{metrics}");
+        };
+        wait_for(false).await;
+        let own = client.create().await;
+        assert_eq!(client.value(&own, "6 * 7").await, "42");
+        std::fs::remove_dir(&probe).unwrap();
+        wait_for(true).await;
         server.end().await;
     });
 }
