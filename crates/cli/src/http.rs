@@ -1,14 +1,15 @@
 //! `afresh serve` over HTTP: builds a server from arguments and a file, and handles signals.
 //!
 //! SIGTERM and SIGINT end it after pending requests are answered, a second SIGINT immediately.
-//! SIGHUP reloads the file, keys and certificate, and opens the guests again.
+//! SIGHUP reloads the file, keys, budgets and certificate, and opens the guests and the audit log again.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use afresh_serve::{Config, GuestConfig, Server};
+use anyhow::Context;
 use clap::Args;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
@@ -38,6 +39,19 @@ pub(crate) struct HttpArguments {
     /// Guests of the command line are added.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Check a file as --config would read it, print each fault with its line and column, and exit.
+    ///
+    /// Nothing is opened or listened at. The exit code is 1 if there is a fault.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["config", "guests"])]
+    check: Option<PathBuf>,
+    /// Append a line of JSON for each operation on sandboxes to a file.
+    ///
+    /// SIGHUP opens the file again.
+    #[arg(long, value_name = "FILE")]
+    audit: Option<PathBuf>,
+    /// Refuse operations on sandboxes that the audit log cannot record.
+    #[arg(long)]
+    audit_required: bool,
     /// Content type of the responses of byte guests.
     #[arg(long, value_name = "TYPE")]
     content_type: Option<String>,
@@ -96,6 +110,16 @@ impl Arguments {
             config.addr = addr;
         }
         config.admin = http.admin.or(config.admin);
+        if let Some(path) = &http.audit {
+            config.audit = Some(afresh_serve::AuditConfig::new(path));
+        }
+        if http.audit_required {
+            let audit = config.audit.as_mut();
+            let audit = audit.context(
+                "--audit-required needs --audit FILE, or `audit` in the file of --config",
+            )?;
+            audit.required = true;
+        }
         #[cfg(feature = "fleet")]
         {
             config.fleet = self.fleet.config(config.fleet.take())?;
@@ -153,7 +177,32 @@ impl Arguments {
     }
 }
 
+/// Prints the faults of a configuration.
+fn check(path: &Path, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let faults = Config::check(path);
+    if settings.output == Format::Json {
+        let listed = faults.iter().map(
+            |fault| json!({"line": fault.line, "column": fault.column, "message": fault.message}),
+        );
+        say!(
+            "{}",
+            json!({"file": path.display().to_string(), "faults": listed.collect::<Vec<_>>()})
+        )?;
+    } else {
+        for fault in &faults {
+            say!("{fault}")?;
+        }
+        if faults.is_empty() {
+            say!("{}: no faults", path.display())?;
+        }
+    }
+    Ok(if faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    if let Some(path) = &arguments.http.check {
+        return check(path, settings);
+    }
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let log = log.with_filter(LevelFilter::from_level(arguments.http.log));
     let subscriber = tracing_subscriber::registry().with(log);
@@ -220,7 +269,7 @@ async fn serve(
                     Err(error) => Err(error),
                 };
                 match renewed {
-                    Ok(()) => eprintln!("Reloaded the guests, keys and certificate"),
+                    Ok(()) => eprintln!("Reloaded the guests, keys, budgets and certificate"),
                     Err(error) => {
                         let why = crate::describe(&error);
                         eprintln!("afresh: cannot reload, the previous configuration stays in effect: {why}");

@@ -33,6 +33,8 @@ mod repl;
 mod request;
 mod run;
 mod serve;
+#[cfg(all(test, feature = "fleet", feature = "linux", feature = "otel", feature = "tls"))]
+mod serve_reference;
 mod snapshot;
 mod stdio;
 mod store;

@@ -14,7 +14,7 @@ pub(crate) struct Arguments {
     /// A Wasm module or component, a static-PIE ELF for a micro-VM, a Linux program, or a snapshot.
     ///
     /// A guest without a route answers every path. May be repeated.
-    #[cfg_attr(feature = "serve", arg(required_unless_present = "config"))]
+    #[cfg_attr(feature = "serve", arg(required_unless_present_any = ["config", "check"]))]
     #[cfg_attr(not(feature = "serve"), arg(required = true))]
     #[arg(value_name = "[/ROUTE=]GUEST")]
     pub(crate) guests: Vec<String>,

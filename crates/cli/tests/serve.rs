@@ -398,3 +398,26 @@ fn a_collector_that_is_away_is_said_once_and_a_wrong_setting_is_named() {
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(error.contains("OTEL_EXPORTER_OTLP_ENDPOINT") && !error.contains("sesame"), "{error}");
 }
+
+#[test]
+fn a_check_lists_every_fault_with_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    parrot(dir.path(), "one.wasm", "one");
+    let file = dir.path().join("serve.toml");
+    let check = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
+        let output = command.args(["serve", "--check"]).arg(&file).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (code, said) = check("[[guest]]\nguest = \"one.wasm\"\n");
+    assert!(code == Some(0) && said.ends_with("no faults\n"), "{said}");
+    let two =
+        "[[guest]]\nguest = \"one.wasm\"\nroute = \"one\"\n[[guest]]\n  guest = \"two.wasm\"\n";
+    let (code, said) = check(two);
+    assert_eq!((code, said.lines().count()), (Some(1), 2), "{said}");
+    assert!(said.contains("serve.toml:3:1: `one` is not a route"), "{said}");
+    assert!(said.contains("serve.toml:5:3: the guest"), "{said}");
+    let (code, said) = check("grace = \"1h\"\n");
+    assert!(code == Some(1) && said.contains("serve.toml:1:9: "), "{said}");
+}

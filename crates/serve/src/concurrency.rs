@@ -1,10 +1,11 @@
 //! Admission: a bound on concurrent requests, shared fairly by guests or by tenants.
 //!
-//! Promises: no more permits are out than there are places, and no queue exceeds its own limit. A free place goes to
-//! the next line in turn that has a request waiting, so a guest with a thousand requests in its line delays another
-//! guest's request by one place, not by a thousand. A line is bounded: a request that does not fit is refused at
-//! once. A request that stops waiting does not delay those behind it. A call that waits for its client can park: its
-//! place is free for others, and it precedes its line when it resumes. At most as many park as there are places.
+//! Promises: no more permits are out than there are places, and no queue exceeds its own limit. Free places go to
+//! the waiting lines in proportion to their weights (start-time fair queueing), so a guest with a thousand
+//! requests in its line delays a request of another guest with the same weight by one place, not by a thousand. A
+//! line is bounded: a request that does not fit is refused at once. A request that stops waiting does not delay
+//! those behind it. A call that waits for its client can park: its place is free for others, and it precedes its
+//! line when it resumes. At most as many park as there are places.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +21,19 @@ pub(crate) struct Share {
     pub(crate) running: usize,
     /// Requests that wait.
     pub(crate) waiting: usize,
+    /// Places that it gets for each place of a line of weight 1, while both wait.
+    pub(crate) weight: u32,
 }
+
+impl Share {
+    /// Virtual time between two places of its line.
+    fn step(self) -> u64 {
+        VIRTUAL_SECOND / u64::from(self.weight.max(1))
+    }
+}
+
+/// Virtual time between two places of a line of weight 1. Weights up to this differ.
+const VIRTUAL_SECOND: u64 = 1 << 20;
 
 /// The reason of a rejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +54,9 @@ struct LimiterState {
     free: usize,
     parked: usize,
     queues: Vec<Queue>,
-    /// The first line to get the next free place.
+    /// The virtual time: that of the last place that was given.
+    clock: u64,
+    /// The first line to get the next free place, of those with the same time.
     next: usize,
 }
 
@@ -49,6 +64,21 @@ struct Queue {
     share: Share,
     running: usize,
     waiting: VecDeque<oneshot::Sender<Permit>>,
+    /// The virtual time of its next place.
+    due: u64,
+}
+
+impl Queue {
+    fn new(share: Share) -> Self {
+        Self { share, running: 0, waiting: VecDeque::new(), due: 0 }
+    }
+
+    /// Charges one place at the virtual time `clock`, which becomes that of the place.
+    fn charge(&mut self, clock: &mut u64) {
+        // A line that was idle has saved up nothing.
+        *clock = self.due.max(*clock);
+        self.due = clock.saturating_add(self.share.step());
+    }
 }
 
 /// The right to run one request, released when dropped.
@@ -72,7 +102,8 @@ impl Drop for ParkedPermit {
 }
 
 impl ParkedPermit {
-    /// A place again, before all others of the line, waiting at most `patience` for one. The call counts as parked until then.
+    /// A place again, before all others of the line, waiting at most `patience` for one. The call counts as
+    /// parked until then.
     pub(crate) async fn enter(self, patience: Duration) -> Result<Permit, Rejected> {
         self.gate.wait(self.line, patience, true).await
     }
@@ -101,36 +132,32 @@ impl Drop for Permit {
 }
 
 impl LimiterState {
-    /// Takes a place for the next queue in turn with a request that may run.
+    /// Takes a place for the queue with the earliest virtual time whose next request may run.
     fn call_next(&mut self) -> Option<(usize, oneshot::Sender<Permit>)> {
         if self.free == 0 {
             return None;
         }
         let count = self.queues.len();
-        for step in 0..count {
-            let number = (self.next + step) % count;
-            let line = &mut self.queues[number];
-            if line.running >= line.share.running {
-                continue;
-            }
-            if let Some(sender) = line.waiting.pop_front() {
-                line.running += 1;
-                self.free -= 1;
-                self.next = (number + 1) % count;
-                return Some((number, sender));
-            }
-        }
-        None
+        let ready = (0..count).map(|step| (self.next + step) % count).filter(|number| {
+            let line = &self.queues[*number];
+            line.running < line.share.running && !line.waiting.is_empty()
+        });
+        let number = ready.min_by_key(|number| self.queues[*number].due.max(self.clock))?;
+        let line = &mut self.queues[number];
+        let sender = line.waiting.pop_front()?;
+        line.running += 1;
+        line.charge(&mut self.clock);
+        self.free -= 1;
+        self.next = (number + 1) % count;
+        Some((number, sender))
     }
 }
 
 impl ConcurrencyLimiter {
     /// A gate with `places` places.
     pub(crate) fn new(places: usize, shares: impl IntoIterator<Item = Share>) -> Arc<Self> {
-        let lines = shares.into_iter();
-        let lines = lines.map(|share| Queue { share, running: 0, waiting: VecDeque::new() });
-        let state =
-            LimiterState { free: places.max(1), parked: 0, queues: lines.collect(), next: 0 };
+        let queues = shares.into_iter().map(Queue::new).collect();
+        let state = LimiterState { free: places.max(1), parked: 0, queues, clock: 0, next: 0 };
         Arc::new(Self { places: places.max(1), state: Mutex::new(state) })
     }
 
@@ -142,8 +169,14 @@ impl ConcurrencyLimiter {
     /// Adds a line, and gives its number.
     pub(crate) fn add_line(&self, share: Share) -> usize {
         let mut state = self.state();
-        state.queues.push(Queue { share, running: 0, waiting: VecDeque::new() });
+        state.queues.push(Queue::new(share));
         state.queues.len() - 1
+    }
+
+    /// Replaces the share of a line. Running requests stay, and waiting ones get places that it has more.
+    pub(crate) fn set_share(self: &Arc<Self>, line: usize, share: Share) {
+        self.state().queues[line].share = share;
+        self.call_waiting();
     }
 
     /// A place for a request of `line`, waiting at most `patience` for one.
@@ -168,6 +201,7 @@ impl ConcurrencyLimiter {
             let is_next = first || own.waiting.is_empty();
             if state.free > 0 && own.running < own.share.running && is_next {
                 own.running += 1;
+                own.charge(&mut state.clock);
                 state.free -= 1;
                 return Ok(Permit { gate: self.clone(), line, used: true });
             }
@@ -192,22 +226,33 @@ impl ConcurrencyLimiter {
         }
     }
 
-    /// Gives the place of `line` to the next request. One that stopped waiting is passed over in this loop: a pass that
-    /// called the next by its own drop would recurse once for each of them.
-    fn leave(self: &Arc<Self>, mut line: usize) {
+    /// Gives the place of `line` to the next request.
+    fn leave(self: &Arc<Self>, line: usize) {
+        {
+            let mut state = self.state();
+            state.queues[line].running -= 1;
+            state.free += 1;
+        }
+        self.call_waiting();
+    }
+
+    /// Gives free places to waiting requests. One that stopped waiting is passed over in this loop: a pass that called
+    /// the next by its own drop would recurse once for each of them.
+    fn call_waiting(self: &Arc<Self>) {
         loop {
-            let called = {
-                let mut state = self.state();
-                state.queues[line].running -= 1;
-                state.free += 1;
-                state.call_next()
-            };
+            let called = self.state().call_next();
             let Some((number, sender)) = called else { return };
-            match sender.send(Permit { gate: self.clone(), line: number, used: true }) {
-                Ok(()) => return,
-                Err(mut pass) => pass.used = false,
+            if let Err(mut pass) =
+                sender.send(Permit { gate: self.clone(), line: number, used: true })
+            {
+                pass.used = false;
+                // The line had no use of the place.
+                let mut state = self.state();
+                state.free += 1;
+                let queue = &mut state.queues[number];
+                queue.running -= 1;
+                queue.due = queue.due.saturating_sub(queue.share.step());
             }
-            line = number;
         }
     }
 
@@ -234,7 +279,7 @@ mod tests {
     const TEST_TIMEOUT: Duration = Duration::from_secs(600);
 
     fn share(running: usize, waiting: usize) -> Share {
-        Share { running, waiting }
+        Share { running, waiting, weight: 1 }
     }
 
     /// Lets every task that can run do so.
@@ -268,6 +313,37 @@ mod tests {
         let order = order.lock().unwrap();
         assert_eq!(order.len(), 501);
         assert!(order.iter().position(|line| *line == 1).unwrap() <= 1);
+    }
+
+    #[tokio::test]
+    async fn lines_share_places_by_weight_and_an_idle_line_saves_nothing_up() {
+        let heavy = Share { weight: 3, ..share(1, 1000) };
+        let gate = ConcurrencyLimiter::new(1, [heavy, share(1, 1000)]);
+        // The second line is idle during these.
+        for _ in 0..100 {
+            drop(gate.enter(0, TEST_TIMEOUT).await.unwrap());
+        }
+        let held = gate.enter(0, TEST_TIMEOUT).await.unwrap();
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let mut tasks = Vec::new();
+        for line in [0, 1] {
+            for _ in 0..100 {
+                let (gate, order) = (gate.clone(), order.clone());
+                tasks.push(tokio::spawn(async move {
+                    let pass = gate.enter(line, TEST_TIMEOUT).await.unwrap();
+                    order.lock().unwrap().push(line);
+                    drop(pass);
+                }));
+            }
+        }
+        settle().await;
+        drop(held);
+        for task in tasks {
+            task.await.unwrap();
+        }
+        let order = order.lock().unwrap();
+        let heavy = order[..80].iter().filter(|line| **line == 0).count();
+        assert!((58..=62).contains(&heavy), "{heavy} of 80 places");
     }
 
     #[tokio::test]

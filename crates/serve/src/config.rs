@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use afresh::wasm::GuestOptions;
 
+use crate::audit::AuditConfig;
 use crate::sandbox::SandboxConfig;
 
 /// A server.
@@ -23,6 +24,14 @@ pub struct Config {
     pub max_concurrent_connections: usize,
     /// Maximum bytes of requests and answers in memory, all guests together.
     pub max_buffered_bytes: usize,
+    /// Maximum connections of one client address at the same time.
+    pub max_connections_per_address: Option<usize>,
+    /// Maximum requests of one client address in a minute.
+    pub max_requests_per_address: Option<u32>,
+    /// Whether a proxy in front names the client of a request last in `X-Forwarded-For`.
+    pub forwarded_for: bool,
+    /// The audit log of sandboxes, if there is one.
+    pub audit: Option<AuditConfig>,
     /// Time limit for the head of a request, an idle connection's next one included.
     pub head_timeout: Duration,
     /// Time limit for the body of a request, and for a client to take the next part of an answer.
@@ -54,6 +63,10 @@ impl Default for Config {
             max_concurrent_requests: 128,
             max_concurrent_connections: 16 << 10,
             max_buffered_bytes: 256 << 20,
+            max_connections_per_address: None,
+            max_requests_per_address: None,
+            forwarded_for: false,
+            audit: None,
             head_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(30),
             drain: Duration::from_millis(200),

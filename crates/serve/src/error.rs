@@ -41,6 +41,21 @@ pub enum ManifestError {
         /// The file.
         path: PathBuf,
     },
+    /// A limit of all tenants together that only a tenant can have.
+    #[error(
+        "`{key}` is a limit of tenants: it belongs in `[sandboxes.tenant-limits]` or `[sandboxes.tenants.NAME]`; \
+         `max-running-calls` of `[sandboxes]` is that of all together"
+    )]
+    TenantKey {
+        /// The key.
+        key: &'static str,
+    },
+    /// The audit log is required, and no file is set.
+    #[error("{}: `audit-required` needs `audit`, the file of the log", path.display())]
+    Audit {
+        /// The file.
+        path: PathBuf,
+    },
     /// It has an unknown entry, or lacks one.
     #[error("{}", path.display())]
     Parse {
@@ -87,6 +102,14 @@ pub enum ServeError {
     Sandboxes {
         /// Why not.
         source: afresh::Cause,
+    },
+    /// The audit log cannot be opened.
+    #[error("the audit log {} cannot be opened", path.display())]
+    Audit {
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
     },
     /// There can be no HTTPS.
     #[cfg(feature = "tls")]

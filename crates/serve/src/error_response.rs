@@ -13,6 +13,41 @@ use serde_json::json;
 use crate::concurrency::Rejected;
 use crate::failure::{describe, is_disk_full};
 
+/// Seconds after which a client may try again, where the server knows no better.
+const RETRY_SECONDS: u64 = 1;
+
+/// The owner of a budget that a request exceeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BudgetOwner {
+    Tenant,
+    Server,
+    Address,
+}
+
+impl BudgetOwner {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tenant => "tenant",
+            Self::Server => "server",
+            Self::Address => "address",
+        }
+    }
+}
+
+/// A budget that is used up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BudgetExcess {
+    pub(crate) owner: BudgetOwner,
+    /// The key of the configuration that sets it.
+    pub(crate) name: &'static str,
+    pub(crate) limit: u64,
+    pub(crate) used: u64,
+    /// Seconds until the budget may have room again.
+    pub(crate) retry_after: u64,
+    /// The way out.
+    pub(crate) advice: &'static str,
+}
+
 /// The reason why the server answers in place of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ErrorResponse {
@@ -20,16 +55,32 @@ pub(crate) struct ErrorResponse {
     pub(crate) message: String,
     /// Whether the same request may succeed later.
     pub(crate) later: bool,
+    /// The budget that the request exceeds.
+    pub(crate) budget: Option<Box<BudgetExcess>>,
 }
 
 impl ErrorResponse {
     pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), later: false }
+        Self { status, message: message.into(), later: false, budget: None }
     }
 
     /// One that may be tried again.
     pub(crate) fn busy(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), later: true }
+        Self { status, message: message.into(), later: true, budget: None }
+    }
+
+    /// A refusal for a budget: 429 for a client's own, 503 for one of all clients together.
+    pub(crate) fn over_budget(excess: BudgetExcess) -> Self {
+        let status = match excess.owner {
+            BudgetOwner::Tenant | BudgetOwner::Address => StatusCode::TOO_MANY_REQUESTS,
+            BudgetOwner::Server => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        let (owner, BudgetExcess { name, limit, used, retry_after, advice, .. }) =
+            (excess.owner.name(), &excess);
+        let message = format!(
+            "the {owner}'s budget `{name}` is used up: {used} of {limit}; {advice}, or try again after {retry_after} s"
+        );
+        Self { budget: Some(Box::new(excess)), ..Self::busy(status, message) }
     }
 
     /// A failure inside the server. Its text may name files of this host, so it goes to the log, under the number
@@ -111,14 +162,25 @@ pub(crate) struct RefusalReason(pub(crate) String);
 
 impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
-        let text = json!({"code": self.status.as_u16(), "message": self.message}).to_string();
+        let mut text = json!({"code": self.status.as_u16(), "message": self.message});
+        if let Some(excess) = &self.budget {
+            text["budget"] = json!({
+                "owner": excess.owner.name(),
+                "name": excess.name,
+                "limit": excess.limit,
+                "used": excess.used,
+                "retryAfter": excess.retry_after,
+            });
+        }
+        let text = text.to_string();
         let mut response = Response::new(Body::new(Full::from(text)));
         *response.status_mut() = self.status;
         response.extensions_mut().insert(RefusalReason(self.message));
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if self.later {
-            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            let seconds = self.budget.map_or(RETRY_SECONDS, |excess| excess.retry_after);
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
     }
@@ -137,6 +199,24 @@ mod tests {
             assert!(!refusal.message.contains("secret") && !refusal.message.contains("denied"));
         }
         assert_ne!(refusals[0].message, refusals[1].message, "each has a number of its own");
+    }
+
+    #[test]
+    fn a_budget_is_named_with_its_limit_and_use_and_the_time_to_retry() {
+        for (owner, status) in [(BudgetOwner::Tenant, 429), (BudgetOwner::Server, 503)] {
+            let refusal = ErrorResponse::over_budget(BudgetExcess {
+                owner,
+                name: "sent-mib",
+                limit: 5,
+                used: 7,
+                retry_after: 30,
+                advice: "send less",
+            });
+            assert!(refusal.message.contains("`sent-mib` is used up: 7 of 5; send less"));
+            let response = refusal.into_response();
+            assert_eq!(response.status().as_u16(), status);
+            assert_eq!(response.headers()[RETRY_AFTER], "30");
+        }
     }
 
     #[test]

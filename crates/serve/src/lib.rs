@@ -26,6 +26,8 @@
 //! # }
 //! ```
 
+mod address_limits;
+mod audit;
 mod body;
 mod budget;
 mod concurrency;
@@ -37,6 +39,7 @@ mod failure;
 pub mod fleet;
 mod guest_log;
 mod handler;
+mod health;
 mod manifest;
 mod metrics;
 #[cfg(feature = "otel")]
@@ -44,6 +47,8 @@ pub mod otel;
 mod paced;
 mod pool_metrics;
 mod proxy;
+#[doc(hidden)]
+pub mod reference;
 mod reuse;
 mod route;
 mod routing_table;
@@ -57,10 +62,12 @@ mod status;
 mod tls;
 mod wire;
 
+pub use audit::AuditConfig;
 pub use config::{Config, GuestConfig, parse_duration};
 pub use error::{ManifestError, ServeError};
 pub use handler::{Handler, HandlerError, Reply};
-pub use sandbox::{Keys, SandboxConfig, Template};
+pub use manifest::ConfigFault;
+pub use sandbox::{Budgets, Keys, Limits, SandboxConfig, Template};
 pub use server::{Handle, Server};
 #[cfg(feature = "tls")]
 pub use tls::TlsConfig;

@@ -3,6 +3,8 @@
 //! Promises: an unknown key is an error that names it, and so are two guests for the same host and
 //! route; nothing is guessed. Paths are relative to the file.
 
+mod check;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -11,10 +13,14 @@ use std::time::Duration;
 use afresh::wasm::{GuestOptions, Mode};
 use afresh::{Call, Options};
 use serde::{Deserialize, Deserializer};
+use toml::Spanned;
 
+pub use check::ConfigFault;
+
+use crate::audit::AuditConfig;
 use crate::config::{Config, GuestConfig, parse_duration};
 use crate::error::ManifestError;
-use crate::sandbox::{Keys, SandboxConfig, Template as SandboxTemplate};
+use crate::sandbox::{Keys, Limits, MAX_WEIGHT, SandboxConfig, Template as SandboxTemplate};
 
 /// A length of time, as text.
 #[derive(Clone, Copy, Debug)]
@@ -56,19 +62,24 @@ struct File {
     max_concurrent_requests: Option<usize>,
     max_concurrent_connections: Option<usize>,
     max_buffered_mib: Option<usize>,
+    max_connections_per_address: Option<usize>,
+    max_requests_per_address: Option<u32>,
+    forwarded_for: Option<bool>,
+    audit: Option<PathBuf>,
+    audit_required: Option<bool>,
     head_timeout: Option<Time>,
     body_timeout: Option<Time>,
     drain: Option<Time>,
     grace: Option<Time>,
     #[serde(default)]
-    guest: Vec<Guest>,
+    guest: Vec<Spanned<Guest>>,
     sandboxes: Option<Sandboxes>,
     #[cfg(feature = "fleet")]
     fleet: Option<Fleet>,
     #[cfg(feature = "tls")]
-    tls_cert: Option<PathBuf>,
+    tls_cert: Option<Spanned<PathBuf>>,
     #[cfg(feature = "tls")]
-    tls_key: Option<PathBuf>,
+    tls_key: Option<Spanned<PathBuf>>,
 }
 
 #[cfg(feature = "fleet")]
@@ -110,8 +121,14 @@ struct Guest {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Sandboxes {
-    keys: PathBuf,
+    keys: Spanned<PathBuf>,
     store: PathBuf,
+    require_metrics_key: Option<bool>,
+    window: Option<Time>,
+    limits: Option<Spanned<LimitsTable>>,
+    tenant_limits: Option<LimitsTable>,
+    #[serde(default)]
+    tenants: BTreeMap<Spanned<String>, LimitsTable>,
     max_sandboxes: Option<usize>,
     max_snapshots: Option<usize>,
     max_running_calls: Option<usize>,
@@ -120,7 +137,62 @@ struct Sandboxes {
     timeout: Option<Time>,
     call_timeout: Option<Time>,
     #[serde(default)]
-    template: Vec<Template>,
+    template: Vec<Spanned<Template>>,
+}
+
+/// Limits of one tenant, or of all together.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct LimitsTable {
+    max_sandboxes: Option<usize>,
+    max_memory_mib: Option<u64>,
+    max_stored_mib: Option<u64>,
+    max_connections: Option<usize>,
+    max_running_calls: Option<usize>,
+    cpu_seconds: Option<u64>,
+    sent_mib: Option<u64>,
+    weight: Option<Weight>,
+}
+
+/// The weight of a tenant.
+#[derive(Clone, Copy, Debug)]
+struct Weight(u32);
+
+impl<'de> Deserialize<'de> for Weight {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let weight = u32::deserialize(deserializer)?;
+        match (1..=MAX_WEIGHT).contains(&weight) {
+            true => Ok(Self(weight)),
+            false => {
+                let message = format!("a weight is from 1 to {MAX_WEIGHT}, and not {weight}");
+                Err(serde::de::Error::custom(message))
+            }
+        }
+    }
+}
+
+impl LimitsTable {
+    /// A key that only tenants have, if it is set.
+    fn tenant_key(&self) -> Option<&'static str> {
+        let weight = self.weight.map(|_| "weight");
+        self.max_running_calls.map(|_| "max-running-calls").or(weight)
+    }
+}
+
+impl From<LimitsTable> for Limits {
+    fn from(table: LimitsTable) -> Self {
+        let bytes = |mib: Option<u64>| mib.map(|mib| mib.saturating_mul(1 << 20));
+        let mut limits = Self::default();
+        limits.sandboxes = table.max_sandboxes;
+        limits.memory = bytes(table.max_memory_mib);
+        limits.stored = bytes(table.max_stored_mib);
+        limits.connections = table.max_connections;
+        limits.running_calls = table.max_running_calls;
+        limits.cpu_time = table.cpu_seconds.map(Duration::from_secs);
+        limits.sent = bytes(table.sent_mib);
+        limits.weight = table.weight.map(|weight| weight.0);
+        limits
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -218,7 +290,20 @@ impl Fleet {
 impl Sandboxes {
     fn config(self, dir: &Path, open: &Options) -> Result<SandboxConfig, ManifestError> {
         let mut config = SandboxConfig::new(dir.join(&self.store));
-        config.keys = Keys::read(&dir.join(&self.keys))?;
+        config.keys = Keys::read(&dir.join(self.keys.get_ref()))?;
+        set(&mut config.requires_metrics_key, self.require_metrics_key);
+        set(&mut config.budgets.window, self.window.map(|time| time.0));
+        if let Some(limits) = &self.limits
+            && let Some(key) = limits.get_ref().tenant_key()
+        {
+            return Err(ManifestError::TenantKey { key });
+        }
+        let limits = self.limits.map(Spanned::into_inner);
+        set(&mut config.budgets.server, limits.map(Limits::from));
+        set(&mut config.budgets.tenant, self.tenant_limits.map(Limits::from));
+        let tenants = self.tenants.into_iter();
+        config.budgets.tenants =
+            tenants.map(|(name, limits)| (name.into_inner(), limits.into())).collect();
         set(&mut config.max_sandboxes, self.max_sandboxes);
         set(&mut config.max_snapshots, self.max_snapshots);
         set(&mut config.max_running_calls, self.max_running_calls);
@@ -226,7 +311,7 @@ impl Sandboxes {
         set(&mut config.idle_timeout, self.idle_timeout.map(|time| time.0));
         set(&mut config.timeout, self.timeout.map(|time| time.0));
         set(&mut config.call_timeout, self.call_timeout.map(|time| time.0));
-        for template in self.template {
+        for template in self.template.into_iter().map(Spanned::into_inner) {
             let (guest, linux) = match (&template.guest, &template.linux) {
                 (Some(guest), None) => (seen_from(dir, guest), false),
                 (None, Some(program)) => (program_of(dir, program), true),
@@ -251,6 +336,28 @@ impl Sandboxes {
     }
 }
 
+/// The keys of one table, as its error for an unknown key names them.
+fn keys_of<T: serde::de::DeserializeOwned>() -> Vec<String> {
+    let Err(error) = toml::from_str::<T>("unknown-key = 1") else { return Vec::new() };
+    let expected = error.message().split("expected").nth(1).unwrap_or_default();
+    expected.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// The tables of the configuration with their keys, for the reference.
+#[doc(hidden)]
+#[must_use]
+pub fn keys() -> Vec<(&'static str, Vec<String>)> {
+    vec![
+        ("Server", keys_of::<File>()),
+        ("Guests", keys_of::<Guest>()),
+        ("Sandboxes", keys_of::<Sandboxes>()),
+        ("Limits", keys_of::<LimitsTable>()),
+        ("Templates", keys_of::<Template>()),
+        #[cfg(feature = "fleet")]
+        ("Fleet", keys_of::<Fleet>()),
+    ]
+}
+
 impl Config {
     /// Reads the file at `path`. Guests are opened with `open`: the cache, and demands on snapshots.
     ///
@@ -273,11 +380,24 @@ impl Config {
             &mut config.max_buffered_bytes,
             file.max_buffered_mib.map(|mib| mib.saturating_mul(1 << 20)),
         );
+        config.max_connections_per_address = file.max_connections_per_address;
+        config.max_requests_per_address = file.max_requests_per_address;
+        set(&mut config.forwarded_for, file.forwarded_for);
+        match (file.audit, file.audit_required) {
+            (Some(audit), required) => {
+                let mut audit = AuditConfig::new(dir.join(audit));
+                set(&mut audit.required, required);
+                config.audit = Some(audit);
+            }
+            (None, None) => {}
+            (None, Some(_)) => return Err(ManifestError::Audit { path: path.to_owned() }),
+        }
         set(&mut config.head_timeout, file.head_timeout.map(|time| time.0));
         set(&mut config.body_timeout, file.body_timeout.map(|time| time.0));
         set(&mut config.drain, file.drain.map(|time| time.0));
         set(&mut config.grace, file.grace.map(|time| time.0));
-        config.guests = file.guest.into_iter().map(|guest| guest.config(dir, open)).collect();
+        let guests = file.guest.into_iter().map(Spanned::into_inner);
+        config.guests = guests.map(|guest| guest.config(dir, open)).collect();
         config.sandboxes = match file.sandboxes {
             Some(sandboxes) => Some(sandboxes.config(dir, open)?),
             None => None,
@@ -289,7 +409,7 @@ impl Config {
         #[cfg(feature = "tls")]
         match (file.tls_cert, file.tls_key) {
             (Some(certificate), Some(key)) => {
-                let (certificate, key) = (dir.join(certificate), dir.join(key));
+                let (certificate, key) = (dir.join(certificate.get_ref()), dir.join(key.get_ref()));
                 config.tls = Some(crate::tls::TlsConfig { certificate, key });
             }
             (None, None) => {}
@@ -352,6 +472,58 @@ mod tests {
         assert_eq!(second.reference, "s3://bucket/warm@1");
         assert_eq!((second.name.as_str(), second.route.as_str()), ("second", "/"));
         assert_eq!(second.wasm.mode, Mode::Fresh);
+    }
+
+    #[test]
+    fn limits_arrive_at_tenants_and_at_the_server() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("keys"), "acme key-1\n").unwrap();
+        let path = dir.path().join("serve.toml");
+        let text = r#"
+            audit = "audit.log"
+            audit-required = true
+            max-connections-per-address = 5
+            max-requests-per-address = 600
+            forwarded-for = true
+            [sandboxes]
+            keys = "keys"
+            store = "store"
+            window = "60s"
+            require-metrics-key = true
+            [sandboxes.limits]
+            max-stored-mib = 1000
+            [sandboxes.tenant-limits]
+            max-memory-mib = 64
+            cpu-seconds = 10
+            weight = 2
+            [sandboxes.tenants.acme]
+            max-sandboxes = 3
+            sent-mib = 7
+            "#;
+        std::fs::write(&path, text).unwrap();
+        let config = Config::read(&path, &Options::new()).unwrap();
+        let audit = config.audit.unwrap();
+        assert!(audit.required && audit.path.ends_with("audit.log"));
+        assert_eq!(config.max_connections_per_address, Some(5));
+        assert_eq!(config.max_requests_per_address, Some(600));
+        assert!(config.forwarded_for);
+        let sandboxes = config.sandboxes.unwrap();
+        assert!(sandboxes.requires_metrics_key);
+        let budgets = &sandboxes.budgets;
+        assert_eq!(budgets.window, Duration::from_secs(60));
+        assert_eq!(budgets.server.stored, Some(1000 << 20));
+        assert_eq!(budgets.tenant.memory, Some(64 << 20));
+        assert_eq!(budgets.tenant.cpu_time, Some(Duration::from_secs(10)));
+        let own = &budgets.tenants["acme"];
+        assert_eq!((own.sandboxes, own.sent, own.weight), (Some(3), Some(7 << 20), None));
+        std::fs::write(&path, text.replace("weight = 2", "weight = 0")).unwrap();
+        let error = Config::read(&path, &Options::new()).unwrap_err();
+        assert!(format!("{error:?}").contains("from 1 to 1000"), "{error:?}");
+        std::fs::write(&path, text.replace("max-stored-mib = 1000", "weight = 3")).unwrap();
+        let error = Config::read(&path, &Options::new()).unwrap_err().to_string();
+        assert!(error.contains("`weight`") && error.contains("tenant-limits"), "{error}");
+        std::fs::write(&path, "audit-required = true").unwrap();
+        assert!(matches!(Config::read(&path, &Options::new()), Err(ManifestError::Audit { .. })));
     }
 
     #[test]

@@ -4,14 +4,16 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::pool_metrics::Pools;
+use crate::audit::AuditLog;
+use crate::health::Check;
+use crate::pool_metrics::{PoolMetrics, Pools};
 
 pub(crate) type Labels = Vec<(&'static str, String)>;
 
@@ -44,15 +46,18 @@ pub(crate) struct Metrics {
     waiting: Family<Labels, Gauge>,
     pub(crate) pools: Pools,
     sandboxes: Family<Labels, Gauge>,
+    healthy: Family<Labels, Gauge>,
     pub(crate) connections: Gauge,
     pub(crate) buffered: Gauge,
     resident: Gauge,
+    /// Requests refused for a limit of their address.
+    pub(crate) refused_addresses: Counter,
     pub(crate) reloads: Counter,
     pub(crate) failed_reloads: Counter,
 }
 
 /// Number of requests of each guest whose times are kept.
-const RECENT: usize = 512;
+const MAX_RECENT_REQUESTS: usize = 512;
 
 /// The times of the last requests.
 #[derive(Debug)]
@@ -84,7 +89,12 @@ pub(crate) struct GuestMetrics {
 
 /// A guest's name as a label; the library writes labels as they are.
 fn named(guest: &str) -> (&'static str, String) {
-    ("guest", guest.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
+    ("guest", escape(guest))
+}
+
+/// Text as a label's value.
+pub(crate) fn escape(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 pub(crate) fn labels(guest: &str) -> Labels {
@@ -127,6 +137,9 @@ impl Metrics {
         let pools = Pools::register(&mut registry);
         let sandboxes = Family::<Labels, Gauge>::default();
         registry.register("sandboxes", "Sandboxes, by where they live", sandboxes.clone());
+        let healthy = Family::<Labels, Gauge>::default();
+        let help = "Whether the lease, the directory and the fleet's store work: 1 or 0";
+        registry.register("healthy", help, healthy.clone());
         let connections = Gauge::default();
         registry.register("connections", "Open connections", connections.clone());
         let buffered = Gauge::default();
@@ -143,6 +156,9 @@ impl Metrics {
             Unit::Bytes,
             resident.clone(),
         );
+        let refused_addresses = Counter::default();
+        let help = "Requests refused for a limit of their client's address";
+        registry.register("refused_addresses", help, refused_addresses.clone());
         let reloads = Counter::default();
         registry.register("reloads", "Times that the guests were exchanged", reloads.clone());
         let failed_reloads = Counter::default();
@@ -163,6 +179,8 @@ impl Metrics {
             connections,
             buffered,
             resident,
+            healthy,
+            refused_addresses,
             reloads,
             failed_reloads,
         }
@@ -201,7 +219,10 @@ impl Metrics {
     pub(crate) fn guest(&self, name: &str) -> GuestMetrics {
         let requests = |code| self.requests.get_or_create_owned(&two(name, "code", code));
         GuestMetrics {
-            times: Mutex::new(Times { requests: 0, microseconds: Vec::with_capacity(RECENT) }),
+            times: Mutex::new(Times {
+                requests: 0,
+                microseconds: Vec::with_capacity(MAX_RECENT_REQUESTS),
+            }),
             usual: COMMON_STATUSES.map(requests),
             other: self.requests.clone(),
             seconds: self.seconds.get_or_create_owned(&labels(name)),
@@ -217,6 +238,12 @@ impl Metrics {
         self.waiting.get_or_create(&labels).set(gauge(waiting));
     }
 
+    /// Sets whether a part that the server relies on is healthy.
+    pub(crate) fn set_healthy(&self, check: Check, is_healthy: bool) {
+        let labels = vec![("check", check.name().to_owned())];
+        self.healthy.get_or_create(&labels).set(i64::from(is_healthy));
+    }
+
     /// The number of sandboxes in this process, and in the store.
     pub(crate) fn set_sandboxes(&self, live: usize, saved: usize) {
         for (place, count) in [("live", live), ("saved", saved)] {
@@ -225,12 +252,36 @@ impl Metrics {
         }
     }
 
-    /// Everything, as Prometheus reads it.
-    pub(crate) fn text(&self) -> String {
+    /// Adds the metrics of the audit log.
+    pub(crate) fn count_audit(&mut self, log: &AuditLog) {
+        let audit = self.registry.sub_registry_with_prefix("audit");
+        audit.register("records", "Lines written to the audit log", log.records.clone());
+        let help = "Lines that could not be written to the audit log, and failed reopens";
+        audit.register("failures", help, log.failures.clone());
+    }
+
+    /// The text format with one sample of each metric, for the reference.
+    pub(crate) fn sample(&self) -> String {
+        let guest = self.guest("guest");
+        guest.ended(200, 0.0);
+        guest.failed("guest");
+        self.set("guest", (0, 0));
+        self.set_sandboxes(0, 0);
+        self.set_healthy(Check::Directory, true);
+        let mut stats = afresh::pool::PoolStats::default();
+        stats.quarantines.insert("reason", 0);
+        PoolMetrics::new(&self.pools, "guest", ("kind", "mode", "strategy")).show(stats);
+        self.text("").trim_end_matches("# EOF\n").to_owned()
+    }
+
+    /// Everything, as Prometheus reads it. `further` are metrics that are not counted here.
+    pub(crate) fn text(&self, further: &str) -> String {
         self.resident.set(gauge(resident_bytes()));
         let mut text = String::new();
         // Writing to a string never fails.
-        let _ = encode(&mut text, &self.registry);
+        let _ = encode_registry(&mut text, &self.registry);
+        text.push_str(further);
+        let _ = encode_eof(&mut text);
         text
     }
 }
@@ -244,7 +295,7 @@ impl GuestMetrics {
         };
         self.seconds.observe(seconds);
         let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = usize::try_from(times.requests % RECENT as u64).unwrap_or(0);
+        let place = usize::try_from(times.requests % MAX_RECENT_REQUESTS as u64).unwrap_or(0);
         let microseconds = (seconds * 1e6) as f32;
         match times.microseconds.get_mut(place) {
             Some(old) => *old = microseconds,
@@ -296,7 +347,7 @@ mod tests {
         guest.ended(418, 0.0);
         guest.failed("timeout");
         metrics.set("a \"guest\"", (1, 2));
-        let text = metrics.text();
+        let text = metrics.text("");
         for line in [
             r#"afresh_requests_total{guest="a \"guest\"",code="200"} 2"#,
             r#"afresh_requests_total{guest="a \"guest\"",code="418"} 1"#,

@@ -126,7 +126,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_guest_that_waits_leaves_its_place_and_returns() {
-        let share = Share { running: 1, waiting: 10 };
+        let share = Share { running: 1, waiting: 10, weight: 1 };
         let gate = ConcurrencyLimiter::new(1, [share, share]);
         let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
         let pass = gate.enter(0, TEST_TIMEOUT).await.unwrap();
@@ -151,7 +151,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_guest_that_runs_keeps_its_place() {
-        let share = Share { running: 1, waiting: 10 };
+        let share = Share { running: 1, waiting: 10, weight: 1 };
         let gate = ConcurrencyLimiter::new(1, [share, share]);
         let pass = gate.enter(0, TEST_TIMEOUT).await.unwrap();
         let own = gate.clone();

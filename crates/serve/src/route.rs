@@ -80,6 +80,7 @@ impl Route {
         Share {
             running: config.max_concurrent_requests.max(1),
             waiting: config.max_waiting_requests,
+            weight: 1,
         }
     }
 

@@ -7,12 +7,14 @@
 //! every server of HTTP/1.1; it has to send that one again.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use axum::response::IntoResponse;
+use hyper::header::{CONNECTION, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -24,12 +26,14 @@ use tokio_io_timeout::TimeoutStream;
 
 use crate::config::Config;
 use crate::error::ServeError;
+use crate::error_response::ErrorResponse;
+use crate::health::Health;
 use crate::service::{Audience, Phase, Shared};
 
 /// How long a closing server waits for the first bytes on a new connection.
-const FIRST: Duration = Duration::from_secs(1);
+const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Between two looks at instances that are idle.
-const SWEEP: Duration = Duration::from_millis(250);
+const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A server that has its guests and its address, and takes connections once it [runs](Server::run).
 pub struct Server {
@@ -183,13 +187,14 @@ impl Server {
 /// Looks after idle instances and sandboxes.
 async fn sweep(shared: Arc<Shared>) {
     loop {
-        tokio::time::sleep(SWEEP).await;
+        tokio::time::sleep(SWEEP_INTERVAL).await;
         for site in &shared.table().sites {
             site.sweep();
         }
         if let Some(routes) = &shared.sandboxes {
             routes.sandboxes.sweep();
         }
+        Health::probe(&shared);
     }
 }
 
@@ -199,6 +204,13 @@ pub(crate) struct ConnectionPermit(
     #[allow(dead_code, reason = "it is held, and given back when dropped")]
     Arc<OwnedSemaphorePermit>,
 );
+
+/// The client of a connection.
+struct Client {
+    peer: IpAddr,
+    /// The answer to its requests, if its address has too many connections.
+    refusal: Option<ErrorResponse>,
+}
 
 /// One listener, and the connections that came in by it.
 struct Accepting {
@@ -228,28 +240,33 @@ impl Accepting {
             }
         };
         match accepted {
-            Ok((stream, _)) => {
+            Ok((stream, peer)) => {
                 let (shared, config, audience) =
                     (self.shared.clone(), self.config.clone(), self.audience);
                 #[cfg(feature = "tls")]
                 let tls = self.tls.clone();
                 let place = ConnectionPermit(Arc::new(place));
                 self.connections.spawn(async move {
+                    let address = shared.addresses.connect(peer.ip());
+                    let client = Client { peer: peer.ip(), refusal: address.refusal.clone() };
                     shared.metrics.connections.inc();
                     // Answers go out when they are written.
                     let _ = stream.set_nodelay(true);
                     #[cfg(feature = "tls")]
                     match tls {
-                        None => connection(stream, &shared, audience, &config, &place).await,
+                        None => {
+                            connection(stream, &shared, audience, &config, &place, &client).await
+                        }
                         Some(tls) => match tls.accept(stream, config.head_timeout).await {
                             Ok(stream) => {
-                                connection(stream, &shared, audience, &config, &place).await
+                                connection(stream, &shared, audience, &config, &place, &client)
+                                    .await
                             }
                             Err(error) => tracing::debug!(%error, "no handshake"),
                         },
                     }
                     #[cfg(not(feature = "tls"))]
-                    connection(stream, &shared, audience, &config, &place).await;
+                    connection(stream, &shared, audience, &config, &place, &client).await;
                     shared.metrics.connections.dec();
                 });
             }
@@ -310,6 +327,7 @@ async fn connection<S: AsyncRead + AsyncWrite + Send + 'static>(
     audience: Audience,
     config: &Config,
     place: &ConnectionPermit,
+    client: &Client,
 ) {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(config.body_timeout));
@@ -317,7 +335,18 @@ async fn connection<S: AsyncRead + AsyncWrite + Send + 'static>(
     let service = service_fn(|mut request| {
         begun.store(true, Ordering::Relaxed);
         request.extensions_mut().insert(place.clone());
-        async move { Ok::<_, Infallible>(shared.answer(audience, request).await) }
+        let refusal = client.refusal.clone().filter(|_| audience != Audience::Operations);
+        async move {
+            Ok::<_, Infallible>(match refusal {
+                None => shared.answer(audience, request, client.peer).await,
+                Some(refusal) => {
+                    shared.metrics.refused_addresses.inc();
+                    let mut response = refusal.into_response();
+                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                    response
+                }
+            })
+        }
     });
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -330,7 +359,7 @@ async fn connection<S: AsyncRead + AsyncWrite + Send + 'static>(
     let closing = async {
         // Fails only when there is no server any more.
         let _ = phase.wait_for(|phase| *phase == Phase::Closing).await;
-        let patience = tokio::time::Instant::now() + FIRST;
+        let patience = tokio::time::Instant::now() + FIRST_BYTE_TIMEOUT;
         while !begun.load(Ordering::Relaxed) && tokio::time::Instant::now() < patience {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

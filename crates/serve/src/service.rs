@@ -1,5 +1,6 @@
 //! From a request to its answer: its receiver, its number, and the server's own paths.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -10,10 +11,12 @@ use bytes::Bytes;
 use http_body::Body as HttpBody;
 use http_body_util::BodyExt;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
-use hyper::{Method, Request, StatusCode, Uri};
+use hyper::{Method, Request, StatusCode};
 use tokio::sync::watch;
 use tracing::Instrument;
 
+use crate::address_limits::{AddressConfig, AddressLimits, CLIENT, client_address};
+use crate::audit::AuditLog;
 use crate::body::{BodyLimits, Chunked, Counting, LimitedBody, Meter, MeteredBody, held};
 use crate::budget::Budget;
 use crate::config::Config;
@@ -21,9 +24,10 @@ use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
 #[cfg(feature = "fleet")]
 use crate::fleet::{Fleet, RouteDecision};
+use crate::health::{self, Health};
 use crate::metrics::Metrics;
 use crate::routing_table::RoutingTable;
-use crate::sandbox::{Routes, Sandboxes};
+use crate::sandbox::{Routes, Sandboxes, Scope};
 use crate::span;
 use crate::status::Viewer;
 
@@ -62,12 +66,17 @@ pub(crate) struct Shared {
     pub(crate) phase: watch::Sender<Phase>,
     /// The routes of sandboxes.
     pub(crate) sandboxes: Option<Routes>,
+    audit: Option<Arc<AuditLog>>,
+    pub(crate) addresses: Arc<AddressLimits>,
+    /// A proxy in front names the clients.
+    is_forwarded: bool,
     #[cfg(feature = "fleet")]
     pub(crate) fleet: Option<Arc<Fleet>>,
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<crate::tls::Acceptor>,
     body_time: Duration,
     ids: RequestIds,
+    pub(crate) health: Health,
 }
 
 /// The parts that a reload exchanges.
@@ -109,10 +118,6 @@ impl RequestIds {
 impl Shared {
     pub(crate) async fn open(config: &Config) -> Result<Self, ServeError> {
         let budget = Budget::new(config.max_buffered_bytes);
-        #[cfg_attr(
-            not(any(feature = "fleet", feature = "otel")),
-            allow(unused_mut, reason = "fleets and traces count more")
-        )]
         let mut metrics = Metrics::new();
         let table = RoutingTable::open(config, &budget, &metrics).await?;
         #[cfg(feature = "fleet")]
@@ -120,10 +125,19 @@ impl Shared {
             Some(fleet) => Some(Fleet::join(fleet).await?),
             None => None,
         };
+        let audit = match &config.audit {
+            Some(audit) => {
+                let path = audit.path.clone();
+                let opened = AuditLog::open(audit);
+                Some(Arc::new(opened.map_err(|source| ServeError::Audit { path, source })?))
+            }
+            None => None,
+        };
         let sandboxes = match &config.sandboxes {
             Some(sandboxes) => {
                 let opened = Sandboxes::open(
                     sandboxes,
+                    audit.clone(),
                     #[cfg(feature = "fleet")]
                     fleet.as_ref(),
                 );
@@ -135,6 +149,9 @@ impl Shared {
         if let Some(fleet) = &fleet {
             metrics.count_fleet(&fleet.counts);
         }
+        if let Some(audit) = &audit {
+            metrics.count_audit(audit);
+        }
         #[cfg(feature = "otel")]
         if let Some(traces) = &config.traces {
             metrics.count_traces(&traces.0);
@@ -145,6 +162,12 @@ impl Shared {
             #[cfg(feature = "tls")]
             tls,
             sandboxes,
+            audit,
+            addresses: AddressLimits::new(AddressConfig {
+                connections: config.max_connections_per_address,
+                requests: config.max_requests_per_address,
+            }),
+            is_forwarded: config.forwarded_for,
             #[cfg(feature = "fleet")]
             fleet,
             table: RwLock::new(Arc::new(table)),
@@ -153,16 +176,20 @@ impl Shared {
             phase: watch::Sender::new(Phase::Running),
             body_time: config.body_timeout,
             ids: RequestIds::new(),
+            health: Health::default(),
         })
     }
 
     /// Exchanges the guests, the keys and the certificate. Requests that are under way end with those they began with.
     pub(crate) async fn reload(&self, config: &Config) -> Result<(), ServeError> {
+        if let Some(audit) = &self.audit {
+            audit.reopen();
+        }
         let opened = self.open_again(config).await;
         match opened {
             Ok(opened) => {
                 if let (Some(routes), Some(new)) = (&self.sandboxes, &config.sandboxes) {
-                    routes.sandboxes.config.keys.renew(&new.keys);
+                    routes.sandboxes.renew(new);
                 }
                 #[cfg(feature = "tls")]
                 if let (Some(tls), Some(new)) = (&self.tls, &opened.tls) {
@@ -197,7 +224,12 @@ impl Shared {
     }
 
     /// Answers a request.
-    pub(crate) async fn answer<B>(&self, audience: Audience, mut request: Request<B>) -> Response
+    pub(crate) async fn answer<B>(
+        &self,
+        audience: Audience,
+        mut request: Request<B>,
+        peer: IpAddr,
+    ) -> Response
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
         B::Error: std::fmt::Debug + std::fmt::Display + Send + Sync + 'static,
@@ -205,13 +237,21 @@ impl Shared {
         let id = self.ids.of(&request);
         // Guests and other hosts speak of it by the same number.
         request.headers_mut().insert(REQUEST_ID, id.clone());
+        let client = client_address(request.headers(), peer, self.is_forwarded);
+        match HeaderValue::try_from(client.to_string()) {
+            Ok(client) => drop(request.headers_mut().insert(CLIENT, client)),
+            Err(_) => drop(request.headers_mut().remove(CLIENT)),
+        }
         let own = audience != (Audience::Requests { operations: false });
         let span = match own && OPERATIONS.contains(&request.uri().path()) {
             true => span::operation(&request),
             false => span::request(&mut request),
         };
         let mut response = async {
-            let response = self.find_and_answer(audience, request).await;
+            let response = match self.check_address(audience, &request, client) {
+                Ok(()) => self.find_and_answer(audience, request).await,
+                Err(refusal) => refusal.into_response(),
+            };
             span::answered(&response);
             response
         }
@@ -228,13 +268,30 @@ impl Shared {
         response
     }
 
-    async fn find_and_answer<B>(&self, audience: Audience, request: Request<B>) -> Response
+    /// Refuses a request of an address that makes too many. Operations are exempt, since probes make them.
+    fn check_address<B>(
+        &self,
+        audience: Audience,
+        request: &Request<B>,
+        client: IpAddr,
+    ) -> Result<(), ErrorResponse> {
+        let is_operation = audience != (Audience::Requests { operations: false })
+            && OPERATIONS.contains(&request.uri().path());
+        if audience == Audience::Operations || is_operation {
+            return Ok(());
+        }
+        self.addresses.request(client).inspect_err(|_| {
+            self.metrics.refused_addresses.inc();
+        })
+    }
+
+    async fn find_and_answer<B>(&self, audience: Audience, mut request: Request<B>) -> Response
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
         B::Error: std::fmt::Debug + std::fmt::Display + Send + Sync + 'static,
     {
         if audience != (Audience::Requests { operations: false })
-            && let Some(response) = self.operate(audience, request.method(), request.uri()).await
+            && let Some(response) = self.operate(audience, &request).await
         {
             return response;
         }
@@ -261,6 +318,8 @@ impl Shared {
             };
             return self.answer_metered(sandboxes, request, &meter).await;
         }
+        // Guests get headers of the client alone.
+        request.headers_mut().remove(CLIENT);
         let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
         let host = request.uri().host().or(host);
         let table = self.table();
@@ -406,28 +465,38 @@ impl Shared {
     }
 
     /// Requests to the server itself.
-    async fn operate(&self, audience: Audience, method: &Method, uri: &Uri) -> Option<Response> {
+    async fn operate<B>(&self, audience: Audience, request: &Request<B>) -> Option<Response> {
+        let (method, uri) = (request.method(), request.uri());
+        if !OPERATIONS.contains(&uri.path()) || method != Method::GET && method != Method::HEAD {
+            return None;
+        }
+        let shows_key = self.sandboxes.as_ref().map(|routes| {
+            let identity = routes.sandboxes.config.keys.identity(request.headers())?;
+            identity.allow(&[Scope::Metrics, Scope::Admin])
+        });
+        let needs_key = self
+            .sandboxes
+            .as_ref()
+            .is_some_and(|routes| routes.sandboxes.config.requires_metrics_key);
+        if needs_key
+            && !["/healthz", "/readyz"].contains(&uri.path())
+            && let Some(Err(error)) = shows_key
+        {
+            return Some(ErrorResponse::from(error).into_response());
+        }
         let viewer = match audience {
             Audience::Operations => Viewer::Operator,
             Audience::Requests { .. } => Viewer::Anyone,
         };
-        if method != Method::GET && method != Method::HEAD {
-            return None;
-        }
+        let shows_tenants = viewer == Viewer::Operator || matches!(shows_key, Some(Ok(_)));
         match uri.path() {
             "/healthz" => Some("alive\n".into_response()),
-            "/readyz" => Some(match *self.phase.borrow() {
-                Phase::Running => "ready\n".into_response(),
-                _ => {
-                    let why = "the server is ending; use another";
-                    ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why).into_response()
-                }
-            }),
+            "/readyz" => Some(health::ready(self)),
             "/status" => Some(crate::status::page()),
             "/status.json" => Some(axum::Json(crate::status::data(self, viewer)).into_response()),
             "/status/pages.json" => Some(crate::status::pages(self, uri.query(), viewer).await),
             "/metrics" => {
-                let mut response = Response::new(Body::from(self.read_metrics()));
+                let mut response = Response::new(Body::from(self.read_metrics(shows_tenants)));
                 let text = "application/openmetrics-text; version=1.0.0; charset=utf-8";
                 response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(text));
                 Some(response)
@@ -436,7 +505,8 @@ impl Shared {
         }
     }
 
-    fn read_metrics(&self) -> String {
+    /// All metrics. Those of tenants have their names, which not every client may see.
+    fn read_metrics(&self, shows_tenants: bool) -> String {
         let table = self.table();
         for site in &table.sites {
             let counts = table.common.gate.count(site.line);
@@ -447,7 +517,12 @@ impl Shared {
             let (live, saved) = routes.sandboxes.count();
             self.metrics.set_sandboxes(live, saved);
         }
+        for (check, fails) in health::checks(self) {
+            self.metrics.set_healthy(check, !fails);
+        }
         self.metrics.buffered.set(i64::try_from(self.budget.used()).unwrap_or(i64::MAX));
-        self.metrics.text()
+        let tenants = self.sandboxes.as_ref().filter(|_| shows_tenants);
+        let tenants = tenants.map(|routes| routes.sandboxes.tenant_metrics());
+        self.metrics.text(tenants.as_deref().unwrap_or_default())
     }
 }

@@ -30,6 +30,7 @@ pub(crate) fn request<B>(request: &mut Request<B>) -> Span {
         http.route = Empty,
         http.response.status_code = Empty,
         url.path = request.uri().path(),
+        afresh.tenant = Empty,
     );
     #[cfg(feature = "otel")]
     crate::otel::hand_on(&span, request.headers_mut());
@@ -65,6 +66,11 @@ pub(crate) fn route(asked: &Method, route: impl FnOnce() -> String) {
         span.record("otel.name", format!("{name} {route}"));
         span.record("http.route", route);
     }
+}
+
+/// Records the tenant that a request comes from.
+pub(crate) fn tenant(tenant: &str) {
+    Span::current().record("afresh.tenant", tenant);
 }
 
 /// Notes how a request was answered. A refusal and its reason are in the log: as a warning if the server is at its

@@ -27,7 +27,7 @@ const HOPS: [HeaderName; 11] = [
 ];
 
 /// Maximum headers of an answer: the same as hyper's limit for a request.
-const HEADERS: usize = 100;
+const MAX_HEADERS: usize = 100;
 
 /// Removes the headers of a connection, except for the length of the body.
 #[cfg(feature = "linux")]
@@ -81,7 +81,7 @@ pub(crate) fn answer(
     mut bytes: &[u8],
 ) -> Option<(StatusCode, HeaderMap, Vec<u8>)> {
     loop {
-        let mut lines = [httparse::EMPTY_HEADER; HEADERS];
+        let mut lines = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut head = httparse::Response::new(&mut lines);
         let Ok(Status::Complete(end)) = head.parse(bytes) else { return None };
         let body = &bytes[end..];

@@ -31,7 +31,7 @@ fn a_tenants_limit_holds_on_all_hosts_and_counts_paused_sandboxes() {
         for host in &fleet.hosts {
             let (status, why) = make(host, "key-of-acme");
             assert_eq!(status, 429, "{}: {why}", host.name);
-            assert!(why.contains("may have 3 sandboxes"), "{why}");
+            assert!(why.contains("`max-sandboxes` is used up: 3 of 3"), "{why}");
         }
     };
     let sandboxes: Vec<Sandbox> = fleet.hosts.iter().map(Sandbox::new).collect();

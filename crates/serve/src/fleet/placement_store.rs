@@ -52,6 +52,9 @@ fn not_here() -> ErrorResponse {
     )
 }
 
+/// A name that no store has, which a probe asks for.
+const PROBE_NAME: &str = "afresh-probe";
+
 impl Fleet {
     /// Whether this host may answer for its sandboxes.
     pub(crate) fn check(&self) -> Result<(), ErrorResponse> {
@@ -331,6 +334,15 @@ impl Fleet {
             )
         })?;
         Ok(State { digest: id.to_string(), bytes: own, by: self.life() })
+    }
+
+    /// Whether the store answers, by a name that it does not have. Blocks.
+    pub(crate) fn probe_store(&self) -> Result<(), String> {
+        let Some(store) = &self.store else { return Ok(()) };
+        match store.resolve(PROBE_NAME) {
+            Err(error) if !error.is_not_found() => Err(afresh::describe_error(&error)),
+            _ => Ok(()),
+        }
     }
 
     /// The fleet's store.

@@ -143,6 +143,8 @@ mod tests {
             runs: 0,
             goes_on: false,
             generation: 0,
+            stored: 0,
+            memory: 0,
         }
     }
 

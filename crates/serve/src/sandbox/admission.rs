@@ -1,14 +1,19 @@
-//! The admission of new sandboxes: how many a tenant may have.
+//! The admission of sandboxes and saved states against the budgets of their tenant and of the server.
 //!
-//! Promises: no tenant has more sandboxes on this server than its limit. In a fleet the limit is for all hosts, and paused
-//! sandboxes count. Hosts that admit at the same moment may exceed it together, by as much as [`Ledger::elsewhere`] is late.
-//! A sandbox that the ledger has no more does not count.
+//! Promises: no tenant has more sandboxes on this server than its limit. In a fleet this limit is for all hosts, and
+//! paused sandboxes count. Hosts that admit at the same moment may exceed it together, by as much as
+//! [`Ledger::elsewhere`] is late. A sandbox that the ledger has no more does not count. The other budgets are for this
+//! server. Sandboxes that are admitted at the same time never exceed one together.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use hyper::StatusCode;
 
+use super::accounts::Account;
+use super::budgets::Limits;
 #[cfg(doc)]
 use super::ledger::Ledger;
 use super::record::SandboxRecord;
@@ -16,7 +21,50 @@ use super::registry::{Sandboxes, lock, to_its_end};
 use super::sandbox::Sandbox;
 use crate::error_response::ErrorResponse;
 
-const TOO_MANY: StatusCode = StatusCode::TOO_MANY_REQUESTS;
+/// The budget of the number of sandboxes.
+const SANDBOXES: &str = "max-sandboxes";
+const MEMORY: &str = "max-memory-mib";
+const STORED: &str = "max-stored-mib";
+
+/// Things that a tenant, or the whole server, has now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Holdings {
+    pub(super) sandboxes: u64,
+    /// Bytes of memory of live sandboxes.
+    pub(super) memory: u64,
+    /// Bytes of saved states.
+    pub(super) stored: u64,
+}
+
+impl Holdings {
+    fn add(&mut self, sandbox: &Sandbox) {
+        self.sandboxes += 1;
+        self.memory = self.memory.saturating_add(sandbox.charge.memory());
+        self.stored = self.stored.saturating_add(sandbox.charge.stored());
+    }
+}
+
+/// Refuses more memory than the budget has.
+fn admit_memory(
+    account: &Account,
+    limits: &Limits,
+    held: &Holdings,
+    more: u64,
+) -> Result<(), ErrorResponse> {
+    let advice = "pause or kill some sandboxes";
+    account.admit(MEMORY, limits.memory, (held.memory, more), advice)
+}
+
+/// Refuses another saved state of at least `more` bytes.
+fn admit_stored(
+    account: &Account,
+    limits: &Limits,
+    held: &Holdings,
+    more: u64,
+) -> Result<(), ErrorResponse> {
+    let advice = "kill paused sandboxes or delete snapshots";
+    account.admit(STORED, limits.stored, (held.stored, more.max(1)), advice)
+}
 
 impl Sandboxes {
     /// Takes new sandboxes in, all of them or none.
@@ -24,13 +72,17 @@ impl Sandboxes {
         self: &Arc<Self>,
         new: Vec<Arc<Sandbox>>,
     ) -> Result<(), ErrorResponse> {
+        let Some(tenant) = new.first().map(|first| first.tenant.clone()) else { return Ok(()) };
         if let Err(refusal) = self.take_in(&new, None) {
-            let Some(first) = new.first().filter(|_| refusal.status == TOO_MANY) else {
-                return Err(refusal);
+            let is_count = |refusal: &ErrorResponse| {
+                refusal.budget.as_ref().is_some_and(|excess| excess.name == SANDBOXES)
             };
+            if !is_count(&refusal) || refusal.status != StatusCode::TOO_MANY_REQUESTS {
+                return Err(refusal);
+            }
             // The counts of other hosts are late by a moment: the ledger decides.
-            let known =
-                self.ledger.sandboxes_of(&first.tenant, self.config.max_sandboxes + 1).await?;
+            let most = self.max_sandboxes(&tenant);
+            let known = self.ledger.sandboxes_of(&tenant, most.saturating_add(1)).await?;
             self.take_in(&new, Some(&known))?;
         }
         let this = self.clone();
@@ -42,14 +94,21 @@ impl Sandboxes {
                     // Their entries are removed; no client has learnt of the others.
                     let _ = this.ledger.gone(sandbox).await;
                 }
+            } else {
+                this.accounts.add_sandboxes(&tenant, new.len());
             }
             entered
         })
         .await
     }
 
-    /// Takes new sandboxes in if their tenant may have them. `known` are the tenant's sandboxes in the ledger; without them the
-    /// counts of the fleet are used.
+    /// Maximum sandboxes of a tenant.
+    fn max_sandboxes(&self, tenant: &str) -> usize {
+        self.accounts.budgets().of(tenant).sandboxes.unwrap_or(self.config.max_sandboxes)
+    }
+
+    /// Takes new sandboxes in if their tenant may have them. `known` are the tenant's sandboxes in the
+    /// ledger; without them the counts of the fleet are used.
     fn take_in(
         &self,
         new: &[Arc<Sandbox>],
@@ -63,8 +122,9 @@ impl Sandboxes {
         }
         // A call of one that was killed may run on, with all of its memory.
         let killed = lock(&self.killed);
-        let own = all.iter().map(|(id, sandbox)| (id, &sandbox.tenant)).chain(killed.iter());
-        let own = own.filter(|(_, tenant)| **tenant == first.tenant).map(|(id, _)| id.as_str());
+        let own = all.iter().chain(killed.iter());
+        let own = own.filter(|(_, sandbox)| sandbox.tenant == first.tenant);
+        let own = own.map(|(id, _)| id.as_str());
         let here = own.clone().count();
         let elsewhere = match known {
             None => self.ledger.elsewhere(&first.tenant, own),
@@ -73,16 +133,118 @@ impl Sandboxes {
                 Some(known.iter().filter(|record| !here(&record.id)).count())
             }
         };
-        let most = self.config.max_sandboxes;
-        let own = elsewhere.map_or(usize::MAX, |elsewhere| here + elsewhere);
-        if own.saturating_add(new.len()) > most {
-            let message = format!(
-                "a tenant may have {most} sandboxes, paused ones included, and has {own}; kill some"
-            );
-            return Err(ErrorResponse::busy(TOO_MANY, message));
+        let own = elsewhere.map_or(usize::MAX, |elsewhere| here + elsewhere) as u64;
+        let budgets = self.accounts.budgets();
+        let limits = budgets.of(&first.tenant);
+        let (account, server) = (self.accounts.of(&first.tenant), &self.accounts.server);
+        let most = limits.sandboxes.unwrap_or(self.config.max_sandboxes) as u64;
+        let (advice, more) = ("kill some, paused ones included", new.len() as u64);
+        account.admit(SANDBOXES, Some(most), (own, more), advice)?;
+        let (held, total) = self.held_in(&all, &killed, &first.tenant);
+        let most = budgets.server.sandboxes.map(|most| most as u64);
+        server.admit(SANDBOXES, most, (total.sandboxes, more), advice)?;
+        let memory = new.iter().map(|sandbox| sandbox.charge.memory()).sum();
+        for (account, limits, held) in
+            [(&account, &limits, &held), (server, &budgets.server, &total)]
+        {
+            admit_memory(account, limits, held, memory)?;
+            // Each sandbox is saved sooner or later.
+            admit_stored(account, limits, held, 0)?;
         }
         drop(killed);
         all.extend(new.iter().map(|sandbox| (sandbox.id.clone(), sandbox.clone())));
         Ok(())
+    }
+
+    /// The holdings of a tenant, and of all tenants together.
+    fn held_in(
+        &self,
+        all: &HashMap<String, Arc<Sandbox>>,
+        killed: &HashMap<String, Arc<Sandbox>>,
+        tenant: &str,
+    ) -> (Holdings, Holdings) {
+        let (mut own, mut total) = (Holdings::default(), Holdings::default());
+        for sandbox in all.values().chain(killed.values()) {
+            total.add(sandbox);
+            if *sandbox.tenant == *tenant {
+                own.add(sandbox);
+            }
+        }
+        let snapshots = self.quota.stored();
+        own.stored += snapshots.get(tenant).copied().unwrap_or(0);
+        total.stored += snapshots.values().sum::<u64>();
+        (own, total)
+    }
+
+    /// The holdings of each tenant.
+    pub(super) fn holdings(&self) -> HashMap<Arc<str>, Holdings> {
+        let mut held: HashMap<Arc<str>, Holdings> = HashMap::new();
+        {
+            let (all, killed) = (lock(&self.all), lock(&self.killed));
+            for sandbox in all.values().chain(killed.values()) {
+                held.entry(sandbox.tenant.clone()).or_default().add(sandbox);
+            }
+        }
+        for (tenant, bytes) in self.quota.stored() {
+            held.entry(tenant.into()).or_default().stored += bytes;
+        }
+        held
+    }
+
+    /// Adds the memory and storage of all tenants since the last time to their totals.
+    pub(super) fn account_holdings(&self) {
+        let time = {
+            let mut accounted = lock(&self.accounted);
+            let time = accounted.elapsed();
+            *accounted = Instant::now();
+            time
+        };
+        for (tenant, held) in self.holdings() {
+            self.accounts.add_held(&tenant, (held.memory, held.stored), time);
+        }
+    }
+
+    /// Refuses memory for more live sandboxes of a tenant, and charges nothing.
+    pub(super) fn check_memory(&self, tenant: &Arc<str>, more: u64) -> Result<(), ErrorResponse> {
+        let (all, killed) = (lock(&self.all), lock(&self.killed));
+        self.memory_in(&all, &killed, tenant, more)
+    }
+
+    fn memory_in(
+        &self,
+        all: &HashMap<String, Arc<Sandbox>>,
+        killed: &HashMap<String, Arc<Sandbox>>,
+        tenant: &Arc<str>,
+        more: u64,
+    ) -> Result<(), ErrorResponse> {
+        let budgets = self.accounts.budgets();
+        let (held, total) = self.held_in(all, killed, tenant);
+        admit_memory(&self.accounts.of(tenant), &budgets.of(tenant), &held, more)?;
+        admit_memory(&self.accounts.server, &budgets.server, &total, more)
+    }
+
+    /// Charges the memory of a sandbox that comes back from the store.
+    pub(super) fn admit_resume(&self, sandbox: &Sandbox) -> Result<(), ErrorResponse> {
+        let (all, killed) = (lock(&self.all), lock(&self.killed));
+        self.memory_in(&all, &killed, &sandbox.tenant, sandbox.charge.expected())?;
+        sandbox.charge.resume();
+        Ok(())
+    }
+
+    /// Refuses to save a state of at least `more` bytes, in addition to the present ones. `replaced` are
+    /// bytes that the new state replaces.
+    pub(super) fn check_stored(
+        &self,
+        tenant: &Arc<str>,
+        replaced: u64,
+        more: u64,
+    ) -> Result<(), ErrorResponse> {
+        let (all, killed) = (lock(&self.all), lock(&self.killed));
+        let budgets = self.accounts.budgets();
+        let (mut held, mut total) = self.held_in(&all, &killed, tenant);
+        held.stored = held.stored.saturating_sub(replaced);
+        total.stored = total.stored.saturating_sub(replaced);
+        admit_stored(&self.accounts.of(tenant), &budgets.of(tenant), &held, more)?;
+        admit_stored(&self.accounts.server, &budgets.server, &total, more)
     }
 }

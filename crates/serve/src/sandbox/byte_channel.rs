@@ -1,7 +1,7 @@
 //! A channel for pieces of output from a blocking thread to a client's task.
 //!
-//! Promises: waiting pieces take at most [`ROOM`] bytes, however small they are; a sender of more waits. They are received in order,
-//! many small ones at once. Pieces for a client that left are dropped.
+//! Promises: waiting pieces take at most [`MAX_WAITING_BYTES`] bytes, however small they are; a sender of more
+//! waits. They are received in order, many small ones at once. Pieces for a client that left are dropped.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, mpsc};
 
 /// Bytes that may wait, each piece's [`PIECE_OVERHEAD`] among them.
-pub(super) const ROOM: u32 = 256 << 10;
+pub(super) const MAX_WAITING_BYTES: u32 = 256 << 10;
 /// Overhead of a piece.
 const PIECE_OVERHEAD: usize = 128;
 /// Bytes that are taken at once, unless a single piece is larger.
@@ -43,13 +43,14 @@ pub(super) enum SendError {
 /// A way for pieces.
 pub(super) fn byte_channel() -> (Sender, Receiver) {
     let (giver, taker) = mpsc::unbounded_channel();
-    let room = Arc::new(Semaphore::new(ROOM as usize));
+    let room = Arc::new(Semaphore::new(MAX_WAITING_BYTES as usize));
     (Sender { pieces: giver, room: room.clone() }, Receiver { pieces: taker, room })
 }
 
 /// The room that a piece takes. One that is larger than all of it takes all of it.
 fn weight(piece: &Bytes) -> u32 {
-    u32::try_from(piece.len() + PIECE_OVERHEAD).map_or(ROOM, |weight| weight.min(ROOM))
+    u32::try_from(piece.len() + PIECE_OVERHEAD)
+        .map_or(MAX_WAITING_BYTES, |weight| weight.min(MAX_WAITING_BYTES))
 }
 
 impl Sender {
@@ -131,7 +132,7 @@ mod tests {
             }
         };
         assert!(matches!(refused, SendError::Full(piece) if *piece == given.to_le_bytes()));
-        assert_eq!(given as usize, ROOM as usize / (PIECE_OVERHEAD + 4));
+        assert_eq!(given as usize, MAX_WAITING_BYTES as usize / (PIECE_OVERHEAD + 4));
         let mut came = Vec::new();
         let mut times = 0;
         while let Some(pieces) = taker.try_take() {
@@ -141,7 +142,7 @@ mod tests {
         let all: Vec<u8> = (0..given).flat_map(u32::to_le_bytes).collect();
         assert!(came == all && times == 1);
         // A piece larger than the whole buffer is sent alone, and is not joined with others.
-        let large = Bytes::from(vec![1; 2 * ROOM as usize]);
+        let large = Bytes::from(vec![1; 2 * MAX_WAITING_BYTES as usize]);
         assert!(giver.try_give(large.clone()).is_ok());
         assert!(matches!(giver.try_give("x".into()), Err(SendError::Full(_))));
         assert_eq!(taker.try_take(), Some(large));
@@ -154,7 +155,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let (giver, mut taker) = byte_channel();
-            let whole = Bytes::from(vec![0; ROOM as usize]);
+            let whole = Bytes::from(vec![0; MAX_WAITING_BYTES as usize]);
             giver.give(whole.clone()).await;
             let (waiter, next) = (giver.clone(), whole.clone());
             let waiting = tokio::spawn(async move { waiter.give(next).await });

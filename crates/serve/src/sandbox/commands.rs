@@ -281,7 +281,7 @@ pub(super) struct EventStream {
 
 impl EventStream {
     /// Returns once there is an event; false if none will follow.
-    pub(super) async fn begun(&mut self) -> bool {
+    pub(super) async fn wait_until_begun(&mut self) -> bool {
         if self.first.is_none() {
             self.first = self.pieces.take().await;
         }
@@ -348,7 +348,7 @@ mod tests {
             let (other, unheard) = Subscriber::new(TEST_TIMEOUT);
             commands.listen(7, ear, None);
             commands.listen(8, other, None);
-            assert!(commands.in_use() && heard.begun().await);
+            assert!(commands.in_use() && heard.wait_until_begun().await);
             let ears = commands.ears(7);
             assert_eq!(ears.len(), 1);
             ears[0].1.give("printed".into()).await;
@@ -368,7 +368,7 @@ mod tests {
             assert!(whole(heard).await.contains("paused"));
             let (ear, mut heard) = Subscriber::new(TEST_TIMEOUT);
             drop(ear);
-            assert!(!heard.begun().await && whole(heard).await.contains("gone"));
+            assert!(!heard.wait_until_begun().await && whole(heard).await.contains("gone"));
         });
     }
 
@@ -378,7 +378,7 @@ mod tests {
             let commands = Commands::default();
             let (ear, mut heard) = Subscriber::new(Duration::from_millis(5));
             commands.listen(7, ear, None);
-            assert!(heard.begun().await);
+            assert!(heard.wait_until_begun().await);
             for _ in 0..3 {
                 heard.frame().await.unwrap().unwrap();
             }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::Keys;
+use super::{Budgets, Keys};
 
 /// Sandboxes of a server.
 #[derive(Clone, Debug)]
@@ -15,7 +15,14 @@ pub struct SandboxConfig {
     pub keys: Keys,
     /// Templates of sandboxes. The first is the default for unknown names.
     pub templates: Vec<Template>,
+    /// Budgets of tenants and of the whole server.
+    pub budgets: Budgets,
+    /// Whether `/metrics` and the status page need a key with the scope `metrics` or `admin`.
+    pub requires_metrics_key: bool,
     /// Maximum sandboxes of one tenant, paused ones included; in a fleet over all hosts.
+    /// [`Limits::sandboxes`] of a tenant precedes it.
+    ///
+    /// [`Limits::sandboxes`]: super::Limits::sandboxes
     pub max_sandboxes: usize,
     /// Maximum snapshots of one tenant.
     pub max_snapshots: usize,
@@ -45,6 +52,8 @@ impl SandboxConfig {
             dir: dir.into(),
             keys: Keys::default(),
             templates: Vec::new(),
+            budgets: Budgets::default(),
+            requires_metrics_key: false,
             max_sandboxes: 1000,
             max_snapshots: 1000,
             max_running_calls: 64,

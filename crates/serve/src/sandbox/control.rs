@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use axum::Extension;
 use axum::extract::State;
 use axum::response::IntoResponse;
 use bytes::Bytes;
@@ -11,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::record::SandboxSettings;
 use super::registry::{CreateOptions, Sandboxes};
+use super::request_record::RequestNotes;
 use super::requests::{CreateRequest, TimeoutRequest};
 use super::routes::{Answer, Tenant, TenantSandbox, answer, json, short};
 use super::sandbox::Sandbox;
@@ -23,7 +25,7 @@ const AGENT: &str = "0.6.5";
 /// Default lifetime of a sandbox in seconds.
 const DEFAULT_TIMEOUT_SECONDS: u64 = 300;
 /// Maximum forks of one request.
-const FORKS: usize = 1000;
+const MAX_FORKS: usize = 1000;
 
 impl TimeoutRequest {
     fn or_usual(&self) -> Duration {
@@ -74,7 +76,12 @@ pub(super) fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
     })
 }
 
-pub(super) async fn create(State(all): All, Tenant(tenant): Tenant, body: Bytes) -> Answer {
+pub(super) async fn create(
+    State(all): All,
+    Extension(notes): Extension<RequestNotes>,
+    Tenant(tenant): Tenant,
+    body: Bytes,
+) -> Answer {
     let new: CreateRequest = json(&body)?;
     if let Some((name, why)) = new.unsupported() {
         let message = format!("`{name}` is not supported: {why}");
@@ -95,6 +102,7 @@ pub(super) async fn create(State(all): All, Tenant(tenant): Tenant, body: Bytes)
         },
     };
     let sandbox = all.create(&tenant, wanted).await?;
+    notes.set_made([&*sandbox.id].into_iter());
     Ok(answer(StatusCode::CREATED, &reach(&sandbox)))
 }
 
@@ -146,7 +154,7 @@ pub(super) async fn pause(chosen: TenantSandbox, body: Bytes) -> Answer {
         let message = format!("the sandbox {} is paused already", sandbox.id);
         return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
     }
-    all.save(&sandbox, true, false).await?;
+    all.pause(&sandbox).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -170,25 +178,35 @@ pub(super) async fn resume(chosen: TenantSandbox, body: Bytes) -> Answer {
     Ok(answer(StatusCode::CREATED, &reach(&sandbox)))
 }
 
-pub(super) async fn fork(chosen: TenantSandbox, body: Bytes) -> Answer {
+pub(super) async fn fork(
+    chosen: TenantSandbox,
+    Extension(notes): Extension<RequestNotes>,
+    body: Bytes,
+) -> Answer {
     let wanted: TimeoutRequest = json(&body)?;
     let count = wanted.count.unwrap_or(1);
-    if !(1..=FORKS).contains(&count) {
-        let message = format!("`count` is from 1 to {FORKS}");
+    if !(1..=MAX_FORKS).contains(&count) {
+        let message = format!("`count` is from 1 to {MAX_FORKS}");
         return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
     }
     let (all, sandbox) = chosen.sandbox()?;
     let forks = all.fork(&sandbox, count, wanted.or_usual()).await?;
+    notes.set_made(forks.iter().map(|fork| &*fork.id));
     let forks: Vec<Value> = forks.iter().map(|fork| json!({"sandbox": reach(fork)})).collect();
     Ok(answer(StatusCode::CREATED, &Value::Array(forks)))
 }
 
-pub(super) async fn snapshot(chosen: TenantSandbox, body: Bytes) -> Answer {
+pub(super) async fn snapshot(
+    chosen: TenantSandbox,
+    Extension(notes): Extension<RequestNotes>,
+    body: Bytes,
+) -> Answer {
     let wanted: TimeoutRequest = json(&body)?;
     with_memory(&wanted)?;
     short(&wanted.name)?;
     let (all, sandbox) = chosen.sandbox()?;
     let record = all.keep(&sandbox, wanted.name.into_iter().collect()).await?;
+    notes.set_made([&*record.id].into_iter());
     let said = json!({"snapshotID": record.id, "names": record.names});
     Ok(answer(StatusCode::CREATED, &said))
 }

@@ -28,11 +28,11 @@ type All = State<Arc<Sandboxes>>;
 /// The start of relative paths.
 const HOME: &str = "/home/user";
 /// Maximum bytes of the paths that one listing names.
-const LISTING: usize = 4 << 20;
+const MAX_LISTING_BYTES: usize = 4 << 20;
 /// Maximum levels of directories in one listing.
-const DEPTH: u32 = 32;
+const MAX_DEPTH: u32 = 32;
 /// Maximum entries of one listing.
-const ENTRIES: usize = 10_000;
+const MAX_ENTRIES: usize = 10_000;
 
 /// The sandbox is there.
 pub(super) async fn health(_: AuthorizedSandbox) -> StatusCode {
@@ -155,16 +155,16 @@ fn listing(tree: &Tree, path: &str, depth: u32) -> Result<Vec<Value>, Refused> {
     let (mut found, mut bytes) = (Vec::new(), 0);
     let path = path.trim_end_matches('/').to_owned();
     // The entries that are left, the next one last.
-    let mut left = children(tree, &path, depth.clamp(1, DEPTH))?;
+    let mut left = children(tree, &path, depth.clamp(1, MAX_DEPTH))?;
     while let Some((path, kind, depth)) = left.pop() {
         bytes += path.len();
-        if found.len() >= ENTRIES || bytes > LISTING {
+        if found.len() >= MAX_ENTRIES || bytes > MAX_LISTING_BYTES {
             return Err(Refused::TooLarge);
         }
         found.push(entry(tree, &path)?);
         if kind == Kind::Directory && depth > 1 {
             left.extend(children(tree, &path, depth - 1)?);
-            if left.len() > ENTRIES {
+            if left.len() > MAX_ENTRIES {
                 return Err(Refused::TooLarge);
             }
         }
@@ -175,7 +175,7 @@ fn listing(tree: &Tree, path: &str, depth: u32) -> Result<Vec<Value>, Refused> {
 /// The entries of a directory, the first one last, with the levels from there on.
 fn children(tree: &Tree, path: &str, depth: u32) -> Result<Vec<(String, Kind, u32)>, Refused> {
     let listed = tree.list_path(if path.is_empty() { "/" } else { path })?;
-    if listed.len() > ENTRIES {
+    if listed.len() > MAX_ENTRIES {
         return Err(Refused::TooLarge);
     }
     let below = |one: &Listed| format!("{path}/{}", String::from_utf8_lossy(&one.name));

@@ -22,10 +22,10 @@ use crate::error_response::ErrorResponse;
 const OPENAPI: &str = include_str!("openapi.json");
 
 /// Maximum states in a sandbox tree: each holds pages, and a name.
-const STATES: usize = 1000;
+const MAX_STATES: usize = 1000;
 
 /// Maximum ranges of pages in a difference.
-const RANGES: usize = 1000;
+const MAX_RANGES: usize = 1000;
 
 #[derive(Deserialize)]
 pub(super) struct CheckpointName {
@@ -53,8 +53,9 @@ pub(super) async fn checkpoint(chosen: TenantSandbox, body: Bytes) -> Answer {
     let own = sandbox.clone();
     let made = all
         .with(&sandbox, move |session| {
-            if session.tree().len() >= STATES {
-                let message = format!("a sandbox has at most {STATES} states; drop a checkpoint");
+            if session.tree().len() >= MAX_STATES {
+                let message =
+                    format!("a sandbox has at most {MAX_STATES} states; drop a checkpoint");
                 return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
             }
             own.branched.store(true, Ordering::Relaxed);
@@ -127,7 +128,7 @@ pub(super) async fn diff(
             let state = |text: &str| session.find_state(text).map_err(|error| refused(&error));
             let found = session.diff(state(&from)?, state(&to)?);
             let found = found.map_err(|error| refused(&error))?;
-            let ranges = found.ranges.iter().take(RANGES).map(|(memory, range)| {
+            let ranges = found.ranges.iter().take(MAX_RANGES).map(|(memory, range)| {
                 json!({"memory": memory, "start": range.start, "end": range.end()})
             });
             let ranges: Vec<Value> = ranges.collect();

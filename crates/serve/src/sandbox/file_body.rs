@@ -12,7 +12,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::task::JoinHandle;
 
 /// Maximum bytes of a piece.
-pub(super) const PIECE: u64 = 128 << 10;
+pub(super) const MAX_PIECE_BYTES: u64 = 128 << 10;
 
 /// The rest of a file.
 pub(super) struct FileBody {
@@ -61,7 +61,7 @@ impl Body for FileBody {
                 State::Over => return Poll::Ready(None),
                 State::Idle(_, _) if self.left == 0 => return Poll::Ready(None),
                 State::Idle(file, at) => {
-                    let piece = PIECE.min(self.left) as usize;
+                    let piece = MAX_PIECE_BYTES.min(self.left) as usize;
                     // Host layers may take time to read.
                     let reading = tokio::task::spawn_blocking(move || {
                         let mut bytes = vec![0; piece];
@@ -128,7 +128,7 @@ mod tests {
         let mut length = 0;
         while let Some(frame) = body.frame().await {
             let bytes = frame.unwrap().into_data().unwrap();
-            assert!(bytes.len() as u64 <= PIECE);
+            assert!(bytes.len() as u64 <= MAX_PIECE_BYTES);
             length += bytes.len();
         }
         assert_eq!(length, 1 << 30);

@@ -19,7 +19,7 @@ use hyper::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 
 use super::envd::{absolute, name, refused};
-use super::file_body::{FileBody, PIECE};
+use super::file_body::{FileBody, MAX_PIECE_BYTES};
 use super::file_metadata::{self, FileMetadata};
 use super::registry::{Sandboxes, blocking};
 use super::routes::{Answer, answer};
@@ -31,11 +31,11 @@ use crate::error_response::ErrorResponse;
 type All = State<Arc<Sandboxes>>;
 
 /// Maximum bytes of a file that is sent.
-const READ: u64 = 1 << 30;
+const MAX_READ_BYTES: u64 = 1 << 30;
 /// Maximum bytes of a file that is sent compressed: it is compressed as a whole.
 const MAX_COMPRESSED: u64 = 16 << 20;
 /// Maximum files of one form.
-const FILES: usize = 10_000;
+const MAX_FILES: usize = 10_000;
 /// Bytes that are decompressed at once.
 const DECODED_PIECE: usize = 64 << 10;
 
@@ -57,20 +57,24 @@ pub(super) async fn read(State(all): All, file: FileAccess, headers: HeaderMap) 
         }
         let node = tree.find(&path).map_err(refuse)?;
         let size = tree.stat(node).map_err(refuse)?.size;
-        if size > READ {
+        if size > MAX_READ_BYTES {
             return Err(refuse(Refused::TooLarge));
         }
         if zips && size <= MAX_COMPRESSED {
             let plain = tree.read_path(&path, MAX_COMPRESSED).map_err(refuse)?;
             return Ok((Body::from(compressed(&plain)?), true));
         }
-        if size <= PIECE {
-            return Ok((Body::from(tree.read_path(&path, PIECE).map_err(refuse)?), false));
+        if size <= MAX_PIECE_BYTES {
+            return Ok((
+                Body::from(tree.read_path(&path, MAX_PIECE_BYTES).map_err(refuse)?),
+                false,
+            ));
         }
         Ok((Body::new(FileBody::new(tree.clone(), node, size)), false))
     });
     let (body, zipped) = found.await?;
-    let whole = http_body::Body::size_hint(&body).exact().is_some_and(|size| size <= PIECE);
+    let whole =
+        http_body::Body::size_hint(&body).exact().is_some_and(|size| size <= MAX_PIECE_BYTES);
     let mut response = Response::new(body);
     if !whole {
         response.extensions_mut().insert(Chunked);
@@ -169,8 +173,8 @@ async fn form(
     let mut form = form.map_err(|error| broken(&error.body_text()))?;
     let mut files = Vec::new();
     while let Some(field) = form.next_field().await.map_err(|error| broken(&error.body_text()))? {
-        if files.len() >= FILES {
-            return Err(too_large(format!("a form has at most {FILES} files; send several")));
+        if files.len() >= MAX_FILES {
+            return Err(too_large(format!("a form has at most {MAX_FILES} files; send several")));
         }
         let named = path.clone().or_else(|| field.file_name().map(str::to_owned));
         let named = named.ok_or_else(|| broken(&"a file has no name"))?;

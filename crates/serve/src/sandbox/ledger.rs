@@ -16,7 +16,7 @@ use hyper::StatusCode;
 use super::config::SandboxConfig;
 use super::record::{Records, SandboxRecord, SnapshotRecord};
 use super::sandbox::Sandbox;
-use super::template::kept;
+use super::template::state_reference;
 use crate::error_response::ErrorResponse;
 #[cfg(feature = "fleet")]
 use crate::failure::{describe, is_disk_full};
@@ -32,7 +32,7 @@ use std::sync::{
 /// Maximum bytes of a difference that is fetched whole, since its base is here already. Pages of a larger one are
 /// fetched when they are touched.
 #[cfg(feature = "fleet")]
-const WHOLE: u64 = 16 << 20;
+const MAX_WHOLE_FETCH_BYTES: u64 = 16 << 20;
 
 /// The books.
 pub(super) enum Ledger {
@@ -99,6 +99,15 @@ impl Ledger {
             }
             #[cfg(feature = "fleet")]
             Self::Fleet(_) => Fleet::id(tenant),
+        }
+    }
+
+    /// The snapshots that this server knows without a question.
+    pub(super) fn known_snapshots(&self) -> Vec<SnapshotRecord> {
+        match self {
+            Self::Alone { known, .. } => lock(known).values().cloned().collect(),
+            #[cfg(feature = "fleet")]
+            Self::Fleet(_) => Vec::new(),
         }
     }
 
@@ -192,9 +201,9 @@ impl Ledger {
             #[cfg(feature = "fleet")]
             Self::Fleet(fleet) => {
                 let place: Reference =
-                    kept(dir, "any").parse().map_err(|error| internal(&error))?;
+                    state_reference(dir, "any").parse().map_err(|error| internal(&error))?;
                 let store = place.place().store().map_err(|error| internal(&error))?;
-                let own = saved.snapshot.layers().last().map_or(0, afresh::store::Layer::size);
+                let own = super::snapshots::own_bytes(saved);
                 Ok(SavedState { state: Some(fleet.send(&store, &saved.snapshot, own)?) })
             }
         }
@@ -272,11 +281,11 @@ impl Ledger {
     ) -> Result<String, ErrorResponse> {
         let name = format!("sandbox-{}", sandbox.id);
         match self {
-            Self::Alone { .. } => Ok(kept(dir, &name)),
+            Self::Alone { .. } => Ok(state_reference(dir, &name)),
             #[cfg(feature = "fleet")]
             Self::Fleet(fleet) => {
                 let from = lock(&sandbox.standing.from).clone();
-                let Some(state) = from else { return Ok(kept(dir, &name)) };
+                let Some(state) = from else { return Ok(state_reference(dir, &name)) };
                 let (place, here) = fetch(fleet, dir, &name, &state)?;
                 if here {
                     *lock(&sandbox.standing.from) = None;
@@ -306,14 +315,14 @@ impl Ledger {
         match (self, &known.kept) {
             #[cfg(feature = "fleet")]
             (Self::Fleet(fleet), SavedState { state: Some(state) }) => {
-                let there = kept(dir, &name).parse::<Reference>().ok();
+                let there = state_reference(dir, &name).parse::<Reference>().ok();
                 let there = there.and_then(|there| there.place().store().ok()?.resolve(&name).ok());
                 match there {
-                    Some(_) => Ok(kept(dir, &name)),
+                    Some(_) => Ok(state_reference(dir, &name)),
                     None => fetch(fleet, dir, &name, state).map(|(place, _)| place),
                 }
             }
-            _ => Ok(kept(dir, &name)),
+            _ => Ok(state_reference(dir, &name)),
         }
     }
 
@@ -445,10 +454,10 @@ fn fetch(
     name: &str,
     state: &State,
 ) -> Result<(String, bool), ErrorResponse> {
-    if state.bytes > WHOLE {
+    if state.bytes > MAX_WHOLE_FETCH_BYTES {
         return Ok((fleet.place(state)?, false));
     }
-    let here = kept(dir, name);
+    let here = state_reference(dir, name);
     let place: Reference = here.parse().map_err(|error| internal(&error))?;
     let store = place.place().create().map_err(|error| internal(&error))?;
     let from = fleet.store().ok_or_else(ErrorResponse::host)?;

@@ -13,15 +13,16 @@ use afresh::Reference;
 
 use super::connect::ConnectError;
 use super::ledger::internal;
-use super::registry::{Sandboxes, blocking, lock};
+use super::registry::{Sandboxes, blocking, lock, to_its_end};
 use super::sandbox::{Residency, Sandbox};
-use super::template::kept;
+use super::template::state_reference;
+use crate::concurrency::Permit;
 use crate::error_response::ErrorResponse;
 
 /// How long a client waits for the end of a sandbox with a running call.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longer than one slice of background work of a sandbox.
-const SLICE: Duration = Duration::from_millis(200);
+const SLICE_TIMEOUT: Duration = Duration::from_millis(200);
 /// Maximum attempts to strike one out, and the time between them.
 const MAX_STRIKE_ATTEMPTS: u32 = 720;
 const STRIKE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -29,21 +30,26 @@ const STRIKE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
 /// How long an ending server tries to save its sandboxes after refusals.
 const SAVE_ALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the sweep waits for a place: it has no client that retries.
+const SAVE_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 const SAVE_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A sandbox that is being killed, until its end is complete.
 struct KillGuard {
-    all: Arc<Mutex<HashMap<String, Arc<str>>>>,
+    all: Arc<Mutex<HashMap<String, Arc<Sandbox>>>>,
     id: String,
 }
 
 impl KillGuard {
     /// `None` if it is being killed already.
-    fn begin(all: &Arc<Mutex<HashMap<String, Arc<str>>>>, sandbox: &Sandbox) -> Option<Self> {
+    fn begin(
+        all: &Arc<Mutex<HashMap<String, Arc<Sandbox>>>>,
+        sandbox: &Arc<Sandbox>,
+    ) -> Option<Self> {
         let id = sandbox.id.clone();
         match lock(all).entry(id.clone()) {
             Entry::Occupied(_) => return None,
-            Entry::Vacant(place) => place.insert(sandbox.tenant.clone()),
+            Entry::Vacant(place) => place.insert(sandbox.clone()),
         };
         Some(Self { all: all.clone(), id })
     }
@@ -58,7 +64,7 @@ impl Drop for KillGuard {
 /// Whether a sandbox is idle. A running slice of background work is waited for.
 async fn is_free(sandbox: &Sandbox) -> bool {
     match sandbox.commands.is_slicing() {
-        true => tokio::time::timeout(SLICE, sandbox.life.lock()).await.is_ok(),
+        true => tokio::time::timeout(SLICE_TIMEOUT, sandbox.life.lock()).await.is_ok(),
         false => sandbox.life.try_lock().is_ok(),
     }
 }
@@ -143,7 +149,7 @@ impl Sandboxes {
 
     /// Takes a name out of the store, if it is there.
     pub(super) fn untag(&self, name: &str) {
-        let place: Result<Reference, _> = kept(&self.config.dir, name).parse();
+        let place: Result<Reference, _> = state_reference(&self.config.dir, name).parse();
         if let Ok(store) = place.map_err(drop).and_then(|r| r.place().store().map_err(drop)) {
             // A sandbox that was never saved has none.
             let _ = store.untag(name);
@@ -153,6 +159,7 @@ impl Sandboxes {
 
     /// Starts to end expired sandboxes and to save idle ones.
     pub(crate) fn sweep(self: &Arc<Self>) {
+        self.measure_use();
         if !self.ledger.safe() {
             return;
         }
@@ -165,17 +172,20 @@ impl Sandboxes {
                 tokio::spawn(self.clone().sweep_one(swept));
             }
         }
-        self.measure_memory();
         tokio::spawn(self.clone().tidy());
     }
 
-    /// Measures memory once in a while, so that most admissions need not.
-    fn measure_memory(&self) {
+    /// Measures memory and accounts for it once in a while, so that most admissions need not.
+    fn measure_use(self: &Arc<Self>) {
         let mut measured = lock(&self.measured);
         if measured.elapsed() >= MEASURE_INTERVAL {
             *measured = Instant::now();
-            let memory = self.memory.clone();
-            tokio::task::spawn_blocking(move || memory.measure());
+            let this = self.clone();
+            tokio::task::spawn_blocking(move || {
+                this.memory.measure();
+                this.account_holdings();
+                this.accounts.write(false);
+            });
         }
     }
 
@@ -198,24 +208,48 @@ impl Sandboxes {
         }
         let pauses = sandbox.times().pause_at_end;
         let result = if is_over(sandbox) && !pauses {
-            self.kill(sandbox).await
+            let killed = self.kill(sandbox).await;
+            let result = if killed.is_ok() { "ok" } else { "failed" };
+            self.record_own("kill at the end of its life", sandbox, result);
+            killed
         } else {
-            let saving = if is_over(sandbox) { &self.pausing } else { &self.saving };
-            // Never closed.
-            let _place = saving.acquire().await;
-            let is_live =
-                sandbox.life.try_lock().is_ok_and(|life| matches!(*life, Residency::Live(_)));
-            if is_over(sandbox) && pauses {
-                self.save(sandbox, true, false).await
-            } else if is_live && self.is_idle(sandbox) {
-                self.save(sandbox, false, false).await
-            } else {
-                Ok(())
+            let queue = if is_over(sandbox) { &self.pauses } else { &self.idle_saves };
+            match queue.enter(&self.accounts, &sandbox.tenant, SAVE_PATIENCE).await {
+                Ok(place) => self.save_swept(sandbox, pauses, place).await,
+                Err(refusal) => Err(refusal),
             }
         };
         if let Err(refusal) = result {
             tracing::warn!(id = sandbox.id, why = refusal.message, "not saved or ended");
         }
+    }
+
+    /// Saves an expired sandbox, or one that is still idle. One that is called meanwhile is left to the next sweep:
+    /// those who hold a sandbox and wait for a place must not be waited for.
+    async fn save_swept(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        pauses: bool,
+        place: Permit,
+    ) -> Result<(), ErrorResponse> {
+        let life = tokio::time::timeout(SLICE_TIMEOUT, sandbox.life.clone().lock_owned()).await;
+        let Ok(life) = life else { return Ok(()) };
+        let pause = is_over(sandbox) && pauses;
+        let is_live = matches!(*life, Residency::Live(_));
+        if !pause && !(is_live && self.is_idle(sandbox)) {
+            return Ok(());
+        }
+        let saving = self.clone().save_now(sandbox.clone(), life, pause, false);
+        let saved = to_its_end(async move {
+            let _place = place;
+            saving.await
+        });
+        let saved = saved.await;
+        if pause {
+            let result = if saved.is_ok() { "ok" } else { "failed" };
+            self.record_own("pause at the end of its life", sandbox, result);
+        }
+        saved
     }
 
     /// Removes unreferenced objects from the store at intervals. Open ones stay readable.
@@ -228,8 +262,9 @@ impl Sandboxes {
         *lock(&self.tidied) = Instant::now();
         let this = self.clone();
         let tidied = blocking(move || {
-            let place: Reference =
-                kept(&this.config.dir, "any").parse().map_err(|error| internal(&error))?;
+            let place: Reference = state_reference(&this.config.dir, "any")
+                .parse()
+                .map_err(|error| internal(&error))?;
             let store = place.place().store().map_err(|error| internal(&error))?;
             store.gc().map_err(|error| internal(&error))
         });

@@ -23,7 +23,7 @@ type All = State<Arc<Sandboxes>>;
 type Pairs = Query<Vec<(String, String)>>;
 
 /// Maximum sandboxes or snapshots of one page.
-const PAGE: usize = 100;
+const MAX_PAGE_ITEMS: usize = 100;
 
 /// A list that a client asks for.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -77,8 +77,10 @@ impl Listing {
             let wrong = || bad(format!("`{name}` cannot be `{value}`"));
             match name.as_str() {
                 "limit" => {
-                    let limit = value.parse().ok().filter(|limit| (1..=PAGE).contains(limit));
-                    let wrong = || bad(format!("`limit` is from 1 to {PAGE}, and not `{value}`"));
+                    let limit =
+                        value.parse().ok().filter(|limit| (1..=MAX_PAGE_ITEMS).contains(limit));
+                    let wrong =
+                        || bad(format!("`limit` is from 1 to {MAX_PAGE_ITEMS}, and not `{value}`"));
                     listing.limit = Some(limit.ok_or_else(wrong)?);
                 }
                 "nextToken" => listing.after = Some(value),
@@ -143,7 +145,7 @@ impl Listing {
                 false => key(item) < after,
             });
         }
-        let most = self.limit.unwrap_or(PAGE);
+        let most = self.limit.unwrap_or(MAX_PAGE_ITEMS);
         let more = items.len() > most;
         items.truncate(most);
         let next = items.last().filter(|_| more).map(|last| {

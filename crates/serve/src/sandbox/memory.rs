@@ -15,7 +15,7 @@ use crate::error_response::ErrorResponse;
 use crate::metrics::resident_bytes;
 
 /// The charge of a new sandbox until memory is measured again.
-const FRESH: u64 = 4 << 20;
+const NEW_SANDBOX_BYTES: u64 = 4 << 20;
 
 /// The memory of all sandboxes.
 pub(super) struct Memory {
@@ -86,7 +86,7 @@ impl Memory {
     }
 
     fn take(&self, count: usize) -> Result<(), ErrorResponse> {
-        let more = FRESH.saturating_mul(count as u64);
+        let more = NEW_SANDBOX_BYTES.saturating_mul(count as u64);
         let fits = |used: u64| used.checked_add(more).filter(|sum| *sum <= self.limit);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).map(drop).map_err(|used| {
             let (used, limit) = (used >> 20, self.limit >> 20);

@@ -39,7 +39,7 @@ impl FleetHandle {
                 "sandboxes of a fleet need a store that all its hosts see: give --store".into()
             );
         }
-        let place: Reference = super::template::kept(&config.dir, "any").parse()?;
+        let place: Reference = super::template::state_reference(&config.dir, "any").parse()?;
         if let Ok(store) = place.place().store() {
             for tag in store.tags()? {
                 if tag.name.starts_with("sandbox-") || tag.name.starts_with("snap-") {

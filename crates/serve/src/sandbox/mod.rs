@@ -5,10 +5,12 @@
 //! paused, and each snapshot, outlives the process. A client sees only the sandboxes of its tenant, which its key
 //! selects. May break it: a store that is changed from outside while the server runs.
 
+mod accounts;
 mod admission;
 mod background;
+mod budgets;
 mod byte_channel;
-mod call_permits;
+mod charge;
 mod commands;
 mod config;
 mod connect;
@@ -37,26 +39,34 @@ mod process;
 mod quota;
 mod record;
 mod registry;
+mod request_record;
 mod requests;
 #[expect(clippy::module_inception, reason = "the file of the type `Sandbox`")]
 mod sandbox;
+mod saving;
 mod signature;
 mod snapshots;
 mod streaming;
 mod template;
+mod tenant_queue;
 #[cfg(feature = "linux")]
 mod tunnels;
 mod usage;
+mod usage_report;
 mod user;
 mod watchers;
 
 #[cfg(feature = "fleet")]
 pub(crate) use self::sandbox::milliseconds;
+pub use budgets::{Budgets, Limits};
 pub use config::{SandboxConfig, Template};
 pub use keys::Keys;
+pub(crate) use keys::Scope;
 #[cfg(feature = "fleet")]
 pub(crate) use record::{SandboxRecord, SnapshotRecord};
 pub(crate) use registry::Sandboxes;
 pub(crate) use routes::Routes;
+pub(crate) use tenant_queue::MAX_WEIGHT;
+pub(crate) use usage_report::sample_tenant_metrics;
 
 mod routes;

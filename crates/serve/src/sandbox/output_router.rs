@@ -20,13 +20,13 @@ use crate::concurrency::Permit;
 use crate::error_response::ErrorResponse;
 
 /// Maximum bytes of one piece of output.
-pub(super) const PIECE: usize = 32 << 10;
+pub(super) const MAX_PIECE_BYTES: usize = 32 << 10;
 /// Maximum bytes of a result of code.
 const MAX_RESULT: usize = 16 << 20;
 /// Maximum bytes that are kept for a command whose number is not known yet.
 const MAX_EARLY_BYTES: usize = 1 << 20;
 
-/// The encoding of a piece of at most [`PIECE`] bytes.
+/// The encoding of a piece of at most [`MAX_PIECE_BYTES`] bytes.
 pub(super) type EncodeOutput = fn(Stream, &[u8]) -> Vec<u8>;
 
 /// The encoding of a result, which is an object in JSON; `None` for other bytes.
@@ -240,7 +240,7 @@ impl HostCallbacks for OutputRouter {
 /// Pieces of output; none of them ends within a character of text.
 fn pieces(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
-        let most = rest.len().min(PIECE);
+        let most = rest.len().min(MAX_PIECE_BYTES);
         let begins = |at: &usize| rest.get(*at).is_none_or(|byte| byte & 0xc0 != 0x80);
         let end = (most.saturating_sub(3)..=most).rev().find(begins).unwrap_or(most);
         let (piece, after) = rest.split_at(end);
@@ -364,7 +364,7 @@ impl RoutedOutput {
 mod tests {
     use http_body_util::BodyExt;
 
-    use super::super::byte_channel::ROOM;
+    use super::super::byte_channel::MAX_WAITING_BYTES;
     use super::*;
 
     const TEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -388,17 +388,20 @@ mod tests {
         };
         let (mut speaker, mut taker) = made(TEST_TIMEOUT);
         speaker.begin(b"head".to_vec());
-        let text = "ä".repeat(PIECE * 3 / 4);
+        let text = "ä".repeat(MAX_PIECE_BYTES * 3 / 4);
         speaker.print(Stream::Stderr, format!("x{text}").as_bytes()).unwrap();
         let mut came = String::new();
         while let Some(piece) = taker.try_take() {
-            assert!(piece.len() <= PIECE + 4);
+            assert!(piece.len() <= MAX_PIECE_BYTES + 4);
             came.push_str(std::str::from_utf8(&piece).unwrap());
         }
         assert!(came == format!("headx{text}"));
         // Binary output is cut anywhere.
-        speaker.print(Stream::Stdout, &[0x80; PIECE + 1]).unwrap();
-        assert_eq!(taker.try_take().unwrap().len() + taker.try_take().unwrap().len(), PIECE + 1);
+        speaker.print(Stream::Stdout, &[0x80; MAX_PIECE_BYTES + 1]).unwrap();
+        assert_eq!(
+            taker.try_take().unwrap().len() + taker.try_take().unwrap().len(),
+            MAX_PIECE_BYTES + 1
+        );
         // A character split over writes arrives whole, also with the other stream between; an incomplete one arrives at the end.
         for (stream, bytes) in [
             (Stream::Stdout, &b"\xf0\x9f"[..]),
@@ -417,7 +420,7 @@ mod tests {
         assert!(!speaker.is_late());
         // The client is there and takes nothing.
         let (mut speaker, taker) = made(Duration::from_millis(50));
-        assert!(speaker.print(Stream::Stdout, &vec![b'x'; ROOM as usize]).is_err());
+        assert!(speaker.print(Stream::Stdout, &vec![b'x'; MAX_WAITING_BYTES as usize]).is_err());
         assert!(speaker.is_late());
         drop(taker);
         let _within = runtime.enter();
@@ -453,7 +456,7 @@ mod tests {
             let text = String::from_utf8_lossy(&whole);
             assert!(text[5..].starts_with(r#"{"event":{"start":{"pid":42}}}"#), "{flood}");
             assert!(whole.len() >= 3 * flood && text.contains("stderr") && text.contains("end"));
-            assert_eq!(text.matches("stdout").count(), 3 * flood.div_ceil(PIECE));
+            assert_eq!(text.matches("stdout").count(), 3 * flood.div_ceil(MAX_PIECE_BYTES));
         }
     }
 
@@ -465,7 +468,7 @@ mod tests {
         let mut speaker = OutputRouter::new(Duration::from_millis(50), commands.clone(), || Ok(()));
         let (ear, heard) = Subscriber::new(TEST_TIMEOUT);
         commands.listen(7, ear, None);
-        speaker.print_command(7, Stream::Stdout, &vec![b'x'; ROOM as usize]).unwrap();
+        speaker.print_command(7, Stream::Stdout, &vec![b'x'; MAX_WAITING_BYTES as usize]).unwrap();
         assert!(!speaker.is_late() && !commands.in_use());
         let whole = runtime.block_on(heard.collect()).unwrap().to_bytes();
         assert!(String::from_utf8_lossy(&whole).contains("resource_exhausted"));

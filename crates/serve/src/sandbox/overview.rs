@@ -15,15 +15,15 @@ use super::sandbox::{MARK, Residency, Sandbox, refused};
 use crate::error_response::ErrorResponse;
 
 /// Maximum sandboxes shown, and maximum states of one.
-const SHOWN: usize = 50;
+const MAX_SHOWN: usize = 50;
 
 /// The part of an id that is shown, which reaches no sandbox. It is the end, since ids of a fleet begin with their tenant.
-fn shown(id: &str) -> &str {
+fn short_id(id: &str) -> &str {
     id.get(id.len().saturating_sub(6)..).unwrap_or_default()
 }
 
 /// Maximum runs of pages on a page map.
-const RUNS: usize = 2000;
+const MAX_RUNS: usize = 2000;
 
 /// In which pages a session differs from its template, as of its last checkpoint.
 fn changed(session: &Session) -> Result<Value, ErrorResponse> {
@@ -47,7 +47,7 @@ fn changed(session: &Session) -> Result<Value, ErrorResponse> {
     let runs = found
         .ranges
         .iter()
-        .take(RUNS)
+        .take(MAX_RUNS)
         .map(|(memory, range)| json!([begins[*memory] + range.start, range.len]));
     Ok(json!({
         "pages": pages,
@@ -55,11 +55,22 @@ fn changed(session: &Session) -> Result<Value, ErrorResponse> {
         "changedPages": found.pages,
         "changedBytes": found.bytes,
         "runs": runs.collect::<Vec<_>>(),
-        "whole": found.ranges.len() <= RUNS,
+        "whole": found.ranges.len() <= MAX_RUNS,
     }))
 }
 
+/// Bytes that a probe of the directory writes.
+const PROBE_BYTES: usize = 4096;
+
 impl Sandboxes {
+    /// Whether files can be written to the directory. Blocks.
+    pub(crate) fn probe_directory(&self) -> std::io::Result<()> {
+        let file = self.config.dir.join("probe");
+        let written = std::fs::write(&file, [0; PROBE_BYTES]);
+        let removed = std::fs::remove_file(&file);
+        written.and(removed)
+    }
+
     /// The number of live sandboxes, and of saved ones.
     pub(crate) fn count(&self) -> (usize, usize) {
         let all: Vec<_> = lock(&self.all).values().cloned().collect();
@@ -78,13 +89,13 @@ impl Sandboxes {
         }
         let mut all: Vec<_> = lock(&self.all).values().cloned().collect();
         all.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.times().used));
-        let some = all.iter().take(SHOWN).map(|sandbox| {
+        let some = all.iter().take(MAX_SHOWN).map(|sandbox| {
             let paused = sandbox.times().paused;
             // One that is being called is not waited for.
             let (at, states) = match sandbox.life.try_lock().as_deref() {
                 Ok(Residency::Live(session)) => {
                     let states = session.tree();
-                    let states = states.iter().rev().take(SHOWN).rev().map(|state| {
+                    let states = states.iter().rev().take(MAX_SHOWN).rev().map(|state| {
                         json!({
                             "id": state.id.to_string(),
                             "parent": state.parent.map(|parent| parent.to_string()),
@@ -96,7 +107,7 @@ impl Sandboxes {
                 _ => (None, Vec::new()),
             };
             json!({
-                "id": shown(&sandbox.id),
+                "id": short_id(&sandbox.id),
                 "template": sandbox.template,
                 "state": if paused { "paused" } else { "running" },
                 "runs": sandbox.runs.load(Ordering::Relaxed),
@@ -110,7 +121,7 @@ impl Sandboxes {
     /// In which pages a sandbox differs from its template. It is named as the status page shows it.
     pub(crate) async fn page_map(&self, id: &str) -> Result<Value, ErrorResponse> {
         let not_there = |why: &str| ErrorResponse::new(StatusCode::NOT_FOUND, why);
-        let named = |sandbox: &&Arc<Sandbox>| shown(&sandbox.id) == id;
+        let named = |sandbox: &&Arc<Sandbox>| short_id(&sandbox.id) == id;
         let sandbox = lock(&self.all).values().find(named).cloned();
         let sandbox = sandbox.ok_or_else(|| not_there("no such sandbox is on this host"))?;
         // One that is being called is not waited for, and one in the store is not fetched.

@@ -18,6 +18,7 @@ use hyper_util::rt::TokioIo;
 use super::registry::Sandboxes;
 use super::routes::{AuthorizedSandbox, SANDBOX, TOKENS, awake, called};
 use super::tunnels::dial;
+use crate::address_limits::CLIENT;
 use crate::body::Chunked;
 use crate::error_response::ErrorResponse;
 use crate::server::ConnectionPermit;
@@ -26,7 +27,7 @@ use crate::wire;
 /// The header that names a port where the host does not.
 const PORT: &str = "e2b-sandbox-port";
 /// Ports that the server itself handles in every sandbox: those of the E2B agent and of its code interpreter.
-const OWN: [u16; 2] = [49983, 49999];
+const OWN_PORTS: [u16; 2] = [49983, 49999];
 
 /// The port of a sandbox program that a request is for; `None` if the server answers it.
 pub(super) fn of(headers: &HeaderMap) -> Option<u16> {
@@ -34,7 +35,7 @@ pub(super) fn of(headers: &HeaderMap) -> Option<u16> {
         Some(_) => headers.get(PORT)?.to_str().ok()?,
         None => headers.get(HOST)?.to_str().ok()?.split_once('-')?.0,
     };
-    named.parse().ok().filter(|port| !OWN.contains(port))
+    named.parse().ok().filter(|port| !OWN_PORTS.contains(port))
 }
 
 /// Answers a request by the program that listens there.
@@ -68,7 +69,7 @@ async fn forward(
     let (mut sender, connection) = handshake.await.map_err(hung_up)?;
     tokio::spawn(connection.with_upgrades());
     wire::strip(&mut parts.headers);
-    for secret in TOKENS.iter().chain(&[SANDBOX, PORT]) {
+    for secret in TOKENS.iter().chain(&[SANDBOX, PORT, CLIENT.as_str()]) {
         parts.headers.remove(*secret);
     }
     speaks(&mut parts.headers, protocol);

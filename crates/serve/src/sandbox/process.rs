@@ -274,7 +274,7 @@ async fn heard_while<R>(
 ) -> ProcessResult {
     let body = tokio::select! {
         biased;
-        true = heard.begun() => Body::new(heard),
+        true = heard.wait_until_begun() => Body::new(heard),
         called = call => match called {
             Err(failed) if failed.is_refused() => return Err(failed),
             Err(failed) => Body::from(connect::broken_off(&failed)),

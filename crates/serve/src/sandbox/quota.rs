@@ -1,4 +1,4 @@
-//! The number of snapshots of a tenant, and its limit.
+//! The number and size of the snapshots of each tenant, and the limit of the number.
 //!
 //! Counted once in a while, and kept up to date in between: snapshots of other hosts of a fleet are counted that much
 //! later. Admissions by one host never exceed the limit, however many requests are concurrent.
@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hyper::StatusCode;
-
+use super::accounts::Account;
 use super::ledger::Ledger;
+use super::record::SnapshotRecord;
 use super::registry::lock;
 use crate::error_response::ErrorResponse;
 
@@ -33,6 +33,8 @@ struct Counter {
 struct Counts {
     /// Those that have a record.
     there: usize,
+    /// Bytes that these store.
+    bytes: u64,
     /// When they were counted, if that is not long ago.
     counted: Option<Instant>,
     /// Those that are being made.
@@ -44,13 +46,14 @@ struct Counts {
 /// Room for one that is being made.
 pub(super) struct SnapshotReservation {
     counter: Arc<Counter>,
-    kept: bool,
+    /// Bytes that it stores, if it has a record.
+    stored: Option<u64>,
 }
 
 impl SnapshotReservation {
-    /// It has a record now.
-    pub(super) fn used(mut self) {
-        self.kept = true;
+    /// It has a record now, and stores these bytes.
+    pub(super) fn fill(mut self, bytes: u64) {
+        self.stored = Some(bytes);
     }
 }
 
@@ -58,14 +61,29 @@ impl Drop for SnapshotReservation {
     fn drop(&mut self) {
         let mut counts = lock(&self.counter.counts);
         counts.coming -= 1;
-        counts.there += usize::from(self.kept);
-        counts.made += usize::from(self.kept);
+        if let Some(bytes) = self.stored {
+            counts.there += 1;
+            counts.bytes = counts.bytes.saturating_add(bytes);
+            counts.made += 1;
+        }
     }
 }
 
 impl Quota {
-    pub(super) fn new(most: usize) -> Self {
-        Self { most, tenants: Mutex::default() }
+    /// `known` are the snapshots that this server knows at its start.
+    pub(super) fn new(most: usize, known: &[SnapshotRecord]) -> Self {
+        let quota = Self { most, tenants: Mutex::default() };
+        for record in known {
+            lock(&quota.counter(&record.tenant).counts).bytes += record.stored;
+        }
+        quota
+    }
+
+    /// Bytes that the snapshots of each tenant store, as they were counted last.
+    pub(super) fn stored(&self) -> HashMap<String, u64> {
+        let tenants = lock(&self.tenants);
+        let bytes = tenants.iter().map(|(name, counter)| (name, lock(&counter.counts).bytes));
+        bytes.filter(|(_, bytes)| *bytes > 0).map(|(name, bytes)| (name.clone(), bytes)).collect()
     }
 
     fn counter(&self, tenant: &str) -> Arc<Counter> {
@@ -76,6 +94,7 @@ impl Quota {
     pub(super) async fn room(
         &self,
         ledger: &Ledger,
+        account: &Account,
         tenant: &str,
     ) -> Result<SnapshotReservation, ErrorResponse> {
         let counter = self.counter(tenant);
@@ -86,8 +105,10 @@ impl Quota {
             (!good).then_some((counts.made, counts.coming))
         };
         if let Some((made, coming)) = before {
-            let there = ledger.snapshots(tenant).await?.len();
+            let known = ledger.snapshots(tenant).await?;
+            let there = known.len();
             let mut counts = lock(&counter.counts);
+            counts.bytes = known.iter().map(|record| record.stored).sum();
             // One that was made during the count may be among them. It is counted twice rather than not at all, until the next count.
             counts.there = there + (counts.made - made);
             counts.counted = (coming == 0).then(Instant::now);
@@ -95,17 +116,24 @@ impl Quota {
         let mut counts = lock(&counter.counts);
         let own = counts.there + counts.coming;
         if own >= self.most {
-            let most = self.most;
-            let message = format!("a tenant may have {most} snapshots, and has {own}; delete some");
-            return Err(ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message));
+            let used = (own as u64, 1);
+            account.admit(
+                "max-snapshots",
+                Some(self.most as u64),
+                used,
+                "delete some snapshots",
+            )?;
         }
         counts.coming += 1;
         drop((counts, admitting));
-        Ok(SnapshotReservation { counter, kept: false })
+        Ok(SnapshotReservation { counter, stored: None })
     }
 
-    /// Counts a tenant's snapshots anew, since some were removed.
-    pub(super) fn recount(&self, tenant: &str) {
-        lock(&self.counter(tenant).counts).counted = None;
+    /// Counts a tenant's snapshots anew, since one was removed that stored these bytes.
+    pub(super) fn recount(&self, tenant: &str, bytes: u64) {
+        let counter = self.counter(tenant);
+        let mut counts = lock(&counter.counts);
+        counts.counted = None;
+        counts.bytes = counts.bytes.saturating_sub(bytes);
     }
 }

@@ -50,6 +50,12 @@ pub(crate) struct SandboxRecord {
     /// The number of hosts that were lost with it, so that calls since its last save were undone.
     #[serde(default)]
     pub(crate) generation: u64,
+    /// Bytes that its saved state stores.
+    #[serde(default)]
+    pub(crate) stored: u64,
+    /// Bytes of memory that it had when it was live.
+    #[serde(default)]
+    pub(crate) memory: u64,
 }
 
 /// A snapshot that sandboxes can be made from.
@@ -63,6 +69,9 @@ pub(crate) struct SnapshotRecord {
     /// Variables of the sandbox, which those made from it have too.
     #[serde(default)]
     pub(crate) envs: BTreeMap<String, String>,
+    /// Bytes that it stores.
+    #[serde(default)]
+    pub(crate) stored: u64,
 }
 
 /// A directory of such files.
@@ -103,6 +112,23 @@ impl Records {
         }
         fs::rename(&part, &path)?;
         sync(&self.dir)
+    }
+
+    /// A record, if it exists. One that cannot be read is named in the log and left under another name.
+    pub(super) fn get<T: DeserializeOwned>(&self, id: &str) -> io::Result<Option<T>> {
+        let path = self.path(id);
+        let text = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            text => text?,
+        };
+        match serde_json::from_slice(&text) {
+            Ok(record) => Ok(Some(record)),
+            Err(error) => {
+                tracing::error!(path = %path.display(), %error, "not a record; it is set aside as .damaged");
+                fs::rename(&path, path.with_extension("damaged"))?;
+                Ok(None)
+            }
+        }
     }
 
     /// Removes a record, if it exists.
@@ -149,6 +175,7 @@ mod tests {
             sandbox: "s".to_owned(),
             names: vec!["n".to_owned()],
             envs: BTreeMap::new(),
+            stored: 0,
         };
         records.put("a", &record).unwrap();
         records.put("b", &record).unwrap();

@@ -8,21 +8,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use afresh::{Guest, Reference, SaveOptions, Session};
+use afresh::{Guest, Reference, Session};
 use hyper::StatusCode;
-use tokio::sync::{OwnedMutexGuard, Semaphore};
+use tokio::sync::OwnedMutexGuard;
 use tracing::Instrument;
 
-use super::call_permits::CallPermits;
+use super::accounts::Accounts;
+use super::charge::Charge;
 use super::config::SandboxConfig;
-use super::connect::ConnectError;
 use super::directory::Directory;
-use super::ledger::{Ledger, SavedState, internal};
+use super::ledger::{Ledger, internal};
 use super::memory::Memory;
 use super::quota::Quota;
-use super::record::{SandboxRecord, SandboxSettings};
+use super::record::SandboxSettings;
 use super::sandbox::{Residency, Sandbox, Times, due, refused};
-use super::template::{Warm, kept};
+use super::template::{Warm, state_reference};
+use super::tenant_queue::TenantQueue;
+use crate::audit::AuditLog;
 use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
 
@@ -31,9 +33,9 @@ pub(crate) struct Sandboxes {
     pub(crate) config: SandboxConfig,
     pub(super) templates: Vec<Arc<Warm>>,
     pub(super) all: Mutex<HashMap<String, Arc<Sandbox>>>,
-    /// Killed sandboxes that have not ended yet, with their tenants, whose limit they count in. Their entries may still
+    /// Killed sandboxes that have not ended yet, which count in the budgets of their tenants. Their entries may still
     /// be in the ledger, from which they are not taken up.
-    pub(super) killed: Arc<Mutex<HashMap<String, Arc<str>>>>,
+    pub(super) killed: Arc<Mutex<HashMap<String, Arc<Sandbox>>>>,
     /// The server ends: sandboxes made now would not be saved with the others. Changed under the lock of `all`.
     pub(super) ending: AtomicBool,
     pub(super) opened: Mutex<HashMap<String, Guest>>,
@@ -42,20 +44,29 @@ pub(crate) struct Sandboxes {
     /// Whether the store has unreferenced objects, and when it was last collected.
     pub(super) litter: AtomicBool,
     pub(super) tidied: Mutex<Instant>,
-    places: CallPermits,
+    pub(super) audit: Option<Arc<AuditLog>>,
+    /// The use and the budgets of tenants.
+    pub(crate) accounts: Accounts,
+    /// When holdings were last added to the totals.
+    pub(super) accounted: Mutex<Instant>,
+    calls: TenantQueue,
     pub(super) memory: Arc<Memory>,
     pub(super) measured: Mutex<Instant>,
-    /// Concurrent saves, of idle sandboxes and of expired ones.
-    pub(super) saving: Semaphore,
-    pub(super) pausing: Semaphore,
+    /// Saves of idle sandboxes, and pauses. They wait for disks and take memory.
+    pub(super) idle_saves: TenantQueue,
+    pub(super) pauses: TenantQueue,
+    /// Snapshots that are fetched and opened.
+    pulls: TenantQueue,
     directory: Mutex<Option<Directory>>,
 }
 
-/// Saves of each kind at the same time, which wait for disks and take memory.
-const SAVES: usize = 4;
+/// Maximum saves of idle sandboxes, pauses, and pulls of snapshots at the same time.
+const MAX_IDLE_SAVES: usize = 4;
+const MAX_PAUSES: usize = 16;
+const MAX_PULLS: usize = 16;
 
 /// Maximum sandboxes of a tenant in a list.
-const LISTED: usize = 10_000;
+const MAX_LISTED: usize = 10_000;
 
 /// Names that clients of E2B have for its usual templates, and that stand for the first template.
 const USUAL_TEMPLATES: [&str; 4] = ["", "base", "code-interpreter-v1", "code-interpreter"];
@@ -151,6 +162,7 @@ impl Sandboxes {
     /// Opens every template, and finds saved sandboxes.
     pub(crate) async fn open(
         config: &SandboxConfig,
+        audit: Option<Arc<AuditLog>>,
         #[cfg(feature = "fleet")] fleet: Option<&Arc<crate::fleet::Fleet>>,
     ) -> Result<Arc<Self>, ServeError> {
         let config = config.clone();
@@ -162,6 +174,7 @@ impl Sandboxes {
         let open = move || {
             let opened = Self::open_now(
                 config,
+                audit,
                 #[cfg(feature = "fleet")]
                 share,
             );
@@ -174,6 +187,7 @@ impl Sandboxes {
 
     fn open_now(
         config: SandboxConfig,
+        audit: Option<Arc<AuditLog>>,
         #[cfg(feature = "fleet")] share: Option<super::migration::FleetHandle>,
     ) -> Result<Self, afresh::Cause> {
         if config.templates.is_empty() {
@@ -188,6 +202,7 @@ impl Sandboxes {
         };
         #[cfg(not(feature = "fleet"))]
         let (ledger, records) = Ledger::alone(&config)?;
+        let accounts = Accounts::open(&config.dir, config.budgets.clone())?;
         let templates = config.templates.iter().map(|template| {
             let warm = Warm::open(
                 &config,
@@ -199,7 +214,7 @@ impl Sandboxes {
         });
         let templates = templates.collect::<Result<Vec<_>, _>>()?;
         // Objects that no sandbox, snapshot or template needs any more.
-        let store = kept(&config.dir, "any").parse::<Reference>()?.place().store()?;
+        let store = state_reference(&config.dir, "any").parse::<Reference>()?.place().store()?;
         for listed in store.list()? {
             if ledger.has_lost(&listed.tag.name) {
                 store.untag(&listed.tag.name)?;
@@ -208,6 +223,8 @@ impl Sandboxes {
         store.gc()?;
         let all = records.into_iter();
         let all = all.map(|record| (record.id.clone(), Arc::new(Sandbox::recorded(record))));
+        let quota = Quota::new(config.max_snapshots, &ledger.known_snapshots());
+        let waiting = config.max_sandboxes;
         Ok(Self {
             templates,
             all: Mutex::new(all.collect()),
@@ -215,21 +232,48 @@ impl Sandboxes {
             ending: AtomicBool::new(false),
             opened: Mutex::new(HashMap::new()),
             ledger,
-            quota: Quota::new(config.max_snapshots),
+            quota,
             litter: AtomicBool::new(false),
             tidied: Mutex::new(Instant::now()),
-            places: CallPermits::new(&config),
+            audit,
+            accounts,
+            accounted: Mutex::new(Instant::now()),
+            calls: TenantQueue::for_calls(config.max_running_calls, waiting),
             memory: Arc::new(Memory::new(config.max_memory)),
             measured: Mutex::new(Instant::now()),
-            saving: Semaphore::new(SAVES),
-            pausing: Semaphore::new(SAVES),
+            // The sweep has one task for each sandbox.
+            idle_saves: TenantQueue::new("save", MAX_IDLE_SAVES, usize::MAX),
+            pauses: TenantQueue::new("save", MAX_PAUSES, usize::MAX),
+            pulls: TenantQueue::new("pull of the snapshot", MAX_PULLS, waiting),
             directory: Mutex::new(Some(directory)),
             config,
         })
     }
 
+    /// Replaces the keys and the budgets.
+    pub(crate) fn renew(&self, config: &SandboxConfig) {
+        self.config.keys.renew(&config.keys);
+        self.accounts.renew(&config.budgets);
+    }
+
+    /// Records an operation of the server itself.
+    pub(super) fn record_own(&self, action: &str, sandbox: &Sandbox, result: &str) {
+        if let Some(audit) = &self.audit {
+            audit.write(serde_json::Map::from_iter([
+                ("event".to_owned(), "end".into()),
+                ("tenant".to_owned(), (&*sandbox.tenant).into()),
+                ("key".to_owned(), "server".into()),
+                ("action".to_owned(), action.into()),
+                ("sandbox".to_owned(), sandbox.id.as_str().into()),
+                ("result".to_owned(), result.into()),
+            ]));
+        }
+    }
+
     /// Leaves the directory to the next server. Nothing is changed there any more.
     pub(crate) fn release(&self) {
+        self.account_holdings();
+        self.accounts.write(true);
         *lock(&self.directory) = None;
     }
 
@@ -241,7 +285,7 @@ impl Sandboxes {
     /// Running calls, and their limit.
     #[cfg(feature = "fleet")]
     pub(crate) fn busy(&self) -> (usize, usize) {
-        self.places.busy()
+        self.calls.busy()
     }
 
     /// The first template, for the names that clients of E2B have for it.
@@ -287,7 +331,7 @@ impl Sandboxes {
             .filter(|sandbox| *sandbox.tenant == *tenant)
             .cloned()
             .collect();
-        for record in self.ledger.sandboxes_of(tenant, LISTED).await? {
+        for record in self.ledger.sandboxes_of(tenant, MAX_LISTED).await? {
             if !own.iter().any(|sandbox| sandbox.id == record.id) {
                 own.push(Arc::new(Sandbox::recorded(record)));
             }
@@ -334,6 +378,8 @@ impl Sandboxes {
         let session = match snapshot {
             None => warm.guest.session().map_err(|error| refused(&error))?,
             Some(known) => {
+                let patience = self.config.call_timeout;
+                let _place = self.pulls.enter(&self.accounts, tenant, patience).await?;
                 let this = self.clone();
                 blocking(move || {
                     this.snapshot_guest(&warm, &known)?.session().map_err(|e| refused(&e))
@@ -345,13 +391,13 @@ impl Sandboxes {
         let due = due(&session);
         let mut settings = wanted.settings;
         settings.envs = envs.into_iter().chain(settings.envs).collect();
-        let sandbox = self.made(tenant, name, settings, session, times)?;
+        let sandbox = self.assemble(tenant, name, settings, session, times)?;
         self.admit(vec![sandbox.clone()]).await?;
         self.goes_on(&sandbox, due);
         Ok(sandbox)
     }
 
-    fn made(
+    fn assemble(
         &self,
         tenant: &Arc<str>,
         template: String,
@@ -359,9 +405,14 @@ impl Sandboxes {
         session: Session,
         times: Times,
     ) -> Result<Arc<Sandbox>, ErrorResponse> {
+        let charge = Charge::default();
+        charge.measure(&session);
         let life = Residency::Live(Box::new(session));
         let of = (tenant.clone(), template);
-        Ok(Arc::new(Sandbox::new(self.ledger.id(tenant)?, random(24)?, of, settings, life, times)))
+        let id = self.ledger.id(tenant)?;
+        let mut sandbox = Sandbox::new(id, random(24)?, of, settings, life, times);
+        sandbox.charge = charge;
+        Ok(Arc::new(sandbox))
     }
 
     /// Does something with a sandbox's session, which comes back from the store if it has to.
@@ -387,7 +438,8 @@ impl Sandboxes {
             Operation::Slice => BACKGROUND_PATIENCE,
             _ => self.config.call_timeout,
         };
-        let place = self.places.enter(&sandbox.tenant, patience).await?;
+        self.accounts.check_cpu(&sandbox.tenant)?;
+        let place = self.calls.enter(&self.accounts, &sandbox.tenant, patience).await?;
         drop(waiting);
         self.ledger.check(sandbox)?;
         // It may have been paused while this waited; only its client wakes it up.
@@ -413,7 +465,12 @@ impl Sandboxes {
                 Residency::Live(session) => {
                     let begun = Instant::now();
                     let done = tracing::debug_span!("call").in_scope(|| work(session));
-                    sandbox.usage.ran(begun.elapsed());
+                    let ran = begun.elapsed();
+                    sandbox.usage.ran(ran);
+                    this.accounts.add_run(&sandbox.tenant, ran, kind == Operation::Call);
+                    if kind == Operation::Call {
+                        sandbox.charge.measure(session);
+                    }
                     lock(&sandbox.mark).followed_by(kind);
                     let due = match sandbox.commands.moved() {
                         true => Some(Duration::ZERO),
@@ -438,73 +495,19 @@ impl Sandboxes {
 
     fn restore(&self, sandbox: &Sandbox) -> Result<Session, ErrorResponse> {
         self.memory.admit_now(1)?;
+        self.admit_resume(sandbox)?;
+        let restored = self.open_saved(sandbox);
+        if restored.is_err() {
+            sandbox.charge.release();
+        }
+        restored
+    }
+
+    fn open_saved(&self, sandbox: &Sandbox) -> Result<Session, ErrorResponse> {
         let warm = self.template(&sandbox.template);
         let name = self.ledger.opened_from(&self.config.dir, sandbox)?;
         let guest = afresh::open(name, &warm.options).map_err(|error| internal(&error))?;
         guest.session().map_err(|error| refused(&error))
-    }
-
-    /// Saves a sandbox. Its guest is dropped, unless there are checkpoints or relatives to go to. A paused one, or
-    /// one of an ending server, is released for any host of the fleet that needs it next.
-    pub(super) async fn save(
-        self: &Arc<Self>,
-        sandbox: &Arc<Sandbox>,
-        pause: bool,
-        ending: bool,
-    ) -> Result<(), ErrorResponse> {
-        let life = sandbox.life.clone().lock_owned().await;
-        to_its_end(self.clone().save_now(sandbox.clone(), life, pause, ending)).await
-    }
-
-    async fn save_now(
-        self: Arc<Self>,
-        sandbox: Arc<Sandbox>,
-        mut life: OwnedMutexGuard<Residency>,
-        pause: bool,
-        ending: bool,
-    ) -> Result<(), ErrorResponse> {
-        let (this, own) = (self.clone(), sandbox.clone());
-        let (mut life, saved) = blocking(move || {
-            let session = match &mut *life {
-                Residency::Live(session) => session,
-                Residency::Saved => return Ok((life, None)),
-                other => return Err(other.absent(&own.id)),
-            };
-            this.ledger.check(&own)?;
-            own.goes_on.store(due(session).is_some(), Ordering::Relaxed);
-            let name = kept(&this.config.dir, &format!("sandbox-{}", own.id));
-            let to: Reference = name.parse().map_err(|error| internal(&error))?;
-            let saved = session.save(&to, &SaveOptions::new()).map_err(|error| internal(&error))?;
-            let saved: SavedState = this.ledger.keep(&this.config.dir, &saved)?;
-            this.ledger.saved_here(&own);
-            // The state before has no name any more.
-            this.litter.store(true, Ordering::Relaxed);
-            if pause || ending {
-                let why = "the sandbox is saved, and its programs with it";
-                let why = ConnectError::new("unavailable", why);
-                own.commands.end(&why);
-                own.watchers.end(&why);
-            }
-            if !own.branched.load(Ordering::Relaxed) {
-                *life = Residency::Saved;
-            }
-            Ok((life, Some(saved)))
-        })
-        .await?;
-        sandbox.saved.store(true, Ordering::Relaxed);
-        let release =
-            self.ledger.releases() && (ending || pause && matches!(*life, Residency::Saved));
-        let record = SandboxRecord { paused: pause, ..sandbox.record() };
-        self.ledger.saved(&sandbox, record, saved, release).await?;
-        // Only now: a client that sees a paused sandbox relies on its save.
-        sandbox.times().paused = pause;
-        #[cfg(feature = "fleet")]
-        if release {
-            // Calls that wait for it are made again, elsewhere.
-            *life = Residency::Moved;
-            lock(&self.all).remove(&sandbox.id);
-        }
-        Ok(())
     }
 
     /// Resumes a paused sandbox for `time` from now, with its background work.
@@ -568,6 +571,8 @@ impl Sandboxes {
         time: Duration,
     ) -> Result<Vec<Arc<Sandbox>>, ErrorResponse> {
         self.memory.admit(count).await?;
+        let more = sandbox.charge.expected().saturating_mul(count as u64);
+        self.check_memory(&sandbox.tenant, more)?;
         let own = sandbox.clone();
         let forking = self.with(sandbox, move |session| {
             let forks = session.fork(count).map_err(|e| refused(&e))?;
@@ -581,7 +586,7 @@ impl Sandboxes {
         let mut made = Vec::with_capacity(forks.len());
         for session in forks {
             let (template, settings) = (sandbox.template.clone(), sandbox.settings.clone());
-            let fork = self.made(&sandbox.tenant, template, settings, session, times)?;
+            let fork = self.assemble(&sandbox.tenant, template, settings, session, times)?;
             fork.branched.store(true, Ordering::Relaxed);
             made.push(fork);
         }

@@ -15,18 +15,22 @@ use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::service::TowerToHyperService;
 use serde::de::DeserializeOwned;
 
-use super::keys::same;
+use super::keys::{Identity, Scope, same};
 use super::registry::Sandboxes;
+use super::request_record::{RequestRecord, TOKEN};
 use super::sandbox::Sandbox;
 use super::signature::is_signed;
-use super::{contexts, control, envd, execute, extensions, file_transfer, listing, process, usage};
+use super::{
+    contexts, control, envd, execute, extensions, file_transfer, listing, process, usage,
+    usage_report,
+};
 use crate::error_response::ErrorResponse;
 
 /// The header of E2B clients that names a sandbox where the host does not.
 pub(super) const SANDBOX: &str = "e2b-sandbox-id";
 
 /// Words of paths that are not names.
-const ROUTE_WORDS: [&str; 23] = [
+const ROUTE_WORDS: [&str; 24] = [
     "v2",
     "sandboxes",
     "timeout",
@@ -50,12 +54,39 @@ const ROUTE_WORDS: [&str; 23] = [
     "files",
     "filesystem.Filesystem",
     "process.Process",
+    "usage",
 ];
 /// Words of the longest path.
 const MAX_PATH_WORDS: usize = 5;
 
 /// The header of answers from within a sandbox that counts how often a host was lost with it.
 const GENERATION: &str = "afresh-generation";
+
+/// The proof that a request needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    /// None.
+    Public,
+    /// A key with one of these scopes.
+    Key(&'static [Scope]),
+    /// The token of its sandbox, or a signature by it. The handler checks that, and knows exceptions.
+    Token,
+}
+
+impl Access {
+    /// The proof for a request.
+    fn of<B>(request: &Request<B>) -> Self {
+        let path = request.uri().path();
+        if is_for_program(request) || !control(path) {
+            return Self::Token;
+        }
+        match path {
+            "/openapi.json" => Self::Public,
+            "/usage" => Self::Key(&[Scope::Use, Scope::Admin]),
+            _ => Self::Key(&[Scope::Use]),
+        }
+    }
+}
 
 /// The requests that are about sandboxes.
 pub(crate) struct Routes {
@@ -74,10 +105,9 @@ impl FromRequestParts<Arc<Sandboxes>> for Tenant {
         parts: &mut Parts,
         all: &Arc<Sandboxes>,
     ) -> Result<Self, ErrorResponse> {
-        let tenant = all.config.keys.tenant(&parts.headers);
-        tenant
-            .map(Self)
-            .map_err(|error| ErrorResponse::new(StatusCode::UNAUTHORIZED, error.to_string()))
+        let known = parts.extensions.get::<Identity>().cloned();
+        let identity = known.map_or_else(|| all.config.keys.identity(&parts.headers), Ok)?;
+        Ok(Self(identity.allow(&[Scope::Use])?))
     }
 }
 
@@ -114,8 +144,7 @@ impl TenantSandbox {
 }
 
 /// The name in a path of the control plane: its second word.
-#[cfg(feature = "fleet")]
-fn chosen(path: &str) -> Option<&str> {
+fn named(path: &str) -> Option<&str> {
     let path = path.strip_prefix("/v2").unwrap_or(path);
     path.split('/').nth(2).filter(|id| !id.is_empty())
 }
@@ -201,13 +230,14 @@ pub(super) fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ErrorResponse>
 const MAX_MESSAGE: usize = 1 << 20;
 
 /// Maximum bytes of all labels of a sandbox together.
-const NAMES: usize = 16 << 10;
+const MAX_LABEL_BYTES: usize = 16 << 10;
 
 /// Refuses names that are too long, since they are stored with the sandbox.
 pub(super) fn short<'a>(names: impl IntoIterator<Item = &'a String>) -> Result<(), ErrorResponse> {
     let bytes: usize = names.into_iter().map(String::len).sum();
-    if bytes > NAMES {
-        let message = format!("names and labels have {bytes} bytes; they may have {NAMES}");
+    if bytes > MAX_LABEL_BYTES {
+        let message =
+            format!("names and labels have {bytes} bytes; they may have {MAX_LABEL_BYTES}");
         return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
     }
     Ok(())
@@ -244,6 +274,7 @@ impl Routes {
             .route("/sandboxes/{id}/rollback", post(extensions::rollback))
             .route("/sandboxes/{id}/tree", get(extensions::tree))
             .route("/sandboxes/{id}/diff", get(extensions::diff))
+            .route("/usage", get(usage_report::usage))
             .route("/openapi.json", get(extensions::openapi))
             .fallback(unknown)
             .layer(most)
@@ -293,7 +324,7 @@ impl Routes {
         sandbox_id(request.headers()).is_some() || is_signed(path, request.uri().query()) || {
             let path = path.strip_prefix("/v2").unwrap_or(path);
             let first = path.split('/').nth(1).unwrap_or_default();
-            ["sandboxes", "snapshots", "templates", "openapi.json"].contains(&first)
+            ["sandboxes", "snapshots", "templates", "usage", "openapi.json"].contains(&first)
         }
     }
 
@@ -307,7 +338,7 @@ impl Routes {
             return id.map_or(RouteSubject::Other, |id| RouteSubject::Sandbox { id, inside: true });
         }
         let rest = path.strip_prefix("/v2").unwrap_or(path);
-        match (rest.strip_prefix("/sandboxes"), chosen(path)) {
+        match (rest.strip_prefix("/sandboxes"), named(path)) {
             (Some(_), Some(id)) => RouteSubject::Sandbox { id: id.to_owned(), inside: false },
             (Some("" | "/"), None) if request.method() == hyper::Method::POST => RouteSubject::New,
             _ => RouteSubject::Other,
@@ -323,12 +354,54 @@ impl Routes {
 
     pub(crate) async fn answer(&self, request: Request<Body>) -> Response {
         let sandbox = sandbox_id(request.headers()).and_then(|id| self.sandboxes.any(&id));
-        let mut response = self.answer_by_path(request).await;
+        let action = action(&request);
+        let mut record = RequestRecord::new(&self.sandboxes, &request, &action);
+        if is_for_program(&request) {
+            // The connection counts its bytes.
+            record.is_counted_elsewhere();
+        }
+        let answered = self.answer_recorded(request, sandbox.as_ref(), &record).await;
+        let mut response = record.follow(answered.unwrap_or_else(IntoResponse::into_response));
         // A client that sees another number knows that a lost host undid calls.
         if let Some(sandbox) = sandbox {
             response.headers_mut().insert(GENERATION, sandbox.generation.into());
         }
         response
+    }
+
+    /// Checks the caller and the budgets of a request, and answers it.
+    async fn answer_recorded(
+        &self,
+        mut request: Request<Body>,
+        sandbox: Option<&Arc<Sandbox>>,
+        record: &RequestRecord,
+    ) -> Result<Response, ErrorResponse> {
+        let (all, notes) = (&self.sandboxes, &record.notes);
+        match Access::of(&request) {
+            Access::Public => {}
+            Access::Token => {
+                if let Some(sandbox) = sandbox {
+                    notes.set_caller(&sandbox.tenant, TOKEN);
+                    notes.set_sandbox(&sandbox.id);
+                    all.accounts.check_sent(&sandbox.tenant)?;
+                }
+            }
+            Access::Key(scopes) => {
+                let identity = all.config.keys.identity(request.headers())?;
+                notes.set_caller(&identity.tenant, &identity.key);
+                if let Some(id) = named(request.uri().path()) {
+                    notes.set_sandbox(id);
+                }
+                identity.clone().allow(scopes)?;
+                request.extensions_mut().insert(identity);
+            }
+        }
+        if let Some(tenant) = notes.tenant() {
+            crate::span::tenant(&tenant);
+        }
+        record.begin()?;
+        request.extensions_mut().insert(notes.clone());
+        Ok(self.answer_by_path(record.count_request(request)).await)
     }
 
     async fn answer_by_path(&self, request: Request<Body>) -> Response {
@@ -344,6 +417,15 @@ impl Routes {
     }
 }
 
+/// The action of a request, for the audit log.
+fn action<B>(request: &Request<B>) -> String {
+    #[cfg(feature = "linux")]
+    if let Some(port) = super::port::of(request.headers()) {
+        return format!("port {port}");
+    }
+    Routes::pattern(request.uri().path())
+}
+
 /// Whether a request is for a program in a sandbox, with any path.
 fn is_for_program<B>(request: &Request<B>) -> bool {
     #[cfg(feature = "linux")]
@@ -357,7 +439,7 @@ fn is_for_program<B>(request: &Request<B>) -> bool {
 
 /// Whether a path is one of the control plane's.
 fn control(path: &str) -> bool {
-    ["/sandboxes", "/v2/", "/snapshots", "/templates", "/openapi.json"]
+    ["/sandboxes", "/v2/", "/snapshots", "/templates", "/usage", "/openapi.json"]
         .iter()
         .any(|own| path.starts_with(own))
 }

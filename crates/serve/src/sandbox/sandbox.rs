@@ -14,6 +14,7 @@ use afresh_interpreter::{Answer as Outcome, COMMAND, Language, Request, Thrown, 
 use hyper::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::charge::Charge;
 use super::commands::Commands;
 use super::output_router::OutputRouter;
 use super::record::{SandboxRecord, SandboxSettings};
@@ -27,14 +28,14 @@ use crate::failure::describe;
 pub(super) const MARK: &str = "";
 
 /// Maximum bytes of an answer from the guest.
-const ANSWER: usize = 16 << 20;
+const MAX_ANSWER_BYTES: usize = 16 << 20;
 
 /// Age of connection data that a rollback may undo.
 #[cfg(feature = "linux")]
 const DELIVERY_TIME: Duration = Duration::from_secs(1);
 
 /// Maximum calls that wait for one sandbox.
-const WAITING: usize = 64;
+const MAX_WAITING_CALLS: usize = 64;
 
 /// Whether the guest lives in this process.
 pub(super) enum Residency {
@@ -100,6 +101,8 @@ pub(super) struct Sandbox {
     pub(super) killed: AtomicBool,
     /// Its measured use of the host.
     pub(super) usage: Usage,
+    /// The bytes that count in budgets.
+    pub(super) charge: Charge,
     /// Directories that clients watch.
     pub(super) watchers: Watchers,
     /// Whether something in it went on by itself when it was saved.
@@ -159,11 +162,12 @@ impl Sandbox {
             runs: AtomicU64::new(0),
             saved: AtomicBool::new(false),
             sweeping: AtomicBool::new(false),
-            waiting: Arc::new(Semaphore::new(WAITING)),
+            waiting: Arc::new(Semaphore::new(MAX_WAITING_CALLS)),
             mark: Mutex::default(),
             commands: Arc::default(),
             killed: AtomicBool::new(false),
             usage: Usage::default(),
+            charge: Charge::default(),
             watchers: Watchers::default(),
             goes_on: AtomicBool::new(false),
             #[cfg(feature = "fleet")]
@@ -187,6 +191,7 @@ impl Sandbox {
         this.runs = AtomicU64::new(record.runs);
         this.saved = AtomicBool::new(true);
         this.goes_on = AtomicBool::new(record.goes_on);
+        this.charge = Charge::saved(record.memory, record.stored);
         this
     }
 
@@ -207,13 +212,16 @@ impl Sandbox {
             generation: self.generation,
             runs: self.runs.load(Ordering::Relaxed),
             goes_on: self.goes_on.load(Ordering::Relaxed),
+            stored: self.charge.stored(),
+            memory: self.charge.measured(),
         }
     }
 
     /// Room in the line of those that wait for this sandbox.
     pub(super) fn wait(&self) -> Result<OwnedSemaphorePermit, ErrorResponse> {
         self.waiting.clone().try_acquire_owned().map_err(|_| {
-            let message = format!("{WAITING} calls wait for this sandbox already; try again");
+            let message =
+                format!("{MAX_WAITING_CALLS} calls wait for this sandbox already; try again");
             ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message)
         })
     }
@@ -314,8 +322,9 @@ pub(super) fn run(
     });
     speaker.finish();
     match answered {
-        Ok(answer) if answer.len() > ANSWER => {
-            let message = format!("its value has {} bytes, and may have {ANSWER}", answer.len());
+        Ok(answer) if answer.len() > MAX_ANSWER_BYTES => {
+            let bytes = answer.len();
+            let message = format!("its value has {bytes} bytes, and may have {MAX_ANSWER_BYTES}");
             let name = "AnswerTooLarge".to_owned();
             Ok(Outcome::Threw(Thrown { name, message, trace: None }))
         }

@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 
 use super::keys::same;
 use super::registry::{Sandboxes, lock};
+use super::request_record::{RequestNotes, TOKEN};
 use super::routes::{AuthorizedSandbox, sandbox_id};
 use super::sandbox::Sandbox;
 use super::user;
@@ -103,7 +104,14 @@ impl FromRequestParts<Arc<Sandboxes>> for FileAccess {
                 let writes = parts.method == Method::POST || parts.method == Method::PUT;
                 let operation = if writes { "write" } else { "read" };
                 let id = sandbox_id(&parts.headers);
-                signer(all, id.as_deref(), &format!("{path}:{operation}:{user}"), &query)?
+                let signed = format!("{path}:{operation}:{user}");
+                let sandbox = signer(all, id.as_deref(), &signed, &query)?;
+                if let Some(notes) = parts.extensions.get::<RequestNotes>() {
+                    notes.set_caller(&sandbox.tenant, TOKEN);
+                    notes.set_sandbox(&sandbox.id);
+                }
+                all.accounts.check_sent(&sandbox.tenant)?;
+                sandbox
             }
             None => AuthorizedSandbox::from_request_parts(parts, all).await?.0,
         };

@@ -6,18 +6,23 @@
 
 use std::sync::Arc;
 
-use afresh::{Guest, Reference, SaveOptions};
+use afresh::{Guest, Reference, SaveOptions, Saved};
 
 use super::ledger::{StoredSnapshot, internal};
 use super::quota::SnapshotReservation;
 use super::record::SnapshotRecord;
 use super::registry::{Sandboxes, blocking, lock, to_its_end};
 use super::sandbox::Sandbox;
-use super::template::{Warm, kept};
+use super::template::{Warm, state_reference};
 use crate::error_response::ErrorResponse;
 
 /// Guests of snapshots that are kept open for the next sandbox.
-const OPEN_SNAPSHOTS: usize = 32;
+const MAX_OPEN_SNAPSHOTS: usize = 32;
+
+/// Bytes that a saved state stores beyond the state that it was made from.
+pub(super) fn own_bytes(saved: &Saved) -> u64 {
+    saved.snapshot.layers().last().map_or(0, afresh::store::Layer::size)
+}
 
 impl Sandboxes {
     /// Saves a sandbox's present state as something that others can be made from.
@@ -33,8 +38,11 @@ impl Sandboxes {
             sandbox: sandbox.id.clone(),
             names,
             envs: sandbox.settings.envs.clone(),
+            stored: 0,
         };
-        let room = self.quota.room(&self.ledger, &sandbox.tenant).await?;
+        self.check_stored(&sandbox.tenant, 0, 0)?;
+        let account = self.accounts.of(&sandbox.tenant);
+        let room = self.quota.room(&self.ledger, &account, &sandbox.tenant).await?;
         // The limit of waiting calls applies.
         to_its_end(self.clone().keep_as(sandbox.clone(), record, room)).await
     }
@@ -42,18 +50,27 @@ impl Sandboxes {
     async fn keep_as(
         self: Arc<Self>,
         sandbox: Arc<Sandbox>,
-        record: SnapshotRecord,
+        mut record: SnapshotRecord,
         room: SnapshotReservation,
     ) -> Result<SnapshotRecord, ErrorResponse> {
         let name = format!("snap-{}", record.id);
-        let (this, to) = (self.clone(), kept(&self.config.dir, &name));
+        let (this, to) = (self.clone(), state_reference(&self.config.dir, &name));
         let saving = self.with(&sandbox, move |session| {
             let to: Reference = to.parse().map_err(|error| internal(&error))?;
             let saved = session.save(&to, &SaveOptions::new()).map_err(|e| internal(&e))?;
-            this.ledger.keep(&this.config.dir, &saved)
+            let kept = this.ledger.keep(&this.config.dir, &saved)?;
+            Ok((kept, own_bytes(&saved)))
         });
         let named = match saving.await {
-            Ok(kept) => self.ledger.name(StoredSnapshot { record: record.clone(), kept }).await,
+            Ok((kept, bytes)) => {
+                record.stored = bytes;
+                match self.check_stored(&sandbox.tenant, 0, bytes) {
+                    Ok(()) => {
+                        self.ledger.name(StoredSnapshot { record: record.clone(), kept }).await
+                    }
+                    refused => refused,
+                }
+            }
             Err(refusal) => Err(refusal),
         };
         if let Err(refusal) = named {
@@ -66,7 +83,7 @@ impl Sandboxes {
             .await;
             return Err(refusal);
         }
-        room.used();
+        room.fill(record.stored);
         Ok(record)
     }
 
@@ -96,7 +113,7 @@ impl Sandboxes {
         let this = self.clone();
         to_its_end(async move {
             this.ledger.forget(&record).await?;
-            this.quota.recount(&record.tenant);
+            this.quota.recount(&record.tenant, record.stored);
             blocking(move || {
                 this.untag(&format!("snap-{}", record.id));
                 Ok(())
@@ -119,7 +136,7 @@ impl Sandboxes {
         let name = self.ledger.snapshot_from(&self.config.dir, known)?;
         let guest = afresh::open(name, &warm.options).map_err(|error| internal(&error))?;
         let mut opened = lock(&self.opened);
-        if opened.len() >= OPEN_SNAPSHOTS {
+        if opened.len() >= MAX_OPEN_SNAPSHOTS {
             opened.clear();
         }
         opened.insert(id.clone(), guest.clone());

@@ -13,7 +13,7 @@ use super::sandbox::UndoPoint;
 
 /// Maximum bytes of output from code or a command. Nothing of it is kept.
 #[cfg(feature = "linux")]
-const OUTPUT: usize = 1 << 30;
+const MAX_OUTPUT_BYTES: usize = 1 << 30;
 
 /// A template, ready.
 pub(super) struct Warm {
@@ -120,7 +120,7 @@ impl TemplateOptions {
         let shape = move |program: afresh::linux::Program| {
             let program = dirs.iter().fold(program, |program, dir| program.grant(dir));
             let program = net.iter().cloned().fold(program, afresh::linux::Program::reach);
-            let program = program.storage_limit(files).output_limit(OUTPUT);
+            let program = program.storage_limit(files).output_limit(MAX_OUTPUT_BYTES);
             language.program(program.clone()).unwrap_or(program)
         };
         let limits = |options: Options| {
@@ -186,7 +186,8 @@ impl Warm {
     ) -> Result<Self, afresh::Cause> {
         let language = Language::named(&template.language)?;
         let opening = TemplateOptions::new(config, template, language)?;
-        let kept: Reference = kept(&config.dir, &format!("template-{}", template.name)).parse()?;
+        let kept: Reference =
+            state_reference(&config.dir, &format!("template-{}", template.name)).parse()?;
         let make = || -> Result<(), afresh::Cause> {
             opening.guest(template, language)?.save(&kept, &SaveOptions::new())?;
             Ok(())
@@ -224,6 +225,6 @@ impl Warm {
 }
 
 /// The reference of an object in the store.
-pub(super) fn kept(dir: &Path, name: &str) -> String {
+pub(super) fn state_reference(dir: &Path, name: &str) -> String {
     format!("{}@{name}", dir.join("snapshots").display())
 }

@@ -14,17 +14,18 @@ use hyper::StatusCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Notify, mpsc};
 
+use super::accounts::{Accounts, ConnectionGuard};
 use super::registry::{Operation, Sandboxes, lock};
 use super::sandbox::{Sandbox, refused};
 use crate::error_response::ErrorResponse;
 
 /// Bytes that wait to be taken by a program.
-const INBOX: usize = 64 << 10;
+const MAX_INBOX_BYTES: usize = 64 << 10;
 /// Maximum bytes of one piece of output, and pieces that wait for a client.
-const PIECE: usize = 64 << 10;
-const PIECES: usize = 4;
+const MAX_PIECE_BYTES: usize = 64 << 10;
+const MAX_WAITING_PIECES: usize = 4;
 /// Maximum connections into one sandbox.
-const LINES: usize = 256;
+const MAX_CONNECTIONS: usize = 256;
 
 /// The connections into one sandbox.
 #[derive(Default)]
@@ -42,6 +43,8 @@ struct Tunnel {
     room: Notify,
     over: AtomicBool,
     outbox: mpsc::Sender<Bytes>,
+    /// It counts in the budgets of connections.
+    _permit: ConnectionGuard,
 }
 
 impl Tunnel {
@@ -49,7 +52,7 @@ impl Tunnel {
         while !self.over.load(Ordering::Acquire) {
             {
                 let mut inbox = lock(&self.inbox);
-                if inbox.len() < INBOX {
+                if inbox.len() < MAX_INBOX_BYTES {
                     inbox.extend_from_slice(bytes);
                     return;
                 }
@@ -72,7 +75,7 @@ impl Tunnel {
             Err(mpsc::error::TrySendError::Full(())) => None,
             Err(mpsc::error::TrySendError::Closed(())) => return Ok(Transferred::Over),
         };
-        let room = if permit.is_some() { PIECE } else { 0 };
+        let room = if permit.is_some() { MAX_PIECE_BYTES } else { 0 };
         let through = lease.exchange(self.dialed, &inbox, room)?;
         let moved = through.taken > 0 || !through.given.is_empty();
         if through.taken > 0 {
@@ -143,12 +146,14 @@ pub(super) async fn dial(
     sandbox: &Arc<Sandbox>,
     port: u16,
 ) -> Result<DuplexStream, ErrorResponse> {
-    let (outbox, given) = mpsc::channel(PIECES);
+    let (outbox, given) = mpsc::channel(MAX_WAITING_PIECES);
+    let permit = all.accounts.connect(&sandbox.tenant)?;
     let own = sandbox.clone();
     let dialing = all.turn(sandbox, Operation::Connection, move |session| {
         let lines = &own.commands.lines;
-        if lock(&lines.all).len() >= LINES {
-            let message = format!("the sandbox has {LINES} connections already; try again");
+        if lock(&lines.all).len() >= MAX_CONNECTIONS {
+            let message =
+                format!("the sandbox has {MAX_CONNECTIONS} connections already; try again");
             return Err(ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message));
         }
         let dialed = session.with(|lease| lease.dial(port)).map_err(|error| refused(&error))?;
@@ -157,13 +162,13 @@ pub(super) async fn dial(
             ErrorResponse::new(StatusCode::BAD_GATEWAY, message)
         })?;
         let (inbox, room, over) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
-        let line = Arc::new(Tunnel { dialed, inbox, room, over, outbox });
+        let line = Arc::new(Tunnel { dialed, inbox, room, over, outbox, _permit: permit });
         lock(&lines.all).push(line.clone());
         lines.moved.store(true, Ordering::Relaxed);
         Ok(line)
     });
     let line = dialing.await?;
-    let (ours, theirs) = tokio::io::duplex(PIECE);
+    let (ours, theirs) = tokio::io::duplex(MAX_PIECE_BYTES);
     // The sandbox has the other end; every removal of that ends this one.
     let weak = Arc::downgrade(&line);
     tokio::spawn(pump(Arc::downgrade(all), sandbox.clone(), weak, given, theirs));
@@ -183,11 +188,17 @@ async fn pump(
             all.goes_on(&sandbox, Some(Duration::ZERO));
         }
     };
+    let count = |add: &dyn Fn(&Accounts)| {
+        if let Some(all) = all.upgrade() {
+            add(&all.accounts);
+        }
+    };
     let (mut reader, mut writer) = tokio::io::split(client);
     let up = async {
-        let mut buffer = BytesMut::with_capacity(PIECE);
+        let mut buffer = BytesMut::with_capacity(MAX_PIECE_BYTES);
         // An HTTP client that writes no more has left.
         while let Ok(1..) = reader.read_buf(&mut buffer).await {
+            count(&|accounts| accounts.add_received(&sandbox.tenant, buffer.len() as u64));
             match line.upgrade() {
                 Some(line) => line.send(&buffer).await,
                 None => return,
@@ -198,9 +209,13 @@ async fn pump(
     };
     let down = async {
         while let Some(bytes) = given.recv().await {
-            if writer.write_all(&bytes).await.is_err() {
+            // A connection lasts no longer than the budget of its tenant.
+            let may =
+                all.upgrade().is_none_or(|all| all.accounts.check_sent(&sandbox.tenant).is_ok());
+            if !may || writer.write_all(&bytes).await.is_err() {
                 return;
             }
+            count(&|accounts| accounts.add_sent(&sandbox.tenant, bytes.len() as u64));
             // There is room for more.
             wake();
         }

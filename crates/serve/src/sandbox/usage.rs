@@ -101,7 +101,7 @@ async fn sizes(sandbox: &Sandbox) -> Option<(u64, u64)> {
     measured.await.ok().flatten()
 }
 
-fn shown(all: &Sandboxes, sandbox: &Sandbox, sample: &Sample) -> Value {
+fn describe_sample(all: &Sandboxes, sandbox: &Sandbox, sample: &Sample) -> Value {
     let template = all.template(&sandbox.template);
     let time = SystemTime::UNIX_EPOCH + Duration::from_millis(sample.time);
     json!({
@@ -126,7 +126,7 @@ pub(super) async fn metrics(chosen: TenantSandbox, Query(interval): Query<Interv
     }
     let samples: Vec<_> = lock(&sandbox.usage.samples).all.iter().copied().collect();
     let wanted = samples.iter().filter(|sample| interval.has(sample));
-    let listed: Vec<_> = wanted.map(|sample| shown(&all, &sandbox, sample)).collect();
+    let listed: Vec<_> = wanted.map(|sample| describe_sample(&all, &sandbox, sample)).collect();
     Ok(answer(StatusCode::OK, &Value::Array(listed)))
 }
 

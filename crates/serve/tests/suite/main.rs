@@ -1,5 +1,7 @@
 //! The server's tests, in one program that is linked once.
 
+mod access;
+mod budgets;
 mod code;
 mod common;
 mod full_disk;

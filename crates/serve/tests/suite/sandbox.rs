@@ -37,6 +37,11 @@ impl Client {
         Self { http: client(), base: server.url(""), key: KEY }
     }
 
+    /// A client of another key.
+    pub(crate) fn with_key(server: &Running, key: &'static str) -> Self {
+        Self { key, ..Self::of(server) }
+    }
+
     /// Asks the control plane; gives the status, and the answer where it is JSON.
     pub(crate) async fn ask(&self, method: Method, path: &str, body: Value) -> (u16, Value) {
         let request = self.http.request(method, format!("{}{path}", self.base));
@@ -386,7 +391,7 @@ fn a_tenant_has_as_many_snapshots_as_it_may() {
         client.post(&snapshots, json!({"name": "second"})).await;
         let (status, answer) = client.ask(Method::POST, &snapshots, json!({})).await;
         assert_eq!(status, 429, "{answer}");
-        assert!(answer["message"].as_str().unwrap().contains("2 snapshots"), "{answer}");
+        assert!(answer["message"].as_str().unwrap().contains("`max-snapshots`"), "{answer}");
         // Those of another tenant are not counted.
         client.key = "key-of-other";
         let theirs = client.create().await;

@@ -1,0 +1,294 @@
+//! Budgets: each is exceeded once, its refusal names it and when to retry, and another tenant is not affected.
+
+use std::time::Duration;
+
+use crate::common::{built, get, run, scratch, serve};
+use crate::sandbox::{Client, path, sandboxes, with};
+use afresh_serve::{Config, Limits};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+const OTHER_KEY: &str = "key-of-other";
+
+/// A configuration in which the tenant `acme` has these limits.
+fn limited(dir: &std::path::Path, script: &str, change: impl FnOnce(&mut Limits)) -> Config {
+    let mut sandboxes = sandboxes(dir, script);
+    let mut limits = Limits::default();
+    change(&mut limits);
+    sandboxes.budgets.tenants.insert("acme".to_owned(), limits);
+    with(sandboxes)
+}
+
+/// Checks a refusal for a budget.
+fn check_refusal((status, answer): &(u16, Value), owner: &str, name: &str) {
+    let expected = if owner == "server" { 503 } else { 429 };
+    assert_eq!(*status, expected, "{answer}");
+    assert_eq!(answer["code"], *status, "{answer}");
+    let budget = &answer["budget"];
+    assert_eq!((&budget["owner"], &budget["name"]), (&json!(owner), &json!(name)), "{answer}");
+    assert!(budget["limit"].is_u64() && budget["used"].is_u64(), "{answer}");
+    assert!(budget["retryAfter"].as_u64().unwrap() >= 1, "{answer}");
+    let message = answer["message"].as_str().unwrap();
+    assert!(message.contains(name) && message.contains("try again after"), "{message}");
+}
+
+/// The answer to a request for a new sandbox.
+async fn ask_for_one(client: &Client) -> (u16, Value) {
+    client.ask(Method::POST, "/sandboxes", json!({"templateID": "script"})).await
+}
+
+/// Status, `Retry-After` and JSON of the answer to code.
+async fn ask_for_code(client: &Client, sandbox: &Value, code: &str) -> (u16, Value) {
+    let response = client.begin(sandbox, code).await;
+    let status = response.status();
+    if status == StatusCode::TOO_MANY_REQUESTS {
+        let after = response.headers()["retry-after"].to_str().unwrap();
+        assert!(after.parse::<u64>().unwrap() >= 1, "{after}");
+    }
+    let text = response.text().await.unwrap();
+    (status.as_u16(), serde_json::from_str(&text).unwrap_or_default())
+}
+
+#[test]
+fn sandboxes_and_their_memory_have_a_budget() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let config = limited(dir.path(), &script, |limits| limits.sandboxes = Some(1));
+        let server = serve(config.clone()).await;
+        let client = Client::of(&server);
+        let other = Client::with_key(&server, OTHER_KEY);
+        let own = client.create().await;
+        check_refusal(&ask_for_one(&client).await, "tenant", "max-sandboxes");
+        other.create().await;
+        // A reload renews budgets. With one byte less than the sandbox has, a fork does not fit.
+        let (_, usage) = client.ask(Method::GET, "/usage", json!({})).await;
+        let memory = usage["now"]["memoryBytes"].as_u64().unwrap();
+        assert!(memory > 0, "{usage}");
+        let mut renewed = config.clone();
+        let budgets = &mut renewed.sandboxes.as_mut().unwrap().budgets;
+        let limits = budgets.tenants.get_mut("acme").unwrap();
+        limits.sandboxes = None;
+        limits.memory = Some(2 * memory - 1);
+        server.handle.reload(&renewed).await.unwrap();
+        check_refusal(&ask_for_one(&client).await, "tenant", "max-memory-mib");
+        let fork = client.ask(Method::POST, &path(&own, "/fork"), json!({})).await;
+        check_refusal(&fork, "tenant", "max-memory-mib");
+        other.create().await;
+        // A paused sandbox has no memory, and is refused when it would come back.
+        assert_eq!(client.ask(Method::POST, &path(&own, "/pause"), json!({})).await.0, 204);
+        let second = client.create().await;
+        client.post(&path(&own, "/connect"), json!({"timeout": 600})).await;
+        check_refusal(&ask_for_code(&client, &own, "1").await, "tenant", "max-memory-mib");
+        assert_eq!(client.ask(Method::DELETE, &path(&second, ""), json!({})).await.0, 204);
+        assert_eq!(client.value(&own, "6 * 7").await, "42");
+        // All tenants together.
+        let budgets = &mut renewed.sandboxes.as_mut().unwrap().budgets;
+        budgets.tenants.clear();
+        budgets.server.sandboxes = Some(3);
+        server.handle.reload(&renewed).await.unwrap();
+        check_refusal(&ask_for_one(&other).await, "server", "max-sandboxes");
+        server.end().await;
+    });
+}
+
+#[test]
+fn saved_states_have_a_budget() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let config = limited(dir.path(), &script, |limits| limits.stored = Some(1 << 10));
+        let server = serve(config.clone()).await;
+        let client = Client::of(&server);
+        let other = Client::with_key(&server, OTHER_KEY);
+        let [one, two] = [client.create().await, client.create().await];
+        client.value(&one, "var one = 1; one").await;
+        client.value(&two, "var two = 2; two").await;
+        let snapshots = |sandbox: &Value| path(sandbox, "/snapshots");
+        let refused = client.ask(Method::POST, &snapshots(&one), json!({})).await;
+        check_refusal(&refused, "tenant", "max-stored-mib");
+        assert_eq!(client.ask(Method::GET, "/snapshots", json!({})).await.1, json!([]));
+        // The first saved state may exceed the budget, and then there is no room for more.
+        assert_eq!(client.ask(Method::POST, &path(&one, "/pause"), json!({})).await.0, 204);
+        let refused = client.ask(Method::POST, &path(&two, "/pause"), json!({})).await;
+        check_refusal(&refused, "tenant", "max-stored-mib");
+        check_refusal(&ask_for_one(&client).await, "tenant", "max-stored-mib");
+        assert_eq!(client.value(&two, "two").await, "2");
+        let usage = client.ask(Method::GET, "/usage", json!({})).await.1;
+        let stored = usage["now"]["storedBytes"].as_u64().unwrap();
+        assert!(stored > 1 << 10, "{usage}");
+        let free = other.create().await;
+        other.post(&snapshots(&free), json!({})).await;
+        assert_eq!(other.ask(Method::POST, &path(&free, "/pause"), json!({})).await.0, 204);
+        server.end().await;
+        // Another server counts what it finds: two saved sandboxes now.
+        let server = serve(config).await;
+        let client = Client::of(&server);
+        let usage = client.ask(Method::GET, "/usage", json!({})).await.1;
+        assert!(usage["now"]["storedBytes"].as_u64().unwrap() > stored, "{usage}");
+        check_refusal(&ask_for_one(&client).await, "tenant", "max-stored-mib");
+        for sandbox in [&one, &two] {
+            assert_eq!(client.ask(Method::DELETE, &path(sandbox, ""), json!({})).await.0, 204);
+        }
+        client.create().await;
+        server.end().await;
+    });
+}
+
+#[test]
+fn run_time_and_sent_bytes_have_a_budget_in_each_window() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let mut config = limited(dir.path(), &script, |limits| {
+            limits.cpu_time = Some(Duration::ZERO);
+        });
+        let server = serve(config.clone()).await;
+        let client = Client::of(&server);
+        let other = Client::with_key(&server, OTHER_KEY);
+        let (own, free) = (client.create().await, other.create().await);
+        check_refusal(&ask_for_code(&client, &own, "1").await, "tenant", "cpu-seconds");
+        assert_eq!(other.value(&free, "1 + 1").await, "2");
+        let budgets = &mut config.sandboxes.as_mut().unwrap().budgets;
+        let mut limits = Limits::default();
+        limits.sent = Some(1 << 20);
+        budgets.tenants.insert("acme".to_owned(), limits);
+        server.handle.reload(&config).await.unwrap();
+        // An answer that has begun is completed.
+        let lines = client.execute(&own, "console.log('x'.repeat(2 << 20))").await.unwrap();
+        assert!(lines.iter().any(|line| line["type"] == "end_of_execution"));
+        check_refusal(&ask_for_code(&client, &own, "1").await, "tenant", "sent-mib");
+        assert_eq!(other.value(&free, "1 + 1").await, "2");
+        // Its owner still ends it.
+        assert_eq!(client.ask(Method::DELETE, &path(&own, ""), json!({})).await.0, 204);
+        server.end().await;
+    });
+}
+
+#[test]
+fn running_calls_have_a_budget() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let mut config = limited(dir.path(), &script, |limits| {
+            (limits.running_calls, limits.sandboxes) = (Some(1), Some(3));
+        });
+        // As many calls of a tenant may wait.
+        config.sandboxes.as_mut().unwrap().max_sandboxes = 1;
+        config.sandboxes.as_mut().unwrap().call_timeout = 2 * crate::common::TEST_TIMEOUT;
+        let server = serve(config).await;
+        let client = Client::of(&server);
+        let other = Client::with_key(&server, OTHER_KEY);
+        let all = [client.create().await, client.create().await, client.create().await];
+        let free = other.create().await;
+        let busy = client.begin(&all[0], "console.log('begun'); while (true);").await;
+        // One of these waits, and the other is refused.
+        let (one, two) = (ask_for_code(&client, &all[1], "1"), ask_for_code(&client, &all[2], "1"));
+        tokio::pin!(one, two);
+        let refused = tokio::select! {
+            refused = &mut one => refused,
+            refused = &mut two => refused,
+        };
+        check_refusal(&refused, "tenant", "max-running-calls");
+        assert_eq!(other.value(&free, "1 + 1").await, "2");
+        assert_eq!(client.ask(Method::DELETE, &path(&all[0], ""), json!({})).await.0, 204);
+        drop(busy);
+        server.end().await;
+    });
+}
+
+#[test]
+fn one_address_has_a_budget_of_connections_and_of_requests() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let mut config = with(sandboxes(dir.path(), &script));
+        config.max_requests_per_address = Some(3);
+        config.forwarded_for = true;
+        config.max_connections_per_address = Some(2);
+        let server = serve(config).await;
+        let client = Client::of(&server);
+        let ask = async |address: &str| {
+            let request = client.http.get(server.url("/openapi.json"));
+            let response = request.header("x-forwarded-for", address).send().await.unwrap();
+            let status = response.status().as_u16();
+            (status, serde_json::from_str(&response.text().await.unwrap()).unwrap_or_default())
+        };
+        for _ in 0..3 {
+            assert_eq!(ask("192.0.2.1").await.0, 200);
+        }
+        check_refusal(&ask("192.0.2.1").await, "address", "max-requests-per-address");
+        assert_eq!(ask("192.0.2.2").await.0, 200);
+        // Probes are exempt.
+        assert_eq!(get(&client.http, &server.url("/readyz")).await.0, 200);
+        let idle = [(); 2].map(|()| tokio::net::TcpStream::connect(server.addr));
+        let [one, two] = idle;
+        let idle = (one.await.unwrap(), two.await.unwrap());
+        let refused = tokio::time::timeout(crate::common::TEST_TIMEOUT, async {
+            loop {
+                // Another client has no connection to reuse.
+                let fresh = crate::common::client();
+                let (status, text) = get(&fresh, &server.url("/readyz")).await;
+                if status != 200 {
+                    return (status, serde_json::from_str(&text).unwrap());
+                }
+            }
+        });
+        check_refusal(&refused.await.unwrap(), "address", "max-connections-per-address");
+        drop(idle);
+        server.end().await;
+    });
+}
+
+#[test]
+fn usage_is_shown_to_its_tenant_and_outlasts_a_restart() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let keys = dir.path().join("keys");
+        let lines = "acme key-of-acme\nother key-of-other\nops key-of-ops scopes=admin\n";
+        std::fs::write(&keys, lines).unwrap();
+        let mut sandboxes = sandboxes(dir.path(), &script);
+        sandboxes.keys = afresh_serve::Keys::read(&keys).unwrap();
+        let config = with(sandboxes);
+        let server = serve(config.clone()).await;
+        let client = Client::of(&server);
+        let own = client.create().await;
+        client.value(&own, "let n = 0; for (let i = 0; i < 1e5; i++) n += i; n").await;
+        let (status, usage) = client.ask(Method::GET, "/usage", json!({})).await;
+        assert_eq!((status, &usage["tenant"]), (200, &json!("acme")));
+        let totals = usage["totals"].clone();
+        assert!(totals["cpuSeconds"].as_f64().unwrap() > 0.0, "{usage}");
+        assert!(totals["sentBytes"].as_u64().unwrap() > 100, "{usage}");
+        assert!(totals["receivedBytes"].as_u64().unwrap() > 50, "{usage}");
+        assert!(totals["memoryByteSeconds"].as_f64().unwrap() > 0.0, "{usage}");
+        assert_eq!((&totals["calls"], &totals["sandboxes"]), (&json!(1), &json!(1)));
+        assert_eq!(usage["now"]["sandboxes"], 1);
+        assert_eq!(usage["limits"]["sandboxes"], 1000);
+        // Another tenant's is not its own to see.
+        assert_eq!(client.ask(Method::GET, "/usage?tenant=other", json!({})).await.0, 403);
+        assert_eq!(client.ask(Method::GET, "/usage?tenant=acme", json!({})).await.0, 200);
+        server.end().await;
+        let server = serve(config).await;
+        let admin = Client::with_key(&server, "key-of-ops");
+        let (_, all) = admin.ask(Method::GET, "/usage", json!({})).await;
+        let names: Vec<_> =
+            all["tenants"].as_array().unwrap().iter().map(|t| &t["tenant"]).collect();
+        assert_eq!(names, ["acme", "ops", "other"]);
+        let (_, again) = admin.ask(Method::GET, "/usage?tenant=acme", json!({})).await;
+        for name in ["cpuSeconds", "sentBytes", "calls", "sandboxes"] {
+            let (before, now) = (totals[name].as_f64().unwrap(), again["totals"][name].as_f64());
+            assert!(now.unwrap() >= before, "{name}: {again}");
+        }
+        assert_eq!(admin.ask(Method::GET, "/usage?tenant=nobody", json!({})).await.0, 404);
+        // Metrics with the names of tenants are for an operator.
+        let open = get(&admin.http, &server.url("/metrics")).await.1;
+        assert!(!open.contains("acme") && open.ends_with("# EOF\n"), "{open}");
+        let request = admin.http.get(server.url("/metrics")).bearer_auth("key-of-ops");
+        let shown = request.send().await.unwrap().text().await.unwrap();
+        assert!(shown.contains(r#"afresh_tenant_calls_total{tenant="acme"} 1"#), "{shown}");
+        assert!(shown.contains(r#"afresh_tenant_sandboxes{tenant="acme"} 1"#), "{shown}");
+        assert!(shown.ends_with("# EOF\n") && shown.matches("# EOF").count() == 1);
+        server.end().await;
+    });
+}
