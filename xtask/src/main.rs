@@ -70,10 +70,11 @@ Commands:
                          some minutes.
   prose [--lower]        Count sentences with a marker of translated English, and refuse more than the baseline.
                          --lower writes lower numbers to xtask/prose/baseline.txt.
-  release [--profile PROFILE] [--only KIND,…] [--try]
+  release [--profile PROFILE | --command FILE] [--only KIND,…] [--try]
                          Build the packages of a release into target/release-archives: archive, deb, rpm,
-                         static-archive and image, with checksums and a list of components. --try installs each in
-                         a clean Debian root and uses it there; this needs root.
+                         static-archive and image, with checksums and a list of components. --command packages
+                         a command that was built before. --try installs each package in a clean Debian root and
+                         uses it there; this needs root.
   test [--retry] [--within MINUTES]
                          Check format, lints and documentation, build the guests and the test servers, run
                          all tests, including those of the Python package, fuzz, run Miri, package every crate

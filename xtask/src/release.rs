@@ -30,22 +30,27 @@ const MUSL: &str = "x86_64-unknown-linux-musl";
 const KINDS: [(&str, &str); 5] =
     [("archive", GLIBC), ("deb", GLIBC), ("rpm", GLIBC), ("static-archive", MUSL), ("image", MUSL)];
 
-const USAGE: &str = "usage: cargo xtask release [--profile PROFILE] [--only KIND,…] [--try]";
+const USAGE: &str =
+    "usage: cargo xtask release [--profile PROFILE | --command FILE] [--only KIND,…] [--try]";
 
 /// What to build.
 struct Options {
     profile: String,
+    /// A command that was built before.
+    command: Option<PathBuf>,
     kinds: Vec<(&'static str, &'static str)>,
     tries: bool,
 }
 
 impl Options {
     fn parse(arguments: &[String]) -> Result<Self> {
-        let mut options = Self { profile: "dist".to_owned(), kinds: KINDS.to_vec(), tries: false };
+        let mut options =
+            Self { profile: "dist".to_owned(), command: None, kinds: KINDS.to_vec(), tries: false };
         let mut arguments = arguments.iter();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
                 "--try" => options.tries = true,
+                "--command" => options.command = Some(arguments.next().context(USAGE)?.into()),
                 "--profile" => options.profile = arguments.next().context(USAGE)?.clone(),
                 "--only" => {
                     let wanted: Vec<&str> = arguments.next().context(USAGE)?.split(',').collect();
@@ -86,7 +91,10 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
         if kinds.is_empty() {
             continue;
         }
-        let command = build(target, &options.profile)?;
+        let command = match &options.command {
+            Some(command) => command.clone(),
+            None => build(target, &options.profile)?,
+        };
         let scratch = folder.join("scratch");
         let installed = Installation::assemble(&scratch, &command, target)?;
         for kind in kinds {
