@@ -182,16 +182,16 @@ impl LimitsTable {
 impl From<LimitsTable> for Limits {
     fn from(table: LimitsTable) -> Self {
         let bytes = |mib: Option<u64>| mib.map(|mib| mib.saturating_mul(1 << 20));
-        let mut limits = Self::default();
-        limits.sandboxes = table.max_sandboxes;
-        limits.memory = bytes(table.max_memory_mib);
-        limits.stored = bytes(table.max_stored_mib);
-        limits.connections = table.max_connections;
-        limits.running_calls = table.max_running_calls;
-        limits.cpu_time = table.cpu_seconds.map(Duration::from_secs);
-        limits.sent = bytes(table.sent_mib);
-        limits.weight = table.weight.map(|weight| weight.0);
-        limits
+        Self {
+            sandboxes: table.max_sandboxes,
+            memory: bytes(table.max_memory_mib),
+            stored: bytes(table.max_stored_mib),
+            connections: table.max_connections,
+            running_calls: table.max_running_calls,
+            cpu_time: table.cpu_seconds.map(Duration::from_secs),
+            sent: bytes(table.sent_mib),
+            weight: table.weight.map(|weight| weight.0),
+        }
     }
 }
 

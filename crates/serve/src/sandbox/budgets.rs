@@ -87,8 +87,8 @@ mod tests {
 
     #[test]
     fn an_own_limit_precedes_the_limit_of_each_tenant() {
-        let mut budgets = Budgets::default();
-        budgets.tenant = Limits { memory: Some(1), weight: Some(2), ..Limits::default() };
+        let tenant = Limits { memory: Some(1), weight: Some(2), ..Limits::default() };
+        let mut budgets = Budgets { tenant, ..Budgets::default() };
         let own = Limits { memory: Some(5), ..Limits::default() };
         budgets.tenants.insert("acme".to_owned(), own);
         assert_eq!((budgets.of("acme").memory, budgets.of("acme").weight), (Some(5), Some(2)));

@@ -236,7 +236,7 @@ impl Sandboxes {
         let Ok(life) = life else { return Ok(()) };
         let pause = is_over(sandbox) && pauses;
         let is_live = matches!(*life, Residency::Live(_));
-        if !pause && !(is_live && self.is_idle(sandbox)) {
+        if !(pause || is_live && self.is_idle(sandbox)) {
             return Ok(());
         }
         let saving = self.clone().save_now(sandbox.clone(), life, pause, false);
