@@ -14,10 +14,14 @@ from typing import Any
 
 from .._linux import linux
 from .._warm import Warm
+from .._sizes import size
 from ..errors import AfreshError
 from ._guest import GuestKernel
 from ._magics import REGISTRATION
 from ._states import States
+
+# Bytes of states that are kept for undoing.
+_UNDO = 1 << 30
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -35,6 +39,7 @@ def _arguments() -> argparse.ArgumentParser:
         command.add_argument("--dir", action="append", default=[], help="host directory to read, besides the notebook's")
         command.add_argument("--no-cwd", action="store_true", help="do not grant the directory of the notebook")
         command.add_argument("--net", action="append", default=[], metavar="NAME:PORT", help="server to connect to")
+        command.add_argument("--undo-memory", type=size, default=_UNDO, help="most memory for undoing (1 GiB)")
         command.add_argument("--memory", default=None, help="most memory, such as 2GiB (4 GiB)")
     return parser
 
@@ -46,6 +51,7 @@ def _install(given: argparse.Namespace) -> None:
     for option in ("dir", "net"):
         for value in getattr(given, option):
             argv += [f"--{option}", os.path.abspath(value) if option == "dir" else value]
+    argv += ["--undo-memory", str(given.undo_memory)]
     if given.memory:
         argv += ["--memory", given.memory]
     if given.no_cwd:
@@ -66,7 +72,8 @@ def _install(given: argparse.Namespace) -> None:
 
 
 def _open(given: argparse.Namespace) -> Warm:
-    dirs = list(given.dir)
+    # Without its configuration, fontconfig prints errors into cells.
+    dirs = [*given.dir, *filter(os.path.isdir, ("/etc/fonts",))]
     if not given.no_cwd:
         dirs.append(os.getcwd())
     # What front ends and libraries read from the environment of a kernel.
@@ -114,7 +121,7 @@ def _kernel(connection: dict[str, Any], guest: GuestKernel, states: States) -> A
 
 def _run(given: argparse.Namespace) -> None:
     guest = GuestKernel.start(_open(given), [])
-    kernel = _kernel(_read(given.connection), guest, States())
+    kernel = _kernel(_read(given.connection), guest, States(given.undo_memory))
 
     def interrupt(*_: object) -> None:
         kernel.interrupted = True

@@ -22,7 +22,7 @@ _MAX_MESSAGE = 1 << 30
 # Seconds for the start of the kernel in the sandbox.
 _START_TIMEOUT = 120.0
 # Seconds that the sandbox has for its remaining work before a checkpoint.
-_SETTLE_TIMEOUT = 0.05
+_SETTLE_TIMEOUT = 0.01
 
 Message = tuple[str, list[bytes]]
 
@@ -136,6 +136,14 @@ class GuestKernel:
     def tree(self) -> Tree:
         """All states."""
         return self.sandbox.tree()
+
+    def pages(self, before: _native.Checkpoint, after: _native.Checkpoint) -> int:
+        """How many memory pages differ between two states."""
+        return self.sandbox.diff(before, after).pages
+
+    def drop(self, checkpoint: _native.Checkpoint) -> None:
+        """Forgets a state."""
+        self.sandbox.drop(checkpoint)
 
     def close(self) -> None:
         """Ends the sandbox."""

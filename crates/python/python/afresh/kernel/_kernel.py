@@ -111,7 +111,9 @@ class Kernel:
         if request.channel == "shell":
             self._unanswered.add(request.id)
         self._guest.send(request.channel, sign(self._guest.key, parts or request.parts))
-        self._goes_on = self._states.dirty = True
+        self._goes_on = True
+        # Completion and inspection are not worth a state.
+        self._states.dirty |= request.kind == "execute_request" or request.kind.startswith("comm_")
 
     def _next(self) -> None:
         """Passes on requests that wait, up to the next cell."""
@@ -195,8 +197,6 @@ class Kernel:
             self._restore(str(self._guest.sandbox.failed or error))
 
     def _turn(self) -> None:
-        if self._goes_on:
-            self._states.dirty = True
         messages, self._goes_on = self._guest.turn(_IDLE_WAIT if self._cell is None else _WAIT)
         for message in messages:
             self._carry(message)

@@ -100,8 +100,7 @@ class Magics:
 
     def _costs(self) -> Outputs:
         cells = self._states.costs()
-        lines = [f"{cell.seconds * 1000:10.1f} ms {cell.pages:8} pages  {cell}" for cell in cells]
-        return _text("\n".join(lines) or "no cell has run")
+        return _text("\n".join(map(str, cells)) or "no cell has run")
 
 
 def _text(text: str) -> Outputs:

@@ -11,7 +11,7 @@ from .._native import Checkpoint
 from .._tree import State, Tree
 from ._guest import GuestKernel
 
-# Undo steps that are kept.
+# Maximum undo steps that are kept.
 MAX_STEPS = 200
 _MAX_SOURCE = 60
 
@@ -33,7 +33,7 @@ class Cell:
     pages: int = 0
 
     def __str__(self) -> str:
-        return f"[{self.number}] {self.source}"
+        return f"[{self.number}] {self.source} ({self.seconds * 1000:.0f} ms, {self.pages} pages)"
 
 
 def first_line(source: str) -> str:
@@ -59,11 +59,13 @@ class States:
     """Moves a kernel between its states.
 
     Attributes:
+        budget: Most bytes of states that are kept for undoing, besides named ones.
         count: The execution count of the last cell in the present state.
         moves: How often the kernel went to another state.
         dirty: Whether the sandbox may have changed since its last checkpoint.
     """
 
+    budget: int
     count: int = 0
     moves: int = 0
     dirty: bool = True
@@ -72,12 +74,16 @@ class States:
     _cells: dict[Checkpoint, Cell] = field(default_factory=dict)
     _counts: dict[Checkpoint, int] = field(default_factory=dict)
     _names: dict[str, Checkpoint] = field(default_factory=dict)
+    _log: list[Cell] = field(default_factory=list)
 
     def keep(self, guest: GuestKernel, name: str = "") -> Checkpoint:
         """The present state."""
         if self.dirty or name or self._here is None:
+            last, clean = self._here, not self.dirty
             self._here = guest.checkpoint(name)
             self._counts[self._here] = self.count
+            if last is not None and clean and last in self._cells:
+                self._cells[self._here] = self._cells[last]
             self.dirty = False
         if name:
             self._names[name] = self._here
@@ -87,16 +93,16 @@ class States:
         """Keeps the state before a cell."""
         before = self.keep(guest)
         self._steps.append(_Step(before, first_line(source)))
-        if len(self._steps) > MAX_STEPS:
-            self._drop(guest, self._steps.pop(0).before)
         self.dirty = True
         return before
 
     def end(self, guest: GuestKernel, source: str, seconds: float) -> Cell:
         """Keeps the state after a cell, and returns the cost of the cell."""
+        before = self._steps[-1].before
         after = self.keep(guest)
-        pages = next((state.own_pages for state in guest.tree() if state.checkpoint == after), 0)
-        cell = self._cells[after] = Cell(self.count, first_line(source), seconds, pages)
+        cell = self._cells[after] = Cell(self.count, first_line(source), seconds, guest.pages(before, after))
+        self._log = [*self._log[-MAX_STEPS:], cell]
+        self._trim(guest)
         return cell
 
     def restore(self, guest: GuestKernel) -> str:
@@ -140,7 +146,7 @@ class States:
 
     def costs(self) -> list[Cell]:
         """Cells that have run, also undone ones, in order of execution."""
-        return list(self._cells.values())
+        return list(self._log)
 
     def _go(self, guest: GuestKernel, to: Checkpoint) -> None:
         self.moves += 1
@@ -151,11 +157,20 @@ class States:
         self.count = self._counts.get(to, self.count)
         self.dirty = False
 
-    def _drop(self, guest: GuestKernel, checkpoint: Checkpoint) -> None:
-        if checkpoint not in self._names.values() and all(step.before != checkpoint for step in self._steps):
+    def _trim(self, guest: GuestKernel) -> None:
+        """Forgets the oldest undo steps beyond the limits, and states that no step and no name leads to."""
+        sizes = {state.checkpoint: state.own_bytes for state in guest.tree()}
+        needed = {self._here, *self._names.values(), *(step.before for step in self._steps)}
+        held = sum(size for checkpoint, size in sizes.items() if checkpoint in needed)
+        while len(self._steps) > 1 and (len(self._steps) > MAX_STEPS or held > self.budget):
+            oldest = self._steps.pop(0).before
+            if oldest not in self._names.values():
+                held -= sizes.get(oldest, 0)
+        needed = {self._here, *self._names.values(), *(step.before for step in self._steps)}
+        for checkpoint in [checkpoint for checkpoint in self._counts if checkpoint not in needed]:
             guest.drop(checkpoint)
             self._cells.pop(checkpoint, None)
-            self._counts.pop(checkpoint, None)
+            self._counts.pop(checkpoint)
 
     def _label(self, state: State) -> str:
         cell = self._cells.get(state.checkpoint)
@@ -179,7 +194,7 @@ class States:
         for depth, state in self._walk(guest.tree(), None, 0):
             here = state.checkpoint == self._here
             label = self._label(state)
-            lines.append(f"{'  ' * depth}{label} ({state.own_pages} pages){' ← here' if here else ''}")
+            lines.append(f"{'  ' * depth}{label}{' ← here' if here else ''}")
             shown = f"<b>{escape(label)} ← here</b>" if here else escape(label)
-            items.append(f'<div style="margin-left:{depth * 2}em">{shown} <small>{state.own_pages} pages</small></div>')
+            items.append(f'<div style="margin-left:{depth * 2}em">{shown}</div>')
         return "\n".join(lines), "".join(items)
