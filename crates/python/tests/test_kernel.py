@@ -133,7 +133,7 @@ def test_cells_are_undone_with_variables_files_and_count(kernel: tuple[Any, Clie
     reply, _ = client.run("x = 2; open('/tmp/f', 'w').write('two'); big = b'1' * (8 << 20)")
     assert reply["metadata"]["afresh"]["pages"] > 1000
     assert reply["metadata"]["afresh"]["seconds"] > 0
-    assert client.show("%undo") == "undone: x = 2; open('/tmp/f', 'w').write('two'); big = b'1' * (8 << 20)"
+    assert client.show("%undo").startswith("undone: x = 2; open(")
     reply, text = client.run("x, open('/tmp/f').read(), 'big' in globals()")
     assert (text, reply["content"]["execution_count"]) == ("(1, 'one', False)", 2)
     assert client.show("%undo 2").count("undone") == 2
@@ -192,7 +192,8 @@ def test_a_fork_is_a_second_kernel(kernel: tuple[Any, Client]) -> None:
 
 def test_completion_inspection_input_and_comms(kernel: tuple[Any, Client]) -> None:
     _, client = kernel
-    client.show("value_of_mine = {'key': 1}")
+    # Its first completion reads the sources of all imported modules.
+    client.show("%config IPCompleter.use_jedi = False\nvalue_of_mine = {'key': 1}")
     completed = client.reply(client.client.complete("value_of"))["content"]
     assert "value_of_mine" in completed["matches"]
     assert "%undo" in client.reply(client.client.complete("%und"))["content"]["matches"]
