@@ -189,6 +189,7 @@ impl Account {
 }
 
 /// A connection to a program in a sandbox, until it is dropped.
+#[cfg(feature = "linux")]
 #[derive(Debug)]
 pub(super) struct ConnectionGuard(Vec<Arc<Account>>);
 
@@ -198,6 +199,7 @@ impl std::fmt::Debug for Account {
     }
 }
 
+#[cfg(feature = "linux")]
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         for account in &self.0 {

@@ -201,7 +201,7 @@ fn operations_are_in_the_audit_log_without_code_and_secrets() {
 }
 
 #[test]
-fn a_required_log_that_cannot_be_written_refuses_calls() {
+fn a_required_log_refuses_calls_and_a_directory_that_fails_is_reported() {
     let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {
@@ -210,11 +210,17 @@ fn a_required_log_that_cannot_be_written_refuses_calls() {
         let mut audit = AuditConfig::new(&file);
         audit.required = true;
         config.audit = Some(audit);
+        // The probe of the directory cannot write its file.
+        let probe = dir.path().join("store/probe");
+        std::fs::create_dir_all(&probe).unwrap();
         let server = serve(config.clone()).await;
         let client = Client::of(&server);
+        wait_for_directory(&server, false).await;
         let own = client.create().await;
+        assert_eq!(client.value(&own, "6 * 7").await, "42");
+        std::fs::remove_dir(&probe).unwrap();
         let events: Vec<_> = lines(&file).iter().map(|line| line["event"].clone()).collect();
-        assert_eq!(events, ["begin", "end"]);
+        assert_eq!(events, ["begin", "end", "begin", "end"]);
         // Each write to this device fails as on a full disk.
         std::fs::remove_file(&file).unwrap();
         std::os::unix::fs::symlink("/dev/full", &file).unwrap();
@@ -228,40 +234,24 @@ fn a_required_log_that_cannot_be_written_refuses_calls() {
         std::fs::remove_file(&file).unwrap();
         server.handle.reload(&config).await.unwrap();
         assert_eq!(client.ask(Method::GET, &path(&own, ""), json!({})).await.0, 200);
+        wait_for_directory(&server, true).await;
         server.end().await;
     });
 }
 
-#[test]
-fn a_directory_that_cannot_be_written_is_reported_and_sandboxes_are_served() {
-    let Some(script) = built("quickjs.wasm") else { return };
-    let dir = scratch();
-    run(async {
-        let mut config = configure(dir.path(), &script);
-        config.sandboxes.as_mut().unwrap().requires_metrics_key = false;
-        // The probe cannot write its file.
-        let probe = dir.path().join("store/probe");
-        std::fs::create_dir_all(&probe).unwrap();
-        let server = serve(config).await;
-        let client = Client::of(&server);
-        let wait_for = async |healthy: bool| {
-            loop {
-                let (status, text) = get(&client.http, &server.url("/readyz")).await;
-                assert_eq!(status, 200, "{text}");
-                if text.contains("directory: the directory cannot be written") != healthy {
-                    break;
-                }
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-            }
-            let metrics = get(&client.http, &server.url("/metrics")).await.1;
-            let line = format!("afresh_healthy{{check=\"directory\"}} {}\n", u8::from(healthy));
-            assert!(metrics.contains(&line), "{metrics}");
-        };
-        wait_for(false).await;
-        let own = client.create().await;
-        assert_eq!(client.value(&own, "6 * 7").await, "42");
-        std::fs::remove_dir(&probe).unwrap();
-        wait_for(true).await;
-        server.end().await;
-    });
+/// Waits until the server reports its directory as healthy or not. It is ready all the time.
+async fn wait_for_directory(server: &Running, is_healthy: bool) {
+    let http = client();
+    loop {
+        let (status, text) = get(&http, &server.url("/readyz")).await;
+        assert_eq!(status, 200, "{text}");
+        if text.contains("directory: the directory cannot be written") != is_healthy {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    let metrics = http.get(server.url("/metrics")).bearer_auth("key-metrics");
+    let metrics = metrics.send().await.unwrap().text().await.unwrap();
+    let line = format!("afresh_healthy{{check=\"directory\"}} {}\n", u8::from(is_healthy));
+    assert!(metrics.contains(&line), "{metrics}");
 }

@@ -136,37 +136,7 @@ fn saved_states_have_a_budget() {
 }
 
 #[test]
-fn run_time_and_sent_bytes_have_a_budget_in_each_window() {
-    let Some(script) = built("quickjs.wasm") else { return };
-    let dir = scratch();
-    run(async {
-        let mut config = limited(dir.path(), &script, |limits| {
-            limits.cpu_time = Some(Duration::ZERO);
-        });
-        let server = serve(config.clone()).await;
-        let client = Client::of(&server);
-        let other = Client::with_key(&server, OTHER_KEY);
-        let (own, free) = (client.create().await, other.create().await);
-        check_refusal(&ask_for_code(&client, &own, "1").await, "tenant", "cpu-seconds");
-        assert_eq!(other.value(&free, "1 + 1").await, "2");
-        let budgets = &mut config.sandboxes.as_mut().unwrap().budgets;
-        let mut limits = Limits::default();
-        limits.sent = Some(1 << 20);
-        budgets.tenants.insert("acme".to_owned(), limits);
-        server.handle.reload(&config).await.unwrap();
-        // An answer that has begun is completed.
-        let lines = client.execute(&own, "console.log('x'.repeat(2 << 20))").await.unwrap();
-        assert!(lines.iter().any(|line| line["type"] == "end_of_execution"));
-        check_refusal(&ask_for_code(&client, &own, "1").await, "tenant", "sent-mib");
-        assert_eq!(other.value(&free, "1 + 1").await, "2");
-        // Its owner still ends it.
-        assert_eq!(client.ask(Method::DELETE, &path(&own, ""), json!({})).await.0, 204);
-        server.end().await;
-    });
-}
-
-#[test]
-fn running_calls_have_a_budget() {
+fn running_calls_run_time_and_sent_bytes_have_a_budget() {
     let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {
@@ -176,7 +146,7 @@ fn running_calls_have_a_budget() {
         // As many calls of a tenant may wait.
         config.sandboxes.as_mut().unwrap().max_sandboxes = 1;
         config.sandboxes.as_mut().unwrap().call_timeout = 2 * crate::common::TEST_TIMEOUT;
-        let server = serve(config).await;
+        let server = serve(config.clone()).await;
         let client = Client::of(&server);
         let other = Client::with_key(&server, OTHER_KEY);
         let all = [client.create().await, client.create().await, client.create().await];
@@ -193,6 +163,26 @@ fn running_calls_have_a_budget() {
         assert_eq!(other.value(&free, "1 + 1").await, "2");
         assert_eq!(client.ask(Method::DELETE, &path(&all[0], ""), json!({})).await.0, 204);
         drop(busy);
+        // A reload renews budgets.
+        let budgets = &mut config.sandboxes.as_mut().unwrap().budgets;
+        let mut limits = Limits::default();
+        limits.cpu_time = Some(Duration::ZERO);
+        budgets.tenants.insert("acme".to_owned(), limits.clone());
+        server.handle.reload(&config).await.unwrap();
+        let own = &all[1];
+        check_refusal(&ask_for_code(&client, own, "1").await, "tenant", "cpu-seconds");
+        assert_eq!(other.value(&free, "1 + 1").await, "2");
+        (limits.cpu_time, limits.sent) = (None, Some(1 << 20));
+        let budgets = &mut config.sandboxes.as_mut().unwrap().budgets;
+        budgets.tenants.insert("acme".to_owned(), limits);
+        server.handle.reload(&config).await.unwrap();
+        // An answer that has begun is completed.
+        let lines = client.execute(own, "console.log('x'.repeat(2 << 20))").await.unwrap();
+        assert!(lines.iter().any(|line| line["type"] == "end_of_execution"));
+        check_refusal(&ask_for_code(&client, own, "1").await, "tenant", "sent-mib");
+        assert_eq!(other.value(&free, "1 + 1").await, "2");
+        // Its owner still ends it.
+        assert_eq!(client.ask(Method::DELETE, &path(own, ""), json!({})).await.0, 204);
         server.end().await;
     });
 }
