@@ -71,11 +71,15 @@ impl SaveOptions {
         self
     }
 
-    fn with(&self, parent: Option<Snapshot>) -> SnapshotOptions {
+    fn with(&self, parent: Option<Parent>) -> SnapshotOptions {
+        let (parent, changed) = match parent {
+            Some(Parent { snapshot, changed }) => (Some(snapshot), Some(changed)),
+            None => (None, None),
+        };
         SnapshotOptions {
             encoding: self.encoding,
             parent,
-            changed: None,
+            changed,
             working_set: Vec::new(),
             #[cfg(feature = "seal")]
             seal: self.seal.clone(),
@@ -151,6 +155,13 @@ pub struct Saved {
     pub snapshot: Snapshot,
     /// The reason why no working set was recorded, though calls were given: the missing feature of this host.
     pub unrecorded: Option<&'static str>,
+}
+
+/// The snapshot that a delta follows on.
+pub(crate) struct Parent {
+    snapshot: Snapshot,
+    /// The pages that differ from it.
+    changed: Vec<PageRange>,
 }
 
 /// A frozen guest of any kind.
@@ -304,7 +315,7 @@ impl Frozen {
     /// The options of the save, and the reason why a requested working set was not recorded.
     fn with(
         &self,
-        parent: Option<Snapshot>,
+        parent: Option<Parent>,
         options: &SaveOptions,
         opened: &Options,
     ) -> Result<(SnapshotOptions, Option<&'static str>), SaveError> {
@@ -375,7 +386,7 @@ impl Frozen {
     pub(crate) fn write(
         &self,
         to: &Reference,
-        parent: Option<Snapshot>,
+        parent: Option<Parent>,
         options: &SaveOptions,
         opened: &Options,
     ) -> Result<Saved, SaveError> {
@@ -531,7 +542,12 @@ impl Lease<'_> {
                 // The pages of a guest that has shrunk cannot form a delta.
                 && frozen.pages() >= origin.snapshot.pages()
         });
-        let parent = parent.map(|origin| origin.snapshot.clone());
+        let parent = parent.map(|origin| {
+            let changed = origin.memory.pages().differing_content(frozen.image());
+            let changed = changed.map_err(|e| freeze(e.into()))?;
+            Ok::<_, SaveError>(Parent { snapshot: origin.snapshot.clone(), changed })
+        });
+        let parent = parent.transpose()?;
         frozen.write(to, parent, options, &self.guest.inner().options)
     }
 }
