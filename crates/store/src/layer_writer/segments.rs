@@ -1,7 +1,7 @@
 //! Writes the base of a large memory as several layers side by side.
 //!
 //! One SHA-256 names a blob, and cannot be divided among processors. So the pages are divided: the bottom layer has
-//! the first ones, and layers upon it have the others, each hashed and written by threads of its own.
+//! the first ones, and deltas on it have the others. Each layer has separate threads that hash and write it.
 //!
 //! Promises: the division follows from the pages alone. Equal memories have equal layers on every host, in a store and
 //! in an archive. Readers need to know nothing of it: the upper layers are deltas.
@@ -130,7 +130,7 @@ impl Segment<'_> {
         };
         let (mut blob, index) = self.writer.finish(parent)?;
         if let Some(above) = self.above {
-            // Nothing receives it where the segment above failed, or there is none.
+            // The segment above has failed if it does not receive the root.
             let _ = above.send(index.root);
         }
         blob.close()?;
