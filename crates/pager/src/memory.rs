@@ -19,7 +19,8 @@ pub struct SnapshotOptions {
     pub encoding: Encoding,
     /// Store only what differs from this snapshot of the same store.
     pub parent: Option<Snapshot>,
-    /// With a parent: the only pages that can differ from it. Without it all are compared.
+    /// With a parent: the pages that differ from it, as [`Image::differing_content`] returns them. No other page is
+    /// read. Without it all are compared.
     pub changed: Option<Vec<PageRange>>,
     /// Pages to keep a compact copy of, which is read first: see [`SnapshotMemory::touched`].
     pub working_set: Vec<PageRange>,
@@ -97,12 +98,15 @@ impl SnapshotMemory {
         state: Vec<u8>,
         with: &SnapshotOptions,
     ) -> Result<Sha256, SaveMemoryError> {
-        self.pages.complete()?;
+        if with.parent.is_none() || with.changed.is_none() {
+            self.pages.complete()?;
+        }
         let options = SaveOptions {
             state,
             encoding: with.encoding,
             parent: with.parent.clone(),
             changed: with.changed.clone(),
+            compared: true,
             working_set: with.working_set.clone(),
             #[cfg(feature = "seal")]
             seal: with.seal.clone(),

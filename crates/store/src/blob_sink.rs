@@ -6,13 +6,18 @@ use crate::blob::BlobRead;
 use crate::blobs::BlobWriter;
 use crate::{Encoding, Layer, OpenError, SaveError, Sha256};
 
-/// Takes blobs, one after the other.
+/// Takes blobs.
 pub(crate) trait BlobSink {
     /// Begins a blob. `pages` says, for a page layer, how it is encoded and how many pages its index
     /// space has, from which follows how it is aligned where that matters.
     fn begin(&mut self, pages: Option<(Encoding, u64)>) -> Result<BlobWriter, SaveError>;
 
-    /// Ends the blob that was begun last, and returns its digest and length.
+    /// Whether several blobs may be written at the same time. Otherwise one is ended before the next begins.
+    fn takes_several(&self) -> bool {
+        false
+    }
+
+    /// Ends a blob, and returns its digest and length.
     fn end(&mut self, blob: BlobWriter) -> Result<(Sha256, u64), SaveError>;
 
     /// Sees to it that a layer of another snapshot is there too.

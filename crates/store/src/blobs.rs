@@ -123,6 +123,8 @@ pub(crate) struct BlobWriter {
     queue: Option<SyncSender<Vec<u8>>>,
     recycled: Receiver<Vec<u8>>,
     thread: Option<JoinHandle<Sha256>>,
+    /// The digest, once closed.
+    digest: Option<Sha256>,
 }
 
 /// Where a blob is written.
@@ -168,7 +170,9 @@ impl BlobWriter {
         let thread = std::thread::Builder::new().name("afresh-blob".to_owned()).spawn(work);
         let queue = Some(queue);
         let (len, unsent, sealer) = (0, 0, None);
-        let mut writer = Self { target, file, len, unsent, sealer, queue, recycled, thread: None };
+        let (thread_of, digest) = (None, None);
+        let mut writer =
+            Self { target, file, len, unsent, sealer, queue, recycled, thread: thread_of, digest };
         writer.thread = Some(thread.map_err(|e| SaveError::io(writer.path(), e))?);
         Ok(writer)
     }
@@ -244,8 +248,13 @@ impl BlobWriter {
     }
 
     /// Ends the blob, whose own file is durable then, and returns digest and length.
+    /// A blob that is closed stays so.
     pub(crate) fn close(&mut self) -> Result<(Sha256, u64), SaveError> {
-        let digest = self.join()?;
+        let digest = match self.digest {
+            Some(digest) => digest,
+            None => self.join()?,
+        };
+        self.digest = Some(digest);
         Ok((digest, self.len))
     }
 

@@ -20,6 +20,7 @@ impl Pages for Image {
     }
 
     fn read(&self, first: usize, out: &mut [u8]) -> io::Result<()> {
+        self.resolve(PageRange::new(first, out.len() / PAGE_SIZE)).map_err(io::Error::other)?;
         Image::read(self, first * PAGE_SIZE, out);
         Ok(())
     }

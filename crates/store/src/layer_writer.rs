@@ -1,5 +1,7 @@
 //! Writes a page layer: finds zero and duplicate pages, digests groups, builds the index.
 
+mod segments;
+
 use std::collections::HashMap;
 
 use afresh_sys::{PAGE_SIZE, PageRange};
@@ -9,6 +11,8 @@ use crate::blobs::BlobWriter;
 use crate::index::{Encoding, Extent, Index, MAX_INDEX, MAX_PAGES, Role};
 use crate::seal::SealKey;
 use crate::{Pages, SaveError, Sha256, Snapshot};
+
+pub(crate) use segments::write_base;
 
 /// Stored pages a digest covers: 64 KiB, the largest window in which a demand fault should read.
 pub(crate) const GROUP_PAGES: u32 = 16;
@@ -52,6 +56,8 @@ struct Writer<'a> {
     /// Hash of a stored page to where it is stored and where it came from.
     seen: HashMap<u64, (u64, usize)>,
     scratch: Vec<u8>,
+    /// Whether pages of zeros are named in the index, to hide those below.
+    names_zeros: bool,
     compressor: Option<zstd::bulk::Compressor<'static>>,
 }
 
@@ -61,65 +67,86 @@ pub(crate) fn write_layer(
     source: &dyn Pages,
     plan: &Plan<'_>,
 ) -> Result<Written, SaveError> {
-    let pages = source.pages() as u64;
-    if pages > MAX_PAGES {
-        return Err(SaveError::TooLarge { what: "a memory", size: pages, limit: MAX_PAGES });
-    }
-    let compressor = match plan.encoding {
-        Encoding::Raw => None,
-        Encoding::Zstd => {
-            Some(zstd::bulk::Compressor::new(ZSTD_LEVEL).map_err(SaveError::Compress)?)
-        }
-    };
-    // Sealed pages are never mapped, so they may be anywhere.
-    let mappable = plan.key.is_none().then_some((plan.encoding, pages));
-    let blob = shelf.begin(mappable)?.sealed(plan.key)?;
-    let index = Index {
-        role: plan.role,
-        group_pages: GROUP_PAGES,
-        pages,
-        stored: 0,
-        extents: Vec::new(),
-        groups: Vec::new(),
-        parent: plan.parent,
-        root: [0; 32],
-        encoding: plan.encoding,
-        chunks: Vec::new(),
-    };
-    let mut writer = Writer {
-        source,
-        batch: blob.buffer(BATCH * PAGE_SIZE),
-        pending: 0,
-        blob,
-        index,
-        data_len: 0,
-        seen: HashMap::new(),
-        scratch: vec![0; PAGE_SIZE],
-        compressor,
-    };
-    let mut under = vec![0; if plan.below.is_some() { BATCH * PAGE_SIZE } else { 0 }];
-    for range in &plan.candidates {
-        let mut first = range.start;
-        while first < range.end() {
-            let count = writer.room().min(range.end() - first);
-            let under = match plan.below {
-                None => None,
-                Some(below) => {
-                    let under = &mut under[..count * PAGE_SIZE];
-                    below.read_padded(first, under)?;
-                    Some(&*under)
-                }
-            };
-            writer.pages(first, count, under)?;
-            first += count;
-        }
-    }
-    let (blob, index) = writer.finish()?;
+    let mut writer = Writer::begin(shelf, source, plan)?;
+    writer.fill(&plan.candidates, plan.below)?;
+    let (blob, index) = writer.finish(plan.parent)?;
     let (digest, size) = shelf.end(blob)?;
     Ok(Written { digest, size, index, sealed: plan.key.is_some() })
 }
 
-impl Writer<'_> {
+impl<'a> Writer<'a> {
+    /// Begins the blob of the layer that `plan` describes.
+    fn begin(
+        shelf: &mut dyn BlobSink,
+        source: &'a dyn Pages,
+        plan: &Plan<'_>,
+    ) -> Result<Self, SaveError> {
+        let pages = source.pages() as u64;
+        if pages > MAX_PAGES {
+            return Err(SaveError::TooLarge { what: "a memory", size: pages, limit: MAX_PAGES });
+        }
+        let compressor = match plan.encoding {
+            Encoding::Raw => None,
+            Encoding::Zstd => {
+                Some(zstd::bulk::Compressor::new(ZSTD_LEVEL).map_err(SaveError::Compress)?)
+            }
+        };
+        // Sealed pages are never mapped, so they may be anywhere.
+        let mappable = plan.key.is_none().then_some((plan.encoding, pages));
+        let blob = shelf.begin(mappable)?.sealed(plan.key)?;
+        let index = Index {
+            role: plan.role,
+            group_pages: GROUP_PAGES,
+            pages,
+            stored: 0,
+            extents: Vec::new(),
+            groups: Vec::new(),
+            parent: [0; 32],
+            root: [0; 32],
+            encoding: plan.encoding,
+            chunks: Vec::new(),
+        };
+        Ok(Self {
+            source,
+            batch: blob.buffer(BATCH * PAGE_SIZE),
+            pending: 0,
+            blob,
+            index,
+            data_len: 0,
+            seen: HashMap::new(),
+            scratch: vec![0; PAGE_SIZE],
+            // The bottom layer says nothing about zero pages.
+            names_zeros: plan.role != Role::Base,
+            compressor,
+        })
+    }
+
+    /// Stores those of the pages in `candidates` that differ from the ones in `below`.
+    fn fill(
+        &mut self,
+        candidates: &[PageRange],
+        below: Option<&Snapshot>,
+    ) -> Result<(), SaveError> {
+        let mut under = vec![0; if below.is_some() { BATCH * PAGE_SIZE } else { 0 }];
+        for range in candidates {
+            let mut first = range.start;
+            while first < range.end() {
+                let count = self.room().min(range.end() - first);
+                let under = match below {
+                    None => None,
+                    Some(below) => {
+                        let under = &mut under[..count * PAGE_SIZE];
+                        below.read_padded(first, under)?;
+                        Some(&*under)
+                    }
+                };
+                self.pages(first, count, under)?;
+                first += count;
+            }
+        }
+        Ok(())
+    }
+
     /// Pages that can be looked at before the batch must be written; at least one.
     fn room(&self) -> usize {
         BATCH - self.pending / PAGE_SIZE
@@ -157,8 +184,7 @@ impl Writer<'_> {
     fn is_new(&mut self, number: usize, at: usize) -> Result<bool, SaveError> {
         let page = &self.batch[at..at + PAGE_SIZE];
         let Some(hash) = hash_unless_zero(page) else {
-            // The bottom layer says nothing about zero pages; others must, to hide what is below.
-            if self.index.role != Role::Base {
+            if self.names_zeros {
                 self.extend(number as u64, None);
             }
             return Ok(false);
@@ -210,13 +236,14 @@ impl Writer<'_> {
         self.blob.push(data)
     }
 
-    /// Writes what remains; the blob is complete then.
-    fn finish(mut self) -> Result<(BlobWriter, Index), SaveError> {
+    /// Writes the remaining pages, and the index over the layer with the root `parent`. The blob is complete then.
+    fn finish(mut self, parent: [u8; 32]) -> Result<(BlobWriter, Index), SaveError> {
         let partial = &self.batch[self.pending / GROUP_BYTES * GROUP_BYTES..self.pending];
         if !partial.is_empty() {
             self.index.groups.push(blake3::hash(partial).into());
         }
         self.flush()?;
+        self.index.parent = parent;
         self.index.seal();
         let tail = self.index.tail(self.data_len).map_err(|_| SaveError::TooLarge {
             what: "a layer index",

@@ -5,7 +5,7 @@ use afresh_sys::PageRange;
 use crate::blob_sink::BlobSink;
 use crate::descriptor::{CONFIG_TYPE, Descriptor};
 use crate::index::{Encoding, Role};
-use crate::layer_writer::{Plan, Written, write_layer};
+use crate::layer_writer::{Plan, Written, write_base, write_layer};
 use crate::manifest::{
     Config, MAX_LAYERS, MAX_STATE, Manifest, Memory, encode_state, layer_type, print, root_text,
     sealed_type,
@@ -28,6 +28,8 @@ pub struct SaveOptions {
     /// With a parent: the only pages that can differ from it, in order and without overlap. Without
     /// it all pages are compared.
     pub changed: Option<Vec<PageRange>>,
+    /// The pages in `changed` do differ from the parent: they are stored, and nothing of the parent is read.
+    pub compared: bool,
     /// Pages to copy into a working-set layer, in order and without overlap.
     pub working_set: Vec<PageRange>,
     /// Seal the snapshot with this key. A delta is sealed with its parent's, named here or not.
@@ -48,6 +50,7 @@ impl SaveOptions {
             encoding: Encoding::Raw,
             parent: None,
             changed: None,
+            compared: false,
             working_set: Vec::new(),
             #[cfg(feature = "seal")]
             seal: None,
@@ -164,22 +167,28 @@ pub(crate) fn write_memory(
         roots.extend_from_slice(&parent.config().memory.layers);
         below = parent.layers().last().map_or(below, |layer| *layer.root());
     }
+    let mut changed = options.changed.clone();
+    let compared = options.compared && changed.is_some() && below_turns.is_none();
+    if let (Some(changed), Some(_), Some(turned)) = (&mut changed, &below_turns, &options.parent) {
+        // The difference to the turns is not the difference to the layers below them.
+        changed.extend(turned.turned_pages());
+        *changed = PageRange::merge(std::mem::take(changed));
+    }
     let plan = Plan {
         role: if parent.is_some() { Role::Delta } else { Role::Base },
         encoding: options.encoding,
-        // The difference to the turns is not the difference to the layers.
-        candidates: candidates(
-            memory,
-            parent,
-            options.changed.as_deref().filter(|_| below_turns.is_none()),
-        ),
-        below: parent,
+        candidates: candidates(memory, parent, changed.as_deref()),
+        below: parent.filter(|_| !compared),
         parent: below,
         key,
     };
-    let top = write_layer(shelf, memory, &plan)?;
-    layers.push(descriptor(&top));
-    roots.push(root_text(&top.index.root));
+    let written = match plan.role {
+        Role::Base => write_base(shelf, memory, &plan)?,
+        _ => vec![write_layer(shelf, memory, &plan)?],
+    };
+    layers.extend(written.iter().map(descriptor));
+    roots.extend(written.iter().map(|layer| root_text(&layer.index.root)));
+    let top = written.last().map_or(below, |top| top.index.root);
     let mut working_set = None;
     if !options.working_set.is_empty() {
         let plan = Plan {
@@ -187,7 +196,7 @@ pub(crate) fn write_memory(
             encoding: options.encoding,
             candidates: clip(&options.working_set, memory.pages()),
             below: None,
-            parent: top.index.root,
+            parent: top,
             key,
         };
         let layer = write_layer(shelf, memory, &plan)?;

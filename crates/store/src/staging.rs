@@ -160,6 +160,10 @@ impl BlobSink for Staging {
         BlobWriter::create(&self.store.blob_dir(), &temporary(&self.id))
     }
 
+    fn takes_several(&self) -> bool {
+        true
+    }
+
     fn end(&mut self, mut blob: BlobWriter) -> Result<(Sha256, u64), SaveError> {
         let closed = blob.close()?;
         let _gate = self.mark(&closed.0.hex())?;

@@ -138,7 +138,7 @@ impl Snapshot {
     }
 
     /// The pages that turns changed or moved.
-    fn turned_pages(&self) -> Vec<PageRange> {
+    pub(crate) fn turned_pages(&self) -> Vec<PageRange> {
         let base = self.base();
         let mut changed: Vec<PageRange> = Vec::new();
         for run in self.map().runs() {
@@ -160,7 +160,8 @@ impl Snapshot {
 pub struct FoldOptions {
     /// How pages are stored.
     pub encoding: Encoding,
-    /// Layers that the result may have; a stack that would be higher becomes one.
+    /// Layers that the result may have. A stack that would be higher is written whole: as one layer, or as four from
+    /// 256 MiB on.
     pub layers: usize,
     /// Sign the result.
     #[cfg(feature = "seal")]
@@ -171,7 +172,7 @@ impl Default for FoldOptions {
     fn default() -> Self {
         Self {
             encoding: Encoding::Raw,
-            layers: 8,
+            layers: 12,
             #[cfg(feature = "seal")]
             sign: None,
         }

@@ -48,9 +48,14 @@ impl SaveOptions {
         self
     }
 
-    fn with(&self, parent: Option<Snapshot>) -> SnapshotOptions {
+    fn with(&self, parent: Option<Parent>) -> SnapshotOptions {
         let encoding = self.encoding;
-        let mut options = SnapshotOptions { encoding, parent, ..SnapshotOptions::default() };
+        let (parent, changed) = match parent {
+            Some(Parent { snapshot, changed }) => (Some(snapshot), Some(changed)),
+            None => (None, None),
+        };
+        let mut options =
+            SnapshotOptions { encoding, parent, changed, ..SnapshotOptions::default() };
         self.keys.equip(&mut options);
         options
     }
@@ -99,6 +104,13 @@ pub struct Saved {
     pub unrecorded: Option<&'static str>,
 }
 
+/// The snapshot that a delta follows on.
+pub(super) struct Parent {
+    snapshot: Snapshot,
+    /// The pages that differ from it.
+    changed: Vec<PageRange>,
+}
+
 impl dyn FrozenGuest + '_ {
     /// The pages that `calls` touch, each in a new guest that starts warm.
     fn record(&self, calls: &[Call], options: &Options) -> Result<Vec<PageRange>, SaveError> {
@@ -130,7 +142,7 @@ impl dyn FrozenGuest + '_ {
     /// The options of the save, and the reason why a requested working set was not recorded.
     fn with(
         &self,
-        parent: Option<Snapshot>,
+        parent: Option<Parent>,
         options: &SaveOptions,
         opened: &Options,
     ) -> Result<(SnapshotOptions, Option<&'static str>), SaveError> {
@@ -201,7 +213,7 @@ impl dyn FrozenGuest + '_ {
     pub(crate) fn write(
         &self,
         to: &Reference,
-        parent: Option<Snapshot>,
+        parent: Option<Parent>,
         options: &SaveOptions,
         opened: &Options,
     ) -> Result<Saved, SaveError> {
@@ -306,7 +318,12 @@ impl Lease<'_> {
                 // The pages of a guest that has shrunk cannot form a delta.
                 && frozen.image().pages() >= origin.snapshot.pages()
         });
-        let parent = parent.map(|origin| origin.snapshot.clone());
+        let parent = parent.map(|origin| {
+            let changed = origin.memory.pages().differing_content(frozen.image());
+            let changed = changed.map_err(|error| SaveError::Freeze(error.into()))?;
+            Ok::<_, SaveError>(Parent { snapshot: origin.snapshot.clone(), changed })
+        });
+        let parent = parent.transpose()?;
         frozen.write(to, parent, options, &self.guest.inner().options)
     }
 }

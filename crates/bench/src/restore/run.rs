@@ -126,7 +126,7 @@ impl Corpus {
 }
 
 /// Processor time of this process so far, in milliseconds.
-fn cpu() -> f64 {
+pub(super) fn processor_time() -> f64 {
     let now = clock_gettime(ClockId::ProcessCPUTime);
     now.tv_sec as f64 * 1e3 + now.tv_nsec as f64 / 1e6
 }
@@ -166,7 +166,7 @@ fn once(
     let order = corpus.order(case);
     let mut sample = Sample::default();
     let mut right = 0;
-    let cpu_before = cpu();
+    let cpu_before = processor_time();
     let start = Instant::now();
     let restoring = way.start(&target, source)?;
     compiler_fence(Ordering::SeqCst);
@@ -181,7 +181,7 @@ fn once(
         each(head.len() + n, start);
     }
     sample.total = ms(start);
-    sample.cpu = cpu() - cpu_before;
+    sample.cpu = processor_time() - cpu_before;
     sample.faults = restoring.faults();
     restoring.wait()?;
     sample.release = ms(start);

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::path::Path;
 use std::time::Instant;
 
 use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Store};
@@ -12,11 +13,53 @@ use serde_json::json;
 use super::Options;
 use super::corpus::{Scratch, pages_into};
 use super::report::{Line, Sample};
+use super::run::processor_time;
 use crate::Sink;
 
-fn sample(start: Instant) -> Sample {
-    let total = start.elapsed().as_secs_f64() * 1e3;
-    Sample { total, first_1000: total, release: total, ..Sample::default() }
+/// Pages of the small delta.
+const FEW: usize = 256;
+
+/// A way to write, with its results.
+struct Way {
+    name: &'static str,
+    samples: Vec<Sample>,
+}
+
+impl Way {
+    fn new(name: &'static str) -> Self {
+        Self { name, samples: Vec::new() }
+    }
+
+    fn time<T>(&mut self, write: impl FnOnce() -> Result<T>) -> Result<T> {
+        let (start, cpu) = (Instant::now(), processor_time());
+        let written = write()?;
+        let total = start.elapsed().as_secs_f64() * 1e3;
+        let cpu = processor_time() - cpu;
+        self.samples.push(Sample {
+            total,
+            first_1000: total,
+            release: total,
+            cpu,
+            ..Sample::default()
+        });
+        Ok(written)
+    }
+}
+
+fn write_and_sync(path: &Path, memory: &[u8]) -> Result<()> {
+    let mut file = File::create(path)?;
+    memory.chunks(1 << 20).try_for_each(|piece| file.write_all(piece))?;
+    Ok(file.sync_all()?)
+}
+
+/// Every page at a distance of `step`, as a tracker would report them.
+fn change(memory: &mut MemoryPages, step: usize) -> Vec<PageRange> {
+    let pages = memory.0.len() / PAGE_SIZE;
+    let changed: Vec<_> = (0..pages).step_by(step).map(|p| PageRange::new(p, 1)).collect();
+    for range in &changed {
+        memory.0[range.byte_start() + 100] ^= 0xff;
+    }
+    changed
 }
 
 pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
@@ -24,8 +67,10 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
     let mut memory = MemoryPages(vec![0; options.mib << 20]);
     pages_into(0, &mut memory.0);
     let pages = memory.0.len() / PAGE_SIZE;
-    let names = ["write+fsync", "snapshot", "snapshot-delta-1%"];
-    let mut samples = vec![Vec::new(); names.len()];
+    let mut plain = Way::new("write+fsync");
+    let mut whole = Way::new("snapshot");
+    let mut hundredth = Way::new("snapshot-delta-1%");
+    let mut few = Way::new("snapshot-delta-256-pages");
     let mut save = SaveOptions::new(GuestBuild {
         kind: "bench".to_owned(),
         module: "none".to_owned(),
@@ -33,41 +78,38 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
         cpu: Vec::new(),
     });
     save.encoding = Encoding::Raw;
-    for _ in 0..options.rounds {
-        let plain = scratch.path().join("plain");
-        let start = Instant::now();
-        let mut file = File::create(&plain)?;
-        memory.0.chunks(1 << 20).try_for_each(|piece| file.write_all(piece))?;
-        file.sync_all()?;
-        samples[0].push(sample(start));
-        std::fs::remove_file(plain)?;
-
-        let dir = scratch.path().join("store");
+    let file = scratch.path().join("plain");
+    let dir = scratch.path().join("store");
+    for round in 0..options.rounds {
+        // The first of the two uses up the cache of a disk, or its share of one. So they take turns.
+        if round % 2 == 0 {
+            plain.time(|| write_and_sync(&file, &memory.0))?;
+        }
         let store = Store::create(&dir)?;
-        let start = Instant::now();
-        store.save("whole", &memory, &save)?;
-        samples[1].push(sample(start));
+        whole.time(|| Ok(store.save("whole", &memory, &save)?))?;
+        if round % 2 == 1 {
+            plain.time(|| write_and_sync(&file, &memory.0))?;
+        }
+        std::fs::remove_file(&file)?;
 
         let mut delta = save.clone();
         delta.parent = Some(store.load("whole")?);
-        // Every hundredth page, as a tracker would report them.
-        let changed: Vec<_> = (0..pages).step_by(100).map(|p| PageRange::new(p, 1)).collect();
-        for range in &changed {
-            memory.0[range.byte_start() + 100] ^= 0xff;
-        }
-        delta.changed = Some(changed);
-        let start = Instant::now();
-        store.save("delta", &memory, &delta)?;
-        samples[2].push(sample(start));
-        std::fs::remove_dir_all(dir)?;
+        delta.changed = Some(change(&mut memory, 100));
+        hundredth.time(|| Ok(store.save("delta", &memory, &delta)?))?;
+
+        delta.parent = Some(store.load("delta")?);
+        delta.changed = Some(change(&mut memory, pages.div_ceil(FEW).max(1)));
+        delta.compared = true;
+        few.time(|| Ok(store.save("few", &memory, &delta)?))?;
+        std::fs::remove_dir_all(&dir)?;
     }
-    for (name, these) in names.iter().zip(&samples) {
+    for way in [&plain, &whole, &hundredth, &few] {
         let line = Line {
             table: "snapshot-write",
             case: "random-data",
-            strategy: name,
-            samples: these,
-            rival: &samples[0],
+            strategy: way.name,
+            samples: &way.samples,
+            rival: &plain.samples,
             delays: None,
             extra: vec![("mib", json!(options.mib))],
         };

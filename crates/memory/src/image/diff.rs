@@ -5,6 +5,7 @@ use std::sync::Arc;
 use afresh_sys::PageRange;
 
 use super::{Extent, Image};
+use crate::ImageError;
 
 /// Where a page's content is: a place in a backing, or nowhere (zero).
 type Source = Option<(*const u8, usize)>;
@@ -53,5 +54,54 @@ impl Image {
             page = until;
         }
         runs
+    }
+
+    /// The pages in which `other` differs from this image, in order. Reads the pages that are not stored in the same
+    /// place, and no others.
+    ///
+    /// # Errors
+    /// As [`Image::resolve`], for the pages that are read.
+    pub fn differing_content(&self, other: &Image) -> Result<Vec<PageRange>, ImageError> {
+        let mut runs = Vec::new();
+        for run in self.differing(other) {
+            self.resolve(run)?;
+            other.resolve(run)?;
+            for page in run.start..run.end() {
+                let equal = match (self.page(page), other.page(page)) {
+                    (None, None) => true,
+                    (Some(one), Some(two)) => one == two,
+                    (Some(page), None) | (None, Some(page)) => super::is_zero(page),
+                };
+                if !equal {
+                    crate::tracker::push_run(&mut runs, PageRange::new(page, 1));
+                }
+            }
+        }
+        Ok(runs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use afresh_sys::PAGE_SIZE;
+
+    use super::*;
+    use crate::ImageBuilder;
+
+    fn image(content: &[(usize, u8)]) -> Image {
+        let mut builder = ImageBuilder::new(8);
+        for (page, byte) in content {
+            builder.segment(page * PAGE_SIZE, &[*byte; 9]).unwrap();
+        }
+        builder.build().unwrap()
+    }
+
+    #[test]
+    fn pages_that_are_stored_elsewhere_and_equal_do_not_differ() {
+        let (before, after) = (image(&[(1, 1), (2, 2), (5, 5)]), image(&[(1, 1), (2, 3), (6, 6)]));
+        let expected = [PageRange::new(2, 1), PageRange::new(5, 2)];
+        assert_eq!(before.differing_content(&after).unwrap(), expected);
+        assert_eq!(before.differing_content(&before.compact().unwrap()).unwrap(), []);
+        assert_eq!(before.differing_content(&before).unwrap(), []);
     }
 }

@@ -1,6 +1,7 @@
 //! The crate's tests, in one program that is linked once.
 
 mod common;
+mod density;
 mod fork;
 mod lazy;
 mod lent;

@@ -1,10 +1,11 @@
 //! Memories of many batches, which one pass writes and several threads check.
 
 use std::fs::{self, OpenOptions, Permissions};
+use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 
-use crate::support::{PAGE, bytes, options, store};
-use afresh_store::{Encoding, LayerError, MemoryPages, OpenError};
+use crate::support::{self, PAGE, bytes, options, store};
+use afresh_store::{Encoding, LayerError, MemoryPages, OpenError, Pages, Role, SaveError, archive};
 use afresh_sys::PageRange;
 
 /// Enough pages that a layer of them is checked by more than one thread.
@@ -137,4 +138,101 @@ fn damage_anywhere_in_a_large_layer_is_found_and_stays_found() {
         // What was found damaged is not remembered as whole, nor the other way round.
         snapshot.verify().unwrap();
     }
+}
+
+/// A large memory in which few pages are not zero. One of them may fail to be read.
+struct Sparse {
+    pages: usize,
+    failing: Option<usize>,
+}
+
+impl Sparse {
+    /// Distance of the pages that are not zero.
+    const STEP: usize = 1000;
+}
+
+impl Pages for Sparse {
+    fn pages(&self) -> usize {
+        self.pages
+    }
+
+    fn occupied(&self) -> Vec<PageRange> {
+        vec![PageRange::new(0, self.pages)]
+    }
+
+    fn read(&self, first: usize, out: &mut [u8]) -> io::Result<()> {
+        out.fill(0);
+        for (page, out) in (first..).zip(out.chunks_exact_mut(PAGE)) {
+            if self.failing == Some(page) {
+                return Err(io::Error::other("this page is lost"));
+            }
+            if page.is_multiple_of(Self::STEP) {
+                out[..8].copy_from_slice(&(page as u64 + 1).to_le_bytes());
+            }
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_large_base_is_several_layers_and_equal_in_a_store_and_an_archive() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(&dir.path().join("store"));
+    let memory = Sparse { pages: 40_000, failing: None };
+    let id = store.save("a", &memory, &options()).unwrap();
+    let snapshot = store.load("a").unwrap();
+    snapshot.verify().unwrap();
+    let layers: Vec<_> =
+        snapshot.layers().iter().map(|layer| (layer.role(), layer.stored())).collect();
+    assert_eq!(layers, [(Role::Base, 21), (Role::Delta, 19)]);
+    let read = |page: usize| {
+        let mut out = [1; PAGE];
+        snapshot.read(page, &mut out).unwrap();
+        assert!(out[8..].iter().all(|byte| *byte == 0));
+        u64::from_le_bytes(out[..8].try_into().unwrap()) as usize
+    };
+    for page in (0..40_000).step_by(Sparse::STEP) {
+        assert_eq!((read(page), read(page + 1)), (page + 1, 0));
+    }
+    // The upper layer hides nothing, so it names no page of zeros.
+    assert_eq!(Pages::occupied(&snapshot).iter().map(|run| run.len).sum::<usize>(), 40);
+
+    let path = dir.path().join("archive");
+    archive::save(&path, None, &memory, &options()).unwrap();
+    assert_eq!(archive::open(&path).unwrap().id(), id);
+}
+
+#[test]
+fn a_large_save_that_fails_reports_its_cause_and_leaves_no_blob() {
+    for failing in [5_000, 35_000] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path());
+        let memory = Sparse { pages: 40_000, failing: Some(failing) };
+        let error = store.save("a", &memory, &options()).unwrap_err();
+        assert!(
+            matches!(&error, SaveError::Source(cause) if cause.to_string() == "this page is lost")
+        );
+        assert!(store.load("a").is_err());
+        assert_eq!(fs::read_dir(dir.path().join("blobs/sha256")).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn a_delta_of_compared_pages_reads_nothing_of_its_parent() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    store.save("a", &support::memory(&[1, 2, 3]), &options()).unwrap();
+    let parent = store.load("a").unwrap();
+    let path = store.blob_path(parent.layers()[0].digest());
+    fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+    OpenOptions::new().write(true).open(&path).unwrap().write_all_at(b"damage", 0).unwrap();
+
+    let memory = support::memory(&[1, 7, 3]);
+    let mut delta = options();
+    delta.parent = Some(parent);
+    delta.changed = Some(vec![PageRange::new(1, 1)]);
+    assert!(matches!(store.save("b", &memory, &delta).unwrap_err(), SaveError::Open(_)));
+    delta.compared = true;
+    store.save("b", &memory, &delta).unwrap();
+    assert_eq!(store.load("b").unwrap().layers()[1].stored(), 1);
 }

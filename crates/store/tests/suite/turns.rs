@@ -160,6 +160,23 @@ fn a_flipped_bit_is_noticed_or_is_in_the_last_turn() {
 }
 
 #[test]
+fn a_delta_on_a_session_has_the_pages_of_its_turns_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    drop(session(&store, "a", 5));
+    let (mut pages, _) = round(5);
+    pages[4 * PAGE + 9] ^= 1;
+    let mut delta = options();
+    delta.parent = Some(store.load("a").unwrap());
+    delta.changed = Some(vec![afresh_sys::PageRange::new(4, 1)]);
+    delta.compared = true;
+    store.save("b", &afresh_store::MemoryPages(pages.clone()), &delta).unwrap();
+    let saved = store.load("b").unwrap();
+    assert!(bytes(&saved) == pages);
+    assert!(saved.layers()[1].stored() < 9, "a delta, not the whole memory");
+}
+
+#[test]
 fn folding_compacting_and_exporting_change_nothing_of_what_is_seen() {
     let dir = tempfile::tempdir().unwrap();
     let store = store(dir.path());
