@@ -1,0 +1,239 @@
+//! One environment of JavaScript: its guests, its sessions, and its operations that are under way.
+//!
+//! Promises: [`Environment::end`] ends every operation, and waits for them up to [`END_TIMEOUT`]. Handles of one
+//! environment are unknown in others.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::call::Call;
+use crate::error::Failure;
+use crate::mailbox::{Event, EventKind, Mailbox};
+use crate::operation::{self, Reply};
+use crate::session::Session;
+use crate::threads;
+use crate::warm::Warm;
+
+/// Maximum time that the end of an environment waits for operations.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// An object that JavaScript refers to by its number.
+#[derive(Clone)]
+enum Object {
+    Warm(Arc<Warm>),
+    Session(Arc<Session>),
+}
+
+#[derive(Default)]
+struct Objects {
+    next: u32,
+    all: HashMap<u32, Object>,
+}
+
+/// One environment.
+pub(crate) struct Environment {
+    mailbox: Arc<Mailbox>,
+    objects: Mutex<Objects>,
+    pending: Mutex<HashMap<u32, Arc<Pending>>>,
+    finished: Condvar,
+    ended: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Environment {
+    pub(crate) fn new(mailbox: Mailbox) -> Self {
+        Self {
+            mailbox: Arc::new(mailbox),
+            objects: Mutex::default(),
+            pending: Mutex::default(),
+            finished: Condvar::new(),
+            ended: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn mailbox(&self) -> &Mailbox {
+        &self.mailbox
+    }
+
+    fn add(&self, object: Object) -> u32 {
+        let mut objects = lock(&self.objects);
+        while objects.all.contains_key(&objects.next) {
+            objects.next = objects.next.wrapping_add(1);
+        }
+        let handle = objects.next;
+        objects.next = handle.wrapping_add(1);
+        objects.all.insert(handle, object);
+        handle
+    }
+
+    /// Keeps a guest; returns its handle.
+    pub(crate) fn add_warm(&self, warm: Warm) -> u32 {
+        self.add(Object::Warm(Arc::new(warm)))
+    }
+
+    /// Keeps a session; returns its handle.
+    pub(crate) fn add_session(&self, session: Session) -> u32 {
+        self.add(Object::Session(Arc::new(session)))
+    }
+
+    fn object(&self, handle: u32) -> Option<Object> {
+        lock(&self.objects).all.get(&handle).cloned()
+    }
+
+    /// The guest of this handle.
+    pub(crate) fn warm(&self, handle: u32) -> Result<Arc<Warm>, Failure> {
+        match self.object(handle) {
+            Some(Object::Warm(warm)) => Ok(warm),
+            _ => Err(Failure::sandbox("this guest was disposed of")),
+        }
+    }
+
+    /// The session of this handle.
+    pub(crate) fn session(&self, handle: u32) -> Result<Arc<Session>, Failure> {
+        match self.object(handle) {
+            Some(Object::Session(session)) => Ok(session),
+            _ => Err(Failure::sandbox("this sandbox is closed")),
+        }
+    }
+
+    /// Forgets an object, which ends with the last operation that uses it.
+    pub(crate) fn release(&self, handle: u32) {
+        let object = lock(&self.objects).all.remove(&handle);
+        if let Some(Object::Session(session)) = &object {
+            session.begin_close();
+        }
+        // Unmapping memory takes time, which JavaScript's thread does not have.
+        if let Some(object) = object.filter(|_| !self.has_ended()) {
+            threads::run(move || drop(object));
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Stops the call of a session that is under way; with `close` it is the last one.
+    pub(crate) fn interrupt(&self, handle: u32, close: bool) {
+        if let Some(Object::Session(session)) = self.object(handle) {
+            match close {
+                true => session.begin_close(),
+                false => session.stop(),
+            }
+        }
+    }
+
+    /// Begins an operation on a thread.
+    pub(crate) fn start(self: &Arc<Self>, number: u32, request: String, bytes: Vec<u8>) {
+        let call = Arc::new(Call::new(number, Arc::clone(&self.mailbox)));
+        let ticket = Ticket { environment: Arc::clone(self), call: Arc::clone(&call), reply: None };
+        let queued = Mutex::new(Some(Queued { ticket, request, bytes }));
+        let claim = Claim(Arc::new(Pending { call, queued }));
+        lock(&self.pending).insert(number, Arc::clone(&claim.0));
+        // `end` may have looked at the operations before.
+        if !self.has_ended() {
+            threads::run(move || claim.0.run());
+        }
+    }
+
+    fn find(&self, number: u32) -> Option<Arc<Pending>> {
+        lock(&self.pending).get(&number).cloned()
+    }
+
+    /// Ends an operation.
+    pub(crate) fn stop(&self, number: u32) {
+        if let Some(pending) = self.find(number) {
+            pending.stop();
+        }
+    }
+
+    /// Passes the answer to a tool call on.
+    pub(crate) fn reply(&self, number: u32, tool_call: u32, answer: Vec<u8>) {
+        if let Some(pending) = self.find(number) {
+            pending.call.reply(tool_call, answer);
+        }
+    }
+
+    /// Ends all operations and waits for them.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.mailbox.close();
+        let all: Vec<_> = lock(&self.pending).values().cloned().collect();
+        all.iter().for_each(|pending| pending.stop());
+        let busy = |pending: &mut HashMap<_, _>| !pending.is_empty();
+        drop(self.finished.wait_timeout_while(lock(&self.pending), END_TIMEOUT, busy));
+        let objects = std::mem::take(&mut lock(&self.objects).all);
+        drop(objects);
+    }
+}
+
+/// An operation that has not ended.
+struct Pending {
+    call: Arc<Call>,
+    /// Its work, until a thread takes it.
+    queued: Mutex<Option<Queued>>,
+}
+
+struct Queued {
+    ticket: Ticket,
+    request: String,
+    bytes: Vec<u8>,
+}
+
+impl Pending {
+    fn take(&self) -> Option<Queued> {
+        lock(&self.queued).take()
+    }
+
+    /// Runs it, unless it was stopped before.
+    fn run(&self) {
+        let Some(Queued { mut ticket, request, bytes }) = self.take() else { return };
+        let reply = operation::run(&ticket.environment, &ticket.call, &request, &bytes);
+        ticket.reply = Some(reply);
+    }
+
+    /// Stops it. One that no thread has taken ends at once.
+    fn stop(&self) {
+        self.call.stop.set();
+        if let Some(mut queued) = self.take() {
+            let failure = Failure::stopped("the operation was stopped by its host before it began");
+            queued.ticket.reply = Some(Err(failure));
+        }
+    }
+}
+
+/// The work of a thread, which ends the operation even if it never runs.
+struct Claim(Arc<Pending>);
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        drop(self.0.take());
+    }
+}
+
+/// An operation that owes JavaScript one event.
+struct Ticket {
+    environment: Arc<Environment>,
+    call: Arc<Call>,
+    reply: Option<Result<Reply, Failure>>,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let lost = || Err(Failure::sandbox("the operation could not run, or panicked"));
+        let (kind, text, bytes) = match self.reply.take().unwrap_or_else(lost) {
+            Ok(reply) => (EventKind::Done, reply.json.to_string(), reply.bytes),
+            Err(failure) => (EventKind::Failed, failure.json().to_string(), Vec::new()),
+        };
+        let number = self.call.number;
+        // Before JavaScript hears of the end, which may use the number again.
+        lock(&self.environment.pending).remove(&number);
+        let (detail, pending) = (0, None);
+        self.environment.mailbox.send(Event { number, kind, detail, text, bytes, pending });
+        self.environment.finished.notify_all();
+    }
+}

@@ -1,0 +1,200 @@
+'use strict'
+const assert = require('node:assert/strict')
+const { mkdtempSync, rmSync } = require('node:fs')
+const { tmpdir } = require('node:os')
+const path = require('node:path')
+const test = require('node:test')
+const afresh = require('afresh')
+const { js, withSandbox } = require('./common.js')
+
+test('a result has the value, the output and the cost', withSandbox({}, async (sb) => {
+  const r = await sb.runCode("console.log('out'); console.error('err'); greet('you')")
+  assert.equal(r.value, 'hello, you')
+  assert.equal(r.stdout, 'out\n')
+  assert.equal(r.stderr, 'err\n')
+  assert.equal(r.error, undefined)
+  assert.equal(r.truncated, false)
+  assert.ok(r.dirtyPages > 0 && r.microseconds > 0)
+  assert.ok(r instanceof afresh.Result)
+  assert.equal((await sb.runCode('({ a: [1] })')).text, '{ a: [ 1 ] }')
+  assert.equal((await sb.runCode('undefined')).text, '')
+}))
+
+test('calls continue from one another, and a warm guest forgets', async () => {
+  const warm = await js()
+  assert.equal(await warm.eval('++count'), 41)
+  assert.equal(await warm.eval('++count'), 41)
+  const sb = await warm.sandbox()
+  await sb.eval('count += 2')
+  assert.equal(await sb.eval('count'), 42)
+  await sb.close()
+})
+
+test('an exception of the program is in the result, and is thrown by eval', withSandbox({}, async (sb) => {
+  const { error } = await sb.runCode('null.x', { name: 'mine.js' })
+  assert.ok(error instanceof afresh.ProgramError && error instanceof afresh.AfreshError)
+  assert.equal(error.type, 'TypeError')
+  assert.match(error.trace, /mine\.js/)
+  await assert.rejects(sb.eval("throw new RangeError('far')"), { name: 'ProgramError', type: 'RangeError', reason: 'far' })
+  assert.equal(await sb.eval('1 + 1'), 2)
+}))
+
+test('checkpoints, rollbacks and forks', withSandbox({}, async (sb) => {
+  await sb.eval('globalThis.x = 1')
+  const clean = await sb.checkpoint('clean')
+  const [a, b] = await sb.fork(2)
+  await a.eval('x = 10')
+  assert.deepEqual([await a.eval('x'), await b.eval('x')], [10, 1])
+  assert.notEqual(await a.eval('Math.random()'), await b.eval('Math.random()'))
+  await sb.eval('x = 3')
+  const later = await sb.checkpoint()
+  await sb.rollback('clean')
+  assert.equal(await sb.eval('x'), 1)
+  await sb.rollback(later)
+  assert.equal(await sb.eval('x'), 3)
+  await sb.rollback(clean)
+  const tree = await sb.tree()
+  assert.ok(tree.some((state) => state.name === 'clean' && state.checkpoint.id === clean.id))
+  assert.ok((await sb.diff(clean, later)).pages > 0)
+  await sb.drop(later)
+  await assert.rejects(sb.rollback(later), afresh.SandboxError)
+  await assert.rejects(sb.rollback('never'), afresh.SandboxError)
+  await Promise.all([a.close(), b.close()])
+}))
+
+test('files are part of every state', withSandbox({}, async (sb) => {
+  await sb.files.makeDirectory('/data/in')
+  await sb.files.write('/data/in/a.txt', 'hello')
+  const before = await sb.checkpoint()
+  await sb.files.write('/data/in/b.bin', new Uint8Array([1, 2]))
+  assert.deepEqual(await sb.files.list('/data/in'), ['a.txt', 'b.bin'])
+  assert.equal(await sb.files.readText('/data/in/a.txt'), 'hello')
+  assert.deepEqual(await sb.files.read('/data/in/b.bin'), new Uint8Array([1, 2]))
+  assert.equal((await sb.files.stat('/data/in/a.txt')).size, 5)
+  await sb.rollback(before)
+  assert.equal(await sb.files.stat('/data/in/b.bin'), undefined)
+  await sb.files.remove('/data')
+  await assert.rejects(sb.files.read('/data/in/a.txt'), afresh.SandboxError)
+}))
+
+test('states are saved, loaded and carried as deltas', async (t) => {
+  const folder = mkdtempSync(path.join(tmpdir(), 'afresh-node-'))
+  t.after(() => rmSync(folder, { recursive: true }))
+  const warm = await js()
+  const sb = await warm.sandbox()
+  const start = await sb.at()
+  await sb.eval('globalThis.turns = 3')
+  assert.match(await sb.save(`${folder}/store@agent`), /\w+/)
+  const loaded = await afresh.load(`${folder}/store@agent`)
+  assert.equal(await loaded.eval('turns'), 3)
+  const other = await warm.apply(await sb.delta(start))
+  assert.equal(await other.eval('turns'), 3)
+  await warm.save(`${folder}/warm.afresh`)
+  assert.equal(await (await afresh.load(`${folder}/warm.afresh`)).eval('count'), 40)
+  await assert.rejects(afresh.load(`${folder}/none.afresh`), afresh.OpenError)
+  await Promise.all([sb.close(), other.close()])
+})
+
+test('map runs a function over inputs, each from the warm state', async () => {
+  const warm = await js()
+  const code = "(n) => { if (n % 2) throw new RangeError('odd'); return n / 2 + count++ }"
+  const results = await warm.map(code, [2, 3, 4], { concurrency: 2 })
+  assert.deepEqual(results.map((r) => r.error?.type ?? r.value), [41, 'RangeError', 42])
+})
+
+test('output is streamed, and a callback that throws ends the run', withSandbox({}, async (sb) => {
+  const pieces = []
+  await sb.runCode("console.log('né'); console.error('e')", { onOutput: (...piece) => pieces.push(piece) })
+  const of = (wanted) => pieces.filter(([stream]) => stream === wanted).map(([, text]) => text).join('')
+  assert.deepEqual([of('stdout'), of('stderr')], ['né\n', 'e\n'])
+  const start = await sb.checkpoint()
+  const endless = sb.runCode("for (;;) console.log('x')", {
+    onOutput: () => {
+      throw new Error('no more')
+    },
+  })
+  await assert.rejects(endless, /no more/)
+  await sb.rollback(start)
+  assert.equal(await sb.eval('1'), 1)
+}))
+
+test('a time limit ends a call, and the sandbox can be rolled back', async () => {
+  const sb = await (await js()).sandbox({ timeoutMs: 100 })
+  const start = await sb.checkpoint()
+  const { error } = await sb.runCode('for (;;);')
+  assert.ok(error instanceof afresh.TimeoutError, String(error))
+  await assert.rejects(sb.eval('1'), afresh.SandboxError)
+  assert.match(await sb.failed(), /time limit/)
+  await sb.rollback(start)
+  assert.equal(await sb.failed(), undefined)
+  await sb.close()
+})
+
+test('limits of memory, output and results', withSandbox({ memoryLimit: '32MiB', outputLimit: 10, resultLimit: '1MiB' }, async (sb) => {
+  const said = await sb.runCode("console.log('0123456789abc')")
+  assert.deepEqual([said.stdout, said.truncated], ['0123456789', true])
+  assert.ok((await sb.runCode("'x'.repeat(1 << 20)")).error instanceof afresh.MarshalError)
+  assert.ok((await sb.runCode('Array.from({ length: 1e5 }, (_, n) => [n])')).error instanceof afresh.MarshalError)
+  const large = await sb.runCode('const all = []; for (;;) all.push(new Uint8Array(1 << 20).fill(1))')
+  assert.ok(large.error !== undefined)
+}))
+
+test('an abort signal ends a call, and the sandbox can be rolled back', withSandbox({}, async (sb) => {
+  const start = await sb.checkpoint()
+  const controller = new AbortController()
+  const endless = sb.runCode('for (;;);', { signal: controller.signal })
+  setTimeout(() => controller.abort(), 20)
+  await assert.rejects(endless, { name: 'AbortError' })
+  await sb.rollback(start)
+  assert.equal(await sb.eval('1 + 1', { signal: new AbortController().signal }), 2)
+  await assert.rejects(sb.eval('1', { signal: AbortSignal.abort(new Error('mine')) }), /mine/)
+  const stopped = sb.runCode('for (;;);')
+  setTimeout(() => sb.stop(), 20)
+  assert.ok((await stopped).error instanceof afresh.StoppedError)
+}))
+
+test('two calls at a time are refused by name', withSandbox({}, async (sb) => {
+  const results = await Promise.allSettled([sb.eval('for (let n = 0; n < 1e6; n++); 1'), sb.eval('2'), sb.eval('3')])
+  const busy = results.filter((r) => r.reason instanceof afresh.BusyError)
+  assert.ok(busy.length >= 1 && busy.length <= 2, JSON.stringify(results))
+}))
+
+test('a closed sandbox refuses calls, and close may be called again', async () => {
+  const sb = await (await js()).sandbox()
+  const endless = sb.runCode('for (;;);')
+  await new Promise((resolve) => setTimeout(resolve, 20))
+  await sb.close()
+  assert.ok((await endless).error instanceof afresh.StoppedError)
+  await sb.close()
+  await assert.rejects(sb.eval('1'), afresh.SandboxError)
+})
+
+test('sandboxes can be disposed of', { skip: !Symbol.asyncDispose }, async () => {
+  const sb = await (await js()).sandbox()
+  await sb[Symbol.asyncDispose]()
+  await assert.rejects(sb.eval('1'), afresh.SandboxError)
+  const other = await (await js()).sandbox()
+  other[Symbol.dispose]()
+})
+
+test('bad arguments are errors that name the way out', async () => {
+  const warm = await js()
+  await assert.rejects(warm.sandbox({ timeout: 1 }), /no option "timeout".*timeoutMs/)
+  await assert.rejects(warm.sandbox({ timeoutMs: -1 }), TypeError)
+  await assert.rejects(warm.sandbox({ memoryLimit: 'a lot' }), TypeError)
+  await assert.rejects(warm.sandbox({ tools: { 'a b': () => {} } }), /name of a tool/)
+  await assert.rejects(warm.runCode(1), /the code is a string/)
+  await assert.rejects(afresh.warm('cobol'), afresh.OpenError)
+  await assert.rejects(afresh.warm('js', { calls: [['x']] }), /setup/)
+  await assert.rejects(afresh.warm('js', { setup: 'null.x' }), afresh.ProgramError)
+})
+
+test('V8 keeps its own traps', withSandbox({}, async (sb) => {
+  // (module (memory 1) (func (export "get") (result i32) (i32.load (i32.const 65536))))
+  const bytes = Buffer.from('0061736d010000000105016000017f030201000503010001070701036765740000'
+    + '0a0b010900418080042802000b', 'hex')
+  const { instance } = await WebAssembly.instantiate(bytes)
+  assert.equal(await sb.eval('1'), 1)
+  for (let round = 0; round < 3; round += 1) assert.throws(() => instance.exports.get(), WebAssembly.RuntimeError)
+  assert.equal(await sb.eval('2'), 2)
+}))
