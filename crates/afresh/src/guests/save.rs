@@ -105,7 +105,7 @@ pub struct Saved {
 }
 
 /// The snapshot that a delta follows on.
-pub(super) struct Parent {
+pub(crate) struct Parent {
     snapshot: Snapshot,
     /// The pages that differ from it.
     changed: Vec<PageRange>,
