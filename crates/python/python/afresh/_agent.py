@@ -1,11 +1,12 @@
 """The common part of the adapters to agent frameworks: the tools of one sandbox, as functions that return text.
 
 Promises: calls of several threads run one after the other. Code that is cut short is undone, so the sandbox takes the
-next call. An error is in the text, for the model to read. May break it: a caller that uses the sandbox at the same time.
+next call. An error is in the text, for the model to read. May break it: a caller that uses the same sandbox directly.
 """
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import threading
 from collections.abc import Callable
@@ -24,8 +25,8 @@ MAX_TEXT = 50_000
 HOME = "/home/user"
 
 INSTRUCTIONS = (
-    "You have a sandbox. Variables, files and processes stay between calls. Take a `checkpoint` before a risky step, and "
-    "`rollback` to it if the step fails."
+    "You have a sandbox. Variables, files and processes stay between calls. Take a `checkpoint` before a risky step, "
+    "and `rollback` to it if the step fails."
 )
 
 
@@ -56,8 +57,8 @@ def undone(sandbox: Sandbox, run: Callable[[], Result]) -> tuple[Result, bool]:
             sandbox.rollback(before)
         return result, failed
     finally:
-        if sandbox.at != before:
-            # Taken anew by the next call.
+        # The next call takes it anew. A tool may have closed the sandbox.
+        with contextlib.suppress(AfreshError):
             sandbox.drop(before)
 
 
@@ -71,7 +72,9 @@ class SandboxTools:
         self._names: dict[str, Checkpoint] = {}
 
     @classmethod
-    def of(cls, warm: Warm, *, timeout: float | None = CALL_TIMEOUT, memory_limit: int | str | None = None) -> SandboxTools:
+    def of(
+        cls, warm: Warm, *, timeout: float | None = CALL_TIMEOUT, memory_limit: int | str | None = None
+    ) -> SandboxTools:
         """The tools of a new sandbox."""
         sandbox = warm.sandbox(timeout=timeout, memory_limit=memory_limit)
         return cls(sandbox, has_commands=warm._native.kind == "program")

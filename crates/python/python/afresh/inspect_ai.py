@@ -14,10 +14,10 @@ from inspect_ai.util import (
     OutputLimitExceededError,
     SandboxEnvironment,
     SandboxEnvironmentLimits,
+    SandboxUserUnsupportedError,
     sandboxenv,
 )
-from inspect_ai.util._sandbox.environment import SandboxUserUnsupportedError
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from ._agent import absolute
 from ._linux import image, linux
@@ -32,7 +32,7 @@ _USER = "user"
 _NOT_FOUND = 127
 
 
-class AfreshConfig(BaseModel, frozen=True):
+class AfreshConfig(BaseModel):  # type: ignore[misc]
     """What the sandboxes of a task start from.
 
     Attributes:
@@ -43,6 +43,9 @@ class AfreshConfig(BaseModel, frozen=True):
         net: Servers that it may connect to.
         memory_limit: Most memory of one sandbox.
     """
+
+    # Hashable, since a warm guest belongs to it.
+    model_config = ConfigDict(frozen=True)
 
     program: str = "python3"
     image: str | None = None
@@ -69,7 +72,7 @@ def _config(given: BaseModel | str | None) -> AfreshConfig:
 
 
 @sandboxenv(name="afresh")
-class AfreshSandbox(SandboxEnvironment):
+class AfreshSandbox(SandboxEnvironment):  # type: ignore[misc]
     """A sandbox of a Linux program."""
 
     _warm: dict[AfreshConfig, Warm] = {}  # noqa: RUF012
@@ -111,7 +114,7 @@ class AfreshSandbox(SandboxEnvironment):
         for environment in environments.values():
             await environment.as_type(cls).sandbox.close()
 
-    async def exec(
+    async def exec(  # noqa: PLR0917
         self,
         cmd: list[str],
         input: str | bytes | None = None,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["SandboxToolset"]
 
 
-class SandboxToolset(FunctionToolset[Any]):
+class SandboxToolset(FunctionToolset[Any]):  # type: ignore[misc]
     """Tools that run code and commands, use files, take checkpoints and roll back.
 
     Args:
@@ -48,6 +48,6 @@ class SandboxToolset(FunctionToolset[Any]):
         """A toolset with a sandbox for one run."""
         return SandboxToolset(self._warm, id=self.id or "afresh", **self._options)
 
-    async def __aexit__(self, *_: Any) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Ends the sandbox."""
         self._sandbox.close()

@@ -13,8 +13,8 @@ import threading
 from typing import Any
 
 from .._linux import linux
-from .._warm import Warm
 from .._sizes import size
+from .._warm import Warm
 from ..errors import AfreshError
 from ._guest import GuestKernel
 from ._magics import REGISTRATION
@@ -36,7 +36,9 @@ def _arguments() -> argparse.ArgumentParser:
     run.add_argument("-f", dest="connection", required=True, metavar="FILE", help="connection file")
     for command in (install, run):
         command.add_argument("--python", default=sys.executable, help="interpreter, with ipykernel (this one)")
-        command.add_argument("--dir", action="append", default=[], help="host directory to read, besides the notebook's")
+        command.add_argument(
+            "--dir", action="append", default=[], help="host directory to read, besides the notebook's"
+        )
         command.add_argument("--no-cwd", action="store_true", help="do not grant the directory of the notebook")
         command.add_argument("--net", action="append", default=[], metavar="NAME:PORT", help="server to connect to")
         command.add_argument("--undo-memory", type=size, default=_UNDO, help="most memory for undoing (1 GiB)")
@@ -90,7 +92,7 @@ def _fork(guest: GuestKernel, states: States) -> str:
     folder = jupyter_runtime_dir()
     os.makedirs(folder, mode=0o700, exist_ok=True)
     path = os.path.join(folder, f"kernel-afresh-{secrets.token_hex(6)}.json")
-    _, connection = write_connection_file(path, key=secrets.token_hex(32).encode(), kernel_name="afresh")
+    write_connection_file(path, key=secrets.token_hex(32).encode(), kernel_name="afresh")
     started = threading.Event()
 
     def serve() -> None:

@@ -5,6 +5,7 @@ Only one cell is in the sandbox at a time. Others wait here, so that each has a 
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 import time
@@ -123,7 +124,7 @@ class Kernel:
                 return
             request = self._queue.popleft()
             if kept:
-                self._guarded(lambda request=request: self._begin(request))
+                self._guarded(functools.partial(self._begin, request))
             else:
                 self._forward(request)
 

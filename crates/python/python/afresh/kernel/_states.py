@@ -120,7 +120,9 @@ class States:
         """Undoes the last steps; describes them."""
         if not 1 <= count <= len(self._steps):
             raise ValueError(
-                "there is nothing to undo" if not self._steps else f"{len(self._steps)} steps can be undone, not {count}"
+                "there is nothing to undo"
+                if not self._steps
+                else f"{len(self._steps)} steps can be undone, not {count}"
             )
         undone = self._steps[-count:]
         del self._steps[-count:]
