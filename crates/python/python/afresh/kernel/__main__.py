@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from typing import Any
 
 from .._linux import linux
@@ -22,6 +23,8 @@ from ._states import States
 
 # Bytes of states that are kept for undoing.
 _UNDO = 1 << 30
+# Seconds between two looks at the parent process.
+_PARENT_INTERVAL = 1.0
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -78,7 +81,7 @@ def _open(given: argparse.Namespace) -> Warm:
     dirs = [*given.dir, *filter(os.path.isdir, ("/etc/fonts",))]
     if not given.no_cwd:
         dirs.append(os.getcwd())
-    # What front ends and libraries read from the environment of a kernel.
+    # Variables that front ends set for libraries in a kernel.
     env = {name: os.environ[name] for name in ("MPLBACKEND", "TZ", "LANG", "LC_ALL") if name in os.environ}
     env.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     return linux(given.python, dirs=dirs, net=given.net, env=env, memory_limit=given.memory)
@@ -129,8 +132,19 @@ def _run(given: argparse.Namespace) -> None:
         kernel.interrupted = True
 
     signal.signal(signal.SIGINT, interrupt)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     kernel.register(REGISTRATION)
     kernel.run()
+
+
+def _end_with_parent() -> None:
+    """Ends this process after the one that started it, if Jupyter asks for that."""
+    if "JPY_PARENT_PID" not in os.environ:
+        return
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(_PARENT_INTERVAL)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> None:
