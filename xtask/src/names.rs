@@ -1,4 +1,4 @@
-//! The name gate: refuses types and constants that are named by a word without a subject.
+//! The name gate: refuses types, constants and functions that are named by a word without a subject.
 //!
 //! `xtask/prose/names.txt` has the words. There is no baseline: the repository has no such name.
 //! May break it: a definition that a macro makes. It is not seen.
@@ -11,6 +11,7 @@ use crate::prose;
 struct Words<'a> {
     types: Vec<&'a str>,
     constants: Vec<&'a str>,
+    functions: Vec<&'a str>,
 }
 
 impl<'a> Words<'a> {
@@ -19,7 +20,7 @@ impl<'a> Words<'a> {
             let lines = text.lines().filter_map(|line| line.strip_prefix(kind));
             lines.flat_map(str::split_whitespace).collect()
         };
-        Self { types: of("types "), constants: of("constants ") }
+        Self { types: of("types "), constants: of("constants "), functions: of("functions ") }
     }
 
     /// The word that the definition in this line has as its name.
@@ -35,10 +36,11 @@ impl<'a> Words<'a> {
         let mut words = line
             .split(|c: char| !c.is_alphanumeric() && c != '_')
             .filter(|word| !word.is_empty())
-            .skip_while(|word| ["pub", "unsafe"].contains(word));
+            .skip_while(|word| ["pub", "unsafe", "async"].contains(word));
         let stop_list = match words.next()? {
             "struct" | "enum" | "trait" | "type" | "union" => &self.types,
             "const" | "static" => &self.constants,
+            "fn" => &self.functions,
             _ => return None,
         };
         words.next().filter(|name| stop_list.contains(name))
@@ -69,12 +71,14 @@ mod tests {
 
     #[test]
     fn a_planted_name_without_a_subject_is_found_and_others_are_not() {
-        let words = Words::parse("# Words.\ntypes Told Known\ntypes On\nconstants MOST");
+        let words =
+            Words::parse("# Words.\ntypes Told Known\ntypes On\nconstants MOST\nfunctions told");
         for (line, name) in [
             ("struct Told {", "Told"),
             ("    pub(in crate::a) enum Known<'a> {", "Known"),
             ("pub(crate) type On = u8;", "On"),
             ("    const MOST: usize = 1;", "MOST"),
+            ("    pub(super) async fn told(&self) {", "told"),
         ] {
             assert_eq!(words.defined_in(line), Some(name), "{line}");
         }

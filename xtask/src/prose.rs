@@ -258,7 +258,7 @@ fn marker_of(sentence: &str, markers: &[Vec<String>]) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn found(path: &str, text: &str) -> Vec<String> {
+    fn markers_in(path: &str, text: &str) -> Vec<String> {
         let markers = markers().unwrap();
         marked(path, text, &markers).marked.into_iter().map(|(marker, _)| marker).collect()
     }
@@ -272,9 +272,12 @@ mod tests {
             ("# Nobody waits for this one here.", "nobody"),
             ("/// The page lies where\n/// it was written before.", "lies"),
         ] {
-            assert_eq!(found("a.rs", text), [marker], "{text}");
+            assert_eq!(markers_in("a.rs", text), [marker], "{text}");
         }
-        assert_eq!(found("a.md", "Text first.\n\nWho stops is\nended by the kernel."), ["^ who"]);
+        assert_eq!(
+            markers_in("a.md", "Text first.\n\nWho stops is\nended by the kernel."),
+            ["^ who"]
+        );
     }
 
     #[test]
@@ -286,10 +289,11 @@ mod tests {
             "/// ```\n/// // Nobody reads this line of code.\n/// ```",
             "let lies = 1; let told = nobody();",
         ] {
-            assert!(found("a.rs", text).is_empty(), "{text}");
+            assert!(markers_in("a.rs", text).is_empty(), "{text}");
         }
         assert!(
-            found("a.md", "| nobody | was told of what lies here |\n# What lies here").is_empty()
+            markers_in("a.md", "| nobody | was told of what lies here |\n# What lies here")
+                .is_empty()
         );
     }
 

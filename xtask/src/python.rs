@@ -15,6 +15,21 @@ use crate::{clients, guests, host, registry};
 /// The packages of the extra `python`, and those with an adapter.
 const CPYTHON: [&str; 3] = [registry::CPYTHON, "dspy==3.4.1", "langchain-quickjs==0.3.10"];
 
+/// The packages with an adapter that needs no CPython guest, and those for tests of the Jupyter kernel.
+const ADAPTERS: [&str; 11] = [
+    "claude-agent-sdk==0.2.189",
+    "deepagents==0.7.32",
+    "inspect-ai==0.3.285",
+    "ipykernel==7.4.0",
+    "matplotlib==3.11.2",
+    "nbclient==0.11.0",
+    "numpy==2.4.6",
+    "openai-agents==0.24.0",
+    "pandas==3.1.1",
+    "pydantic-ai-slim==2.68.0",
+    "smolagents==1.26.0",
+];
+
 /// Maximum time without output from a test.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
@@ -81,7 +96,7 @@ pub(crate) fn test(mut look: impl FnMut(&str)) -> Result<()> {
     let mut tests = tool(&tests);
     tests.env("AFRESH_TURNS", guests::path(guests::named("turns")?));
     run_watched(&mut tests, OUTPUT_TIMEOUT, |line| {
-        if let Some(told) = told(line) {
+        if let Some(told) = summarise(line) {
             look(&told);
         }
         true
@@ -114,6 +129,30 @@ pub(crate) fn cpython(arguments: &[String]) -> Result<()> {
     tests.env("AFRESH_TEST_CPYTHON", "1").env("AFRESH_CACHE", folder.join("cache"));
     run(&mut tests)?;
     served(&python, &folder)
+}
+
+/// `cargo xtask adapters`: tests of the Jupyter kernel and of the adapters to agent frameworks, with the published
+/// packages. They are some hundred megabytes, so that it is no part of `cargo xtask test`.
+pub(crate) fn adapters(arguments: &[String]) -> Result<()> {
+    if let Some(argument) = arguments.first() {
+        bail!("unknown argument {argument:?}; usage: cargo xtask adapters");
+    }
+    let python = interpreter().context("the package's tests take a python3 with venv and pip")?;
+    let folder = host::target_folder().join("python");
+    let python = environment(&python, &folder.join("environment-adapters"))?;
+    install(&python, &folder)?;
+    let mut packages = Command::new(&python);
+    packages.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+    run(packages.args(ADAPTERS))?;
+    let mut tests = Command::new(&python);
+    tests.current_dir(package()).args([
+        "-m",
+        "pytest",
+        "-rs",
+        "tests/test_kernel.py",
+        "tests/test_adapters.py",
+    ]);
+    run(&mut tests)
 }
 
 /// Runs Python in sandboxes of a server, through an E2B client.
@@ -155,7 +194,7 @@ fn install(python: &Path, folder: &Path) -> Result<()> {
 }
 
 /// A line of pytest in the form of a Rust test program: its sums, and the skipped tests.
-fn told(line: &str) -> Option<String> {
+fn summarise(line: &str) -> Option<String> {
     if let Some((_, why)) = line.split_once("SKIPPED: ") {
         return Some(format!("SKIPPED: {why}"));
     }
@@ -200,7 +239,7 @@ mod tests {
 
     #[test]
     fn the_sums_of_pytest_are_counted_as_those_of_rust() {
-        let of = |line: &str| told(line);
+        let of = |line: &str| summarise(line);
         let sums =
             |passed, failed| Some(format!("test result: python. {passed} passed; {failed} failed"));
         assert_eq!(of("90 passed in 8.69s"), sums(90, 0));

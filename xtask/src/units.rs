@@ -62,7 +62,7 @@ pub(crate) fn wrap(folder: &Path) -> Result<std::convert::Infallible> {
     let arguments: Vec<OsString> = arguments.collect();
     // Cargo sets it for members of the workspace alone.
     if std::env::var_os("CARGO_PRIMARY_PACKAGE").is_some()
-        && let Some(unit) = Unit::asked(&arguments)
+        && let Some(unit) = Unit::of_wrapper(&arguments)
     {
         unit.keep(folder)?;
     }
@@ -72,7 +72,7 @@ pub(crate) fn wrap(folder: &Path) -> Result<std::convert::Infallible> {
 
 impl Unit {
     /// The target of this process, a wrapper.
-    fn asked(arguments: &[OsString]) -> Option<Self> {
+    fn of_wrapper(arguments: &[OsString]) -> Option<Self> {
         // Cargo writes only UTF-8.
         let arguments: Option<Vec<String>> =
             arguments.iter().map(|word| word.to_str().map(str::to_owned)).collect();

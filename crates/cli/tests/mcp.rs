@@ -91,7 +91,7 @@ impl Client {
     }
 
     /// A call that succeeds: its structured result.
-    fn done(&mut self, tool: &str, arguments: Value) -> Value {
+    fn call_ok(&mut self, tool: &str, arguments: Value) -> Value {
         let mut result = self.call(tool, arguments);
         assert_ne!(result["isError"], true, "{result}");
         result["structuredContent"].take()
@@ -125,25 +125,26 @@ fn an_agent_runs_code_and_returns_to_a_checkpoint() {
     // A Wasm guest has no commands.
     assert!(!tools.iter().any(|tool| tool["name"] == "run_command"), "{listed}");
 
-    let ran = client.done("run_code", json!({"code": "console.log('héllo'); var x = warm + 2; x"}));
+    let ran =
+        client.call_ok("run_code", json!({"code": "console.log('héllo'); var x = warm + 2; x"}));
     assert_eq!((&ran["stdout"], &ran["json"]), (&json!("héllo\n"), &json!(42)), "{ran}");
-    client.done("checkpoint", json!({"name": "two"}));
-    client.done("run_code", json!({"code": "x = 0"}));
-    let forks = client.done("fork", json!({"count": 2}));
+    client.call_ok("checkpoint", json!({"name": "two"}));
+    client.call_ok("run_code", json!({"code": "x = 0"}));
+    let forks = client.call_ok("fork", json!({"count": 2}));
     let fork = forks["sandboxes"][1].as_str().unwrap().to_owned();
     // A name means the nearest state that has it, whatever forks name later.
-    client.done("checkpoint", json!({"name": "two", "sandbox": fork}));
-    client.done("rollback", json!({"to": "two"}));
-    assert_eq!(client.done("run_code", json!({"code": "x"}))["json"], 42);
-    assert_eq!(client.done("run_code", json!({"code": "x", "sandbox": fork}))["json"], 0);
-    let tree = client.done("tree", json!({}));
+    client.call_ok("checkpoint", json!({"name": "two", "sandbox": fork}));
+    client.call_ok("rollback", json!({"to": "two"}));
+    assert_eq!(client.call_ok("run_code", json!({"code": "x"}))["json"], 42);
+    assert_eq!(client.call_ok("run_code", json!({"code": "x", "sandbox": fork}))["json"], 0);
+    let tree = client.call_ok("tree", json!({}));
     let start = tree["states"][0]["id"].as_str().unwrap().to_owned();
-    client.done("rollback", json!({"to": start}));
-    assert_eq!(client.done("run_code", json!({"code": "typeof x"}))["json"], "undefined");
+    client.call_ok("rollback", json!({"to": start}));
+    assert_eq!(client.call_ok("run_code", json!({"code": "typeof x"}))["json"], "undefined");
 
-    let new = client.done("create_sandbox", json!({}))["sandboxes"][0].clone();
-    assert_eq!(client.done("run_code", json!({"code": "warm", "sandbox": new}))["json"], 40);
-    client.done("close_sandbox", json!({"sandbox": new}));
+    let new = client.call_ok("create_sandbox", json!({}))["sandboxes"][0].clone();
+    assert_eq!(client.call_ok("run_code", json!({"code": "warm", "sandbox": new}))["json"], 40);
+    client.call_ok("close_sandbox", json!({"sandbox": new}));
     let gone = client.refused("run_code", json!({"code": "1", "sandbox": new}));
     assert!(gone.contains("list_sandboxes"), "{gone}");
 }
@@ -154,14 +155,14 @@ fn an_agent_reads_why_a_call_failed() {
     let mut client = Client::start(&[&guest, "--language", "javascript", "--max-sandboxes", "2"]);
     let thrown = client.refused("run_code", json!({"code": "null.x"}));
     assert!(thrown.contains("TypeError"), "{thrown}");
-    client.done("run_code", json!({"code": "var kept = 1"}));
+    client.call_ok("run_code", json!({"code": "var kept = 1"}));
     let late = client.call("run_code", json!({"code": "kept = 2; for (;;);", "timeout": 0.5}));
     let result = &late["structuredContent"];
     assert_eq!(
         (&result["undone"], &result["error"]["name"]),
         (&json!(true), &json!("TimeoutError"))
     );
-    assert_eq!(client.done("run_code", json!({"code": "kept"}))["json"], 1);
+    assert_eq!(client.call_ok("run_code", json!({"code": "kept"}))["json"], 1);
 
     for (tool, arguments, wanted) in [
         ("run_code", json!({}), "missing field `code`"),
@@ -184,14 +185,14 @@ fn an_agent_reads_why_a_call_failed() {
     // Garbage between two messages ends nothing.
     writeln!(client.input.as_mut().unwrap(), "}}{{ garbage").unwrap();
     client.write(&json!([1, 2, {"jsonrpc": "9"}]));
-    assert_eq!(client.done("run_code", json!({"code": "kept"}))["json"], 1);
+    assert_eq!(client.call_ok("run_code", json!({"code": "kept"}))["json"], 1);
 }
 
 #[test]
 fn a_cancelled_call_is_undone() {
     let Some(guest) = quickjs() else { return };
     let mut client = Client::start(&[&guest, "--language", "javascript"]);
-    client.done("run_code", json!({"code": "var kept = 1"}));
+    client.call_ok("run_code", json!({"code": "var kept = 1"}));
     let arguments = json!({"code": "kept = 2; console.log('begun'); for (;;);", "timeout": 600});
     let id = client.send(
         "tools/call",
@@ -203,7 +204,7 @@ fn a_cancelled_call_is_undone() {
     assert_eq!(progress["params"]["message"], "begun\n", "{progress}");
     let cancel = json!({"requestId": id, "reason": "test"});
     client.write(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancel}));
-    assert_eq!(client.done("run_code", json!({"code": "kept"}))["json"], 1);
+    assert_eq!(client.call_ok("run_code", json!({"code": "kept"}))["json"], 1);
 }
 
 #[cfg(feature = "linux")]
@@ -215,24 +216,24 @@ fn an_agent_runs_commands_beside_code() {
     }
     let mut client =
         Client::start(&["/usr/bin/python3", "--linux", "--setup", "import json; warm = 40"]);
-    let ran = client.done("run_code", json!({"code": "print('one')\nx = warm + 2\n{'x': x}"}));
+    let ran = client.call_ok("run_code", json!({"code": "print('one')\nx = warm + 2\n{'x': x}"}));
     assert_eq!((&ran["stdout"], &ran["json"]), (&json!("one\n"), &json!({"x": 42})), "{ran}");
-    client.done("checkpoint", json!({"name": "clean"}));
-    client.done("write_file", json!({"path": "/data/in.txt", "content": "3\n1\n2\n"}));
+    client.call_ok("checkpoint", json!({"name": "clean"}));
+    client.call_ok("write_file", json!({"path": "/data/in.txt", "content": "3\n1\n2\n"}));
     let arguments = json!({
         "command": "sort in.txt && cat && echo $WHO >&2 && exit 3",
         "cwd": "/data", "env": {"WHO": "agent"}, "stdin": "typed\n",
     });
-    let ran = client.done("run_command", arguments);
+    let ran = client.call_ok("run_command", arguments);
     assert_eq!(ran["stdout"], "1\n2\n3\ntyped\n", "{ran}");
     assert_eq!((&ran["stderr"], &ran["exit_code"]), (&json!("agent\n"), &json!(3)), "{ran}");
     let code = json!({"code": "open('/data/out.bin', 'wb').write(bytes([0, 255]))"});
-    client.done("run_code", code);
-    let read = client.done("read_file", json!({"path": "/data/out.bin"}));
+    client.call_ok("run_code", code);
+    let read = client.call_ok("read_file", json!({"path": "/data/out.bin"}));
     assert_eq!((&read["encoding"], &read["content"]), (&json!("base64"), &json!("AP8=")), "{read}");
     let resource = client.ask("resources/read", json!({"uri": "afresh://main/data/in.txt"}));
     assert_eq!(resource["contents"][0]["text"], "3\n1\n2\n", "{resource}");
-    let changed = client.done("diff", json!({"from": "clean"}));
+    let changed = client.call_ok("diff", json!({"from": "clean"}));
     let paths: Vec<&str> =
         changed["files"].as_array().unwrap().iter().filter_map(|f| f["path"].as_str()).collect();
     assert!(paths.contains(&"/data/in.txt") && paths.contains(&"/data/out.bin"), "{changed}");
@@ -245,9 +246,9 @@ fn an_agent_runs_commands_beside_code() {
         (&json!(true), &json!(137), &json!("begun\n")),
         "{killed}"
     );
-    client.done("rollback", json!({"to": "clean"}));
+    client.call_ok("rollback", json!({"to": "clean"}));
     assert!(client.refused("list_files", json!({"path": "/data"})).contains("/data"));
-    assert_eq!(client.done("run_code", json!({"code": "x"}))["text"], "42");
+    assert_eq!(client.call_ok("run_code", json!({"code": "x"}))["text"], "42");
 }
 
 /// The Python SDK, with the newest protocol and with the handshake of earlier ones.

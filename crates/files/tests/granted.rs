@@ -369,11 +369,11 @@ fn step() -> impl Strategy<Value = Step> {
 /// The answer to a step: kind, size and text.
 type Answer = Result<(String, u64, Vec<u8>), i32>;
 
-fn done<T>(result: Result<T, Refused>) -> Answer {
-    said(result.map(|_| (String::new(), 0, Vec::new())))
+fn plain_answer<T>(result: Result<T, Refused>) -> Answer {
+    answer_of(result.map(|_| (String::new(), 0, Vec::new())))
 }
 
-fn said(result: Result<(String, u64, Vec<u8>), Refused>) -> Answer {
+fn answer_of(result: Result<(String, u64, Vec<u8>), Refused>) -> Answer {
     result.map_err(|refused| refused.errno().raw_os_error())
 }
 
@@ -396,15 +396,15 @@ fn in_tree(tree: &mut Tree, from: Node, step: &Step) -> Answer {
     };
     let name = |tree: &Tree, path: &str| tree.walk(path.as_bytes(), walk.name());
     match step {
-        Step::Directory(path) => {
-            done(name(tree, path).and_then(|at| tree.create_at(&at, New::Directory, 0o755, now)))
-        }
-        Step::Link(target, _) if target.starts_with('/') => done::<()>(Err(Refused::NotPermitted)),
-        Step::Link(target, path) => done(
+        Step::Directory(path) => plain_answer(
+            name(tree, path).and_then(|at| tree.create_at(&at, New::Directory, 0o755, now)),
+        ),
+        Step::Link(target, _) if target.starts_with('/') => plain_answer::<()>(Err(Refused::NotPermitted)),
+        Step::Link(target, path) => plain_answer(
             name(tree, path)
                 .and_then(|at| tree.create_at(&at, New::Link(target.as_bytes()), 0o777, now)),
         ),
-        Step::HardLink(old, new) => done((|| {
+        Step::HardLink(old, new) => plain_answer((|| {
             let node = find(tree, old, false)?;
             if old.ends_with('/') {
                 return Err(Refused::NotPermitted);
@@ -412,26 +412,30 @@ fn in_tree(tree: &mut Tree, from: Node, step: &Step) -> Answer {
             let at = name(tree, new)?;
             tree.link_at(node, &at, now)
         })()),
-        Step::Rename(old, new) => done((|| {
+        Step::Rename(old, new) => plain_answer((|| {
             let (from, to) = (name(tree, old)?, name(tree, new)?);
             tree.rename_at(&from, &to, Rename::Replace, now)
         })()),
-        Step::Remove(path) => done(name(tree, path).and_then(|at| tree.remove_file_at(&at, now))),
-        Step::RemoveDirectory(path) => {
-            done(name(tree, path).and_then(|at| tree.remove_directory_at(&at, now)))
+        Step::Remove(path) => {
+            plain_answer(name(tree, path).and_then(|at| tree.remove_file_at(&at, now)))
         }
-        Step::Open(path, how, bytes) => said(open_in_tree(tree, walk, path, opening(*how), bytes)),
-        Step::Stat(path, follow) => said(find(tree, path, *follow).and_then(|node| {
+        Step::RemoveDirectory(path) => {
+            plain_answer(name(tree, path).and_then(|at| tree.remove_directory_at(&at, now)))
+        }
+        Step::Open(path, how, bytes) => {
+            answer_of(open_in_tree(tree, walk, path, opening(*how), bytes))
+        }
+        Step::Stat(path, follow) => answer_of(find(tree, path, *follow).and_then(|node| {
             let stat = tree.stat(node)?;
             let size = if stat.kind == Kind::Directory { 0 } else { stat.size };
             Ok((format!("{:?}", stat.kind), size, Vec::new()))
         })),
-        Step::ReadLink(path) => said(
+        Step::ReadLink(path) => answer_of(
             find(tree, path, false)
                 .and_then(|node| tree.read_link(node))
                 .map(|target| (String::new(), 0, target.to_vec())),
         ),
-        Step::List(path) => said(find(tree, path, true).and_then(|node| {
+        Step::List(path) => answer_of(find(tree, path, true).and_then(|node| {
             let mut text: Vec<String> = tree
                 .list(node)?
                 .iter()
@@ -487,13 +491,19 @@ fn open_in_tree(
 
 fn on_host(handle: &HostHandle, step: &Step) -> Answer {
     match step {
-        Step::Directory(path) => done(handle.create_directory(path.as_bytes())),
-        Step::Link(target, path) => done(handle.create_link(target.as_bytes(), path.as_bytes())),
-        Step::HardLink(old, new) => done(handle.link(old.as_bytes(), handle, new.as_bytes())),
-        Step::Rename(old, new) => done(handle.rename(old.as_bytes(), handle, new.as_bytes())),
-        Step::Remove(path) => done(handle.remove_file(path.as_bytes())),
-        Step::RemoveDirectory(path) => done(handle.remove_directory(path.as_bytes())),
-        Step::Open(path, how, bytes) => said((|| {
+        Step::Directory(path) => plain_answer(handle.create_directory(path.as_bytes())),
+        Step::Link(target, path) => {
+            plain_answer(handle.create_link(target.as_bytes(), path.as_bytes()))
+        }
+        Step::HardLink(old, new) => {
+            plain_answer(handle.link(old.as_bytes(), handle, new.as_bytes()))
+        }
+        Step::Rename(old, new) => {
+            plain_answer(handle.rename(old.as_bytes(), handle, new.as_bytes()))
+        }
+        Step::Remove(path) => plain_answer(handle.remove_file(path.as_bytes())),
+        Step::RemoveDirectory(path) => plain_answer(handle.remove_directory(path.as_bytes())),
+        Step::Open(path, how, bytes) => answer_of((|| {
             let how = opening(*how);
             let mut open = handle.open(path.as_bytes(), how)?;
             if how.access.write {
@@ -505,14 +515,16 @@ fn on_host(handle: &HostHandle, step: &Step) -> Answer {
             content.truncate(len);
             Ok((format!("{:?}", open.stat()?.kind), open.offset, content))
         })()),
-        Step::Stat(path, follow) => said(handle.stat_at(path.as_bytes(), *follow).map(|stat| {
-            let size = if stat.kind == HostKind::Directory { 0 } else { stat.size };
-            (format!("{:?}", stat.kind), size, Vec::new())
-        })),
-        Step::ReadLink(path) => {
-            said(handle.read_link(path.as_bytes()).map(|target| (String::new(), 0, target)))
+        Step::Stat(path, follow) => {
+            answer_of(handle.stat_at(path.as_bytes(), *follow).map(|stat| {
+                let size = if stat.kind == HostKind::Directory { 0 } else { stat.size };
+                (format!("{:?}", stat.kind), size, Vec::new())
+            }))
         }
-        Step::List(path) => said((|| {
+        Step::ReadLink(path) => {
+            answer_of(handle.read_link(path.as_bytes()).map(|target| (String::new(), 0, target)))
+        }
+        Step::List(path) => answer_of((|| {
             let mut directory = handle.open(path.as_bytes(), reading())?;
             let mut text: Vec<String> = directory
                 .entries(0)?

@@ -218,10 +218,10 @@ impl Both {
                 let len = one.unwrap_or(0);
                 prop_assert!(x[..len] == y[..len], "{:?}", step);
             }
-            Step::Checkpoint => self.kept = Some((self.tree.clone(), seen(&self.tree))),
+            Step::Checkpoint => self.kept = Some((self.tree.clone(), visible_nodes(&self.tree))),
             Step::Rollback => {
                 if let Some((kept, then)) = &self.kept {
-                    prop_assert_eq!(&seen(kept), then, "a copy saw what came later");
+                    prop_assert_eq!(&visible_nodes(kept), then, "a copy saw what came later");
                 }
             }
         }
@@ -230,7 +230,7 @@ impl Both {
 }
 
 /// Every path of a tree.
-fn seen(tree: &Tree) -> BTreeMap<String, NodeState> {
+fn visible_nodes(tree: &Tree) -> BTreeMap<String, NodeState> {
     let mut all = BTreeMap::new();
     let mut ahead = vec![(String::new(), Tree::ROOT)];
     while let Some((path, node)) = ahead.pop() {
@@ -305,7 +305,7 @@ proptest! {
         for step in &steps {
             both.run(step)?;
         }
-        let now = seen(&both.tree);
+        let now = visible_nodes(&both.tree);
         let modes = |all: BTreeMap<String, NodeState>| -> BTreeMap<String, NodeState> {
             // The directories above are made as the host likes.
             all.into_iter().filter(|(path, _)| path.starts_with(&format!("/{TOP}/"))).collect()
@@ -314,7 +314,7 @@ proptest! {
         // And it comes back from bytes as it was, its cost included.
         let saved = both.tree.saved().unwrap();
         let again = Tree::new(Budget::default()).restored(&saved).unwrap();
-        prop_assert_eq!(&seen(&again), &now);
+        prop_assert_eq!(&visible_nodes(&again), &now);
         prop_assert_eq!(again.used(), both.tree.used());
         prop_assert_eq!(again.saved().unwrap(), saved);
         // `diff` and a full walk find the same differences.
@@ -341,18 +341,18 @@ proptest! {
         for step in &steps[..half] {
             both.run(step)?;
         }
-        let (then, before) = (seen(&both.tree), both.tree.clone());
+        let (then, before) = (visible_nodes(&both.tree), both.tree.clone());
         let kept = Keeper::new(&both.tree);
         below.close().unwrap();
         // Everything continues without the directory.
         for step in &steps[half..] {
             both.run(step)?;
         }
-        let now = seen(&both.tree);
+        let now = visible_nodes(&both.tree);
         prop_assert_eq!(&now, &seen_on_host(directory.path()));
         for (tree, seen_before) in [(&both.tree, &now), (&before, &then)] {
             let again = kept.tree(tree);
-            prop_assert_eq!(&seen(&again), seen_before);
+            prop_assert_eq!(&visible_nodes(&again), seen_before);
             prop_assert_eq!(again.used(), tree.used());
             let saved = tree.gathered().unwrap().saved().unwrap();
             prop_assert_eq!(again.saved().unwrap(), saved);

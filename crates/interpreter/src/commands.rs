@@ -100,7 +100,7 @@ impl Commands {
 
     /// The serial number of the command that was started, if it was.
     #[must_use]
-    pub fn begun(&self) -> Option<u64> {
+    pub fn started_serial(&self) -> Option<u64> {
         let mut state = self.lock();
         state.early = None;
         state.begun.take()

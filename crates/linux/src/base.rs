@@ -44,7 +44,7 @@ impl Base {
     }
 
     /// The layers as pages, made once.
-    pub(crate) fn kept(&self) -> Result<LayerImage, LayersError> {
+    pub(crate) fn layer_image(&self) -> Result<LayerImage, LayersError> {
         if let Some(kept) = self.kept.get() {
             return Ok(kept.clone());
         }

@@ -50,7 +50,10 @@ pub enum WarmError {
     #[error("the program does not fit into its memory limit, or its arguments into its stack")]
     TooLarge,
     /// The program ended before it waited for input.
-    #[error("the program {end} before it waited for input on descriptor 0{}", said(messages))]
+    #[error(
+        "the program {end} before it waited for input on descriptor 0{}",
+        last_messages(messages)
+    )]
     Ended {
         /// How.
         end: End,
@@ -67,7 +70,7 @@ pub enum WarmError {
     #[error("its standard input: {0}")]
     Input(#[source] std::io::Error),
     /// It did not come to wait for input in time.
-    #[error("the program did not wait for input within its start limit{}", said(messages))]
+    #[error("the program did not wait for input within its start limit{}", last_messages(messages))]
     Late {
         /// The end of its standard error.
         messages: String,
@@ -79,7 +82,7 @@ pub enum WarmError {
 #[non_exhaustive]
 pub enum CallError {
     /// The host failed, or the guest's process ended by a fault.
-    #[error("{source}{}", said(messages))]
+    #[error("{source}{}", last_messages(messages))]
     Platform {
         /// The failed operation.
         source: PlatformError,
@@ -87,7 +90,7 @@ pub enum CallError {
         messages: String,
     },
     /// The guest ended in place of waiting for the next request.
-    #[error("the guest {end}{}", said(messages))]
+    #[error("the guest {end}{}", last_messages(messages))]
     Ended {
         /// How.
         end: End,
@@ -97,7 +100,7 @@ pub enum CallError {
         messages: String,
     },
     /// It ran longer than its time limit, and was killed.
-    #[error("the guest ran longer than its time limit{}", said(messages))]
+    #[error("the guest ran longer than its time limit{}", last_messages(messages))]
     Late {
         /// The end of its standard error in this call.
         messages: String,
@@ -108,7 +111,7 @@ pub enum CallError {
 }
 
 /// The last messages of the guest, if any.
-fn said(messages: &str) -> String {
+fn last_messages(messages: &str) -> String {
     match messages.trim_end() {
         "" => String::new(),
         said => format!("; it said: {said}"),

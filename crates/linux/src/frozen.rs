@@ -111,7 +111,7 @@ fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
     let mut pages = ImageBuilder::new(files.len().div_ceil(PAGE_SIZE));
     let stored = |error: ImageError| FreezeError::State(error.to_string());
     let pages = pages.segment(0, &files).map(drop).and_then(|()| pages.build()).map_err(stored)?;
-    let kept = |base: &Arc<Base>| base.kept().map_err(|e| FreezeError::State(e.to_string()));
+    let kept = |base: &Arc<Base>| base.layer_image().map_err(|e| FreezeError::State(e.to_string()));
     let layers = rest.state.base.as_ref().map(kept).transpose()?;
     let header = Header {
         layers: layers.as_ref().map(LayerImage::saved),

@@ -89,7 +89,7 @@ mod tests {
         Tree::new(Budget::default()).over("/", &Layer::directory(directory).unwrap()).unwrap()
     }
 
-    fn shown(tree: &Tree, path: &str) -> Option<MappedRange> {
+    fn mapped_range(tree: &Tree, path: &str) -> Option<MappedRange> {
         let node = tree.find(path).unwrap();
         show((tree, node), 0..PAGE).unwrap().map(|(shown, _)| shown)
     }
@@ -98,19 +98,20 @@ mod tests {
     fn a_file_of_the_hosts_lies_there_once_for_all() {
         let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let (one, mut two) = (over(here), over(here));
-        let (first, second) = (shown(&one, "Cargo.toml").unwrap(), shown(&two, "Cargo.toml"));
+        let (first, second) =
+            (mapped_range(&one, "Cargo.toml").unwrap(), mapped_range(&two, "Cargo.toml"));
         assert_eq!(Some(first), second);
         // A file that a guest has changed is its own.
         let node = two.find("Cargo.toml").unwrap();
         two.write(node, 0, b"x", Time::default()).unwrap();
-        assert!(shown(&two, "Cargo.toml").is_none());
+        assert!(mapped_range(&two, "Cargo.toml").is_none());
     }
 
     #[test]
     fn a_file_that_was_just_changed_is_not_taken_for_what_it_may_be_by_now() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("new"), b"new").unwrap();
-        assert!(shown(&over(directory.path()), "new").is_none());
+        assert!(mapped_range(&over(directory.path()), "new").is_none());
     }
 
     #[test]

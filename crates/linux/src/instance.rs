@@ -91,7 +91,7 @@ impl Live {
         generation: &Generation,
     ) -> Result<Self, PlatformError> {
         let first = standing.ground(FIRST).ok_or(PlatformError::Lost)?;
-        let body = Subprocess::made(&first, limits, Some(&standing.rest.origin))?;
+        let body = Subprocess::new_process(&first, limits, Some(&standing.rest.origin))?;
         let mut person = Sentry::new(
             Arc::clone(&standing.rest.state),
             limits.output,
@@ -533,7 +533,7 @@ impl Instance {
     /// The present state, which was frozen just now, is stored as `to` from now on. Everything else stays, including
     /// connections to the outside, unless its process fails.
     pub(crate) fn rehouse(&mut self, to: &FrozenState) {
-        let (generation, wait) = (self.generation.kept(), self.wait);
+        let (generation, wait) = (self.generation.drawn_number(), self.wait);
         let kept = match &mut self.live {
             Some(live) if self.footing == ResetState::Live => {
                 let person = &mut live.guest.person;

@@ -266,7 +266,7 @@ impl Loadable {
     }
 
     /// The identity of a process that runs it.
-    pub(crate) fn known(&self) -> Executable {
+    pub(crate) fn identity(&self) -> Executable {
         let strings = ArgumentStrings::new(&self.args, &self.env);
         Executable { program: self.real.clone(), name: self.name.clone(), strings }
     }
@@ -376,7 +376,7 @@ pub(crate) fn load(
         let program = Object::new(name, node, &head, size)?;
         Loadable::new(tree, name, &found, program, (args, env))?
     };
-    guest.person.change().be_known(loadable.known());
+    guest.person.change().be_known(loadable.identity());
     place(guest, &loadable)
 }
 

@@ -179,7 +179,7 @@ impl Subprocess {
     }
 
     /// A new process that is as `ground` was; from `origin`, where that has a template of it.
-    pub(crate) fn made(
+    pub(crate) fn new_process(
         ground: &FrozenMemory,
         limits: &Limits,
         origin: Option<&Origin>,
@@ -314,7 +314,7 @@ impl Subprocess {
         self.process.execute(&orders, Continuation::Ask)?;
         let segments = &ground.part.segments;
         let parts: Vec<Segment> = ranges.iter().flat_map(|range| segments.within(range)).collect();
-        let shown = self.process.shown(&ground.image)?;
+        let shown = self.process.with_missing_content(&ground.image)?;
         self.process.show(&shown, &parts)?;
         ranges.iter().for_each(|range| self.showing.remove(range));
         if let Some(held) = &mut self.held

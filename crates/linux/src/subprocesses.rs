@@ -80,7 +80,7 @@ impl ParkedSubprocesses {
 
     fn make(&self, memory: u32) -> Result<Subprocess, PlatformError> {
         let limits = self.origin.as_ref().map(|(_, limits)| limits.clone()).unwrap_or_default();
-        Subprocess::made(&self.frozen(memory)?, &limits, None)
+        Subprocess::new_process(&self.frozen(memory)?, &limits, None)
     }
 
     /// Resets or ends every subprocess. One that fails is made anew when it runs.
@@ -489,11 +489,11 @@ impl Guest {
             let body =
                 Subprocess::new(process, own, None, Ranges::default(), FileMappings::default());
             self.others.bodies.insert(own, body);
-            self.person.change().shed(loadable.known());
+            self.person.change().shed(loadable.identity());
             self.swap_body(own)?;
         } else {
             let state = self.person.change();
-            state.shed(loadable.known());
+            state.shed(loadable.identity());
             let change = state.layout.clear();
             state.drop_unshared();
             self.enact(change, Continuation::Ask)?;

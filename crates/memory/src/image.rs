@@ -234,7 +234,7 @@ impl Image {
         source: *const u8,
     ) -> Result<Image, ImageError> {
         build::check_sorted(changed, pages)?;
-        let mut extents = self.kept(pages, changed);
+        let mut extents = self.kept_extents(pages, changed);
         // SAFETY: the caller's promise, passed on.
         let stored = unsafe { build::store_nonzero(changed, source)? };
         extents.extend(stored);
@@ -243,7 +243,7 @@ impl Image {
     }
 
     /// The extents outside of `changed` (sorted and disjoint), up to page `pages`.
-    fn kept(&self, pages: usize, changed: &[PageRange]) -> Vec<Extent> {
+    fn kept_extents(&self, pages: usize, changed: &[PageRange]) -> Vec<Extent> {
         let own = PageRange::new(0, pages);
         let mut extents = Vec::new();
         let mut from = 0;

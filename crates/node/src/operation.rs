@@ -188,7 +188,7 @@ fn command(
     }
     session.commands.begin();
     let outcome = session.run(call, &given);
-    let serial = session.commands.begun().unwrap_or_default();
+    let serial = session.commands.started_serial().unwrap_or_default();
     let mut reply = outcome?;
     if let Some(json) = reply.json.as_object_mut() {
         json.insert("serial".to_owned(), json!(serial));

@@ -149,7 +149,7 @@ impl Restore {
         }
         match strategy {
             FillStrategy::Held => {
-                if source.held().is_none() {
+                if source.held_memfd().is_none() {
                     return Err(RestoreError::Unsupported {
                         strategy: strategy.name(),
                         why: "the source is not held in memory; use map-detach".to_owned(),

@@ -79,7 +79,7 @@ pub trait PageSource: Send + Sync {
 
     /// Whether the pages are held in memory, as a memfd does, so that userfaultfd's CONTINUE and plain
     /// mappings never read a disk.
-    fn held(&self) -> Option<&Memfd> {
+    fn held_memfd(&self) -> Option<&Memfd> {
         None
     }
 
@@ -229,7 +229,7 @@ impl PageSource for MemfdSource {
         Some(vec![Piece { pages, file: Some((self.file.as_fd(), 0)) }])
     }
 
-    fn held(&self) -> Option<&Memfd> {
+    fn held_memfd(&self) -> Option<&Memfd> {
         Some(&self.file)
     }
 }

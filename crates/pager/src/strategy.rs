@@ -55,7 +55,7 @@ impl FillStrategy {
     pub fn choose(source: &dyn PageSource, mostly_written: bool, features: &Features) -> Self {
         let mappable = || source.pieces().is_some_and(|pieces| pieces.len() <= MAX_PIECES);
         let lazy = features.has(Feature::UffdSigbus);
-        if source.held().is_some() {
+        if source.held_memfd().is_some() {
             Self::Held
         } else if lazy && !source.working_set().is_empty() {
             Self::WorkingSet

@@ -58,7 +58,7 @@ pub(crate) fn start_command<'py>(
 ) -> PyResult<(Bound<'py, PyTuple>, u64)> {
     session.commands().begin();
     let outcome = command(py, session, wanted, stopper);
-    let serial = session.commands().begun();
+    let serial = session.commands().started_serial();
     Ok((outcome?, serial.unwrap_or_default()))
 }
 

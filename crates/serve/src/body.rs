@@ -128,7 +128,7 @@ impl Counting {
             Self::Whole(meter) => meter.add(bytes).then_some(frame),
             Self::Pieces(budget) => {
                 let mut share = budget.share();
-                share.add(bytes).then(|| frame.map_data(|data| held(data, share)))
+                share.add(bytes).then(|| frame.map_data(|data| count_until_dropped(data, share)))
             }
         }
     }
@@ -263,7 +263,7 @@ impl Body for MeteredBody {
             Ok(data) => {
                 let mut share = self.budget.share();
                 match share.add(data.len()) {
-                    true => Ok(Frame::data(held(data, share))),
+                    true => Ok(Frame::data(count_until_dropped(data, share))),
                     false => Err(NoRoom.into()),
                 }
             }
@@ -282,7 +282,7 @@ impl Body for MeteredBody {
 
 /// The bytes of an answer, which are counted until their last holder drops them: a connection takes all of a body at
 /// once, and keeps it until its client has received it.
-pub(crate) fn held(bytes: Bytes, share: Share) -> Bytes {
+pub(crate) fn count_until_dropped(bytes: Bytes, share: Share) -> Bytes {
     if bytes.is_empty() {
         return bytes;
     }
@@ -339,7 +339,7 @@ mod tests {
         let budget = Budget::new(10);
         let mut share = budget.share();
         assert!(share.add(10));
-        let mut bytes = held(Bytes::from_static(b"0123456789"), share);
+        let mut bytes = count_until_dropped(Bytes::from_static(b"0123456789"), share);
         let rest = bytes.split_off(4);
         drop(bytes);
         assert_eq!((&rest[..], budget.used()), (&b"456789"[..], 10));

@@ -102,11 +102,11 @@ impl Handler {
     /// # Errors
     /// When the guest fails, takes too long or answers too much.
     pub async fn ask(&self, path: &str, body: Option<&[u8]>) -> Result<Reply, HandlerError> {
-        Ok(self.one(path, body, None).await?)
+        Ok(self.send_request(path, body, None).await?)
     }
 
     /// Sends a request and, on demand, returns the number of changed bytes in the instance.
-    async fn one(
+    async fn send_request(
         &self,
         path: &str,
         body: Option<&[u8]>,
@@ -168,7 +168,7 @@ impl Handler {
         for done in 1..=calls {
             self.compare(&mut found)?;
             let mut changed = 0;
-            let answer = self.one(path, body, Some(&mut changed)).await;
+            let answer = self.send_request(path, body, Some(&mut changed)).await;
             found.most_bytes_changed = found.most_bytes_changed.max(changed);
             let answer = answer.map_err(|failure| failure.to_string());
             found.calls += 1;

@@ -180,7 +180,7 @@ impl Proxy {
                 // The next request of the instance has another log.
                 drop(logged);
                 match done {
-                    Ok(()) => shelf.put(used),
+                    Ok(()) => shelf.give_back(used),
                     Err(failure) if progress.settle(FAILED) => return Err(failure),
                     Err(failure) => report(&failure),
                 }

@@ -50,7 +50,7 @@ impl<L> ReusePool<L> {
     }
 
     /// Puts a lease back that has answered one request more. One that may answer no other is dropped.
-    pub(crate) fn put(&self, used: Used<L>) {
+    pub(crate) fn give_back(&self, used: Used<L>) {
         let count = used.count + 1;
         if count < self.most {
             let waiting = Waiting { lease: used.lease, used: count, since: Instant::now() };
@@ -79,20 +79,20 @@ mod tests {
         let shelf = ReusePool::new(3, Duration::from_secs(600));
         let mut used = ReusePool::fresh("lease");
         for _ in 0..2 {
-            shelf.put(used);
+            shelf.give_back(used);
             used = shelf.take().expect("it may answer another");
         }
-        shelf.put(used);
+        shelf.give_back(used);
         assert!(shelf.take().is_none());
     }
 
     #[test]
     fn by_default_nothing_is_kept_and_what_is_idle_is_dropped() {
         let one = ReusePool::new(1, Duration::from_secs(600));
-        one.put(ReusePool::fresh(()));
+        one.give_back(ReusePool::fresh(()));
         assert!(one.take().is_none() && one.waiting().is_empty());
         let short = ReusePool::new(9, Duration::ZERO);
-        short.put(ReusePool::fresh(()));
+        short.give_back(ReusePool::fresh(()));
         assert_eq!(short.waiting().len(), 1);
         short.sweep();
         assert!(short.waiting().is_empty());

@@ -157,10 +157,10 @@ impl Route {
                         "the program's answer is not HTTP, or is incomplete".to_owned(),
                     ))
                 })?;
-            let body = Body::from(body::held(Bytes::from(body), share));
+            let body = Body::from(body::count_until_dropped(Bytes::from(body), share));
             return Ok((status, headers, body).into_response());
         }
-        let body = body::held(Bytes::from(answer), share);
+        let body = body::count_until_dropped(Bytes::from(answer), share);
         let mut headers = HeaderMap::with_capacity(2);
         headers.insert(CONTENT_TYPE, self.content_type.clone());
         Ok((headers, Body::from(body)).into_response())

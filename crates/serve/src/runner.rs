@@ -170,7 +170,7 @@ impl Runner {
                 let answer = in_time(time, call).await?;
                 // The next request of the instance has another log.
                 drop(logged);
-                shelf.put(used);
+                shelf.give_back(used);
                 Ok((answer, kept))
             }
             Self::Component { warm, function, logging } => {

@@ -225,7 +225,7 @@ struct Accepting {
 
 impl Accepting {
     /// Waits for a place, then for a connection, and serves it.
-    async fn one(&mut self, listener: &TcpListener) {
+    async fn accept_one(&mut self, listener: &TcpListener) {
         let place = loop {
             tokio::select! {
                 place = self.places.clone().acquire_owned() => break place,
@@ -300,14 +300,14 @@ async fn accept_all(
     };
     loop {
         tokio::select! {
-            () = accepting.one(&listener) => {}
+            () = accepting.accept_one(&listener) => {}
             _ = phase.wait_for(|phase| *phase != Phase::Running) => break,
         }
     }
     let drained = tokio::time::Instant::now() + drain;
-    while tokio::time::timeout_at(drained, accepting.one(&listener)).await.is_ok() {}
+    while tokio::time::timeout_at(drained, accepting.accept_one(&listener)).await.is_ok() {}
     // Clients in the kernel's queue believe that they are connected.
-    while tokio::time::timeout(Duration::ZERO, accepting.one(&listener)).await.is_ok() {}
+    while tokio::time::timeout(Duration::ZERO, accepting.accept_one(&listener)).await.is_ok() {}
     drop(listener);
     shared.phase.send_replace(Phase::Closing);
     if let Some(routes) = &shared.sandboxes {

@@ -17,7 +17,9 @@ use tracing::Instrument;
 
 use crate::address_limits::{AddressConfig, AddressLimits, CLIENT, client_address};
 use crate::audit::AuditLog;
-use crate::body::{BodyLimits, Chunked, Counting, LimitedBody, Meter, MeteredBody, held};
+use crate::body::{
+    BodyLimits, Chunked, Counting, LimitedBody, Meter, MeteredBody, count_until_dropped,
+};
 use crate::budget::Budget;
 use crate::config::Config;
 use crate::error::ServeError;
@@ -298,7 +300,9 @@ impl Shared {
         if audience == Audience::Operations {
             return ErrorResponse::no_route().into_response();
         }
-        if let Some(sandboxes) = self.sandboxes.as_ref().filter(|routes| routes.own(&request)) {
+        if let Some(sandboxes) =
+            self.sandboxes.as_ref().filter(|routes| routes.is_sandbox_request(&request))
+        {
             span::route(request.method(), || Routes::pattern(request.uri().path()));
             let limits = BodyLimits { bytes: sandboxes.most(), time: self.body_time };
             if request.body().size_hint().lower() > limits.bytes as u64 {
@@ -368,7 +372,9 @@ impl Shared {
     #[cfg(feature = "fleet")]
     async fn find_here(&self, request: Request<Body>, take: bool) -> Option<Response> {
         let fleet = self.fleet.as_ref()?;
-        if let Some(sandboxes) = self.sandboxes.as_ref().filter(|routes| routes.own(&request)) {
+        if let Some(sandboxes) =
+            self.sandboxes.as_ref().filter(|routes| routes.is_sandbox_request(&request))
+        {
             span::route(request.method(), || Routes::pattern(request.uri().path()));
             if let crate::fleet::RouteSubject::Sandbox { id, .. } = Routes::about(&request) {
                 let all = &sandboxes.sandboxes;
@@ -446,7 +452,7 @@ impl Shared {
         if !share.add(bytes.len()) {
             return ErrorResponse::no_memory().into_response();
         }
-        Response::from_parts(parts, Body::from(held(bytes, share)))
+        Response::from_parts(parts, Body::from(count_until_dropped(bytes, share)))
     }
 
     /// Ends the server once it has answered every request that reached it.

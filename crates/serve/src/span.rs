@@ -15,7 +15,7 @@ use crate::service::REQUEST_ID;
 pub(crate) fn request<B>(request: &mut Request<B>) -> Span {
     let id = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
     #[cfg(feature = "otel")]
-    let given = crate::otel::given(request.headers());
+    let given = crate::otel::read_headers(request.headers());
     #[cfg(not(feature = "otel"))]
     let given: Option<(&str, &str)> = None;
     let span = tracing::debug_span!(

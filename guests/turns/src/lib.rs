@@ -61,7 +61,7 @@ pub extern "C" fn host_alloc(len: usize) -> *mut u8 {
 }
 
 /// The bytes that the host stored in this room.
-fn taken(address: *mut u8, len: usize) -> Vec<u8> {
+fn bytes_from(address: *mut u8, len: usize) -> Vec<u8> {
     if len == 0 {
         return Vec::new();
     }
@@ -75,13 +75,13 @@ fn hand(frame: &[u8]) -> Vec<u8> {
     // SAFETY: the host reads the frame, and writes to the two places, before it returns.
     let status = unsafe { call(frame.as_ptr(), frame.len(), &mut address, &mut len) };
     assert_eq!(status, 0, "the host does not take the frame");
-    taken(address, len)
+    bytes_from(address, len)
 }
 
 /// Answers a request: 0, or 1 for a setup that failed.
 #[unsafe(no_mangle)]
 pub extern "C" fn turn(address: *mut u8, len: usize) -> i32 {
-    let request = taken(address, len);
+    let request = bytes_from(address, len);
     // A call before any request: source that a real one would run first.
     let Some(parts) = Request::read(&request) else { return 0 };
     if CLONE.replace(parts.clone) != parts.clone {

@@ -104,7 +104,7 @@ pub(super) fn write_set(path: &Path, set: &[PageRange]) -> io::Result<File> {
 }
 
 /// A memfd with the content of the file, in 2 MiB folios where the kernel collapses them.
-pub(super) fn held(pages: usize) -> anyhow::Result<Arc<Memfd>> {
+pub(super) fn huge_memfd(pages: usize) -> anyhow::Result<Arc<Memfd>> {
     const PIECE: usize = 512;
     let held = Memfd::new(c"afresh-bench")?;
     let mut buffer = vec![0; PIECE * PAGE_SIZE];

@@ -147,7 +147,7 @@ impl OnDemand {
     fn start(target: &Arc<Reservation>, source: &dyn PageSource, way: Rival) -> Result<Self> {
         let all = PageRange::new(0, target.pages());
         let (view, interest) = if way == Rival::UffdContinue {
-            let file = source.held().context("the source is not in memory")?;
+            let file = source.held_memfd().context("the source is not in memory")?;
             target.map_file(all, Protection::ReadWrite, file.as_fd(), 0)?;
             (None, Interest::MINOR)
         } else {

@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 
 use super::Options;
-use super::corpus::{Scratch, evict, held, shuffled, word, write_file, write_set};
+use super::corpus::{Scratch, evict, huge_memfd, shuffled, word, write_file, write_set};
 use super::report::{Delays, Line, Sample};
 use super::rivals::Rival;
 use crate::Sink;
@@ -95,7 +95,7 @@ impl Corpus {
             random,
             set_order,
             set,
-            held: held(pages)?,
+            held: huge_memfd(pages)?,
             scratch,
         })
     }

@@ -17,15 +17,15 @@ use super::run::processor_time;
 use crate::Sink;
 
 /// Pages of the small delta.
-const FEW: usize = 256;
+const DELTA_PAGES: usize = 256;
 
 /// A way to write, with its results.
-struct Way {
+struct Writer {
     name: &'static str,
     samples: Vec<Sample>,
 }
 
-impl Way {
+impl Writer {
     fn new(name: &'static str) -> Self {
         Self { name, samples: Vec::new() }
     }
@@ -67,10 +67,10 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
     let mut memory = MemoryPages(vec![0; options.mib << 20]);
     pages_into(0, &mut memory.0);
     let pages = memory.0.len() / PAGE_SIZE;
-    let mut plain = Way::new("write+fsync");
-    let mut whole = Way::new("snapshot");
-    let mut hundredth = Way::new("snapshot-delta-1%");
-    let mut few = Way::new("snapshot-delta-256-pages");
+    let mut plain = Writer::new("write+fsync");
+    let mut whole = Writer::new("snapshot");
+    let mut hundredth = Writer::new("snapshot-delta-1%");
+    let mut few = Writer::new("snapshot-delta-256-pages");
     let mut save = SaveOptions::new(GuestBuild {
         kind: "bench".to_owned(),
         module: "none".to_owned(),
@@ -98,7 +98,7 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
         hundredth.time(|| Ok(store.save("delta", &memory, &delta)?))?;
 
         delta.parent = Some(store.load("delta")?);
-        delta.changed = Some(change(&mut memory, pages.div_ceil(FEW).max(1)));
+        delta.changed = Some(change(&mut memory, pages.div_ceil(DELTA_PAGES).max(1)));
         delta.compared = true;
         few.time(|| Ok(store.save("few", &memory, &delta)?))?;
         std::fs::remove_dir_all(&dir)?;

@@ -125,7 +125,9 @@ impl Cluster {
     /// Waits until every host knows the others.
     pub(crate) fn settle(&self) {
         until("every host knows the others", || {
-            self.hosts.iter().all(|host| host.known().is_some_and(|known| known >= HOSTS as u64))
+            self.hosts
+                .iter()
+                .all(|host| host.known_hosts().is_some_and(|known| known >= HOSTS as u64))
         });
     }
 

@@ -127,7 +127,7 @@ impl Host {
     }
 
     /// The hosts that the host knows, itself included.
-    pub(crate) fn known(&self) -> Option<u64> {
+    pub(crate) fn known_hosts(&self) -> Option<u64> {
         self.counts("hosts")
     }
 
@@ -289,7 +289,7 @@ impl Fleet {
     /// Waits until every living host knows `hosts` hosts.
     pub(crate) fn settle(&self, hosts: u64) {
         until("every host knows the others", || {
-            self.hosts.iter().all(|host| host.known().is_some_and(|known| known >= hosts))
+            self.hosts.iter().all(|host| host.known_hosts().is_some_and(|known| known >= hosts))
         });
     }
 

@@ -62,7 +62,7 @@ impl Process {
     }
 
     /// `image` for another mapping, with its missing content, if the process shows it.
-    pub(crate) fn shown(&self, image: &Image) -> Result<MappedImage, PlatformError> {
+    pub(crate) fn with_missing_content(&self, image: &Image) -> Result<MappedImage, PlatformError> {
         match self.coming.as_ref().filter(|coming| coming.shown.is_coming_of(image)) {
             Some(coming) => Ok(coming.shown.clone()),
             None => MappedImage::new(image),

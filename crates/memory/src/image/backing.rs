@@ -182,7 +182,7 @@ impl Backing {
     }
 
     /// A backing over a borrowed file. Pages outside every image may hold anything, so none counts as a hole.
-    pub(super) fn lent(lender: Arc<dyn FileOwner>) -> Result<Self, SysError> {
+    pub(super) fn from_lender(lender: Arc<dyn FileOwner>) -> Result<Self, SysError> {
         let pages = lender.part().len;
         let view = Reservation::new(pages)?;
         Self::viewed(Store::Lent(lender), view, pages, vec![PageRange::new(0, pages)])

@@ -345,7 +345,7 @@ impl Image {
     ) -> Result<Image, E> {
         check_sorted(changed, pages)?;
         check_sorted(stored, pages)?;
-        let mut all = self.kept(pages, changed);
+        let mut all = self.kept_extents(pages, changed);
         if !stored.is_empty() {
             let places = places(stored);
             let backing = Backing::create(places.clone(), |file, start| {

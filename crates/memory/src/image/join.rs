@@ -39,7 +39,7 @@ impl Image {
         let ranges: Vec<_> =
             parts.iter().map(|(at, part)| PageRange::new(*at, part.pages())).collect();
         build::check_sorted(&ranges, pages)?;
-        let mut extents = self.kept(pages, &ranges);
+        let mut extents = self.kept_extents(pages, &ranges);
         extents.extend(parts.iter().flat_map(|(at, part)| part.extents_from(*at)));
         extents.sort_by_key(|extent| extent.range.start);
         Ok(Image::from_extents(pages, extents))

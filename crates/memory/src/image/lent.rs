@@ -48,7 +48,7 @@ impl BorrowedFile {
         let backing = match shared.upgrade() {
             Some(backing) => backing,
             None => {
-                let backing = Arc::new(Backing::lent(lender.clone())?);
+                let backing = Arc::new(Backing::from_lender(lender.clone())?);
                 *shared = Arc::downgrade(&backing);
                 backing
             }

@@ -16,7 +16,7 @@ fn segment(memory: u32, offset: u64, bytes: &[u8]) -> (u32, u64, Vec<u8>) {
 }
 
 /// Segments without their places.
-fn told(segments: &[DataSegment]) -> Vec<(u32, u64, Vec<u8>)> {
+fn without_places(segments: &[DataSegment]) -> Vec<(u32, u64, Vec<u8>)> {
     segments.iter().map(|s| segment(s.memory, s.offset, &s.bytes)).collect()
 }
 
@@ -44,7 +44,7 @@ fn constant_segments_in_bounds_move_out_in_order() {
         segment(0, 99, b"g"),
         segment(0, 65536, b""),
     ];
-    assert_eq!(told(&prepared.segments), expected);
+    assert_eq!(without_places(&prepared.segments), expected);
     assert_eq!(run.memories(1)[0][4..8], *b"abXY");
     run.int_of("init", &[0, 0]).expect("an empty read of a dropped segment");
     for bad in [[0, 1], [1, 0]] {
@@ -60,18 +60,18 @@ fn moving_stops_where_the_place_is_not_certain() {
     let imported = r#"(module (import "" "" (global $g i32)) (memory 1)
         (data (i32.const 0) "a") (data (global.get $g) "b") (data (i32.const 2) "c"))"#;
     let prepared = prepare(&wat(imported), &fresh()).expect("fresh mode");
-    assert_eq!(told(&prepared.segments), [segment(0, 0, b"a")]);
+    assert_eq!(without_places(&prepared.segments), [segment(0, 0, b"a")]);
     let outside = r#"(module (memory 1)
         (data (i32.const 0) "a") (data (i32.const 65535) "bc") (data (i32.const 2) "c"))"#;
     let prepared = prepare(&wat(outside), &fresh()).expect("fresh mode");
-    assert_eq!(told(&prepared.segments), [segment(0, 0, b"a")]);
+    assert_eq!(without_places(&prepared.segments), [segment(0, 0, b"a")]);
     let Err(error) = start(&engine(), &prepared.module) else { panic!("must trap as before") };
     let trap = error.downcast_ref::<wasmtime::Trap>();
     assert_eq!(trap, Some(&wasmtime::Trap::MemoryOutOfBounds));
     let foreign = r#"(module (import "" "" (memory 1)) (memory 1)
         (data (memory 1) (i32.const 0) "a") (data (i32.const 0) "b"))"#;
     let prepared = prepare(&wat(foreign), &fresh()).expect("fresh mode");
-    assert_eq!(told(&prepared.segments), [segment(1, 0, b"a")]);
+    assert_eq!(without_places(&prepared.segments), [segment(1, 0, b"a")]);
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn a_component_loses_the_data_of_all_its_modules() {
         (func (export "f") (result u32) (canon lift (core func $i "f"))))"#;
     let original = wat(text);
     let prepared = prepare_component(&original).expect("a component");
-    let segments: Vec<_> = prepared.modules.iter().map(|m| told(&m.segments)).collect();
+    let segments: Vec<_> = prepared.modules.iter().map(|m| without_places(&m.segments)).collect();
     let expected =
         [vec![segment(0, 1, b"aa")], vec![segment(1, 2, b"bb")], vec![segment(1, 65536, b"cc")]];
     assert_eq!(segments, expected);

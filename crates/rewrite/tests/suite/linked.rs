@@ -381,7 +381,7 @@ fn random_module(random: &mut Random, available: Option<Vec<u8>>) -> Option<Vec<
 }
 
 /// The visible state of an instance.
-fn seen(made: &mut LinkedModule) -> Vec<String> {
+fn visible_state(made: &mut LinkedModule) -> Vec<String> {
     let names: Vec<String> =
         made.instance.exports(&mut made.store).map(|export| export.name().to_owned()).collect();
     let mut all = Vec::new();
@@ -466,7 +466,11 @@ fn random_modules_do_linked_what_they_do_apart() {
                 called += 1;
                 ran += usize::from(first.starts_with('['));
             }
-            assert_eq!(seen(&mut apart), seen(&mut together), "seed {seed}, round {round}");
+            assert_eq!(
+                visible_state(&mut apart),
+                visible_state(&mut together),
+                "seed {seed}, round {round}"
+            );
         }
     }
     assert!(imported > 300 && called > 500 && ran > 100, "{imported} {called} {ran}");

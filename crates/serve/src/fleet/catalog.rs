@@ -76,11 +76,11 @@ impl Fleet {
     ) -> Result<(), ErrorResponse> {
         let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
         let value = bytes(&CatalogEntry { record: record.clone(), state: state.clone() });
-        nats::put(&self.links.kept, &format!("id.{key}"), value.clone()).await?;
+        nats::set_entry(&self.links.kept, &format!("id.{key}"), value.clone()).await?;
         for name in &record.names {
             let key = record::named(&record.tenant, name);
             let before = nats::find(&self.links.kept, &key).await?;
-            nats::put(&self.links.kept, &key, value.clone()).await?;
+            nats::set_entry(&self.links.kept, &key, value.clone()).await?;
             let before = before.and_then(|found| serde_json::from_slice(&found.value).ok());
             if let Some(before) = before {
                 self.lose_names(record, before).await?;
@@ -135,7 +135,7 @@ impl Fleet {
         &self,
         tenant: &str,
     ) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
-        let filter = format!("id.{}.*", record::whose(tenant));
+        let filter = format!("id.{}.*", record::tenant_prefix(tenant));
         let found = nats::all(&self.links.client, &self.links.kept, &filter, MAX_LISTED).await?;
         let kept = found
             .iter()

@@ -139,7 +139,7 @@ async fn renew(fleet: &Arc<Fleet>, beat: u64, patience: Duration) {
             }
             settle(fleet);
         }
-        Ok(Err(NatsError::Changed)) => match seen(fleet, &life).await {
+        Ok(Err(NatsError::Changed)) => match read_life(fleet, &life).await {
             Ok(Some((revision, false))) => lock(&fleet.own).lease.learnt(revision),
             Ok(_) => begin_again(fleet).await,
             Err(error) => tracing::warn!(%error, "the lease cannot be read"),
@@ -163,7 +163,7 @@ fn settle(fleet: &Arc<Fleet>) {
 }
 
 /// The revision of a life, and whether it is broken; `None` without an entry.
-async fn seen(fleet: &Fleet, life: &str) -> Result<Option<(u64, bool)>, NatsError> {
+async fn read_life(fleet: &Fleet, life: &str) -> Result<Option<(u64, bool)>, NatsError> {
     let Some(found) = nats::find(&fleet.links.hosts, life).await? else { return Ok(None) };
     let entry: Option<LeaseEntry> = serde_json::from_slice(&found.value).ok();
     Ok(Some((found.revision, entry.is_none_or(|entry| entry.broken))))
@@ -186,7 +186,7 @@ async fn begin_again(fleet: &Arc<Fleet>) {
     let sent = now();
     match enter(&fleet.links, &life, &fleet.name, fleet.terms).await {
         Ok(revision) => {
-            let lease = Lease::taken(fleet.terms, revision, sent);
+            let lease = Lease::from_request(fleet.terms, revision, sent);
             *lock(&fleet.own) = super::OwnLease { life, lease, lives };
             lock(&fleet.suspicion).reset();
             lock(&fleet.ways).clear();
@@ -240,7 +240,7 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
     if fleet.is_over(life) {
         return None;
     }
-    let (revision, broken) = match seen(fleet, life).await {
+    let (revision, broken) = match read_life(fleet, life).await {
         Ok(Some(seen)) => seen,
         // It left, unless a server that lags behind its neighbours says so: that is waited for, and then found out.
         Ok(None) => (NO_REVISION, false),

@@ -183,7 +183,7 @@ impl Fleet {
             store,
             own: Mutex::new(OwnLease {
                 life,
-                lease: Lease::taken(terms, revision, sent),
+                lease: Lease::from_request(terms, revision, sent),
                 lives: 1,
             }),
             members: Mutex::new(Members::default()),
@@ -304,7 +304,7 @@ impl Fleet {
                 let (running, places) = routes.sandboxes.busy();
                 advert.load = advert.load.max(thousandths(running, places));
                 advert.sandboxes = routes.sandboxes.count().0;
-                advert.held.extend(routes.sandboxes.held());
+                advert.held.extend(routes.sandboxes.held_sources());
             }
         }
         advert

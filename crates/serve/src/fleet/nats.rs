@@ -321,7 +321,7 @@ pub(crate) async fn update(
 }
 
 /// Sets an entry, for every present value.
-pub(crate) async fn put(store: &Store, key: &str, value: Bytes) -> Result<(), NatsError> {
+pub(crate) async fn set_entry(store: &Store, key: &str, value: Bytes) -> Result<(), NatsError> {
     within(ANSWER_TIMEOUT, async { store.put(key, value).await.map_err(away) }).await.map(drop)
 }
 

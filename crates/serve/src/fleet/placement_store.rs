@@ -64,7 +64,7 @@ impl Fleet {
     /// An id for something of a tenant.
     pub(crate) fn id(tenant: &str) -> Result<String, ErrorResponse> {
         let random = super::digits(8).map_err(|_| ErrorResponse::host())?;
-        Ok(record::whose(tenant) + &random)
+        Ok(record::tenant_prefix(tenant) + &random)
     }
 
     /// Enters a new sandbox.
@@ -228,14 +228,14 @@ impl Fleet {
         }
         let over = !ours.record.paused && !self.adopt_time(&key, &mut ours).await?;
         let anchor = Anchor::new(revision, ours.state);
-        self.taken(&key, Owned { record: ours.record, anchor, life }, over).await
+        self.adopt_sandbox(&key, Owned { record: ours.record, anchor, life }, over).await
     }
 
     /// Sets the end of a sandbox that was just taken, by this host's clock. The servers' clock gives the rest of its time.
     /// `false` if its time is over.
     async fn adopt_time(&self, key: &str, ours: &mut Entry) -> Result<bool, ErrorResponse> {
         let Some(changed) = nats::find(&self.links.sandboxes, key).await? else { return Ok(true) };
-        let left = ours.left(changed.time, changed.time);
+        let left = ours.remaining(changed.time, changed.time);
         let now = crate::sandbox::milliseconds(std::time::SystemTime::now());
         ours.record.ends = now.saturating_add(left);
         Ok(left > 0)
@@ -270,7 +270,7 @@ impl Fleet {
         Ok(())
     }
 
-    async fn taken(
+    async fn adopt_sandbox(
         &self,
         key: &str,
         owned: Owned,
@@ -296,7 +296,7 @@ impl Fleet {
         tenant: &str,
         most: usize,
     ) -> Result<Vec<SandboxRecord>, ErrorResponse> {
-        let filter = format!("{}.*", record::whose(tenant));
+        let filter = format!("{}.*", record::tenant_prefix(tenant));
         let found = nats::all(&self.links.client, &self.links.sandboxes, &filter, most).await?;
         let mut records = Vec::with_capacity(found.len());
         for found in found {
@@ -364,7 +364,7 @@ impl Fleet {
     }
 
     /// Where a sandbox was found.
-    pub(super) fn found(&self, id: &str, life: &str) {
+    pub(super) fn note_location(&self, id: &str, life: &str) {
         // A host whose lease is over has no sandbox.
         if self.is_over(life) {
             return;

@@ -39,7 +39,7 @@ impl Entry {
 
     /// The rest of the sandbox's time at `now`, in milliseconds, by the clock of the NATS servers. `time` is that of the entry.
     /// The clock of the host that wrote the record counts only against itself.
-    pub(crate) fn left(&self, time: u64, now: u64) -> u64 {
+    pub(crate) fn remaining(&self, time: u64, now: u64) -> u64 {
         let SandboxRecord { ends, noted, .. } = self.record;
         if noted == 0 {
             // An earlier version wrote it: only the end is known.
@@ -89,7 +89,7 @@ const TENANT_DIGITS: usize = 6;
 const ID_DIGITS: usize = 22;
 
 /// The first digits of the ids of a tenant, which select its entries.
-pub(crate) fn whose(tenant: &str) -> String {
+pub(crate) fn tenant_prefix(tenant: &str) -> String {
     let digest = Sha256::digest(tenant.as_bytes());
     digest.iter().take(TENANT_DIGITS / 2).map(|byte| format!("{byte:02x}")).collect()
 }
@@ -104,7 +104,7 @@ pub(crate) fn key(id: &str) -> Option<String> {
 pub(crate) fn named(tenant: &str, name: &str) -> String {
     let digest = Sha256::digest(format!("{tenant}/{name}").as_bytes());
     let digits: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    format!("name.{}.{digits}", whose(tenant))
+    format!("name.{}.{digits}", tenant_prefix(tenant))
 }
 
 #[cfg(test)]
@@ -118,13 +118,13 @@ mod tests {
         for host in [30 * HOUR, 3 * HOUR] {
             let record = SandboxRecord { ends: host + 2 * HOUR, noted: host, ..record() };
             let entry = Entry { owner: Some("a-1".into()), record, state: None, written: None };
-            assert_eq!(entry.left(6 * HOUR, 6 * HOUR), 2 * HOUR);
-            assert_eq!(entry.left(6 * HOUR, 7 * HOUR), HOUR);
-            assert_eq!(entry.left(6 * HOUR, 9 * HOUR), 0);
+            assert_eq!(entry.remaining(6 * HOUR, 6 * HOUR), 2 * HOUR);
+            assert_eq!(entry.remaining(6 * HOUR, 7 * HOUR), HOUR);
+            assert_eq!(entry.remaining(6 * HOUR, 9 * HOUR), 0);
             // Other hosts change the entry later, and that adds nothing.
             let swept = Entry { owner: None, ..entry.passed_on(6 * HOUR).undone() };
             let taken = swept.taken_by("b-1", false, 6 * HOUR + 1);
-            assert_eq!(taken.left(7 * HOUR, 7 * HOUR), HOUR);
+            assert_eq!(taken.remaining(7 * HOUR, 7 * HOUR), HOUR);
         }
     }
 
@@ -150,8 +150,8 @@ mod tests {
 
     #[test]
     fn keys_are_made_of_ids_and_of_nothing_else() {
-        let id = format!("{}{}", whose("acme"), "0123456789abcdef");
-        assert_eq!(key(&id), Some(format!("{}.{id}", whose("acme"))));
+        let id = format!("{}{}", tenant_prefix("acme"), "0123456789abcdef");
+        assert_eq!(key(&id), Some(format!("{}.{id}", tenant_prefix("acme"))));
         for wrong in [
             "",
             "*",

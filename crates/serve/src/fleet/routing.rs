@@ -189,7 +189,7 @@ impl Fleet {
             };
             if life == self.life() {
                 match sandboxes.take(self, id).await? {
-                    Some(other) => self.found(id, &other),
+                    Some(other) => self.note_location(id, &other),
                     None => {
                         self.counts.held.inc();
                         return Ok(RouteDecision::Here(request));
@@ -201,7 +201,7 @@ impl Fleet {
             match self.forward(&life, request, take).await {
                 ForwardResult::Answered(response) => {
                     self.counts.held.inc();
-                    self.found(id, &life);
+                    self.note_location(id, &life);
                     return Ok(RouteDecision::Answered(response));
                 }
                 ForwardResult::NotThere(back) => {

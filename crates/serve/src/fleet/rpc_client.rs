@@ -199,7 +199,7 @@ impl Fleet {
         take: bool,
     ) -> ForwardResult {
         let (parts, body) = request.into_parts();
-        lock(&self.members).sent(life);
+        lock(&self.members).note_sent(life);
         let most = self.piece();
         let mut body = BodyReader::new(body);
         let (first, whole) = match body.next(most).await {
@@ -214,7 +214,7 @@ impl Fleet {
             take,
         };
         let back = |parts: Parts, first: Bytes, body: BodyReader| {
-            let (over, rest) = body.left();
+            let (over, rest) = body.into_rest();
             let body = match whole {
                 true => Body::from(first),
                 false => {

@@ -95,7 +95,7 @@ impl BodyReader {
     }
 
     /// Bytes that were read and not returned yet, and the unread body.
-    pub(super) fn left(self) -> (Bytes, Body) {
+    pub(super) fn into_rest(self) -> (Bytes, Body) {
         (self.over.freeze(), self.body)
     }
 
@@ -223,11 +223,12 @@ impl Fleet {
             Err(damaged) => Err(damaged),
         };
         let (reply, piece) =
-            answered.unwrap_or_else(|Damaged| (gone("the message is damaged"), Bytes::new()));
+            answered.unwrap_or_else(|Damaged| (reply_gone("the message is damaged"), Bytes::new()));
         let Ok(mut message) = frame::pack(&reply, &piece) else { return };
         if message.len() > self.links.client.max_payload() {
             // A guest sent too many headers; the caller gets an error.
-            let why = gone("the head of the answer is larger than a message between hosts may be");
+            let why =
+                reply_gone("the head of the answer is larger than a message between hosts may be");
             let Ok(short) = frame::pack(&why, &[]) else { return };
             message = short;
         }
@@ -265,18 +266,18 @@ impl Fleet {
             }
             RpcRequest::More { id, last } => {
                 let Some(transfer) = self.transfer(id) else {
-                    return Ok((gone("forgotten"), Bytes::new()));
+                    return Ok((reply_gone("forgotten"), Bytes::new()));
                 };
                 let mut state = transfer.state.lock().await;
                 self.more(id, &mut state, piece, last).await
             }
             RpcRequest::Next { id } => {
                 let Some(transfer) = self.transfer(id) else {
-                    return Ok((gone("forgotten"), Bytes::new()));
+                    return Ok((reply_gone("forgotten"), Bytes::new()));
                 };
                 let mut state = transfer.state.lock().await;
                 let Some(rest) = &mut state.rest else {
-                    return Ok((gone("no answer yet"), Bytes::new()));
+                    return Ok((reply_gone("no answer yet"), Bytes::new()));
                 };
                 match rest.next(self.piece()).await {
                     Ok((piece, last)) => {
@@ -287,7 +288,7 @@ impl Fleet {
                     }
                     Err(error) => {
                         lock(&self.transfers).remove(&id);
-                        Ok((gone(&error.to_string()), Bytes::new()))
+                        Ok((reply_gone(&error.to_string()), Bytes::new()))
                     }
                 }
             }
@@ -332,7 +333,7 @@ impl Fleet {
         *request.uri_mut() = uri.parse().map_err(|_| Damaged)?;
         *request.headers_mut() = headers;
         let Some(shared) = self.shared() else {
-            return Ok((gone("the host is ending"), Bytes::new()));
+            return Ok((reply_gone("the host is ending"), Bytes::new()));
         };
         let id = self.next_transfer.fetch_add(1, Ordering::Relaxed);
         let transfer = Arc::new(Transfer {
@@ -366,7 +367,7 @@ impl Fleet {
         last: bool,
     ) -> Result<(RpcReply, Bytes), Damaged> {
         let Some(body) = state.body.clone() else {
-            return Ok((gone("the body is over"), Bytes::new()));
+            return Ok((reply_gone("the body is over"), Bytes::new()));
         };
         let answered = match &mut state.answer {
             Some(answer) => {
@@ -394,7 +395,7 @@ impl Fleet {
     async fn finish(&self, id: u64, state: &mut State) -> Result<(RpcReply, Bytes), Damaged> {
         let forget = || lock(&self.transfers).remove(&id);
         let Some(mut answer) = state.answer.take() else {
-            return Ok((gone("answered"), Bytes::new()));
+            return Ok((reply_gone("answered"), Bytes::new()));
         };
         let response = (&mut answer.0).await;
         let response = match response {
@@ -406,7 +407,7 @@ impl Fleet {
             Err(error) => {
                 tracing::error!(%error, "a request of another host was not answered");
                 forget();
-                return Ok((gone("the request failed"), Bytes::new()));
+                return Ok((reply_gone("the request failed"), Bytes::new()));
             }
         };
         let (parts, body) = response.into_parts();
@@ -415,7 +416,7 @@ impl Fleet {
             Ok(piece) => piece,
             Err(error) => {
                 forget();
-                return Ok((gone(&error.to_string()), Bytes::new()));
+                return Ok((reply_gone(&error.to_string()), Bytes::new()));
             }
         };
         if whole {
@@ -428,7 +429,7 @@ impl Fleet {
     }
 }
 
-fn gone(why: &str) -> RpcReply {
+fn reply_gone(why: &str) -> RpcReply {
     RpcReply::Gone { why: why.to_owned() }
 }
 

@@ -46,7 +46,7 @@ impl TenantCounts {
         here: impl Iterator<Item = &'a str>,
     ) -> Option<usize> {
         let known = lock(&self.known);
-        let Some(all) = known.tenants.get(&record::whose(tenant)) else {
+        let Some(all) = known.tenants.get(&record::tenant_prefix(tenant)) else {
             return known.complete.then_some(0);
         };
         let here = here.filter_map(parts).filter(|(_, random)| all.contains(random)).count();
@@ -120,7 +120,8 @@ mod tests {
     #[test]
     fn sandboxes_count_once_on_whichever_host_they_are_and_no_more_once_removed() {
         let counts = TenantCounts::default();
-        let id = |tenant: &str, number: u64| format!("{}{number:016x}", record::whose(tenant));
+        let id =
+            |tenant: &str, number: u64| format!("{}{number:016x}", record::tenant_prefix(tenant));
         let here = [id("acme", 1), id("acme", 9)];
         let elsewhere = |counts: &TenantCounts, tenant: &str| {
             counts.elsewhere(tenant, here.iter().map(String::as_str))

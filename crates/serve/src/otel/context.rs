@@ -58,7 +58,7 @@ impl Context {
 }
 
 /// The context and state that a request came with, as text; `None` without one, or with more than one.
-pub(crate) fn given(headers: &HeaderMap) -> Option<(&str, &str)> {
+pub(crate) fn read_headers(headers: &HeaderMap) -> Option<(&str, &str)> {
     let mut all = headers.get_all(TRACEPARENT).iter();
     let parent = all.next()?.to_str().ok()?;
     if all.next().is_some() || Context::read(parent).is_none() {
@@ -71,7 +71,7 @@ pub(crate) fn given(headers: &HeaderMap) -> Option<(&str, &str)> {
 }
 
 /// The context of a span, if a [`Layer`](super::Layer) has seen it.
-pub(super) fn own(span: &tracing::Span) -> Option<Context> {
+pub(super) fn context_of(span: &tracing::Span) -> Option<Context> {
     let found = span.with_subscriber(|(id, dispatch)| {
         let span = dispatch.downcast_ref::<Registry>()?.span(id)?;
         span.extensions().get::<Spanned>().map(|spanned| spanned.context)
@@ -81,8 +81,8 @@ pub(super) fn own(span: &tracing::Span) -> Option<Context> {
 
 /// Adds headers that continue the trace of `span`. Without a trace they stay unchanged.
 pub(crate) fn hand_on(span: &tracing::Span, headers: &mut HeaderMap) {
-    let Some(context) = own(span) else { return };
-    if given(headers).is_none() {
+    let Some(context) = context_of(span) else { return };
+    if read_headers(headers).is_none() {
         // It would belong to another trace.
         headers.remove(TRACESTATE);
     }
@@ -127,11 +127,11 @@ mod tests {
     fn two_parents_are_none_and_a_state_without_a_parent_is_nothing() {
         let mut headers = HeaderMap::new();
         headers.append(TRACESTATE, HeaderValue::from_static("a=b"));
-        assert_eq!(given(&headers), None);
+        assert_eq!(read_headers(&headers), None);
         let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         headers.append(TRACEPARENT, HeaderValue::from_static(parent));
-        assert_eq!(given(&headers), Some((parent, "a=b")));
+        assert_eq!(read_headers(&headers), Some((parent, "a=b")));
         headers.append(TRACEPARENT, HeaderValue::from_static(parent));
-        assert_eq!(given(&headers), None);
+        assert_eq!(read_headers(&headers), None);
     }
 }

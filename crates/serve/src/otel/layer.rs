@@ -57,7 +57,7 @@ struct Ids {
 
 impl Ids {
     /// Never zero, which is no id.
-    fn one(&self) -> u64 {
+    fn next_id(&self) -> u64 {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.key.hash_one(number).max(1)
     }
@@ -186,11 +186,11 @@ where
         let remote = own.parent.take();
         let parent = remote.or_else(|| span.parent().and_then(|parent| context_of(&parent)));
         let trace = parent.map_or_else(
-            || u128::from(self.ids.one()) << 64 | u128::from(self.ids.one()),
+            || u128::from(self.ids.next_id()) << 64 | u128::from(self.ids.next_id()),
             |parent| parent.trace,
         );
         let sampled = self.sampler.keeps(trace, parent);
-        let context = Context { trace, span: self.ids.one(), sampled };
+        let context = Context { trace, span: self.ids.next_id(), sampled };
         // A span without room in the queue is not recorded, so that a collector that is away costs little.
         let room = self.sender.capacity() > 0;
         if sampled && !room {
@@ -292,7 +292,7 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt;
 
     use super::*;
-    use crate::otel::context::own;
+    use crate::otel::context::context_of;
 
     fn layer(queue: usize) -> (Layer, mpsc::Receiver<FinishedSpan>) {
         let (sender, receiver) = mpsc::channel(queue);
@@ -316,12 +316,12 @@ mod tests {
             );
             outer.record("later", true);
             outer.record("answer", 43);
-            let told = own(&outer).unwrap();
+            let told = context_of(&outer).unwrap();
             outer.in_scope(|| {
                 tracing::warn!(why = "said", "it {}", "failed");
                 tracing::debug!("nobody asked");
                 let inner = tracing::info_span!("inner", otel.status_code = "ERROR");
-                assert_eq!(own(&inner).unwrap().trace, told.trace);
+                assert_eq!(context_of(&inner).unwrap().trace, told.trace);
             });
         });
         let inner = finished.try_recv().unwrap();
@@ -360,7 +360,7 @@ mod tests {
             let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
             let span = tracing::info_span!("two", traceparent = parent);
             // The callee learns that the trace continues and is not kept.
-            assert!(own(&span).unwrap().text().ends_with("-00"));
+            assert!(context_of(&span).unwrap().text().ends_with("-00"));
             drop(span);
             assert!(finished.try_recv().is_err());
             let span = tracing::info_span!("three");

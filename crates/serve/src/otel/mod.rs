@@ -24,7 +24,7 @@ pub use context::Context;
 pub use layer::Layer;
 pub use settings::{Settings, SettingsError};
 
-pub(crate) use context::{given, hand_on};
+pub(crate) use context::{hand_on, read_headers};
 
 use crate::metrics::Labels;
 

@@ -115,13 +115,16 @@ impl Sender {
         let body = Bytes::from(encode::request(&self.settings.resource, batch));
         let mut pause = FIRST;
         for number in 1..=MAX_ATTEMPTS {
-            match self.one(body.clone()).await {
+            match self.send_batch(body.clone()).await {
                 ExportResult::Taken(refused) => {
                     let refused = refused.min(spans);
                     self.counts.exported.inc_by(spans - refused);
                     self.counts.refused.inc_by(refused);
                     if std::mem::take(&mut self.away) {
-                        tracing::warn!(collector = self.settings.shown(), "traces are taken again");
+                        tracing::warn!(
+                            collector = self.settings.redacted_endpoint(),
+                            "traces are taken again"
+                        );
                     }
                     return;
                 }
@@ -146,12 +149,12 @@ impl Sender {
     /// Says once that a collector takes nothing.
     fn say(&mut self, why: &str) {
         if !std::mem::replace(&mut self.away, true) {
-            let collector = self.settings.shown();
+            let collector = self.settings.redacted_endpoint();
             tracing::warn!(collector, why, "traces are not accepted; lost ones are counted");
         }
     }
 
-    async fn one(&self, body: Bytes) -> ExportResult {
+    async fn send_batch(&self, body: Bytes) -> ExportResult {
         let request = self.client.post(self.settings.endpoint.clone());
         let json = HeaderValue::from_static("application/json");
         let answer = request.header(CONTENT_TYPE, json).body(body).send().await;

@@ -55,7 +55,9 @@ pub struct Settings {
 
 impl std::fmt::Debug for Settings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Settings").field("endpoint", &self.shown()).finish_non_exhaustive()
+        f.debug_struct("Settings")
+            .field("endpoint", &self.redacted_endpoint())
+            .finish_non_exhaustive()
     }
 }
 
@@ -201,7 +203,7 @@ impl Settings {
     }
 
     /// The endpoint without a password.
-    pub(super) fn shown(&self) -> String {
+    pub(super) fn redacted_endpoint(&self) -> String {
         let mut shown = self.endpoint.clone();
         // An address with a host has room for both.
         let _ = shown.set_username("");
@@ -306,7 +308,7 @@ mod tests {
         assert_eq!(settings.headers["authorization"], "Bearer sesame");
         assert_eq!(settings.headers["x-a"], "b");
         assert!(!format!("{settings:?} {:?}", settings.headers).contains("sesame"));
-        assert!(!settings.shown().contains("sesame"));
+        assert!(!settings.redacted_endpoint().contains("sesame"));
         let of = |name: &str| settings.resource.iter().find(|(other, _)| other == name);
         assert_eq!(of("service.name").unwrap().1, "shop");
         assert_eq!(of("deployment.environment.name").unwrap().1, "a,b");

@@ -349,7 +349,7 @@ impl Accounts {
             self.all().into_iter().map(|(name, account)| (name, account.totals())).collect();
         let all: BTreeMap<&str, &Totals> =
             all.iter().map(|(name, totals)| (&**name, totals)).collect();
-        if let Err(error) = self.records.put(FILE, &all) {
+        if let Err(error) = self.records.store_record(FILE, &all) {
             self.changed.store(true, Ordering::Relaxed);
             tracing::error!(%error, "the usage of tenants could not be written; it is written again later");
         }

@@ -92,7 +92,7 @@ impl Sandboxes {
                 for sandbox in &new {
                     lock(&this.all).remove(&sandbox.id);
                     // Their entries are removed; no client has learnt of the others.
-                    let _ = this.ledger.gone(sandbox).await;
+                    let _ = this.ledger.strike_out(sandbox).await;
                 }
             } else {
                 this.accounts.add_sandboxes(&tenant, new.len());

@@ -111,7 +111,7 @@ pub(super) fn refused(status: StatusCode, code: &str, message: &str) -> Response
 }
 
 /// The request in a stream of one message.
-pub(super) fn asked<T: DeserializeOwned>(body: &[u8]) -> Result<T, ConnectError> {
+pub(super) fn decode_stream_request<T: DeserializeOwned>(body: &[u8]) -> Result<T, ConnectError> {
     let mut all = messages(body)?;
     match (all.pop(), all.is_empty()) {
         (Some(asked), true) => Ok(asked),
@@ -166,7 +166,7 @@ pub(super) fn printed(stream: Stream, bytes: &[u8]) -> Vec<u8> {
 }
 
 /// All of a stream was taken: the answer to it.
-pub(super) fn taken() -> Vec<u8> {
+pub(super) fn end_of_stream() -> Vec<u8> {
     [message(0, &json!({})), message(LAST, &json!({}))].concat()
 }
 
@@ -201,13 +201,16 @@ mod tests {
     #[test]
     fn messages_are_read_and_written_as_connect_has_them() {
         let start = message(0, &json!({"process": {"cmd": "/bin/bash"}}));
-        assert_eq!(asked::<Value>(&start).unwrap()["process"]["cmd"], "/bin/bash");
+        assert_eq!(decode_stream_request::<Value>(&start).unwrap()["process"]["cmd"], "/bin/bash");
         for wrong in [&b""[..], b"\0\0\0\0", b"\x01\0\0\0\0", b"\0\0\0\0\x09{}", b"\0\0\0\0\x02{}x"]
         {
-            assert!(asked::<Value>(wrong).is_err(), "{wrong:?}");
+            assert!(decode_stream_request::<Value>(wrong).is_err(), "{wrong:?}");
         }
         let two = [start.clone(), start].concat();
-        assert!(asked::<Value>(&two).is_err() && messages::<Value>(&two).unwrap().len() == 2);
+        assert!(
+            decode_stream_request::<Value>(&two).is_err()
+                && messages::<Value>(&two).unwrap().len() == 2
+        );
         let text = |status| String::from_utf8_lossy(&ended(status)).into_owned();
         assert!(text(3).contains(r#""exitCode":3,"exited":true"#));
         assert!(text(-9).contains(r#""exitCode":137,"exited":false"#));

@@ -221,8 +221,9 @@ impl Ledger {
             Self::Alone { sandboxes, .. } => {
                 let _ = (saved, release);
                 let (records, sandbox) = (sandboxes.clone(), sandbox.clone());
-                let put =
-                    move || records.put(&sandbox.id, &record).map_err(|error| internal(&error));
+                let put = move || {
+                    records.store_record(&sandbox.id, &record).map_err(|error| internal(&error))
+                };
                 super::registry::blocking(put).await
             }
             #[cfg(feature = "fleet")]
@@ -255,7 +256,7 @@ impl Ledger {
     }
 
     /// Strikes a sandbox out.
-    pub(super) async fn gone(
+    pub(super) async fn strike_out(
         &self,
         sandbox: &std::sync::Arc<Sandbox>,
     ) -> Result<(), ErrorResponse> {
@@ -331,13 +332,15 @@ impl Ledger {
         match self {
             Self::Alone { snapshots, known: all, .. } => {
                 let record = known.record;
-                snapshots.put(&record.id, &record).map_err(|error| internal(&error))?;
+                snapshots.store_record(&record.id, &record).map_err(|error| internal(&error))?;
                 let mut all = lock(all);
                 for other in all.values_mut().filter(|other| other.tenant == record.tenant) {
                     let had = other.names.len();
                     other.names.retain(|name| !record.names.contains(name));
                     if other.names.len() != had {
-                        snapshots.put(&other.id, other).map_err(|error| internal(&error))?;
+                        snapshots
+                            .store_record(&other.id, other)
+                            .map_err(|error| internal(&error))?;
                     }
                 }
                 all.insert(record.id.clone(), record);

@@ -127,7 +127,7 @@ impl Sandboxes {
 
     /// Removes a killed sandbox from the ledger, and then from the store.
     async fn strike(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), ErrorResponse> {
-        self.ledger.gone(sandbox).await?;
+        self.ledger.strike_out(sandbox).await?;
         let (this, name) = (self.clone(), format!("sandbox-{}", sandbox.id));
         blocking(move || {
             this.untag(&name);

@@ -113,7 +113,7 @@ impl Sandboxes {
     }
 
     /// Sources of sandboxes on this host: templates by name and by digest, and digests of snapshots.
-    pub(crate) fn held(&self) -> Vec<String> {
+    pub(crate) fn held_sources(&self) -> Vec<String> {
         let names = self.templates.iter().map(|template| template_of(&template.config.name));
         let templates = self.templates.iter().map(|template| template.digest.clone());
         let snapshots: Vec<String> = lock(&self.opened).keys().cloned().collect();

@@ -162,7 +162,7 @@ impl OutputRouter {
     pub(super) fn finish(&mut self) {
         let Some(speaking) = &mut self.0 else { return };
         for stream in [Stream::Stdout, Stream::Stderr] {
-            let begun = speaking.code.as_mut().map(|code| std::mem::take(code.begun(stream)));
+            let begun = speaking.code.as_mut().map(|code| std::mem::take(code.unfinished(stream)));
             if let Some(begun) = begun.filter(|begun| !begun.is_empty()) {
                 // The call is over: a client that does not read it changes nothing.
                 let _ = speaking.tell_code(stream, &begun);
@@ -260,7 +260,7 @@ fn incomplete(bytes: &[u8]) -> usize {
 }
 
 impl OutputClient {
-    fn begun(&mut self, stream: Stream) -> &mut Vec<u8> {
+    fn unfinished(&mut self, stream: Stream) -> &mut Vec<u8> {
         &mut self.begun[usize::from(stream == Stream::Stderr)]
     }
 }
@@ -273,7 +273,7 @@ impl RoutedOutput {
 
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
         let Some(code) = &mut self.code else { return Ok(()) };
-        let begun = code.begun(stream);
+        let begun = code.unfinished(stream);
         let joined = (!begun.is_empty()).then(|| [&begun[..], bytes].concat());
         let bytes = joined.as_deref().unwrap_or(bytes);
         let (whole, rest) = bytes.split_at(bytes.len() - incomplete(bytes));
@@ -373,7 +373,7 @@ mod tests {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap()
     }
 
-    fn told(_: Stream, piece: &[u8]) -> Vec<u8> {
+    fn copy_piece(_: Stream, piece: &[u8]) -> Vec<u8> {
         piece.to_vec()
     }
 
@@ -383,7 +383,7 @@ mod tests {
         let made = |time| {
             let _within = runtime.enter();
             let mut speaker = OutputRouter::new(time, Arc::default(), || Ok(()));
-            let taker = speaker.tell_code(told, |result| Some(result.to_vec()));
+            let taker = speaker.tell_code(copy_piece, |result| Some(result.to_vec()));
             (speaker, taker)
         };
         let (mut speaker, mut taker) = made(TEST_TIMEOUT);
@@ -426,7 +426,7 @@ mod tests {
         let _within = runtime.enter();
         let mut speaker =
             OutputRouter::new(TEST_TIMEOUT, Arc::default(), || Err(ErrorResponse::host()));
-        let _taker = speaker.tell_code(told, |result| Some(result.to_vec()));
+        let _taker = speaker.tell_code(copy_piece, |result| Some(result.to_vec()));
         assert!(speaker.print(Stream::Stdout, b"x").is_err() && !speaker.is_late());
     }
 

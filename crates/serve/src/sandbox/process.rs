@@ -97,12 +97,12 @@ struct CommandTarget {
 type ProcessResult = Result<Response, ConnectError>;
 
 /// An operation that is answered at once.
-pub(super) fn asked<T: DeserializeOwned>(body: &[u8]) -> Result<T, ConnectError> {
+pub(super) fn decode_request<T: DeserializeOwned>(body: &[u8]) -> Result<T, ConnectError> {
     serde_json::from_slice(body)
         .map_err(|error| ConnectError::new("invalid_argument", error.to_string()))
 }
 
-fn gone() -> ConnectError {
+fn no_such_process() -> ConnectError {
     ConnectError::new("not_found", "there is no such command: it has ended, or there never was")
 }
 
@@ -115,7 +115,7 @@ fn find(listed: &Value, wanted: &Selector) -> Result<u32, ConnectError> {
     };
     let found = listed.as_array().and_then(|all| all.iter().find(is_it));
     let number = found.and_then(|command| command["pid"].as_u64());
-    number.and_then(|number| u32::try_from(number).ok()).ok_or_else(gone)
+    number.and_then(|number| u32::try_from(number).ok()).ok_or_else(no_such_process)
 }
 
 impl CommandTarget {
@@ -139,7 +139,7 @@ impl CommandTarget {
     }
 
     async fn start(&self, headers: &HeaderMap, body: &[u8]) -> ProcessResult {
-        let StartRequest { process, pty, tag, stdin } = connect::asked(body)?;
+        let StartRequest { process, pty, tag, stdin } = connect::decode_stream_request(body)?;
         let mut envs = self.sandbox.settings.envs.clone();
         envs.extend(process.envs);
         let wanted = json!({
@@ -163,7 +163,7 @@ impl CommandTarget {
     }
 
     async fn connect(&self, headers: &HeaderMap, body: &[u8]) -> ProcessResult {
-        let Chosen { process, .. } = connect::asked(body)?;
+        let Chosen { process, .. } = connect::decode_stream_request(body)?;
         let (ear, heard) = Subscriber::new(alive(headers));
         let connecting = self.ask(self.speaker(), move |asking| {
             let listed = asking.of(&json!({"op": "list"}))?;
@@ -179,7 +179,7 @@ impl CommandTarget {
     }
 
     async fn signal(&self, body: &[u8]) -> ProcessResult {
-        let Chosen { process, signal, .. } = asked(body)?;
+        let Chosen { process, signal, .. } = decode_request(body)?;
         let Some(Signal(signal @ (9 | 15))) = signal else {
             let why = "a signal is SIGNAL_SIGTERM or SIGNAL_SIGKILL";
             return Err(ConnectError::new("invalid_argument", why));
@@ -188,13 +188,13 @@ impl CommandTarget {
     }
 
     async fn input(&self, body: &[u8]) -> ProcessResult {
-        let Chosen { process, input, .. } = asked(body)?;
+        let Chosen { process, input, .. } = decode_request(body)?;
         self.chosen(process, vec![input.wanted()?]).await
     }
 
     /// A terminal has another size now.
     async fn resize(&self, body: &[u8]) -> ProcessResult {
-        let Chosen { process, pty, .. } = asked(body)?;
+        let Chosen { process, pty, .. } = decode_request(body)?;
         let none = || ConnectError::new("invalid_argument", "the terminal size is missing");
         let size = pty.ok_or_else(none)?.wanted();
         self.chosen(process, vec![json!({"op": "resize", "size": size})]).await
@@ -211,14 +211,14 @@ impl CommandTarget {
             _ => None,
         });
         match self.chosen(process, data.collect::<Result<_, _>>()?).await {
-            Ok(_) => Ok(streamed(connect::taken().into())),
+            Ok(_) => Ok(streamed(connect::end_of_stream().into())),
             Err(failed) if failed.is_refused() => Err(failed),
             Err(failed) => Ok(streamed(connect::broken_off(&failed).into())),
         }
     }
 
     async fn close(&self, body: &[u8]) -> ProcessResult {
-        let Chosen { process, .. } = asked(body)?;
+        let Chosen { process, .. } = decode_request(body)?;
         self.chosen(process, vec![json!({"op": "close"})]).await
     }
 
@@ -232,7 +232,7 @@ impl CommandTarget {
             for mut wanted in all {
                 wanted["pid"] = number.into();
                 if asking.of(&wanted)? != Value::Bool(true) {
-                    return Err(gone());
+                    return Err(no_such_process());
                 }
             }
             Ok(())

@@ -97,7 +97,7 @@ impl Records {
     }
 
     /// Keeps a record, in place of the one before.
-    pub(super) fn put(&self, id: &str, record: &impl Serialize) -> io::Result<()> {
+    pub(super) fn store_record(&self, id: &str, record: &impl Serialize) -> io::Result<()> {
         let path = self.path(id);
         let part = path.with_extension("part");
         let text = serde_json::to_vec(record)?;
@@ -177,8 +177,8 @@ mod tests {
             envs: BTreeMap::new(),
             stored: 0,
         };
-        records.put("a", &record).unwrap();
-        records.put("b", &record).unwrap();
+        records.store_record("a", &record).unwrap();
+        records.store_record("b", &record).unwrap();
         fs::write(dir.path().join("snapshots/c.json"), "{").unwrap();
         fs::write(dir.path().join("snapshots/d.part"), "{").unwrap();
         assert_eq!(records.all::<SnapshotRecord>().unwrap().len(), 2);

@@ -21,7 +21,7 @@ use super::ledger::{Ledger, internal};
 use super::memory::Memory;
 use super::quota::Quota;
 use super::record::SandboxSettings;
-use super::sandbox::{Residency, Sandbox, Times, due, refused};
+use super::sandbox::{Residency, Sandbox, Times, next_event, refused};
 use super::template::{Warm, state_reference};
 use super::tenant_queue::TenantQueue;
 use crate::audit::AuditLog;
@@ -388,7 +388,7 @@ impl Sandboxes {
             }
         };
         let times = self.times(wanted.time, wanted.pause_at_end);
-        let due = due(&session);
+        let due = next_event(&session);
         let mut settings = wanted.settings;
         settings.envs = envs.into_iter().chain(settings.envs).collect();
         let sandbox = self.assemble(tenant, name, settings, session, times)?;
@@ -474,7 +474,7 @@ impl Sandboxes {
                     lock(&sandbox.mark).followed_by(kind);
                     let due = match sandbox.commands.moved() {
                         true => Some(Duration::ZERO),
-                        false => due(session),
+                        false => next_event(session),
                     };
                     this.goes_on(&sandbox, due);
                     sandbox.watchers.observe(session);
@@ -581,7 +581,7 @@ impl Sandboxes {
             Ok(forks)
         });
         let forks = forking.await?;
-        let due = forks.first().and_then(due);
+        let due = forks.first().and_then(next_event);
         let times = self.times(time, sandbox.times().pause_at_end);
         let mut made = Vec::with_capacity(forks.len());
         for session in forks {

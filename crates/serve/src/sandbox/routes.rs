@@ -319,7 +319,7 @@ impl Routes {
     }
 
     /// Whether a request is about sandboxes.
-    pub(crate) fn own<B>(&self, request: &Request<B>) -> bool {
+    pub(crate) fn is_sandbox_request<B>(&self, request: &Request<B>) -> bool {
         let path = request.uri().path();
         sandbox_id(request.headers()).is_some() || is_signed(path, request.uri().query()) || {
             let path = path.strip_prefix("/v2").unwrap_or(path);

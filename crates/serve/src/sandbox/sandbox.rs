@@ -280,7 +280,11 @@ impl UndoPoint {
     }
 
     /// Puts it where the session is now.
-    fn put(&mut self, session: &mut Session, after: bool) -> Result<SnapshotId, ErrorResponse> {
+    fn set_mark(
+        &mut self,
+        session: &mut Session,
+        after: bool,
+    ) -> Result<SnapshotId, ErrorResponse> {
         let here = session.checkpoint(MARK).map_err(|error| refused(&error))?;
         (self.after, self.put) = (after, Some(Instant::now()));
         if let Some(old) = self.state.replace(here) {
@@ -309,7 +313,7 @@ pub(super) fn run(
     mark: &mut UndoPoint,
     speaker: &mut OutputRouter,
 ) -> Result<Outcome, ErrorResponse> {
-    let before = mark.put(session, false)?;
+    let before = mark.set_mark(session, false)?;
     let form = language.form;
     let request = Request::new(form, what, &Tools::default(), source, "<code>", None);
     let answered = session.with(|lease| {
@@ -362,7 +366,7 @@ pub(super) fn go_on(
 ) -> Result<(), ErrorResponse> {
     let ended = match mark.state.filter(|_| mark.after) {
         Some(state) => state,
-        None => mark.put(session, true)?,
+        None => mark.set_mark(session, true)?,
     };
     speaker.begin(Vec::new());
     let went = session.with(|lease| {
@@ -393,7 +397,7 @@ pub(super) fn go_on(
 }
 
 /// Time until the next event in a session, if one is due.
-pub(super) fn due(session: &Session) -> Option<Duration> {
+pub(super) fn next_event(session: &Session) -> Option<Duration> {
     #[cfg(feature = "linux")]
     return session.due();
     #[cfg(not(feature = "linux"))]

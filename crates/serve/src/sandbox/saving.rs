@@ -15,7 +15,7 @@ use super::record::SandboxRecord;
 #[cfg(feature = "fleet")]
 use super::registry::lock;
 use super::registry::{Sandboxes, blocking, to_its_end};
-use super::sandbox::{Residency, Sandbox, due};
+use super::sandbox::{Residency, Sandbox, next_event};
 use super::snapshots::own_bytes;
 use super::template::state_reference;
 use crate::error_response::ErrorResponse;
@@ -69,7 +69,7 @@ impl Sandboxes {
                 other => return Err(other.absent(&own.id)),
             };
             this.ledger.check(&own)?;
-            own.goes_on.store(due(session).is_some(), Ordering::Relaxed);
+            own.goes_on.store(next_event(session).is_some(), Ordering::Relaxed);
             let name = state_reference(&this.config.dir, &format!("sandbox-{}", own.id));
             let to: Reference = name.parse().map_err(|error| internal(&error))?;
             let saved = session.save(&to, &SaveOptions::new()).map_err(|error| internal(&error))?;

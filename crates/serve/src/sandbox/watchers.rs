@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::commands::Subscriber;
 use super::connect::{self, ConnectError};
 use super::envd::{absolute, connect_error, entry};
-use super::process::{alive, asked, streamed};
+use super::process::{alive, decode_request, streamed};
 use super::registry::{Sandboxes, lock, random};
 use super::requests::WatchRequest;
 use super::sandbox::Sandbox;
@@ -295,7 +295,8 @@ pub(super) async fn answer(
             let (client, heard) = Subscriber::with_keepalive(alive(headers), keepalive);
             let _ = client.send(connect::message(0, &json!({"start": {}})));
             let receiver = EventReceiver::Streamed(Some(client));
-            add(all, sandbox, connect::asked(body)?, String::new(), receiver).await?;
+            add(all, sandbox, connect::decode_stream_request(body)?, String::new(), receiver)
+                .await?;
             let mut response = streamed(Body::new(heard));
             response.extensions_mut().insert(Chunked);
             Ok(response)
@@ -303,11 +304,11 @@ pub(super) async fn answer(
         "CreateWatcher" => {
             let id = random(8)?;
             let receiver = EventReceiver::Polled(Ok(Vec::new()));
-            add(all, sandbox, asked(body)?, id.clone(), receiver).await?;
+            add(all, sandbox, decode_request(body)?, id.clone(), receiver).await?;
             Ok(axum::Json(json!({ "watcherId": id })).into_response())
         }
         _ => {
-            let wanted: WatchRequest = asked(body)?;
+            let wanted: WatchRequest = decode_request(body)?;
             if method == "RemoveWatcher" {
                 sandbox.watchers.remove(&wanted.watcher_id)?;
                 return Ok(axum::Json(json!({})).into_response());

@@ -272,7 +272,7 @@ fn a_sandbox_ends_when_its_time_is_over() {
 }
 
 /// The ids in the store of sandboxes that begin with `kind`, and the ids of records in the folder `records`.
-fn kept(dir: &Path, kind: &str, records: &str) -> (Vec<String>, Vec<String>) {
+fn stored_ids(dir: &Path, kind: &str, records: &str) -> (Vec<String>, Vec<String>) {
     let store = afresh::store::Store::open(dir.join("snapshots")).unwrap();
     let names = store.list().unwrap().into_iter().map(|listed| listed.tag.name);
     let mut stored: Vec<_> =
@@ -316,8 +316,8 @@ fn clients_that_go_away_leave_nothing_between_two_states() {
         let (mut snapshots, mut paused) = Default::default();
         let mut settled = 0;
         for _ in 0..1200 {
-            snapshots = kept(dir.path(), "snap-", "records");
-            paused = kept(dir.path(), "sandbox-", "sandboxes");
+            snapshots = stored_ids(dir.path(), "snap-", "records");
+            paused = stored_ids(dir.path(), "sandbox-", "sandboxes");
             let whole = snapshots.0 == snapshots.1 && paused.0 == paused.1;
             settled = if whole { settled + 1 } else { 0 };
             if settled == 10 {

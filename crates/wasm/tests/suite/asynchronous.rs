@@ -128,7 +128,7 @@ async fn pristine(warm: &Warm, sum: &Entry<(), i32>) {
 }
 
 /// Polls a future once, and gives it back.
-fn begun<'a, T>(
+fn poll_once<'a, T>(
     future: impl Future<Output = T> + 'a,
 ) -> std::pin::Pin<Box<dyn Future<Output = T> + 'a>> {
     let mut future: std::pin::Pin<Box<dyn Future<Output = T> + 'a>> = Box::pin(future);
@@ -146,9 +146,9 @@ fn a_call_that_is_dropped_in_the_middle_leaves_nothing() {
             for round in 0..5 {
                 let mut lease = lease(&warm).await;
                 if round % 2 == 0 {
-                    drop(begun(lease.invoke_async(&spoil, -1)));
+                    drop(poll_once(lease.invoke_async(&spoil, -1)));
                 } else {
-                    drop(begun(lease.call_async("spoil", &[Val::I32(-1)])));
+                    drop(poll_once(lease.call_async("spoil", &[Val::I32(-1)])));
                 }
                 let error = lease.invoke_async(&sum, ()).await.unwrap_err();
                 assert!(matches!(error, CallError::CutOff), "{error}");
@@ -190,7 +190,7 @@ fn a_call_that_is_forgotten_in_the_middle_leaves_nothing() {
         run(async move {
             let (warm, sum) = spoiled(mode).await;
             let mut lease = lease(&warm).await;
-            std::mem::forget(begun(lease.call_async("spoil", &[Val::I32(-1)])));
+            std::mem::forget(poll_once(lease.call_async("spoil", &[Val::I32(-1)])));
             let error = lease.call_async("sum", &[]).await.unwrap_err();
             assert!(matches!(error, CallError::CutOff), "{error}");
             drop(lease);
@@ -208,7 +208,7 @@ fn a_session_whose_call_was_cut_off_is_rolled_back_and_kept_by_no_checkpoint() {
         let mut session = Session::make(&warm, &root).unwrap();
         for _ in 0..3 {
             let mut lease = session.lease();
-            drop(begun(lease.invoke_async(&spoil, -1)));
+            drop(poll_once(lease.invoke_async(&spoil, -1)));
             drop(lease);
             let error = session.checkpoint().unwrap_err().to_string();
             assert!(error.contains("cut off"), "{error}");
@@ -380,7 +380,7 @@ fn a_lease_waits_for_what_its_guest_does_at_its_beginning() {
             assert!(matches!(error, WarmError::Instantiate(_)), "{error}");
             assert!(error.to_string().contains("lease_async"), "{error}");
             // Dropped before it is there.
-            drop(begun(warm.lease_async(&LeaseOptions::new())));
+            drop(poll_once(warm.lease_async(&LeaseOptions::new())));
         }
         assert!(warm.compare().unwrap().is_clean());
     });
@@ -516,14 +516,14 @@ mod component {
             let warm = warm(Arc::new(Barrier::new(1))).await;
             for _ in 0..3 {
                 let mut lease = lease(&warm).await;
-                drop(begun(lease.call_async("spoil", &[Val::S32(-1)])));
+                drop(poll_once(lease.call_async("spoil", &[Val::S32(-1)])));
                 let error = lease.call_async("sum", &[]).await.unwrap_err();
                 assert!(matches!(error, CallError::CutOff), "{error}");
                 drop(lease);
                 pristine(&warm).await;
             }
             let mut lease = lease(&warm).await;
-            std::mem::forget(begun(lease.call_async("spoil", &[Val::S32(-1)])));
+            std::mem::forget(poll_once(lease.call_async("spoil", &[Val::S32(-1)])));
             drop(lease);
             pristine(&warm).await;
         });

@@ -37,9 +37,9 @@ fn number(lease: &mut Lease<'_>, name: &str) -> i32 {
 
 #[test]
 fn leases_can_be_sent() {
-    fn sent<T: Send + 'static>() {}
-    sent::<OwnedLease>();
-    sent::<OwnedComponentLease>();
+    fn assert_send<T: Send + 'static>() {}
+    assert_send::<OwnedLease>();
+    assert_send::<OwnedComponentLease>();
 }
 
 #[test]
@@ -275,7 +275,7 @@ const COMPONENT: &str = r#"(component
     (func (export "variables") (result u32) (canon lift (core func $main "variables")))
     (func (export "spin") (canon lift (core func $main "spin"))))"#;
 
-fn asked(lease: &mut ComponentLease<'_>, name: &str) -> u32 {
+fn call_u32(lease: &mut ComponentLease<'_>, name: &str) -> u32 {
     use afresh_wasm::wasmtime::component::Val;
     match lease.call(name, &[]).unwrap()[..] {
         [Val::U32(n)] => n,
@@ -290,9 +290,9 @@ fn an_owned_lease_of_a_component_moves_and_has_its_own_wasi_and_limits() {
     let own = LeaseOptions::new().wasi(named("lease")).timeout(Duration::from_millis(500));
     for _ in 0..3 {
         let mut lease = warm.lease_owned(&own).unwrap();
-        assert_eq!(asked(&mut lease, "step"), 4);
+        assert_eq!(call_u32(&mut lease, "step"), 4);
         let mut lease = std::thread::spawn(move || {
-            assert_eq!(asked(&mut lease, "variables"), 1);
+            assert_eq!(call_u32(&mut lease, "variables"), 1);
             lease
         })
         .join()
@@ -302,11 +302,11 @@ fn an_owned_lease_of_a_component_moves_and_has_its_own_wasi_and_limits() {
         drop(lease);
         let mut lease = warm.lease().unwrap();
         assert_eq!(lease.differences().unwrap(), 0);
-        assert_eq!((asked(&mut lease, "variables"), asked(&mut lease, "step")), (0, 4));
+        assert_eq!((call_u32(&mut lease, "variables"), call_u32(&mut lease, "step")), (0, 4));
     }
     let mut lease = warm.lease_owned(&LeaseOptions::new()).unwrap();
     drop(warm);
-    assert_eq!(asked(&mut lease, "step"), 4);
+    assert_eq!(call_u32(&mut lease, "step"), 4);
 }
 
 #[test]

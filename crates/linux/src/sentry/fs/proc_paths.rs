@@ -189,7 +189,7 @@ impl Kernel {
                     return match *id {
                         b"uptime" => Some(ProcTarget::Clock(false)),
                         b"stat" => Some(ProcTarget::Clock(true)),
-                        id => Some(ProcTarget::Text(self.told(id)?)),
+                        id => Some(ProcTarget::Text(self.root_file(id)?)),
                     };
                 }
                 None => return None,

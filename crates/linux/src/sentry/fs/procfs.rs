@@ -100,7 +100,7 @@ const EVERYBODY: &str = "         0          0 4294967295\n";
 
 impl Kernel {
     /// The content of a file of `/proc` itself.
-    pub(in crate::sentry) fn told(&self, name: &[u8]) -> Option<Vec<u8>> {
+    pub(in crate::sentry) fn root_file(&self, name: &[u8]) -> Option<Vec<u8>> {
         let text = match name {
             b"loadavg" => {
                 let threads = self.family.kins().filter_map(|kin| self.threads_of(kin.id));

@@ -58,7 +58,7 @@ impl Generation {
     }
 
     /// The present one, if it was drawn, to be set again.
-    pub(crate) fn kept(&self) -> u64 {
+    pub(crate) fn drawn_number(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 

@@ -46,14 +46,14 @@ impl MessageQueue {
     }
 
     /// Bytes and messages in it.
-    pub(in crate::sentry) fn held(&self) -> (u64, u64) {
+    pub(in crate::sentry) fn held_size(&self) -> (u64, u64) {
         let bytes = self.messages.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         (bytes, self.messages.len() as u64)
     }
 
     /// Whether a message of `len` bytes fits. Empty ones take room as well.
     pub(in crate::sentry) fn fits(&self, len: u64) -> bool {
-        let (bytes, count) = self.held();
+        let (bytes, count) = self.held_size();
         bytes + len <= self.room && count < self.room
     }
 
@@ -144,7 +144,7 @@ impl MessageQueues {
     /// Whether a guest could have made them.
     pub(in crate::sentry) fn is_sound(&self) -> bool {
         let sound = |(id, queue): (&u32, &MessageQueue)| {
-            let (bytes, count) = queue.held();
+            let (bytes, count) = queue.held_size();
             let kinds = queue.messages.iter().all(|(kind, _)| *kind > 0);
             *id < self.next
                 && queue.mode & !0o777 == 0

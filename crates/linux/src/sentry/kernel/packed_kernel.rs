@@ -206,7 +206,7 @@ impl Kernel {
                 PackedOpen::Output => FileObject::Output,
                 PackedOpen::Messages => FileObject::Messages,
                 PackedOpen::File(open, size, modified) => {
-                    let stat = held(&tree, &open)?;
+                    let stat = stat_open_file(&tree, &open)?;
                     if stat.kind == Kind::File
                         && (stat.size, stat.times.modified) != (size, modified)
                     {
@@ -218,20 +218,20 @@ impl Kernel {
                     FileObject::File(open)
                 }
                 PackedOpen::Device(number, open) => {
-                    held(&tree, &open)?;
+                    stat_open_file(&tree, &open)?;
                     let device = Device::of(number).ok_or_else(|| damaged("an unknown device"))?;
                     FileObject::Device(device, open)
                 }
                 PackedOpen::Pipe(channel, writes) => FileObject::Pipe { channel, writes },
                 PackedOpen::Fifo(fifo) => {
-                    let stat = held(&tree, &fifo.open)?;
+                    let stat = stat_open_file(&tree, &fifo.open)?;
                     if stat.kind != Kind::Device || stat.device != FIFO {
                         return Err(damaged("a named pipe has another kind of file"));
                     }
                     FileObject::Fifo(fifo)
                 }
                 PackedOpen::Terminal(end) => {
-                    held(&tree, &end.open)?;
+                    stat_open_file(&tree, &end.open)?;
                     FileObject::Terminal(end)
                 }
                 PackedOpen::Watches(watches) if watches.is_sound() => FileObject::Watches(watches),
@@ -252,7 +252,7 @@ impl Kernel {
                 }
                 PackedOpen::Signals(set) => FileObject::Signals(set),
                 PackedOpen::Generation(watch, open) if watch.is_sound() => {
-                    held(&tree, &open)?;
+                    stat_open_file(&tree, &open)?;
                     FileObject::Device(Device::Generation(watch), open)
                 }
                 PackedOpen::Generation(..) => {
@@ -274,7 +274,7 @@ impl Kernel {
         let mut ends: Vec<_> = table.descriptions().flat_map(|(_, d)| d.open.ends()).collect();
         let threads = packed.threads.iter().chain(family.other_threads());
         for opening in threads.filter_map(|(_, thread)| opening(thread)) {
-            let stat = held(&tree, &opening.fifo.open)?;
+            let stat = stat_open_file(&tree, &opening.fifo.open)?;
             if !opening.is_sound(stat.kind, stat.device) {
                 return Err(damaged("a thread waits to open what is no named pipe"));
             }
@@ -374,7 +374,7 @@ impl Kernel {
 }
 
 /// The kind of an open file.
-fn held(tree: &Tree, open: &OpenFile) -> Result<afresh_files::Stat, ThawError> {
+fn stat_open_file(tree: &Tree, open: &OpenFile) -> Result<afresh_files::Stat, ThawError> {
     let stat = tree.stat(open.node).ok();
     if open.offset > i64::MAX as u64 {
         return Err(damaged("an offset is negative"));

@@ -78,7 +78,7 @@ impl SignalInfo {
     }
 
     /// As the guest hands it in.
-    pub(in crate::sentry) fn given(signal: u8, given: &[u8]) -> Self {
+    pub(in crate::sentry) fn from_guest(signal: u8, given: &[u8]) -> Self {
         let mut bytes: [u8; 32] = given[..32].try_into().expect("it is as long");
         bytes[..4].copy_from_slice(&u32::from(signal).to_le_bytes());
         Self { signal, bytes }

@@ -238,7 +238,7 @@ impl Sentry {
         let segment = self.state.system_v.get(id)?.clone();
         match command as i32 {
             libc::IPC_STAT => {
-                let told = segment.told(self.state.attached(segment.node));
+                let told = segment.encode_state(self.state.attached(segment.node));
                 copy_out(process, at, &told)?;
             }
             libc::IPC_SET => {
@@ -266,7 +266,7 @@ impl Sentry {
 
 impl SharedSegment {
     /// The state of a segment (`struct shmid_ds`).
-    fn told(&self, attached: u64) -> Vec<u8> {
+    fn encode_state(&self, attached: u64) -> Vec<u8> {
         let user = USER as u32;
         let owners = StructBuilder::default().int(self.key).int(user).int(user).int(user).int(user);
         let mode = self.mode | if self.removed { REMOVED } else { 0 };

@@ -42,7 +42,7 @@ impl ResolvedNames {
     }
 
     /// The address that stands for a name, if it has one.
-    fn known(&self, name: &str) -> Option<Ipv4Addr> {
+    fn find_address(&self, name: &str) -> Option<Ipv4Addr> {
         let index = self.0.iter().position(|known| known == name)?;
         Some(Ipv4Addr::from(FIRST + index as u32))
     }
@@ -53,7 +53,7 @@ impl ResolvedNames {
             return None;
         }
         self.0.push(name.to_owned());
-        self.known(name)
+        self.find_address(name)
     }
 
     /// Whether a guest could have resolved them.
@@ -108,7 +108,7 @@ impl Sentry {
             // It exists, and has no other kind of address.
             return Some(answer(message, Some(&asked), FINE, None));
         }
-        let address = match self.state.names.known(name) {
+        let address = match self.state.names.find_address(name) {
             _ if local => Some(Ipv4Addr::LOCALHOST),
             Some(address) => Some(address),
             None => self.change().names.give(name),
@@ -127,7 +127,10 @@ mod tests {
         let mut names = ResolvedNames::default();
         let (one, two) = (names.give("one").unwrap(), names.give("two").unwrap());
         assert_ne!(one, two);
-        assert_eq!((names.known("one"), names.name_of(two.into())), (Some(one), Some("two")));
+        assert_eq!(
+            (names.find_address("one"), names.name_of(two.into())),
+            (Some(one), Some("two"))
+        );
         assert_eq!(names.name_of(Ipv4Addr::LOCALHOST.into()), None);
         assert_eq!(names.name_of(Ipv4Addr::new(198, 18, 0, 3).into()), None);
         while names.give("more").is_some() {}

@@ -94,7 +94,7 @@ fn check_level(socket: &Socket, level: u64) -> Result<(), Errno> {
 }
 
 /// An option as it is kept.
-fn kept(level: i32, name: i32, value: &[u8]) -> Result<Vec<u8>, Errno> {
+fn encode_option(level: i32, name: i32, value: &[u8]) -> Result<Vec<u8>, Errno> {
     let int = value.get(..4).map(|v| u32::from_le_bytes([v[0], v[1], v[2], v[3]]));
     let own = level == libc::SOL_SOCKET;
     match name {
@@ -152,7 +152,7 @@ impl Sentry {
         if level == libc::SOL_SOCKET && READ_ONLY.contains(&name) {
             return Err(Errno::NOPROTOOPT.into());
         }
-        let value = kept(level, name, &value)?;
+        let value = encode_option(level, name, &value)?;
         let options = &mut self.socket_mut(a[0])?.options.0;
         if options.len() >= OPTIONS && !options.contains_key(&(level, name)) {
             return Err(Errno::NOBUFS.into());
@@ -255,13 +255,13 @@ mod tests {
     fn options_are_kept_as_linux_keeps_them_and_bounded() {
         let int = |value: u32| value.to_le_bytes();
         let own = libc::SOL_SOCKET;
-        assert_eq!(kept(own, libc::SO_REUSEADDR, &int(7)).unwrap(), int(1));
-        assert_eq!(kept(own, libc::SO_SNDBUF, &int(100_000)).unwrap(), int(200_000));
-        assert_eq!(kept(own, libc::SO_RCVBUF, &int(u32::MAX)).unwrap(), int(425_984));
-        assert_eq!(kept(own, libc::SO_RCVBUF, &int(0)).unwrap(), int(2304));
-        assert_eq!(kept(own, libc::SO_RCVTIMEO, &[0; 15]), Err(Errno::INVAL));
-        assert_eq!(kept(own, libc::SO_RCVTIMEO, &[0xff; 16]), Err(Errno::DOM));
-        assert_eq!(kept(libc::IPPROTO_IP, 1, &[7; 99]).unwrap().len(), MAX_OPTION_SIZE);
+        assert_eq!(encode_option(own, libc::SO_REUSEADDR, &int(7)).unwrap(), int(1));
+        assert_eq!(encode_option(own, libc::SO_SNDBUF, &int(100_000)).unwrap(), int(200_000));
+        assert_eq!(encode_option(own, libc::SO_RCVBUF, &int(u32::MAX)).unwrap(), int(425_984));
+        assert_eq!(encode_option(own, libc::SO_RCVBUF, &int(0)).unwrap(), int(2304));
+        assert_eq!(encode_option(own, libc::SO_RCVTIMEO, &[0; 15]), Err(Errno::INVAL));
+        assert_eq!(encode_option(own, libc::SO_RCVTIMEO, &[0xff; 16]), Err(Errno::DOM));
+        assert_eq!(encode_option(libc::IPPROTO_IP, 1, &[7; 99]).unwrap().len(), MAX_OPTION_SIZE);
         let mut options = SocketOptions::default();
         (0..OPTIONS as i32)
             .for_each(|name| drop(options.0.insert((0, name), vec![0; MAX_OPTION_SIZE])));

@@ -141,7 +141,7 @@ impl Sentry {
         match command as i32 & 0xff {
             libc::IPC_STAT => {
                 check_mode(queue.mode, 4)?;
-                let (bytes, count) = queue.held();
+                let (bytes, count) = queue.held_size();
                 let mut told = permissions(queue.key, queue.mode);
                 for time in queue.times {
                     told = told.word(time as u64);

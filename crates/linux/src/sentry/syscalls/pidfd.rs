@@ -66,7 +66,7 @@ impl Sentry {
             return Err(Errno::SRCH.into());
         }
         self.post(id, None, number, |signal| match given {
-            Some(given) => SignalInfo::given(signal, &given),
+            Some(given) => SignalInfo::from_guest(signal, &given),
             None => SignalInfo::new(signal, 0, own.into(), 0),
         })
     }

@@ -91,7 +91,7 @@ impl Sentry {
             return Err(Errno::PERM.into());
         }
         let thread = to.1.map(|thread| thread as u32);
-        self.post(id, thread, number, |signal| SignalInfo::given(signal, &given))
+        self.post(id, thread, number, |signal| SignalInfo::from_guest(signal, &given))
     }
 
     /// Sends to a process, which may be a zombie.

@@ -13,7 +13,7 @@ use crate::sentry::{Sentry, SyscallControl, SyscallResult, copy_out, word_in};
 const TOLD: usize = 128;
 
 /// A signal as it is read.
-fn told(info: &SignalInfo) -> Vec<u8> {
+fn encode_signal(info: &SignalInfo) -> Vec<u8> {
     let given = info.all();
     let int = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|n| given[at + n]));
     let value = u64::from(int(24)) | u64::from(int(28)) << 32;
@@ -85,7 +85,7 @@ impl Sentry {
                 let state = self.change();
                 let own = state.threads.current_mut().pending.take(set);
                 let Some(info) = own.or_else(|| state.pending.take(set)) else { break };
-                copy_out(process, to.wrapping_add(at * TOLD as u64), &told(&info))?;
+                copy_out(process, to.wrapping_add(at * TOLD as u64), &encode_signal(&info))?;
                 done += TOLD as u64;
             }
         }

@@ -397,7 +397,7 @@ mod tests {
         bytes.iter().filter_map(|byte| terminal.type_in(*byte)).collect()
     }
 
-    fn shown(terminal: &mut Terminal) -> String {
+    fn drain_output(terminal: &mut Terminal) -> String {
         String::from_utf8_lossy(&terminal.shown.drain(..).collect::<Vec<_>>()).into_owned()
     }
 
@@ -424,12 +424,12 @@ mod tests {
         ] {
             assert!(typed(&mut t, keys).is_empty());
             assert_eq!(lines(&mut t), expected, "{keys:?}");
-            assert_eq!(shown(&mut t), echoed, "{keys:?}");
+            assert_eq!(drain_output(&mut t), echoed, "{keys:?}");
         }
         t.termios.input |= libc::IUTF8;
         typed(&mut t, "aé\x7fb\n".as_bytes());
         assert_eq!(
-            (lines(&mut t), shown(&mut t)),
+            (lines(&mut t), drain_output(&mut t)),
             (vec!["ab\n".to_owned()], "aé\x08 \x08b\r\n".to_owned())
         );
     }
@@ -442,7 +442,7 @@ mod tests {
             typed(&mut t, b"gone\x03\x1a\x1c"),
             [libc::SIGINT, libc::SIGTSTP, libc::SIGQUIT]
         );
-        assert_eq!((t.line.len(), shown(&mut t)), (0, "^\\".to_owned()), "flushed at each");
+        assert_eq!((t.line.len(), drain_output(&mut t)), (0, "^\\".to_owned()), "flushed at each");
         assert_eq!(t.packet.replace(0), Some(FLUSH_READ | FLUSH_WRITE));
         typed(&mut t, b"\x13");
         assert!(!t.has_room() && t.packet == Some(STOP));
@@ -476,13 +476,13 @@ mod tests {
     fn output_gets_its_returns_and_nothing_grows_without_bound() {
         let mut t = Terminal::new(Node(1));
         t.show_all(b"a\nb\tc\r");
-        assert_eq!((shown(&mut t).as_str(), t.column), ("a\r\nb\tc\r", 0));
+        assert_eq!((drain_output(&mut t).as_str(), t.column), ("a\r\nb\tc\r", 0));
         t.termios.output |= libc::XTABS;
         t.show_all(b"b\tc");
-        assert_eq!((shown(&mut t).as_str(), t.column), ("b       c", 9));
+        assert_eq!((drain_output(&mut t).as_str(), t.column), ("b       c", 9));
         t.termios.output = 0;
         t.show_all(b"a\n\t");
-        assert_eq!(shown(&mut t), "a\n\t");
+        assert_eq!(drain_output(&mut t), "a\n\t");
         (0..3 * SHOWN).for_each(|_| t.show(b'x'));
         assert!(!t.has_room() && t.shown.len() <= SHOWN);
         // A line that is too long is cut; complete lines wait.

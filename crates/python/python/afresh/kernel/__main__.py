@@ -10,11 +10,12 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from typing import Any
 
 from .._linux import linux
-from .._warm import Warm
 from .._sizes import size
+from .._warm import Warm
 from ..errors import AfreshError
 from ._guest import GuestKernel
 from ._magics import REGISTRATION
@@ -22,6 +23,8 @@ from ._states import States
 
 # Bytes of states that are kept for undoing.
 _UNDO = 1 << 30
+# Seconds between two looks at the parent process.
+_PARENT_INTERVAL = 1.0
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -36,7 +39,9 @@ def _arguments() -> argparse.ArgumentParser:
     run.add_argument("-f", dest="connection", required=True, metavar="FILE", help="connection file")
     for command in (install, run):
         command.add_argument("--python", default=sys.executable, help="interpreter, with ipykernel (this one)")
-        command.add_argument("--dir", action="append", default=[], help="host directory to read, besides the notebook's")
+        command.add_argument(
+            "--dir", action="append", default=[], help="host directory to read, besides the notebook's"
+        )
         command.add_argument("--no-cwd", action="store_true", help="do not grant the directory of the notebook")
         command.add_argument("--net", action="append", default=[], metavar="NAME:PORT", help="server to connect to")
         command.add_argument("--undo-memory", type=size, default=_UNDO, help="most memory for undoing (1 GiB)")
@@ -76,7 +81,7 @@ def _open(given: argparse.Namespace) -> Warm:
     dirs = [*given.dir, *filter(os.path.isdir, ("/etc/fonts",))]
     if not given.no_cwd:
         dirs.append(os.getcwd())
-    # What front ends and libraries read from the environment of a kernel.
+    # Variables that front ends set for libraries in a kernel.
     env = {name: os.environ[name] for name in ("MPLBACKEND", "TZ", "LANG", "LC_ALL") if name in os.environ}
     env.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     return linux(given.python, dirs=dirs, net=given.net, env=env, memory_limit=given.memory)
@@ -90,7 +95,7 @@ def _fork(guest: GuestKernel, states: States) -> str:
     folder = jupyter_runtime_dir()
     os.makedirs(folder, mode=0o700, exist_ok=True)
     path = os.path.join(folder, f"kernel-afresh-{secrets.token_hex(6)}.json")
-    _, connection = write_connection_file(path, key=secrets.token_hex(32).encode(), kernel_name="afresh")
+    write_connection_file(path, key=secrets.token_hex(32).encode(), kernel_name="afresh")
     started = threading.Event()
 
     def serve() -> None:
@@ -127,8 +132,19 @@ def _run(given: argparse.Namespace) -> None:
         kernel.interrupted = True
 
     signal.signal(signal.SIGINT, interrupt)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     kernel.register(REGISTRATION)
     kernel.run()
+
+
+def _end_with_parent() -> None:
+    """Ends this process after the one that started it, if Jupyter asks for that."""
+    if "JPY_PARENT_PID" not in os.environ:
+        return
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(_PARENT_INTERVAL)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> None:

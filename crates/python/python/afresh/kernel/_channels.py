@@ -90,9 +90,9 @@ class Channels:
         """A message; none if it is malformed, or not signed with the key."""
         try:
             client, signed = self._session.feed_identities(frames)
-            header = self._session.deserialize(signed, content=False)["header"]
-            request = Request(channel, client, signed[1:], header)
-            return request if request.id and request.kind else None
+            message = self._session.deserialize(signed)
+            request = Request(channel, client, signed[1:], message["header"])
+            return request if request.id and request.kind and isinstance(message["content"], dict) else None
         except (ValueError, TypeError, KeyError, IndexError):
             return None
 

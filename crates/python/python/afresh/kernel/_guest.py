@@ -88,9 +88,7 @@ class GuestKernel:
     def _exchange(self) -> None:
         while True:
             piece = bytes(self._outgoing[:_PIECE])
-            taken, given, ended = _native.exchange(
-                self.sandbox._session, self._connection._connection, piece, _PIECE
-            )
+            taken, given, ended = _native.exchange(self.sandbox._session, self._connection._connection, piece, _PIECE)
             del self._outgoing[:taken]
             self._incoming += given
             if not taken and not given:

@@ -5,6 +5,7 @@ Only one cell is in the sandbox at a time. Others wait here, so that each has a 
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 import time
@@ -123,13 +124,15 @@ class Kernel:
                 return
             request = self._queue.popleft()
             if kept:
-                self._guarded(lambda request=request: self._begin(request))
+                self._guarded(functools.partial(self._begin, request), request)
             else:
                 self._forward(request)
 
     def _begin(self, request: Request) -> None:
         """Serves the magics at the head of a cell, and runs the rest."""
         self._settle()
+        if self._closing:
+            return
         content = request.content()
         magics, rest = self._magics.split(str(content.get("code", "")))
         if magics and not self._served(request, magics, final=not rest.strip()):
@@ -189,12 +192,15 @@ class Kernel:
 
     # The sandbox
 
-    def _guarded(self, work: Callable[[], object]) -> None:
-        """Does work with the sandbox, and restores a state if the sandbox or the kernel in it ends."""
+    def _guarded(self, work: Callable[[], object], begun: Request | None = None) -> None:
+        """Does work with the sandbox, and restores a state if the sandbox or the kernel in it ends.
+
+        That fails the present cell, or the request that the work begins.
+        """
         try:
             work()
         except AfreshError as error:
-            self._restore(str(self._guest.sandbox.failed or error))
+            self._restore(str(self._guest.sandbox.failed or error), begun)
 
     def _turn(self) -> None:
         messages, self._goes_on = self._guest.turn(_IDLE_WAIT if self._cell is None else _WAIT)
@@ -269,15 +275,17 @@ class Kernel:
         else:
             raise AfreshError(f"the kernel process ended with the status {status}")
 
-    def _restore(self, why: str) -> None:
+    def _restore(self, why: str, begun: Request | None) -> None:
         cell, self._cell = self._cell, None
         self._clients.clear()
         self._unanswered.clear()
         restored = self._states.restore(self._guest)
         self._goes_on = True
         if cell is not None:
-            self._failed(cell.request, "KernelEnded", f"{why}; {restored}")
-            self._abort({"stop_on_error": cell.stop_on_error})
+            begun = cell.request
+        if begun is not None:
+            self._failed(begun, "KernelEnded", f"{why}; {restored}")
+            self._abort(begun.content())
 
 
 def _is_kept(request: Request) -> bool:

@@ -9,6 +9,7 @@ from html import escape
 
 from .._native import Checkpoint
 from .._tree import State, Tree
+from ..errors import SessionError
 from ._guest import GuestKernel
 
 # Maximum undo steps that are kept.
@@ -112,7 +113,7 @@ class States:
             self._go(guest, step.before)
             return "the state before the cell is restored"
         if self._here is None:
-            raise ValueError("there is no state to return to")
+            raise SessionError("the kernel in the sandbox ended before its first cell")
         self._go(guest, self._here)
         return "the last state is restored"
 
@@ -120,7 +121,9 @@ class States:
         """Undoes the last steps; describes them."""
         if not 1 <= count <= len(self._steps):
             raise ValueError(
-                "there is nothing to undo" if not self._steps else f"{len(self._steps)} steps can be undone, not {count}"
+                "there is nothing to undo"
+                if not self._steps
+                else f"{len(self._steps)} steps can be undone, not {count}"
             )
         undone = self._steps[-count:]
         del self._steps[-count:]

@@ -44,7 +44,7 @@ pub struct Lease {
 impl Lease {
     /// A lease whose entry was made by a request sent at `sent`.
     #[must_use]
-    pub fn taken(terms: Terms, revision: u64, sent: Moment) -> Self {
+    pub fn from_request(terms: Terms, revision: u64, sent: Moment) -> Self {
         let mut lease = Self { terms, revision, until: Moment::ZERO, broken: false };
         lease.renewed(revision, sent);
         lease
@@ -75,7 +75,7 @@ impl Lease {
 
     /// How long it may still rely on it.
     #[must_use]
-    pub fn left(&self, now: Moment) -> Duration {
+    pub fn remaining(&self, now: Moment) -> Duration {
         if self.broken { Duration::ZERO } else { self.until.saturating_sub(now) }
     }
 
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn a_lease_counts_from_when_its_renewal_was_sent() {
         let at = Duration::from_millis;
-        let mut lease = Lease::taken(TERMS, 7, at(100));
+        let mut lease = Lease::from_request(TERMS, 7, at(100));
         assert!(lease.safe(at(899)) && !lease.safe(at(900)));
         // Read back: the number is new, the time is not.
         lease.learnt(9);
@@ -116,7 +116,7 @@ mod tests {
         lease.renewed(11, at(300));
         assert!(lease.safe(at(1749)));
         lease.broken();
-        assert!(!lease.safe(at(1000)) && lease.left(at(1000)).is_zero());
+        assert!(!lease.safe(at(1000)) && lease.remaining(at(1000)).is_zero());
     }
 
     /// A message on its way to the register, or back.
@@ -142,7 +142,7 @@ mod tests {
         let mut chance = move |of: usize| random.below(of) == 0;
         let mut delays = Seed::new(seed ^ 0x5555);
         let (mut revision, mut broken) = (1_u64, false);
-        let mut owner = Lease::taken(TERMS, 1, Moment::ZERO);
+        let mut owner = Lease::from_request(TERMS, 1, Moment::ZERO);
         let mut heir = FailureDetector::new(TERMS);
         let (mut owns, mut stopped, mut cut) = (false, 0_u32, 0_u32);
         let mut network: VecDeque<(u64, Sender, Message)> = VecDeque::new();

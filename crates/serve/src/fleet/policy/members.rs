@@ -100,7 +100,7 @@ impl Members {
     }
 
     /// Something was sent to a host, which counts until it next speaks.
-    pub fn sent(&mut self, host: &str) {
+    pub fn note_sent(&mut self, host: &str) {
         if let Some(member) = self.all.get_mut(host) {
             member.sent = member.sent.saturating_add(1);
         }

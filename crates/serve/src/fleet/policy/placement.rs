@@ -183,7 +183,7 @@ mod tests {
         for _ in 0..1000 {
             let choice = Placement { members: &members, own: None };
             let host = choice.host("x", &mut random).unwrap().to_owned();
-            members.sent(&host);
+            members.note_sent(&host);
             *got.entry(host).or_default() += 1;
         }
         assert!(got.values().all(|count| (40..=180).contains(count)), "{got:?}");

@@ -193,7 +193,7 @@ fn ask(helper: &str, key: &str, limit: Duration) -> Result<Option<Credentials>, 
 mod tests {
     use super::*;
 
-    fn found(config: &str, registry: &str) -> String {
+    fn find_secret(config: &str, registry: &str) -> String {
         let config: Config = serde_json::from_str(config).unwrap();
         match from_config(&config, registry, Duration::from_secs(5)) {
             Ok(Credentials::Anonymous) => "nobody".to_owned(),
@@ -212,11 +212,11 @@ mod tests {
                 "https://other/v2/": {{"identitytoken": "t"}}, "bad": {{"auth": "%"}}}},
                 "unknown": 1}}"#
         );
-        assert_eq!(found(&config, "host:5000"), "me/pass:word");
-        assert_eq!(found(&config, "docker.io"), "u/p");
-        assert_eq!(found(&config, "other"), "token t");
-        assert_eq!(found(&config, "host"), "nobody");
-        assert!(found(&config, "bad").contains("base64"));
+        assert_eq!(find_secret(&config, "host:5000"), "me/pass:word");
+        assert_eq!(find_secret(&config, "docker.io"), "u/p");
+        assert_eq!(find_secret(&config, "other"), "token t");
+        assert_eq!(find_secret(&config, "host"), "nobody");
+        assert!(find_secret(&config, "bad").contains("base64"));
     }
 
     #[test]
@@ -239,8 +239,8 @@ mod tests {
     #[test]
     fn a_missing_or_odd_helper_is_named() {
         let config = r#"{"credHelpers": {"a": "no-such-helper-here", "b": "../evil"}}"#;
-        assert!(found(config, "a").contains("docker-credential-no-such-helper-here"));
-        assert!(found(config, "b").contains("name"));
-        assert_eq!(found(config, "c"), "nobody");
+        assert!(find_secret(config, "a").contains("docker-credential-no-such-helper-here"));
+        assert!(find_secret(config, "b").contains("name"));
+        assert_eq!(find_secret(config, "c"), "nobody");
     }
 }
