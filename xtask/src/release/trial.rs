@@ -84,7 +84,7 @@ impl Drop for Root {
 
 fn try_one(package: &Package, folder: &Path, base: &Path, guest: &Path) -> Result<String> {
     if package.kind == "musl-wheel" {
-        return Ok("`auditwheel show` only: Debian has no Python for musl".to_owned());
+        return Ok("`readelf -d` only: Debian has no Python for musl".to_owned());
     }
     let root = Root::unpack(folder, base)?;
     ensure!(root.run(&["sh", "-c", "command -v cc cargo rustc || true"])?.is_empty(), "not clean");
