@@ -153,8 +153,8 @@ fn build(target: &str, profile: &str) -> Result<PathBuf> {
     Ok(host::target_folder().join(target).join(folder).join("afresh"))
 }
 
-/// Flags of rustc for the same bytes from every checkout: neither the place of the sources nor of cargo's cache is in
-/// the program.
+/// Flags that keep the paths of the sources and of the package cache out of a program, so that every checkout gives the
+/// same bytes.
 fn flags() -> Result<String> {
     let home = output(Command::new("sh").args(["-c", "echo \"${CARGO_HOME:-$HOME/.cargo}\""]))?;
     Ok(format!(
