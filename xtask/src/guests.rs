@@ -32,7 +32,7 @@ const EVALUATES: &[&str] =
 pub(crate) struct Guest {
     /// Its folder in `guests/`, and the name of its file.
     pub(crate) name: &'static str,
-    target: &'static str,
+    pub(crate) target: &'static str,
     kind: Kind,
     /// Functions and memories that it must export.
     exports: &'static [&'static str],

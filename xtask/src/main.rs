@@ -76,8 +76,8 @@ Commands:
                          --lower writes lower numbers to xtask/prose/baseline.txt.
   release [--profile PROFILE | --command FILE] [--only KIND,…] [--try]
                          Build the packages of a release into target/release-archives: archive, deb, rpm,
-                         static-archive and image, with checksums and a list of components. --command packages
-                         a command that was built before. --try installs each package in a clean Debian root and
+                         static-archive, image, wheel and musl-wheel, with checksums and a list of components.
+                         --command packages a command that was built before. --try installs each package in a clean Debian root and
                          uses it there; this needs root.
   test [--retry] [--within MINUTES]
                          Check format, lints and documentation, build the guests and the test servers, run

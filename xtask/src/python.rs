@@ -33,7 +33,7 @@ const ADAPTERS: [&str; 11] = [
 /// Maximum time without output from a test.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-fn package() -> PathBuf {
+pub(crate) fn package() -> PathBuf {
     host::repository().join("crates/python")
 }
 
@@ -219,11 +219,7 @@ pub(crate) fn wheel(arguments: &[String]) -> Result<()> {
     if let Some(argument) = arguments.first() {
         bail!("unknown argument {argument:?}; usage: cargo xtask wheel");
     }
-    let guest = guests::named("quickjs")?;
-    guests::build(guest)?;
-    let there = package().join("python/afresh/guests");
-    std::fs::create_dir_all(&there).with_context(|| there.display().to_string())?;
-    std::fs::copy(guests::path(guest), there.join("js.wasm")).context("cannot copy the guest")?;
+    stage_guest()?;
     let python = interpreter().context("a wheel takes a python3 of 3.10 or newer")?;
     let folder = host::target_folder().join("python");
     let inside = environment(&python, &folder.join("environment"))?;
@@ -231,6 +227,31 @@ pub(crate) fn wheel(arguments: &[String]) -> Result<()> {
     let mut build = Command::new(&inside);
     build.current_dir(package()).args(["-m", "maturin", "build", "--release", "--locked", "--out"]);
     run(build.arg(folder.join("published")))
+}
+
+/// Builds the guest that a wheel has, and puts it into the package.
+pub(crate) fn stage_guest() -> Result<()> {
+    let guest = guests::named("quickjs")?;
+    guests::build(guest)?;
+    let there = package().join("python/afresh/guests");
+    std::fs::create_dir_all(&there).with_context(|| there.display().to_string())?;
+    std::fs::copy(guests::path(guest), there.join("js.wasm"))
+        .map(drop)
+        .context("cannot copy the guest")
+}
+
+/// The interpreter of an environment with these packages and no others.
+pub(crate) fn tools(packages: &[&str]) -> Result<PathBuf> {
+    let python = interpreter().context("a wheel takes a python3 of 3.10 or newer")?;
+    let folder = host::target_folder().join("python/environment-release");
+    let inside = folder.join("bin/python");
+    if !succeeds(Command::new(&inside).args(["-c", "import pip"])) {
+        run(Command::new(python).args(["-m", "venv", "--clear"]).arg(&folder))?;
+    }
+    let mut install = Command::new(&inside);
+    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+    run(install.args(packages))?;
+    Ok(inside)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! `cargo xtask release`: every package of a release, in `target/release-archives`.
 //!
 //! Two commands are built: one for glibc, in the archive, the Debian and the RPM package, and a static one for musl,
-//! in an archive and in the container image. Each package has the licences and a list (CycloneDX) of everything that
-//! is linked into the command. With `--try` each is installed in a clean Debian root without Rust or a compiler, and
+//! in an archive and in the container image. The Python package is a wheel for each C library. Each package has the licences and a list (CycloneDX) of everything that
+//! is linked into it. With `--try` each is installed in a clean Debian root without Rust or a compiler, and
 //! used there.
 
 mod archive;
@@ -12,6 +12,7 @@ mod image;
 mod installation;
 mod rpm;
 mod trial;
+mod wheel;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,9 +27,16 @@ const PACKAGE: &str = "afresh-cli";
 const GLIBC: &str = "x86_64-unknown-linux-gnu";
 const MUSL: &str = "x86_64-unknown-linux-musl";
 
-/// The kinds of packages, with the target of the command in them.
-const KINDS: [(&str, &str); 5] =
-    [("archive", GLIBC), ("deb", GLIBC), ("rpm", GLIBC), ("static-archive", MUSL), ("image", MUSL)];
+/// The kinds of packages, with the target of the command in them, or the platform of a wheel.
+const KINDS: [(&str, &str); 7] = [
+    ("archive", GLIBC),
+    ("deb", GLIBC),
+    ("rpm", GLIBC),
+    ("static-archive", MUSL),
+    ("image", MUSL),
+    ("wheel", wheel::MANYLINUX),
+    ("musl-wheel", wheel::MUSLLINUX),
+];
 
 const USAGE: &str =
     "usage: cargo xtask release [--profile PROFILE | --command FILE] [--only KIND,…] [--try]";
@@ -113,6 +121,12 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
         std::fs::remove_dir_all(&scratch)
             .with_context(|| format!("cannot remove {}", scratch.display()))?;
     }
+    for (kind, platform) in &options.kinds {
+        if [wheel::MANYLINUX, wheel::MUSLLINUX].contains(platform) {
+            let path = wheel::build(platform, &options.profile, &folder)?;
+            packages.push(Package { kind, path });
+        }
+    }
     write_checksums(&folder)?;
     let tried = if options.tries { trial::all(&packages)? } else { Vec::new() };
     println!("| package | MiB | tried by |\n|---|---|---|");
@@ -133,18 +147,20 @@ fn build(target: &str, profile: &str) -> Result<PathBuf> {
     let mut build = cargo();
     build.current_dir(host::repository()).args(["build", "--locked", "--package", PACKAGE]);
     build.args(["--target", target, "--profile", profile]);
-    // The same bytes from every checkout: neither the place of the sources nor of cargo's cache is in the program.
-    let home = output(Command::new("sh").args(["-c", "echo \"${CARGO_HOME:-$HOME/.cargo}\""]))?;
-    build.env(
-        "RUSTFLAGS",
-        format!(
-            "--remap-path-prefix={}=/afresh --remap-path-prefix={home}=/cargo",
-            host::repository().display()
-        ),
-    );
+    build.env("RUSTFLAGS", flags()?);
     run(&mut build)?;
     let folder = if profile == "dev" { "debug" } else { profile };
     Ok(host::target_folder().join(target).join(folder).join("afresh"))
+}
+
+/// Flags that keep the paths of the sources and of the package cache out of a program, so that every checkout gives the
+/// same bytes.
+fn flags() -> Result<String> {
+    let home = output(Command::new("sh").args(["-c", "echo \"${CARGO_HOME:-$HOME/.cargo}\""]))?;
+    Ok(format!(
+        "--remap-path-prefix={}=/afresh --remap-path-prefix={home}=/cargo",
+        host::repository().display()
+    ))
 }
 
 /// Seconds since 1970 of the last commit, which all packages have as their time; `SOURCE_DATE_EPOCH` overrides it.

@@ -27,13 +27,19 @@ pub(super) struct Component {
 
 /// The packages that a target's command is built from, as cargo resolves them.
 pub(super) fn components(target: &str) -> Result<Vec<Component>> {
+    components_of(&host::repository(), PACKAGE, target)
+}
+
+/// The packages that `package` of the workspace in `folder` is built from.
+pub(super) fn components_of(folder: &Path, package: &str, target: &str) -> Result<Vec<Component>> {
+    let manifest = folder.join("Cargo.toml").display().to_string();
     let mut tree = cargo();
-    tree.current_dir(host::repository()).args(["tree", "--locked", "--package", PACKAGE]);
+    tree.args(["tree", "--locked", "--manifest-path", &manifest, "--package", package]);
     tree.args(["--target", target, "--edges", "normal", "--prefix", "none", "--format", "{p}"]);
     let lines = output(&mut tree)?;
     let used: std::collections::BTreeSet<(String, String)> =
         lines.lines().filter_map(name_and_version).collect();
-    let metadata = metadata(&["--filter-platform", target])?;
+    let metadata = metadata(&["--manifest-path", &manifest, "--filter-platform", target])?;
     let packages = metadata["packages"].as_array().context("cargo's metadata has packages")?;
     let mut components = Vec::new();
     for package in packages {
@@ -96,22 +102,33 @@ pub(super) fn licences(components: &[Component]) -> Result<String> {
     for component in components.iter().filter(|component| !component.is_ours) {
         let Component { name, version, license, folder, .. } = component;
         writeln!(list, "{name} {version}: {license}")?;
-        let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
-            .with_context(|| format!("cannot read {}", folder.display()))?
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| path.is_file() && is_licence(path))
-            .collect();
-        files.sort();
-        for file in files {
-            let text = std::fs::read_to_string(&file)
-                .with_context(|| format!("cannot read {}", file.display()))?;
-            texts.entry(text.trim().to_owned()).or_default().push(format!("{name} {version}"));
+        for file in files(folder)? {
+            let text =
+                std::fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+            let text = String::from_utf8_lossy(&text).trim().to_owned();
+            texts.entry(text).or_default().push(format!("{name} {version}"));
         }
     }
     let mut all = format!("Packages that are linked into afresh, with their licences.\n\n{list}");
     for (text, packages) in texts {
         write!(all, "\n{}\n{}\n\n{text}\n", "-".repeat(80), packages.join(", "))?;
     }
+    Ok(all)
+}
+
+/// The licence files of a package: its own, and those of a C library in one of its folders.
+fn files(package: &Path) -> Result<Vec<PathBuf>> {
+    let entries = |folder: &Path| -> Result<Vec<PathBuf>> {
+        let entries = std::fs::read_dir(folder)
+            .with_context(|| format!("cannot read {}", folder.display()))?;
+        Ok(entries.filter_map(|entry| Some(entry.ok()?.path())).collect())
+    };
+    let mut all = entries(package)?;
+    for folder in all.clone().iter().filter(|path| path.is_dir()) {
+        all.extend(entries(folder)?);
+    }
+    all.retain(|path| path.is_file() && is_licence(path));
+    all.sort();
     Ok(all)
 }
 
@@ -133,5 +150,18 @@ mod tests {
         assert_eq!(of("afresh v0.1.0 (/work)").as_deref(), Some("afresh@0.1.0"));
         assert_eq!(of(""), None);
         assert!(is_licence(Path::new("a/LICENSE-MIT")) && !is_licence(Path::new("a/README.md")));
+    }
+
+    #[test]
+    fn the_licence_of_a_c_library_inside_a_package_is_found() -> Result<()> {
+        let package = std::env::temp_dir().join(format!("afresh-bill-{}", std::process::id()));
+        std::fs::create_dir_all(package.join("quickjs/docs"))?;
+        for file in ["LICENSE", "README.md", "quickjs/LICENSE", "quickjs/docs/LICENSE"] {
+            std::fs::write(package.join(file), file)?;
+        }
+        let found = files(&package)?;
+        std::fs::remove_dir_all(&package)?;
+        assert_eq!(found, ["LICENSE", "quickjs/LICENSE"].map(|file| package.join(file)));
+        Ok(())
     }
 }

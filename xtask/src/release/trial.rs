@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::Package;
-use super::installation::copy;
+use super::installation::{copy, write};
 use crate::command::{find, output, run};
 use crate::{guests, host};
 
@@ -24,7 +24,12 @@ pub(super) fn all(packages: &[Package]) -> Result<Vec<String>> {
     let base = folder.join("base.tar");
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let mut debian = Command::new("mmdebstrap");
-    debian.args(["--quiet", "--variant=minbase", "--include=ca-certificates,rpm", RELEASE]);
+    debian.args([
+        "--quiet",
+        "--variant=minbase",
+        "--include=ca-certificates,python3-venv,rpm",
+        RELEASE,
+    ]);
     run(debian.arg(&base))?;
     let guest = guests::named("js")?;
     guests::build(guest)?;
@@ -78,6 +83,9 @@ impl Drop for Root {
 }
 
 fn try_one(package: &Package, folder: &Path, base: &Path, guest: &Path) -> Result<String> {
+    if package.kind == "musl-wheel" {
+        return Ok("`readelf -d` only: Debian has no Python for musl".to_owned());
+    }
     let root = Root::unpack(folder, base)?;
     ensure!(root.run(&["sh", "-c", "command -v cc cargo rustc || true"])?.is_empty(), "not clean");
     let name = package.path.file_name().context("a package has a name")?.to_string_lossy();
@@ -107,6 +115,7 @@ fn try_one(package: &Package, folder: &Path, base: &Path, guest: &Path) -> Resul
             ])?;
             "tar -x"
         }
+        "wheel" => return try_wheel(&root, &inside),
         "image" => {
             // The image has neither a shell nor other programs: its own files are the root.
             return try_image(&root, &package.path);
@@ -132,6 +141,26 @@ fn try_one(package: &Package, folder: &Path, base: &Path, guest: &Path) -> Resul
     ])?;
     ensure!(answer.lines().count() == 2, "a Wasm guest answered {answer:?}");
     Ok(format!("`{installed}`, `afresh --version`, `exec -- echo hi`, `run js.wasm`"))
+}
+
+/// Makes the first warm guest in a new environment, and runs code in it.
+const FIRST_CODE: &str = "\
+import time
+start = time.monotonic()
+import afresh
+js = afresh.warm('js')
+seconds = time.monotonic() - start
+assert js.run_code('[1, 2].map(n => n + 1)').value == [2, 3]
+print(f'{seconds:.1f} s')
+";
+
+fn try_wheel(root: &Root, inside: &str) -> Result<String> {
+    root.run(&["python3", "-m", "venv", "/opt/environment"])?;
+    let python = "/opt/environment/bin/python";
+    root.run(&[python, "-m", "pip", "install", "--quiet", "--no-index", inside])?;
+    write(&root.0.join("tmp/first.py"), FIRST_CODE.as_bytes())?;
+    let seconds = root.run(&[python, "/tmp/first.py"])?;
+    Ok(format!("`pip install`, `run_code` (import and first `warm(\"js\")`: {seconds})"))
 }
 
 /// Runs the command of the image with nothing but the image's files.

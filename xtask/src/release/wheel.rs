@@ -1,0 +1,121 @@
+//! Wheels of the Python package, by maturin with zig as the compiler and linker for C.
+//!
+//! Zig brings the old versions of glibc and musl that the platform tags promise. `auditwheel` then compares each
+//! wheel for glibc with its tag.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+
+use super::installation::write;
+use super::{GLIBC, MUSL, bill, time};
+use crate::command::{output, run};
+use crate::{guests, host, python};
+
+/// The platform of the wheel for glibc, which Debian 10, Ubuntu 20.04 and RHEL 8 have.
+pub(super) const MANYLINUX: &str = "manylinux_2_28";
+/// The platform of the wheel for musl, which Alpine 3.13 has.
+pub(super) const MUSLLINUX: &str = "musllinux_1_2";
+
+const TOOLS: [&str; 3] = ["maturin==1.16.0", "ziglang==0.17.1", "auditwheel==6.8.2"];
+
+/// Builds the wheel for a platform.
+pub(super) fn build(platform: &str, profile: &str, to: &Path) -> Result<PathBuf> {
+    let target = if platform == MUSLLINUX { MUSL } else { GLIBC };
+    host::rust_target(target)?;
+    stage(target)?;
+    let inside = python::tools(&TOOLS)?;
+    let mut build = Command::new(&inside);
+    build.current_dir(python::package()).args(["-m", "maturin", "build", "--locked", "--zig"]);
+    build.args(["--profile", profile, "--target", target, "--compatibility", platform]);
+    build.env("SOURCE_DATE_EPOCH", time()?).env("RUSTFLAGS", super::flags()?);
+    run(build.arg("--out").arg(to))?;
+    let wheel = to.join(name(env!("CARGO_PKG_VERSION"), platform));
+    if platform == MUSLLINUX {
+        // auditwheel asks the host's musl for its version, and a host with glibc has none.
+        let shown = output(Command::new("readelf").arg("-d").arg(library(target, profile)))?;
+        ensure!(needs_musl_alone(&shown), "{} needs more than musl:\n{shown}", wheel.display());
+        return Ok(wheel);
+    }
+    let shown = output(Command::new(&inside).args(["-m", "auditwheel", "show"]).arg(&wheel))?;
+    ensure!(
+        is_consistent(&shown, platform),
+        "{} does not keep what {platform} promises:\n{shown}",
+        wheel.display()
+    );
+    Ok(wheel)
+}
+
+/// Puts the guest, and the licences of all that the wheel contains, into the folder of the package.
+fn stage(target: &str) -> Result<()> {
+    python::stage_guest()?;
+    let repository = host::repository();
+    let mut components = bill::components_of(&repository, "afresh-python", target)?;
+    let guest = guests::named("quickjs")?;
+    components.extend(bill::components_of(
+        &repository.join("guests"),
+        "afresh-guest-quickjs",
+        guest.target,
+    )?);
+    components.sort();
+    components.dedup();
+    let licences = bill::licences(&components)?;
+    write(&python::package().join("python/afresh/guests/THIRD-PARTY-LICENSES"), licences.as_bytes())
+}
+
+/// The library that maturin packs.
+fn library(target: &str, profile: &str) -> PathBuf {
+    let folder = if profile == "dev" { "debug" } else { profile };
+    host::target_folder().join(target).join(folder).join("libafresh_native.so")
+}
+
+/// Whether readelf names no library but musl's.
+fn needs_musl_alone(shown: &str) -> bool {
+    let mut needed = shown.lines().filter(|line| line.contains("(NEEDED)"));
+    needed.all(|line| line.ends_with("[libc.so]"))
+}
+
+fn name(version: &str, platform: &str) -> String {
+    format!("afresh-{version}-cp310-abi3-{platform}_x86_64.whl")
+}
+
+/// Whether auditwheel reports that the wheel keeps the promises of its platform. It names the oldest platform, which
+/// may be older than this one.
+fn is_consistent(shown: &str, platform: &str) -> bool {
+    let words = shown.split_whitespace().collect::<Vec<_>>().join(" ");
+    let version = |platform: &str| -> Option<(String, u32, u32)> {
+        let mut parts = platform.split('_');
+        let name = parts.next()?.to_owned();
+        Some((name, parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+    };
+    let reported = words.split_once("following platform tag: \"").map(|(_, after)| after);
+    let (Some(reported), Some(promised)) = (reported.and_then(version), version(platform)) else {
+        return false;
+    };
+    reported.0 == promised.0 && (reported.1, reported.2) <= (promised.1, promised.2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wheel_that_needs_a_newer_system_than_its_tag_says_is_refused() {
+        let shown = |tag: &str| {
+            format!(
+                "afresh.whl is consistent with the\nfollowing platform tag: \"{tag}_x86_64\".\n\nThe"
+            )
+        };
+        assert!(is_consistent(&shown("manylinux_2_28"), MANYLINUX));
+        assert!(is_consistent(&shown("manylinux_2_17"), MANYLINUX));
+        assert!(!is_consistent(&shown("manylinux_2_34"), MANYLINUX));
+        assert!(!is_consistent(&shown("manylinux_2_17"), MUSLLINUX));
+        assert!(is_consistent(&shown("musllinux_1_2"), MUSLLINUX));
+        assert!(!is_consistent(&shown("linux"), MANYLINUX));
+        assert!(!is_consistent("", MANYLINUX));
+        let needed = |library| format!("Tag\n 0x1 (NEEDED)  Shared library: [{library}]\n");
+        assert!(needs_musl_alone(&needed("libc.so")));
+        assert!(!needs_musl_alone(&needed("libgcc_s.so.1")));
+    }
+}
