@@ -12,6 +12,7 @@
 //! The state of a call is host state of its lease, so none of it outlives the call.
 
 mod answer;
+mod commands;
 mod evaluate;
 mod frame;
 mod language;
@@ -21,6 +22,7 @@ pub mod tag;
 mod value;
 
 pub use answer::{Answer, Damaged, Rendered, Thrown};
+pub use commands::{CommandOutput, Commands};
 #[cfg(feature = "linux")]
 pub use evaluate::proceed;
 pub use evaluate::{Evaluated, evaluate};

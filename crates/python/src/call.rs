@@ -13,12 +13,11 @@ use std::time::{Duration, Instant};
 
 use afresh::wasm::wasmtime::{self, ResourceLimiter};
 use afresh::wasm::{Limiter, Watch};
-use afresh_interpreter::{HostCallbacks, Stream, imports, listener, state};
+use afresh_interpreter::{Commands, HostCallbacks, Stream, imports, listener, state};
 use minicbor::{Decoder, Encoder};
 use pyo3::exceptions::{PyException, PyNameError};
 use pyo3::prelude::*;
 
-use crate::commands::Commands;
 use crate::error::MarshalError;
 use crate::exit;
 use crate::pending::Pending;

@@ -4,7 +4,6 @@
 //! guest are checked before they are converted. May break it: tools, which are code of the caller and hold the lock.
 
 mod call;
-mod commands;
 mod error;
 mod exec;
 mod exit;

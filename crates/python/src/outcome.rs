@@ -5,13 +5,12 @@ use std::time::Instant;
 
 use afresh::wasm::entropy_bytes;
 use afresh::{CallError, Function, Lease};
-use afresh_interpreter::{CallConvention, RUN, Request, Tools};
+use afresh_interpreter::{CallConvention, Commands, RUN, Request, Tools};
 use minicbor::Decoder;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
 use crate::call::{CallState, Limits, Reason, Stop};
-use crate::commands::Commands;
 use crate::error::{self, GuestError, MarshalError, StoppedError};
 use crate::value::{self, Values};
 

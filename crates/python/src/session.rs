@@ -9,13 +9,12 @@ use std::time::Duration;
 
 use afresh::snapshot::SnapshotId;
 use afresh::{CallError, Kind, SaveOptions, SessionError as Refused};
-use afresh_interpreter::Request;
+use afresh_interpreter::{Commands, Request};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::call::Stop;
-use crate::commands::Commands;
 use crate::error::{self, BusyError, SaveError, SessionError};
 use crate::exit;
 use crate::outcome::{Callables, Outcome, Setup, evaluate};

@@ -1,6 +1,6 @@
 //! Commands that run in a Linux sandbox, and their output between the calls that run it.
 //!
-//! A sandbox runs only while a call runs it. Output that comes then is kept here until the Python half takes it.
+//! A sandbox runs only while a call runs it. Output that comes then is kept here until the host takes it.
 //!
 //! Promises: each stream keeps a bounded number of bytes; a handle of a command that a rollback removed never gets the
 //! output of another command with the same number.
@@ -8,8 +8,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use afresh_interpreter::Stream;
 use minicbor::Decoder;
+
+use crate::listener::Stream;
 
 /// Maximum bytes kept of each stream until they are taken.
 const MAX_KEPT: usize = 16 << 20;
@@ -20,13 +21,15 @@ const MAX_KNOWN: usize = 4096;
 
 /// Output of one command that was not taken yet.
 #[derive(Debug, Default)]
-pub(crate) struct CommandOutput {
-    pub(crate) stdout: Vec<u8>,
-    pub(crate) stderr: Vec<u8>,
+pub struct CommandOutput {
+    /// Standard output.
+    pub stdout: Vec<u8>,
+    /// Standard error.
+    pub stderr: Vec<u8>,
     /// Whether output was dropped.
-    pub(crate) truncated: bool,
+    pub truncated: bool,
     /// The exit status, negative for a signal.
-    pub(crate) ended: Option<i32>,
+    pub ended: Option<i32>,
 }
 
 impl CommandOutput {
@@ -69,7 +72,7 @@ fn started(answer: &[u8]) -> Option<u32> {
 
 /// The commands of one sandbox.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Commands(Arc<Mutex<CommandTable>>);
+pub struct Commands(Arc<Mutex<CommandTable>>);
 
 impl Commands {
     fn lock(&self) -> MutexGuard<'_, CommandTable> {
@@ -77,13 +80,13 @@ impl Commands {
     }
 
     /// A command is being started.
-    pub(crate) fn begin(&self) {
+    pub fn begin(&self) {
         let mut state = self.lock();
         (state.early, state.begun) = (Some(Vec::new()), None);
     }
 
     /// The guest has answered a request: if that was to start a command, with its number.
-    pub(crate) fn answered(&self, answer: &[u8]) {
+    pub fn answered(&self, answer: &[u8]) {
         let Some(early) = self.lock().early.take() else { return };
         let Some(number) = started(answer) else { return };
         let serial = self.adopt(number, true);
@@ -96,14 +99,15 @@ impl Commands {
     }
 
     /// The serial number of the command that was started, if it was.
-    pub(crate) fn begun(&self) -> Option<u64> {
+    #[must_use]
+    pub fn begun(&self) -> Option<u64> {
         let mut state = self.lock();
         state.early = None;
         state.begun.take()
     }
 
     /// The serial number of a running command; another one than before if it is `new`.
-    pub(crate) fn adopt(&self, number: u32, new: bool) -> u64 {
+    pub fn adopt(&self, number: u32, new: bool) -> u64 {
         let mut state = self.lock();
         if let Some(entry) =
             state.all.get(&number).filter(|entry| !new && entry.output.ended.is_none())
@@ -120,7 +124,7 @@ impl Commands {
     }
 
     /// Takes output of a process that leads a session; false if it is not one of the commands.
-    pub(crate) fn print(&self, number: u32, stream: Stream, bytes: &[u8]) -> bool {
+    pub fn print(&self, number: u32, stream: Stream, bytes: &[u8]) -> bool {
         let mut state = self.lock();
         if let Some(entry) = state.all.get_mut(&number).filter(|entry| entry.output.ended.is_none())
         {
@@ -136,7 +140,7 @@ impl Commands {
     }
 
     /// A command has ended.
-    pub(crate) fn ended(&self, number: u32, status: i32) {
+    pub fn ended(&self, number: u32, status: i32) {
         if let Some(entry) = self.lock().all.get_mut(&number) {
             entry.output.ended = Some(status);
         }
@@ -144,7 +148,8 @@ impl Commands {
 
     /// Takes the output of a command since the last time, with the number of moves so far; `None` if it is unknown by
     /// now.
-    pub(crate) fn take(&self, number: u32, serial: u64) -> Option<(CommandOutput, u64)> {
+    #[must_use]
+    pub fn take(&self, number: u32, serial: u64) -> Option<(CommandOutput, u64)> {
         let mut state = self.lock();
         let moves = state.moves;
         let entry = state.all.get_mut(&number).filter(|entry| entry.serial == serial)?;
@@ -154,14 +159,15 @@ impl Commands {
     }
 
     /// The sandbox goes to another state: commands that have ended since then may run again there.
-    pub(crate) fn moved(&self) {
+    pub fn moved(&self) {
         let mut state = self.lock();
         state.moves += 1;
         state.all.values_mut().for_each(|entry| entry.output = CommandOutput::default());
     }
 
     /// The commands of a fork.
-    pub(crate) fn fork(&self) -> Self {
+    #[must_use]
+    pub fn fork(&self) -> Self {
         let state = self.lock();
         let running = state.all.iter().filter(|(_, entry)| entry.output.ended.is_none());
         let copy = |(number, entry): (&u32, &CommandEntry)| {

@@ -1,0 +1,145 @@
+//! One evaluation: the request to an interpreter, and its answer.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Instant;
+
+use afresh::wasm::entropy_bytes;
+use afresh::{CallError, Function, Lease};
+use afresh_interpreter::{CallConvention, Commands, RUN, Request, Tools};
+use serde_json::{Value, json};
+
+use crate::call::{Call, CallState, Limits, Reason, Stop};
+use crate::error::Failure;
+use crate::operation::Reply;
+
+/// Shared by all calls of one sandbox.
+#[derive(Clone)]
+pub(crate) struct Setup {
+    pub(crate) limits: Limits,
+    tools: Tools,
+}
+
+impl Setup {
+    pub(crate) fn new(limits: Limits, names: &[String]) -> Self {
+        Self { limits, tools: Tools::new(names.iter().map(String::as_str)) }
+    }
+
+    /// The request for an evaluation; `arguments` is an array as guests read it.
+    pub(crate) fn request(
+        &self,
+        what: u8,
+        source: &str,
+        name: &str,
+        arguments: Option<&[u8]>,
+        form: CallConvention,
+    ) -> Request {
+        Request::new(form, what, &self.tools, source, name, arguments)
+    }
+
+    /// The request for a minimal evaluation, in its own clone; after its length for a program's standard input.
+    pub(crate) fn least(&self, form: CallConvention, linux: bool) -> Vec<u8> {
+        let mut request = self.request(RUN, "1+1", "<sandbox>", None, form);
+        request.address_to(1, entropy_bytes());
+        match linux {
+            true => request.after_length(),
+            false => request.bytes().to_vec(),
+        }
+    }
+}
+
+/// Those who take part in a call.
+pub(crate) struct Parties<'a> {
+    pub(crate) call: &'a Arc<Call>,
+    /// Ends the calls of a session.
+    pub(crate) session: Stop,
+    /// Whether output is sent while the guest runs.
+    pub(crate) streams: bool,
+    pub(crate) commands: Option<Commands>,
+}
+
+/// How an evaluation went.
+pub(crate) struct Outcome {
+    answer: Result<Vec<u8>, CallError>,
+    state: CallState,
+    dirty: Option<usize>,
+    us: f64,
+}
+
+/// Makes one call of a guest. `counts` is whether the pages that differ afterwards are counted, which takes a comparison
+/// of all written pages.
+pub(crate) fn evaluate(
+    lease: &mut Lease<'_>,
+    handler: &Function,
+    setup: &Setup,
+    parties: Parties<'_>,
+    request: Request,
+    counts: bool,
+) -> Outcome {
+    let state = CallState::begin(&setup.limits, parties.call, parties.session, parties.streams)
+        .with_commands(parties.commands);
+    let started = Instant::now();
+    let done = afresh_interpreter::evaluate(lease, handler, request, state);
+    let us = started.elapsed().as_secs_f64() * 1e6;
+    let module = lease.as_module().filter(|_| counts);
+    let dirty = module.and_then(|module| module.dirty_pages().ok());
+    Outcome { answer: done.answer, state: done.listener, dirty, us }
+}
+
+impl Outcome {
+    /// The error of the call once more, to be kept by its session: errors cannot be cloned.
+    pub(crate) fn failure(&self) -> Option<CallError> {
+        let error = self.answer.as_ref().err()?;
+        let (function, text) = ("the guest".to_owned(), error.to_string());
+        Some(match (error, self.state.reason) {
+            (CallError::Request { .. }, _) => CallError::Request { function, source: text.into() },
+            (CallError::Timeout { .. }, _) | (_, Some(Reason::Timeout)) => {
+                CallError::Timeout { function, source: "it reached its time limit".into() }
+            }
+            (CallError::Stopped { .. }, _) | (_, Some(Reason::Stopped)) => {
+                CallError::Stopped { function, source: "its host stopped it".into() }
+            }
+            (error, None) => {
+                let cause = error.source().map_or(text, ToString::to_string);
+                CallError::Guest { function, source: cause.into() }
+            }
+        })
+    }
+
+    /// How a call ended that gave no answer.
+    fn failed(&self, error: &CallError) -> Failure {
+        match self.state.reason {
+            Some(Reason::Stopped) => Failure::stopped("the call was stopped by its host"),
+            Some(Reason::Timeout) => {
+                Failure::timeout("the call ran longer than its time limit (`timeoutMs`)")
+            }
+            None => Failure::call(error),
+        }
+    }
+
+    /// The answer of a handler of bytes.
+    pub(crate) fn into_bytes(mut self) -> Result<Reply, Failure> {
+        match std::mem::replace(&mut self.answer, Ok(Vec::new())) {
+            Ok(bytes) => Ok(Reply { json: Value::Null, bytes }),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    /// The answer of an interpreter, standard output and standard error one after another, and their lengths.
+    pub(crate) fn into_reply(mut self) -> Reply {
+        let (mut bytes, error) = match std::mem::replace(&mut self.answer, Ok(Vec::new())) {
+            Ok(answer) => (answer, Value::Null),
+            Err(error) => (Vec::new(), self.failed(&error).json()),
+        };
+        let json = json!({
+            "lengths": [bytes.len(), self.state.stdout.len(), self.state.stderr.len()],
+            "error": error,
+            "truncated": self.state.truncated,
+            "dirtyPages": self.dirty,
+            "microseconds": self.us,
+        });
+        bytes.append(&mut self.state.stdout);
+        bytes.append(&mut self.state.stderr);
+        Reply { json, bytes }
+    }
+}
