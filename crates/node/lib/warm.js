@@ -121,7 +121,7 @@ disposable(Warm, function dispose() {
 })
 
 /** Where the guest of a language is; `undefined` if the name is of no language. */
-function module(name) {
+function languageModule(name) {
   if (name === 'js' || name === 'javascript') {
     const folder = process.env.AFRESH_GUESTS || path.join(__dirname, '..', 'guests')
     return present(path.join(folder, 'js.wasm'), 'install the package again, or name its folder in $AFRESH_GUESTS')
@@ -171,7 +171,7 @@ function directory(granted) {
 /** Opens a guest. */
 async function open(name, chosen, linux) {
   const { setup, calls = [], cache, signal } = chosen
-  const file = module(name)
+  const file = languageModule(name)
   if (file !== undefined && calls.length > 0) {
     throw new TypeError(`${JSON.stringify(name)} is a language, which is warmed up by \`setup\`, not by \`calls\``)
   }
