@@ -19,6 +19,7 @@ mod guests;
 mod host;
 mod miri;
 mod names;
+mod node;
 mod packages;
 mod prose;
 mod python;
@@ -55,6 +56,9 @@ Commands:
   lint                   Compile every test, and run clippy and rustdoc.
   miri                   Run the engine's bookkeeping in Miri, over a simulated kernel. Installs the nightly
                          toolchain if it is missing.
+  node [--release]       Put the npm package together in target/node, and test it with the host's Node and with
+                         Node 18 and 22 from npm. --release builds the archive that is published, into
+                         target/node/published.
   soak [--seconds N] [--first SEED] [--seed SEED]
                          Compare warm guests with plain wasmtime for N seconds (60): the specification's tests,
                          then random modules with state. A difference fails the command; the seed and its module
@@ -74,8 +78,8 @@ Commands:
                          target/release-archives.
   test [--retry] [--within MINUTES]
                          Check format, lints and documentation, build the guests and the test servers, run
-                         all tests, including those of the Python package, fuzz, run Miri, package every crate
-                         and check the dependencies. The last line is `N passed, N failed, N skipped`.
+                         all tests, including those of the Python and npm packages, fuzz, run Miri, package every
+                         crate and check the dependencies. The last line is `N passed, N failed, N skipped`.
                          --retry runs failed tests again and reports those that pass as flaky.
                          --within omits the last steps if they would exceed MINUTES.
   cpython                Test the language `python` and the adapters of the Python package with the full CPython
@@ -112,6 +116,7 @@ fn dispatch(arguments: &[String]) -> Result<ExitCode> {
         Some(("guests", rest)) => guests::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("lint", rest)) => test::lint(rest),
         Some(("miri", rest)) => miri::main(rest),
+        Some(("node", rest)) => node::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("prose", rest)) => prose::main(rest),
         Some(("soak", rest)) => soak::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("registry-guests", rest)) => registry::main(rest).map(|()| ExitCode::SUCCESS),

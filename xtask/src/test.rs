@@ -20,7 +20,7 @@ use crate::command::{cargo, find, run, run_watched};
 use crate::tally::Tally;
 use crate::units::{self, Units};
 use crate::{
-    book, clients, deploy, fuzz, guests, host, miri, names, packages, prose, python, tools,
+    book, clients, deploy, fuzz, guests, host, miri, names, node, packages, prose, python, tools,
 };
 
 /// The arguments of cargo for the tests.
@@ -111,6 +111,12 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
             if line.starts_with("SKIPPED:") {
                 println!("{line}");
             }
+            tally.count(line);
+        })
+    });
+    steps.run("node", || {
+        node::test(|line| {
+            println!("{line}");
             tally.count(line);
         })
     });

@@ -28,6 +28,7 @@ class Writer {
   #bytes = Buffer.allocUnsafe(256)
   #at = 0
 
+  /** Makes room, and gives its place. It may replace the buffer, so callers look the buffer up afterwards. */
   #room(length) {
     const wanted = this.#at + length
     if (wanted > this.#bytes.length) {
@@ -43,9 +44,12 @@ class Writer {
   head(major, value) {
     const first = major << 5
     if (value < 24) {
-      this.#bytes[this.#room(1)] = first | value
+      const at = this.#room(1)
+      this.#bytes[at] = first | value
     } else if (value < 0x100) {
-      this.#bytes.writeUInt16BE(((first | 24) << 8) | value, this.#room(2))
+      const at = this.#room(2)
+      this.#bytes[at] = first | 24
+      this.#bytes[at + 1] = value
     } else if (value < 0x10000) {
       const at = this.#room(3)
       this.#bytes[at] = first | 25

@@ -1,5 +1,6 @@
 // Checked by `tsc --strict`, not run: the types accept what the guide shows, and refuse mistakes.
 import { BusyError, exec, linux, load, ProgramError, SandboxError, warm, type Result, type Sandbox } from 'afresh'
+import { Client, ExecutionError, type RemoteSandbox } from 'afresh/client'
 
 export async function accepted(): Promise<void> {
   await using js = await warm('js', { setup: 'globalThis.x = 1', signal: AbortSignal.timeout(1000) })
@@ -26,6 +27,16 @@ export async function accepted(): Promise<void> {
   const busy: SandboxError = new BusyError(String([unknown, forks, exitCode, done.stdout]))
   if (result.error instanceof ProgramError) console.log(result.error.type, busy.message)
   await load('store@agent')
+}
+
+export async function remote(): Promise<void> {
+  const client = new Client({ url: new URL('http://127.0.0.1:8080'), apiKey: 'key' })
+  await using sb: RemoteSandbox = await client.create('script', { timeoutMs: 1000 })
+  const done = (await sb.runCode('1', { onOutput: (stream) => console.log(stream) })).check()
+  if (done.error instanceof ExecutionError) console.log(done.error.trace, done.text)
+  for await (const { sandboxID } of client.list({ state: 'running' })) console.log(sandboxID)
+  const [fork] = await sb.fork(1)
+  await fork?.kill()
 }
 
 export async function refused(): Promise<void> {

@@ -21,6 +21,13 @@ test('values come back as they were', () => {
   for (const value of SAME) assert.deepStrictEqual(again(value), value)
 })
 
+test('large values come back as they were', () => {
+  const numbers = Array.from({ length: 5000 }, (_, n) => n * n)
+  for (const value of [numbers, numbers.map(String), numbers.map((n) => n / 3), 'é'.repeat(5000), numbers.map((n) => [n])]) {
+    assert.deepStrictEqual(again(value), value)
+  }
+})
+
 test('values that have another form in a guest', () => {
   assert.deepStrictEqual(again(5n), 5)
   assert.deepStrictEqual(again(Buffer.from('a')), new Uint8Array([97]))

