@@ -275,7 +275,7 @@ export class Sandbox implements AsyncDisposable, Disposable {
   /** Why it refuses calls; `undefined` if it does not. */
   failed(): Promise<string | undefined>
   /** Stops the call that is under way. */
-  stop(): Promise<void>
+  stop(): void
   /** Closes it, stops a call that is under way, and waits for its end. Forks stay open. */
   close(): Promise<void>
   [Symbol.asyncDispose](): Promise<void>

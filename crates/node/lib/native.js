@@ -146,10 +146,15 @@ function release(owner, handle) {
   native.release(handle)
 }
 
+/** Stops the call of a session at once; with `close` it is the last one. */
+function interrupt(handle, close) {
+  native.interrupt(handle, close ? 1 : 0)
+}
+
 native.listen(deliver)
 process.on('exit', () => {
   ended = true
   native.end()
 })
 
-module.exports = { operate, own, release }
+module.exports = { interrupt, operate, own, release }

@@ -2,7 +2,8 @@
 // Sandboxes: live guests whose calls continue from one another.
 
 const { Commands, proceed } = require('./commands.js')
-const { operate, own, release } = require('./native.js')
+const { interrupt, operate, own, release } = require('./native.js')
+const { SandboxError } = require('./errors.js')
 const { bytes: asBytes, callback, options, reference, text } = require('./options.js')
 const { result } = require('./result.js')
 const { named, ToolCalls } = require('./tools.js')
@@ -90,6 +91,9 @@ class Sandbox {
   #handle
   #tools
   #limits
+  /** Operations that are under way. */
+  #running = new Set()
+  #closed = false
 
   /** Made by `Warm.sandbox`. */
   constructor(handle, tools, limits) {
@@ -108,7 +112,11 @@ class Sandbox {
 
   /** An operation of the native half on this sandbox. */
   operate(op, request, how) {
-    return operate({ op, session: this.#handle, ...request }, { ...how, owner: this })
+    if (this.#closed) return Promise.reject(new SandboxError('this sandbox is closed'))
+    const running = operate({ op, session: this.#handle, ...request }, { ...how, owner: this })
+    const done = running.catch(() => {}).then(() => this.#running.delete(done))
+    this.#running.add(done)
+    return running
   }
 
   async #evaluate(what, code, given, bytes) {
@@ -234,13 +242,15 @@ class Sandbox {
   }
 
   /** Stops the call that is under way. */
-  async stop() {
-    await this.operate('stop')
+  stop() {
+    interrupt(this.#handle, false)
   }
 
   /** Closes it, stops a call that is under way, and waits for its end. Forks stay open. */
   async close() {
-    await this.operate('close')
+    this.#closed = true
+    interrupt(this.#handle, true)
+    await Promise.all(this.#running)
     release(this, this.#handle)
   }
 }

@@ -149,7 +149,7 @@ pub(crate) struct Limits {
 
 impl Limits {
     fn until(&self) -> Option<Instant> {
-        // A limit that is too long for a moment is none.
+        // A limit beyond the last moment never ends a call.
         let timeout = Duration::try_from_secs_f64(self.timeout? / 1e3).ok()?;
         Instant::now().checked_add(timeout)
     }

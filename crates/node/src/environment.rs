@@ -36,7 +36,7 @@ struct Objects {
 pub(crate) struct Environment {
     mailbox: Arc<Mailbox>,
     objects: Mutex<Objects>,
-    calls: Mutex<HashMap<u32, Arc<Call>>>,
+    pending: Mutex<HashMap<u32, Arc<Pending>>>,
     finished: Condvar,
     ended: AtomicBool,
 }
@@ -50,7 +50,7 @@ impl Environment {
         Self {
             mailbox: Arc::new(mailbox),
             objects: Mutex::default(),
-            calls: Mutex::default(),
+            pending: Mutex::default(),
             finished: Condvar::new(),
             ended: AtomicBool::new(false),
         }
@@ -117,33 +117,44 @@ impl Environment {
         self.ended.load(Ordering::Acquire)
     }
 
+    /// Stops the call of a session that is under way; with `close` it is the last one.
+    pub(crate) fn interrupt(&self, handle: u32, close: bool) {
+        if let Some(Object::Session(session)) = self.object(handle) {
+            match close {
+                true => session.begin_close(),
+                false => session.stop(),
+            }
+        }
+    }
+
     /// Begins an operation on a thread.
     pub(crate) fn start(self: &Arc<Self>, number: u32, request: String, bytes: Vec<u8>) {
         let call = Arc::new(Call::new(number, Arc::clone(&self.mailbox)));
-        lock(&self.calls).insert(number, Arc::clone(&call));
-        let ticket = Ticket { environment: Arc::clone(self), call, reply: None };
-        if self.has_ended() {
-            return;
+        let ticket = Ticket { environment: Arc::clone(self), call: Arc::clone(&call), reply: None };
+        let queued = Mutex::new(Some(Queued { ticket, request, bytes }));
+        let claim = Claim(Arc::new(Pending { call, queued }));
+        lock(&self.pending).insert(number, Arc::clone(&claim.0));
+        // `end` may have looked at the operations before.
+        if !self.has_ended() {
+            threads::run(move || claim.0.run());
         }
-        threads::run(move || {
-            let mut ticket = ticket;
-            let reply = operation::run(&ticket.environment, &ticket.call, &request, &bytes);
-            ticket.reply = Some(reply);
-        });
+    }
+
+    fn find(&self, number: u32) -> Option<Arc<Pending>> {
+        lock(&self.pending).get(&number).cloned()
     }
 
     /// Ends an operation.
     pub(crate) fn stop(&self, number: u32) {
-        if let Some(call) = lock(&self.calls).get(&number) {
-            call.stop.set();
+        if let Some(pending) = self.find(number) {
+            pending.stop();
         }
     }
 
     /// Passes the answer to a tool call on.
     pub(crate) fn reply(&self, number: u32, tool_call: u32, answer: Vec<u8>) {
-        let call = lock(&self.calls).get(&number).cloned();
-        if let Some(call) = call {
-            call.reply(tool_call, answer);
+        if let Some(pending) = self.find(number) {
+            pending.call.reply(tool_call, answer);
         }
     }
 
@@ -151,12 +162,56 @@ impl Environment {
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         self.mailbox.close();
-        let calls = lock(&self.calls);
-        calls.values().for_each(|call| call.stop.set());
-        let busy = |calls: &mut HashMap<_, _>| !calls.is_empty();
-        drop(self.finished.wait_timeout_while(calls, END_TIMEOUT, busy));
+        let all: Vec<_> = lock(&self.pending).values().cloned().collect();
+        all.iter().for_each(|pending| pending.stop());
+        let busy = |pending: &mut HashMap<_, _>| !pending.is_empty();
+        drop(self.finished.wait_timeout_while(lock(&self.pending), END_TIMEOUT, busy));
         let objects = std::mem::take(&mut lock(&self.objects).all);
         drop(objects);
+    }
+}
+
+/// An operation that has not ended.
+struct Pending {
+    call: Arc<Call>,
+    /// Its work, until a thread takes it.
+    queued: Mutex<Option<Queued>>,
+}
+
+struct Queued {
+    ticket: Ticket,
+    request: String,
+    bytes: Vec<u8>,
+}
+
+impl Pending {
+    fn take(&self) -> Option<Queued> {
+        lock(&self.queued).take()
+    }
+
+    /// Runs it, unless it was stopped before.
+    fn run(&self) {
+        let Some(Queued { mut ticket, request, bytes }) = self.take() else { return };
+        let reply = operation::run(&ticket.environment, &ticket.call, &request, &bytes);
+        ticket.reply = Some(reply);
+    }
+
+    /// Stops it. One that no thread has taken ends at once.
+    fn stop(&self) {
+        self.call.stop.set();
+        if let Some(mut queued) = self.take() {
+            let failure = Failure::stopped("the operation was stopped by its host before it began");
+            queued.ticket.reply = Some(Err(failure));
+        }
+    }
+}
+
+/// The work of a thread, which ends the operation even if it never runs.
+struct Claim(Arc<Pending>);
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        drop(self.0.take());
     }
 }
 
@@ -176,7 +231,7 @@ impl Drop for Ticket {
         };
         let number = self.call.number;
         // Before JavaScript hears of the end, which may use the number again.
-        lock(&self.environment.calls).remove(&number);
+        lock(&self.environment.pending).remove(&number);
         let (detail, pending) = (0, None);
         self.environment.mailbox.send(Event { number, kind, detail, text, bytes, pending });
         self.environment.finished.notify_all();

@@ -1,7 +1,7 @@
 //! Events from threads to JavaScript.
 //!
 //! Promises: events arrive in the order in which they were sent; after [`Mailbox::close`] none is sent, and no thread
-//! touches the environment. Output that JavaScript has not taken is counted by its sender, which can wait.
+//! touches the environment. Its sender counts output until it is delivered, and can wait.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -43,7 +43,7 @@ impl Event {
     }
 }
 
-/// Events that JavaScript has not taken.
+/// Events for JavaScript, oldest first.
 #[derive(Default)]
 pub(crate) struct Queue(Mutex<VecDeque<Event>>);
 

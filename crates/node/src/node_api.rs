@@ -296,6 +296,14 @@ unsafe extern "C" fn release(env: Env, info: CallbackInfo) -> Value {
     })
 }
 
+/// `interrupt(handle, close)`: stops the call of a session; if `close` is 1, it is the last one.
+unsafe extern "C" fn interrupt(env: Env, info: CallbackInfo) -> Value {
+    run(env, info, |environment, given| {
+        environment.interrupt(given.number(0)?, given.number(1)? == 1);
+        Ok(())
+    })
+}
+
 /// `end()`: ends all operations and waits for them. Later ones are refused.
 unsafe extern "C" fn end(env: Env, info: CallbackInfo) -> Value {
     run(env, info, |environment, _| {
@@ -413,16 +421,17 @@ pub(crate) unsafe extern "C" fn napi_register_module_v1(env: Env, exports: Value
     let data = Box::into_raw(environment).cast::<c_void>();
     // SAFETY: `env` is of the present call, and `free` frees the data once.
     if unsafe { napi_set_instance_data(env, data, Some(free), null_mut()) } != OK {
-        // SAFETY: Node has not taken it.
+        // SAFETY: the call failed, so the box still has one owner.
         drop(unsafe { Box::from_raw(data.cast::<Arc<Environment>>()) });
         return exports;
     }
     type Native = unsafe extern "C" fn(Env, CallbackInfo) -> Value;
-    let functions: [(&std::ffi::CStr, Native); 6] = [
+    let functions: [(&std::ffi::CStr, Native); 7] = [
         (c"start", start),
         (c"stop", stop),
         (c"reply", reply),
         (c"release", release),
+        (c"interrupt", interrupt),
         (c"end", end),
         (c"listen", listen),
     ];

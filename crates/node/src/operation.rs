@@ -40,8 +40,6 @@ enum Operation {
     Run { session: u32, what: u8, code: String, name: String, streams: bool },
     CallExport { session: u32, export: String },
     Offer { session: u32, tools: Vec<String> },
-    Stop { session: u32 },
-    Close { session: u32 },
     Failed { session: u32 },
     Checkpoint { session: u32, name: String },
     Rollback { session: u32, to: StateRef },
@@ -104,18 +102,6 @@ pub(crate) fn run(
         }
         Operation::Offer { session: handle, tools } => {
             session(handle)?.offer(&tools);
-            Value::Null.into()
-        }
-        Operation::Stop { session: handle } => {
-            session(handle)?.stop();
-            Value::Null.into()
-        }
-        Operation::Close { session: handle } => {
-            // One that was closed before is closed.
-            if let Ok(session) = session(handle) {
-                session.close();
-                environment.release(handle);
-            }
             Value::Null.into()
         }
         Operation::Failed { session: handle } => json!(session(handle)?.failed()?).into(),

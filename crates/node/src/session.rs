@@ -108,16 +108,6 @@ impl Session {
         self.stop.set();
     }
 
-    /// Closes the session, and waits for the call that is under way.
-    pub(crate) fn close(&self) {
-        self.begin_close();
-        threads::wait(|| {
-            while !self.drop_closed() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        });
-    }
-
     /// Drops the live guest of a session that was closed, unless another thread uses it: that thread does then.
     fn drop_closed(&self) -> bool {
         if !self.closing.load(Ordering::Acquire) {

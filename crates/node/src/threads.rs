@@ -91,8 +91,16 @@ pub(crate) fn wait<T>(wait: impl FnOnce() -> T) -> T {
     let mut pool = lock();
     pool.active = pool.active.saturating_sub(1);
     dispatch(pool);
-    let result = wait();
-    // May exceed the maximum for a while: the work was admitted already.
-    lock().active += 1;
-    result
+    // Also where the wait panics. It may exceed the maximum for a while: the work was admitted already.
+    let _active = Active;
+    wait()
+}
+
+/// Counts as work again when it is dropped.
+struct Active;
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        lock().active += 1;
+    }
 }

@@ -7,6 +7,7 @@ const { readFileSync } = require('node:fs')
 const { promisify } = require('node:util')
 const test = require('node:test')
 const { Worker } = require('node:worker_threads')
+const { StoppedError } = require('afresh')
 const { collect, js } = require('./common.js')
 
 const run = (script) => promisify(execFile)(process.execPath, ['-e', script], { timeout: 60_000 })
@@ -33,6 +34,23 @@ test('64 sandboxes at a time', async () => {
   const all = await Promise.all(Array.from({ length: 64 }, () => warm.sandbox()))
   assert.deepEqual(await Promise.all(all.map((sb, n) => sb.eval(`count + ${n}`))), all.map((_, n) => 40 + n))
   await Promise.all(all.map((sb) => sb.close()))
+})
+
+test('stop, abort and close need no free thread', async () => {
+  const warm = await js()
+  const all = await Promise.all(Array.from({ length: 80 }, () => warm.sandbox()))
+  const controller = new AbortController()
+  const { signal } = controller
+  const endless = all.map((sb, n) => sb.runCode('for (;;);', n === 79 ? { signal } : {}))
+  await new Promise((resolve) => setTimeout(resolve, 50))
+  controller.abort()
+  await assert.rejects(endless.pop(), { name: 'AbortError' })
+  all[0].stop()
+  assert.ok((await endless[0]).error instanceof StoppedError)
+  await Promise.all(all.map((sb) => sb.close()))
+  const ended = await Promise.allSettled(endless)
+  assert.ok(ended.every((one) => (one.reason ?? one.value.error) instanceof Error))
+  assert.equal(await warm.eval('count'), 40)
 })
 
 const IN_WORKER = `
