@@ -132,7 +132,7 @@ unsafe impl Send for Waker {}
 impl Waker {
     /// Makes JavaScript take the events that are queued.
     pub(crate) fn wake(&self) {
-        // SAFETY: the function exists as long as this object. The data is not used.
+        // SAFETY: this object is a reference to the function, and Node frees it after the last one. The data is not used.
         let _ = unsafe { napi_call_threadsafe_function(self.0, null_mut(), NONBLOCKING) };
     }
 }

@@ -118,23 +118,26 @@ test('output is streamed, and a callback that throws ends the run', withSandbox(
   assert.equal(await sb.eval('1'), 1)
 }))
 
-test('limits of time, memory and output', async () => {
-  const warm = await js()
-  const sb = await warm.sandbox({ timeoutMs: 300, memoryLimit: '32MiB', outputLimit: 10, resultLimit: '1MiB' })
+test('a time limit ends a call, and the sandbox can be rolled back', async () => {
+  const sb = await (await js()).sandbox({ timeoutMs: 100 })
   const start = await sb.checkpoint()
   const { error } = await sb.runCode('for (;;);')
   assert.ok(error instanceof afresh.TimeoutError, String(error))
   await assert.rejects(sb.eval('1'), afresh.SandboxError)
   assert.match(await sb.failed(), /time limit/)
   await sb.rollback(start)
+  assert.equal(await sb.failed(), undefined)
+  await sb.close()
+})
+
+test('limits of memory, output and results', withSandbox({ memoryLimit: '32MiB', outputLimit: 10, resultLimit: '1MiB' }, async (sb) => {
   const said = await sb.runCode("console.log('0123456789abc')")
   assert.deepEqual([said.stdout, said.truncated], ['0123456789', true])
   assert.ok((await sb.runCode("'x'.repeat(1 << 20)")).error instanceof afresh.MarshalError)
   assert.ok((await sb.runCode('Array.from({ length: 1e5 }, (_, n) => [n])')).error instanceof afresh.MarshalError)
   const large = await sb.runCode('const all = []; for (;;) all.push(new Uint8Array(1 << 20).fill(1))')
   assert.ok(large.error !== undefined)
-  await sb.close()
-})
+}))
 
 test('an abort signal ends a call, and the sandbox can be rolled back', withSandbox({}, async (sb) => {
   const start = await sb.checkpoint()
