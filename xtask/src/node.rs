@@ -106,6 +106,7 @@ fn test_package() -> Result<PathBuf> {
     let parts = [&PARTS[..], &TEST_PARTS].concat();
     assemble(&package, &host::target_folder().join("debug/libafresh_node.so"), &parts)?;
     check_version(&package)?;
+    guests::build(guests::named("turns")?)?;
     Ok(package)
 }
 
@@ -141,6 +142,7 @@ fn tests(package: &Path, node: &Path, mut look: impl FnMut(&str)) -> Result<()> 
     let mut tests = Command::new(node);
     tests.current_dir(package).args(["--expose-gc", "--test", "--test-reporter=tap"]).args(files);
     tests.env("AFRESH_CACHE", folder().join("cache"));
+    tests.env("AFRESH_TURNS", guests::path(guests::named("turns")?));
     let command = host::target_folder().join("debug/afresh");
     if command.is_file() {
         tests.env("AFRESH_TEST_COMMAND", command);

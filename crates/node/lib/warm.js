@@ -138,6 +138,12 @@ function languageModule(name) {
   return undefined
 }
 
+/** The folder with CPython's library, which snapshots of it need; null if there is none. */
+function library() {
+  const folder = process.env.AFRESH_PYTHON
+  return folder && existsSync(path.join(folder, 'python-stdlib.zip')) ? folder : null
+}
+
 function present(file, hint) {
   if (!existsSync(file)) throw new OpenError(`the guest ${file} does not exist: ${hint}`)
   return file
@@ -180,7 +186,7 @@ async function open(name, chosen, linux) {
     op: 'open',
     reference: name,
     module: file ?? null,
-    library: process.env.AFRESH_PYTHON || null,
+    library: library(),
     setup: setup === undefined ? null : given.text(setup, 'the setup'),
     calls: calls.map(([of], at) => [given.text(of, 'the export'), inputs[at].length]),
     cache: cache ?? given.cacheDir(),

@@ -377,12 +377,12 @@ impl Session {
 }
 
 /// A state that was found.
-enum Found<'a> {
+enum StateKey<'a> {
     Id(SnapshotId),
     Name(&'a str),
 }
 
-impl Found<'_> {
+impl StateKey<'_> {
     fn of(&self) -> afresh::Checkpoint<'_> {
         match self {
             Self::Id(id) => afresh::Checkpoint::Id(*id),
@@ -392,14 +392,14 @@ impl Found<'_> {
 }
 
 /// Looks a state up, which JavaScript names by text.
-fn find<'a>(session: &afresh::Session, which: &'a StateRef) -> Result<Found<'a>, Failure> {
+fn find<'a>(session: &afresh::Session, which: &'a StateRef) -> Result<StateKey<'a>, Failure> {
     match which {
-        StateRef::Name(name) => Ok(Found::Name(name)),
+        StateRef::Name(name) => Ok(StateKey::Name(name)),
         StateRef::Id(text) => session
             .tree()
             .into_iter()
             .find(|info| info.id.to_string() == *text)
-            .map(|info| Found::Id(info.id))
+            .map(|info| StateKey::Id(info.id))
             .ok_or_else(|| {
                 Failure::sandbox(format!("the state {text} is not in the tree of this sandbox"))
             }),

@@ -103,7 +103,6 @@ impl Warm {
     /// Opens a language, a module or a snapshot, and warms it up.
     pub(crate) fn open(opening: Opening, bytes: &[u8], call: &Call) -> Result<Self, Failure> {
         let mut wasm = guest_options(&call.stop);
-        let mut options = Options::new();
         let language = match &opening.module {
             Some(_) => Some(
                 Language::named(&opening.reference)
@@ -111,10 +110,14 @@ impl Warm {
             ),
             None => None,
         };
-        if let (Some(language), Some(module)) = (language, &opening.module) {
+        if let Some(language) = language {
             let own = language.env.iter();
             wasm.wasi.env =
                 own.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        }
+        // Before the files below snapshots, which are among these options.
+        let mut options = Options::new().wasm(wasm);
+        if let (Some(language), Some(module)) = (language, &opening.module) {
             options = options.files(library(language, module)?);
             if let Some(stack) = language.stack {
                 options = options.stack(stack);
@@ -138,7 +141,6 @@ impl Warm {
                 options = options.warm(language.setup(setup));
             }
         }
-        options = options.wasm(wasm);
         if let Some(cache) = opening.cache {
             options = options.cache(cache);
         }
