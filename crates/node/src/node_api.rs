@@ -405,6 +405,20 @@ unsafe extern "C" fn free(_: Env, data: *mut c_void, _: *mut c_void) {
     drop(unsafe { Box::from_raw(data.cast::<Arc<Environment>>()) });
 }
 
+/// Keeps the library mapped until the process ends. Handlers of signals and idle threads outlive the worker thread whose
+/// environment loaded it.
+fn pin() {
+    // SAFETY: all zeroes are a valid value of the plain structure, which the call fills in. The function is one of this
+    // library, so the name is that of its file, and the library is loaded already.
+    unsafe {
+        let mut found: libc::Dl_info = std::mem::zeroed();
+        if libc::dladdr(pin as fn() as *const c_void, &raw mut found) != 0 {
+            let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
+            libc::dlopen(found.dli_fname, flags);
+        }
+    }
+}
+
 /// The version of Node-API that is used.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn node_api_module_get_api_version_v1() -> i32 {
@@ -417,6 +431,7 @@ pub(crate) extern "C" fn node_api_module_get_api_version_v1() -> i32 {
 /// Called by Node, with handles of a scope that is open.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn napi_register_module_v1(env: Env, exports: Value) -> Value {
+    pin();
     let environment = Box::new(Arc::new(Environment::new(Mailbox::default())));
     let data = Box::into_raw(environment).cast::<c_void>();
     // SAFETY: `env` is of the present call, and `free` frees the data once.
