@@ -134,16 +134,25 @@ function refuse() {
   throw new SandboxError('the host offers no functions here')
 }
 
-const collected = new FinalizationRegistry((handle) => native.release(handle))
+/** Estimated bytes of a sandbox outside the heap: what a small call writes, which the garbage collector has to know. */
+const COST = 256 * 1024
+
+function free(handle) {
+  native.account(COST, 1)
+  native.release(handle)
+}
+
+const collected = new FinalizationRegistry(free)
 
 /** Frees a handle when `owner` is collected, or `release` is called for it. */
 function own(owner, handle) {
+  native.account(COST, 0)
   collected.register(owner, handle, owner)
 }
 
 function release(owner, handle) {
-  collected.unregister(owner)
-  native.release(handle)
+  // Once, however often it is closed.
+  if (collected.unregister(owner)) free(handle)
 }
 
 /** Stops the call of a session at once; with `close` it is the last one. */

@@ -79,6 +79,7 @@ unsafe extern "C" {
         buffer: *mut Value,
         offset: *mut usize,
     ) -> Status;
+    fn napi_adjust_external_memory(env: Env, change: i64, result: *mut i64) -> Status;
     fn napi_throw_type_error(env: Env, code: *const c_char, message: *const c_char) -> Status;
     fn napi_call_function(
         env: Env,
@@ -304,6 +305,19 @@ unsafe extern "C" fn interrupt(env: Env, info: CallbackInfo) -> Value {
     })
 }
 
+/// `account(bytes, frees)`: reports memory outside JavaScript's heap to the garbage collector, which runs more often then;
+/// if `frees` is 1, it is no longer used.
+unsafe extern "C" fn account(env: Env, info: CallbackInfo) -> Value {
+    run(env, info, |_, given| {
+        let bytes = i64::from(given.number(0)?);
+        let change = if given.number(1)? == 1 { -bytes } else { bytes };
+        let mut result = 0;
+        // SAFETY: `env` is of the present call, and the result has room.
+        let _ = unsafe { napi_adjust_external_memory(env, change, &raw mut result) };
+        Ok(())
+    })
+}
+
 /// `end()`: ends all operations and waits for them. Later ones are refused.
 unsafe extern "C" fn end(env: Env, info: CallbackInfo) -> Value {
     run(env, info, |environment, _| {
@@ -441,12 +455,13 @@ pub(crate) unsafe extern "C" fn napi_register_module_v1(env: Env, exports: Value
         return exports;
     }
     type Native = unsafe extern "C" fn(Env, CallbackInfo) -> Value;
-    let functions: [(&std::ffi::CStr, Native); 7] = [
+    let functions: [(&std::ffi::CStr, Native); 8] = [
         (c"start", start),
         (c"stop", stop),
         (c"reply", reply),
         (c"release", release),
         (c"interrupt", interrupt),
+        (c"account", account),
         (c"end", end),
         (c"listen", listen),
     ];
