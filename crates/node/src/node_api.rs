@@ -1,7 +1,7 @@
 //! Node-API, version 6: the functions of it that are used here, and the native functions that JavaScript calls.
 //!
 //! The interface is a stable C ABI, and the process that loads the library has its symbols. It is declared here because
-//! the bindings on crates.io bring dozens of crates, and twenty functions are enough.
+//! the bindings on crates.io bring about ten crates, and 21 functions are enough.
 //!
 //! Promises: a handle of JavaScript is used only within the call that received it; a panic never unwinds into Node.
 
