@@ -234,6 +234,31 @@ export class Commands {
   connect(pid: number, options?: Pick<CommandOptions, 'onStdout' | 'onStderr'>): Promise<Command>
 }
 
+export interface PortOptions extends Cancellable {
+  headers?: Readonly<Record<string, string>> | undefined
+  body?: Data | undefined
+  /** Maximum milliseconds of the request, if not those of a call; a minute if neither is set. */
+  timeoutMs?: number | undefined
+}
+
+/** The response of a server in a sandbox. */
+export interface PortResponse {
+  readonly status: number
+  readonly headers: Readonly<Record<string, string | string[] | undefined>>
+  readonly body: Uint8Array
+  /** The body as text in UTF-8. */
+  readonly text: string
+  json(): unknown
+}
+
+/** A port within a sandbox. The sandbox runs while a request waits for its response. */
+export interface Port {
+  /** Makes one request in a new connection. A body has at most the bytes of `outputLimit`. */
+  request(method: string, path?: string, options?: PortOptions): Promise<PortResponse>
+  get(path?: string, options?: Omit<PortOptions, 'body'>): Promise<PortResponse>
+  post(path: string, body: Data, options?: Omit<PortOptions, 'body'>): Promise<PortResponse>
+}
+
 /** A live guest whose calls continue from one another. One operation at a time; others fail with a `BusyError`. */
 export class Sandbox implements AsyncDisposable, Disposable {
   private constructor()
@@ -270,6 +295,8 @@ export class Sandbox implements AsyncDisposable, Disposable {
   applyDelta(delta: Uint8Array): Promise<Checkpoint>
   /** Offers other tools from the next call on. */
   offer(tools: Tools): Promise<void>
+  /** A port within a sandbox of a Linux program, for requests to a server in it. */
+  port(number: number): Port
   /** Lets background work of a Linux program run. */
   proceed(milliseconds: number, options?: Cancellable): Promise<void>
   /** Why it refuses calls; `undefined` if it does not. */

@@ -42,8 +42,8 @@ async function ask(sandbox, wanted, signal) {
   return result(await sandbox.operate('command', request, { signal }), RESULT).unwrap()
 }
 
-async function drive(sandbox, wait, signal) {
-  return (await sandbox.operate('drive', { wait }, { signal })).json
+async function drive(sandbox, wait, signal, moved = false) {
+  return (await sandbox.operate('drive', { wait, moved }, { signal })).json
 }
 
 /** Lets a sandbox run until all of it waits for the host, for so many milliseconds at most. */
@@ -305,4 +305,4 @@ class Commands {
   }
 }
 
-module.exports = { Command, CommandResult, Commands, proceed }
+module.exports = { Command, CommandResult, Commands, drive, proceed, WAIT }

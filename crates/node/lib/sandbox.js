@@ -5,6 +5,7 @@ const { Commands, proceed } = require('./commands.js')
 const { interrupt, operate, own, release } = require('./native.js')
 const { SandboxError } = require('./errors.js')
 const { bytes: asBytes, callback, options, reference, text } = require('./options.js')
+const { Port } = require('./ports.js')
 const { result } = require('./result.js')
 const { named, ToolCalls } = require('./tools.js')
 const { encode } = require('./values.js')
@@ -229,6 +230,11 @@ class Sandbox {
     const offered = named(tools)
     await this.operate('offer', { tools: [...offered.keys()] })
     this.#tools = offered
+  }
+
+  /** A port within a sandbox of a Linux program, for requests to a server in it. */
+  port(number) {
+    return new Port(this, number)
   }
 
   /** Lets background work of a Linux program run for so many milliseconds, or until all of it waits for the host. */

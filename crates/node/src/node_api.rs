@@ -1,7 +1,7 @@
 //! Node-API, version 6: the functions of it that are used here, and the native functions that JavaScript calls.
 //!
 //! The interface is a stable C ABI, and the process that loads the library has its symbols. It is declared here because
-//! the bindings on crates.io bring dozens of crates, and twenty functions are enough.
+//! the bindings on crates.io bring about ten crates, and 21 functions are enough.
 //!
 //! Promises: a handle of JavaScript is used only within the call that received it; a panic never unwinds into Node.
 
@@ -133,7 +133,8 @@ unsafe impl Send for Waker {}
 impl Waker {
     /// Makes JavaScript take the events that are queued.
     pub(crate) fn wake(&self) {
-        // SAFETY: this object is a reference to the function, and Node frees it after the last one. The data is not used.
+        // SAFETY: this object is a reference to the function, and Node frees it after the last one. The data is not
+        // used.
         let _ = unsafe { napi_call_threadsafe_function(self.0, null_mut(), NONBLOCKING) };
     }
 }
@@ -173,8 +174,8 @@ impl Arguments {
     fn of(env: Env, info: CallbackInfo) -> Self {
         let mut values = [undefined(env); 3];
         let mut count = values.len();
-        // SAFETY: both handles are of the present call, and there is room for `count` arguments. Missing ones are set to
-        // undefined.
+        // SAFETY: both handles are of the present call, and there is room for `count` arguments. Missing ones are set
+        // to undefined.
         let _ = unsafe {
             napi_get_cb_info(env, info, &raw mut count, values.as_mut_ptr(), null_mut(), null_mut())
         };
@@ -220,8 +221,8 @@ impl Arguments {
     fn bytes(&self, at: usize) -> Vec<u8> {
         let (value, mut is_array) = (self.values[at], false);
         let (mut kind, mut length, mut bytes) = (0, 0, null_mut());
-        // SAFETY: the handles are of the present call, and each result has room. The data of the array stays where it is
-        // until JavaScript runs again, and is copied before.
+        // SAFETY: the handles are of the present call, and each result has room. The data of the array stays where it
+        // is until JavaScript runs again, and is copied before.
         unsafe {
             let found = napi_is_typedarray(self.env, value, &raw mut is_array);
             if found != OK || !is_array {
@@ -305,8 +306,8 @@ unsafe extern "C" fn interrupt(env: Env, info: CallbackInfo) -> Value {
     })
 }
 
-/// `account(bytes, frees)`: reports memory outside JavaScript's heap to the garbage collector, which runs more often then;
-/// if `frees` is 1, it is no longer used.
+/// `account(bytes, frees)`: reports memory outside JavaScript's heap to the garbage collector, which runs more often
+/// then; if `frees` is 1, it is no longer used.
 unsafe extern "C" fn account(env: Env, info: CallbackInfo) -> Value {
     run(env, info, |_, given| {
         let bytes = i64::from(given.number(0)?);
@@ -419,8 +420,8 @@ unsafe extern "C" fn free(_: Env, data: *mut c_void, _: *mut c_void) {
     drop(unsafe { Box::from_raw(data.cast::<Arc<Environment>>()) });
 }
 
-/// Keeps the library mapped until the process ends. Handlers of signals and idle threads outlive the worker thread whose
-/// environment loaded it.
+/// Keeps the library mapped until the process ends. Handlers of signals and idle threads outlive the worker thread
+/// whose environment loaded it.
 fn pin() {
     // SAFETY: all zeroes are a valid value of the plain structure, which the call fills in. The function is one of this
     // library, so the name is that of its file, and the library is loaded already.

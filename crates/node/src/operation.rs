@@ -60,7 +60,10 @@ enum Operation {
     TakeOutput { session: u32, pid: u32, serial: u64 },
     AdoptCommand { session: u32, pid: u32 },
     BeginWait { session: u32 },
-    Drive { session: u32, wait: f64 },
+    Drive { session: u32, wait: f64, moved: bool },
+    Dial { session: u32, port: u16 },
+    Exchange { session: u32, connection: u32, room: usize },
+    HangUp { session: u32, connection: u32 },
     Exec(Execution),
 }
 
@@ -160,9 +163,17 @@ pub(crate) fn run(
             session.begin();
             Value::Null.into()
         }
-        Operation::Drive { session: handle, wait } => {
+        Operation::Drive { session: handle, wait, moved } => {
             let wait = Duration::try_from_secs_f64(wait / 1e3).unwrap_or_default();
-            json!(session(handle)?.drive(call, wait)?).into()
+            json!(session(handle)?.drive(call, wait, moved)?).into()
+        }
+        Operation::Dial { session: handle, port } => json!(session(handle)?.dial(port)?).into(),
+        Operation::Exchange { session: handle, connection, room } => {
+            session(handle)?.exchange(connection, bytes, room)?
+        }
+        Operation::HangUp { session: handle, connection } => {
+            session(handle)?.hang_up(connection)?;
+            Value::Null.into()
         }
         Operation::Exec(execution) => exec::run(execution, call, bytes)?,
     })

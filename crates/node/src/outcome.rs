@@ -66,8 +66,8 @@ pub(crate) struct Outcome {
     us: f64,
 }
 
-/// Makes one call of a guest. `counts` is whether the pages that differ afterwards are counted, which takes a comparison
-/// of all written pages.
+/// Makes one call of a guest. `counts` is whether the pages that differ afterwards are counted, which takes a
+/// comparison of all written pages.
 pub(crate) fn evaluate(
     lease: &mut Lease<'_>,
     handler: &Function,

@@ -1,12 +1,14 @@
 //! The live guest of a sandbox: calls that continue from one another, and the tree of its states.
 //!
-//! Promises: two operations at the same time are refused by name, never mixed. A session that was closed drops its guest
-//! with the last operation that uses it.
+//! Promises: two operations at the same time are refused by name, never mixed. A session that was closed drops its
+//! guest with the last operation that uses it.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
+use afresh::linux::InboundConnection;
 use afresh::snapshot::SnapshotId;
 use afresh::{CallError, Kind, SaveOptions};
 use afresh_interpreter::{Commands, Request, proceed};
@@ -42,6 +44,14 @@ pub(crate) struct Session {
     setup: RwLock<Arc<Setup>>,
     stop: Stop,
     pub(crate) commands: Commands,
+    connections: Mutex<Connections>,
+}
+
+/// Connections into a Linux program, by numbers.
+#[derive(Default)]
+struct Connections {
+    next: u32,
+    all: HashMap<u32, InboundConnection>,
 }
 
 /// A call of an interpreter.
@@ -68,6 +78,7 @@ impl Session {
             setup: RwLock::new(Arc::new(setup)),
             stop: Stop::default(),
             commands: Commands::default(),
+            connections: Mutex::default(),
         }
     }
 
@@ -355,9 +366,52 @@ impl Session {
         })
     }
 
+    fn connections(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn connection(&self, number: u32) -> Result<InboundConnection, Failure> {
+        let found = self.connections().all.get(&number).copied();
+        found.ok_or_else(|| Failure::sandbox("the connection into the sandbox is closed"))
+    }
+
+    /// Connects to the listener on a port within the sandbox; returns the connection's number, or `None` without one.
+    pub(crate) fn dial(&self, port: u16) -> Result<Option<u32>, Failure> {
+        self.check_linux()?;
+        let dialed = self.with(|live| live.with(|lease| lease.dial(port)).map_err(refused))?;
+        Ok(dialed.map(|connection| {
+            let mut connections = self.connections();
+            let number = connections.next;
+            connections.next = number.wrapping_add(1);
+            connections.all.insert(number, connection);
+            number
+        }))
+    }
+
+    /// Passes bytes on, and takes at most `room` bytes: how many were passed on, the bytes, and whether it has ended.
+    pub(crate) fn exchange(
+        &self,
+        number: u32,
+        bytes: &[u8],
+        room: usize,
+    ) -> Result<Reply, Failure> {
+        let connection = self.connection(number)?;
+        let done = self.with(|live| {
+            live.with(|lease| lease.exchange(connection, bytes, room)).map_err(refused)
+        })?;
+        Ok(Reply { json: json!({ "taken": done.taken, "ended": done.ended }), bytes: done.given })
+    }
+
+    /// Closes a connection.
+    pub(crate) fn hang_up(&self, number: u32) -> Result<(), Failure> {
+        let Some(connection) = self.connections().all.remove(&number) else { return Ok(()) };
+        self.with(|live| live.with(|lease| lease.hang_up(connection, true)).map_err(refused))
+    }
+
     /// Lets background work run for a slice of time, once its next event is due, or waits `wait` without one. Returns
-    /// whether something may still happen by itself.
-    pub(crate) fn drive(&self, call: &Call, wait: Duration) -> Result<bool, Failure> {
+    /// whether something may still happen by itself. `moved` is whether bytes of a connection have passed since the
+    /// last slice, so that a program may run though no event is due.
+    pub(crate) fn drive(&self, call: &Call, wait: Duration, moved: bool) -> Result<bool, Failure> {
         self.check_linux()?;
         let wait = wait.min(MAX_WAIT);
         let stops = vec![call.stop.clone(), self.stop.clone()];
@@ -365,7 +419,8 @@ impl Session {
             if stops.iter().any(Stop::is_set) {
                 return Err(Failure::stopped("the wait was stopped by its host"));
             }
-            let Some(due) = live.due() else { return Ok(false) };
+            let due = if moved { Some(Duration::ZERO) } else { live.due() };
+            let Some(due) = due else { return Ok(false) };
             if !sleep(due.min(wait), &stops) || due > wait {
                 return Ok(true);
             }

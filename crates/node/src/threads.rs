@@ -1,7 +1,7 @@
 //! Threads for operations, apart from those of libuv: these are four by default, and guests and tools wait.
 //!
-//! Promises: at most [`MAX_ACTIVE`] operations run at a time, and others wait in order. One that waits for JavaScript is
-//! not counted, so that a tool may use other sandboxes.
+//! Promises: at most [`MAX_ACTIVE`] operations run at a time, and others wait in order. One that waits for JavaScript
+//! is not counted, so that a tool may use other sandboxes.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -68,6 +68,39 @@ test('commands run beside the code', { skip: missing() }, async (t) => {
   await sb.close()
 })
 
+test('requests to a server in a sandbox, also in a fork', { skip: missing() }, async (t) => {
+  const guest = await python(t)
+  if (!guest) return
+  const sb = await guest.sandbox({ timeoutMs: 120_000 })
+  await assert.rejects(sb.port(8000).get('/'), /nothing listens on port 8000/)
+  await sb.files.makeDirectory('/srv/www')
+  await sb.files.write('/srv/www/index.html', 'hello')
+  await sb.files.write('/srv/www/large', new Uint8Array(300_000).fill(7))
+  await sb.commands.start(['python3', '-m', 'http.server', '8000', '--directory', '/srv/www'])
+  const [fork] = await sb.fork()
+  for (const each of [sb, fork]) {
+    const answer = await each.port(8000).get('/index.html')
+    assert.deepEqual([answer.status, answer.text], [200, 'hello'])
+    assert.equal((await each.port(8000).get('/none')).status, 404)
+    assert.equal((await each.port(8000).get('/large')).body.length, 300_000)
+    assert.equal((await each.port(8000).post('/index.html', 'x')).status, 501)
+  }
+  const serve = (port, then) =>
+    sb.commands.start(['python3', '-c', `import socket, time; s = socket.create_server(('127.0.0.1', ${port})); c, _ = s.accept(); ${then}`])
+  await serve(9000, 'time.sleep(60)')
+  await assert.rejects(sb.port(9000).get('/', { timeoutMs: 300 }), afresh.TimeoutError)
+  await serve(9001, 'time.sleep(60)')
+  await assert.rejects(sb.port(9001).get('/', { signal: AbortSignal.timeout(300) }), { name: 'TimeoutError' })
+  await serve(9002, "c.sendall(b'garbage\\n' * 9); time.sleep(60)")
+  await assert.rejects(sb.port(9002).get('/'), /does not speak HTTP/)
+  await serve(9003, 'time.sleep(60)')
+  const controller = new AbortController()
+  setTimeout(() => controller.abort(new Error('mine')), 300)
+  await assert.rejects(sb.port(9003).get('/', { signal: controller.signal }), /^Error: mine$/)
+  assert.equal((await sb.port(8000).get('/index.html')).text, 'hello')
+  await Promise.all([sb.close(), fork.close()])
+})
+
 test('a Wasm sandbox has no commands', async () => {
   const sb = await (await afresh.warm('js')).sandbox()
   await assert.rejects(sb.commands.run('ls'), /no processes/)
