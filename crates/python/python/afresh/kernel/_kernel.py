@@ -25,6 +25,8 @@ _WAIT = 0.005
 _IDLE_WAIT = 0.02
 # Begins the identifiers of requests of this process.
 _OWN = "afresh-"
+# Requests that may change the program.
+_CHANGES = ("execute_request", "comm_open", "comm_msg", "comm_close")
 
 
 @dataclass
@@ -114,7 +116,7 @@ class Kernel:
         self._guest.send(request.channel, sign(self._guest.key, parts or request.parts))
         self._goes_on = True
         # Completion and inspection are not worth a state.
-        self._states.dirty |= request.kind == "execute_request" or request.kind.startswith("comm_")
+        self._states.dirty |= request.kind in _CHANGES
 
     def _next(self) -> None:
         """Passes on requests that wait, up to the next cell."""
