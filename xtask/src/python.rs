@@ -151,6 +151,8 @@ pub(crate) fn adapters(arguments: &[String]) -> Result<()> {
         "-rs",
         "tests/test_kernel.py",
         "tests/test_adapters.py",
+        "--pyargs",
+        "afresh.kernel",
     ]);
     run(&mut tests)
 }

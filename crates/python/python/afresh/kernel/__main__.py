@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import secrets
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from .._linux import linux
@@ -96,6 +98,8 @@ def _fork(guest: GuestKernel, states: States) -> str:
     os.makedirs(folder, mode=0o700, exist_ok=True)
     path = os.path.join(folder, f"kernel-afresh-{secrets.token_hex(6)}.json")
     write_connection_file(path, key=secrets.token_hex(32).encode(), kernel_name="afresh")
+    # Also where this process ends before the fork.
+    atexit.register(lambda: Path(path).unlink(missing_ok=True))
     started = threading.Event()
 
     def serve() -> None:
@@ -104,7 +108,7 @@ def _fork(guest: GuestKernel, states: States) -> str:
         try:
             kernel.run()
         finally:
-            os.unlink(path)
+            Path(path).unlink(missing_ok=True)
 
     threading.Thread(target=serve, daemon=True).start()
     started.wait()

@@ -25,6 +25,8 @@ _WAIT = 0.005
 _IDLE_WAIT = 0.02
 # Begins the identifiers of requests of this process.
 _OWN = "afresh-"
+# Requests that may change the program.
+_CHANGES = ("execute_request", "comm_open", "comm_msg", "comm_close")
 
 
 @dataclass
@@ -34,9 +36,9 @@ class _Cell:
     request: Request
     source: str
     begun: float
-    stop_on_error: bool
     reply: list[bytes] | None = None
-    is_idle: bool = False
+    # The topic of the message that it has ended, and the message. A client may send the next cell after either.
+    idle: tuple[list[bytes], list[bytes]] | None = None
 
 
 class Kernel:
@@ -114,7 +116,7 @@ class Kernel:
         self._guest.send(request.channel, sign(self._guest.key, parts or request.parts))
         self._goes_on = True
         # Completion and inspection are not worth a state.
-        self._states.dirty |= request.kind == "execute_request" or request.kind.startswith("comm_")
+        self._states.dirty |= request.kind in _CHANGES
 
     def _next(self) -> None:
         """Passes on requests that wait, up to the next cell."""
@@ -136,7 +138,6 @@ class Kernel:
         content = request.content()
         magics, rest = self._magics.split(str(content.get("code", "")))
         if magics and not self._served(request, magics, final=not rest.strip()):
-            self._abort(content)
             return
         if magics and not rest.strip():
             return
@@ -145,7 +146,7 @@ class Kernel:
         if magics:
             parts[3] = json.dumps(content).encode()
         self._states.begin(self._guest, rest)
-        self._cell = _Cell(request, rest, time.monotonic(), bool(content.get("stop_on_error", True)))
+        self._cell = _Cell(request, rest, time.monotonic())
         self._forward(request, parts)
 
     def _served(self, request: Request, magics: list[str], *, final: bool) -> bool:
@@ -168,23 +169,30 @@ class Kernel:
 
     def _failed(self, request: Request, name: str, text: str) -> None:
         """Answers a cell with an error."""
+        waiting = self._waiting(request.content())
         error = {"ename": name, "evalue": text, "traceback": [f"{name}: {text}"]}
         self._channels.send("iopub", "error", error, request)
         reply = {"status": "error", "execution_count": self._states.count + 1, **error}
         self._channels.send("shell", "execute_reply", reply, request)
         self._channels.send("iopub", "status", {"execution_state": "idle"}, request)
+        self._abort(waiting)
 
-    def _abort(self, content: dict[str, Any]) -> None:
-        """After an error: aborts the cells that wait, as ipykernel does."""
-        if not content.get("stop_on_error", True):
-            return
+    def _waiting(self, failed: dict[str, Any]) -> list[Request]:
+        """Takes the cells that wait behind a failed one, which stops them if its content says so.
+
+        They have to be taken before its reply: a client that knows of the error sends cells that run.
+        """
+        if not failed.get("stop_on_error", True):
+            return []
         for request in self._channels.receive(0):
             self._take(request)
-        waiting, self._queue = self._queue, deque()
+        waiting = [request for request in self._queue if request.kind == "execute_request"]
+        self._queue = deque(request for request in self._queue if request.kind != "execute_request")
+        return waiting
+
+    def _abort(self, waiting: list[Request]) -> None:
+        """Aborts cells, as ipykernel does."""
         for request in waiting:
-            if request.kind != "execute_request":
-                self._queue.append(request)
-                continue
             self._channels.send("iopub", "status", {"execution_state": "busy"}, request)
             reply = {"status": "aborted", "execution_count": self._states.count}
             self._channels.send("shell", "execute_reply", reply, request, {"status": "aborted"})
@@ -206,7 +214,7 @@ class Kernel:
         messages, self._goes_on = self._guest.turn(_IDLE_WAIT if self._cell is None else _WAIT)
         for message in messages:
             self._carry(message)
-        if self._cell is not None and self._cell.reply is not None and self._cell.is_idle:
+        if self._cell is not None and self._cell.reply is not None and self._cell.idle is not None:
             self._end(self._cell)
 
     def _settle(self) -> None:
@@ -233,9 +241,10 @@ class Kernel:
             header["msg_id"] = f"{header['msg_id']}_{self._states.moves}"
             parts[0] = json.dumps(header).encode()
         if channel == "iopub":
-            self._channels.carry(channel, before, parts)
             if self._cell is not None and request is self._cell.request and _state(parts) == "idle":
-                self._cell.is_idle = True
+                self._cell.idle = before, parts
+            else:
+                self._channels.carry(channel, before, parts)
         elif request is None:
             return
         elif channel == "stdin":
@@ -254,6 +263,7 @@ class Kernel:
     def _end(self, cell: _Cell) -> None:
         """Keeps the state after a cell, and answers it with its cost."""
         assert cell.reply is not None
+        assert cell.idle is not None
         seconds = time.monotonic() - cell.begun
         parts, self._cell = cell.reply, None
         content = json.loads(parts[3])
@@ -264,9 +274,11 @@ class Kernel:
             metadata = json.loads(parts[2])
             metadata["afresh"] = {"seconds": round(cost.seconds, 6), "pages": cost.pages}
             parts[2] = json.dumps(metadata).encode()
+        failed = content.get("status") == "error"
+        waiting = self._waiting(cell.request.content()) if failed else []
         self._answer(cell.request, parts)
-        if content.get("status") == "error" and cell.stop_on_error:
-            self._abort({})
+        self._channels.carry("iopub", *cell.idle)
+        self._abort(waiting)
 
     def _ended(self, status: int) -> None:
         if status == 0 and self._cell is None:
@@ -285,7 +297,6 @@ class Kernel:
             begun = cell.request
         if begun is not None:
             self._failed(begun, "KernelEnded", f"{why}; {restored}")
-            self._abort(begun.content())
 
 
 def _is_kept(request: Request) -> bool:

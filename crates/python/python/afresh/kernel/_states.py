@@ -177,17 +177,17 @@ class States:
 
     def _label(self, state: State) -> str:
         cell = self._cells.get(state.checkpoint)
-        name = state.name or ""
-        if state.parent is None and not name:
-            name = "start"
-        return " · ".join(part for part in (name, str(cell) if cell else "") if part) or "between cells"
+        parts = [part for part in (state.name or "", str(cell or "")) if part]
+        # The sandbox has an earlier state, without a kernel.
+        return " · ".join(parts) or ("between cells" if state.parent in self._counts else "start")
 
     def _walk(self, tree: Tree, of: State | None, depth: int) -> Iterator[tuple[int, State]]:
         """States in depth-first order; those in a line have the same depth."""
         children = tree.children(of)
         for child in children:
             inner = depth + (len(children) > 1)
-            yield inner, child
+            if child.checkpoint in self._counts:
+                yield inner, child
             yield from self._walk(tree, child, inner)
 
     def drawn(self, guest: GuestKernel) -> tuple[str, str]:
