@@ -399,7 +399,9 @@ fn in_tree(tree: &mut Tree, from: Node, step: &Step) -> Answer {
         Step::Directory(path) => plain_answer(
             name(tree, path).and_then(|at| tree.create_at(&at, New::Directory, 0o755, now)),
         ),
-        Step::Link(target, _) if target.starts_with('/') => plain_answer::<()>(Err(Refused::NotPermitted)),
+        Step::Link(target, _) if target.starts_with('/') => {
+            plain_answer::<()>(Err(Refused::NotPermitted))
+        }
         Step::Link(target, path) => plain_answer(
             name(tree, path)
                 .and_then(|at| tree.create_at(&at, New::Link(target.as_bytes()), 0o777, now)),

@@ -289,7 +289,7 @@ impl Sandboxes {
             loop {
                 let Err(refusal) = self.save(&sandbox, paused, true).await else { break };
                 if !lock(&self.all).contains_key(&sandbox.id) {
-                    // A client paused or ended it meanwhile, or another host has it: nothing is lost here.
+                    // A client has paused or ended it since then, or another host has it: nothing is lost here.
                     break;
                 }
                 if !refusal.later || Instant::now() >= until {

@@ -53,7 +53,7 @@ pub(crate) trait WarmGuest {
     /// Freezes the warm state.
     fn freeze_warm(&self) -> Result<Box<dyn FrozenGuest>, Cause>;
 
-    /// Freezes the warm state as the first state of a session's tree.
+    /// Freezes the warm state as the root of the tree of states.
     fn freeze_root(&self) -> Result<Box<dyn FrozenGuest>, Cause> {
         self.freeze_warm()
     }
@@ -191,7 +191,7 @@ pub(crate) trait FrozenGuest {
     }
 }
 
-/// The owner of a session's files.
+/// A session with files.
 pub(crate) trait FileOwner {
     /// The tree as it is now.
     fn present_tree(&self) -> Tree;
