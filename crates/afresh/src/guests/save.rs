@@ -25,7 +25,7 @@ pub struct SaveOptions {
 
 impl Default for SaveOptions {
     fn default() -> Self {
-        Self { encoding: Encoding::Raw, record: Vec::new(), keys: SaveKeys::default() }
+        Self { encoding: Encoding::Raw, record: Vec::new(), keys: Default::default() }
     }
 }
 
