@@ -341,7 +341,8 @@ impl Image {
         for range in changed.iter().copied().chain([PageRange::new(pages, 0)]) {
             let kept = PageRange::new(from, range.start - from);
             let kept = self.extents_in(kept).flat_map(|e| e.range.start..e.range.end());
-            content.extend(kept.filter_map(|page| Some((page, self.page(page)?.as_ptr()))));
+            // Addresses that may be read past their page: neighbours are written in one piece.
+            content.extend(kept.filter_map(|page| Some((page, self.source(page)?.from))));
             // SAFETY: the caller promises that the page is readable.
             let new = |page: usize| (page, unsafe { source.add(page * PAGE_SIZE) });
             content.extend((range.start..range.end()).map(new));

@@ -249,8 +249,8 @@ impl<S> Tree<S> {
         Ok(())
     }
 
-    /// Drops a state: its children become its parent's, which is returned. Pages that only it
-    /// stored are freed.
+    /// Drops a state: its children become its parent's, which is returned. Its storage is freed once no other state
+    /// shares a page of it.
     ///
     /// # Errors
     /// [`TreeError::Unknown`].
