@@ -150,16 +150,16 @@ class TestDeepAgents:
             done = backend.execute("echo out; echo err >&2; exit 3")
             assert (sorted(done.output.split()), done.exit_code) == (["err", "out"], 3)
             assert backend.execute("sleep 100", timeout=1).exit_code == 124
-            assert backend.write("/work/a.py", "x = 1\ny = 2\n").error is None
-            assert backend.edit("/work/a.py", "x = 1", "x = 3").occurrences == 1
-            assert "x = 3" in str(backend.read("/work/a.py").file_data)
-            assert [entry["path"] for entry in backend.ls("/work").entries] == ["/work/a.py"]
-            assert [match["line"] for match in backend.grep("y = ", "/work").matches] == [2]
-            assert [match["path"] for match in backend.glob("*.py", "/work").matches]
-            found = backend.download_files(["/work/a.py", "/none", "/work"])
+            assert backend.write("/project/a.py", "x = 1\ny = 2\n").error is None
+            assert backend.edit("/project/a.py", "x = 1", "x = 3").occurrences == 1
+            assert "x = 3" in str(backend.read("/project/a.py").file_data)
+            assert [entry["path"] for entry in backend.ls("/project").entries] == ["/project/a.py"]
+            assert [match["line"] for match in backend.grep("y = ", "/project").matches] == [2]
+            assert [match["path"] for match in backend.glob("*.py", "/project").matches]
+            found = backend.download_files(["/project/a.py", "/none", "/project"])
             assert [one.error for one in found] == [None, "file_not_found", "is_directory"]
             assert found[0].content == b"x = 3\ny = 2\n"
-            assert [one.error for one in backend.upload_files([("/work", b""), ("b", b"")])] == [
+            assert [one.error for one in backend.upload_files([("/project", b""), ("b", b"")])] == [
                 "is_directory",
                 "invalid_path",
             ]
