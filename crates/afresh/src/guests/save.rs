@@ -124,10 +124,15 @@ impl dyn FrozenGuest + '_ {
         let snapshot = store.load_id(id).map_err(|e| write(e.into()))?;
         let mut recorder = Recorder::new();
         for call in calls {
-            let touched =
-                self.touched_pages(snapshot.clone(), call, options).map_err(|source| {
-                    SaveError::Record { function: call.function().to_owned(), source }
-                })?;
+            let touched = || {
+                let (guest, memory) = self.thaw_recording(snapshot.clone(), options)?;
+                Guest::assemble(guest, options).ask(call)?;
+                Ok(memory.touched())
+            };
+            let touched = touched().map_err(|source| SaveError::Record {
+                function: call.function().to_owned(),
+                source,
+            })?;
             recorder.add(&touched);
         }
         let skipped = self.skipped_pages();

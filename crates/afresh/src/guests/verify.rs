@@ -148,17 +148,9 @@ impl Guest {
     }
 }
 
-/// Refuses a call that can never be made: it is not verified.
-fn check_call(guest: &Guest, call: &Call) -> Result<(), VerifyError> {
-    match guest.ask(call) {
-        Err(error @ CallError::Request { .. }) => Err(error.into()),
-        _ => Ok(()),
-    }
-}
-
-/// Guests with an untouched instance for comparison: every answer against that of one.
-#[allow(dead_code, reason = "only a module has such instances")]
-pub(super) fn against_untouched(
+/// Compares every answer with that of an instance that has never run, or with the first answer where the kind of guest
+/// has no such instance.
+pub(super) fn verify_calls(
     warm: &impl WarmGuest,
     guest: &Guest,
     call: &Call,
@@ -166,48 +158,31 @@ pub(super) fn against_untouched(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Verification, VerifyError> {
     let mut found = Verification::default();
-    check_call(guest, call)?;
+    // A call that can never be made is not verified.
+    if let Err(error @ CallError::Request { .. }) = guest.ask(call) {
+        return Err(error.into());
+    }
+    let mut first = None;
     for done in 1..=calls {
         // Fresh entropy is a difference on purpose; it is drawn after the comparison.
         warm.compare_next(guest, &mut found)?;
         let mut pooled = guest.lease().map_err(CallError::from)?;
         let given = answer(&mut pooled, call);
-        found.most_bytes_changed = found.most_bytes_changed.max(pooled.differences()?.0);
+        if warm.measures_changes() {
+            found.most_bytes_changed = found.most_bytes_changed.max(pooled.differences()?.0);
+        }
         // Held while the pooled one is out, so that it is another instance; discarded, so that the next
         // comparison is again with one that has never run anything.
-        if let Some(mut untouched) = Lease::untouched(guest).map_err(CallError::from)? {
-            let expected = answer(&mut untouched, call);
-            untouched.discard();
-            found.answers_differ += u64::from(given != expected);
-        }
+        let differs = match Lease::untouched(guest).map_err(CallError::from)? {
+            Some(mut untouched) => {
+                let expected = answer(&mut untouched, call);
+                untouched.discard();
+                given != expected
+            }
+            None => *first.get_or_insert_with(|| given.clone()) != given,
+        };
+        found.answers_differ += u64::from(differs);
         found.answered(&given);
-        progress(done);
-    }
-    warm.compare_next(guest, &mut found)?;
-    found.watch_clones(warm, guest, call)?;
-    Ok(found)
-}
-
-/// Guests without an untouched instance for comparison: every answer against the first.
-pub(super) fn against_first_answer(
-    warm: &impl WarmGuest,
-    guest: &Guest,
-    call: &Call,
-    calls: u64,
-    progress: &mut dyn FnMut(u64),
-) -> Result<Verification, VerifyError> {
-    let mut found = Verification::default();
-    check_call(guest, call)?;
-    let mut first = None;
-    for done in 1..=calls {
-        warm.compare_next(guest, &mut found)?;
-        let mut lease = guest.lease().map_err(CallError::from)?;
-        let given = answer(&mut lease, call);
-        if warm.measures_changes() {
-            found.most_bytes_changed = found.most_bytes_changed.max(lease.differences()?.0);
-        }
-        found.answered(&given);
-        found.answers_differ += u64::from(*first.get_or_insert_with(|| given.clone()) != given);
         progress(done);
     }
     warm.compare_next(guest, &mut found)?;

@@ -1,7 +1,7 @@
 //! Micro-VMs.
 
 use afresh_files::FileDifference;
-use afresh_memory::{Feature, Image, PageRange};
+use afresh_memory::{Feature, Image};
 use afresh_pager::{SnapshotMemory, SnapshotOptions};
 use afresh_pool::{PoolStats, Recycled};
 use afresh_snapshot::{Branch, Frozen};
@@ -14,7 +14,7 @@ use super::{Backend, FrozenGuest, GuestFile, Instance, LiveInstance, WarmGuest, 
 use crate::guests::call::{Entry, ErrorKind};
 use crate::guests::session_files::SessionFiles;
 use crate::{
-    Answer, Call, CallError, Cause, Guest, Kind, Lease, LeaseError, OpenError, Options, SaveError,
+    Answer, CallError, Cause, Guest, Kind, Lease, LeaseError, OpenError, Options, SaveError,
     SessionError, VerifyError,
 };
 
@@ -178,7 +178,7 @@ impl SessionGuest for Sandbox {
     }
 }
 
-/// The micro-VMs of a session's guest.
+/// The micro-VMs behind a session.
 fn machines(warm: &Backend) -> Result<&Machines, Cause> {
     match warm {
         Backend::Machine(machines) => Ok(machines),
@@ -204,16 +204,13 @@ impl FrozenGuest for afresh_vm::Frozen {
         Feature::UffdKernel
     }
 
-    fn touched_pages(
+    fn thaw_recording(
         &self,
         snapshot: afresh_store::Snapshot,
-        call: &Call,
         options: &Options,
-    ) -> Result<Vec<PageRange>, Cause> {
+    ) -> Result<(Backend, SnapshotMemory), Cause> {
         let frozen = Self::record(snapshot)?;
-        let guest = Guest::assemble(thaw_frozen(&frozen, options)?, options);
-        guest.ask(call)?;
-        Ok(frozen.memory().touched())
+        Ok((thaw_frozen(&frozen, options)?, frozen.memory().clone()))
     }
 }
 

@@ -11,7 +11,7 @@ use afresh_linux::{
     CallError as LinuxError, End, Exchanged, Frozen, InboundConnection, Instance, PlatformError,
     Program, Warm,
 };
-use afresh_memory::{Feature, Image, PAGE_SIZE, PageRange};
+use afresh_memory::{Feature, Image, PAGE_SIZE};
 use afresh_pager::{SnapshotMemory, SnapshotOptions};
 use afresh_pool::{PoolStats, Recycled};
 use afresh_snapshot::Branch;
@@ -25,7 +25,7 @@ use super::{
 use crate::guests::call::{CallInput, Entry, ErrorKind, Exit};
 use crate::guests::session_files::SessionFiles;
 use crate::{
-    Answer, Call, CallError, Cause, Channel, Guest, Kind, Lease, LeaseError, OpenError, Options,
+    Answer, CallError, Cause, Channel, Guest, Kind, Lease, LeaseError, OpenError, Options,
     SaveError, SessionError, VerifyError, Writer,
 };
 
@@ -333,16 +333,13 @@ impl FrozenGuest for Frozen {
         Feature::UffdSigbus
     }
 
-    fn touched_pages(
+    fn thaw_recording(
         &self,
         snapshot: Snapshot,
-        call: &Call,
         options: &Options,
-    ) -> Result<Vec<PageRange>, Cause> {
+    ) -> Result<(Backend, SnapshotMemory), Cause> {
         let frozen = Self::record(snapshot)?;
-        let guest = Guest::assemble(thaw_frozen(&frozen, options)?, options);
-        guest.ask(call)?;
-        Ok(frozen.memory().touched())
+        Ok((thaw_frozen(&frozen, options)?, frozen.memory().clone()))
     }
 }
 

@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use afresh_files::{Refused, Tree};
-use afresh_memory::{Feature, Image, PageRange};
-use afresh_pager::SnapshotOptions;
+use afresh_memory::{Feature, Image};
+use afresh_pager::{SnapshotMemory, SnapshotOptions};
 use afresh_pool::PoolStats;
 use afresh_store::{Sha256, Snapshot, Store};
 
-use crate::guests::backend::{Instance, SessionLine};
+use crate::guests::backend::{Backend, Instance, SessionLine};
 use crate::guests::call::{Entry, Function};
 use crate::guests::lease::{Channel, Writer};
-use crate::guests::verify::{self, Verification};
+use crate::guests::verify::{Verification, verify_calls};
 use crate::{
     Answer, Call, CallError, Cause, Guest, Kind, LeaseError, Options, SaveError, SessionError,
     VerifyError,
@@ -74,7 +74,7 @@ pub(crate) trait WarmGuest {
     where
         Self: Sized,
     {
-        verify::against_first_answer(self, guest, call, calls, progress)
+        verify_calls(self, guest, call, calls, progress)
     }
 
     /// Compares the instance that the next call would get with the warm state.
@@ -177,13 +177,12 @@ pub(crate) trait FrozenGuest {
     /// Requirement of a recording of the working set of such a guest.
     fn recorder(&self) -> Feature;
 
-    /// The pages that one call touches in a new guest that starts warm.
-    fn touched_pages(
+    /// A new warm guest out of a snapshot of this one, with its memory, which records the pages that are touched.
+    fn thaw_recording(
         &self,
         snapshot: Snapshot,
-        call: &Call,
         options: &Options,
-    ) -> Result<Vec<PageRange>, Cause>;
+    ) -> Result<(Backend, SnapshotMemory), Cause>;
 
     /// Pages at the beginning that are left out of working sets.
     fn skipped_pages(&self) -> usize {

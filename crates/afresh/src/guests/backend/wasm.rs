@@ -3,14 +3,14 @@
 mod component;
 mod module;
 
-use afresh_memory::{Feature, Image, PageRange};
+use afresh_memory::{Feature, Image};
 use afresh_pager::{SnapshotMemory, SnapshotOptions};
 use afresh_store::{Sha256, Snapshot, Store};
 use afresh_wasm::{CallError as WasmError, Engine, EngineConfig, Frozen, GuestOptions, LoadError};
 
 use super::{Backend, FrozenGuest, GuestFile, failed};
 use crate::guests::call::{CallInput, ErrorKind, Exit};
-use crate::{Call, CallError, Cause, Guest, Kind, LeaseError, OpenError, Options};
+use crate::{CallError, Cause, Kind, LeaseError, OpenError, Options};
 
 /// The kind of these guests in snapshots.
 pub(super) const SNAPSHOT_KIND: &str = "wasm";
@@ -177,16 +177,13 @@ impl FrozenGuest for Frozen {
         Feature::UffdSigbus
     }
 
-    fn touched_pages(
+    fn thaw_recording(
         &self,
         snapshot: Snapshot,
-        call: &Call,
         options: &Options,
-    ) -> Result<Vec<PageRange>, Cause> {
+    ) -> Result<(Backend, SnapshotMemory), Cause> {
         let frozen = Self::record(snapshot)?;
-        let guest = Guest::assemble(thaw_frozen(&frozen, options)?, options);
-        guest.ask(call)?;
-        Ok(frozen.memory().touched())
+        Ok((thaw_frozen(&frozen, options)?, frozen.memory().clone()))
     }
 
     /// A module is only read to be compiled, and that takes longer than fetching it.

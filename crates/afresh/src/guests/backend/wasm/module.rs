@@ -11,10 +11,10 @@ use crate::guests::backend::session_line::{self, SessionGuest, SessionLine, unmo
 use crate::guests::backend::{Backend, FileOwner, FrozenGuest, Instance, LiveInstance, WarmGuest};
 use crate::guests::call::{Entry, Function};
 use crate::guests::session_files::SessionFiles;
-use crate::guests::verify::{self, Verification};
+use crate::guests::verify::Verification;
 use crate::{
-    Answer, Call, CallError, Cause, Guest, Kind, Lease, LeaseError, Options, SaveError,
-    SessionError, VerifyError,
+    Answer, CallError, Cause, Guest, Kind, Lease, LeaseError, Options, SaveError, SessionError,
+    VerifyError,
 };
 
 impl WarmGuest for Warm {
@@ -57,20 +57,14 @@ impl WarmGuest for Warm {
         Ok(Box::new(self.freeze_state(&self.root()?)?))
     }
 
-    fn verify(
-        &self,
-        guest: &Guest,
-        call: &Call,
-        calls: u64,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<Verification, VerifyError> {
-        verify::against_untouched(self, guest, call, calls, progress)
-    }
-
     fn compare_next(&self, _: &Guest, found: &mut Verification) -> Result<(), VerifyError> {
         let compared = self.compare().map_err(|error| VerifyError::Compare(error.into()))?;
         found.add(compared.bytes, compared.items.into_iter(), compared.unseen);
         Ok(())
+    }
+
+    fn measures_changes(&self) -> bool {
+        true
     }
 
     fn reseeds_clones(&self) -> Option<bool> {
@@ -176,7 +170,7 @@ impl SessionGuest for Session {
     }
 }
 
-/// The module of a session's guest.
+/// The module behind a session.
 fn warm_module(warm: &Backend) -> Result<&Warm, Cause> {
     match warm {
         Backend::Module(warm) => Ok(warm),
