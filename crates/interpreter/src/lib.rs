@@ -15,8 +15,11 @@ mod answer;
 mod commands;
 mod evaluate;
 mod frame;
+mod handler;
 mod language;
 mod listener;
+#[cfg(feature = "linux")]
+mod program_grants;
 mod request;
 pub mod tag;
 mod value;
@@ -26,6 +29,9 @@ pub use commands::{CommandOutput, Commands};
 #[cfg(feature = "linux")]
 pub use evaluate::proceed;
 pub use evaluate::{Evaluated, evaluate};
+pub use handler::Interpreter;
 pub use language::{Language, LibraryError, UnknownLanguage, is_module};
 pub use listener::{HostCallbacks, Stream, imports, listener, state};
+#[cfg(feature = "linux")]
+pub use program_grants::ProgramGrants;
 pub use request::{CELL, COMMAND, CallConvention, RUN, Request, SETUP, Tools};

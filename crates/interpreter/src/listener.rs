@@ -5,6 +5,7 @@
 use afresh::wasm::wasmtime::{self, Caller, Extern, Linker, Memory};
 use afresh::wasm::{Host, Imports, State, hand_over};
 
+use crate::commands::Commands;
 use crate::frame::Frame;
 
 /// The module that guests of [`CallConvention::Array`](crate::CallConvention::Array) import their host's functions from.
@@ -44,8 +45,17 @@ pub trait HostCallbacks: Default + Send + 'static {
     /// # Errors
     /// As [`HostCallbacks::print`].
     fn print_command(&mut self, number: u32, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
-        let _ = number;
-        self.print(stream, bytes)
+        // Other processes were started by the code, so their output is part of its output.
+        match self.commands().is_some_and(|all| all.print(number, stream, bytes)) {
+            true => Ok(()),
+            false => self.print(stream, bytes),
+        }
+    }
+
+    /// The commands that receive their output, their ends and the answer to their start; `None` where they have no
+    /// receivers.
+    fn commands(&self) -> Option<&Commands> {
+        None
     }
 
     /// Takes a result of code that [`CELL`](crate::CELL) runs: an object in JSON, from a guest that may send any bytes.
@@ -59,12 +69,16 @@ pub trait HostCallbacks: Default + Send + 'static {
 
     /// A command has ended, with this status: negative for a signal.
     fn command_ended(&mut self, number: u32, status: i32) {
-        let _ = (number, status);
+        if let Some(commands) = self.commands() {
+            commands.ended(number, status);
+        }
     }
 
     /// The guest has answered, by a frame, and may continue.
     fn answered(&mut self, answer: &[u8]) {
-        let _ = answer;
+        if let Some(commands) = self.commands() {
+            commands.answered(answer);
+        }
     }
 
     /// Whether the call may run on. While a Linux program runs this is called at least every 100 ms.

@@ -143,6 +143,18 @@ impl Request {
         Self { bytes: bytes.to_vec(), form: CallConvention::Array }
     }
 
+    /// The bytes of a request for a minimal evaluation, in a separate clone; after their length for a program's standard
+    /// input.
+    #[must_use]
+    pub fn minimal(form: CallConvention, tools: &Tools, for_program: bool) -> Vec<u8> {
+        let mut request = Self::new(form, RUN, tools, "1+1", "<sandbox>", None);
+        request.address_to(1, afresh::wasm::entropy_bytes());
+        match for_program {
+            true => request.after_length(),
+            false => request.bytes,
+        }
+    }
+
     /// Sets a clone's number and entropy, if its guest gets them in the request.
     pub fn address_to(&mut self, clone: u64, entropy: [u8; 16]) {
         if self.form == CallConvention::Frame {

@@ -4,9 +4,8 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 
-use afresh::wasm::entropy_bytes;
 use afresh::{CallError, Function, Lease};
-use afresh_interpreter::{CallConvention, Commands, RUN, Request, Tools};
+use afresh_interpreter::{CallConvention, Commands, Request, Tools};
 use serde_json::{Value, json};
 
 use crate::call::{Call, CallState, Limits, Reason, Stop};
@@ -37,14 +36,9 @@ impl Setup {
         Request::new(form, what, &self.tools, source, name, arguments)
     }
 
-    /// The request for a minimal evaluation, in its own clone; after its length for a program's standard input.
-    pub(crate) fn least(&self, form: CallConvention, linux: bool) -> Vec<u8> {
-        let mut request = self.request(RUN, "1+1", "<sandbox>", None, form);
-        request.address_to(1, entropy_bytes());
-        match linux {
-            true => request.after_length(),
-            false => request.bytes().to_vec(),
-        }
+    /// The request for a minimal evaluation.
+    pub(crate) fn minimal_request(&self, form: CallConvention, linux: bool) -> Vec<u8> {
+        Request::minimal(form, &self.tools, linux)
     }
 }
 

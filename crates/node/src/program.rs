@@ -4,16 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use afresh::linux::{Destination, Program};
-use afresh_interpreter::Language;
+use afresh_interpreter::{Language, ProgramGrants};
 use serde::Deserialize;
 
 use crate::error::Failure;
-
-/// Maximum time that background work continues after a call is answered, and maximum time of a separate slice.
-const SLICE: Duration = Duration::from_millis(50);
-
-/// Maximum time until a call notices that it has to end.
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The grants and limits of a Linux program.
 #[derive(Clone, Debug, Deserialize)]
@@ -53,30 +47,8 @@ impl ProgramOptions {
         };
         let reaches = self.net.iter().map(destination).collect::<Result<Vec<_>, _>>()?;
         let start = self.start.map(|start| milliseconds(start, "a setupTimeoutMs")).transpose()?;
-        let own = self.clone();
-        Ok(move |program: Program| {
-            let mut program = program
-                // The watch of each call ends it, at its own limit.
-                .time_limit(Duration::MAX)
-                // The call's state bounds the output that is kept.
-                .output_limit(usize::MAX)
-                .slice(SLICE)
-                .poll_interval(POLL_INTERVAL)
-                .memory_limit(own.memory)
-                .storage_limit(own.storage);
-            if let Some(language) = language {
-                program = language.program(program.clone()).unwrap_or(program);
-            }
-            if let Some(start) = start {
-                program = program.start_limit(start);
-            }
-            if let Some(cwd) = &own.cwd {
-                program = program.directory(cwd);
-            }
-            program = own.dirs.iter().fold(program, Program::grant);
-            program =
-                own.env.iter().fold(program, |program, (name, value)| program.env(name, value));
-            reaches.iter().cloned().fold(program, Program::reach)
-        })
+        let Self { env, dirs, cwd, memory, storage, .. } = self.clone();
+        let grants = ProgramGrants { env, dirs, net: reaches, cwd, memory, storage, start };
+        Ok(grants.shape(language))
     }
 }

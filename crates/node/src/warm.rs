@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use afresh::files::{Budget, Time, Tree};
 use afresh::{Call as WarmUpCall, Function, Guest, Options, Reference, SaveOptions};
-use afresh_interpreter::{CallConvention, Language, Request};
+use afresh_interpreter::{CallConvention, Interpreter, Language, Request};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -42,29 +42,6 @@ pub(crate) struct ProgramOpening {
     cache: Option<PathBuf>,
     limits: Limits,
     linux: ProgramOptions,
-}
-
-/// What evaluates code.
-pub(crate) struct Interpreter {
-    pub(crate) handler: Function,
-    pub(crate) form: CallConvention,
-}
-
-impl Interpreter {
-    /// The guest's, if it has one.
-    fn of(guest: &Guest) -> Option<Self> {
-        if let Some(language) = Language::of_program(guest) {
-            return Some(Self {
-                handler: guest.function(language.form.function()).ok()?,
-                form: language.form,
-            });
-        }
-        let module = guest.as_module()?;
-        CallConvention::ALL.into_iter().find_map(|form| {
-            module.function_type(form.function()).ok()?;
-            Some(Self { handler: guest.function(form.function()).ok()?, form })
-        })
-    }
 }
 
 /// A guest in its warm state.
@@ -243,8 +220,9 @@ impl Warm {
         let to = reference(to)?;
         let form = self.interpreter.as_ref().map(|interpreter| interpreter.form);
         let linux = self.guest.kind() == afresh::Kind::Program;
-        let least =
-            form.map(|form| WarmUpCall::bytes(form.function(), self.setup.least(form, linux)));
+        let least = form.map(|form| {
+            WarmUpCall::bytes(form.function(), self.setup.minimal_request(form, linux))
+        });
         // Pages that every evaluation touches are read first when the snapshot is opened, and not one by one.
         let recorded = least.map(|call| self.guest.save(&to, &SaveOptions::new().record(call)));
         let saved = match recorded {

@@ -371,24 +371,8 @@ impl HostCallbacks for CallState {
         self.keep(stream, bytes).map_err(|cut| self.ended(cut))
     }
 
-    fn print_command(&mut self, number: u32, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
-        // Other processes were started by the code, so their output is part of its output.
-        match self.commands.as_ref().is_some_and(|all| all.print(number, stream, bytes)) {
-            true => Ok(()),
-            false => self.print(stream, bytes),
-        }
-    }
-
-    fn answered(&mut self, answer: &[u8]) {
-        if let Some(commands) = &self.commands {
-            commands.answered(answer);
-        }
-    }
-
-    fn command_ended(&mut self, number: u32, status: i32) {
-        if let Some(commands) = &self.commands {
-            commands.ended(number, status);
-        }
+    fn commands(&self) -> Option<&Commands> {
+        self.commands.as_ref()
     }
 
     fn proceeds(&mut self) -> bool {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use afresh::{Call, Function, Guest, Options, Reference, SaveOptions};
-use afresh_interpreter::{CallConvention, Language, Request};
+use afresh_interpreter::{CallConvention, Interpreter, Language, Request};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
@@ -15,29 +15,6 @@ use crate::outcome::{Callables, Setup, evaluate};
 use crate::program::{ProgramOptions, language, seconds};
 use crate::session::Session;
 use crate::signals;
-
-/// What evaluates code.
-pub(crate) struct Interpreter {
-    pub(crate) handler: Function,
-    pub(crate) form: CallConvention,
-}
-
-impl Interpreter {
-    /// The guest's, if it has one.
-    fn of(guest: &Guest) -> Option<Self> {
-        if let Some(language) = Language::of_program(guest) {
-            return Some(Self {
-                handler: guest.function(language.form.function()).ok()?,
-                form: language.form,
-            });
-        }
-        let module = guest.as_module()?;
-        CallConvention::ALL.into_iter().find_map(|form| {
-            module.function_type(form.function()).ok()?;
-            Some(Self { handler: guest.function(form.function()).ok()?, form })
-        })
-    }
-}
 
 /// A guest in its warm state.
 #[pyclass(frozen, module = "afresh._native")]
@@ -252,7 +229,8 @@ impl Warm {
         let to = reference(to)?;
         let form = self.interpreter.as_ref().map(|interpreter| interpreter.form);
         let linux = self.guest.kind() == afresh::Kind::Program;
-        let least = form.map(|form| Call::bytes(form.function(), self.setup.least(form, linux)));
+        let least =
+            form.map(|form| Call::bytes(form.function(), self.setup.minimal_request(form, linux)));
         let saved = py.detach(|| {
             // Pages that every evaluation touches are read first when the snapshot is opened, and not one by one.
             let recorded = least.map(|call| self.guest.save(&to, &SaveOptions::new().record(call)));
