@@ -95,7 +95,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
     let mut packages = Vec::new();
     for target in [GLIBC, MUSL] {
         let kinds = options.kinds.iter().filter(|(_, of)| *of == target);
-        let kinds: Vec<&str> = kinds.map(|(kind, _)| *kind).collect();
+        let kinds: Vec<&'static str> = kinds.map(|(kind, _)| *kind).collect();
         if kinds.is_empty() {
             continue;
         }
@@ -112,7 +112,6 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
                 "image" => image::build(&installed, &folder)?,
                 _ => archive::build(&installed, &folder, target)?,
             };
-            let (kind, _) = KINDS.into_iter().find(|(of, _)| *of == kind).context("a kind")?;
             packages.push(Package { kind, path });
         }
         if target == GLIBC || !folder.join(bill::NAME).exists() {
@@ -174,7 +173,7 @@ fn time() -> Result<String> {
     output(&mut git).context("without git, SOURCE_DATE_EPOCH has to be set")
 }
 
-/// A reproducible tar of a folder's contents: sorted, owned by root, all of one time.
+/// A reproducible tar of these entries of a folder: sorted, owned by root, all of one time.
 fn pack(folder: &Path, entries: &[&str], archive: &Path) -> Result<()> {
     let mut tar = Command::new("tar");
     tar.args(["--sort=name", "--format=gnu", "--owner=0", "--group=0", "--numeric-owner"]);

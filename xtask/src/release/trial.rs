@@ -75,7 +75,7 @@ impl Drop for Root {
                 Command::new("umount").args(["-R", "-l"]).arg(self.0.join(system)).status();
             all_unmounted &= unmounted.is_ok_and(|status| status.success());
         }
-        // What is still mounted there belongs to the host.
+        // A file system that is still mounted there belongs to the host.
         if all_unmounted {
             let _ = std::fs::remove_dir_all(&self.0);
         }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Measurement, Side};
+use super::Measurement;
 
 const WIDTH: f64 = 360.0;
 const LINE_HEIGHT: f64 = 18.0;
@@ -41,15 +41,6 @@ impl Scale {
     }
 }
 
-/// The class of a mark, by which the page chooses its colour.
-fn class(side: Side) -> &'static str {
-    match side {
-        Side::Afresh => "ours",
-        Side::Rival => "rival",
-        Side::Floor => "floor",
-    }
-}
-
 /// One line for each row: a dot at the median, a bar from the minimum to the 99th percentile. A line
 /// is as high as a row of the table.
 pub(super) fn dots(rows: &[&Measurement]) -> Vec<String> {
@@ -69,7 +60,7 @@ pub(super) fn dots(rows: &[&Measurement]) -> Vec<String> {
             );
         }
         let [low, middle, high] = [row.min, row.median, row.p99].map(|value| scale.position(value));
-        let class = class(row.side());
+        let class = row.side().class();
         let y = LINE_HEIGHT / 2.0;
         let _ = write!(
             svg,
@@ -138,7 +129,7 @@ pub(super) fn threads(rows: &[&Measurement]) -> Option<String> {
             .map(|row| format!("{:.1},{:.1}", across.position(row.threads as f64), y(row.median)))
             .collect();
         let last = series[series.len() - 1];
-        let class = class(last.side());
+        let class = last.side().class();
         let mut label = y(last.median) + 4.0;
         while taken.iter().any(|other| (other - label).abs() < 12.0) {
             label += 3.0;

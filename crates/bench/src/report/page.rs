@@ -260,11 +260,7 @@ fn write_rows(page: &mut String, table: &TableResult, rows: &[&Measurement]) -> 
             escaped(unit)
         )?;
         for (row, chart) in rows.iter().zip(charts) {
-            let class = match row.side() {
-                Side::Afresh => "ours",
-                Side::Rival => "rival",
-                Side::Floor => "floor",
-            };
+            let class = row.side().class();
             let ratio = ours.map_or_else(String::new, |ours| format!("{:.2}x", row.median / ours));
             write!(
                 page,

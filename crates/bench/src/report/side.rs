@@ -13,6 +13,17 @@ pub enum Side {
     Floor,
 }
 
+impl Side {
+    /// The class of its marks and rows on the page, which sets their colour.
+    pub(super) fn class(self) -> &'static str {
+        match self {
+            Self::Afresh => "ours",
+            Self::Rival => "rival",
+            Self::Floor => "floor",
+        }
+    }
+}
+
 /// Beginnings of strategies without a reset.
 const FLOORS: [&str; 4] = ["floor", "none", "resident", "write+fsync"];
 

@@ -134,7 +134,7 @@ pub(crate) enum Table {
     Serve {
         #[command(flatten)]
         common: Common,
-        /// Command of afresh, by default the one beside this program.
+        /// Command of afresh, by default the one in the folder of this program.
         #[arg(long, value_name = "COMMAND")]
         afresh: Option<PathBuf>,
         /// Command of wasmtime 48, from `cargo install wasmtime-cli@48`.
@@ -220,7 +220,7 @@ fn scratch(parent: Option<&Path>) -> anyhow::Result<TempDir> {
         .with_context(|| format!("cannot create a directory in {}", parent.display()))
 }
 
-/// The command `afresh`: the given one, else the one beside this program, else the one in `PATH`.
+/// The command `afresh`: the given one, else the one in the folder of this program, else the one in `PATH`.
 #[cfg(feature = "http")]
 fn afresh_command(given: Option<&PathBuf>) -> PathBuf {
     let beside = || {
