@@ -87,10 +87,10 @@ fuzz_target!(|input: Input| {
         return;
     }
     let mut whole = vec![0; pages * PAGE];
-    snapshot.read(0, &mut whole).expect("what was verified is read");
+    snapshot.read(0, &mut whole).expect("verified contents are read");
     for page in 0..pages {
         let mut one = [0; PAGE];
-        snapshot.read(page, &mut one).expect("what was verified is read");
+        snapshot.read(page, &mut one).expect("verified contents are read");
         assert!(one[..] == whole[page * PAGE..][..PAGE]);
     }
     assert!(snapshot.working_set().iter().all(|run| run.end() <= pages));

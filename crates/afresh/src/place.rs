@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn an_at_sign_in_a_path_is_told_by_what_exists() {
+    fn an_at_sign_in_a_path_is_resolved_by_the_existing_files() {
         let home = "/home/me@work/new";
         assert_eq!(parse(home, &[], &[]).unwrap(), (store(home), None));
         assert_eq!(parse("a@b", &["a@b"], &[]).unwrap(), (store("a@b"), None));

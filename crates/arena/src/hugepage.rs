@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_too_short_for_what_must_be_visible_is_not_used() {
+    fn a_mapping_shorter_than_the_visible_part_is_not_used() {
         assert_eq!(left_over(&[hugepage(512, 100)], 200), None);
         assert_eq!(left_over(&[hugepage(512, 100)], 100), Some((512, Order::HUGE)));
     }

@@ -73,7 +73,7 @@ impl Region {
     ///
     /// `None` when the region is full.
     #[must_use]
-    #[expect(clippy::mut_from_ref, reason = "every call returns memory of its own")]
+    #[expect(clippy::mut_from_ref, reason = "every call returns separate memory")]
     pub fn bytes(&self, len: usize) -> Option<&mut [u8]> {
         let layout = Layout::array::<u8>(len).ok()?;
         let start = self.allocate(layout)?;

@@ -88,7 +88,7 @@ fn an_arena_out_of_a_snapshot_holds_what_was_frozen() {
 }
 
 #[test]
-fn a_slot_starts_every_run_from_what_an_arena_held() {
+fn a_slot_starts_every_run_from_the_contents_of_an_arena() {
     let image = filled(ArenaOptions::on_touch(2048)).freeze().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let store = Store::create(dir.path()).unwrap();

@@ -408,7 +408,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_goes_back_to_what_it_had_counted() {
+    fn a_process_rolls_back_to_its_earlier_count() {
         let count = "n=0; while read line; do n=$((n+1)); echo $n; done";
         let mut shell = Command::new("sh")
             .args(["-c", count])

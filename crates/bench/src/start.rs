@@ -136,7 +136,7 @@ pub fn start(
 
 /// The same snapshots, opened where they are on a server.
 #[cfg(feature = "remote")]
-#[allow(clippy::too_many_arguments, reason = "what `start` has at hand")]
+#[allow(clippy::too_many_arguments, reason = "options of `start`")]
 fn in_remote(
     url: &str,
     store: &Store,

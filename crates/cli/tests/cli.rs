@@ -61,7 +61,7 @@ fn run_starts_every_call_from_the_warm_state() {
 }
 
 #[test]
-fn what_goes_wrong_is_named_and_has_an_exit_code() {
+fn each_failure_is_named_and_has_an_exit_code() {
     let guest = module("wrong", COUNTER);
     for (arguments, code, message) in [
         (vec!["run", "/nonexistent.wasm"], 1, "cannot read /nonexistent.wasm"),

@@ -32,7 +32,7 @@ fn can_run() -> bool {
 }
 
 #[test]
-fn a_program_connects_to_what_it_may_and_nowhere_else() {
+fn a_program_connects_to_granted_destinations_only() {
     if !can_run() || !std::path::Path::new("/bin/bash").is_file() {
         println!("SKIPPED: no bash, or no guests");
         return;
@@ -137,7 +137,7 @@ fn a_program_is_kept_as_a_snapshot_and_forked() {
 }
 
 #[test]
-fn what_cannot_run_is_refused_with_the_reason() {
+fn a_program_that_cannot_run_is_refused_with_the_reason() {
     let output = afresh(&["run", "--linux", "no-such-program-here"], "");
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("program no-such-program-here not found in PATH"));

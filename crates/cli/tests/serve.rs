@@ -82,7 +82,7 @@ impl Serving {
 }
 
 #[test]
-fn a_server_renews_its_guests_and_ends_when_it_is_told_to() {
+fn a_server_reloads_its_guests_and_ends_on_request() {
     let dir = tempfile::tempdir().unwrap();
     parrot(dir.path(), "one.wasm", "the first");
     parrot(dir.path(), "two.wasm", "another");
@@ -106,7 +106,7 @@ fn a_server_renews_its_guests_and_ends_when_it_is_told_to() {
 }
 
 #[test]
-fn guests_of_the_command_line_have_routes_and_wrong_usage_is_told() {
+fn guests_of_the_command_line_have_routes_and_wrong_usage_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     parrot(dir.path(), "one.wasm", "one");
     let guest = dir.path().join("one.wasm");

@@ -98,7 +98,7 @@ fn a_warm_guest_runs_out_of_a_directory_a_file_and_a_remote() {
 }
 
 #[test]
-fn forks_go_on_from_where_a_call_ended_and_store_what_it_changed() {
+fn forks_continue_from_the_end_of_a_call_and_store_its_changes() {
     let dir = Dir::new();
     let (guest, store) = (dir.path("guest.wasm"), dir.path("store"));
     let at = |name: &str| format!("{store}@{name}");
@@ -248,7 +248,7 @@ fn only_trusted_signatures_and_the_right_key_open_a_snapshot() {
 }
 
 #[test]
-fn what_cannot_be_saved_or_opened_is_said_with_its_reason() {
+fn failed_saves_and_opens_report_the_reason() {
     let dir = Dir::new();
     let (guest, store) = (dir.path("guest.wasm"), dir.path("store"));
     ok(&["snapshot", &guest, "--warm", "warm:40", "--to", &store]);

@@ -162,7 +162,7 @@ fn holes_of_a_diff_are_as_in_its_parent() {
 }
 
 #[test]
-fn inspect_tells_what_a_snapshot_holds() {
+fn inspect_lists_the_contents_of_a_snapshot() {
     let (bench, ..) = two_snapshots();
     let found = &bench.json(&["inspect", "store@old", "--pages", "--verify"])[0];
     assert_eq!(found["pages"], 8);
@@ -283,7 +283,7 @@ fn a_damaged_layer_is_named_and_used_by_no_verb() {
 }
 
 #[test]
-fn what_is_wrong_with_a_place_or_name_is_said_with_the_way_out() {
+fn errors_of_places_and_names_report_the_way_out() {
     let (bench, ..) = two_snapshots();
     let url = bench.url("remote");
     bench.ok(&["push", "store", &url]);
@@ -348,7 +348,7 @@ fn gc_removes_only_what_no_name_reaches() {
 }
 
 #[test]
-fn compact_keeps_every_page_and_drops_the_working_set_only_when_told() {
+fn compact_keeps_every_page_and_drops_the_working_set_only_on_request() {
     let bench = Bench::new();
     let store = Store::create(bench.path("store")).unwrap();
     let guest = GuestBuild {
@@ -372,7 +372,7 @@ fn compact_keeps_every_page_and_drops_the_working_set_only_when_told() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_crash() {
+fn a_closed_output_pipe_is_no_crash() {
     let (bench, ..) = two_snapshots();
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);

@@ -73,7 +73,7 @@ mod tests {
 
     /// Random writes and cuts: every position where two bytes differ is listed.
     #[test]
-    fn every_place_that_changed_is_told() {
+    fn every_changed_place_is_reported() {
         let now = Time::default();
         let mut tree = Tree::new(Budget::default());
         let node = tree.write_path("/a", &[7; 20 * PAGE], now).unwrap();

@@ -63,7 +63,7 @@ impl<'de, T: Deserialize<'de> + Cost> Deserialize<'de> for Sum<T> {
 
 /// Fields of `wire::Saved`.
 #[derive(Deserialize)]
-#[expect(dead_code, reason = "fields without memory of their own are skipped")]
+#[expect(dead_code, reason = "fields without owned memory are skipped")]
 struct TreeShape<'a>(
     u32,
     (u64, u64),
@@ -78,7 +78,7 @@ struct TreeShape<'a>(
 
 /// Fields of `kept::SavedLayer`.
 #[derive(Deserialize)]
-#[expect(dead_code, reason = "fields without memory of their own are skipped")]
+#[expect(dead_code, reason = "fields without owned memory are skipped")]
 struct LayersShape<'a>(
     u32,
     u64,
@@ -88,12 +88,12 @@ struct LayersShape<'a>(
 
 /// Fields of `wire::SavedNode`.
 #[derive(Deserialize)]
-#[expect(dead_code, reason = "fields without memory of their own are skipped")]
+#[expect(dead_code, reason = "fields without owned memory are skipped")]
 struct NodeShape<'a>(u32, Times, bool, #[serde(borrow)] BodyShape<'a>);
 
 /// Variants of `wire::SavedBody`.
 #[derive(Deserialize)]
-#[expect(dead_code, reason = "fields without memory of their own are skipped")]
+#[expect(dead_code, reason = "fields without owned memory are skipped")]
 enum BodyShape<'a> {
     File(u64, Sum<(u64, u32)>, Option<(SavedSource, u64)>),
     Directory(u64, #[serde(borrow)] Sum<EntryShape<'a>>),

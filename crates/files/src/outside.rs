@@ -1,4 +1,4 @@
-//! The tree from outside: whole files by their paths, for whoever gives a guest its files and takes results.
+//! The tree from outside: whole files by their paths, for the host that provides files and takes results.
 //!
 //! Paths begin at the root, with or without a slash, and follow symbolic links within the tree.
 
@@ -13,7 +13,7 @@ const MIN_HOLES: u64 = 1 << 20;
 const MAX_HOLES: u64 = 16 << 20;
 
 impl Tree {
-    /// What a path leads to, its last link followed.
+    /// The node at a path, after following its last link.
     ///
     /// # Errors
     /// As [`Tree::walk`]; [`Refused::Missing`].
@@ -24,7 +24,7 @@ impl Tree {
         }
     }
 
-    /// What a path leads to, as `stat` tells.
+    /// Attributes of the node at a path, as of `stat`.
     ///
     /// # Errors
     /// As [`Tree::find`].
@@ -62,7 +62,7 @@ impl Tree {
         Ok(bytes)
     }
 
-    /// Writes a whole file, in place of what it had, with the directories above it that are missing. When it
+    /// Replaces or creates a whole file, and creates missing directories above it. When it
     /// does not fit the tree stays as it was.
     ///
     /// # Errors

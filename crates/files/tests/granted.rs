@@ -165,7 +165,7 @@ fn a_file_is_made_through_a_dangling_link_only_beneath() {
 }
 
 #[test]
-fn what_is_granted_for_reading_changes_through_no_handle() {
+fn files_granted_for_reading_change_through_no_handle() {
     let outside = Outside::new();
     let inside = outside.granted();
     fs::create_dir(inside.join("d")).unwrap();

@@ -22,7 +22,7 @@ fn one(name: &str, bytes: &[u8]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn an_images_layers_lie_over_one_another_with_what_is_gone_gone() {
+fn layers_of_an_image_stack_and_removals_hold() {
     let layout = Layout::new();
     let directories = tar::EntryType::Directory;
     let image = layout.image(
@@ -96,7 +96,7 @@ fn an_image_says_how_its_program_is_started() {
 }
 
 #[test]
-fn the_image_that_is_meant_is_told_by_name_digest_or_machine() {
+fn an_image_is_chosen_by_name_digest_or_architecture() {
     let layout = Layout::new();
     let name =
         |name: &str| format!(r#","annotations":{{"org.opencontainers.image.ref.name":"{name}"}}"#);

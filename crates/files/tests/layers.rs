@@ -204,7 +204,7 @@ fn one_of_two_that_keep_a_host_directory_at_once_decides_for_both() {
 }
 
 #[test]
-fn what_was_lost_before_it_was_kept_is_named() {
+fn a_file_lost_before_it_was_kept_is_named() {
     let directory = host();
     let top = directory.path().join("top");
     let tree = over(Layer::directory(&top).unwrap());
@@ -216,7 +216,7 @@ fn what_was_lost_before_it_was_kept_is_named() {
 }
 
 #[test]
-fn whoever_exchanges_a_directory_for_a_link_leads_nowhere() {
+fn a_directory_exchanged_for_a_link_is_not_followed() {
     let directory = host();
     let top = directory.path().join("top");
     let tree = over(Layer::directory(&top).unwrap());
@@ -228,7 +228,7 @@ fn whoever_exchanges_a_directory_for_a_link_leads_nowhere() {
 }
 
 #[test]
-fn layers_lie_over_one_another_and_at_places() {
+fn layers_stack_and_mount_at_paths() {
     let directory = host();
     let other = tempfile::tempdir().unwrap();
     std::fs::create_dir(other.path().join("sub")).unwrap();
@@ -413,7 +413,7 @@ fn bytes_from_strangers_are_a_tree_or_an_error() {
 }
 
 #[test]
-fn a_layer_of_one_file_shows_it_under_its_name_and_is_told_by_what_it_is_known_as() {
+fn a_layer_of_one_file_has_its_path_and_is_identified_by_its_known_name() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("library.zip");
     std::fs::write(&path, [7; 10_000]).unwrap();

@@ -56,7 +56,7 @@ fn positions_holes_and_listings_go_with_the_open_file() {
 }
 
 #[test]
-fn a_budget_bounds_what_is_stored_and_gives_back_what_is_gone() {
+fn a_budget_bounds_stored_bytes_and_refunds_removed_ones() {
     let mut tree = Tree::new(Budget { bytes: 100_000, files: 20 });
     assert_eq!(tree.write_path("/big", &[1; 200_000], NOW), Err(Refused::Full));
     assert_eq!(tree.used(), Budget { bytes: 0, files: 0 }, "nothing is left of it");

@@ -63,7 +63,7 @@ fn lower() -> Entries<'static> {
 }
 
 #[test]
-fn a_removal_changes_nothing_where_its_directory_is_none() {
+fn a_removal_without_its_directory_changes_nothing() {
     for removal in ["file/.wh.x", "file/.wh..wh..opq", "none/.wh.x", "none/.wh..wh..opq", ".wh.x"] {
         let all = paths(&[lower(), vec![(removal, FILE, "", b"")]]);
         assert_eq!(all, ["file", "lib", "usr", "usr/one"], "{removal}");

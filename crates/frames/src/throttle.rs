@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wastes_is_served_ever_less_often_until_he_uses_what_he_gets() {
+    fn a_consumer_that_wastes_pages_is_supplied_less_often_until_it_uses_them() {
         let count = Arc::new(Count::default());
         let throttled = ThrottledStock::new(count.clone());
         let memory = Reservation::new(1).unwrap();

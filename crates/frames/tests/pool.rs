@@ -312,7 +312,7 @@ fn a_lease_that_cannot_be_unmapped_takes_its_memory_out_of_circulation() {
 }
 
 #[test]
-fn trimming_returns_memory_to_the_kernel_and_keeps_what_it_was_told_to() {
+fn trimming_returns_memory_to_the_kernel_and_keeps_the_requested_pages() {
     let pool = Pool::new(PoolOptions { background: None, ..options(4096) }).unwrap();
     pool.stock(4096).unwrap();
     assert_eq!(pool.resident_bytes(), 16 << 20);
@@ -379,7 +379,7 @@ fn after_a_soak_under_pressure_the_books_balance_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_stage_hands_over_private_zero_memory_and_never_makes_anybody_wait() {
+fn a_stage_supplies_private_zero_memory_without_waiting() {
     let stage = afresh_frames::Stage::new(2048).unwrap();
     eventually("populating", || stage.ready() == 2048);
     let memory = Reservation::aligned(8192, 2 << 20).unwrap();

@@ -222,7 +222,7 @@ def _start(wanted):
 
 
 def _input_of(process):
-    """The descriptor of a command's input or terminal."""
+    """The input descriptor or terminal of a command."""
     to = _terminals.get(process.pid)
     if to is None and process.stdin is not None and not process.stdin.closed:
         to = process.stdin.fileno()

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_code_gave_and_threw_is_told_apart() {
+    fn values_and_exceptions_of_code_are_distinguished() {
         let read = |bytes: &[u8]| Answer::read(bytes).unwrap();
         assert_eq!(read(b"\x83\x00\xf7\xf6"), Answer::Done);
         assert_eq!(read(b"\x83\x00\xf6\x60"), Answer::Done);

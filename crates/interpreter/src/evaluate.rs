@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_interpreter_is_asked_just_what_was_given() {
+    fn a_guest_that_is_no_interpreter_gets_its_input_unchanged() {
         let component = r#"(component
             (core module $m
                 (memory (export "memory") 1)

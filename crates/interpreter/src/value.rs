@@ -185,7 +185,7 @@ mod tests {
     static METER: afresh_budget::meter::Meter = afresh_budget::meter::Meter;
 
     #[test]
-    fn what_has_json_is_json_and_nothing_else_is() {
+    fn only_values_with_a_json_form_become_json() {
         let read = |bytes: &[u8]| read(&mut Decoder::new(bytes));
         let json = |bytes: &[u8]| read(bytes).unwrap().map(|value| value.to_string());
         assert_eq!(

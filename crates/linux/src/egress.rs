@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_granted_is_told_from_what_is_not() {
+    fn granted_destinations_are_distinguished_from_others() {
         let all = granted(&[
             "Api.Example.org:443",
             "*.example.net:*",

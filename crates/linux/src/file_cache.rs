@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_a_file_lie_there_once_as_long_as_somebody_shows_them() {
+    fn bytes_of_a_file_are_cached_once_while_they_are_mapped() {
         let ((tree, node), mut contents) = (tree(8), FileCache::default());
         let mut show = |tree: &Tree, from: u64, len: u64| {
             contents.show(tree, node, from * PAGE, len * PAGE, u64::MAX).unwrap().unwrap()
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_the_budget_is_not_there_and_costs_nothing() {
+    fn a_file_over_the_budget_is_not_cached_and_costs_nothing() {
         let ((tree, node), mut contents) = (tree(8), FileCache::default());
         let kept = contents.show(&tree, node, 0, PAGE, 4 * PAGE).unwrap();
         assert!(kept.is_some());

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_shown_to_who_asks_and_kept_for_nobody() {
+    fn files_are_shown_to_waiting_readers_and_not_kept() {
         let view = FileView::default();
         let mut tree = Tree::new(Budget::default());
         tree.write_path("/a", b"1", Time::default()).unwrap();

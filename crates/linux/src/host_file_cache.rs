@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_the_hosts_lies_there_once_for_all() {
+    fn a_host_file_is_cached_once_for_all_guests() {
         let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let (one, mut two) = (over(here), over(here));
         let (first, second) =
@@ -108,14 +108,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_just_changed_is_not_taken_for_what_it_may_be_by_now() {
+    fn a_recently_changed_host_file_is_not_cached() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("new"), b"new").unwrap();
         assert!(mapped_range(&over(directory.path()), "new").is_none());
     }
 
     #[test]
-    fn what_nobody_shows_makes_room() {
+    fn unmapped_files_make_room() {
         let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         let tree = over(here);
         let file = |path: &str| tree.host_file(tree.find(path).unwrap()).unwrap();

@@ -128,8 +128,10 @@ impl Control {
         let text = match self.failed.load(Ordering::Acquire) {
             0 => return Ok(()),
             STUCK => format!("no page within {:?}: the filler is stuck", self.timeout),
-            CUT => "a page of the file that is mapped is gone: the file was cut short, or cannot be read"
-                .to_owned(),
+            CUT => {
+                "a page of the mapped file is missing: the file was truncated, or cannot be read"
+                    .to_owned()
+            }
             DROPPED => "the restore was dropped before it ended".to_owned(),
             _ => match &*self.message.lock().unwrap_or_else(PoisonError::into_inner) {
                 Some(message) => message.clone(),
@@ -184,7 +186,7 @@ mod tests {
     /// A thread that met a lost page may retry at once, even if another thread met one first and
     /// has not finished.
     #[test]
-    fn whoever_closes_the_memory_finds_it_closed() {
+    fn memory_is_closed_when_any_of_its_closers_returns() {
         for _ in 0..300 {
             let memory = Arc::new(Reservation::new(512).unwrap());
             let range = PageRange::new(0, 512);

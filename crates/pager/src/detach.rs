@@ -3,12 +3,12 @@
 //!
 //! A piece is detached so: its pages are made read-only; their present content, the guest's own writes
 //! included, is copied to staged memory; the staged memory takes the mapping's place in one system
-//! call. A write meanwhile raises SIGSEGV, and the handler waits for the piece, which takes a fraction
+//! call. A write during the copy raises SIGSEGV, and the handler waits for the piece, which takes a fraction
 //! of a millisecond; reads never wait. userfaultfd's write protection cannot serve here, since the
 //! kernel offers it for anonymous and shared memory only.
 //!
-//! When the file is cut short, or changed, meanwhile, the memory is closed: the kernel meets a lost
-//! page, never a copy of ours, and what was copied counts only if the file is still what it was.
+//! When the file is truncated or changed during the copy, the memory is closed. The kernel then meets a missing page,
+//! never one of our copies. Copied pages count only if the file is unchanged.
 //!
 //! May break it: a system call that writes to the piece being detached gets `EFAULT`; see
 //! `Restore::resolve`.
@@ -145,13 +145,12 @@ impl Detach {
         }
     }
 
-    /// Copies pages of the target, which is not written meanwhile, to their place in the staged
-    /// memory.
+    /// Copies pages of the target to the staged memory. The target is not written during the copy.
     fn copy(&self, at: PageRange, pages: PageRange) -> Result<(), SourceError> {
         let from = self.target.page_ptr(at.start).cast_const();
         let to = self.staging.page_ptr(pages.start);
         // SAFETY: both ranges are mapped readable and have the length of `pages`; they are distinct
-        // reservations. Nobody can write the source: the protection is in force in every thread
+        // reservations. No thread can write the source: the protection is in force in every thread
         // when the call that set it returns.
         match unsafe { file::copy_mapped(from, to, pages.byte_len()) } {
             Err(error) if error.errno == EFAULT => {
@@ -195,7 +194,7 @@ impl Detach {
             Err((error, _)) => self.control.fail(error),
         }
         if self.control.has_failed() {
-            // Closed meanwhile, perhaps before the piece was opened again.
+            // Closed during the copy, perhaps before the piece was opened again.
             self.target.protect(at, Protection::None)?;
         }
         state.store(if moved.is_ok() { OWNED } else { MAPPED }, Ordering::SeqCst);

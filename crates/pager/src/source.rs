@@ -37,7 +37,7 @@ pub trait PageSource: Send + Sync {
     /// Writes `pages` pages from `first` on to `to`. May block until the pages are there.
     ///
     /// # Safety
-    /// `to` must point at memory for `pages` pages that is writable and not used meanwhile.
+    /// `to` must point at writable memory for `pages` pages, which no one else uses during the call.
     ///
     /// # Errors
     /// [`SourceError`]; nothing that was written may be used then.
@@ -50,8 +50,8 @@ pub trait PageSource: Send + Sync {
     }
 
     /// Whether reads answer as fast as a local disk, so that a thread that needs a page may read
-    /// it, outside of signal handlers. All others are read by threads that may hang, and those who
-    /// wait do not wait for ever.
+    /// it, outside of signal handlers. Other sources are read by threads that may hang, and the wait for them is
+    /// limited.
     fn is_near(&self) -> bool {
         self.signal_safe()
     }
@@ -277,7 +277,7 @@ impl PageSource for SnapshotSource {
     }
 
     unsafe fn read(&self, first: usize, to: *mut u8, pages: usize) -> Result<(), SourceError> {
-        // SAFETY: the caller vouches for the memory, and for its exclusive use meanwhile; any byte
+        // SAFETY: the caller vouches for the memory and its exclusive use during the call; any byte
         // pattern is a valid `u8`, and fresh mappings are initialised to zero.
         let out = unsafe { std::slice::from_raw_parts_mut(to, pages * PAGE_SIZE) };
         Ok(self.snapshot.read(first, out)?)

@@ -10,8 +10,8 @@
 //! * A page that cannot be filled is poisoned, so that touching it raises SIGBUS; where the VMM did not
 //!   allow that, the VMM is ended by SIGBUS. It never reads zeros, and waits no longer than the source
 //!   takes to answer or to fail.
-//! * A hostile message is refused by name before anything is done with it. A VMM that brought a userfaultfd
-//!   would wait for ever for the pages of the call that loads it, so it is ended.
+//! * A hostile message is refused by name before anything is done with it. A VMM with a userfaultfd would never get
+//! the pages of the call that loads it, so it is ended.
 //! * A VMM's message costs no more memory than the page states of the source, and delays no other
 //!   VMM.
 //!
@@ -77,7 +77,7 @@ pub struct VmmOptions<'a> {
     /// Ends the service when set. Pages that are missing then are closed as after a failure.
     pub stop: &'a AtomicBool,
     /// Whether a VMM whose memory cannot be filled nor poisoned, or whose handshake is refused while it
-    /// waits for pages, is ended by SIGBUS. Otherwise it waits for ever, as it would for any dead pager.
+    /// waits for pages, is ended by SIGBUS. Otherwise its wait never ends, as with any dead pager.
     pub end_on_failure: bool,
 }
 

@@ -67,7 +67,7 @@ fn pools(count: usize) -> Vec<Pool<Item>> {
 }
 
 #[test]
-fn what_pools_keep_is_counted_and_given_up_with_them() {
+fn memory_kept_by_pools_is_counted_and_released_with_them() {
     let _alone = alone();
     let budget = Budget::process();
     let pools = pools(3);

@@ -58,7 +58,7 @@ fn an_item_comes_back_clean_and_to_its_key() {
 }
 
 #[test]
-fn what_resets_took_is_counted_also_of_items_that_are_no_more() {
+fn resets_of_dropped_items_stay_counted() {
     let pool = Pool::new(Limits::default());
     for bytes in [0, 1, 4, 5, 100_000] {
         pool.get(1, item(1)).unwrap().bytes = bytes;

@@ -128,7 +128,7 @@ impl<'b> Values<'b> {
     fn read_nested<'py>(&mut self, py: Python<'py>, depth: usize) -> PyResult<Bound<'py, PyAny>> {
         if depth > MAX_DEPTH {
             return Err(MarshalError::new_err(format!(
-                "what the guest sent is nested deeper than {MAX_DEPTH} levels"
+                "the value of the guest is nested deeper than {MAX_DEPTH} levels"
             )));
         }
         self.items += 1;

@@ -38,7 +38,7 @@ def test_code_gives_its_value_its_output_and_where_it_failed(python: afresh.Warm
     result = python.run_code("import sys\nprint('one')\nprint('two', file=sys.stderr)\nx = 1; x + 1")
     assert (result.value, result.text, result.stdout, result.stderr) == (2, "2", "one\n", "two\n")
     assert result.error is None
-    assert result.dirty_pages is None, "what is forgotten is not counted"
+    assert result.dirty_pages is None, "dropped states are not counted"
     with python.sandbox() as sb:
         assert sb.run_code("x = 1; x + 1").dirty_pages
     error = python.run_code("def f():\n    return 1 / 0\nf()").error

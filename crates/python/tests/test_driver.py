@@ -119,7 +119,7 @@ def test_values_of_the_host_are_read(host: Host) -> None:
     del host
 
 
-def test_what_has_no_plain_form_stays_and_shows_itself(host: Host) -> None:
+def test_values_without_a_plain_form_stay_and_have_a_text(host: Host) -> None:
     @dataclasses.dataclass
     class Point:
         x: int
@@ -182,7 +182,7 @@ def test_tools_are_known_while_they_are_offered(host: Host) -> None:
     assert host.run("add")[0] == "NameError"
 
 
-def test_a_clone_draws_its_own_numbers_and_goes_on_with_them(host: Host) -> None:
+def test_a_clone_draws_its_own_numbers_and_continues_with_them(host: Host) -> None:
     host.run("import random")
     drawn = set()
     for clone in range(50):

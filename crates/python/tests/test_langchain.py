@@ -72,7 +72,7 @@ TURNS = [
 ]
 
 
-def test_it_is_over_this_package_and_nobody_elses_copy_is() -> None:
+def test_it_uses_this_package_and_no_other_copy() -> None:
     import langchain_quickjs
     import quickjs_rs
 
@@ -81,7 +81,7 @@ def test_it_is_over_this_package_and_nobody_elses_copy_is() -> None:
 
 
 @pytest.mark.parametrize(("mode", "kept"), [("thread", "objectnumber"), ("turn", "undefinedundefined")])
-def test_what_is_declared_stays_as_long_as_the_mode_says(mode: str, kept: str) -> None:
+def test_declarations_stay_as_long_as_the_mode_says(mode: str, kept: str) -> None:
     first, second = answers(agent(InMemorySaver(), TURNS, mode=mode), 2)
     assert "summed" in first[0]
     assert "6" in first[0]
@@ -94,7 +94,7 @@ def test_in_the_mode_of_calls_nothing_stays() -> None:
     assert "undefined" in said[1]
 
 
-def test_a_thread_goes_on_in_another_agent() -> None:
+def test_a_thread_continues_in_another_agent() -> None:
     saver = InMemorySaver()
     answers(agent(saver, [["const counter = (() => { let n = 0; return () => ++n })(); counter()"]], mode="thread"), 1)
     (said,) = answers(agent(saver, [["counter()"]], mode="thread"), 1)

@@ -26,7 +26,7 @@ def test_a_result_has_value_text_and_output(sb: afresh.Sandbox) -> None:
     assert "<pre>" in r._repr_html_()
 
 
-def test_what_a_program_throws_is_in_the_result_with_its_traceback(sb: afresh.Sandbox) -> None:
+def test_an_exception_is_in_the_result_with_its_traceback(sb: afresh.Sandbox) -> None:
     r = sb.run_code("function inner() { null.x }\ninner()", name="program.js")
     assert isinstance(r.error, afresh.ProgramError)
     assert r.error.name == "TypeError"
@@ -62,7 +62,7 @@ def test_promises_are_waited_for(sb: afresh.Sandbox) -> None:
     assert error.name == "RangeError"
 
 
-def test_calls_go_on_from_one_another_and_a_rollback_undoes_them(sb: afresh.Sandbox) -> None:
+def test_calls_continue_from_one_another_and_a_rollback_undoes_them(sb: afresh.Sandbox) -> None:
     sb.run_code("let count = 1; const list = []")
     first = sb.checkpoint("first")
     sb.run_code("count = 2; for (let i = 0; i < 100000; i++) list.push({i})")
@@ -142,7 +142,7 @@ def test_a_trap_is_an_error_with_its_cause(sb: afresh.Sandbox) -> None:
     assert sb.eval("1") == 1
 
 
-def test_memory_ends_at_its_limit_and_the_program_may_go_on(js: afresh.Warm) -> None:
+def test_memory_ends_at_its_limit_and_the_program_may_continue(js: afresh.Warm) -> None:
     with js.sandbox(memory_limit="16MiB", timeout=60) as sb:
         error = sb.run_code("globalThis.kept = []; for (;;) kept.push(new Uint8Array(1 << 20).fill(1))").error
         assert error is not None
@@ -168,7 +168,7 @@ def test_output_streams_while_the_program_runs(sb: afresh.Sandbox) -> None:
     assert r.stdout == "one\n"
 
 
-def test_what_a_listener_raises_comes_out_and_the_sandbox_heals(sb: afresh.Sandbox) -> None:
+def test_an_exception_of_a_listener_is_raised_and_the_sandbox_heals(sb: afresh.Sandbox) -> None:
     clean = sb.checkpoint("clean")
 
     def listen(stream: str, text: str) -> None:
@@ -185,7 +185,7 @@ def test_a_setup_that_throws_says_what() -> None:
         afresh.warm("js", setup="throw new Error('no such luck')")
 
 
-def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
+def test_a_failed_open_reports_why(tmp_path: Path) -> None:
     with pytest.raises(afresh.OpenError, match="nowhere"):
         afresh.warm(tmp_path / "nowhere.wasm")
     broken = tmp_path / "broken.wasm"

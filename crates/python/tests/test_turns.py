@@ -45,7 +45,7 @@ def test_every_call_starts_where_the_setup_ended(warm: afresh.Warm) -> None:
         result = warm.run_code("print one\ncomplain two\nadd 2")
         assert (result.value, result.text, result.stdout, result.stderr) == (42, "shown", "one\n", "two\n")
         assert result.error is None
-        assert result.dirty_pages is None, "what is forgotten is not counted"
+        assert result.dirty_pages is None, "dropped states are not counted"
 
 
 def test_a_setup_that_fails_says_why(folder: Path) -> None:
@@ -66,7 +66,7 @@ def test_sandboxes_go_back_and_fork_files_included(warm: afresh.Warm) -> None:
         assert sb.diff(clean, sb.checkpoint("later")) is not None
 
 
-def test_the_library_lies_below_and_is_not_written(warm: afresh.Warm, folder: Path) -> None:
+def test_the_library_is_a_lower_layer_and_is_not_written(warm: afresh.Warm, folder: Path) -> None:
     assert warm.eval("read /usr/local/lib/python315.zip") == LIBRARY
     warm.run_code("write /usr/local/lib/python315.zip other")
     assert (folder / "python-stdlib.zip").read_bytes() == LIBRARY
@@ -88,12 +88,12 @@ def test_a_snapshot_holds_no_library_and_needs_it_again(
         afresh.load(tmp_path / "there.afresh")
 
 
-def test_clones_begin_with_entropy_of_their_own(warm: afresh.Warm) -> None:
+def test_clones_begin_with_their_own_entropy(warm: afresh.Warm) -> None:
     drawn = {bytes(warm.eval("clone")) for _ in range(500)}
     with warm.sandbox() as sb:
         one = sb.checkpoint("one")
         drawn.add(sb.eval("clone"))
-        assert sb.eval("clone") in drawn, "the same clone goes on with what it has"
+        assert sb.eval("clone") in drawn, "the same clone continues with its state"
         sb.rollback(one)
         drawn.add(sb.eval("clone"))
         drawn |= {fork.eval("clone") for fork in sb.fork(100)}
@@ -131,7 +131,7 @@ async def test_asynchronous_sandboxes_await_tools(warm: afresh.Warm) -> None:
         assert (result.value, seen) == (42, ["now\n"])
 
 
-def test_what_never_ends_is_ended(warm: afresh.Warm) -> None:
+def test_code_that_never_ends_is_ended(warm: afresh.Warm) -> None:
     with warm.sandbox(timeout=2) as sb:
         clean = sb.checkpoint("clean")
         assert isinstance(sb.run_code("print before\nspin").error, afresh.TimeLimitError)

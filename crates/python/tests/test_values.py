@@ -50,7 +50,7 @@ def test_a_value_comes_back_as_it_went_in(sb: afresh.Sandbox, value: Any) -> Non
     assert type(back) is type(value)
 
 
-def test_what_has_no_number_is_not_a_number(sb: afresh.Sandbox) -> None:
+def test_an_invalid_number_is_not_a_number(sb: afresh.Sandbox) -> None:
     assert math.isnan(sb.apply("(value) => value", math.nan))
     assert math.copysign(1, sb.eval("-0")) == -1
 
@@ -80,14 +80,14 @@ def test_tuples_and_data_classes_and_anything_like_them_are_plain_in_a_guest(sb:
         ("[1, [new Error('some')]][1][0]", "error"),
     ],
 )
-def test_what_stays_in_the_guest_has_a_kind_and_a_text(sb: afresh.Sandbox, code: str, kind: str) -> None:
+def test_a_value_that_stays_in_the_guest_has_a_kind_and_a_text(sb: afresh.Sandbox, code: str, kind: str) -> None:
     value = sb.eval(code)
     assert isinstance(value, afresh.Opaque)
     assert value.kind == kind
     assert value.text
 
 
-def test_what_refers_to_itself_is_an_error_on_both_sides(sb: afresh.Sandbox) -> None:
+def test_a_value_that_contains_itself_is_an_error_on_both_sides(sb: afresh.Sandbox) -> None:
     refers: list[Any] = []
     refers.append(refers)
     with pytest.raises(afresh.MarshalError, match="refers to itself"):
@@ -97,7 +97,7 @@ def test_what_refers_to_itself_is_an_error_on_both_sides(sb: afresh.Sandbox) -> 
     assert sb.eval("1") == 1
 
 
-def test_what_has_no_plain_form_is_refused_by_name(sb: afresh.Sandbox) -> None:
+def test_a_value_without_a_plain_form_is_refused_by_name(sb: afresh.Sandbox) -> None:
     with pytest.raises(afresh.MarshalError, match="object"):
         sb.apply("(value) => value", object())
 

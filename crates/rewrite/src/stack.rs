@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_that_lies_first_in_memory_is_seen() {
+    fn a_stack_at_the_start_of_memory_is_recognised() {
         let module = r#"(module $m (memory 200)
             (global (mut i32) (i32.const 8388608)) (global (mut i32) (i32.const 5))
             (data (i32.const 8388608) "a") (data (i32.const 9000000) "b") (data "passive"))"#;
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_stack_is_none() {
+    fn other_globals_are_no_stack() {
         for text in [
             "(module)",
             "(module (memory 1) (global i32 (i32.const 65536)))",

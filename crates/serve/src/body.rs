@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_counted_until_its_last_part_is_gone() {
+    fn an_answer_is_counted_until_its_last_part_is_sent() {
         let budget = Budget::new(10);
         let mut share = budget.share();
         assert!(share.add(10));

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_not_counted_and_what_is_dropped_is_free_again() {
+    fn a_refused_reservation_is_not_counted_and_a_dropped_one_is_free_again() {
         let budget = Budget::new(10);
         let mut one = budget.share();
         let mut two = budget.share();

@@ -198,7 +198,7 @@ mod tests {
             assert_eq!(refusal.status, StatusCode::BAD_GATEWAY);
             assert!(!refusal.message.contains("secret") && !refusal.message.contains("denied"));
         }
-        assert_ne!(refusals[0].message, refusals[1].message, "each has a number of its own");
+        assert_ne!(refusals[0].message, refusals[1].message, "each has its own number");
     }
 
     #[test]

@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_named() {
+    fn unknown_keys_are_named() {
         let why = |text| format!("{:?}", read(text).unwrap_err());
         assert!(why("adr = 1").contains("adr"));
         assert!(why("[[guest]]\nguest = \"x\"\ntimeout = \"3h\"").contains("unit"));

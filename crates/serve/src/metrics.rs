@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_is_read_as_prometheus_does() {
+    fn counters_are_exposed_in_the_prometheus_text_format() {
         let metrics = Metrics::new();
         let guest = metrics.guest("a \"guest\"");
         guest.ended(200, 0.0001);

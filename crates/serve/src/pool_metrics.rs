@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_go_on_when_a_guest_is_exchanged_and_gauges_go_with_it() {
+    fn counters_survive_the_replacement_of_a_guest_and_its_gauges_do_not() {
         let mut registry = Registry::default();
         let pools = Pools::register(&mut registry);
         let text = |registry: &Registry| {

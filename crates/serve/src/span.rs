@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_handed_a_request_goes_on_with_its_trace() {
+    fn the_receiver_of_a_forwarded_request_continues_its_trace() {
         let own = Context::read(PARENT).unwrap();
         // Without traces the received context is passed on.
         assert_eq!(handed_on(&[("traceparent", PARENT)]), (Some(own), false));

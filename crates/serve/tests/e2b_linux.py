@@ -106,7 +106,7 @@ def reached(*sandboxes: Sandbox) -> None:
     watch = sandbox.commands.run("python3 watch.py", background=True, timeout=0)
     until = time.monotonic() + LONG
     while not sandbox.files.exists("/tmp/watched") or len(sandbox.files.read("/tmp/watched")) < 5:
-        assert time.monotonic() < until, "what goes on between calls reaches nobody"
+        assert time.monotonic() < until, "work between calls reaches no client"
         time.sleep(0.05)
     watch.kill()
 
@@ -180,7 +180,7 @@ def background(sandbox: Sandbox) -> None:
     assert server.kill()
     try:
         server.wait()
-        raise AssertionError("a command that was killed was told as one that was not")
+        raise AssertionError("a killed command was reported as a successful one")
     except CommandExitException as error:
         assert error.exit_code == 137, error.exit_code
     assert sandbox.commands.kill(counter.pid) and none_left(sandbox)
@@ -479,7 +479,7 @@ def pasted(sandbox: Sandbox) -> None:
 
 
 def ends(sandbox: Sandbox) -> None:
-    """Each command's end is told, also where two end at once."""
+    """The end of each command is reported, also where two end at once."""
     for _ in range(30):
         both = [sandbox.commands.run("true", background=True) for _ in range(2)]
         assert all(one.wait().exit_code == 0 for one in both)
@@ -513,7 +513,7 @@ def main() -> None:
     assert result.stdout == "hello\n/home/user\nyes\n" and result.stderr == "to-stderr\n", result
     try:
         sandbox.commands.run("exit 3")
-        raise AssertionError("a command that failed was told as one that did not")
+        raise AssertionError("a failed command was reported as a successful one")
     except CommandExitException as error:
         assert error.exit_code == 3, error
     heard.clear()

@@ -141,7 +141,7 @@ struct Bytes(Image);
 
 impl LayerBytes for Bytes {
     fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), String> {
-        let outside = || "it lies outside of its pages".to_owned();
+        let outside = || "it is outside of its pages".to_owned();
         let at = usize::try_from(at).map_err(|_| outside())?;
         let end = at.checked_add(out.len()).filter(|end| *end <= self.0.pages() * PAGE_SIZE);
         let (first, end) = (at / PAGE_SIZE, end.ok_or_else(outside)?.div_ceil(PAGE_SIZE));

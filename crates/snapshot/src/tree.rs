@@ -1,6 +1,6 @@
 //! The states of a family of guests, with parents and names.
 //!
-//! Promises: an id names one state for ever and is never used again; dropping a state hands its
+//! Promises: an id names one state and is never reused; dropping a state hands its
 //! children to its parent and leaves every other state as it was. May break it: nothing in safe code.
 
 use std::collections::HashMap;
@@ -162,7 +162,7 @@ impl<S> Tree<S> {
         Ok(Frozen { memories, state: frozen.state.clone() })
     }
 
-    /// Adds a state. A parent that was dropped meanwhile leaves it without one.
+    /// Adds a state. It has no parent if the parent was dropped since.
     pub fn insert(&self, frozen: Frozen<S>, parent: Option<SnapshotId>) -> SnapshotId {
         let mut tree = self.lock();
         let id = SnapshotId { tree: self.number, number: tree.next };

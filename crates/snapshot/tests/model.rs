@@ -10,7 +10,7 @@ use proptest::prelude::*;
 const PAGES: usize = 24;
 /// Two regions with a gap between them.
 const REGIONS: [PageRange; 2] = [PageRange::new(0, 10), PageRange::new(13, 11)];
-/// What a slot of one region can grow to.
+/// Maximum size of a slot of one region.
 const CAPACITY: usize = PAGES + 40;
 
 #[derive(Debug, Clone)]
@@ -204,7 +204,7 @@ fn a_snapshot_stores_only_what_changed() {
     branch.guest_mut().unwrap().write(0, &all).unwrap();
     branch.checkpoint().unwrap();
     branch.guest_mut().unwrap().write(3 * PAGE_SIZE, &[2]).unwrap();
-    // Written, but with what was there.
+    // Written with the same bytes.
     branch.guest_mut().unwrap().write(5 * PAGE_SIZE, &[1]).unwrap();
     let last = branch.checkpoint().unwrap();
     let list = tree.list();
@@ -263,7 +263,7 @@ fn a_name_means_the_nearest_on_the_way_to_the_root() {
     assert_eq!(tree.find("aside", branch.at()).unwrap(), only);
     assert!(matches!(tree.find("turn", root), Err(TreeError::Ambiguous { .. })));
     assert!(matches!(tree.find("none", root), Err(TreeError::NoSuchName { .. })));
-    // An id of another tree is none of this one's.
+    // An id of another tree is unknown here.
     let other = Tree::new();
     let stranger =
         Branch::<Slot>::from_state(&other, SlotConfig::default(), tree.get(root).unwrap()).at();
@@ -304,7 +304,7 @@ fn a_checkpoint_costs_what_changed_also_after_much_was_written() {
             branch.guest_mut().unwrap().write(at, &[turn as u8 + 2]).unwrap();
         }
         branch.checkpoint().unwrap();
-        // What is looked at by the next checkpoint, written or not.
+        // Pages that the next checkpoint examines, written or not.
         let looked_at = branch.guest().unwrap().write_set_len();
         assert!(looked_at <= 100, "{looked_at} pages after turn {turn}");
     }
@@ -316,7 +316,7 @@ fn a_checkpoint_costs_what_changed_also_after_much_was_written() {
 }
 
 #[test]
-fn a_guest_moves_to_equal_content_elsewhere_and_keeps_nothing_of_what_is_gone() {
+fn a_guest_relocated_to_equal_content_keeps_nothing_of_its_old_state() {
     for strategy in Reset::FORCED {
         let Some(slot) = slot(strategy, false) else { continue };
         // Everything is stored in many places, and so gathered in a new one by each snapshot.
@@ -332,7 +332,7 @@ fn a_guest_moves_to_equal_content_elsewhere_and_keeps_nothing_of_what_is_gone() 
         tree.drop_snapshot(first).unwrap();
         let expected = content(fork.guest_mut().unwrap());
         let second = branch.checkpoint().unwrap();
-        // The fork now stands on the new place alone, and nobody has the first any more.
+        // The fork now uses the new file alone, and the first one is unused.
         fork.rollback(second).unwrap();
         assert!(content(fork.guest().unwrap()) == expected, "{strategy}");
     }

@@ -106,7 +106,7 @@ impl Limits {
     /// Refuses `bytes` bytes of pages out of blobs of `blobs` bytes.
     pub(crate) fn check_expansion(&self, bytes: u64, blobs: u64) -> Result<(), OpenError> {
         let limit = blobs.saturating_mul(self.expansion).saturating_add(MIN_CONTENT);
-        within("expansion", "what the blobs of the snapshot expand to", bytes, limit)
+        within("expansion", "the expanded blobs of the snapshot", bytes, limit)
     }
 
     /// Refuses `bytes` bytes of compressed groups that readers decompress, out of blobs of `blobs` bytes. A page costs its

@@ -69,7 +69,7 @@ pub enum DiffError {
     Length {
         /// Of the file.
         len: u64,
-        /// Of the parent's memory.
+        /// Of the memory of the parent.
         parent: u64,
     },
     /// No hole at all.

@@ -23,7 +23,7 @@ pub struct Snapshot {
     manifest: Arc<Manifest>,
     body: Arc<Body>,
     seal: Option<Arc<Seal>>,
-    /// The result of a session's turns.
+    /// The result of session turns.
     turned: Option<Arc<SnapshotWithTurns>>,
     /// The store and the name that it was opened by.
     opened_by: Option<Arc<(PathBuf, String)>>,
@@ -50,7 +50,7 @@ impl Snapshot {
     /// Puts a snapshot together from parts whose digests were checked: the manifest is the one that
     /// `id` names, the configuration is the one that the manifest names. `blob` opens the blob of a layer.
     ///
-    /// Of a session's snapshot it is what the turns follow on, without them.
+    /// For a snapshot of a session it is the base, without its turns.
     pub(crate) fn assemble(
         id: Sha256,
         manifest: Manifest,
@@ -93,7 +93,7 @@ impl Snapshot {
         Ok(Self { id, manifest: Arc::new(manifest), ..self.clone() })
     }
 
-    /// Digest of the manifest, which names the snapshot for ever.
+    /// Digest of the manifest, which is the permanent name of the snapshot.
     #[must_use]
     pub fn id(&self) -> Sha256 {
         self.id

@@ -219,8 +219,8 @@ impl Store {
     /// # Errors
     /// [`OpenError::Seal`] by cause, and those of [`Store::load`].
     pub fn load_with(&self, name: &str, access: &Access) -> Result<Snapshot, OpenError> {
-        // Takes no lock, so that a `gc` or a save under way holds up no guest. What `gc` removes meanwhile
-        // had lost its name before, so the name means something else by then.
+        // Takes no lock, so that a `gc` or a save under way holds up no guest. A blob that `gc` removes at the same
+        // time had lost its name before, so the name means another snapshot by then.
         let (mut id, mut named) = self.resolve_named(name)?;
         loop {
             match open_snapshot(self, id, access) {
@@ -272,7 +272,7 @@ pub(crate) fn new_dir(path: &Path) -> std::io::Result<()> {
 
 /// Serialises changes of `index.json`.
 pub(crate) const INDEX_LOCK: &str = ".index-lock";
-/// Held shared while a writer notes a blob in its marker and puts it in its place, exclusively by `gc`.
+/// Held shared while a writer records a blob in its marker and moves it to its path, and exclusively by `gc`.
 pub(crate) const BLOB_LOCK: &str = ".blob-lock";
 /// Held exclusively by a `gc` that waits for [`BLOB_LOCK`], and taken for a moment by every other
 /// holder of that.

@@ -130,7 +130,7 @@ fn two_who_change_the_table_lose_nothing() {
 }
 
 #[test]
-fn what_a_fork_left_in_a_count_is_nobody() {
+fn a_count_left_by_a_fork_counts_no_reader() {
     // Three threads that exchange in a loop: every interleaving with at most two preemptions.
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);

@@ -60,7 +60,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_decodes_is_what_would_be_encoded(bytes in prop::collection::vec(any::<u8>(), 0..12)) {
+    fn every_decoded_message_encodes_to_the_same_bytes(bytes in prop::collection::vec(any::<u8>(), 0..12)) {
         macro_rules! check {
             ($($kind:ty),*) => {$(
                 let mut rest = &bytes[..];
@@ -74,7 +74,7 @@ proptest! {
 }
 
 #[test]
-fn a_truth_value_of_two_is_none() {
+fn two_is_no_boolean() {
     assert_eq!(decode::<bool>(&[0]), Some(false));
     assert_eq!(decode::<bool>(&[1]), Some(true));
     for byte in 2..=255 {

@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_feature_needs_comes_and_goes_with_it() {
+    fn a_feature_brings_and_removes_its_dependencies() {
         let none = CpuTemplate::v4().without("avx").unwrap();
         assert!(!none.has("vaes") && !none.has("avx512bw") && none.has("sha"));
         assert_eq!(none.xcr0(), 3);

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_lacks_is_named() {
+    fn missing_features_of_the_host_are_named() {
         let host = Processor::new(CpuTemplate::v3(), &everything()).unwrap().cpuid;
         let error = Processor::new(CpuTemplate::v4(), &host).unwrap_err().to_string();
         assert!(error.contains("x86-64-v4") && error.contains("avx512f"), "{error}");

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn every_method_has_a_name_of_its_own() {
+    fn every_method_has_its_own_name() {
         let mut names = ResetMethod::ALL.map(|method| method.to_string());
         names.sort();
         assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");

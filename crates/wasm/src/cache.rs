@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_that_is_damaged_or_cut_is_none() {
+    fn a_damaged_or_truncated_value_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::new(dir.path());
         let key = blake3::hash(b"a guest");

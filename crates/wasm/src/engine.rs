@@ -16,16 +16,16 @@ use crate::linear::{SlotMemories, record_memories};
 use crate::loaded::Loaded;
 use crate::stacks::Stacks;
 
-/// Where memories that grow by whole 2 MiB get them from: what is ready there is touched without faults.
+/// Source of pages for memories that grow by whole 2 MiB. Pages that it has ready take no faults.
 #[derive(Clone, Debug, Default)]
 pub enum ZeroMemory {
     /// From the kernel, by a fault for each page.
     Kernel,
-    /// From the stage that the process shares: up to 32 MiB kept ready by a background thread, both of
-    /// which exist once a memory has grown so far. See [`afresh_frames::ProcessStage`].
+    /// From the stage of the process: a background thread keeps up to 32 MiB ready. Both exist once a memory
+    /// has grown so far. See [`afresh_frames::ProcessStage`].
     #[default]
     Process,
-    /// From a stock of the embedder's: an `Arc<afresh_frames::Stage>` of another size, say.
+    /// From a stock of the embedder, for example an `Arc<afresh_frames::Stage>` of another size.
     Stock(Arc<dyn ZeroPageSource>),
 }
 
@@ -41,18 +41,18 @@ impl ZeroMemory {
     }
 }
 
-/// Who advances the epoch, which timeouts are counted in.
+/// Advances the epoch, which timeouts are counted in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Epochs {
-    /// A thread of the engine's, every 5 ms, once a guest has a timeout.
+    /// A thread of the engine, every 5 ms, once a guest has a timeout.
     #[default]
     Engine,
-    /// The embedder, by `wasmtime::Engine::increment_epoch`, once in so much time. Where it comes late, so do
-    /// timeouts.
+    /// The embedder, by calling `wasmtime::Engine::increment_epoch` at this interval. Timeouts are as late as these
+    /// calls.
     Embedder(Duration),
 }
 
-/// How the engine is set up. What is off costs nothing in compiled code.
+/// Configuration of an engine. Options that are off cost nothing in compiled code.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     /// Allows timeouts: compiled code looks at an epoch counter in loops and at function entry.
@@ -61,17 +61,17 @@ pub struct EngineConfig {
     pub fuel: bool,
     /// Address space kept for a memory whose addresses are 64 bits and whose maximum is not declared.
     pub memory64_capacity: usize,
-    /// Directory in which compiled guests are kept between runs; `None` compiles each time.
+    /// Directory that keeps compiled guests between runs; `None` compiles each time.
     pub cache: Option<std::path::PathBuf>,
-    /// Where memory for growth comes from.
+    /// Source of pages for growing memories.
     pub zero_memory: ZeroMemory,
-    /// Who advances the epoch.
+    /// Advances the epoch.
     pub epochs: Epochs,
-    /// Most bytes of native stack that a guest may use. With more than the default, 512 KiB, each call runs on
-    /// a stack of its own, for no thread need have so much; that takes a fraction of a microsecond.
+    /// Maximum bytes of native stack of a guest. Above the default, 512 KiB, each call runs on a separate stack,
+    /// because threads may have no more. That takes a fraction of a microsecond.
     pub stack: usize,
-    /// Takes components of WASI 0.3, as [asynchronous](crate::GuestOptions::asynchronous) guests: with this crate's feature `p3`.
-    /// Every component of the engine then pays for wasmtime's bookkeeping of tasks.
+    /// Accepts components of WASI 0.3, as [asynchronous](crate::GuestOptions::asynchronous) guests. It needs the feature
+    /// `p3` of this crate, and makes every component of the engine pay for wasmtime's bookkeeping of tasks.
     #[cfg(feature = "p3")]
     pub p3: bool,
 }
@@ -92,24 +92,24 @@ impl Default for EngineConfig {
     }
 }
 
-/// Bytes of memory to be had, below which the host is short of it.
+/// Available bytes of memory below which the host is short of it.
 const MIN_HEADROOM: u64 = 1 << 30;
 
 /// Granularity of timeouts, where the engine's own thread advances the epoch.
 const TICK: Duration = Duration::from_millis(5);
 
-/// Bytes of native stack that a guest may use, if nobody says otherwise: what every thread has.
+/// Default bytes of native stack of a guest, which every thread has.
 const STACK: usize = 512 << 10;
 
-/// Most bytes of native stack that a guest gets because its file, or its snapshot, asks for them.
+/// Maximum bytes of native stack that the file or snapshot of a guest may request.
 pub(crate) const MOST_STACK: u64 = 64 << 20;
 
-/// Bytes of stack that host functions have beyond what the guest may use, on a stack of a call's own.
+/// Bytes of stack for host functions, in addition to those of the guest, on the stack of a call.
 const HOST_STACK: usize = 1536 << 10;
 
 impl EngineConfig {
-    /// Adds to a configuration of wasmtime's what this engine needs, so that an engine made with it can be
-    /// given to [`Engine::over`]. Everything else stays as it is there.
+    /// Adds the settings that this engine needs to a configuration of wasmtime, so that an engine made with it
+    /// can be given to [`Engine::over`]. Other settings stay as they are.
     pub fn apply(&self, wasm: &mut wasmtime::Config) {
         let space = Space::of_process();
         wasm.memory_reservation(space.reservation)
@@ -143,8 +143,8 @@ impl EngineConfig {
         }
     }
 
-    /// With the stack that `guest`, a module or component, was built for, where that is more than there is and
-    /// can be told: the size of its stack in memory, up to 64 MiB.
+    /// Raises the stack to the one that `guest`, a module or component, was built for: the size of its stack in memory,
+    /// up to 64 MiB. Changes nothing where that size is unknown or smaller.
     #[must_use]
     pub fn stack_for(mut self, guest: &[u8]) -> Self {
         const DEFAULT_STACK: u64 = 1 << 20;
@@ -170,7 +170,7 @@ impl EngineConfig {
         zero && plain == others && *cache == other.cache && self.has_p3() == other.has_p3()
     }
 
-    /// Whether components of WASI 0.3 are taken.
+    /// Whether the engine accepts components of WASI 0.3.
     pub(crate) fn has_p3(&self) -> bool {
         #[cfg(feature = "p3")]
         return self.p3;
@@ -178,7 +178,7 @@ impl EngineConfig {
         false
     }
 
-    /// What an engine of the embedder's lacks, by the setting that it takes.
+    /// Settings that an engine of the embedder lacks.
     fn missing(&self, wasm: &wasmtime::Engine) -> Vec<String> {
         let space = Space::of_process();
         let settings = [
@@ -199,8 +199,7 @@ impl EngineConfig {
         let mut missing: Vec<String> = lacking.map(|(name, _)| name.to_owned()).collect();
         if wasm.get_pooling_config().is_some() {
             missing.push(
-                "allocation_strategy (on demand: the pool would bring memory of its own)"
-                    .to_owned(),
+                "allocation_strategy (on demand: the pool would bring its own memory)".to_owned(),
             );
         }
         if missing.is_empty() && !takes_slots(wasm) {
@@ -230,14 +229,14 @@ pub(crate) struct Inner {
     ticks: Arc<AtomicU64>,
     /// Of the process it was made in.
     generation: u32,
-    /// What its guests use.
+    /// Code and memories that its guests share.
     pub(crate) loaded: Loaded,
 }
 
 /// A compiled module.
 pub(crate) struct Compiled {
     pub(crate) module: Arc<wasmtime::Module>,
-    /// What it is kept under, where there is a cache.
+    /// Key in the cache, where there is a cache.
     pub(crate) key: Option<blake3::Hash>,
 }
 
@@ -266,12 +265,12 @@ pub(crate) struct Space {
     pub(crate) guard: u64,
 }
 
-/// What 32 bits can address.
+/// Bytes that 32 bits can address.
 const WHOLE: u64 = 4 << 30;
 
 impl Space {
-    /// The guard after wasmtime's own heap for GC objects; different, so that the heap can be told from
-    /// a memory of the guest's when wasmtime asks for either.
+    /// The guard after the heap of wasmtime for GC objects. It differs, so that a request of wasmtime for this heap is
+    /// distinguished from one for a guest memory.
     pub(crate) fn heap_guard(self) -> u64 {
         self.guard / 2
     }
@@ -282,7 +281,7 @@ impl Space {
         *SPACE.get_or_make(|| Self::fitting(host::address_space()))
     }
 
-    /// What suits a process that may reserve `left` bytes more.
+    /// The layout for a process that may reserve `left` bytes more.
     fn fitting(left: Option<u64>) -> Self {
         // Room for some memories at a time, and for all that is not one.
         match left.map_or(WHOLE, |left| left / 8) {
@@ -337,8 +336,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// An engine of the embedder's own, made with a configuration that [`EngineConfig::apply`] was given. The
-    /// embedder may go on to use it for guests of its own.
+    /// Makes an engine from the own `wasmtime::Engine` of an embedder, whose configuration was given to
+    /// [`EngineConfig::apply`]. The embedder may run other guests with it.
     ///
     /// # Errors
     /// [`LoadError::Settings`] names what the engine lacks.
@@ -364,7 +363,7 @@ impl Engine {
         self.inner.config.stack > STACK
     }
 
-    /// What timeouts are counted in.
+    /// The clock of timeouts.
     pub(crate) fn tick(&self) -> Duration {
         match self.inner.config.epochs {
             Epochs::Engine => TICK,
@@ -431,8 +430,8 @@ impl Engine {
         Some(module)
     }
 
-    /// Fails in a child of the process that made the engine: the threads that it compiles with are not there, and
-    /// nobody would come back from waiting for them.
+    /// Fails in a forked child of the process that made the engine: the child lacks the threads that compile, and would
+    /// wait for them without end.
     pub(crate) fn check_process(&self) -> Result<(), LoadError> {
         if self.inner.generation == fork::generation() {
             return Ok(());
@@ -440,12 +439,12 @@ impl Engine {
         Err(LoadError::Forked)
     }
 
-    /// The cache of compiled guests, if there is one.
+    /// The cache of compiled guests, if configured.
     pub(crate) fn cache(&self) -> Option<Cache<'_>> {
         self.inner.config.cache.as_deref().map(Cache::new)
     }
 
-    /// The name in the cache of what is made from `parts` by an engine like this one.
+    /// The name in the cache of an object made from `parts` by an engine like this one.
     pub(crate) fn cache_key(&self, parts: &[&[u8]]) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
         for part in parts {
@@ -453,7 +452,7 @@ impl Engine {
         }
         let config = &self.inner.config;
         hasher.update(&[u8::from(config.timeouts), u8::from(config.fuel)]);
-        // What else an embedder may have set for compiled code.
+        // Other settings of an embedder that change compiled code.
         let mut settings = std::hash::DefaultHasher::new();
         self.wasmtime().precompile_compatibility_hash().hash(&mut settings);
         hasher.update(&settings.finish().to_le_bytes());
@@ -487,8 +486,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Sees to it that a thread of this process advances the epoch, which timeouts are counted in: a child of a fork
-    /// does not have its parent's. It ends with the engine.
+    /// Ensures that a thread of this process advances the epoch, which timeouts are counted in: a forked child lacks the
+    /// thread of its parent. The thread ends with the engine.
     ///
     /// # Errors
     /// [`LoadError::Engine`] when the thread cannot be started: timeouts would never come.

@@ -1,11 +1,11 @@
-//! Plug-ins of Extism as guests: what their host has for them, beside the kernel that they are linked over.
+//! Plug-ins of Extism as guests: the host functions of their SDK, next to the kernel that they are linked with.
 //!
-//! Promises: a plug-in's functions are called as any handler that takes and gives bytes
-//! ([`Warm::bytes_entry`](crate::Warm::bytes_entry)), and what they leave in their memory, in the kernel's or in their variables is
-//! the guest's state: each lease starts from what the warm-up left of it, sessions roll it back, snapshots hold it.
+//! Promises: a function of a plug-in is called like any handler of bytes
+//! ([`Warm::bytes_entry`](crate::Warm::bytes_entry)). Its memory, the memory of the kernel and its variables are guest state:
+//! each lease starts from their warm state, sessions roll them back, and snapshots hold them.
 //!
-//! May break it: an address that a plug-in names is looked up in its kernel, which spoils nothing but its own memory. A
-//! variable is a file of the guest's tree, in [`VARIABLES`], so that a plug-in that also uses WASI can see it there.
+//! May break it: an address from a plug-in is looked up in its kernel, so a wrong one damages only its own memory. A variable
+//! is a file in the tree of the guest, in [`VARIABLES`], where a plug-in that also uses WASI can see it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,32 +19,32 @@ use crate::call_path::now;
 use crate::host::Host;
 use crate::{Engine, Guest, GuestOptions, LoadError};
 
-/// Where variables are, each a file named by the digest of its name.
+/// Directory of variables, each a file named by the digest of its name.
 const VARIABLES: &str = "/extism-vars";
-/// What a plug-in may keep in variables, where its guest has no file tree of the embedder's: as much as with Extism.
+/// Bytes of variables of a plug-in whose guest has no file tree of the embedder: the limit of Extism.
 const VARIABLE_BUDGET: Budget = Budget { bytes: 1 << 20, files: 4096 };
 
-/// How grave a message of a plug-in's is, the least first.
+/// Severity of a log message, lowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// What only its author wants to read.
+    /// For the author of the plug-in.
     Trace,
-    /// What helps to find an error.
+    /// For finding an error.
     Debug,
-    /// What happens.
+    /// Normal operation.
     Info,
-    /// What may be wrong.
+    /// A possible error.
     Warn,
-    /// What is wrong.
+    /// An error.
     Error,
 }
 
 type Log = dyn Fn(LogLevel, &str) + Send + Sync;
 
-/// What the host of a plug-in of Extism's gives to it. By default that is no configuration, and nobody reads its log.
+/// Host of an Extism plug-in: its configuration and log. The default has no configuration and drops the log.
 ///
-/// Requests over HTTP are refused, unless [`GuestOptions::imports`] defines `http_request` of `extism:host/env`; functions of
-/// `extism:host/user` are defined there, too, with [`extism_bytes`] and [`extism_handle`] for what they take and give.
+/// HTTP requests are refused, unless [`GuestOptions::imports`] defines `http_request` of `extism:host/env`. Functions of
+/// `extism:host/user` are defined there as well, with [`extism_bytes`] and [`extism_handle`] for arguments and results.
 #[derive(Clone, Default)]
 pub struct Extism {
     config: BTreeMap<String, String>,
@@ -65,14 +65,14 @@ impl Extism {
         Self::default()
     }
 
-    /// Adds a value that the plug-in may ask for.
+    /// Adds a configuration value for the plug-in.
     #[must_use]
     pub fn config(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.config.insert(key.into(), value.into());
         self
     }
 
-    /// Has `log` told what the plug-in logs, from a level on.
+    /// Passes log messages of the plug-in from a level upwards to `log`.
     #[must_use]
     pub fn log(
         mut self,
@@ -83,8 +83,8 @@ impl Extism {
         self
     }
 
-    /// Options of a guest that this is the host of, for [`Warm::thaw`](crate::Warm::thaw) and others that take no [`Extism`]. The
-    /// other options have to be as they will stay.
+    /// Options of a guest with this host, for [`Warm::thaw`](crate::Warm::thaw) and other functions without an [`Extism`]
+    /// argument. Set the other options first.
     #[must_use]
     pub fn options(self, mut options: GuestOptions) -> GuestOptions {
         if options.wasi.files.is_none() && options.wasi.dirs.is_empty() {
@@ -98,19 +98,19 @@ impl Extism {
 }
 
 impl Guest {
-    /// A guest of a plug-in that was built with a development kit of Extism's, and `kernel`, the module of Extism's own that such
-    /// plug-ins keep what they read and answer in (`extism-runtime.wasm` in the sources of the crate `extism`). The last of
-    /// `modules` is the plug-in, which may import from those before it, by the names given here.
+    /// A guest for a plug-in built with an Extism SDK. `kernel` is the kernel module of Extism, where plug-ins keep their input
+    /// and output (`extism-runtime.wasm` in the sources of the crate `extism`). The last of `modules` is the plug-in, which may
+    /// import from those before it, by the names given here.
     ///
     /// Each of its functions is a handler of bytes, for [`Warm::bytes_entry`](crate::Warm::bytes_entry) and
-    /// [`WarmUp::call_bytes`](crate::WarmUp::call_bytes). One that fails, as plug-ins do, ends its call with
+    /// [`WarmUp::call_bytes`](crate::WarmUp::call_bytes). A function that reports an error ends its call with
     /// [`CallError::Failed`](crate::CallError::Failed).
     ///
-    /// Its variables are state of the guest's: they are kept in its file tree, and one of up to 1 MiB is made for them where
-    /// [`Wasi::files`](crate::Wasi::files) has none. With [`Wasi::dirs`](crate::Wasi::dirs) there is none, and it can set none.
+    /// Its variables are guest state, stored in its file tree. Without [`Wasi::files`](crate::Wasi::files) they get a tree of up
+    /// to 1 MiB. With [`Wasi::dirs`](crate::Wasi::dirs) it can set no variable.
     ///
     /// # Errors
-    /// [`LoadError::Modules`] when an import does not fit what is exported, or `kernel` is none.
+    /// [`LoadError::Modules`] when an import does not match its export, or `kernel` is no kernel of Extism.
     pub fn extism(
         engine: &Engine,
         kernel: &[u8],
@@ -122,7 +122,7 @@ impl Guest {
     }
 }
 
-/// What a function of a plug-in's ended with, when it failed.
+/// The error with which a function of a plug-in ended.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct Failure {
@@ -130,7 +130,7 @@ pub(crate) struct Failure {
     pub(crate) message: String,
 }
 
-/// What a plug-in asks of its host.
+/// Host functions for plug-ins.
 #[derive(Clone, Copy)]
 enum Ask {
     Config,
@@ -144,7 +144,7 @@ enum Ask {
     Failed,
 }
 
-/// Every function by its name, how many numbers it takes, and what it gives.
+/// Every function with its name, number of parameters and result.
 const ASKED: [(&str, Ask, usize, Option<ValType>); 12] = [
     ("config_get", Ask::Config, 1, Some(ValType::I64)),
     ("var_get", Ask::Variable, 1, Some(ValType::I64)),
@@ -217,7 +217,7 @@ async fn answer(
         }
         Ask::Variable => {
             let path = variable(&take(caller, handle(0)).await?);
-            // The value has to fit the guest's memory. A file in the tree may be longer, and take no room there.
+            // The value has to fit the guest memory. A file in the tree may be longer, and takes no memory of it.
             let most = caller.data().memory_limit().min(MAX_VARIABLE) as u64;
             let value = caller.data_mut().change_files(|tree| tree.read_path(&path, most));
             match value {
@@ -256,7 +256,7 @@ async fn answer(
             }
             return Ok(());
         }
-        // As Extism numbers them; what nobody reads is not worth making.
+        // Levels as Extism numbers them. A message below the requested level is not built.
         Ask::Level => Val::I32(extism.log.as_ref().map_or(i32::MAX, |(from, _)| *from as i32)),
         Ask::Failed => {
             let status = given.first().and_then(Val::i32).unwrap_or_default();
@@ -270,7 +270,7 @@ async fn answer(
     };
     match results {
         [place] => *place = result,
-        _ => unreachable!("what gives something has one result"),
+        _ => unreachable!("a function with a result has one"),
     }
     Ok(())
 }
@@ -278,13 +278,13 @@ async fn answer(
 /// Maximum bytes of a variable.
 const MAX_VARIABLE: usize = 64 << 20;
 
-/// The file that is the variable of a name.
+/// The file of a variable.
 fn variable(name: &[u8]) -> String {
     format!("{VARIABLES}/{}", blake3::hash(name).to_hex())
 }
 
 fn set_variable(host: &mut Host, path: &str, value: Option<&[u8]>) -> wasmtime::Result<()> {
-    // The same at every time, for so are the states that differ in no variable.
+    // A constant time, so that states with equal variables are equal.
     let time = Time::from_nanos(0);
     let done = host.change_files(|tree| match value {
         Some(value) => tree.write_path(path, value, time).map(drop),
@@ -303,7 +303,7 @@ fn set_variable(host: &mut Host, path: &str, value: Option<&[u8]>) -> wasmtime::
     }
 }
 
-/// Calls a function of the kernel's.
+/// Calls a function of the kernel.
 async fn kernel(
     caller: &mut Caller<'_, Host>,
     name: &str,
@@ -315,7 +315,7 @@ async fn kernel(
         .get_export(&names::of_library(KERNEL, name))
         .and_then(Extern::into_func)
         .ok_or_else(|| {
-            wasmtime::Error::msg(format!("the guest has no kernel of Extism's with {name:?}"))
+            wasmtime::Error::msg(format!("the guest has no Extism kernel with {name:?}"))
         })?;
     let arguments: Vec<Val> =
         arguments.iter().map(|argument| Val::I64(argument.cast_signed())).collect();
@@ -328,7 +328,7 @@ fn memory(caller: &mut Caller<'_, Host>) -> wasmtime::Result<wasmtime::Memory> {
     caller
         .get_export(&names::of_library(KERNEL, "memory"))
         .and_then(Extern::into_memory)
-        .ok_or_else(|| wasmtime::Error::msg("the guest has no kernel of Extism's with a memory"))
+        .ok_or_else(|| wasmtime::Error::msg("the guest has no Extism kernel with a memory"))
 }
 
 async fn free(caller: &mut Caller<'_, Host>, at: u64) -> wasmtime::Result<()> {
@@ -338,7 +338,7 @@ async fn free(caller: &mut Caller<'_, Host>, at: u64) -> wasmtime::Result<()> {
     }
 }
 
-/// What a plug-in hands over, which is its host's to free.
+/// Bytes that a plug-in passes to its host, which frees them.
 async fn take(caller: &mut Caller<'_, Host>, at: u64) -> wasmtime::Result<Vec<u8>> {
     let taken = bytes(caller, at).await?;
     free(caller, at).await?;
@@ -360,7 +360,7 @@ async fn bytes(caller: &mut Caller<'_, Host>, at: u64) -> wasmtime::Result<Vec<u
     let end = start.checked_add(usize::try_from(length)?);
     let there = end.and_then(|end| data.get(start..end));
     let there = there.ok_or_else(|| {
-        wasmtime::Error::msg(format!("{length} bytes at {at:#x} lie outside the kernel's memory"))
+        wasmtime::Error::msg(format!("{length} bytes at {at:#x} are outside the kernel memory"))
     })?;
     Ok(there.to_vec())
 }
@@ -380,17 +380,18 @@ async fn give(caller: &mut Caller<'_, Host>, bytes: &[u8]) -> wasmtime::Result<u
     Ok(at)
 }
 
-/// What a plug-in has at a handle that it passes to a host function; nothing at 0. Whose it is then is between the two.
+/// Bytes of a plug-in at a handle that it passes to a host function; nothing at 0. The plug-in and the host function agree
+/// on the owner of the handle.
 ///
-/// In a guest that is [asynchronous](GuestOptions::asynchronous) use [`extism_bytes_async`].
+/// In an [asynchronous](GuestOptions::asynchronous) guest use [`extism_bytes_async`].
 ///
 /// # Errors
-/// What ended the kernel, or that there is none. The host function has to end with it.
+/// A trap of the kernel, or a missing kernel. The host function has to return the error.
 pub fn extism_bytes(caller: &mut Caller<'_, Host>, handle: u64) -> wasmtime::Result<Vec<u8>> {
     now(bytes(caller, handle))
 }
 
-/// As [`extism_bytes`], in a host function that may wait.
+/// [`extism_bytes`] for a host function that may wait.
 ///
 /// # Errors
 /// As [`extism_bytes`].
@@ -401,17 +402,17 @@ pub async fn extism_bytes_async(
     bytes(caller, handle).await
 }
 
-/// A handle of bytes that a host function gives to a plug-in, whose they are from then on; 0 for none.
+/// A handle of bytes for a plug-in, which then owns them; 0 for none.
 ///
-/// In a guest that is [asynchronous](GuestOptions::asynchronous) use [`extism_handle_async`].
+/// In an [asynchronous](GuestOptions::asynchronous) guest use [`extism_handle_async`].
 ///
 /// # Errors
-/// That the kernel has no room; as [`extism_bytes`].
+/// A kernel without room; as [`extism_bytes`].
 pub fn extism_handle(caller: &mut Caller<'_, Host>, bytes: &[u8]) -> wasmtime::Result<u64> {
     now(give(caller, bytes))
 }
 
-/// As [`extism_handle`], in a host function that may wait.
+/// [`extism_handle`] for a host function that may wait.
 ///
 /// # Errors
 /// As [`extism_handle`].

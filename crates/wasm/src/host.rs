@@ -1,8 +1,7 @@
-//! Host state: what a call owns besides the guest's own memory. Made new for every call.
+//! Host state: state of a call outside the guest memory. Each call gets new host state.
 //!
-//! The WASI context is built when a call first uses WASI, so that calls which do not use it pay nothing,
-//! and is dropped when the call's lease is. The table of a component's resources is apart from it: streams, and what
-//! embedders make of them, need nothing else.
+//! The WASI context is built when a call first uses WASI, so that other calls do not pay for it, and dropped with the lease.
+//! The table of component resources is separate: streams and resources of embedders need only the table.
 
 mod limiter;
 mod output;
@@ -31,33 +30,31 @@ pub(crate) use limiter::table_bytes;
 use output::HandlerStream;
 pub use output::{Output, OutputHandler, StandardStream};
 
-/// What WASI gives to every call. Nothing but arguments and environment by default: no files, no
-/// network.
+/// WASI of every call. The default has arguments and environment, and neither files nor network.
 #[derive(Clone, Debug, Default)]
 pub struct Wasi {
     /// Command-line arguments, the program's name first.
     pub args: Vec<String>,
     /// Environment variables.
     pub env: Vec<(String, String)>,
-    /// A file tree in memory, which the guest finds as `/`. It is part of the guest's state: every call starts from
-    /// what the warm-up left of it, sessions roll it back, and snapshots hold it. A guest with a tree has no
-    /// `dirs`; a host directory can be a layer of the tree.
+    /// A file tree in memory, mounted as `/`. It is guest state: every call starts from its warm state, sessions roll it
+    /// back, and snapshots hold it. A guest with a tree has no `dirs`; a host directory can be a layer of the tree.
     pub files: Option<Tree>,
-    /// Host directories and the paths at which the guest sees them, read-only when `false`. The guest reaches nothing
-    /// above them. One that cannot be opened is an error: of the warm-up, or of the call that is the first to miss it.
-    /// Writes of calls stay there: no reset, no rollback and no snapshot undoes them.
+    /// Host directories and their paths in the guest, read-only when `false`. The guest reaches nothing above them. A
+    /// directory that cannot be opened fails the warm-up, or the first call that needs it. Writes of calls stay: no reset,
+    /// rollback or snapshot undoes them.
     pub dirs: Vec<(std::path::PathBuf, String, bool)>,
     /// Standard output and error.
     pub output: Output,
     /// Standard input; the same bytes for every call.
     pub stdin: Vec<u8>,
-    /// Gives the guest this process's own standard input, where `stdin` is empty. What one call reads no
-    /// other can.
+    /// Passes the standard input of this process to the guest, where `stdin` is empty. Each byte is read by one call
+    /// only.
     pub inherit_stdin: bool,
 }
 
 impl Wasi {
-    /// The standard streams and the directories, all of them; or which one cannot be opened.
+    /// The standard streams and all directories, or the directory that cannot be opened.
     pub(crate) fn open_directories(&self) -> Result<Files, String> {
         if self.files.is_some() && !self.dirs.is_empty() {
             return Err("a guest with a file tree has no host directories beside it: make them layers of the tree, \
@@ -67,8 +64,8 @@ impl Wasi {
         Files::of_directories(&self.dirs)
     }
 
-    /// Refuses directories for one lease with which a descriptor that the guest knows from its warm-up would
-    /// name another thing: each that `guest` gives has to be there, at its place and under its name.
+    /// Refuses directories for one lease that change the meaning of a descriptor from the warm-up: each directory of
+    /// `guest` has to be there, at its position and under its name.
     pub(crate) fn fits(&self, guest: &Self) -> Result<(), LoadError> {
         if self.files.is_some() && guest.files.is_none() {
             return Err(LoadError::Wasi(
@@ -107,13 +104,13 @@ enum Context {
 
 type Make = dyn Fn() -> Box<dyn Any + Send> + Send + Sync;
 
-/// The embedder's own state, made new for each lease by a function of the embedder's, when it is first asked
-/// for with [`Host::state`], and dropped with the lease. The default is none.
+/// State of the embedder. A function makes it for each lease on the first [`Host::state`], and it is dropped with the
+/// lease. The default makes no state.
 #[derive(Clone, Default)]
 pub struct State(Option<Arc<Make>>);
 
 impl State {
-    /// State that `make` makes.
+    /// State returned by `make`.
     pub fn new<T: Send + 'static>(make: impl Fn() -> T + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(move || Box::new(make()) as Box<dyn Any + Send>)))
     }
@@ -125,19 +122,19 @@ impl std::fmt::Debug for State {
     }
 }
 
-/// What a [`Host`] is made of.
+/// Configuration of a [`Host`].
 pub(crate) struct HostParts {
-    /// The files that calls start from, once the guest is warm; before, those of `wasi`.
+    /// The files that calls of a warm guest start from; those of `wasi` before.
     pub(crate) files: Arc<OnceLock<Files>>,
     pub(crate) wasi: Arc<Wasi>,
     pub(crate) clock: Clock,
     pub(crate) state: State,
     pub(crate) limiter: Limiter,
     pub(crate) watch: Watch,
-    /// Ticks of the engine's epoch so far, where it advances that itself.
+    /// Ticks of the epoch so far, where the engine advances it.
     pub(crate) ticks: Arc<AtomicU64>,
     pub(crate) memory_limit: usize,
-    /// Most instances in the store, if not as many as wasmtime allows.
+    /// Maximum instances in the store; `None` for the limit of wasmtime.
     pub(crate) instances: Option<usize>,
     /// How code in the store is entered.
     pub(crate) way: CallPath,
@@ -146,37 +143,37 @@ pub(crate) struct HostParts {
     pub(crate) has_p3: bool,
 }
 
-/// The state of one call that lives outside the guest; the `T` of its `Store<T>`.
+/// State of one call outside the guest; the `T` of its `Store<T>`.
 pub struct Host {
     parts: HostParts,
-    /// What it gives to the calls of this lease instead.
+    /// WASI for the calls of this lease, in place of the WASI of the guest.
     own: Option<Arc<Wasi>>,
-    /// The destination of this lease's output, if it is not that of WASI's options.
+    /// The destination of output of this lease, if it differs from that of the WASI options.
     output: Option<Output>,
-    /// Why WASI could not give this call what it was to give.
+    /// The error of a failed WASI context.
     failure: Option<String>,
     context: Context,
-    /// The resources of a component, once it has any.
+    /// The component resources, once there are any.
     table: Option<ResourceTable>,
-    /// The files that this store starts from, where it is a session's or a lease has its own.
+    /// The files that this store starts from, of a session or of a lease with its own files.
     start: Option<Files>,
-    /// Its files, once they were asked for.
+    /// Its files, once used.
     live: Option<Live>,
     stdout: Option<MemoryOutputPipe>,
     stderr: Option<MemoryOutputPipe>,
     generation: u64,
-    /// Ticks that the call may still run, of one that gives way after each.
+    /// Ticks left to a call that yields after each.
     turns: u64,
     data: Option<Box<dyn Any + Send>>,
     state: Option<Box<dyn Any + Send>>,
-    /// Alive while the store has the epoch callback that it was made with.
+    /// Alive while the store has its first epoch callback.
     callback: Option<Weak<()>>,
-    /// Whether what is entered in its store is the guest's own, and not the engine's.
+    /// Whether the guest, and not the engine, is entered next in its store.
     #[cfg(feature = "call-hook")]
     guests: bool,
-    /// When the call that is under way has to be over, where a watch looks after that.
+    /// Deadline of the current call, where a watch checks it.
     until: Option<Instant>,
-    /// The time limit of the call under way, and the tick of the engine at which it expires.
+    /// The time limit of the current call, and the tick at which it expires.
     time_limit: Option<(Duration, u64)>,
 }
 
@@ -214,7 +211,7 @@ impl Host {
         }
     }
 
-    /// Forgets everything that belonged to the last call.
+    /// Drops all state of the last call.
     #[inline]
     pub(crate) fn clear(&mut self) {
         if !matches!(self.context, Context::None) {
@@ -248,7 +245,7 @@ impl Host {
         }
     }
 
-    /// Whether nothing of a call is here.
+    /// Whether it holds no state of a call.
     pub(crate) fn is_clear(&self) -> bool {
         matches!(self.context, Context::None)
             && self.table.is_none()
@@ -266,13 +263,13 @@ impl Host {
         self.turns = turns;
     }
 
-    /// Whether a call that has run for another tick may go on.
+    /// Whether a call that has run for another tick may continue.
     pub(crate) fn take_turn(&mut self) -> bool {
         self.turns = self.turns.saturating_sub(1);
         self.turns > 0
     }
 
-    /// Says whose the code is that runs next in its store, which is for call hooks to know.
+    /// Records whether the next code in the store belongs to the guest, for call hooks.
     #[inline]
     #[cfg_attr(not(feature = "call-hook"), expect(unused_variables, clippy::unused_self))]
     pub(crate) fn set_guests(&mut self, guests: bool) {
@@ -291,8 +288,8 @@ impl Host {
         self.callback = Some(callback);
     }
 
-    /// Whether the store's epoch callback is gone: a host function called `epoch_deadline_trap`, which drops it. Nothing
-    /// but the whole [`wasmtime::Store`] can set another.
+    /// Whether a host function replaced the epoch callback of the store by calling `epoch_deadline_trap`. Only a new
+    /// [`wasmtime::Store`] can set another.
     pub(crate) fn lost_callback(&self) -> bool {
         self.callback.as_ref().is_some_and(|callback| callback.strong_count() == 0)
     }
@@ -310,7 +307,7 @@ impl Host {
         self.parts.memory_limit
     }
 
-    /// Sets the time limit of the next call, if it has one that expires after some ticks of the engine's epoch.
+    /// Sets the time limit of the next call, for a limit that expires after some ticks of the engine.
     #[inline]
     pub(crate) fn set_time_limit(&mut self, limit: Option<(Duration, u64)>) {
         self.time_limit = limit.map(|(limit, ticks)| {
@@ -348,24 +345,24 @@ impl Host {
         self.generation = generation;
     }
 
-    /// Number of this clone: no two leases of a process have the same. Guests read it by importing
+    /// Number of this clone, unique among the leases of a process. Guests read it by importing
     /// `afresh.generation`.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// The embedder's own state for this call, as set by [`Host::set_data`].
+    /// State of the embedder for this call, as set by [`Host::set_data`].
     pub fn data<T: 'static>(&mut self) -> Option<&mut T> {
         self.data.as_mut()?.downcast_mut()
     }
 
-    /// Sets the embedder's own state; it is dropped with the lease.
+    /// Sets state of the embedder, which is dropped with the lease.
     pub fn set_data(&mut self, data: impl Any + Send) {
         self.data = Some(Box::new(data));
     }
 
-    /// The embedder's own state of this lease, made when it is first asked for.
+    /// State of the embedder for this lease, made on first use.
     ///
     /// # Panics
     /// When [`crate::GuestOptions::state`] makes none, or one of another type.
@@ -384,43 +381,43 @@ impl Host {
         }
     }
 
-    /// The embedder's own state as [`Host::state`] gives it, and the table that WASI keeps a component's resources
-    /// in: for host functions whose resources are made of WASI's, or the other way round.
+    /// State of the embedder as [`Host::state`] returns it, and the WASI table of component resources: for host functions
+    /// that make their resources from those of WASI, or the reverse.
     ///
     /// # Panics
     /// As [`Host::state`].
     pub fn state_and_table<T: 'static>(&mut self) -> (&mut T, &mut ResourceTable) {
-        // Both are made when they are first asked for.
+        // Both are made on first use.
         self.state::<T>();
         let state = self.state.as_mut().and_then(|state| state.downcast_mut());
         let Some(state) = state else { unreachable!("just made") };
         (state, self.table.get_or_insert_default())
     }
 
-    /// The table of a component's resources.
+    /// The table of component resources.
     pub(crate) fn table(&mut self) -> &mut ResourceTable {
         self.table.get_or_insert_default()
     }
 
-    /// What the call wrote to standard output so far, when captured.
+    /// Captured standard output of the call so far.
     #[must_use]
     pub fn stdout(&self) -> Vec<u8> {
         self.stdout.as_ref().map(|p| p.contents().to_vec()).unwrap_or_default()
     }
 
-    /// What the call wrote to standard error so far, when captured.
+    /// Captured standard error of the call so far.
     #[must_use]
     pub fn stderr(&self) -> Vec<u8> {
         self.stderr.as_ref().map(|p| p.contents().to_vec()).unwrap_or_default()
     }
 
-    /// What ends a call whose WASI is not what it should be, whatever the guest made of it.
+    /// The error of a call whose WASI context failed, even if the guest ignored it.
     #[inline]
     pub(crate) fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
 
-    /// The guest's files: those of the warm state until the call changes them, or the host directories of its options.
+    /// The files of the guest: those of the warm state until the call changes them, or the host directories of its options.
     pub(crate) fn live(&mut self) -> Live {
         if let Some(live) = &self.live {
             return live.clone();
@@ -441,7 +438,7 @@ impl Host {
         self.live.insert(live).clone()
     }
 
-    /// Files of a guest without a tree, once the call has used them.
+    /// Files of a guest without a tree, once used.
     pub(crate) fn live_on_host(&self) -> Option<&Live> {
         self.live.as_ref().filter(|live| live.granted_descriptors().is_some())
     }
@@ -460,7 +457,7 @@ impl Host {
         }
     }
 
-    /// The file tree and what is open in it, as they are now; `None` in a guest without a tree.
+    /// The current file tree and its open files; `None` in a guest without a tree.
     #[must_use]
     pub fn files(&self) -> Option<Files> {
         match &self.live {
@@ -470,15 +467,13 @@ impl Host {
         }
     }
 
-    /// Puts files in place of those that are there.
+    /// Replaces the files.
     pub(crate) fn set_files(&mut self, files: Option<Files>) {
         (self.start, self.live) = (files, None);
     }
 
-    /// Changes the file tree from outside, for what the guest does next.
-    ///
-    /// # Errors
-    /// As `change` returns; [`None`] in a guest without a tree.
+    /// Changes the file tree from outside, for later operations of the guest. Returns the result of
+    /// `change`, or `None` in a guest without a tree.
     pub fn change_files<T>(&mut self, change: impl FnOnce(&mut Tree) -> T) -> Option<T> {
         let live = self.live();
         match live.granted_descriptors() {
@@ -487,7 +482,7 @@ impl Host {
         }
     }
 
-    /// Gives the calls of one lease the context and the output of its options.
+    /// Applies the context and output of its options to the calls of one lease.
     pub(crate) fn set_options(&mut self, options: &LeaseOptions) {
         if let Some(wasi) = &options.wasi {
             self.own = Some(wasi.clone());
@@ -542,7 +537,7 @@ impl Host {
     }
 }
 
-/// Gives directories to wasmtime-wasi's functions of WASI 0.3, which know of no others.
+/// Passes directories to the WASI 0.3 functions of wasmtime-wasi.
 #[cfg(feature = "p3")]
 fn preopen(
     builder: &mut WasiCtxBuilder,

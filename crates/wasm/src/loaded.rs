@@ -38,7 +38,7 @@ mod tests {
     const EMPTY: &[u8] = b"\0asm\x01\0\0\0";
 
     #[test]
-    fn a_module_is_found_as_long_as_somebody_uses_it() {
+    fn a_module_is_found_while_it_is_in_use() {
         let engine = wasmtime::Engine::default();
         let module = Arc::new(Module::new(&engine, EMPTY).unwrap());
         let (one, other) = (blake3::hash(b"one"), blake3::hash(b"other"));
@@ -49,6 +49,6 @@ mod tests {
         drop(module);
         assert!(loaded.find(&one).is_none());
         loaded.enter(&other, &Arc::new(Module::new(&engine, EMPTY).unwrap()));
-        assert_eq!(loaded.modules.lock().unwrap().len(), 1, "what nobody uses is forgotten");
+        assert_eq!(loaded.modules.lock().unwrap().len(), 1, "an unused module is dropped");
     }
 }

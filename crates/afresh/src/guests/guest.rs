@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guest_is_told_by_how_its_file_begins() {
+    fn a_guest_is_recognised_by_the_first_bytes_of_its_file() {
         for (bytes, kind) in [
             (&b"\x7fELF\x02\x01"[..], Some(Kind::Machine)),
             (b"\0asm\x01\0\0\0", Some(Kind::Module)),

@@ -34,7 +34,7 @@ fn a_request_finds_nothing_of_another() {
 }
 
 #[test]
-fn a_snapshot_goes_on_where_the_guest_was() {
+fn a_snapshot_continues_from_the_state_of_the_guest() {
     let here = tempfile::tempdir().unwrap();
     snapshot::save(&here.path().join("learnt.afresh")).unwrap();
     let there = tempfile::tempdir().unwrap();

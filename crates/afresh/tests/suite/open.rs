@@ -213,7 +213,7 @@ fn a_sealed_snapshot_opens_with_its_key_alone() {
 }
 
 #[test]
-fn what_cannot_be_opened_is_refused_with_its_cause_and_the_way_out() {
+fn a_guest_that_cannot_be_opened_is_refused_with_cause_and_way_out() {
     let dir = tempfile::tempdir().unwrap();
     let text = dir.path().join("text");
     std::fs::write(&text, "(module)").unwrap();

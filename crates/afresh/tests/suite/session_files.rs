@@ -117,7 +117,7 @@ fn a_saved_session_and_a_saved_guest_bring_their_files() {
 }
 
 #[test]
-fn what_has_no_files_says_so() {
+fn a_guest_without_files_reports_it() {
     let wasm = wat::parse_str("(module (memory 1))").unwrap();
     let guest = Guest::from_bytes("none", &wasm, &Options::new()).unwrap();
     let mut session = guest.session().unwrap();

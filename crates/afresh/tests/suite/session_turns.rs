@@ -169,7 +169,7 @@ fn digest(seen: &SessionState) -> String {
 }
 
 #[test]
-fn whatever_a_session_did_it_opens_as_it_was_saved() {
+fn a_session_opens_as_it_was_saved_after_any_history() {
     if let Some(reference) = std::env::var_os(ELSEWHERE) {
         let reference = reference.into_string().unwrap().parse().unwrap();
         println!("{}", digest(&look(&mut open(&reference).session().unwrap())));
@@ -215,7 +215,7 @@ fn whatever_a_session_did_it_opens_as_it_was_saved() {
             assert!(here == there, "seed {seed}, turn {turn}: {saved:?}");
         }
         let child =
-            afresh_sys::again("session_turns::whatever_a_session_did_it_opens_as_it_was_saved")
+            afresh_sys::again("session_turns::a_session_opens_as_it_was_saved_after_any_history")
                 .env(ELSEWHERE, to.to_string())
                 .output()
                 .unwrap();
@@ -228,7 +228,7 @@ fn whatever_a_session_did_it_opens_as_it_was_saved() {
 fn planted_bugs_of_saved_sessions_are_caught() {
     planted::must_be_caught(
         &[Bug::Patch, Bug::Turn, Bug::Since],
-        &["session_turns::whatever_a_session_did_it_opens_as_it_was_saved"],
+        &["session_turns::a_session_opens_as_it_was_saved_after_any_history"],
     );
 }
 

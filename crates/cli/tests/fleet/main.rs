@@ -90,7 +90,7 @@ fn saved_on(fleet: &Fleet, host: usize, calls: u64) -> Sandbox {
 }
 
 #[test]
-fn what_a_killed_host_had_saved_goes_on_elsewhere() {
+fn saved_sandboxes_of_a_killed_host_continue_elsewhere() {
     let Some(mut fleet) = Fleet::start() else { return };
     let sandbox = saved(&fleet, 3);
     assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(4));
@@ -106,7 +106,7 @@ fn what_a_killed_host_had_saved_goes_on_elsewhere() {
 }
 
 #[test]
-fn a_host_that_was_stopped_for_longer_than_its_lease_does_not_answer_for_what_others_took() {
+fn a_host_stopped_past_its_lease_does_not_answer_for_lost_sandboxes() {
     let Some(fleet) = Fleet::start() else { return };
     let sandbox = saved(&fleet, 2);
     assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(3));
@@ -233,7 +233,7 @@ fn nothing_is_lost_with_nats_and_guests_are_served_on() {
 }
 
 #[test]
-fn what_killed_sandboxes_had_saved_is_removed_from_the_store_and_the_others_go_on() {
+fn saves_of_killed_sandboxes_are_removed_and_other_sandboxes_continue() {
     let Some(mut fleet) = Fleet::start() else { return };
     let kept: Vec<Sandbox> = (0..3).map(|n| Sandbox::new(&fleet.hosts[n])).collect();
     let dead: Vec<Sandbox> = (0..3).map(|n| Sandbox::new(&fleet.hosts[n])).collect();
@@ -276,7 +276,7 @@ fn what_killed_sandboxes_had_saved_is_removed_from_the_store_and_the_others_go_o
 }
 
 #[test]
-fn a_sandbox_that_is_killed_in_the_middle_of_a_call_is_gone_at_once_on_all_hosts() {
+fn a_sandbox_killed_during_a_call_is_removed_on_all_hosts() {
     let Some(fleet) = Fleet::start() else { return };
     // Saved, so it could be restored from there.
     let sandbox = saved(&fleet, 2);

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_of_what_may_be_the_input_comes_to_the_stub() {
+    fn a_read_of_a_possible_input_descriptor_reaches_the_stub() {
         let read = libc::SYS_read as u32;
         for (descriptor, expected) in [
             (0, SECCOMP_RET_TRAP),

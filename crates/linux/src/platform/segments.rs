@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_mapped_keeps_its_pages_and_the_rest_gets_free_ones() {
+    fn mappings_that_stay_keep_their_pages_and_new_ones_get_free_pages() {
         let first = Segments::default().place([mapping(0, 4), mapping(10, 2), mapping(20, 3)]);
         assert_eq!(first.pages(), 9);
         // The second goes, the first grows by two, the third loses its middle.

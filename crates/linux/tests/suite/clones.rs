@@ -7,7 +7,7 @@ use crate::common;
 use afresh_linux::Program;
 
 #[test]
-fn what_was_done_in_one_instance_is_in_no_later_one() {
+fn writes_of_one_instance_are_in_no_later_one() {
     let Some(path) = common::compiled("canary.c", &[]) else { return };
     let Some(warm) = common::here(Program::new(path).warm()) else { return };
     let clean = warm.instance().call(b"look\n").unwrap();

@@ -91,7 +91,7 @@ fn is_brought_back(warm: &Warm) {
 }
 
 #[test]
-fn what_calls_leave_in_any_process_is_gone() {
+fn state_of_calls_is_reset_in_every_process() {
     let Some(warm) = warm() else { return };
     is_brought_back(&warm);
 }
@@ -101,13 +101,13 @@ fn planted_bugs_are_caught() {
     if warm().is_some() {
         planted::must_be_caught(
             &[Bug::Family],
-            &["families::what_calls_leave_in_any_process_is_gone"],
+            &["families::state_of_calls_is_reset_in_every_process"],
         );
     }
 }
 
 #[test]
-fn workers_go_on_from_a_snapshot() {
+fn workers_continue_from_a_snapshot() {
     let (Some(program), Some(warm)) = (program(), warm()) else { return };
     let dir = tempfile::tempdir().unwrap();
     let store = Store::create(dir.path().join("store")).unwrap();
@@ -209,7 +209,7 @@ fn a_server_with_workers_is_warm() {
 }
 
 #[test]
-fn what_is_started_in_the_background_lives_in_every_state() {
+fn background_processes_live_in_every_state() {
     let script = "while read line; do case $line in start) sleep 1000 & echo $!;; *) kill -0 $line && echo alive || echo gone;; esac; done";
     let shell = Program::new("/bin/sh").arg("-c").arg(script).env("PATH", "/usr/bin:/bin");
     let Some(warm) = common::here(shell.time_limit(LIMIT).start_limit(LIMIT).warm()) else {

@@ -111,7 +111,7 @@ fn program() -> Option<Program> {
 }
 
 #[test]
-fn who_opens_a_named_pipe_meets_somebody_in_every_state() {
+fn openers_of_a_named_pipe_meet_in_every_state() {
     let Some(program) = program() else { return };
     let Some(warm) = common::here(program.warm()) else { return };
     pristine(&warm, "all", "done");

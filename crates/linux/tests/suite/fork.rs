@@ -7,8 +7,8 @@ use crate::common;
 use afresh_sys::alone;
 
 #[test]
-fn a_forked_child_calls_a_guest_of_its_own() {
-    alone("fork::a_forked_child_calls_a_guest_of_its_own", check);
+fn a_forked_child_calls_its_own_guest() {
+    alone("fork::a_forked_child_calls_its_own_guest", check);
 }
 
 fn check() {

@@ -99,7 +99,7 @@ fn waiting_threads_and_processes_wake_for_a_new_generation() {
 }
 
 #[test]
-fn what_the_device_does_not_do_is_refused() {
+fn unsupported_operations_of_the_device_are_refused() {
     let Some((_, warm)) = watcher("single") else { return };
     let errors = [
         libc::EINVAL,

@@ -185,7 +185,7 @@ for line in sys.stdin: print("line", line, end="", flush=True)
 "#;
 
 #[test]
-fn the_host_connects_to_what_listens_beside_calls() {
+fn the_host_connects_to_listeners_during_calls() {
     let Some(program) = common::python() else { return };
     let program = program.arg("/app.py").file("/app.py", ECHO).request("warm\n");
     let Some(warm) = common::here(program.warm()) else { return };
@@ -244,7 +244,7 @@ for line in sys.stdin:
 "#;
 
 #[test]
-fn who_starts_a_server_and_waits_for_it_is_called_by_its_input() {
+fn a_program_that_waits_for_its_own_server_is_called_by_its_input() {
     let Some(program) = common::python() else { return };
     let program = limited(program.arg("-c").arg(STARTS_A_SERVER));
     let Some(warm) = common::here(program.warm()) else { return };

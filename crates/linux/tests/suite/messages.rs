@@ -276,7 +276,7 @@ fn descriptors_and_datagrams_arrive_and_nothing_is_left() {
 }
 
 #[test]
-fn what_is_on_its_way_is_part_of_every_state() {
+fn messages_in_flight_are_part_of_every_state() {
     let Some(program) = program() else { return };
     let Some(warm) = common::here(program.warm()) else { return };
     let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());

@@ -439,7 +439,7 @@ fn planted_bugs_are_caught() {
 }
 
 #[test]
-fn what_once_went_wrong_stays_right() {
+fn earlier_failures_of_the_model_stay_fixed() {
     let Some(mapper) = mapper() else { return };
     let act = |act| Step::Act { branch: 0, who: 0, act };
     let map = |pages| act(Act::Map { slot: 0, pages, shared: false });

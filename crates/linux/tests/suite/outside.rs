@@ -265,7 +265,7 @@ fn a_checkpoint_that_is_stored_anew_cuts_no_connection() {
 }
 
 #[test]
-fn what_was_connected_before_it_was_warm_is_over_then() {
+fn connections_made_before_the_freeze_are_closed() {
     let server = Server::of_lines();
     let granted = [format!("server.test:7=127.0.0.1:{}", server.port)];
     let Some(program) = program(&granted) else { return };
@@ -282,7 +282,7 @@ fn what_was_connected_before_it_was_warm_is_over_then() {
 }
 
 #[test]
-fn servers_that_are_gone_or_silent_take_no_more_than_the_calls_time() {
+fn dead_or_silent_servers_take_no_more_than_the_time_limit() {
     let silent = Server::start(|mut stream| {
         // Until the other side closes.
         let _ = stream.read_to_end(&mut Vec::new());

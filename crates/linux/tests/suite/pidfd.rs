@@ -138,7 +138,7 @@ fn descriptors_of_processes_work_and_nothing_is_left() {
 }
 
 #[test]
-fn what_a_descriptor_says_of_a_process_is_of_the_state_gone_to() {
+fn a_pidfd_reports_the_process_of_the_current_state() {
     let Some(program) = program() else { return };
     let Some(warm) = common::here(program.warm()) else { return };
     let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());

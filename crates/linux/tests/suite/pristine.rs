@@ -22,7 +22,7 @@ fn look(warm: &mut Instance) -> String {
 }
 
 #[test]
-fn a_canary_of_each_kind_is_gone_after_the_call() {
+fn a_canary_of_each_kind_is_removed_by_the_reset() {
     let Some(mut warm) = canary() else { return };
     let clean = look(&mut warm);
     assert!(
@@ -49,7 +49,7 @@ fn a_canary_of_each_kind_is_gone_after_the_call() {
 }
 
 #[test]
-fn what_a_new_process_writes_in_its_first_call_is_brought_back() {
+fn writes_of_a_new_process_in_its_first_call_are_reset() {
     // Before its first reset nothing is watched; written pages are read from the page map.
     for request in [b"dirty\n".as_slice(), b"poke\n", b"heavy\n"] {
         let Some(mut warm) = canary() else { return };
@@ -110,7 +110,7 @@ fn memory_is_read_as_the_last_call_has_left_it() {
 }
 
 #[test]
-fn what_a_heavy_call_wrote_is_not_copied_for_ever() {
+fn pages_of_one_heavy_call_leave_the_write_set() {
     let Some(mut warm) = canary() else { return };
     let clean = look(&mut warm);
     let light = warm.stats().copied;
@@ -199,15 +199,15 @@ fn planted_bugs_are_caught() {
     }
     planted::must_be_caught(
         &[Bug::CopyBack, Bug::Learn, Bug::Register, Bug::HostState, Bug::Mapping],
-        &["pristine::a_canary_of_each_kind_is_gone_after_the_call"],
+        &["pristine::a_canary_of_each_kind_is_removed_by_the_reset"],
     );
     planted::must_be_caught(
         &[Bug::Learn],
-        &["pristine::what_a_new_process_writes_in_its_first_call_is_brought_back"],
+        &["pristine::writes_of_a_new_process_in_its_first_call_are_reset"],
     );
     planted::must_be_caught(
         &[Bug::Rearm],
-        &["pristine::what_a_heavy_call_wrote_is_not_copied_for_ever"],
+        &["pristine::pages_of_one_heavy_call_leave_the_write_set"],
     );
 }
 

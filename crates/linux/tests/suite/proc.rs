@@ -148,7 +148,7 @@ fn ask(instance: &mut Instance, request: &str) -> String {
 }
 
 #[test]
-fn descriptors_are_listed_told_and_opened_by_name_and_nothing_is_left() {
+fn descriptors_are_listed_and_opened_by_name_without_a_leak() {
     let Some(program) = python(DESCRIPTORS) else { return };
     let Some(warm) = common::here(program.warm()) else { return };
     let mut instance = warm.instance();
@@ -200,7 +200,7 @@ fn a_shell_names_its_descriptors() {
 }
 
 #[test]
-fn proc_tells_nothing_of_the_host() {
+fn proc_reveals_nothing_of_the_host() {
     let own = std::process::id();
     let script = format!(
         "cat /proc/{own}/environ /proc/1/environ 2>/dev/null; ls /proc; cat /proc/self/environ /proc/cpuinfo | tr '\\0' '\\n'"

@@ -160,7 +160,7 @@ fn through_a_file(frozen: &Frozen, name: &str) -> Frozen {
 }
 
 #[test]
-fn a_frozen_program_goes_on_where_it_was() {
+fn a_frozen_program_continues_where_it_was() {
     let Some(warm) = canary() else { return };
     let clean = warm.instance().call(b"look\n").unwrap();
     let nothing = Program::new("/");
@@ -300,7 +300,7 @@ fn a_thawed_program_answers_while_pages_are_still_on_their_way() {
 }
 
 #[test]
-fn what_a_call_touches_is_there_beforehand_next_time() {
+fn the_recorded_working_set_is_filled_before_the_next_call() {
     let Some(warm) = canary() else { return };
     let (_folder, store) = saved(&warm, &SnapshotOptions::default());
     let frozen = Frozen::record(store.load("warm").unwrap()).unwrap();

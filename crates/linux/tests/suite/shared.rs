@@ -39,7 +39,7 @@ fn is_pristine_also_out_of_a_snapshot(guest: &str, step: u32) {
 }
 
 #[test]
-fn what_one_process_writes_to_shared_memory_the_others_see_and_a_reset_undoes() {
+fn writes_to_shared_memory_reach_other_processes_and_are_reset() {
     // The process and its child.
     is_pristine_also_out_of_a_snapshot("shared.c", 2);
 }
@@ -69,7 +69,7 @@ for line in sys.stdin:
 "#;
 
 #[test]
-fn who_was_behind_when_it_was_frozen_sees_what_others_had_written() {
+fn a_process_behind_at_the_freeze_sees_writes_of_the_others() {
     let Some(program) = common::python() else { return };
     let program = program.arg("/app.py").file("/app.py", BEHIND).request("warm\n");
     let limit = Duration::from_secs(100);

@@ -54,7 +54,7 @@ fn timers_and_descriptors_of_signals_are_those_of_linux() {
 }
 
 #[test]
-fn what_a_call_leaves_of_them_is_gone_and_kept_in_states() {
+fn signal_state_of_a_call_is_reset_and_kept_in_checkpoints() {
     let (Some(program), Some(warm)) = (program(), warm()) else { return };
     let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
     let root = line.at();

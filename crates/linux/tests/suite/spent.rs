@@ -99,7 +99,7 @@ for line in sys.stdin:
 "#;
 
 #[test]
-fn processor_time_is_told_and_rings_in_every_state() {
+fn cpu_time_is_reported_and_its_timers_expire_in_every_state() {
     let Some(program) = common::python() else { return };
     let program = program.arg("/app.py").file("/app.py", SPENT);
     let program = program.time_limit(LIMIT).start_limit(LIMIT);

@@ -26,7 +26,7 @@ fn a_static_program_runs() {
 }
 
 #[test]
-fn a_static_program_that_may_lie_anywhere_runs() {
+fn a_static_position_independent_program_runs() {
     runs(&["-static-pie"]);
 }
 
@@ -36,7 +36,7 @@ fn a_dynamic_program_runs() {
 }
 
 #[test]
-fn what_is_no_program_is_refused_by_name() {
+fn a_file_that_is_no_program_is_refused_by_name() {
     let refused = |program: Program| program.run(b"").expect_err("it cannot run");
     assert!(matches!(refused(Program::new("/nowhere/at/all")), WarmError::NotFound(_)));
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("by-nobody");
@@ -156,7 +156,7 @@ for line in sys.stdin:
 
 /// So it is in a state that is taken after calls, where memory is watched.
 #[test]
-fn what_a_call_maps_is_shown_where_it_lies_and_what_it_wrote_is_kept() {
+fn mappings_of_a_call_are_listed_and_its_writes_are_kept() {
     let Some(program) = common::python() else { return };
     let program = program.arg("-c").arg(MAPS);
     let Some(warm) = common::here(program.warm()) else { return };
@@ -193,6 +193,6 @@ fn planted_bugs_are_caught() {
     }
     planted::must_be_caught(
         &[Bug::Lent],
-        &["start_to_end::what_a_call_maps_is_shown_where_it_lies_and_what_it_wrote_is_kept"],
+        &["start_to_end::mappings_of_a_call_are_listed_and_its_writes_are_kept"],
     );
 }

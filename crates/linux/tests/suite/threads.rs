@@ -58,7 +58,7 @@ fn threads_signals_and_pipes_are_those_of_linux() {
 }
 
 #[test]
-fn what_a_call_leaves_of_them_is_gone() {
+fn threads_of_a_call_are_removed_by_the_reset() {
     let Some(warm) = warm() else { return };
     let mut warm = warm.instance();
     for _ in 0..20 {
@@ -73,7 +73,7 @@ fn what_a_call_leaves_of_them_is_gone() {
 }
 
 #[test]
-fn states_with_threads_are_kept_gone_back_to_and_saved() {
+fn states_with_threads_are_checkpointed_rolled_back_and_saved() {
     let (Some(program), Some(warm)) = (program(), warm()) else { return };
     let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
     let root = line.at();

@@ -177,8 +177,8 @@ fn a_process_could_do_little_if_a_call_ever_passed() {
 }
 
 #[test]
-fn what_the_sentry_would_bequeath_is_not_the_guests() {
-    alone("walls::what_the_sentry_would_bequeath_is_not_the_guests", || {
+fn descriptors_of_the_sentry_are_not_inherited_by_guests() {
+    alone("walls::descriptors_of_the_sentry_are_not_inherited_by_guests", || {
         let Some(path) = common::compiled("canary.c", &["-static"]) else { return };
         let program = Program::new(path);
         if common::here(program.warm()).is_none() {

@@ -105,7 +105,7 @@ for line in sys.stdin:
 "#;
 
 #[test]
-fn what_is_watched_is_told_in_every_state() {
+fn watches_report_events_in_every_state() {
     let Some(program) = common::python() else { return };
     let program = program.arg("/app.py").file("/app.py", WATCHES).env("PATH", "/usr/bin:/bin");
     let program = program.time_limit(LIMIT).start_limit(LIMIT);

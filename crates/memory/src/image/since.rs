@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moved_is_found_and_what_is_new_has_a_likely_past() {
+    fn moved_pages_are_found_and_new_ones_get_a_likely_origin() {
         let memory = image(40, &[(1, 1), (2, 2), (30, 3)]);
         let files = image(3, &[(0, 7), (2, 8)]);
         let before = Image::join(&[memory.clone(), files.clone()]);

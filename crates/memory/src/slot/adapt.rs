@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_of_which_much_is_left_as_it_was_found_is_sampled_rarely_and_not_too_rarely() {
+    fn a_stable_write_set_is_sampled_rarely_within_a_bound() {
         let mut adapt = Adapt::default();
         for _ in 0..12 {
             resets_to_sample(&mut adapt, 512, 128);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_learned_and_shed_at_once_is_no_more_than_what_is_left() {
+    fn pages_learned_and_evicted_at_once_never_exceed_the_set() {
         let mut adapt = Adapt::default();
         adapt.sampled(64, 32, 0, 0, 0);
         for learned in [1, 5, 1000] {

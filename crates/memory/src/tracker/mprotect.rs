@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_slot_once_wrote_does_not_make_its_next_fault_dear() {
+    fn earlier_writes_of_a_slot_do_not_slow_its_next_fault() {
         let (memory, mut tracker) = tracked(1 << 14);
         for round in 0..3 {
             for page in (0..1 << 14).step_by(16) {

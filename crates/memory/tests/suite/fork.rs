@@ -106,8 +106,8 @@ fn a_slot_made_in_a_child_notices_the_childs_writes_under_every_tracker() {
 }
 
 #[test]
-fn whatever_is_asked_of_a_parents_slot_in_a_child_is_refused() {
-    alone("fork::whatever_is_asked_of_a_parents_slot_in_a_child_is_refused", || {
+fn every_operation_on_a_slot_of_the_parent_is_refused_in_a_child() {
+    alone("fork::every_operation_on_a_slot_of_the_parent_is_refused_in_a_child", || {
         let (first, other) = (image(7), image(8));
         for kind in [TrackerKind::UffdSigbus, TrackerKind::UffdScan, TrackerKind::Mprotect] {
             let strategy = Strategy::WriteSet(Some(kind));

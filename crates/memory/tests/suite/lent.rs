@@ -42,7 +42,7 @@ fn firsts(image: &Image) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_lent_is_shared_and_kept_as_long_as_an_image_shows_it() {
+fn lent_pages_are_shared_and_kept_while_an_image_maps_them() {
     let owner = owner();
     let image = lend(&owner, 2, 6);
     assert_eq!(firsts(&image), [5, 6, 7, 8, 9, 0]);
@@ -91,7 +91,7 @@ fn nothing_is_lent_that_is_not_in_the_part() {
 /// Pages of the part that are not lent yet may be lent later: no image contains them before, even
 /// between two lent pages.
 #[test]
-fn what_lies_between_two_parts_is_in_no_image() {
+fn pages_between_two_parts_are_in_no_image() {
     let owner = owner();
     let empty = Image::zero(6);
     let image = empty.with_parts(6, &[(0, lend(&owner, 0, 2)), (4, lend(&owner, 4, 2))]).unwrap();

@@ -68,9 +68,8 @@ fn without_userfaultfd(verdict: u32, says: &str) {
 }
 
 #[test]
-fn where_userfaultfd_is_punished_with_death_nobody_dies_and_another_tracker_serves() {
-    let name =
-        "poor::where_userfaultfd_is_punished_with_death_nobody_dies_and_another_tracker_serves";
+fn a_host_that_kills_for_userfaultfd_gets_another_tracker() {
+    let name = "poor::a_host_that_kills_for_userfaultfd_gets_another_tracker";
     alone(name, || without_userfaultfd(RET_KILL_PROCESS, "would end this process"));
 }
 
@@ -105,8 +104,8 @@ fn without_memfd_create_no_strategy_is_promised() {
 }
 
 #[test]
-fn where_memfd_create_is_punished_with_death_nobody_dies_of_asking() {
-    alone("poor::where_memfd_create_is_punished_with_death_nobody_dies_of_asking", || {
+fn a_host_that_kills_for_memfd_create_is_probed_safely() {
+    alone("poor::a_host_that_kills_for_memfd_create_is_probed_safely", || {
         without_memfd(RET_KILL_PROCESS);
     });
 }

@@ -123,7 +123,7 @@ fn a_failed_reset_quarantines_the_slot_for_good() {
 }
 
 #[test]
-fn whichever_system_call_fails_the_slot_is_right_or_refuses() {
+fn a_slot_is_correct_or_refused_after_any_failed_system_call() {
     for strategy in Strategy::FORCED.into_iter().chain([Strategy::Auto]) {
         if slot(strategy, 8, 16).is_none() {
             continue;

@@ -183,7 +183,7 @@ fn a_checkpoint_before_the_first_reset_keeps_what_it_froze() {
 }
 
 #[test]
-fn whichever_system_call_fails_a_slot_with_a_stock_is_right_or_refuses() {
+fn a_slot_with_a_stock_is_correct_or_refused_after_any_failed_system_call() {
     let gate = Gate::new(2);
     for after in 0.. {
         gate.wait();

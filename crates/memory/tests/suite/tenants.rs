@@ -79,7 +79,7 @@ fn byte_at(base: usize, page: usize) -> u8 {
 }
 
 #[test]
-fn slow_tenants_keep_nobody_else_waiting() {
+fn slow_tenants_do_not_delay_others() {
     if !Features::host().has(Feature::UffdKernel) {
         println!("SKIPPED: no userfaultfd for faults of the kernel here");
         return;

@@ -229,7 +229,8 @@ impl Service<'_> {
         parts
     }
 
-    /// Puts claimed pages in place: `content`, or zeros. Those that were discarded meanwhile are left out. Returns whether
+    /// Puts claimed pages in place: `content`, or zeros. Pages discarded during the fill are left out. Returns
+    /// whether
     /// all are done with: pages ahead of a VMM that is in the middle of a change are given up.
     fn put(
         &self,
@@ -310,7 +311,7 @@ impl Service<'_> {
         Ok(Ok(placed))
     }
 
-    /// The meaning of the kernel's answer to a fill.
+    /// The result of a fill.
     fn outcome(&self, result: Result<usize, SysError>) -> Result<Placed, VmmError> {
         match result {
             Ok(bytes) => Ok(Placed::Pages(bytes / PAGE_SIZE)),
@@ -363,8 +364,8 @@ struct Attempts {
 }
 
 impl Attempts {
-    /// Waits a moment before the next attempt. There is no limit while the VMM changes its mappings, however long it
-    /// takes or is stopped meanwhile: its events come, or it ends. A range that was never registered stays so.
+    /// Waits a moment before the next attempt. There is no time limit while the VMM changes its mappings, even if it
+    /// is stopped: its events arrive, or it ends. A range that was never registered stays so.
     fn wait(&mut self, why: Postponed) -> Result<(), VmmError> {
         if why == Postponed::Changing {
             self.changing = self.changing.saturating_add(1);

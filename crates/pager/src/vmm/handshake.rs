@@ -132,7 +132,7 @@ fn parse_mapping(entry: &Value, source_pages: usize) -> Result<Mapping, String> 
             .ok_or_else(|| format!("a mapping has no number `{name}`"))
     };
     let (base, size, offset) = (number("base_host_virt_addr")?, number("size")?, number("offset")?);
-    // The size of the VMM's pages in bytes; older versions misname it.
+    // Page size of the VMM in bytes; older versions misname it.
     let page = match (number("page_size"), number("page_size_kib")) {
         (Ok(bytes), _) | (_, Ok(bytes)) => bytes,
         _ => PAGE_SIZE,
@@ -148,7 +148,7 @@ fn parse_mapping(entry: &Value, source_pages: usize) -> Result<Mapping, String> 
     }
     let (pages, offset) = (size / PAGE_SIZE, offset / PAGE_SIZE);
     if offset.checked_add(pages).is_none_or(|end| end > source_pages) {
-        return Err(format!("a mapping lies outside the snapshot of {source_pages} pages"));
+        return Err(format!("a mapping is outside the snapshot of {source_pages} pages"));
     }
     Ok(Mapping { base, pages, offset, unit: page / PAGE_SIZE })
 }

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_is_for_its_user_alone_and_another_one_in_its_place_stays() {
+    fn the_socket_is_private_and_a_foreign_one_at_its_path_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let listener = Listener::bind(&path).unwrap();

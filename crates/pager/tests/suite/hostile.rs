@@ -1,7 +1,7 @@
-//! Snapshots from strangers whose parts contradict each other, and page sources that lie: they are refused
-//! or clipped, and nothing outside the memory that is being filled is written.
+//! Snapshots from strangers whose parts contradict each other, and page sources with false ranges. They are refused
+//! or clipped, and only the memory that is being filled is written.
 //!
-//! What could crash runs in a process of its own.
+//! A test that could crash runs in a separate process.
 #![cfg(not(miri))]
 
 #[path = "../../../store/tests/suite/support/forge.rs"]
@@ -71,10 +71,8 @@ fn contradictions() -> Vec<(&'static str, Snapshot)> {
 }
 
 #[test]
-fn a_layer_with_another_index_space_than_the_memory_harms_nobody_and_is_refused() {
-    if !in_a_child(
-        "hostile::a_layer_with_another_index_space_than_the_memory_harms_nobody_and_is_refused",
-    ) {
+fn a_layer_of_another_index_space_is_refused_without_harm() {
+    if !in_a_child("hostile::a_layer_of_another_index_space_is_refused_without_harm") {
         return;
     }
     for (what, snapshot) in contradictions() {
@@ -91,7 +89,7 @@ fn a_layer_with_another_index_space_than_the_memory_harms_nobody_and_is_refused(
     }
 }
 
-/// Restores into the first half of a memory; the second half belongs to somebody else.
+/// Restores into the first half of a memory; the second half has another owner.
 fn restore_beside(snapshot: &afresh_store::Snapshot, what: &str) {
     let (own, all) = (snapshot.pages(), snapshot.pages() + 4096);
     let memory = Arc::new(Reservation::new(all).unwrap());
@@ -109,16 +107,16 @@ fn restore_beside(snapshot: &afresh_store::Snapshot, what: &str) {
     }
 }
 
-/// What lies beside the restored memory is as it was: empty.
+/// The memory next to the restored part is still empty.
 fn untouched(memory: &Reservation, beside: PageRange, what: &str) {
     for page in beside.start..beside.end() {
-        // SAFETY: inside the reservation, mapped readable by the caller, and written by nobody else.
+        // SAFETY: inside the reservation, mapped readable by the caller, and not written by others.
         let bytes = unsafe { std::slice::from_raw_parts(memory.page_ptr(page), PAGE_SIZE) };
         assert!(bytes.iter().all(|byte| *byte == 0), "{what}: page {page} beside it was written");
     }
 }
 
-/// A source of eight pages that lies about where they are.
+/// A source of eight pages with false positions.
 struct Liar {
     occupied: Vec<PageRange>,
     set: Vec<PageRange>,
@@ -175,8 +173,8 @@ fn a_working_set_that_is_no_copy_of_its_pages_does_not_pass_verification() {
 }
 
 #[test]
-fn what_a_source_says_about_ranges_is_not_believed() {
-    if !in_a_child("hostile::what_a_source_says_about_ranges_is_not_believed") {
+fn ranges_from_a_source_are_checked() {
+    if !in_a_child("hostile::ranges_from_a_source_are_checked") {
         return;
     }
     let run = PageRange::new;

@@ -1,4 +1,4 @@
-//! Slots of the engine that run on images which a snapshot fills meanwhile.
+//! Slots of the engine on images that a snapshot fills while they run.
 #![cfg(not(miri))]
 
 use std::path::{Path, PathBuf};
@@ -195,7 +195,7 @@ fn damage_in_the_file_is_an_error_and_no_guest_sees_it() {
     assert!(untouched && again.is_err_and(|e| e.to_string().contains("digest")));
 }
 
-/// Delivers nothing until it is told to.
+/// Delivers nothing until it is released.
 struct Stuck(AtomicBool);
 
 impl PageSource for Stuck {

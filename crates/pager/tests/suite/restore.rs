@@ -1,4 +1,4 @@
-//! Every strategy against a plain byte vector, with the guest running meanwhile.
+//! Every strategy against a plain byte vector, while the guest runs.
 #![cfg(not(miri))]
 
 use std::fs::File;
@@ -68,7 +68,7 @@ fn snapshot(dir: &Path, bytes: &[u8], encoding: Encoding, set: Vec<PageRange>) -
 }
 
 fn target() -> (Arc<Reservation>, PageRange) {
-    // An offset, so that pages of the target and of the source are told apart.
+    // An offset that distinguishes pages of the target from those of the source.
     (Arc::new(Reservation::aligned(PAGES + 20, 2 << 20).unwrap()), PageRange::new(10, PAGES))
 }
 
@@ -253,7 +253,7 @@ fn a_restored_guest_can_be_saved_over_its_own_file_while_it_is_streamed() {
             Restore::start(memory.clone(), range, source, &Options::with(strategy)).unwrap();
         bytes[5] ^= 0xff;
         poke(&memory, 5, bytes[5]);
-        // The next checkpoint replaces the name; the restore goes on with the file it has.
+        // The next checkpoint replaces the name; the restore continues with its open file.
         let saved: Vec<u8> = (0..bytes.len()).map(|at| peek(&memory, at)).collect();
         assert!(saved == bytes);
         std::fs::write(dir.path().join("next"), &saved).unwrap();
@@ -263,7 +263,7 @@ fn a_restored_guest_can_be_saved_over_its_own_file_while_it_is_streamed() {
     }
 }
 
-/// What a source does from page 700 on.
+/// Behaviour of a source from page 700 on.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     Error,
@@ -432,7 +432,7 @@ fn a_recorded_working_set_is_read_from_its_compact_copy_alone() {
 fn a_guest_that_never_stops_writing_loses_no_write() {
     const LARGE: usize = 8192;
     let dir = tempfile::tempdir().unwrap();
-    // Several times, for what is looked for happens between two instructions.
+    // Repeated, because the race is between two instructions.
     let detach = [FillStrategy::MapDetach; 6];
     for strategy in detach.into_iter().chain([FillStrategy::Stream, FillStrategy::WorkingSet]) {
         let zeros_and_marks: Vec<u8> = (0..LARGE)
@@ -459,7 +459,7 @@ fn a_guest_that_never_stops_writing_loses_no_write() {
             Restore::start(memory.clone(), all, Arc::new(source), &Options::with(strategy))
                 .unwrap();
         let word = |page: usize, thread: usize| {
-            // SAFETY: inside the restored range; each thread has a word of its own in each page.
+            // SAFETY: inside the restored range; each thread has its own word in each page.
             unsafe { memory.page_ptr(page).add(64 * (thread + 1)).cast::<u32>() }
         };
         let rounds: Vec<u32> = std::thread::scope(|scope| {

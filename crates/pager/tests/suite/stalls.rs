@@ -19,7 +19,7 @@ fn target() -> (Arc<Reservation>, PageRange) {
 }
 
 fn peek(memory: &Reservation, page: usize) -> u8 {
-    // SAFETY: the tests read pages of their own target.
+    // SAFETY: the tests read pages of the target that they made.
     unsafe { memory.page_ptr(page).read_volatile() }
 }
 
@@ -111,7 +111,7 @@ fn a_forked_child_never_reads_zeros_where_pages_are_missing() {
             // SAFETY: the child reads memory and ends.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                // The default action, without the message of Rust's handler.
+                // The default action, without the message of the handler of Rust.
                 // SAFETY: sets an action and ends the child.
                 unsafe {
                     libc::signal(libc::SIGSEGV, libc::SIG_DFL);

@@ -1,6 +1,5 @@
-//! Nobody sees a page of a lazily filled image before all of it is there and was checked: not another
-//! thread, not the kernel, not a child made by fork, whatever the host does with huge pages of shared
-//! memory.
+//! A page of a lazily filled image becomes visible only when it is complete and checked: to other threads, to the
+//! kernel and to forked children, under any setting of huge pages for shared memory.
 #![cfg(not(miri))]
 
 use std::io;
@@ -14,7 +13,7 @@ use afresh_pager::{LazyImage, Options, PageSource, SourceError};
 use afresh_sys::{PAGE_SIZE, PageRange};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// What the source leaves in the memory it is given before it puts the right bytes there.
+/// Bytes that the source leaves in its buffer before it writes the right ones.
 const UNCHECKED: u8 = 0xee;
 
 /// The byte that fills a page.
@@ -108,7 +107,7 @@ unsafe impl Tracker for PageRanges {
     }
 }
 
-/// Who answers for missing pages of a slot.
+/// Handler of the missing pages of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// The faulting thread.
@@ -153,7 +152,7 @@ fn page_at(base: usize, page: usize) -> Vec<u8> {
     bytes
 }
 
-/// What is wrong with a page, if anything is.
+/// The fault of a page, if any.
 fn wrong(base: usize, page: usize) -> Option<String> {
     let bytes = page_at(base, page);
     let at = bytes.iter().position(|byte| *byte != byte_of(page))?;
@@ -191,7 +190,7 @@ fn no_thread_ever_sees_a_part_of_a_page() {
     }
 }
 
-/// Runs `name` again in a process of its own, with `argument` for it, and returns how that ended.
+/// Runs `name` again in a new process with `argument`, and returns its exit status.
 fn in_a_child(name: &str, argument: &str) -> std::process::Output {
     afresh_sys::again(name)
         .arg("--test-threads=1")
@@ -200,7 +199,7 @@ fn in_a_child(name: &str, argument: &str) -> std::process::Output {
         .unwrap()
 }
 
-/// What the process was started for, if [`in_a_child`] started it.
+/// The argument of this process, if [`in_a_child`] started it.
 fn child_argument() -> Option<String> {
     std::env::var("AFRESH_TEST_CHILD").ok()
 }
@@ -372,7 +371,7 @@ fn a_forked_child_gets_the_content_or_dies_and_takes_nothing_from_its_parent() {
 }
 
 #[test]
-fn a_forked_child_is_told_that_pages_will_not_come() {
+fn a_forked_child_gets_an_error_for_pages_that_will_not_come() {
     const PAGES: usize = 300;
     for kind in Kind::all() {
         let options = Options { background: false, ..Options::default() };
@@ -389,7 +388,7 @@ fn a_forked_child_is_told_that_pages_will_not_come() {
                 && slot.fetch(200 * PAGE_SIZE, 1).is_err()
                 && slot.reset().is_err()
                 && image.image().resolve(PageRange::new(200, 1)).is_err();
-            // What had arrived is the child's as well.
+            // The child has the pages that had arrived.
             let there = image.image().resolve(PageRange::new(0, 1)).is_ok()
                 && image.image().page(0).is_some_and(|page| page[7] == byte_of(0));
             drop(slot);

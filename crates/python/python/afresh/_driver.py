@@ -4,7 +4,7 @@
 guest's ``turn`` export, so that a turn is a request and no source. Nothing of it runs on the host but `request`, which
 the host uses to make one, and the tests.
 
-Promises: whatever a program does, a request is answered once, by one frame to the host; the program's names are
+Promises: a request is answered once, by one frame to the host, for any program; the program's names are
 those of ``__main__`` and nothing of the driver is among them. May break it: a program that changes this module, which
 harms only itself.
 
@@ -76,7 +76,7 @@ def request(
 
 def _call(frame: bytes) -> bytes:
     """Hands a frame to the host; `install` puts the guest's own function here."""
-    raise ConnectionRefusedError(f"nobody takes a frame of {len(frame)} bytes")
+    raise ConnectionRefusedError(f"no reader accepts a frame of {len(frame)} bytes")
 
 
 class MarshalError(Exception):
@@ -315,7 +315,7 @@ def _tagged(tag: int, value: Any, at: int) -> tuple[Any, int]:
         if tag == 1:
             return datetime.fromtimestamp(value, timezone.utc), at
         return (datetime if tag == 0 else date).fromisoformat(value), at
-    raise MarshalError(f"what the host sent has values of an unknown kind (tag {tag})")
+    raise MarshalError(f"the host sent values of an unknown kind (tag {tag})")
 
 
 def shown(value: Any) -> str:
@@ -502,7 +502,7 @@ def _failed(out: bytearray, error: BaseException, source: str, name: str) -> Non
         try:
             message = str(error)
         except Exception:
-            message = "<its text cannot be had>"
+            message = "<no text>"
         try:
             told = getattr(error, "_afresh_trace", None)
             told = told or "".join(traceback.format_exception(type(error), error, begin))
@@ -574,7 +574,7 @@ def settle() -> None:
 
 def _furnish() -> None:
     """Makes the functions of the sandbox available to programs."""
-    guest = types.ModuleType("afresh_guest", "What a program may ask of its sandbox.")
+    guest = types.ModuleType("afresh_guest", "Operations of a program on its sandbox.")
     guest.__dict__.update(on_clone=on_clone, ToolError=ToolError)
     sys.modules["afresh_guest"] = guest
 

@@ -24,7 +24,7 @@ class FileInfo:
 
 
 class Files:
-    """The files of a sandbox: what its program finds, and what it left. They are part of every checkpoint.
+    """The files of a sandbox: files before and after its program. They are part of every checkpoint.
 
     Paths begin at the root of the sandbox tree; the host's files are never changed.
 

@@ -1,4 +1,4 @@
-"""What a Linux program may reach, and how much it may use."""
+"""Grants and limits of a Linux program."""
 
 from __future__ import annotations
 

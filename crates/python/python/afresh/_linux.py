@@ -117,7 +117,7 @@ def linux(
 ) -> Warm:
     """Warms up a Python interpreter of the host, unmodified, as a Linux program in a sandbox.
 
-    Its sandboxes have processes, files and a loopback network of their own (`Sandbox.commands`, `Sandbox.port`,
+    Its sandboxes have their own processes, files and loopback network (`Sandbox.commands`, `Sandbox.port`,
     `Sandbox.terminal`) in addition to what all sandboxes have. Every system call is served by afresh: neither root nor
     a container is needed.
 
@@ -184,7 +184,7 @@ def image(
     storage_limit: int | str | None = None,
     cache: str | os.PathLike[str] | None = None,
 ) -> Warm:
-    """Warms up the interpreter of a container's image, as `linux` does with one of the host.
+    """Warms up the interpreter of a container image, as `linux` does with one of the host.
 
     Args:
         reference: ``oci://REGISTRY/NAME:TAG``, a directory in the OCI layout, or a tar of one or of ``docker save``,

@@ -113,12 +113,12 @@ class Streams:
 
 
 def operate(session: _native.Session, stopper: _native.Stopper | None, op: str, **wanted: Any) -> Any:
-    """An operation of the guest's half of commands: its answer."""
+    """An operation of commands, guest side: its answer."""
     return result(_native.command(session, json.dumps({"op": op, **wanted}), stopper)).unwrap()
 
 
 def _damaged(what: str) -> GuestError:
-    return GuestError(f"the sandbox's half of commands gave a damaged answer to {what}: its code may have changed it")
+    return GuestError(f"the guest side of commands gave a damaged answer to {what}: its code may have changed it")
 
 
 def running(session: _native.Session, stopper: _native.Stopper | None) -> list[CommandInfo]:
@@ -277,7 +277,7 @@ class Process:
     def feed(
         self, data: bytes | str, until: float | None, timeout: float | None, stopper: _native.Stopper | None
     ) -> None:
-        """Writes all of its input as it reads it, and ends that. What it does not want to read is dropped."""
+        """Writes all of its input as it reads it, and ends that. Unread output is dropped."""
         given = data.encode() if isinstance(data, str) else bytes(data)
         at, goes_on = 0, True
         while at < len(given):

@@ -78,11 +78,11 @@ class Terminal:
         self._process.send(data, None)
 
     def read(self, timeout: float = 1.0) -> str:
-        """What it shows since the last read; waits for some for ``timeout`` seconds."""
+        """Output since the last read; waits for some for ``timeout`` seconds."""
         return self._process.read(timeout, None)
 
     def read_until(self, text: str, timeout: float = 10.0) -> str:
-        """What it shows, up to some text that is in it; a `TimeLimitError` if that does not come."""
+        """Output up to and including a text; a `TimeLimitError` if the text does not arrive."""
         return read_until(self._process, text, timeout, None)
 
     def resize(self, rows: int, cols: int) -> None:

@@ -116,7 +116,7 @@ class Warm:
         tools: Tools | None = None,
         executor: Executor | None = None,
     ) -> AsyncSandbox:
-        """As `sandbox`, for an event loop: guests run in the threads of ``executor``, or of the loop's default
+        """As `sandbox`, for an event loop: guests run in the threads of ``executor``, or of the default
         executor.
 
         Has to be called where the event loop runs.
@@ -168,8 +168,8 @@ class Warm:
             inputs: The arguments, one for each call.
             concurrency: How many sandboxes run at a time; the number of processors if not set.
 
-        The other arguments are as for `sandbox`. Results come in the order of the inputs. A call that fails has its
-        error in its own result, and the others go on.
+        The other arguments are as for `sandbox`. Results come in the order of the inputs. A failed call has its
+        error in its own result, and the others continue.
 
         >>> import afresh
         >>> js = afresh.warm("js", setup="const half = (n) => { if (n % 2) throw new RangeError('odd'); return n / 2 }")

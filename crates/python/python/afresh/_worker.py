@@ -53,7 +53,7 @@ class ThreadWorker:
         return asyncio.run_coroutine_threadsafe(coro, self._started()).result()
 
     def run_async(self, coro: Coroutine[Any, Any, _T]) -> asyncio.Future[_T]:
-        """The result of the coroutine, as a future of the caller's loop."""
+        """The result of the coroutine, as a future of the calling loop."""
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coro, self._started()))
 
     def close(self) -> None:

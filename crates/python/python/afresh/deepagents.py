@@ -51,7 +51,7 @@ class SandboxBackend(BaseSandbox):  # type: ignore[misc]
         return self._sandbox
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """Runs a shell command to its end. A timeout of 0 is none."""
+        """Runs a shell command to its end. A timeout of 0 means no limit."""
         limit = self._timeout if timeout is None else timeout or None
         with self._lock:
             try:

@@ -33,7 +33,7 @@ _NOT_FOUND = 127
 
 
 class AfreshConfig(BaseModel):  # type: ignore[misc]
-    """What the sandboxes of a task start from.
+    """The warm state from which sandboxes of a task start.
 
     Attributes:
         program: The Python interpreter, as in `afresh.linux`.

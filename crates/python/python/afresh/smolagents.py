@@ -84,7 +84,7 @@ class SandboxExecutor(PythonExecutor):  # type: ignore[misc]
         return self._sandbox.rollback(to)
 
     def __call__(self, code_action: str) -> CodeOutput:
-        """Executes code; raises an `InterpreterError` with what it raised."""
+        """Executes code; raises an `InterpreterError` with the original exception."""
         self._answers.clear()
         result, was_undone = undone(self._sandbox, lambda: self._sandbox.run_code(code_action))
         logs = shortened(result.stdout + result.stderr, MAX_TEXT)

@@ -124,7 +124,7 @@ fn bytes_that_are_no_component_are_refused() {
 }
 
 #[test]
-fn every_memory_of_a_probe_tells_which_it_is_and_nothing_in_it_runs() {
+fn every_memory_of_a_probe_identifies_itself_and_no_code_of_it_runs() {
     let text = r#"(component
         (component
             (core module $a

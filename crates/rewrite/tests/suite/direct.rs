@@ -125,7 +125,7 @@ fn in_a_component_within_a_component_too() {
 }
 
 #[test]
-fn what_is_no_such_shim_stays_as_it_is() {
+fn other_functions_than_shims_stay_unchanged() {
     let twice = "(core instance (instantiate $main (with \"host\" (instance $host)) (with \"own\" (instance $own))))";
     let swapped = "local.get 1 local.get 0 i32.const 0 call_indirect (type 0)";
     let with_more = [

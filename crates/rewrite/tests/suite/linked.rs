@@ -184,7 +184,7 @@ fn a_linked_module_does_what_instances_that_import_from_one_another_do() {
 }
 
 #[test]
-fn what_one_module_runs_as_it_is_made_comes_before_what_the_next_begins_with() {
+fn a_module_starts_before_the_next_is_instantiated() {
     const FIRST: &str = r#"(module
         (import "host" "tell" (func $tell (param i32) (result i32)))
         (memory (export "memory") 1)
@@ -243,7 +243,7 @@ fn what_one_module_runs_as_it_is_made_comes_before_what_the_next_begins_with() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_by_name() {
+fn imports_that_do_not_match_are_refused_by_name() {
     let refused = |modules: &[(&str, &str)]| linked(&texts(modules)).unwrap_err();
     let import = |library: &str, program: &str, why: &str| {
         let error = refused(&[("a", library), ("b", program)]);
@@ -518,7 +518,7 @@ fn over_a_library_the_host_provides_what_it_lacks_and_finds_both_memories() {
 }
 
 #[test]
-fn what_extism_needs_of_a_kernel_is_looked_for() {
+fn an_extism_kernel_is_checked_for_its_exports() {
     let error = extism::linked(&wat(HOSTED), &[("main", &wat("(module)"))]).unwrap_err();
     assert!(matches!(&error, LinkError::Import { name, .. } if name == "reset"), "{error}");
     assert!(matches!(extism::linked(&wat(HOSTED), &[]), Err(LinkError::Names(_))));

@@ -290,7 +290,7 @@ fn state_comes_back_after_a_stack_overflow_and_after_an_exception() {
 }
 
 #[test]
-fn what_cannot_be_restored_is_refused_with_the_reason() {
+fn state_that_cannot_be_restored_is_refused_with_the_reason() {
     let all = PrepareOptions::default();
     let cases = [
         (r#"(module (memory 1 1 shared))"#, "memory 0 is shared"),

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_packed_comes_out_and_what_is_damaged_does_not() {
+    fn frames_round_trip_and_damaged_ones_are_refused() {
         let message = pack(&RpcRequest::More { id: 7, last: true }, b"piece").unwrap();
         let (head, piece) = unpack::<RpcRequest>(&message).unwrap();
         assert!(matches!(head, RpcRequest::More { id: 7, last: true }));

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn two_parents_are_none_and_a_state_without_a_parent_is_nothing() {
+    fn two_parents_or_a_state_without_a_parent_give_no_context() {
         let mut headers = HeaderMap::new();
         headers.append(TRACESTATE, HeaderValue::from_static("a=b"));
         assert_eq!(read_headers(&headers), None);

@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_counted_and_what_is_not_sampled_is_not_written() {
+    fn spans_without_room_are_counted_and_unsampled_ones_are_not_written() {
         let (layer, mut finished) = layer(1);
         let full = layer.full.clone();
         let subscriber = tracing_subscriber::registry().with(layer);

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named_without_what_it_said() {
+    fn invalid_settings_are_named_without_their_values() {
         let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318");
         for (name, value) in [
             ("OTEL_EXPORTER_OTLP_HEADERS", "sesame"),
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_done_otherwise_is_said() {
+    fn ignored_settings_are_noted() {
         let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318");
         let notes = |more| read(&[base, more]).unwrap().unwrap().notes().join("\n");
         assert_eq!(notes(("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")), "");
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_decoded_and_shown_to_nobody() {
+    fn headers_are_decoded_and_never_printed() {
         let settings = read(&[
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://me:sesame@c:4318/?key=sesame"),
             ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20sesame, x-a = b"),

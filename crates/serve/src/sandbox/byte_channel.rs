@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_room_has_it_when_something_is_taken_and_not_when_nobody_takes() {
+    fn a_waiting_writer_gets_room_only_when_a_reader_takes_bytes() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let (giver, mut taker) = byte_channel();

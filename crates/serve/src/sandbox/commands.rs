@@ -309,7 +309,7 @@ impl Body for EventStream {
             Poll::Ready(None) if self.over => return Poll::Ready(None),
             Poll::Ready(None) => {
                 self.over = true;
-                let why = ConnectError::new("aborted", "the sandbox is gone");
+                let why = ConnectError::new("aborted", "the sandbox has ended");
                 let last = self.last.get().cloned();
                 last.unwrap_or_else(|| connect::broken_off(&why).into())
             }
@@ -341,7 +341,7 @@ mod tests {
     const TEST_TIMEOUT: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn each_is_told_of_its_own_command_and_one_end() {
+    fn each_subscriber_receives_its_own_command_and_one_end() {
         run(async {
             let commands = Commands::default();
             let (ear, mut heard) = Subscriber::new(TEST_TIMEOUT);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn who_hears_nothing_is_told_that_it_goes_on() {
+    fn a_silent_command_sends_keepalives() {
         run(async {
             let commands = Commands::default();
             let (ear, mut heard) = Subscriber::new(Duration::from_millis(5));
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn one_at_a_time_sees_to_what_happens_next() {
+    fn one_task_at_a_time_drives_due_timers() {
         run(async {
             let commands = Commands::default();
             assert!(!commands.set_due(None) && !commands.is_driven());

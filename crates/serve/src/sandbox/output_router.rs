@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_arrives_in_pieces_and_waits_for_its_client_only_so_long() {
+    fn output_arrives_in_pieces_and_a_slow_client_is_dropped_after_a_limit() {
         let runtime = runtime();
         let made = |time| {
             let _within = runtime.enter();
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_command_prints_before_its_number_is_known_comes_after_it() {
+    fn output_before_the_pid_is_known_is_sent_after_the_pid() {
         let runtime = runtime();
         let _within = runtime.enter();
         for flood in [1, MAX_EARLY_BYTES / 2] {
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_take_what_a_command_prints_is_told_no_more_and_the_call_goes_on() {
+    fn a_client_that_does_not_read_is_dropped_and_the_call_continues() {
         let runtime = runtime();
         let _within = runtime.enter();
         let commands = Arc::new(Commands::default());

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_put_is_there_and_what_is_damaged_hides_nothing_else() {
+    fn stored_records_are_found_and_a_damaged_one_hides_no_other() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path().join("snapshots")).unwrap();
         let record = SnapshotRecord {

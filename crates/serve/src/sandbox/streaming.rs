@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_told_however_soon_the_call_ends() {
+    fn output_arrives_even_if_the_call_ends_at_once() {
         let silent = answer_text(|_| Box::pin(async { Ok((b"head".to_vec(), Answer::Done)) }));
         assert_eq!(silent, "head end");
         // Both within one look.

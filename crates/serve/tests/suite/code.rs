@@ -12,7 +12,7 @@ use crate::common::{TEST_TIMEOUT, built, run, scratch, serve};
 use crate::sandbox::{Client, KEY, sandboxes, with};
 
 #[test]
-fn code_runs_on_from_code_and_what_came_of_it_is_told_apart() {
+fn code_continues_from_earlier_code_and_outcomes_are_distinguished() {
     let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {
@@ -73,7 +73,7 @@ fn code_that_is_cut_short_is_undone() {
 }
 
 #[test]
-fn what_code_prints_arrives_while_it_runs() {
+fn output_of_code_arrives_while_it_runs() {
     let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {
@@ -273,7 +273,7 @@ fn ours(file: &str) -> PathBuf {
 }
 
 #[test]
-fn an_unmodified_client_of_e2b_does_all_that_there_is() {
+fn an_unmodified_e2b_client_uses_every_operation() {
     let Some(script) = built("quickjs.wasm") else { return };
     let Some(python) = named("AFRESH_TEST_E2B", "cargo xtask test") else { return };
     let dir = scratch();

@@ -8,7 +8,7 @@ use crate::common::{TEST_TIMEOUT, built, built_by, client, config, get, post, ra
 
 /// Output of the JavaScript and Python tools is served as it is, called without a server, and verified.
 #[test]
-fn handlers_of_other_languages_start_from_what_their_tools_left() {
+fn handlers_of_other_languages_start_from_the_state_of_their_tools() {
     for (name, expected) in [
         ("js-http.wasm", r#"{"served":1,"things":20000,"found":4,"before":null}"#),
         ("py-http.wasm", r#"{"served": 1, "things": 20000, "found": 4, "before": null}"#),
@@ -43,7 +43,7 @@ fn handlers_of_other_languages_start_from_what_their_tools_left() {
 }
 
 #[test]
-fn components_answer_http_themselves_each_in_an_instance_of_its_own() {
+fn each_http_request_of_a_component_gets_a_new_instance() {
     let Some(file) = built("http.wasm") else { return };
     run(async {
         let mut guest = GuestConfig::new(file);

@@ -333,7 +333,7 @@ fn clients_that_go_away_leave_nothing_between_two_states() {
 }
 
 #[test]
-fn what_nothing_names_any_more_is_removed_while_the_server_runs() {
+fn unnamed_snapshots_are_removed_while_the_server_runs() {
     let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {
@@ -492,7 +492,7 @@ fn keys_and_tokens_are_asked_for_and_tenants_are_kept_apart() {
 }
 
 #[test]
-fn what_goes_beyond_is_as_its_description_says() {
+fn extensions_match_their_openapi_description() {
     let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {
@@ -542,7 +542,7 @@ fn what_goes_beyond_is_as_its_description_says() {
 }
 
 #[test]
-fn files_that_nobody_takes_and_long_labels_are_bounded() {
+fn unread_files_and_long_labels_are_bounded() {
     let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {

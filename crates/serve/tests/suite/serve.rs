@@ -99,7 +99,7 @@ fn metric(text: &str, line: &str) -> f64 {
 }
 
 #[test]
-fn what_resets_take_and_what_becomes_of_instances_is_counted() {
+fn resets_and_the_fate_of_instances_are_counted() {
     let dir = scratch();
     run(async {
         for mode in [Mode::Reset, Mode::Fresh] {
@@ -269,7 +269,7 @@ fn oversized_half_and_slow_requests_are_refused() {
 }
 
 #[test]
-fn what_is_held_in_memory_is_bounded_over_all_requests() {
+fn memory_held_by_all_requests_together_is_bounded() {
     let dir = scratch();
     run(async {
         let mut config = config([keeper(dir.path())]);
@@ -501,7 +501,7 @@ fn a_server_that_ends_answers_what_has_reached_it() {
 }
 
 #[test]
-fn a_client_that_goes_away_ends_its_call() {
+fn a_client_that_disconnects_ends_its_call() {
     let dir = scratch();
     run(async {
         let mut guest = keeper(dir.path());
@@ -548,7 +548,7 @@ fn a_micro_vm_answers_too() {
 }
 
 #[test]
-fn the_keeper_keeps_what_it_gets_where_nobody_resets_it() {
+fn the_keeper_guest_keeps_its_input_without_a_reset() {
     // Otherwise the tests above would pass with a guest that forgets by itself.
     let wasm = wat::parse_str(KEEPER).unwrap();
     let options = afresh::Options::new().warm(afresh::Call::text("warm", [] as [&str; 0]));

@@ -31,7 +31,7 @@ pub enum ArchiveError {
     #[error("the tar header at byte {0} does not have its checksum: the file was damaged")]
     Checksum(u64),
     /// A field of a header is not a number.
-    #[error("the tar header at byte {0} holds a number that is none")]
+    #[error("the tar header at byte {0} holds an invalid number")]
     Number(u64),
     /// The file ends before the archive does.
     #[error("the archive is cut short: what begins at byte {0} is longer than the file")]

@@ -108,7 +108,7 @@ pub enum RemoteError {
     },
     /// Objects may only be removed when they are old enough.
     #[error(
-        "a grace of {grace:?} is too short: whoever writes relies on younger objects; give {least:?} or more"
+        "a grace of {grace:?} is too short: writers rely on younger objects; give {least:?} or more"
     )]
     Grace {
         /// The requested digest.
@@ -118,7 +118,7 @@ pub enum RemoteError {
     },
     /// Objects are named elsewhere.
     #[error(
-        "what is in this store is named by `{by}`, not by names in it; a fleet's store is collected with --nats and --fleet"
+        "snapshots in this store are named by `{by}`, not by names in it; collect the store of a fleet with --nats and --fleet"
     )]
     Kept {
         /// Who names them.
@@ -130,7 +130,7 @@ pub enum RemoteError {
     )]
     NoNames,
     /// The keeper's names cannot be read.
-    #[error("the names of what is in this store cannot be read")]
+    #[error("the names of snapshots in this store cannot be read")]
     Names(#[source] super::Cause),
     /// The remote removes by itself what nothing names.
     #[error("this is no object store: a registry collects what it holds itself")]

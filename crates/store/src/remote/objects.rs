@@ -320,7 +320,7 @@ impl Backend for Objects {
         let found = self.list_turns(journal).await?;
         let size = found.iter().fold(0_u64, |sum, turn| sum.saturating_add(turn.size));
         if size > limit {
-            let what = "the journal of the session's turns";
+            let what = "the journal of the session";
             return Err(OpenError::TooLarge { what, size, limit }.into());
         }
         for (number, turn) in found.iter().enumerate() {

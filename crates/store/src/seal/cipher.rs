@@ -50,7 +50,7 @@ pub(super) fn random<const N: usize>() -> Result<[u8; N], SealError> {
 fn aead(key: &[u8; 32]) -> Result<LessSafeKey, SealError> {
     UnboundKey::new(&AES_256_GCM, key)
         .map(LessSafeKey::new)
-        .map_err(|_| SealError::Library("the key is none"))
+        .map_err(|_| SealError::Library("the key is invalid"))
 }
 
 /// How many bytes are derived.

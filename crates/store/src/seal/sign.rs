@@ -42,7 +42,7 @@ impl SigningKey {
 
     pub(super) fn from_seed(seed: [u8; 32]) -> Result<Self, SealError> {
         let pair = Ed25519KeyPair::from_seed_unchecked(&seed)
-            .map_err(|_| SealError::Library("the key is none"))?;
+            .map_err(|_| SealError::Library("the key is invalid"))?;
         Ok(Self { seed, pair: Arc::new(pair) })
     }
 

@@ -68,10 +68,10 @@ impl ChainCost {
     /// The largest of its fields, with a name.
     pub(crate) fn largest(&self) -> (&'static str, u64) {
         let fields = [
-            ("the states of a session's turns", self.states),
-            ("the programs of a session's turns", self.bodies),
-            ("the work of a session's turns", self.work),
-            ("the patches of a session's turns", self.patches),
+            ("the states of session turns", self.states),
+            ("the programs of session turns", self.bodies),
+            ("the work of session turns", self.work),
+            ("the patches of session turns", self.patches),
         ];
         fields.into_iter().max_by_key(|(_, bytes)| *bytes).unwrap_or_default()
     }

@@ -114,7 +114,7 @@ pub(crate) fn closing(base: &Sha256, number: usize) -> Vec<u8> {
 impl JournalFile {
     /// Reads the journal at `path`, which belongs to the manifest `base`.
     pub(crate) fn read(path: &Path, base: Sha256) -> Result<Self, OpenError> {
-        let bytes = read_bounded(path, "the journal of the session's turns", MAX_JOURNAL)?;
+        let bytes = read_bounded(path, "the journal of the session", MAX_JOURNAL)?;
         Self::parse(bytes, base)
     }
 

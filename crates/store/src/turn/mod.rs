@@ -79,7 +79,7 @@ pub enum TurnError {
     #[error("{0}")]
     Limit(String),
     /// The compressed program is damaged.
-    #[error("the turn does not decompress to what it says: it was damaged")]
+    #[error("the turn does not decompress to its declared length: it was damaged")]
     Decompress,
     /// The program does not make what the header says.
     #[error("the turn's program is damaged: {0}")]

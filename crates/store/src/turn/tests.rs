@@ -77,7 +77,7 @@ fn hostile_programs_are_refused_by_name() {
 }
 
 #[test]
-fn lengths_that_lie_cost_nothing() {
+fn false_lengths_cost_nothing() {
     let bomb = |len: usize| zstd::bulk::compress(&vec![0; len], 19).unwrap();
     let say = |claimed: u64, stored: &[u8]| {
         let mut head = crafted(|_| {}, &numbers(&[10 << 2, 0])).unwrap().head;

@@ -1,4 +1,4 @@
-//! What single-file snapshots promise.
+//! Promises of single-file snapshots.
 
 use crate::support;
 
@@ -20,7 +20,7 @@ use proptest::prelude::*;
 
 const BLOCK: usize = 512;
 
-/// A tar header, written independently of the crate's.
+/// A tar header, written without code of the crate.
 fn header(name: &[u8], size: &str, kind: u8) -> Vec<u8> {
     let mut block = vec![0; BLOCK];
     block[..name.len()].copy_from_slice(name);
@@ -136,7 +136,7 @@ fn tar_reads_the_archive_and_what_it_extracts_is_a_store() {
             .unwrap();
         assert!(status.success());
         assert!(bytes(&archive::open(&packed).unwrap()) == content.0, "{format}");
-        // Pages that lie anywhere are read, not mapped.
+        // Unaligned pages are read, not mapped.
         let source = SnapshotSource::checked(archive::open(&packed).unwrap()).unwrap();
         let aligned = archive::open(&packed).unwrap().layers().iter().all(|l| l.file().is_some());
         assert_eq!(source.pieces().is_some(), aligned);
@@ -158,12 +158,12 @@ fn mapped(snapshot: &Snapshot) -> Vec<u8> {
 }
 
 #[test]
-fn raw_pages_lie_on_page_boundaries_so_that_the_archive_can_be_mapped() {
+fn raw_pages_are_aligned_so_that_the_archive_can_be_mapped() {
     let dir = tempfile::tempdir().unwrap();
     let (path, content) = stack(dir.path(), Encoding::Raw);
     assert!(mapped(&archive::open(&path).unwrap()) == content.0);
 
-    // Large layers lie on huge-page boundaries, without taking space for it.
+    // Large layers are aligned to huge pages, without taking space for it.
     let large: Vec<u8> = (0..5000u32).flat_map(|n| page((n % 251) as u8)).collect();
     archive::save(&path, None, &MemoryPages(large.clone()), &options()).unwrap();
     let snapshot = archive::open(&path).unwrap();
@@ -187,7 +187,7 @@ fn opening_reads_no_page() {
         })
         .collect();
     archive::save(&path, None, &MemoryPages(content), &options()).unwrap();
-    // Every page is wrong now, and nobody notices until it is used.
+    // Every page is wrong now, which is noticed on first use.
     let snapshot = archive::open(&path).unwrap();
     let (_, first) = snapshot.layers()[0].file().unwrap();
     fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
@@ -420,7 +420,7 @@ fn golden() -> PathBuf {
 
 /// `v1.afresh` is never regenerated. A change that makes this test fail needs a new version.
 #[test]
-fn an_archive_of_version_1_opens_for_ever_and_is_written_the_same() {
+fn an_archive_of_version_1_still_opens_and_is_written_the_same() {
     let snapshot = archive::open(&golden()).unwrap();
     snapshot.check_guest(&guest()).unwrap();
     assert!(bytes(&snapshot) == memory(&[1, 3, 0, 1, 0]).0);
@@ -446,9 +446,9 @@ fn seeds() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// Whatever is saved, in whatever stack and encoding, survives file, store and file again.
+    /// Any contents, in any stack and encoding, survive file, store and file again.
     #[test]
-    fn what_is_saved_is_what_is_read(
+    fn saved_contents_are_read_back(
         steps in prop::collection::vec((seeds(), any::<bool>()), 1..4),
     ) {
         let dir = tempfile::tempdir().unwrap();

@@ -327,10 +327,10 @@ fn check(
 }
 
 #[test]
-fn whatever_step_a_change_of_names_dies_at_all_that_was_acknowledged_opens() {
+fn acknowledged_snapshots_open_after_a_crash_at_any_step_of_naming() {
     let matrix = Matrix {
         operations: OPERATIONS,
-        test: "crashes::whatever_step_a_change_of_names_dies_at_all_that_was_acknowledged_opens",
+        test: "crashes::acknowledged_snapshots_open_after_a_crash_at_any_step_of_naming",
         child: crash,
     };
     matrix.run(|_| {}, |_| {});
@@ -338,20 +338,20 @@ fn whatever_step_a_change_of_names_dies_at_all_that_was_acknowledged_opens() {
 
 #[cfg(feature = "remote")]
 #[test]
-fn whatever_step_a_transfer_dies_at_all_that_was_acknowledged_opens() {
+fn acknowledged_snapshots_open_after_a_crash_at_any_step_of_a_transfer() {
     let matrix = Matrix {
         operations: TRANSFERS,
-        test: "crashes::whatever_step_a_transfer_dies_at_all_that_was_acknowledged_opens",
+        test: "crashes::acknowledged_snapshots_open_after_a_crash_at_any_step_of_a_transfer",
         child: crash,
     };
     matrix.run(push_first, check_remote);
 }
 
 #[test]
-fn whatever_step_the_power_fails_at_all_that_was_acknowledged_opens() {
+fn acknowledged_snapshots_open_after_a_power_failure_at_any_step() {
     let matrix = Matrix {
         operations: OPERATIONS,
-        test: "crashes::whatever_step_the_power_fails_at_all_that_was_acknowledged_opens",
+        test: "crashes::acknowledged_snapshots_open_after_a_power_failure_at_any_step",
         child: lose_power,
     };
     matrix.be_child();

@@ -168,7 +168,7 @@ fn flip(
         match &region.noticed {
             Noticed::Read(used) => {
                 assert_eq!(refused, *used, "{what}");
-                // Pages that the delta hides are in use by nobody, and still part of the layer.
+                // Pages that the delta hides are unused, and still part of the layer.
                 assert!(snapshot.layers().iter().any(|l| l.check(&mut |_| {}).is_err()), "{what}");
                 set.unwrap();
             }
@@ -219,7 +219,7 @@ fn a_bit_flip_in_any_region_of_a_store_is_noticed_before_use_and_only_there() {
         let bytes = 0..fs::read(&index).unwrap().len();
         let region = Region { what: "index".into(), bytes, noticed: Noticed::Perhaps };
         flip(&open, &index, &region, &mut random);
-        // Whoever knows the digest needs no index.
+        // A reader with the digest needs no index.
         let by_digest = || store.load_id(snapshot.id());
         flip(&by_digest, &index, &region, &mut random);
     }

@@ -1,4 +1,4 @@
-//! What the format promises, against a plain byte vector.
+//! Promises of the format, against a plain byte vector.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -256,9 +256,9 @@ fn seeds() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// Whatever is saved, in whatever stack and encoding, reads back whole and in parts.
+    /// Any contents, in any stack and encoding, read back whole and in parts.
     #[test]
-    fn what_is_saved_is_what_is_read(
+    fn saved_contents_are_read_back(
         steps in prop::collection::vec((seeds(), any::<bool>()), 1..5),
         probe in (0..70usize, 1..20usize),
     ) {

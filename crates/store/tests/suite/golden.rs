@@ -41,7 +41,7 @@ fn files(root: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 #[test]
-fn snapshots_of_version_1_open_for_ever() {
+fn snapshots_of_version_1_still_open() {
     let store = Store::open(golden()).unwrap();
     let expected: [(&str, &[u8], &[u8]); 3] = [
         ("base", &[1, 0, 2, 1], b"registers"),
@@ -63,7 +63,7 @@ fn snapshots_of_version_1_open_for_ever() {
 }
 
 #[test]
-fn what_is_written_now_is_what_was_written_then() {
+fn the_format_is_written_as_in_its_golden_files() {
     let dir = tempfile::tempdir().unwrap();
     write(&store(dir.path()));
     let (now, then) = (files(dir.path()), files(&golden()));

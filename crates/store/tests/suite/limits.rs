@@ -34,7 +34,7 @@ fn duplicates(extents: u64, len: u64) -> Snapshot {
 }
 
 #[test]
-fn what_a_small_file_may_ask_for_is_limited() {
+fn memory_and_work_of_a_small_file_are_limited() {
     let far = |page: u64| {
         let base = Layer::new(BASE, page + 1, 1, &[(page, 1, 0)]);
         Snapshot::new(page + 1, vec![base], None)

@@ -1,7 +1,7 @@
-//! A server that goes away and comes back: guests whose pages are on it wait, and live on.
+//! A server that stops and returns: guests wait for its pages, and continue.
 //!
-//! The server is a process of its own, this program once more, which gives the files of a store to whoever
-//! asks in the words of S3 or of an OCI registry.
+//! The server is a second process of this program, which serves the files of a store by the S3 or OCI registry
+//! protocol.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -23,7 +23,7 @@ const SERVE: &str = "AFRESH_OUTAGE_SERVE";
 const PAGES: usize = 600;
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What this program does as a server. Does nothing among the tests.
+/// The main function of the server. Does nothing among the tests.
 #[test]
 fn serve() {
     let Ok(told) = std::env::var(SERVE) else { return };
@@ -46,7 +46,7 @@ fn serve() {
     }
 }
 
-/// Answers one request; `None` when the client has gone.
+/// Answers one request; `None` when the client has disconnected.
 fn answer(mut client: &TcpStream, dir: &Path, busy: &std::sync::atomic::AtomicI64) -> Option<()> {
     let mut reader = BufReader::new(client);
     let (mut request, mut range, mut line) = (String::new(), None, String::new());

@@ -54,7 +54,7 @@ fn push(remote: &Remote, from: &(Store, Snapshot), encoding: Encoding) -> Result
 }
 
 #[test]
-fn what_is_pushed_is_what_is_pulled_and_what_is_read_in_place() {
+fn pushed_contents_are_pulled_and_read_in_place() {
     for encoding in [Encoding::Raw, Encoding::Zstd] {
         let server = Server::new();
         let remote = remote(&server);
@@ -137,7 +137,7 @@ fn wrong_bytes_are_an_error_and_never_memory() {
     for encoding in [Encoding::Raw, Encoding::Zstd] {
         server.be(Wrong::Nothing);
         let here = store(&dir.path().join(format!("{encoding:?}")));
-        // Larger than what is fetched to open it.
+        // Larger than the part that is fetched to open it.
         let large: Vec<u8> = (0..300).flat_map(page_of).collect();
         here.save("a", &afresh_store::MemoryPages(large), &options()).unwrap();
         push(&remote, &(here.clone(), here.load("a").unwrap()), encoding).unwrap();
@@ -322,7 +322,7 @@ fn a_shared_cache_saves_requests_and_a_damaged_one_is_fetched_again() {
     push(&plain, &(here.clone(), here.load("a").unwrap()), Encoding::Raw).unwrap();
     let cache = dir.path().join("cache");
     let requests = || {
-        // A remote of its own, as another process has.
+        // A separate remote, as of another process.
         server.be(Wrong::Nothing);
         let other = remote(&server).with_cache(&cache);
         assert!(bytes(&other.load("a").unwrap()) == large);
@@ -382,7 +382,7 @@ fn the_first_page_is_few_round_trips_away() {
         let cached = plain.with_cache(&cache);
         let slow = Wrong::Slow(Duration::from_millis(20));
         let rounds = || server.rounds.load(Ordering::Relaxed);
-        // What the name means; the manifest; configuration and indexes; the set.
+        // The name; the manifest; configuration and indexes; the working set.
         for (remote, opening, reading) in [(&plain, 3, 1), (&cached, 3, 1), (&cached, 1, 0)] {
             server.be(slow);
             let snapshot = remote.load("a").unwrap();

@@ -1,4 +1,4 @@
-//! What signatures and sealing promise.
+//! Promises of signatures and sealing.
 
 use std::collections::HashSet;
 use std::fs;
@@ -52,7 +52,7 @@ fn replace(path: &Path, bytes: &[u8]) {
 }
 
 #[test]
-fn what_no_trusted_key_signed_is_refused_by_name() {
+fn a_snapshot_without_a_trusted_signature_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let store = store(dir.path());
     let (alice, mallory) = (SigningKey::generate().unwrap(), SigningKey::generate().unwrap());
@@ -74,7 +74,7 @@ fn what_no_trusted_key_signed_is_refused_by_name() {
     }
     let both = Access::new().trusting([SigningKey::generate().unwrap().public(), alice.public()]);
     store.load_with("a", &both).unwrap();
-    // What is written anew is unsigned until somebody signs it.
+    // A new save is unsigned until it is signed.
     let snapshot = store.load("a").unwrap();
     store.compact("b", &snapshot, &CompactOptions::default()).unwrap();
     assert_eq!(seal_error(store.load_with("b", &trust(&alice))), SealError::Unsigned);
@@ -100,7 +100,7 @@ fn a_signature_of_another_snapshot_does_not_fit() {
     store.tag("forged", Some(id)).unwrap();
     let error = seal_error(store.load_with("forged", &trust(&alice)));
     assert_eq!(error, SealError::Signature(alice.public().to_string()));
-    // Whoever demands nothing gets the snapshot that it is.
+    // A reader without demands gets the snapshot as it is.
     assert!(bytes(&store.load("forged").unwrap()) == memory(&[2]).0);
 }
 
@@ -272,7 +272,7 @@ fn a_sealed_snapshot_opens_with_its_key_alone() {
     assert!(matches!(error, SaveError::Seal(SealError::Mixed)), "{error}");
     store.save("plain", &memory(&[3]), &options()).unwrap();
     save.parent = Some(store.load("plain").unwrap());
-    // Nobody can slip in a snapshot that was made without the key.
+    // A snapshot made without the key is not accepted.
     let access = Access::new().with_key(key);
     assert_eq!(seal_error(store.load_with("plain", &access)), SealError::NotSealed);
     let error = store.save("b", &memory(&[2]), &save).unwrap_err();
@@ -290,7 +290,7 @@ fn sealed_pages_are_read_and_never_mapped() {
     let source = SnapshotSource::checked(snapshot).unwrap();
     assert!(source.pieces().is_none());
     let mut out = vec![0; 37 * PAGE];
-    // SAFETY: the vector is as long as the pages, and nobody else uses it.
+    // SAFETY: the vector is as long as the pages, and has no other user.
     unsafe { source.read(29, out.as_mut_ptr(), 37) }.unwrap();
     assert!(out == content.0[29 * PAGE..66 * PAGE]);
 }
@@ -312,7 +312,7 @@ fn the_same_pages_sealed_twice_share_nothing() {
     }
 }
 
-/// What is read of a snapshot: pages, working set and state, or the first error.
+/// Contents of a snapshot: pages, working set and state, or the first error.
 fn read_all(snapshot: Result<Snapshot, OpenError>) -> Result<(Vec<u8>, Vec<u8>), OpenError> {
     let snapshot = snapshot?;
     let mut out = vec![0; snapshot.pages() * PAGE];
@@ -419,7 +419,7 @@ fn a_blob_cut_at_a_chunk_is_refused_even_if_everything_else_fits() {
 
 /// `v1-sealed.afresh` is never regenerated. A change that makes this test fail needs a new version.
 #[test]
-fn a_sealed_and_signed_archive_of_version_1_opens_for_ever() {
+fn a_sealed_and_signed_archive_of_version_1_still_opens() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v1-sealed.afresh");
     let public = include_str!("../golden/v1-sealed.public").trim().parse::<PublicKey>().unwrap();
     let key = SealKey::from_bytes([7; 32]).unwrap();
@@ -432,9 +432,9 @@ fn a_sealed_and_signed_archive_of_version_1_opens_for_ever() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Whatever is sealed, in whatever stack and encoding, reads back whole and in parts.
+    /// Sealed contents, in any stack and encoding, read back whole and in parts.
     #[test]
-    fn what_is_sealed_is_what_is_read(
+    fn sealed_contents_are_read_back(
         steps in prop::collection::vec(
             (prop::collection::vec(prop_oneof![2 => Just(0u8), 3 => any::<u8>()], 1..70), any::<bool>()),
             1..4,

@@ -70,7 +70,7 @@ fn things_of_other_tools_are_kept_to_the_last_field_and_are_no_snapshots() {
         assert!(index.contains(field), "{field}: {index}");
     }
     store.load("latest").unwrap_err();
-    // What an artifact is attached to stays with it.
+    // The subject of an artifact stays with it.
     store.untag("only").unwrap();
     store.untag("next").unwrap();
     assert_eq!(names(&store), Vec::<String>::new());
@@ -173,7 +173,7 @@ fn a_full_stack_of_layers_begins_anew() {
 }
 
 #[test]
-fn a_collection_gets_its_turn_and_nobody_loses_what_a_name_means() {
+fn a_collection_is_not_starved_and_no_named_snapshot_is_lost() {
     let dir = tempfile::tempdir().unwrap();
     let store = store(dir.path());
     store.save("a", &memory(&[1; 20]), &options()).unwrap();
@@ -211,9 +211,9 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn what_is_saved_is_for_its_owner_unless_the_store_lets_others_in() {
+fn saved_files_are_private_unless_the_store_is_shared() {
     let dir = tempfile::tempdir().unwrap();
-    // Whatever the umask of this process, which others share, would allow.
+    // Independent of the umask of this process, which other tests share.
     let place = dir.path().join("some/where");
     let store = store(&place);
     let id = store.save("a", &memory(&[1, 2]), &options()).unwrap();

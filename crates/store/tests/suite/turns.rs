@@ -86,12 +86,12 @@ fn a_session_opens_as_its_last_turn_left_it() {
             .unwrap();
         assert!(set == round(rounds).0[..2 * PAGE], "the working set is of now");
     }
-    // Goes on after it was opened.
+    // Continues after it was opened.
     let opened = store.load("a").unwrap();
     let mut again = opened.resume_turns().unwrap().unwrap();
     append(&mut again, 13);
     assert!(is_round(&store.load("a").unwrap(), 13));
-    // Who does not know of that turn is refused, and harms nothing.
+    // A writer that does not know this turn is refused, and harms nothing.
     let ((was, state_was), (now, state)) = (round(12), round(13));
     let late = turn((&was, &state_was), (&now, &state), journal.last());
     assert!(matches!(journal.append(&late, None), Err(SaveError::Moved(_))));
@@ -120,7 +120,7 @@ fn a_turn_that_was_cut_off_is_as_if_it_had_never_been() {
         // As a file system leaves what was not written yet.
         let mut zeros = whole[..len].to_vec();
         zeros.resize(whole.len(), 0);
-        // The first bytes of a frame lie in one block of any disk.
+        // The first bytes of a frame are in one block of any disk.
         if zeros == whole || (before + 1..before + 8).contains(&len) {
             continue;
         }
@@ -149,7 +149,7 @@ fn a_flipped_bit_is_noticed_or_is_in_the_last_turn() {
         fs::write(&path, &bytes).unwrap();
         match store.load("a") {
             Err(_) => {}
-            // It cannot be told from a turn that was not written whole. What fills up to the next one means nothing.
+            // It looks like a turn that was not written whole. The padding before the next one is ignored.
             Ok(snapshot) => {
                 let rounds = snapshot.turns().unwrap().count;
                 assert!(is_round(&snapshot, rounds), "byte {at}");
@@ -177,7 +177,7 @@ fn a_delta_on_a_session_has_the_pages_of_its_turns_too() {
 }
 
 #[test]
-fn folding_compacting_and_exporting_change_nothing_of_what_is_seen() {
+fn folding_compacting_and_exporting_preserve_the_contents() {
     let dir = tempfile::tempdir().unwrap();
     let store = store(dir.path());
     drop(session(&store, "a", 9));
@@ -234,7 +234,7 @@ fn gc_keeps_the_turns_of_names_and_removes_those_of_none() {
     assert_eq!(journals(), 1);
     assert!(is_round(&store.load("c").unwrap(), 2));
     assert!(is_round(&live, 2), "what is open stays");
-    // Its writer notices that nobody would find the turn.
+    // Its writer notices that the turn would be lost.
     let mut other = other;
     let ((was, state_was), (now, state)) = (round(2), round(3));
     let turn = turn((&was, &state_was), (&now, &state), other.last());
@@ -285,7 +285,7 @@ fn turns_are_sealed_and_signed_as_their_snapshot_is() {
     let other = Access::new().with_key(SealKey::generate().unwrap());
     assert!(store.load_with("a", &other).is_err());
 
-    // Signed by nobody, or by somebody else: refused where a signature is demanded.
+    // Unsigned, or signed with another key: refused where a signature is demanded.
     let signed = fs::read(journal.path().unwrap()).unwrap();
     let parent = journal.last();
     journal.append(&step(2, parent), None).unwrap();
@@ -412,7 +412,7 @@ fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
     assert!(is_round(&opened, 13));
     assert_eq!(opened.turns().unwrap().count, 13);
 
-    // Whoever opened it goes on, and the first is refused then; so is a second that opened it before.
+    // Its opener continues, and the first is refused then, as is a second that opened it before.
     let mut again = opened.resume_turns().unwrap().unwrap();
     let mut late = opened.resume_turns().unwrap().unwrap();
     append(&mut again, 14);
@@ -422,7 +422,7 @@ fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
         assert!(matches!(journal.append(&other, None), Err(SaveError::Moved(_))));
     }
     assert!(is_round(&remote.load("a").unwrap(), 14));
-    // An answer that is lost is no reason to believe that somebody else was faster.
+    // A lost answer does not mean that another writer was faster.
     server.be(Wrong::Lost { times: 1 });
     append(&mut again, 15);
     server.be(Wrong::Nothing);
@@ -433,7 +433,7 @@ fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
     remote.pull(&to, "a", "mine", Encoding::Zstd, &mut |_| {}).unwrap();
     let pulled = to.load("mine").unwrap();
     assert!(is_round(&pulled, 15) && pulled.turns().is_none());
-    // And one that was opened there without turns goes on there.
+    // And one that was opened there without turns continues there.
     remote.push(&to, &pulled, "b", Encoding::Zstd, &mut |_| {}).unwrap();
     let mut journal = remote.begin_turns("b", &remote.load("b").unwrap(), Replaced::Any).unwrap();
     append(&mut journal, 16);

@@ -193,13 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn a_child_has_another_generation_and_values_of_its_own() {
+    fn a_child_has_another_generation_and_its_own_values() {
         // SAFETY: the child calls async-signal-safe functions and the allocator, whose locks `fork` keeps whole.
         in_children(|| unsafe { libc::fork() }, |of, mine| of != mine);
     }
 
     #[test]
-    fn what_was_made_before_a_fork_is_nobodys_alone() {
+    fn values_from_before_a_fork_are_shared() {
         let before = Mark::now();
         // SAFETY: as above.
         let child = unsafe { libc::fork() };

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_taken_off_the_pieces() {
+    fn written_bytes_are_removed_from_the_pieces() {
         let bytes = [0u8; 10];
         let piece = |at: usize, len| libc::iovec {
             iov_base: bytes[at..].as_ptr().cast_mut().cast(),
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn more_pieces_than_one_call_takes_lie_one_after_the_other() {
+    fn more_pieces_than_one_call_takes_are_written_in_order() {
         let bytes: Vec<u8> = (0..5000u32).map(|n| n as u8).collect();
         let file = Memfd::new(c"pieces").unwrap();
         let pieces: Vec<_> = bytes.iter().map(|byte| (std::ptr::from_ref(byte), 1)).collect();

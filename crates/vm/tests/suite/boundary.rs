@@ -252,7 +252,7 @@ fn a_missing_or_foreign_thing_is_named() {
 }
 
 #[test]
-fn what_a_guest_has_the_host_hold_or_make_is_limited() {
+fn host_memory_and_objects_of_a_guest_are_limited() {
     if !kvm() {
         return;
     }

@@ -49,11 +49,11 @@ fn deadlines() {
 /// The dirty ring is memory that parent and child share: an entry that a child took out of it, its parent would not
 /// restore.
 #[test]
-fn whatever_a_child_tries_with_its_parents_guest_the_parents_reset_is_whole() {
+fn a_parent_is_reset_completely_whatever_its_forked_child_does() {
     if !kvm() {
         return;
     }
-    let name = "fork::whatever_a_child_tries_with_its_parents_guest_the_parents_reset_is_whole";
+    let name = "fork::a_parent_is_reset_completely_whatever_its_forked_child_does";
     alone(name, tries);
 }
 

@@ -116,7 +116,7 @@ fn no_initialisation_runs_and_the_programs_own_variables_are_those_that_were_fro
 }
 
 #[test]
-fn a_delta_holds_what_calls_wrote_and_a_guest_goes_on_from_there() {
+fn a_delta_holds_the_writes_of_calls_and_a_guest_continues_from_it() {
     if !kvm() {
         return;
     }

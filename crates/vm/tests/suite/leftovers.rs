@@ -86,7 +86,7 @@ fn nor_by_any_call_after_any_two() {
 }
 
 #[test]
-fn what_a_port_is_read_into_is_reset_however_writes_are_noticed() {
+fn a_port_read_into_memory_is_reset_under_every_method() {
     if !kvm() {
         return;
     }

@@ -131,7 +131,7 @@ fn a_snapshot_keeps_the_processor_that_the_guest_was_warmed_up_with() {
 }
 
 #[test]
-fn what_this_host_lacks_is_named() {
+fn missing_features_of_this_host_are_named() {
     if !kvm() {
         return;
     }

@@ -24,7 +24,7 @@ fn use_it(elf: &[u8], method: ResetMethod) -> Option<Sandbox> {
 }
 
 #[test]
-fn whichever_system_call_fails_a_sandbox_is_right_or_refuses() {
+fn a_sandbox_is_correct_or_refused_after_any_failed_system_call() {
     if !kvm() {
         return;
     }

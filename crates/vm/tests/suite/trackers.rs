@@ -102,7 +102,7 @@ fn every_tracker_notices_every_write() {
 }
 
 #[test]
-fn a_page_written_by_both_sides_is_restored_whoever_was_first() {
+fn a_page_written_by_guest_and_host_is_restored_in_either_order() {
     if !kvm() {
         return;
     }

@@ -1,7 +1,7 @@
 //! A host of plug-ins on afresh: each request starts where one preparation left the plug-in.
 //! `before.rs` is the same host on wasmtime alone; `diff` shows the changes.
 
-#![allow(missing_docs, reason = "what `bindgen!` generates has none")]
+#![allow(missing_docs, reason = "code of `bindgen!` has none")]
 
 use std::time::Instant;
 

@@ -1,7 +1,7 @@
 //! A host of plug-ins on wasmtime alone: a new store and instance for each request, which the
 //! plug-in first has to prepare. `after.rs` is the same host on afresh; `diff` shows the changes.
 
-#![allow(missing_docs, reason = "what `bindgen!` generates has none")]
+#![allow(missing_docs, reason = "code of `bindgen!` has none")]
 
 use std::time::Instant;
 

@@ -224,7 +224,7 @@ fn a_session_whose_call_was_cut_off_is_rolled_back_and_kept_by_no_checkpoint() {
 }
 
 #[test]
-fn a_call_that_goes_on_after_waiting_is_as_any_other() {
+fn a_call_that_continues_after_waiting_behaves_as_any_other() {
     for mode in MODES {
         run(async move {
             let (warm, sum) = spoiled(mode).await;
@@ -369,7 +369,7 @@ const INITIALISED: &str = r#"(module
     (func (export "read") (result i32) (struct.get $box 0 (global.get $kept))))"#;
 
 #[test]
-fn a_lease_waits_for_what_its_guest_does_at_its_beginning() {
+fn a_lease_waits_for_the_start_of_its_guest() {
     run(async {
         let warm = guest(INITIALISED, options(Mode::Auto)).warm_async(WarmUp::new()).await.unwrap();
         assert!(warm.report().why_fresh.is_some());

@@ -97,7 +97,7 @@ fn a_warm_up_fails_with_the_status_of_its_handler() {
 }
 
 #[test]
-fn a_guest_without_an_allocator_is_told_which_are_looked_for() {
+fn a_guest_without_an_allocator_gets_the_list_of_accepted_ones() {
     let wasm = wat::parse_str(r#"(module (memory 1) (func (export "turn") (param i32 i32)))"#);
     let guest =
         Guest::new(&engine(DEFAULT_LIMIT), &wasm.unwrap()).unwrap().warm(WarmUp::new()).unwrap();
@@ -180,7 +180,7 @@ async fn asynchronously() {
 }
 
 #[test]
-fn a_frozen_guest_remembers_its_stack_and_opens_from_the_cache_of_whoever_warmed_it() {
+fn a_frozen_guest_keeps_its_stack_and_opens_from_the_cache_of_its_origin() {
     let folder = tempfile::tempdir().unwrap();
     let config = EngineConfig {
         stack: DEEP,

@@ -336,7 +336,7 @@ fn directories_and_a_file_tree_are_not_mixed_in_a_lease() {
 }
 
 #[test]
-fn a_directory_that_is_gone_is_the_error_of_the_call_that_misses_it() {
+fn a_missing_directory_fails_the_call_that_needs_it() {
     let place = Place::new();
     let warm = module(place.options(true));
     let component = component::warm_component(place.options(true));

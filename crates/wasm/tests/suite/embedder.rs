@@ -248,7 +248,7 @@ mod bindings {
         (func (export "handle") (param "n" u32) (result u32) (canon lift (core func $i "handle"))))"#;
 
     #[test]
-    fn every_import_of_a_component_that_nobody_provides_is_named() {
+    fn every_missing_import_of_a_component_is_named() {
         let engine = Engine::new(EngineConfig::default()).unwrap();
         let wasm = wat::parse_str(
             r#"(component
@@ -286,7 +286,7 @@ mod bindings {
     }
 
     #[test]
-    fn of_hundreds_of_imports_the_error_tells_the_first_and_counts_the_rest() {
+    fn an_error_names_the_first_missing_imports_and_counts_the_rest() {
         let engine = Engine::new(EngineConfig::default()).unwrap();
         let many = |count: usize| {
             let imports: String =

@@ -82,7 +82,7 @@ fn inputs_and_answers_of_any_size_come_whole() {
 }
 
 #[test]
-fn what_fails_says_what_the_plug_in_said() {
+fn a_failure_carries_the_error_of_the_plug_in() {
     let engine = Engine::new(EngineConfig::default()).unwrap();
     let warm = warm_with(&engine, Extism::new(), GuestOptions::default());
     for _ in 0..3 {
@@ -255,7 +255,7 @@ fn functions_of_the_embedders_take_and_give_handles() {
 }
 
 #[test]
-fn what_is_no_kernel_is_refused_by_what_it_lacks() {
+fn a_module_that_is_no_kernel_is_refused_with_its_missing_exports() {
     let other = wat::parse_str(r#"(module (func (export "reset")) (memory (export "memory") 1))"#);
     let error = user(&other.unwrap()).unwrap_err().to_string();
     assert!(error.contains("alloc") && error.contains("kernel"), "{error}");

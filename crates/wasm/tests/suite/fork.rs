@@ -117,8 +117,8 @@ fn every_call_in_a_child_starts_from_the_warm_state() {
 }
 
 #[test]
-fn a_child_compiles_with_an_engine_of_its_own() {
-    alone("fork::a_child_compiles_with_an_engine_of_its_own", || {
+fn a_forked_child_compiles_with_its_own_engine() {
+    alone("fork::a_forked_child_compiles_with_its_own_engine", || {
         let engine = Engine::new(EngineConfig::default()).unwrap();
         let wasm = wat::parse_str(GUEST).unwrap();
         let count = |engine: &Engine| {

@@ -120,7 +120,7 @@ fn a_guest_out_of_a_snapshot_answers_like_the_one_that_was_frozen() {
 }
 
 #[test]
-fn a_lease_is_frozen_with_what_its_calls_did_and_forks_from_there() {
+fn a_lease_is_frozen_with_the_state_of_its_calls_and_forks_from_there() {
     let engine = engine(None);
     let warm = warm(&engine, Mode::Reset);
     let mut lease = warm.lease().unwrap();
@@ -192,7 +192,7 @@ fn with_a_cache_only_the_pages_that_calls_touch_are_fetched() {
 }
 
 #[test]
-fn whoever_opens_what_another_guest_uses_gets_its_compiled_code() {
+fn a_guest_shares_the_compiled_code_of_an_open_guest() {
     let dir = tempfile::tempdir().unwrap();
     let config = EngineConfig { cache: Some(dir.path().into()), ..EngineConfig::default() };
     let shared = || Engine::shared(config.clone()).unwrap();

@@ -96,7 +96,7 @@ fn reads_trap(warm: &Warm, which: &str) {
 }
 
 #[test]
-fn segments_that_the_warm_up_dropped_are_gone_in_every_instance() {
+fn segments_dropped_in_the_warm_up_are_dropped_in_every_instance() {
     for mode in [Mode::Reset, Mode::Fresh] {
         let warm = warm(DROPS, mode, WarmUp::new().call("warm", &[]));
         reads_trap(&warm, "the first instance");
@@ -119,7 +119,7 @@ fn segments_that_the_warm_up_dropped_are_gone_in_every_instance() {
 }
 
 #[test]
-fn what_differs_is_named() {
+fn differences_are_named() {
     let warm = warm(DROPS, Mode::Reset, WarmUp::new());
     let mut lease = warm.lease().unwrap();
     assert!(lease.compare().unwrap().is_clean());
@@ -166,9 +166,9 @@ fn a_limit_that_the_engine_does_not_keep_is_an_error() {
 }
 
 #[test]
-fn a_planted_bug_in_what_a_new_instance_is_told_is_caught() {
+fn a_planted_bug_in_the_thaw_of_an_instance_is_caught() {
     planted::must_be_caught(
         &[Bug::Thaw],
-        &["handles::segments_that_the_warm_up_dropped_are_gone_in_every_instance"],
+        &["handles::segments_dropped_in_the_warm_up_are_dropped_in_every_instance"],
     );
 }

@@ -108,7 +108,7 @@ fn default_engine() -> Engine {
 }
 
 #[test]
-fn a_hook_is_told_of_the_guests_own_calls_and_of_no_other() {
+fn a_hook_sees_calls_of_the_guest_and_no_others() {
     let deep = EngineConfig { stack: 16 << 20, ..EngineConfig::default() };
     for engine in [default_engine(), Engine::new(deep).unwrap()] {
         for mode in MODES {
@@ -173,7 +173,7 @@ fn an_error_of_a_hook_ends_the_call_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_hook_that_panics_ends_the_call_and_is_told_of_the_next() {
+fn a_hook_that_panics_ends_the_call_and_sees_the_next() {
     let engine = default_engine();
     for mode in MODES {
         let log = Log::default();
@@ -194,7 +194,7 @@ fn a_hook_that_panics_ends_the_call_and_is_told_of_the_next() {
 }
 
 #[test]
-fn a_hook_is_told_on_fibers_and_of_the_end_of_calls_that_are_dropped() {
+fn a_hook_runs_on_fibers_and_sees_the_end_of_dropped_calls() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let engine = default_engine();
     runtime.block_on(async {
@@ -235,7 +235,7 @@ fn a_hook_is_told_on_fibers_and_of_the_end_of_calls_that_are_dropped() {
 }
 
 #[test]
-fn a_session_tells_its_calls_and_not_what_brings_it_back() {
+fn a_session_reports_its_calls_and_not_its_rollback() {
     let log = Log::default();
     let guest = guest(&default_engine(), GUEST, options(Mode::Reset, &log, false));
     let warm = guest.warm(WarmUp::new().call("warm", &[])).unwrap();
@@ -276,7 +276,7 @@ const COLD: &str = r#"(module
     (func (export "get") (result i32) (global.get $g)))"#;
 
 #[test]
-fn what_a_new_instance_begins_with_is_told_where_it_begins_cold() {
+fn the_start_of_a_new_instance_is_reported_where_it_starts_cold() {
     let log = Log::default();
     let mut options = options(Mode::Auto, &log, false);
     options.imports = Imports::new(|linker| {
@@ -309,7 +309,7 @@ const COMPONENT: &str = r#"(component
     (func (export "add") (param "n" u32) (result u32) (canon lift (core func $i "add"))))"#;
 
 #[test]
-fn a_components_calls_are_told_and_can_be_ended() {
+fn calls_of_a_component_are_reported_and_can_be_ended() {
     use wasmtime::component::Val;
     let log = Log::default();
     let imports = Imports::default()

@@ -251,7 +251,7 @@ fn descriptors_that_a_warm_up_leaves_otherwise_than_it_found_them_are_refused_by
 }
 
 #[test]
-fn a_fork_with_an_open_file_is_refused_and_its_lease_goes_on() {
+fn a_fork_with_an_open_file_is_refused_and_its_lease_continues() {
     let (_dir, options) = directories();
     let options = GuestOptions { mode: Mode::Reset, ..options };
     let warm = guest(FILES, options).warm(WarmUp::new()).unwrap();

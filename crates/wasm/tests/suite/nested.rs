@@ -266,7 +266,7 @@ fn handles_of_the_hosts_resources_are_refused_until_they_are_dropped() {
 }
 
 #[test]
-fn what_no_new_instance_could_start_with_is_refused_by_name() {
+fn state_that_no_new_instance_can_start_with_is_refused_by_name() {
     let with = |body: &str| {
         format!(
             r#"(component
@@ -444,7 +444,7 @@ impl Plain {
 }
 
 #[test]
-fn random_components_go_on_from_their_warm_up_as_one_instance_would() {
+fn random_components_continue_from_their_warm_up_as_one_instance_would() {
     let engine = engine();
     for seed in 1..12_u64 {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -585,7 +585,7 @@ fn a_real_component_keeps_its_ledger() {
 fn planted_bugs_are_caught() {
     let warm = [
         "nested::memory_and_globals_of_nested_components_start_where_the_warm_up_left_them",
-        "nested::random_components_go_on_from_their_warm_up_as_one_instance_would",
+        "nested::random_components_continue_from_their_warm_up_as_one_instance_would",
     ];
     for test in warm {
         planted::must_be_caught(&[Bug::Nested, Bug::NestedMemory, Bug::Order], &[test]);

@@ -102,7 +102,7 @@ fn two_guests_leases_can_be_swapped() {
 }
 
 #[test]
-fn each_lease_has_limits_of_its_own() {
+fn each_lease_has_its_own_limits() {
     for mode in [Mode::Reset, Mode::Fresh] {
         let warm = guest(COUNTER, in_mode(mode)).warm(WarmUp::new()).unwrap();
         let short = LeaseOptions::new().timeout(Duration::from_millis(20));
@@ -185,7 +185,7 @@ fn copied(lease: &mut Lease<'_>) -> String {
 }
 
 #[test]
-fn each_lease_has_wasi_of_its_own() {
+fn each_lease_has_its_own_wasi() {
     for mode in [Mode::Reset, Mode::Fresh] {
         let options = GuestOptions { wasi: named("guest"), ..in_mode(mode) };
         let warm = guest(WASI, options).warm(WarmUp::new()).unwrap();
@@ -207,7 +207,7 @@ fn each_lease_has_wasi_of_its_own() {
 }
 
 #[test]
-fn a_lease_may_have_directories_of_its_own_under_the_guests_names() {
+fn a_lease_may_have_its_own_directories_under_the_names_of_the_guest() {
     let dir = |content: &str| {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("name"), content).unwrap();
@@ -310,7 +310,7 @@ fn an_owned_lease_of_a_component_moves_and_has_its_own_wasi_and_limits() {
 }
 
 #[test]
-fn an_owned_lease_is_a_snapshot_to_go_on_from() {
+fn an_owned_lease_can_continue_from_a_snapshot() {
     let warm = guest(COUNTER, in_mode(Mode::Reset)).warm(WarmUp::new()).unwrap();
     let mut lease = warm.lease_owned(&LeaseOptions::new()).unwrap();
     assert_eq!(number(&mut lease, "step"), 2);

@@ -87,7 +87,7 @@ fn an_export_outside_the_roots_is_refused_by_name() {
 }
 
 #[test]
-fn the_warm_up_may_call_any_export_and_calls_start_from_what_it_left() {
+fn the_warm_up_may_call_any_export_and_calls_start_from_its_state() {
     let warm = warm_as(Mode::Reset, &["look"], WarmUp::new().call("count", &[])).unwrap();
     for _ in 0..3 {
         assert_eq!(number(&warm, "look", &[]).unwrap(), 101);
@@ -95,7 +95,7 @@ fn the_warm_up_may_call_any_export_and_calls_start_from_what_it_left() {
 }
 
 #[test]
-fn what_the_hosts_own_hooks_write_comes_back() {
+fn writes_of_host_hooks_are_reset() {
     let warm = warm_as(Mode::Reset, &["entropy", "buffers"], WarmUp::new()).unwrap();
     for _ in 0..5 {
         assert_eq!(number(&warm, "entropy", &[]).unwrap(), 1);

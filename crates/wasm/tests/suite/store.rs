@@ -45,7 +45,7 @@ const THROWS: &str = r#"(module
     (func (export "pending") (result i32) (call $pending)))"#;
 
 #[test]
-fn an_exception_that_nobody_caught_is_not_there_for_the_next_call() {
+fn an_uncaught_exception_does_not_reach_the_next_call() {
     let imports = Imports::new(|linker| {
         linker.func_wrap("host", "pending", |mut caller: Caller<'_, Host>| {
             i32::from(caller.as_context_mut().take_pending_exception().is_some())
@@ -195,7 +195,7 @@ fn a_large_heap_of_collected_objects_goes_with_its_call_and_a_small_one_is_count
 }
 
 #[test]
-fn what_the_warm_up_left_on_the_heap_is_not_kept() {
+fn garbage_of_the_warm_up_is_not_kept() {
     let wasm = wat::parse_str(GROWS).unwrap();
     let engine = Engine::new(EngineConfig::default()).unwrap();
     let options = GuestOptions { mode: Mode::Reset, ..GuestOptions::default() };
@@ -261,6 +261,6 @@ fn limits_that_a_host_function_set_end_with_its_lease() {
 fn a_planted_bug_that_keeps_exceptions_is_caught() {
     planted::must_be_caught(
         &[Bug::Exception],
-        &["store::an_exception_that_nobody_caught_is_not_there_for_the_next_call"],
+        &["store::an_uncaught_exception_does_not_reach_the_next_call"],
     );
 }

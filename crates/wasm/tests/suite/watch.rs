@@ -45,7 +45,7 @@ fn ends_after(times: u32, total: &Arc<AtomicU32>) -> GuestOptions {
 }
 
 #[test]
-fn a_call_that_may_not_go_on_ends_and_the_next_is_as_any_other() {
+fn a_call_refused_by_its_watch_ends_and_the_next_runs() {
     let total = Arc::new(AtomicU32::new(0));
     let warm = guest(ends_after(3, &total)).warm(WarmUp::new()).unwrap();
     for round in 1..=3 {
@@ -58,7 +58,7 @@ fn a_call_that_may_not_go_on_ends_and_the_next_is_as_any_other() {
 }
 
 #[test]
-fn a_warm_up_that_may_not_go_on_ends() {
+fn a_warm_up_refused_by_its_watch_ends() {
     let total = Arc::new(AtomicU32::new(0));
     let warmed = guest(ends_after(2, &total)).warm(WarmUp::new().call("spin", &[]));
     let error = warmed.expect_err("it never ends by itself");
@@ -66,7 +66,7 @@ fn a_warm_up_that_may_not_go_on_ends() {
 }
 
 #[test]
-fn a_time_limit_ends_a_call_that_the_watch_lets_go_on() {
+fn a_time_limit_ends_a_call_that_the_watch_permits() {
     let options = GuestOptions {
         timeout: Some(Duration::from_millis(40)),
         watch: Watch::new(|_| true),
@@ -81,7 +81,7 @@ fn a_time_limit_ends_a_call_that_the_watch_lets_go_on() {
 }
 
 #[test]
-fn a_watch_that_nobody_would_ask_is_refused() {
+fn a_watch_without_timeouts_is_refused() {
     let config = EngineConfig { timeouts: false, ..EngineConfig::default() };
     let module = wat::parse_str(MODULE).unwrap();
     let options = GuestOptions { watch: Watch::new(|_| true), ..GuestOptions::default() };
@@ -91,7 +91,7 @@ fn a_watch_that_nobody_would_ask_is_refused() {
 }
 
 #[test]
-fn dirty_pages_are_those_that_differ_from_the_state_that_is_gone_back_to() {
+fn dirty_pages_differ_from_the_state_of_the_next_rollback() {
     let warm = guest(GuestOptions::default()).warm(WarmUp::new()).unwrap();
     for pages in [1, 9, 3] {
         let mut lease = warm.lease().unwrap();
@@ -123,7 +123,7 @@ fn a_watch_that_panics_ends_its_call_and_watches_the_next() {
 }
 
 #[test]
-fn a_time_limit_beyond_the_end_of_time_is_none() {
+fn a_time_limit_beyond_the_clock_is_no_limit() {
     let options = GuestOptions {
         timeout: Some(Duration::MAX),
         watch: Watch::new(|_| true),

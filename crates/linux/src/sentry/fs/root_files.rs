@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_snapshot_lies_over_nothing_but_the_openers_directories() {
+    fn a_snapshot_is_mounted_over_directories_of_the_opener_alone() {
         let folder = tempfile::tempdir().unwrap();
         let top = folder.path().canonicalize().unwrap();
         let granted = [top.join("granted")];

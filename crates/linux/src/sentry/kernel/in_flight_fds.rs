@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_on_its_way_is_bounded_and_sound() {
+    fn descriptors_in_flight_are_bounded_and_sound() {
         let mut parcels = InFlightFds::default();
         assert_eq!(parcels.add(vec![1; TOGETHER + 1]), Err(Errno::INVAL));
         assert_eq!((parcels.add(vec![1, 2]), parcels.add(vec![2])), (Ok(0), Ok(1)));

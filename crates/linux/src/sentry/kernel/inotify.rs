@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_told_once_and_bounded() {
+    fn events_are_delivered_once_and_bounded() {
         let mut watches = Inotify::default();
         watches
             .list

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waited_longest_is_woken_first() {
+    fn the_longest_waiter_is_woken_first() {
         let mut threads = Threads::new();
         let mut wait = |bits: u32| {
             let order = threads.next_order();

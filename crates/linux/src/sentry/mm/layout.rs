@@ -515,7 +515,7 @@ mod tests {
                 _ => {
                     let all = pages[range.clone()].iter().all(Option::is_some);
                     let done = layout.protect(at, bytes, protection).is_ok();
-                    assert!(all || !done, "what is not mapped has no protection");
+                    assert!(all || !done, "unmapped memory has no protection");
                     if done {
                         for (_, reserved) in pages[range].iter_mut().flatten() {
                             *reserved &= protection == 0;

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_question_is_none() {
+    fn an_invalid_dns_question_is_refused() {
         let good = ask("a.b", ADDRESS);
         assert!(question(&good).is_some());
         for cut in 0..good.len() {

@@ -11,7 +11,7 @@ use crate::sentry::kernel::timers::PosixTimer;
 use crate::sentry::syscalls::clock::{length_in, micro_in};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
-// Notification of a timer's expiration (`sigev_notify`).
+// Notification of an expired timer (`sigev_notify`).
 const BY_SIGNAL: u32 = 0;
 const NOT_AT_ALL: u32 = 1;
 /// By a thread, which the C library makes of a signal.
@@ -190,7 +190,7 @@ impl Sentry {
         Ok(self.state.lasting_clock(clock)?)
     }
 
-    /// The time of a timer's clock.
+    /// The time of the clock of a timer.
     fn timer_now(&mut self, process: &mut Process, clock: u64) -> SyscallResult<u64> {
         if !is_processor_clock(clock) {
             return Ok(self.now());

@@ -135,7 +135,7 @@ fn a_service_that_is_ended_closes_what_is_missing() {
 }
 
 #[test]
-fn a_vmm_goes_on_when_its_pager_has_exited() {
+fn a_vmm_keeps_running_after_its_pager_has_exited() {
     let source = Numbered { fails_at: usize::MAX };
     for complete in [true, false] {
         let Some(vmm) = vmm() else { return };

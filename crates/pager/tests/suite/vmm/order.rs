@@ -21,7 +21,7 @@ struct Watched {
     held_from: usize,
     reads: AtomicUsize,
     set: Vec<PageRange>,
-    /// What came first: the working set, or anything else.
+    /// The first of the working set and other pages.
     order: Mutex<Vec<&'static str>>,
     /// Every other page is zero.
     sparse: bool,
@@ -84,7 +84,7 @@ fn all_pages() -> impl Iterator<Item = usize> {
 }
 
 #[test]
-fn a_fault_does_not_wait_for_what_is_streamed() {
+fn a_fault_does_not_wait_for_streamed_pages() {
     let Some(vmm) = vmm() else { return };
     let held = Some(PageRange::new(0, 64));
     let source = Watched { held, ..Watched::default() };
@@ -142,7 +142,7 @@ fn a_fault_in_what_is_being_streamed_from_far_away_asks_for_itself() {
 }
 
 #[test]
-fn what_is_zero_takes_no_memory() {
+fn zero_pages_take_no_memory() {
     let source = Watched { sparse: true, ..Watched::default() };
     for stream in [true, false] {
         let Some(vmm) = vmm() else { return };
@@ -224,9 +224,9 @@ fn the_working_set_comes_first_and_from_its_compact_copy() {
 }
 
 #[test]
-fn a_page_that_is_discarded_unseen_reads_as_zero_and_nobody_turns_in_a_circle() {
+fn a_page_discarded_unseen_reads_as_zero_and_the_fault_is_not_repeated() {
     for stream in [true, false] {
-        // Without remove events the pager is not told.
+        // Without remove events the pager does not notice.
         let Some(vmm) = vmm_with(Uffd::open(UffdMode::Events)) else { return };
         let source = Watched::default();
         let (seen, served) = with_server(
@@ -244,7 +244,7 @@ fn a_page_that_is_discarded_unseen_reads_as_zero_and_nobody_turns_in_a_circle() 
                     });
                     let seen = seen.recv_timeout(Duration::from_secs(120));
                     if seen.is_err() {
-                        // Ends whoever still waits.
+                        // Ends the threads that still wait.
                         let start = vmm.memory.page_ptr(FIRST.start);
                         vmm.uffd.unregister(start, FIRST.byte_len()).unwrap();
                     }
@@ -283,7 +283,7 @@ fn a_flood_of_events_does_not_keep_the_service_from_ending() {
                 std::thread::sleep(Duration::from_millis(100));
             },
         );
-        // Whoever waits for an event to be read goes on when nobody reads any more.
+        // A thread that waits for the reader of an event continues when the reader ends.
         flooding.store(false, Ordering::Release);
         while uffd_has_events(&vmm.uffd) {}
     });

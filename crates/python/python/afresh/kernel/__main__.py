@@ -42,7 +42,7 @@ def _arguments() -> argparse.ArgumentParser:
     for command in (install, run):
         command.add_argument("--python", default=sys.executable, help="interpreter, with ipykernel (this one)")
         command.add_argument(
-            "--dir", action="append", default=[], help="host directory to read, besides the notebook's"
+            "--dir", action="append", default=[], help="host directory to read, in addition to that of the notebook"
         )
         command.add_argument("--no-cwd", action="store_true", help="do not grant the directory of the notebook")
         command.add_argument("--net", action="append", default=[], metavar="NAME:PORT", help="server to connect to")

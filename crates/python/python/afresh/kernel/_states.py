@@ -60,7 +60,7 @@ class States:
     """Moves a kernel between its states.
 
     Attributes:
-        budget: Most bytes of states that are kept for undoing, besides named ones.
+        budget: Maximum bytes of unnamed states kept for undo.
         count: The execution count of the last cell in the present state.
         moves: How often the kernel went to another state.
         dirty: Whether the sandbox may have changed since its last checkpoint.

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_host_hears_is_bounded_however_many_there_are() {
+    fn heartbeat_traffic_of_a_host_is_bounded_for_any_number_of_hosts() {
         let pace = HeartbeatInterval::default();
         let mut random = Seed::new(1);
         for hosts in [1, 3, 100, 500, 10_000, 1_000_000] {

@@ -242,10 +242,10 @@ mod tests {
         }
     }
 
-    const WORLD: &str = "nobody_takes_over_from_a_host_that_still_answers";
+    const WORLD: &str = "no_host_takes_over_from_one_that_still_answers";
 
     #[test]
-    fn nobody_takes_over_from_a_host_that_still_answers() {
+    fn no_host_takes_over_from_one_that_still_answers() {
         let (mut safe, mut taken) = (0, 0);
         for seed in 0..300 {
             let (answered, over) = world(seed);

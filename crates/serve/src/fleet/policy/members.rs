@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_what_follows_the_adverts() {
+    fn holders_follow_the_adverts() {
         let mut members = Members::default();
         let at = Duration::from_secs;
         members.heard(advert("a", &["x", "y"]), at(10));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_is_looked_after_by_as_many() {
+    fn every_host_is_watched_by_the_same_number_of_hosts() {
         let mut members = Members::default();
         for host in 0..10 {
             members.heard(advert(&format!("h{host}"), &[]), Duration::MAX);

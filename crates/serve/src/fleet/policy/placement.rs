@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_is_chosen_only_while_it_has_little_more_to_do() {
+    fn the_asking_host_is_chosen_only_while_its_load_is_comparable() {
         let mut random = Seed::new(4);
         let mut members = Members::default();
         member(&mut members, "own", 150, &["x"], false);
@@ -173,7 +173,7 @@ mod tests {
 
     /// A thousand requests for ten hosts between two heartbeats: no host gets much more than its share.
     #[test]
-    fn old_adverts_flood_nobody() {
+    fn old_adverts_flood_no_host() {
         let mut random = Seed::new(5);
         let mut members = Members::default();
         for host in 0..10 {

@@ -19,7 +19,7 @@ fn with_tls(mut config: Config) -> Config {
 }
 
 #[test]
-fn who_shakes_hands_is_answered_and_nobody_else() {
+fn only_clients_that_complete_a_handshake_are_answered() {
     let dir = scratch();
     run(async {
         let mut config = with_tls(config([keeper(dir.path())]));

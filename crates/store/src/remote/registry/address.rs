@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_lead_elsewhere_is_refused() {
+    fn ambiguous_addresses_are_refused() {
         for text in [
             "oci://host",
             "oci://host/",

@@ -1,7 +1,7 @@
 //! Credentials for a registry.
 //!
-//! Looked for in this order: options of the address, the environment, the files and credential helpers of
-//! Docker's configuration. They are looked for only once a registry asks, and sent only to it and to the
+//! Looked for in this order: options of the address, the environment, the files and credential helpers of the Docker
+//! configuration. They are looked for only once a registry asks, and sent only to it and to the
 //! token server that it names.
 
 use std::collections::HashMap;
@@ -83,8 +83,8 @@ pub(super) fn find(registry: &str, limit: Duration) -> Result<Credentials, Remot
     from_config(&config, registry, limit).map_err(wrong)
 }
 
-/// The credentials in the environment for `registry`: it names the registry that it is for, so that
-/// no other one, such as that of an address from elsewhere, is ever told.
+/// The credentials in the environment for `registry`: they name their registry, so that no other registry, such as
+/// one in an address from elsewhere, receives them.
 fn from_environment(
     registry: &str,
     var: &dyn Fn(&str) -> Option<String>,
@@ -145,7 +145,9 @@ fn from_config(config: &Config, registry: &str, limit: Duration) -> Result<Crede
 /// Asks `docker-credential-NAME`; `None` when it has none.
 fn ask(helper: &str, key: &str, limit: Duration) -> Result<Option<Credentials>, String> {
     if !helper.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c)) {
-        return Err("the credential helper's name in Docker's configuration is none".to_owned());
+        return Err(
+            "the name of the credential helper in the Docker configuration is invalid".to_owned()
+        );
     }
     let program = format!("docker-credential-{helper}");
     let failed = |e: std::io::Error| format!("`{program} get`: {e}");

@@ -1,5 +1,5 @@
 //! Other people's tools carry our snapshots: skopeo, crane, oras and umoci, through a real registry and between
-//! folders. Whatever way they took, each byte arrives, and what others put beside them stays.
+//! folders. Each byte arrives on any path, and objects of others stay.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use afresh_store::Store;
 use super::servers::{Kind, Server};
 use crate::support::{bytes, memory, options, store};
 
-/// The program that `variable` names, or else one of that name in the path; says so where there is none.
+/// The program that `variable` names, or else one of that name in the path; prints a note where it is missing.
 fn client(name: &str, variable: &str) -> Option<std::ffi::OsString> {
     let program = std::env::var_os(variable).unwrap_or_else(|| name.into());
     match Command::new(&program).arg("--help").output() {
@@ -30,7 +30,7 @@ fn skopeo() -> Option<std::ffi::OsString> {
 fn run(program: &std::ffi::OsStr, home: &Path, arguments: &[&str]) -> String {
     let output = Command::new(program)
         .args(arguments)
-        // Neither the credentials nor the settings of whoever runs the tests.
+        // Neither the credentials nor the settings of the user who runs the tests.
         .env("HOME", home)
         .env("DOCKER_CONFIG", home)
         .output()
@@ -128,7 +128,7 @@ fn oras_carries_a_snapshot_and_what_it_attaches_is_let_be() {
     run(&oras, dir.path(), &["cp", "--from-plain-http", &there, "--to-oci-layout", &mine]);
     arrived(&back, "mine", &wanted);
 
-    // An artifact of theirs beside ours is neither listed as a snapshot nor collected with one.
+    // A foreign artifact in the same repository is neither listed as a snapshot nor collected with one.
     std::fs::write(dir.path().join("notes.txt"), "of the operator's").unwrap();
     let attach = Command::new(&oras)
         .current_dir(dir.path())
@@ -146,7 +146,7 @@ fn oras_carries_a_snapshot_and_what_it_attaches_is_let_be() {
 }
 
 #[test]
-fn umoci_names_and_collects_in_a_store_of_ours_and_we_in_one_of_its() {
+fn umoci_and_afresh_name_and_collect_in_the_same_layouts() {
     let Some(umoci) = client("umoci", "AFRESH_TEST_UMOCI") else { return };
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path().join("store");
@@ -157,7 +157,7 @@ fn umoci_names_and_collects_in_a_store_of_ours_and_we_in_one_of_its() {
     for name in ["warm", "theirs"] {
         arrived(&at, name, &wanted);
     }
-    // A container image of theirs in the same folder is none of ours, and stays.
+    // A foreign container image in the same folder stays.
     run(&umoci, dir.path(), &["new", "--image", &format!("{}:image", text(&at))]);
     let store = Store::open(&at).unwrap();
     store.gc().unwrap();

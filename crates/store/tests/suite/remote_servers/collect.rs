@@ -40,7 +40,7 @@ fn collect(remote: &Remote, names: &[Sha256]) -> afresh_store::Collected {
 }
 
 #[test]
-fn what_is_old_and_has_no_name_is_removed_and_nothing_else() {
+fn only_old_unnamed_objects_are_removed() {
     let Some(server) = Server::start(Kind::S3) else { return };
     let remote = server.remote(server.address, retry());
     let root = server.folder();
@@ -97,7 +97,7 @@ fn what_is_old_and_has_no_name_is_removed_and_nothing_else() {
 }
 
 #[test]
-fn what_a_writer_relies_on_while_others_collect_stays() {
+fn objects_of_a_running_writer_survive_a_collection() {
     let Some(server) = Server::start(Kind::S3) else { return };
     let remote = server.remote(server.address, retry());
     let dir = tempfile::tempdir().unwrap();
@@ -142,7 +142,7 @@ fn a_writer_waits_for_a_collector_and_sends_again_what_it_removed() {
 }
 
 #[test]
-fn what_would_remove_too_much_is_refused() {
+fn a_collection_that_would_remove_too_much_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let one = local(&dir.path().join("store"), 1, 20);
     if let Some(server) = Server::start(Kind::Registry) {

@@ -54,7 +54,7 @@ fn broken_and_cut_connections_are_tried_again_and_named_when_that_is_in_vain() {
 }
 
 #[test]
-fn a_push_goes_on_through_broken_connections() {
+fn a_push_continues_after_broken_connections() {
     for kind in KINDS {
         let Some(server) = Server::start(kind) else { continue };
         let proxy = Proxy::before(server.address);

@@ -233,7 +233,7 @@ fn a_token_that_is_not_taken_any_more_is_replaced() {
 }
 
 #[test]
-fn a_list_of_tags_is_read_to_its_end_but_not_for_ever() {
+fn a_list_of_tags_is_read_to_its_end_and_bounded() {
     let id = Sha256::of(b"");
     let stub = Stub::new(move |request| {
         let line = request.lines().next().unwrap();

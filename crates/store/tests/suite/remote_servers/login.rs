@@ -30,7 +30,7 @@ fn open(server: &Server, password: &str) -> Remote {
 }
 
 #[test]
-fn a_registry_that_wants_a_password_gets_it_and_nobody_else_comes_in() {
+fn a_registry_with_a_password_admits_only_its_holder() {
     let dir = tempfile::tempdir().unwrap();
     let Some(server) = with_password(dir.path()) else { return };
     let (here, snapshot, whole) = local(&dir.path().join("here"), 1, 300);
@@ -48,7 +48,7 @@ fn a_registry_that_wants_a_password_gets_it_and_nobody_else_comes_in() {
     assert!(matches!(error, RemoteError::Refused { status: 401, .. }), "{error}");
 }
 
-/// What the child of [`dockers_configuration_is_used`] does.
+/// The child of [`dockers_configuration_is_used`].
 #[test]
 fn a_process_with_dockers_configuration() {
     let Ok(url) = std::env::var(CHILD) else { return };
@@ -77,8 +77,8 @@ fn dockers_configuration_is_used() {
 }
 
 #[test]
-fn a_registry_that_wants_a_token_gets_one_for_what_is_done() {
-    // Gives a token to everybody who has the password.
+fn a_registry_with_tokens_gets_one_for_each_scope() {
+    // Gives a token to each client with the password.
     let tokens = Stub::new(|request| {
         if request.to_lowercase().contains("authorization: basic ") && request.contains(PAIR) {
             answer("200 OK", "", br#"{"token":"abc","expires_in":60}"#)

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What happens to the answers of a server.
+/// Changes to the answers of a server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fault {
     Nothing,
@@ -144,7 +144,7 @@ fn answers(mut from: TcpStream, mut to: TcpStream, state: &State) {
             Fault::Reset { after } | Fault::Truncate { after }
                 if passed + n > after && state.take() =>
             {
-                // What is before the end still goes through.
+                // Bytes before the end still pass.
                 let _ = to.write_all(&piece[..after - passed.min(after)]);
                 let mut how = Shutdown::Both;
                 if matches!(fault, Fault::Reset { .. }) {

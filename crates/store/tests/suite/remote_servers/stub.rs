@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Serves one request after the other, each on a connection of its own.
+/// Serves requests in turn, each on a new connection.
 pub(crate) struct Stub {
     pub(crate) address: SocketAddr,
     requests: Arc<Mutex<Vec<String>>>,
@@ -37,7 +37,7 @@ impl Stub {
                 }
                 let answer = answer(&text);
                 shared.lock().unwrap().push(text);
-                // A client that has seen enough goes away.
+                // A client that has read enough disconnects.
                 let _ = client.write_all(&answer);
             }
         });

@@ -53,7 +53,7 @@ fn real_servers_take_and_give_snapshots() {
 }
 
 #[test]
-fn what_a_server_has_is_not_sent_again() {
+fn blobs_that_a_server_has_are_not_sent_again() {
     for kind in KINDS {
         let Some(server) = Server::start(kind) else { continue };
         let remote = server.remote(server.address, retry());

@@ -11,7 +11,7 @@ use std::path::Path;
 use afresh_store::Sha256;
 
 pub(crate) const PAGE: usize = 4096;
-/// What an extent of zeros points at.
+/// Target of an extent of zeros.
 pub(crate) const ZERO: u64 = u64::MAX;
 pub(crate) const BASE: u32 = 0;
 pub(crate) const DELTA: u32 = 1;
@@ -82,7 +82,7 @@ impl Layer {
 /// A snapshot as its maker wants it to be understood.
 #[derive(Clone, Debug)]
 pub(crate) struct Snapshot {
-    /// What the configuration says about the length of the memory.
+    /// Length of the memory in the configuration.
     pub(crate) pages: u64,
     /// Bottom first.
     pub(crate) layers: Vec<Layer>,

@@ -1,7 +1,7 @@
-//! Whether a server that a test has started takes connections at the port that was free when it was told of it.
+//! Whether a server started by a test accepts connections at its port, which was free when the test chose it.
 //!
-//! Another process, or another test of this one, may have taken the port meanwhile: that somebody takes connections there says
-//! nothing. So the kernel is asked whose the socket is. Shared by the tests of several crates.
+//! Another process or test may have taken the port since, so an accepted connection alone proves nothing. So the
+//! kernel is asked whose the socket is. Shared by the tests of several crates.
 
 use std::net::SocketAddr;
 use std::process::Child;

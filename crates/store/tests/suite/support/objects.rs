@@ -1,4 +1,4 @@
-//! An object store in memory that misbehaves as told, and counts.
+//! An object store in memory that misbehaves on request, and counts.
 
 use std::fmt;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use object_store::{
     Result,
 };
 
-/// What a server does wrong.
+/// Faults of a server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Wrong {
     Nothing,
@@ -49,14 +49,14 @@ pub(crate) enum Wrong {
     Slow(Duration),
 }
 
-/// An object store that misbehaves as told.
+/// An object store that misbehaves on request.
 #[derive(Debug)]
 pub(crate) struct Server {
     objects: InMemory,
     wrong: Mutex<Wrong>,
     pub(crate) requests: AtomicUsize,
     failed: AtomicUsize,
-    /// Longest chain of requests of which each began after the one before it had ended.
+    /// Longest chain of requests that each began after the end of the previous one.
     pub(crate) rounds: AtomicUsize,
 }
 

@@ -276,7 +276,7 @@ fn all(strategy: Strategy, survives: Option<bool>) {
 }
 
 #[test]
-fn what_the_tracker_was_told_of_is_restored() {
+fn ranges_reported_to_the_tracker_are_restored() {
     all(Strategy::WriteSet(None), Some(true));
 }
 
@@ -304,11 +304,11 @@ fn without_a_tracker_every_page_is_restored() {
 fn planted_bugs_are_caught() {
     planted::must_be_caught(
         &[Bug::CopyBack, Bug::Learn, Bug::Sample, Bug::Rearm, Bug::GrownContent, Bug::GrownSize],
-        &["what_the_tracker_was_told_of_is_restored"],
+        &["ranges_reported_to_the_tracker_are_restored"],
     );
     planted::must_be_caught(
         &[Bug::Switch, Bug::Shown, Bug::Freeze],
-        &["what_the_tracker_was_told_of_is_restored"],
+        &["ranges_reported_to_the_tracker_are_restored"],
     );
     planted::must_be_caught(&[Bug::Scan], &["protecting_again_at_every_reset_restores_too"]);
     planted::must_be_caught(
