@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hangs_is_ended_with_all_it_started_and_what_comes_next_still_runs() {
+    fn a_command_that_hangs_is_ended_with_its_children_and_the_next_runs() {
         let mut seen = Vec::new();
         let mut command = Command::new("sh");
         command.args(["-c", "echo one; sh -c 'sleep 600; true'; echo two"]);

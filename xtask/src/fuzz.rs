@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_reached_is_read_from_the_fuzzers_lines() {
+    fn coverage_is_read_from_the_output_of_the_fuzzer() {
         let said =
             "INFO: x\n#3\tINITED cov: 37 ft: 37 corp: 1/1b\n#9\tDONE   cov: 52 ft: 60\nDone 9";
         let line = reached(said).expect("both lines are there");

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_names_and_arguments_are_refused_with_what_is_known() {
+    fn unknown_names_and_arguments_are_refused_with_the_known_ones() {
         let error = |words: &[&str]| {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
             format!("{:#}", main(&words).expect_err("must be refused"))

@@ -72,8 +72,7 @@ Commands:
   registry-guests        Build guests/registry with componentize-js, componentize-py, AssemblyScript, Go and TinyGo,
                          and install CPython with numpy and pandas as a module. Downloads hundreds of MB and takes
                          some minutes.
-  prose [--lower]        Count sentences with a marker of translated English, and refuse more than the baseline.
-                         --lower writes lower numbers to xtask/prose/baseline.txt.
+  prose                  Count sentences with a marker of translated English, and refuse files with more than 3 %.
   release [--profile PROFILE | --command FILE] [--only KIND,…] [--try]
                          Build the packages of a release into target/release-archives: archive, deb, rpm,
                          static-archive, image, wheel and musl-wheel, with checksums and a list of components.

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passing_tests_print_is_not_shown_and_what_failing_ones_say_is_kept() {
+    fn output_of_passing_tests_is_hidden_and_of_failing_ones_kept() {
         let mut tally = Tally::default();
         let lines = [
             "running 3 tests",

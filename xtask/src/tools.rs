@@ -180,13 +180,15 @@ pub(crate) fn wait(mut child: Child, deadline: Instant, what: &str) -> Result<()
         text
     });
     let status = loop {
-        if let Some(status) = child.try_wait().with_context(|| format!("cannot wait for {what}"))? {
+        if let Some(status) =
+            child.try_wait().with_context(|| format!("cannot wait until {what} ends"))?
+        {
             break status;
         }
         if Instant::now() >= deadline {
             // It may have ended just now. Compilers that it started end with their file.
             let _ = child.kill();
-            child.wait().with_context(|| format!("cannot wait for {what}"))?;
+            child.wait().with_context(|| format!("cannot wait until {what} ends"))?;
             bail!("{what} did not end within {} seconds", begun.elapsed().as_secs());
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -224,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_lie_under_their_version_in_the_target_folder() {
+    fn tools_are_installed_under_their_version_in_the_target_folder() {
         for tool in &TOOLS {
             let file = tool.file();
             assert!(file.starts_with(host::target_folder()), "{}", file.display());

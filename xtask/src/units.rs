@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn another_program_is_asked_the_same_but_for_what_is_not_its_own() {
+    fn another_program_gets_the_same_filters_without_foreign_ones() {
         let one = unit(&[
             "--crate-name",
             "one",
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_of_other_dependencies_or_of_which_nothing_is_known_is_missed() {
+    fn a_target_with_other_or_unknown_dependencies_is_built_anew() {
         let said = |hash: &str| {
             format!(
                 r#"{{"reason":"compiler-artifact","package_id":"registry+x#two@1.0.0","filenames":["/t/libtwo-{hash}.rlib"],"target":{{}},"profile":{{}}}}

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_tools_are_named() {
         let error = check(MODULE, Kind::Module, &["go", "warm"]).expect_err("no warm");
         assert_eq!(error.to_string(), "missing exports: warm; exported: memory, go");
     }

@@ -44,7 +44,7 @@ mod tests {
     use crate::host;
 
     #[test]
-    fn the_archive_has_the_name_that_the_package_tells_binstall() -> Result<()> {
+    fn the_archive_has_the_name_of_the_binstall_metadata() -> Result<()> {
         let manifest = host::repository().join("crates/cli/Cargo.toml");
         let text = std::fs::read_to_string(manifest)?;
         let value = |key: &str| {
