@@ -223,8 +223,11 @@ const PARTS: [&str; 4] = ["arena", "linux", "snapshots", "vm"];
 
 /// Wasm's part and the command with it alone, over the dependencies of the tests, which are not compiled a second time
 /// with fewer features: those of `snapshots` are there in full.
-const WASM: [(&str, &str); 2] =
-    [("afresh", "wasm,remote,seal"), ("afresh-cli", "wasm,remote,seal")];
+const WASM: [(&str, &str); 3] = [
+    ("afresh", "wasm,remote,seal"),
+    ("afresh-cli", "wasm,remote,seal"),
+    ("afresh-cli", "serve,linux"),
+];
 
 /// Checks that each part compiles alone, without warnings.
 fn parts(units: &Units) -> Result<()> {

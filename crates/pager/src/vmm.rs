@@ -11,7 +11,7 @@
 //!   allow that, the VMM is ended by SIGBUS. It never reads zeros, and waits no longer than the source
 //!   takes to answer or to fail.
 //! * A hostile message is refused by name before anything is done with it. A VMM with a userfaultfd would never get
-//! the pages of the call that loads it, so it is ended.
+//!   the pages of the call that loads it, so it is ended.
 //! * A VMM's message costs no more memory than the page states of the source, and delays no other
 //!   VMM.
 //!

@@ -26,6 +26,11 @@ pub(crate) enum Failure {
     Host(String),
 }
 
+/// The answer for a failure of this host, which is logged.
+pub(crate) fn internal(error: &(dyn std::error::Error + 'static)) -> ErrorResponse {
+    ErrorResponse::logged(StatusCode::INTERNAL_SERVER_ERROR, error)
+}
+
 /// Whether the cause of an error is a full disk.
 pub(crate) fn is_disk_full(error: &(dyn std::error::Error + 'static)) -> bool {
     use std::io::{Error, ErrorKind};

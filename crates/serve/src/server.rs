@@ -27,6 +27,8 @@ use tokio_io_timeout::TimeoutStream;
 use crate::config::Config;
 use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
+#[cfg(feature = "fleet")]
+use crate::fleet::FleetHost;
 use crate::health::Health;
 use crate::service::{Audience, Phase, Shared};
 
@@ -103,7 +105,7 @@ impl Server {
         };
         #[cfg(feature = "fleet")]
         if let Some(fleet) = &shared.fleet {
-            fleet.begin(&shared).await?;
+            fleet.begin(&(shared.clone() as Arc<dyn FleetHost>)).await?;
         }
         Ok(Self { shared, listener, admin, config })
     }

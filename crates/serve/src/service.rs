@@ -25,10 +25,12 @@ use crate::config::Config;
 use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
 #[cfg(feature = "fleet")]
-use crate::fleet::{Fleet, RouteDecision};
+use crate::fleet::{Fleet, FleetHost, RouteDecision, route_of};
 use crate::health::{self, Health};
 use crate::metrics::Metrics;
 use crate::routing_table::RoutingTable;
+#[cfg(feature = "fleet")]
+use crate::sandbox::store::{RouteSubject, SandboxHost, SandboxStore};
 use crate::sandbox::{Routes, Sandboxes, Scope};
 use crate::span;
 use crate::status::Viewer;
@@ -137,12 +139,11 @@ impl Shared {
         };
         let sandboxes = match &config.sandboxes {
             Some(sandboxes) => {
-                let opened = Sandboxes::open(
-                    sandboxes,
-                    audit.clone(),
-                    #[cfg(feature = "fleet")]
-                    fleet.as_ref(),
-                );
+                #[cfg(feature = "fleet")]
+                let ledger = fleet.clone().map(|fleet| fleet as Arc<dyn SandboxStore>);
+                #[cfg(not(feature = "fleet"))]
+                let ledger = None;
+                let opened = Sandboxes::open(sandboxes, audit.clone(), ledger);
                 Some(Routes::new(opened.await?))
             }
             None => None,
@@ -313,7 +314,7 @@ impl Shared {
             let request = match &self.fleet {
                 Some(fleet) => {
                     let about = Routes::about(&request);
-                    match fleet.sandbox_way(&sandboxes.sandboxes, about, request).await {
+                    match fleet.sandbox_way(&*sandboxes.sandboxes, about, request).await {
                         RouteDecision::Here(request) => request,
                         RouteDecision::Answered(response) => return response,
                     }
@@ -350,25 +351,6 @@ impl Shared {
         }
     }
 
-    /// Answers a request that another host has sent here; `None` if its sandbox is not here.
-    #[cfg(feature = "fleet")]
-    pub(crate) async fn answer_other(
-        &self,
-        mut request: Request<Body>,
-        take: bool,
-    ) -> Option<Response> {
-        let span = span::request(&mut request);
-        async {
-            let response = self.find_here(request, take).await;
-            if let Some(response) = &response {
-                span::answered(response);
-            }
-            response
-        }
-        .instrument(span)
-        .await
-    }
-
     #[cfg(feature = "fleet")]
     async fn find_here(&self, request: Request<Body>, take: bool) -> Option<Response> {
         let fleet = self.fleet.as_ref()?;
@@ -376,13 +358,13 @@ impl Shared {
             self.sandboxes.as_ref().filter(|routes| routes.is_sandbox_request(&request))
         {
             span::route(request.method(), || Routes::pattern(request.uri().path()));
-            if let crate::fleet::RouteSubject::Sandbox { id, .. } = Routes::about(&request) {
+            if let RouteSubject::Sandbox { id, .. } = Routes::about(&request) {
                 let all = &sandboxes.sandboxes;
                 if !all.has(&id) {
                     if !take {
                         return None;
                     }
-                    match all.take(fleet, &id).await {
+                    match fleet.take_here(&**all, &id).await {
                         Ok(None) => {}
                         Ok(Some(_)) => return None,
                         Err(refusal) => return Some(refusal.into_response()),
@@ -530,5 +512,39 @@ impl Shared {
         let tenants = self.sandboxes.as_ref().filter(|_| shows_tenants);
         let tenants = tenants.map(|routes| routes.sandboxes.tenant_metrics());
         self.metrics.text(tenants.as_deref().unwrap_or_default())
+    }
+}
+
+#[cfg(feature = "fleet")]
+#[async_trait::async_trait]
+impl FleetHost for Shared {
+    fn busy(&self) -> (usize, usize) {
+        self.table().common.gate.busy()
+    }
+
+    fn routes(&self) -> Vec<String> {
+        self.table().sites.iter().map(|site| route_of(&site.config)).collect()
+    }
+
+    fn sandboxes(&self) -> Option<Arc<dyn SandboxHost>> {
+        let routes = self.sandboxes.as_ref()?;
+        Some(routes.sandboxes.clone())
+    }
+
+    async fn answer_other(&self, mut request: Request<Body>, take: bool) -> Option<Response> {
+        let span = span::request(&mut request);
+        async {
+            let response = self.find_here(request, take).await;
+            if let Some(response) = &response {
+                span::answered(response);
+            }
+            response
+        }
+        .instrument(span)
+        .await
+    }
+
+    fn shutdown(&self) {
+        Self::shutdown(self);
     }
 }

@@ -11,7 +11,7 @@ use super::Fleet;
 use super::nats::{self, NatsError};
 use super::record::{self, State};
 use crate::error_response::ErrorResponse;
-use crate::sandbox::SnapshotRecord;
+use crate::sandbox::store::SnapshotRecord;
 
 /// Most snapshots of a tenant that are listed.
 const MAX_LISTED: usize = 10_000;
@@ -49,27 +49,30 @@ fn template(parts: &[&[u8]]) -> String {
 
 impl Fleet {
     /// The digest of the template made of these parts, if another host has stored it.
-    pub(crate) async fn template(&self, parts: &[&[u8]]) -> Result<Option<String>, NatsError> {
+    pub(super) async fn shared_template(
+        &self,
+        parts: &[&[u8]],
+    ) -> Result<Option<String>, NatsError> {
         let key = template(parts);
         let found = nats::patiently(async || nats::find(&self.links.kept, &key).await).await?;
         Ok(found.and_then(|found| String::from_utf8(found.value.to_vec()).ok()))
     }
 
     /// Says that the store has a template; gives the digest that all hosts must use.
-    pub(crate) async fn offer(&self, parts: &[&[u8]], digest: &str) -> Result<String, NatsError> {
+    pub(super) async fn offer(&self, parts: &[&[u8]], digest: &str) -> Result<String, NatsError> {
         let key = template(parts);
         let value = Bytes::from(digest.to_owned());
         let made = async || nats::create(&self.links.kept, &key, value.clone()).await;
         match nats::patiently(made).await {
             Err(NatsError::Changed) => {
-                Ok(self.template(parts).await?.unwrap_or_else(|| digest.to_owned()))
+                Ok(self.shared_template(parts).await?.unwrap_or_else(|| digest.to_owned()))
             }
             other => other.map(|_| digest.to_owned()),
         }
     }
 
     /// Has all hosts know a snapshot, by its id and its names.
-    pub(crate) async fn name(
+    pub(super) async fn name(
         &self,
         record: &SnapshotRecord,
         state: &State,
@@ -115,7 +118,7 @@ impl Fleet {
     }
 
     /// A snapshot of a tenant, by its id or name.
-    pub(crate) async fn snapshot(
+    pub(super) async fn find_snapshot(
         &self,
         tenant: &str,
         name: &str,
@@ -131,7 +134,7 @@ impl Fleet {
     }
 
     /// The snapshots of a tenant.
-    pub(crate) async fn snapshots(
+    pub(super) async fn snapshots_of(
         &self,
         tenant: &str,
     ) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
@@ -144,7 +147,7 @@ impl Fleet {
     }
 
     /// Forgets a snapshot and the names that still mean it.
-    pub(crate) async fn forget(&self, record: &SnapshotRecord) -> Result<(), ErrorResponse> {
+    pub(super) async fn forget(&self, record: &SnapshotRecord) -> Result<(), ErrorResponse> {
         let names = record.names.iter().map(|name| record::named(&record.tenant, name));
         let own = record::key(&record.id).map(|key| format!("id.{key}"));
         for key in names.chain(own) {

@@ -78,8 +78,8 @@ pub(super) async fn begin(fleet: &Arc<Fleet>) -> Result<(), afresh::Cause> {
                 let _ = fleet.links.client.publish(reply, text(&fleet.advert())).await;
                 let _ = fleet.links.client.flush().await;
             }
-            if let Some(shared) = fleet.shared() {
-                shared.shutdown();
+            if let Some(host) = fleet.host() {
+                host.shutdown();
             }
         }
     });

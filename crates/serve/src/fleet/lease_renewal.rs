@@ -154,10 +154,8 @@ fn settle(fleet: &Arc<Fleet>) {
     let fleet = fleet.clone();
     tokio::spawn(async move {
         let Ok(_turn) = fleet.settling.try_lock() else { return };
-        if let Some(shared) = fleet.shared()
-            && let Some(routes) = &shared.sandboxes
-        {
-            routes.sandboxes.settle(&fleet).await;
+        if let Some(sandboxes) = fleet.host().and_then(|host| host.sandboxes()) {
+            fleet.settle(&*sandboxes).await;
         }
     });
 }
@@ -171,8 +169,7 @@ async fn read_life(fleet: &Fleet, life: &str) -> Result<Option<(u64, bool)>, Nat
 
 /// Begins a new life after a lease that was broken.
 async fn begin_again(fleet: &Arc<Fleet>) {
-    let sandboxes =
-        fleet.shared().and_then(|shared| shared.sandboxes.as_ref().map(|r| r.sandboxes.clone()));
+    let sandboxes = fleet.host().and_then(|host| host.sandboxes());
     let (old, life, lives) = {
         let mut own = lock(&fleet.own);
         own.lease.broken();

@@ -12,6 +12,7 @@ mod collect;
 mod config;
 mod frame;
 mod heartbeat;
+mod host;
 mod lease_renewal;
 mod nats;
 mod placement_store;
@@ -20,6 +21,7 @@ mod record;
 mod routing;
 mod rpc_client;
 mod rpc_server;
+mod sandbox_store;
 mod tenant_counts;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -32,12 +34,10 @@ use tokio::task::AbortHandle;
 pub use collect::{CollectError, collect};
 pub use config::FleetConfig;
 pub use heartbeat::{NodesError, drain, nodes};
-pub(crate) use placement_store::TakeOutcome;
-pub(crate) use record::{Anchor, State};
-pub(crate) use routing::{RouteDecision, RouteSubject, no_template, template_of};
+pub(crate) use host::FleetHost;
+pub(crate) use routing::{RouteDecision, route_of};
 
 use crate::error::ServeError;
-use crate::service::Shared;
 use clock::now;
 use nats::NatsConnection;
 use policy::{FailureDetector, Lease, Members, Moment, NodeStatus, Seed, Terms};
@@ -76,7 +76,9 @@ pub(crate) struct Fleet {
     clocks: Mutex<HashMap<String, i64>>,
     /// The sandboxes of each tenant on all hosts.
     pub(crate) tenants: tenant_counts::TenantCounts,
-    shared: OnceLock<Weak<Shared>>,
+    host: OnceLock<Weak<dyn FleetHost>>,
+    /// Runs requests of threads that open templates.
+    runtime: tokio::runtime::Handle,
     drain: tokio::sync::Notify,
     tasks: Mutex<Vec<AbortHandle>>,
     pub(crate) counts: Counts,
@@ -201,7 +203,8 @@ impl Fleet {
             running: Mutex::default(),
             clocks: Mutex::default(),
             tenants: tenant_counts::TenantCounts::default(),
-            shared: OnceLock::new(),
+            host: OnceLock::new(),
+            runtime: tokio::runtime::Handle::current(),
             drain: tokio::sync::Notify::new(),
             tasks: Mutex::default(),
             counts: Counts::default(),
@@ -219,8 +222,11 @@ impl Fleet {
     }
 
     /// Begins to answer other hosts, to send heartbeats and to watch leases.
-    pub(crate) async fn begin(self: &Arc<Self>, shared: &Arc<Shared>) -> Result<(), ServeError> {
-        if self.shared.set(Arc::downgrade(shared)).is_err() {
+    pub(crate) async fn begin(
+        self: &Arc<Self>,
+        host: &Arc<dyn FleetHost>,
+    ) -> Result<(), ServeError> {
+        if self.host.set(Arc::downgrade(host)).is_err() {
             return Ok(());
         }
         let failed = |source| ServeError::Fleet { source };
@@ -237,11 +243,6 @@ impl Fleet {
         self.drain.notify_one();
     }
 
-    /// Whether this host is about to leave.
-    pub(crate) fn ends(&self) -> bool {
-        self.draining.load(std::sync::atomic::Ordering::Relaxed)
-    }
-
     /// Leaves, once everything was saved and released.
     pub(crate) async fn leave(&self) {
         for task in lock(&self.tasks).drain(..) {
@@ -252,8 +253,8 @@ impl Fleet {
         let _ = tokio::time::timeout(Duration::from_secs(2), self.links.client.flush()).await;
     }
 
-    fn shared(&self) -> Option<Arc<Shared>> {
-        self.shared.get()?.upgrade()
+    fn host(&self) -> Option<Arc<dyn FleetHost>> {
+        self.host.get()?.upgrade()
     }
 
     /// The life that this host is in.
@@ -295,16 +296,17 @@ impl Fleet {
             draining: self.draining.load(std::sync::atomic::Ordering::Relaxed) || !self.safe(),
             ..NodeStatus::default()
         };
-        if let Some(shared) = self.shared() {
-            let table = shared.table();
-            let (running, places) = table.common.gate.busy();
+        if let Some(host) = self.host() {
+            let (running, places) = host.busy();
             advert.load = thousandths(running, places);
-            advert.held.extend(table.sites.iter().map(|site| routing::route_of(&site.config)));
-            if let Some(routes) = &shared.sandboxes {
-                let (running, places) = routes.sandboxes.busy();
+            advert.held.extend(host.routes());
+            if let Some(sandboxes) = host.sandboxes() {
+                let (running, places) = sandboxes.busy();
                 advert.load = advert.load.max(thousandths(running, places));
-                advert.sandboxes = routes.sandboxes.count().0;
-                advert.held.extend(routes.sandboxes.held_sources());
+                advert.sandboxes = sandboxes.live();
+                let templates = sandboxes.templates();
+                advert.held.extend(templates.iter().map(|name| routing::template_of(name)));
+                advert.held.extend(sandboxes.held_sources());
             }
         }
         advert
@@ -312,9 +314,9 @@ impl Fleet {
 
     /// How full this host is.
     fn load(&self) -> u32 {
-        let Some(shared) = self.shared() else { return 0 };
-        let (running, places) = shared.table().common.gate.busy();
-        let sandboxes = shared.sandboxes.as_ref().map_or((0, 1), |routes| routes.sandboxes.busy());
+        let Some(host) = self.host() else { return 0 };
+        let (running, places) = host.busy();
+        let sandboxes = host.sandboxes().map_or((0, 1), |sandboxes| sandboxes.busy());
         thousandths(running, places).max(thousandths(sandboxes.0, sandboxes.1))
     }
 

@@ -3,8 +3,6 @@
 //! Promises: every change names the revision that this host knows; a change whose answer was lost is found by
 //! reading, and adopted only where the entry still names this host. Pages are in the store before the entry names them.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use hyper::StatusCode;
 
@@ -13,7 +11,7 @@ use super::record::{self, Anchor, Entry, State};
 use super::{Fleet, lock};
 use crate::error_response::ErrorResponse;
 use crate::failure::{describe, is_disk_full};
-use crate::sandbox::SandboxRecord;
+use crate::sandbox::store::{SandboxRecord, milliseconds};
 
 /// The outcome of taking a sandbox.
 pub(crate) enum TakeOutcome {
@@ -57,7 +55,7 @@ const PROBE_NAME: &str = "afresh-probe";
 
 impl Fleet {
     /// Whether this host may answer for its sandboxes.
-    pub(crate) fn check(&self) -> Result<(), ErrorResponse> {
+    pub(super) fn check_lease(&self) -> Result<(), ErrorResponse> {
         if self.safe() { Ok(()) } else { Err(not_here()) }
     }
 
@@ -69,7 +67,7 @@ impl Fleet {
 
     /// Enters a new sandbox.
     pub(crate) async fn enter(&self, record: SandboxRecord) -> Result<Anchor, ErrorResponse> {
-        self.check()?;
+        self.check_lease()?;
         let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
         let entry = Entry { owner: Some(self.life()), record, state: None, written: None };
         let revision = nats::create(&self.links.sandboxes, &key, bytes(&entry)).await?;
@@ -155,7 +153,7 @@ impl Fleet {
         anchor: &mut Anchor,
         record: SandboxRecord,
     ) -> Result<Option<String>, ErrorResponse> {
-        self.check()?;
+        self.check_lease()?;
         let life = self.life();
         let Some(key) = record::key(&record.id) else { return Ok(None) };
         let Some((revision, there)) = self.entry(&key).await? else { return Ok(None) };
@@ -204,7 +202,7 @@ impl Fleet {
         able: impl FnOnce(&SandboxRecord) -> Result<(), ErrorResponse>,
     ) -> Result<TakeOutcome, ErrorResponse> {
         let Some(key) = record::key(id) else { return Ok(TakeOutcome::Missing) };
-        self.check()?;
+        self.check_lease()?;
         if self.draining.load(std::sync::atomic::Ordering::Relaxed) {
             let why = "this host is ending, and takes no sandbox; try again";
             return Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, why));
@@ -236,7 +234,7 @@ impl Fleet {
     async fn adopt_time(&self, key: &str, ours: &mut Entry) -> Result<bool, ErrorResponse> {
         let Some(changed) = nats::find(&self.links.sandboxes, key).await? else { return Ok(true) };
         let left = ours.remaining(changed.time, changed.time);
-        let now = crate::sandbox::milliseconds(std::time::SystemTime::now());
+        let now = milliseconds(std::time::SystemTime::now());
         ours.record.ends = now.saturating_add(left);
         Ok(left > 0)
     }
@@ -291,7 +289,7 @@ impl Fleet {
     }
 
     /// The sandboxes of a tenant, at most `most`.
-    pub(crate) async fn sandboxes_of(
+    pub(super) async fn entries_of(
         &self,
         tenant: &str,
         most: usize,
@@ -377,7 +375,7 @@ impl Fleet {
     }
 
     /// One at a time takes a sandbox.
-    pub(crate) fn turn(self: &Arc<Self>, id: &str) -> &tokio::sync::Mutex<()> {
+    pub(super) fn turn(&self, id: &str) -> &tokio::sync::Mutex<()> {
         let sum: usize = id.bytes().map(usize::from).sum();
         &self.taking[sum % self.taking.len()]
     }

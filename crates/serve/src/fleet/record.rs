@@ -7,7 +7,8 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::sandbox::SandboxRecord;
+use crate::sandbox::store::SandboxRecord;
+pub(crate) use crate::sandbox::store::{Anchor, State};
 
 /// A sandbox in the ledger.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -53,33 +54,6 @@ impl Entry {
     pub(crate) fn undone(mut self) -> Self {
         self.record.generation += 1;
         self
-    }
-}
-
-/// A saved state in the fleet's store.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct State {
-    /// The digest of its manifest.
-    pub(crate) digest: String,
-    /// Bytes that its template has not.
-    pub(crate) bytes: u64,
-    /// The life of the host that saved it.
-    pub(crate) by: String,
-}
-
-/// The entry of a sandbox as its owner knows it.
-#[derive(Clone, Debug)]
-pub(crate) struct Anchor {
-    pub(crate) revision: u64,
-    pub(crate) state: Option<State>,
-    /// A later state, which is in the store and which no entry names yet: the change that would have named it failed. The
-    /// next change of the entry names it.
-    pub(crate) pending: Option<State>,
-}
-
-impl Anchor {
-    pub(crate) fn new(revision: u64, state: Option<State>) -> Self {
-        Self { revision, state, pending: None }
     }
 }
 

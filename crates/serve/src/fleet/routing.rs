@@ -17,7 +17,7 @@ use super::{Fleet, lock};
 use crate::config::GuestConfig;
 use crate::error_response::ErrorResponse;
 use crate::routing_table::{below, without_port};
-use crate::sandbox::Sandboxes;
+use crate::sandbox::store::{RouteSubject, SandboxHost, SandboxRecord, SandboxStore, State};
 
 /// Prefix of a route in the list of things that a host holds.
 const ROUTE_PREFIX: &str = "route:";
@@ -36,28 +36,18 @@ pub(crate) enum RouteDecision {
     Answered(Response),
 }
 
-/// The subject of a request about sandboxes.
-pub(crate) enum RouteSubject {
-    /// One sandbox; the headers have its key or token.
-    Sandbox { id: String, inside: bool },
-    /// A new one.
-    New,
-    /// None, or all.
-    Other,
-}
-
 /// A template in the form of adverts.
-pub(crate) fn template_of(name: &str) -> String {
+pub(super) fn template_of(name: &str) -> String {
     format!("{TEMPLATE_PREFIX}{name}")
 }
 
 /// A guest's route in the form of adverts.
-pub(super) fn route_of(config: &GuestConfig) -> String {
+pub(crate) fn route_of(config: &GuestConfig) -> String {
     format!("{ROUTE_PREFIX}{}{}", config.host.as_deref().unwrap_or("*"), config.route)
 }
 
 /// The answer where a sandbox needs a template that no host has.
-pub(crate) fn no_template(name: &str) -> ErrorResponse {
+pub(super) fn no_template(name: &str) -> ErrorResponse {
     let why = format!(
         "no host that answers has the template `{name}`, which the sandbox was made from; start one that has"
     );
@@ -129,7 +119,7 @@ impl Fleet {
     /// Where a request about sandboxes is answered.
     pub(crate) async fn sandbox_way(
         self: &Arc<Self>,
-        sandboxes: &Arc<Sandboxes>,
+        sandboxes: &dyn SandboxHost,
         about: RouteSubject,
         request: Request<Body>,
     ) -> RouteDecision {
@@ -145,7 +135,7 @@ impl Fleet {
 
     async fn to_sandbox(
         self: &Arc<Self>,
-        sandboxes: &Arc<Sandboxes>,
+        sandboxes: &dyn SandboxHost,
         id: &str,
         inside: bool,
         mut request: Request<Body>,
@@ -168,7 +158,7 @@ impl Fleet {
                         return Ok(RouteDecision::Here(request));
                     };
                     let record = &entry.record;
-                    if !sandboxes.may(request.headers(), record, inside) {
+                    if !sandboxes.permits(request.headers(), record, inside) {
                         // Only a client of a running sandbox learns that its token is wrong.
                         if inside && !record.paused {
                             let why = "the request does not show the sandbox's token";
@@ -188,7 +178,7 @@ impl Fleet {
                 }
             };
             if life == self.life() {
-                match sandboxes.take(self, id).await? {
+                match self.take_here(sandboxes, id).await? {
                     Some(other) => self.note_location(id, &other),
                     None => {
                         self.counts.held.inc();
@@ -227,9 +217,9 @@ impl Fleet {
     /// with its template can run it.
     fn place_for(
         &self,
-        sandboxes: &Sandboxes,
-        record: &crate::sandbox::SandboxRecord,
-        state: Option<&super::State>,
+        sandboxes: &dyn SandboxHost,
+        record: &SandboxRecord,
+        state: Option<&State>,
     ) -> Result<String, ErrorResponse> {
         let own = self.life();
         let held = template_of(&record.template);
@@ -251,13 +241,28 @@ impl Fleet {
         holders.first().cloned().ok_or_else(|| no_template(&record.template))
     }
 
+    /// The source that a host should hold to make a sandbox of this template or snapshot.
+    async fn source_of(
+        &self,
+        sandboxes: &dyn SandboxHost,
+        tenant: &str,
+        name: &str,
+    ) -> Result<String, ErrorResponse> {
+        if let Some(digest) = sandboxes.template_digest(Some(name)) {
+            return Ok(digest);
+        }
+        let snapshot = self.snapshot(tenant, name).await?;
+        let id = snapshot.map(|snapshot| snapshot.record.id);
+        Ok(id.or_else(|| sandboxes.template_digest(None)).unwrap_or_default())
+    }
+
     async fn to_template(
         self: &Arc<Self>,
-        sandboxes: &Arc<Sandboxes>,
+        sandboxes: &dyn SandboxHost,
         request: Request<Body>,
     ) -> Result<RouteDecision, ErrorResponse> {
         // An unknown client is refused here.
-        let Ok(tenant) = sandboxes.config.keys.tenant(request.headers()) else {
+        let Some(tenant) = sandboxes.tenant(request.headers()) else {
             return Ok(RouteDecision::Here(request));
         };
         let (parts, body) = request.into_parts();
@@ -271,7 +276,7 @@ impl Fleet {
         let named: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
         let name =
             named.as_ref().and_then(|named| named["templateID"].as_str()).unwrap_or_default();
-        let held = sandboxes.held_for(self, &tenant, name).await?;
+        let held = self.source_of(sandboxes, &tenant, name).await?;
         let request = Request::from_parts(parts, Body::from(body));
         let own = self.life();
         let (chosen, holds) = {

@@ -332,7 +332,7 @@ impl Fleet {
         *request.method_mut() = method;
         *request.uri_mut() = uri.parse().map_err(|_| Damaged)?;
         *request.headers_mut() = headers;
-        let Some(shared) = self.shared() else {
+        let Some(host) = self.host() else {
             return Ok((reply_gone("the host is ending"), Bytes::new()));
         };
         let id = self.next_transfer.fetch_add(1, Ordering::Relaxed);
@@ -349,7 +349,7 @@ impl Fleet {
             }
             transfers.insert(id, transfer.clone());
         }
-        let answer = tokio::spawn(async move { shared.answer_other(request, take).await });
+        let answer = tokio::spawn(async move { host.answer_other(request, take).await });
         state.answer = Some(Answer(answer));
         if whole {
             self.finish(id, &mut state).await

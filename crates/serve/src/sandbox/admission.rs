@@ -2,7 +2,7 @@
 //!
 //! Promises: no tenant has more sandboxes on this server than its limit. In a fleet this limit is for all hosts, and
 //! paused sandboxes count. Hosts that admit at the same moment may exceed it together, by as much as
-//! [`Ledger::elsewhere`] is late. A sandbox that the ledger has no more does not count. The other budgets are for this
+//! [`SandboxStore::elsewhere`] is late. A sandbox that the ledger has no more does not count. The other budgets are for this
 //! server. Sandboxes that are admitted at the same time never exceed one together.
 
 use std::collections::HashMap;
@@ -14,11 +14,11 @@ use hyper::StatusCode;
 
 use super::accounts::Account;
 use super::budgets::Limits;
-#[cfg(doc)]
-use super::ledger::Ledger;
 use super::record::SandboxRecord;
 use super::registry::{Sandboxes, lock, to_its_end};
 use super::sandbox::Sandbox;
+#[cfg(doc)]
+use super::store::SandboxStore;
 use crate::error_response::ErrorResponse;
 
 /// The budget of the number of sandboxes.
@@ -87,12 +87,14 @@ impl Sandboxes {
         }
         let this = self.clone();
         to_its_end(async move {
-            let entered = this.ledger.enter(&new).await;
+            let entering = new.iter().map(|sandbox| this.ledger.create(&**sandbox));
+            let entered = futures_util::future::join_all(entering).await;
+            let entered: Result<(), _> = entered.into_iter().collect();
             if entered.is_err() {
                 for sandbox in &new {
                     lock(&this.all).remove(&sandbox.id);
                     // Their entries are removed; no client has learnt of the others.
-                    let _ = this.ledger.strike_out(sandbox).await;
+                    let _ = this.ledger.remove(&**sandbox).await;
                 }
             } else {
                 this.accounts.add_sandboxes(&tenant, new.len());
@@ -127,7 +129,7 @@ impl Sandboxes {
         let own = own.map(|(id, _)| id.as_str());
         let here = own.clone().count();
         let elsewhere = match known {
-            None => self.ledger.elsewhere(&first.tenant, own),
+            None => self.ledger.elsewhere(&first.tenant, &mut own.into_iter()),
             Some(known) => {
                 let here = |id: &String| all.contains_key(id) || killed.contains_key(id);
                 Some(known.iter().filter(|record| !here(&record.id)).count())

@@ -24,7 +24,7 @@ impl Sandboxes {
         let (this, own) = (Arc::downgrade(self), sandbox.clone());
         let check = move || match own.killed.load(Ordering::Relaxed) {
             true => Err(Sandbox::not_running(&own.id)),
-            false => this.upgrade().map_or(Ok(()), |this| this.ledger.check(&own)),
+            false => this.upgrade().map_or(Ok(()), |this| this.ledger.check(&*own)),
         };
         OutputRouter::new(self.config.call_timeout, sandbox.commands.clone(), check)
     }

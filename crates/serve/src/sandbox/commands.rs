@@ -368,7 +368,7 @@ mod tests {
             assert!(whole(heard).await.contains("paused"));
             let (ear, mut heard) = Subscriber::new(TEST_TIMEOUT);
             drop(ear);
-            assert!(!heard.wait_until_begun().await && whole(heard).await.contains("gone"));
+            assert!(!heard.wait_until_begun().await && whole(heard).await.contains("has ended"));
         });
     }
 

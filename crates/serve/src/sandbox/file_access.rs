@@ -39,7 +39,7 @@ impl Sandboxes {
     ) -> Result<R, ErrorResponse> {
         #[cfg(feature = "linux")]
         if let Some(tree) = running_files(sandbox).await? {
-            self.ledger.check(sandbox)?;
+            self.ledger.check(&**sandbox)?;
             return blocking(move || read(&tree)).await;
         }
         self.with(sandbox, |session| {

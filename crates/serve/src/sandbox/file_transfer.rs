@@ -90,7 +90,7 @@ pub(super) async fn read(State(all): All, file: FileAccess, headers: HeaderMap) 
 fn compressed(plain: &[u8]) -> Result<Vec<u8>, ErrorResponse> {
     let mut to = GzEncoder::new(Vec::new(), Compression::fast());
     let done = to.write_all(plain).and_then(|()| to.finish());
-    done.map_err(|error| super::ledger::internal(&error))
+    done.map_err(|error| crate::failure::internal(&error))
 }
 
 /// Decompresses a body, to at most `most` bytes.

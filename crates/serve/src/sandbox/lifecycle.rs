@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use afresh::Reference;
 
 use super::connect::ConnectError;
-use super::ledger::internal;
 use super::registry::{Sandboxes, blocking, lock, to_its_end};
 use super::sandbox::{Residency, Sandbox};
 use super::template::state_reference;
 use crate::concurrency::Permit;
 use crate::error_response::ErrorResponse;
+use crate::failure::internal;
 
 /// How long a client waits for the end of a sandbox with a running call.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -127,7 +127,7 @@ impl Sandboxes {
 
     /// Removes a killed sandbox from the ledger, and then from the store.
     async fn strike(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), ErrorResponse> {
-        self.ledger.strike_out(sandbox).await?;
+        self.ledger.remove(&**sandbox).await?;
         let (this, name) = (self.clone(), format!("sandbox-{}", sandbox.id));
         blocking(move || {
             this.untag(&name);
@@ -160,7 +160,7 @@ impl Sandboxes {
     /// Starts to end expired sandboxes and to save idle ones.
     pub(crate) fn sweep(self: &Arc<Self>) {
         self.measure_use();
-        if !self.ledger.safe() {
+        if !self.ledger.is_owner() {
             return;
         }
         let all: Vec<_> = lock(&self.all).values().cloned().collect();

@@ -14,9 +14,10 @@ use serde_json::{Value, json};
 
 use super::control::detailed;
 use super::record::SnapshotRecord;
+use super::record::milliseconds;
 use super::registry::Sandboxes;
 use super::routes::{Answer, Tenant, answer};
-use super::sandbox::{Sandbox, milliseconds};
+use super::sandbox::Sandbox;
 use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;

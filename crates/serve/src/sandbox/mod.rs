@@ -17,6 +17,7 @@ mod connect;
 mod contexts;
 mod control;
 mod directory;
+mod directory_store;
 mod envd;
 mod execute;
 mod extensions;
@@ -24,13 +25,12 @@ mod file_access;
 mod file_body;
 mod file_metadata;
 mod file_transfer;
+#[cfg(feature = "fleet")]
+mod hosting;
 mod keys;
-mod ledger;
 mod lifecycle;
 mod listing;
 mod memory;
-#[cfg(feature = "fleet")]
-mod migration;
 mod output_router;
 mod overview;
 #[cfg(feature = "linux")]
@@ -46,6 +46,7 @@ mod sandbox;
 mod saving;
 mod signature;
 mod snapshots;
+pub(crate) mod store;
 mod streaming;
 mod template;
 mod tenant_queue;
@@ -56,14 +57,10 @@ mod usage_report;
 mod user;
 mod watchers;
 
-#[cfg(feature = "fleet")]
-pub(crate) use self::sandbox::milliseconds;
 pub use budgets::{Budgets, Limits};
 pub use config::{SandboxConfig, Template};
 pub use keys::Keys;
 pub(crate) use keys::Scope;
-#[cfg(feature = "fleet")]
-pub(crate) use record::{SandboxRecord, SnapshotRecord};
 pub(crate) use registry::Sandboxes;
 pub(crate) use routes::Routes;
 pub(crate) use tenant_queue::MAX_WEIGHT;

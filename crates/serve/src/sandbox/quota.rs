@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::accounts::Account;
-use super::ledger::Ledger;
 use super::record::SnapshotRecord;
 use super::registry::lock;
+use super::store::SandboxStore;
 use crate::error_response::ErrorResponse;
 
 /// How long a count is valid.
@@ -93,7 +93,7 @@ impl Quota {
     /// Reserves room for one more snapshot of a tenant.
     pub(super) async fn room(
         &self,
-        ledger: &Ledger,
+        ledger: &dyn SandboxStore,
         account: &Account,
         tenant: &str,
     ) -> Result<SnapshotReservation, ErrorResponse> {

@@ -17,16 +17,18 @@ use super::accounts::Accounts;
 use super::charge::Charge;
 use super::config::SandboxConfig;
 use super::directory::Directory;
-use super::ledger::{Ledger, internal};
+use super::directory_store::DirectoryStore;
 use super::memory::Memory;
 use super::quota::Quota;
 use super::record::SandboxSettings;
 use super::sandbox::{Residency, Sandbox, Times, next_event, refused};
+use super::store::SandboxStore;
 use super::template::{Warm, state_reference};
 use super::tenant_queue::TenantQueue;
 use crate::audit::AuditLog;
 use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
+use crate::failure::internal;
 
 /// All sandboxes of a server.
 pub(crate) struct Sandboxes {
@@ -39,7 +41,7 @@ pub(crate) struct Sandboxes {
     /// The server ends: sandboxes made now would not be saved with the others. Changed under the lock of `all`.
     pub(super) ending: AtomicBool,
     pub(super) opened: Mutex<HashMap<String, Guest>>,
-    pub(super) ledger: Ledger,
+    pub(super) ledger: Arc<dyn SandboxStore>,
     pub(super) quota: Quota,
     /// Whether the store has unreferenced objects, and when it was last collected.
     pub(super) litter: AtomicBool,
@@ -159,25 +161,18 @@ async fn live(sandbox: &Sandbox, kind: Operation) -> OwnedMutexGuard<Residency> 
 }
 
 impl Sandboxes {
-    /// Opens every template, and finds saved sandboxes.
+    /// Opens every template, and finds saved sandboxes. Without a `ledger`, records are in the directory of this server.
     pub(crate) async fn open(
         config: &SandboxConfig,
         audit: Option<Arc<AuditLog>>,
-        #[cfg(feature = "fleet")] fleet: Option<&Arc<crate::fleet::Fleet>>,
+        ledger: Option<Arc<dyn SandboxStore>>,
     ) -> Result<Arc<Self>, ServeError> {
         let config = config.clone();
-        #[cfg(feature = "fleet")]
-        let share = fleet.map(super::migration::FleetHandle::new);
         let opening = std::thread::Builder::new().name("afresh-open".to_owned());
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let failed = |source: afresh::Cause| ServeError::Sandboxes { source };
         let open = move || {
-            let opened = Self::open_now(
-                config,
-                audit,
-                #[cfg(feature = "fleet")]
-                share,
-            );
+            let opened = Self::open_now(config, audit, ledger);
             drop(sender.send(opened.map(Arc::new)));
         };
         opening.spawn(open).map_err(|error| failed(error.into()))?;
@@ -188,35 +183,28 @@ impl Sandboxes {
     fn open_now(
         config: SandboxConfig,
         audit: Option<Arc<AuditLog>>,
-        #[cfg(feature = "fleet")] share: Option<super::migration::FleetHandle>,
+        ledger: Option<Arc<dyn SandboxStore>>,
     ) -> Result<Self, afresh::Cause> {
         if config.templates.is_empty() {
             return Err("no template is named that sandboxes could be made from".into());
         }
         std::fs::create_dir_all(&config.dir)?;
         let directory = Directory::lock(&config.dir)?;
-        #[cfg(feature = "fleet")]
-        let (ledger, records) = match &share {
-            Some(share) => (share.ledger(&config)?, Vec::new()),
-            None => Ledger::alone(&config)?,
+        let ledger = match ledger {
+            Some(ledger) => ledger,
+            None => Arc::new(DirectoryStore::open(&config.dir)?),
         };
-        #[cfg(not(feature = "fleet"))]
-        let (ledger, records) = Ledger::alone(&config)?;
+        let records = ledger.records(&config.dir)?;
         let accounts = Accounts::open(&config.dir, config.budgets.clone())?;
-        let templates = config.templates.iter().map(|template| {
-            let warm = Warm::open(
-                &config,
-                template,
-                #[cfg(feature = "fleet")]
-                share.as_ref(),
-            );
-            warm.map(Arc::new)
-        });
+        let templates = config
+            .templates
+            .iter()
+            .map(|template| Warm::open(&config, template, &*ledger).map(Arc::new));
         let templates = templates.collect::<Result<Vec<_>, _>>()?;
         // Objects that no sandbox, snapshot or template needs any more.
         let store = state_reference(&config.dir, "any").parse::<Reference>()?.place().store()?;
         for listed in store.list()? {
-            if ledger.has_lost(&listed.tag.name) {
+            if ledger.is_orphan(&listed.tag.name) {
                 store.untag(&listed.tag.name)?;
             }
         }
@@ -284,7 +272,7 @@ impl Sandboxes {
 
     /// Running calls, and their limit.
     #[cfg(feature = "fleet")]
-    pub(crate) fn busy(&self) -> (usize, usize) {
+    pub(super) fn busy_calls(&self) -> (usize, usize) {
         self.calls.busy()
     }
 
@@ -310,13 +298,13 @@ impl Sandboxes {
     /// A sandbox of a tenant.
     pub(super) fn of(&self, tenant: &str, id: &str) -> Result<Arc<Sandbox>, ErrorResponse> {
         let found = lock(&self.all).get(id).filter(|sandbox| *sandbox.tenant == *tenant).cloned();
-        found.ok_or_else(|| self.ledger.absent(id).unwrap_or_else(|| Sandbox::not_found(id)))
+        found.ok_or_else(|| self.moved(id).unwrap_or_else(|| Sandbox::not_found(id)))
     }
 
-    /// Whether it is this server that knows about a sandbox: it is here, or it is being killed here.
-    #[cfg(feature = "fleet")]
-    pub(crate) fn has(&self, id: &str) -> bool {
-        lock(&self.all).contains_key(id) || lock(&self.killed).contains_key(id)
+    /// The answer for a sandbox that is not here, where it may exist elsewhere: a server that leaves has left its sandboxes
+    /// to other hosts.
+    pub(super) fn moved(&self, id: &str) -> Option<ErrorResponse> {
+        self.ledger.is_leaving().then(|| Residency::Moved.absent(id))
     }
 
     /// A sandbox without a check of its tenant: for clients that show its token.
@@ -409,7 +397,7 @@ impl Sandboxes {
         charge.measure(&session);
         let life = Residency::Live(Box::new(session));
         let of = (tenant.clone(), template);
-        let id = self.ledger.id(tenant)?;
+        let id = self.ledger.new_id(tenant)?;
         let mut sandbox = Sandbox::new(id, random(24)?, of, settings, life, times);
         sandbox.charge = charge;
         Ok(Arc::new(sandbox))
@@ -441,7 +429,7 @@ impl Sandboxes {
         self.accounts.check_cpu(&sandbox.tenant)?;
         let place = self.calls.enter(&self.accounts, &sandbox.tenant, patience).await?;
         drop(waiting);
-        self.ledger.check(sandbox)?;
+        self.ledger.check(&**sandbox)?;
         // It may have been paused while this waited; only its client wakes it up.
         if kind != Operation::Slice && sandbox.times().paused {
             let message = format!("the sandbox {} is paused; connect to it first", sandbox.id);
@@ -487,7 +475,7 @@ impl Sandboxes {
                 return Err(Sandbox::not_running(&sandbox.id));
             }
             // Another host may have taken the sandbox during the call. Its state then lacks this call.
-            this.ledger.check(&sandbox)?;
+            this.ledger.check(&*sandbox)?;
             result
         })
         .await
@@ -505,7 +493,7 @@ impl Sandboxes {
 
     fn open_saved(&self, sandbox: &Sandbox) -> Result<Session, ErrorResponse> {
         let warm = self.template(&sandbox.template);
-        let name = self.ledger.opened_from(&self.config.dir, sandbox)?;
+        let name = self.ledger.source(&self.config.dir, sandbox)?;
         let guest = afresh::open(name, &warm.options).map_err(|error| internal(&error))?;
         guest.session().map_err(|error| refused(&error))
     }
@@ -544,7 +532,7 @@ impl Sandboxes {
         sandbox: &Arc<Sandbox>,
         change: impl FnOnce(&mut Times) -> R,
     ) -> Result<R, ErrorResponse> {
-        if !self.ledger.has(sandbox) {
+        if !self.ledger.has_record(&**sandbox) {
             return Ok(change(&mut sandbox.times()));
         }
         let life = sandbox.life.clone().lock_owned().await;
@@ -554,7 +542,7 @@ impl Sandboxes {
                 let (this, sandbox) = (self.clone(), sandbox.clone());
                 let noted = async move {
                     let _life = life;
-                    this.ledger.saved(&sandbox, sandbox.record(), None, false).await
+                    this.ledger.update(&*sandbox, sandbox.record(), None, false).await
                 };
                 to_its_end(noted).await?;
                 Ok(result)

@@ -183,7 +183,7 @@ pub(super) fn called(all: &Sandboxes, headers: &HeaderMap) -> Result<Arc<Sandbox
     let answers = |sandbox: &Arc<Sandbox>| !sandbox.times().paused || sandbox.settings.auto_resume;
     all.any(&id)
         .filter(answers)
-        .ok_or_else(|| all.ledger.absent(&id).unwrap_or_else(|| Sandbox::not_running(&id)))
+        .ok_or_else(|| all.moved(&id).unwrap_or_else(|| Sandbox::not_running(&id)))
 }
 
 /// Whether a request shows the token of a sandbox.
@@ -330,8 +330,8 @@ impl Routes {
 
     /// The subject of a request, for the routing in a fleet.
     #[cfg(feature = "fleet")]
-    pub(crate) fn about<B>(request: &Request<B>) -> crate::fleet::RouteSubject {
-        use crate::fleet::RouteSubject;
+    pub(crate) fn about<B>(request: &Request<B>) -> super::store::RouteSubject {
+        use super::store::RouteSubject;
         let path = request.uri().path();
         if is_for_program(request) || !control(path) {
             let id = sandbox_id(request.headers());

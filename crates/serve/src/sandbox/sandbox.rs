@@ -17,8 +17,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::charge::Charge;
 use super::commands::Commands;
 use super::output_router::OutputRouter;
-use super::record::{SandboxRecord, SandboxSettings};
+use super::record::{SandboxRecord, SandboxSettings, milliseconds};
 use super::registry::Operation;
+use super::store::{StoreEntry, StoredSandbox};
 use super::usage::Usage;
 use super::watchers::Watchers;
 use crate::error_response::ErrorResponse;
@@ -43,7 +44,6 @@ pub(super) enum Residency {
     /// In the store.
     Saved,
     /// Left to the other hosts of a fleet.
-    #[cfg(feature = "fleet")]
     Moved,
     Gone,
 }
@@ -52,7 +52,6 @@ impl Residency {
     /// The answer to a client that waited for a sandbox that left.
     pub(super) fn absent(&self, id: &str) -> ErrorResponse {
         match self {
-            #[cfg(feature = "fleet")]
             Self::Moved => ErrorResponse::busy(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the sandbox is on its way to another host; try again",
@@ -107,14 +106,29 @@ pub(super) struct Sandbox {
     pub(super) watchers: Watchers,
     /// Whether something in it went on by itself when it was saved.
     pub(super) goes_on: AtomicBool,
-    #[cfg(feature = "fleet")]
-    pub(super) standing: super::ledger::FleetEntry,
+    /// Its standing in the store of sandboxes.
+    #[cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "for shared stores"))]
+    pub(super) standing: StoreEntry,
 }
 
-/// Milliseconds since 1970.
-pub(crate) fn milliseconds(time: SystemTime) -> u64 {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+impl StoredSandbox for Sandbox {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn is_saved(&self) -> bool {
+        self.saved.load(Ordering::Relaxed)
+    }
+
+    #[cfg(feature = "fleet")]
+    fn record(&self) -> SandboxRecord {
+        Self::record(self)
+    }
+
+    #[cfg(feature = "fleet")]
+    fn entry(&self) -> &StoreEntry {
+        &self.standing
+    }
 }
 
 impl Times {
@@ -170,8 +184,7 @@ impl Sandbox {
             charge: Charge::default(),
             watchers: Watchers::default(),
             goes_on: AtomicBool::new(false),
-            #[cfg(feature = "fleet")]
-            standing: super::ledger::FleetEntry::default(),
+            standing: StoreEntry::default(),
         }
     }
 

@@ -10,15 +10,13 @@ use afresh::{Reference, SaveOptions};
 use tokio::sync::OwnedMutexGuard;
 
 use super::connect::ConnectError;
-use super::ledger::{SavedState, internal};
 use super::record::SandboxRecord;
-#[cfg(feature = "fleet")]
-use super::registry::lock;
-use super::registry::{Sandboxes, blocking, to_its_end};
+use super::registry::{Sandboxes, blocking, lock, to_its_end};
 use super::sandbox::{Residency, Sandbox, next_event};
 use super::snapshots::own_bytes;
 use super::template::state_reference;
 use crate::error_response::ErrorResponse;
+use crate::failure::internal;
 
 impl Sandboxes {
     /// Saves a sandbox. Its guest is dropped, unless there are checkpoints or relatives to go to. A paused one, or
@@ -68,15 +66,15 @@ impl Sandboxes {
                 Residency::Saved => return Ok((life, None)),
                 other => return Err(other.absent(&own.id)),
             };
-            this.ledger.check(&own)?;
+            this.ledger.check(&*own)?;
             own.goes_on.store(next_event(session).is_some(), Ordering::Relaxed);
             let name = state_reference(&this.config.dir, &format!("sandbox-{}", own.id));
             let to: Reference = name.parse().map_err(|error| internal(&error))?;
             let saved = session.save(&to, &SaveOptions::new()).map_err(|error| internal(&error))?;
             let bytes = own_bytes(&saved);
-            let saved: SavedState = this.ledger.keep(&this.config.dir, &saved)?;
+            let saved = this.ledger.save_state(&this.config.dir, &saved, bytes)?;
             own.charge.store(bytes);
-            this.ledger.saved_here(&own);
+            this.ledger.saved_here(&*own);
             // The state before has no name any more.
             this.litter.store(true, Ordering::Relaxed);
             if pause || ending {
@@ -96,10 +94,9 @@ impl Sandboxes {
         let release =
             self.ledger.releases() && (ending || pause && matches!(*life, Residency::Saved));
         let record = SandboxRecord { paused: pause, ..sandbox.record() };
-        self.ledger.saved(&sandbox, record, saved, release).await?;
+        self.ledger.update(&*sandbox, record, saved, release).await?;
         // Only now: a client that sees a paused sandbox relies on its save.
         sandbox.times().paused = pause;
-        #[cfg(feature = "fleet")]
         if release {
             // Calls that wait for it are made again, elsewhere.
             *life = Residency::Moved;

@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use afresh::{Guest, Reference, SaveOptions, Saved};
 
-use super::ledger::{StoredSnapshot, internal};
 use super::quota::SnapshotReservation;
 use super::record::SnapshotRecord;
 use super::registry::{Sandboxes, blocking, lock, to_its_end};
 use super::sandbox::Sandbox;
+use super::store::StoredSnapshot;
 use super::template::{Warm, state_reference};
 use crate::error_response::ErrorResponse;
+use crate::failure::internal;
 
 /// Guests of snapshots that are kept open for the next sandbox.
 const MAX_OPEN_SNAPSHOTS: usize = 32;
@@ -32,7 +33,7 @@ impl Sandboxes {
         names: Vec<String>,
     ) -> Result<SnapshotRecord, ErrorResponse> {
         let record = SnapshotRecord {
-            id: self.ledger.id(&sandbox.tenant)?,
+            id: self.ledger.new_id(&sandbox.tenant)?,
             tenant: sandbox.tenant.to_string(),
             template: sandbox.template.clone(),
             sandbox: sandbox.id.clone(),
@@ -42,7 +43,7 @@ impl Sandboxes {
         };
         self.check_stored(&sandbox.tenant, 0, 0)?;
         let account = self.accounts.of(&sandbox.tenant);
-        let room = self.quota.room(&self.ledger, &account, &sandbox.tenant).await?;
+        let room = self.quota.room(&*self.ledger, &account, &sandbox.tenant).await?;
         // The limit of waiting calls applies.
         to_its_end(self.clone().keep_as(sandbox.clone(), record, room)).await
     }
@@ -58,15 +59,17 @@ impl Sandboxes {
         let saving = self.with(&sandbox, move |session| {
             let to: Reference = to.parse().map_err(|error| internal(&error))?;
             let saved = session.save(&to, &SaveOptions::new()).map_err(|e| internal(&e))?;
-            let kept = this.ledger.keep(&this.config.dir, &saved)?;
-            Ok((kept, own_bytes(&saved)))
+            let bytes = own_bytes(&saved);
+            Ok((this.ledger.save_state(&this.config.dir, &saved, bytes)?, bytes))
         });
         let named = match saving.await {
             Ok((kept, bytes)) => {
                 record.stored = bytes;
                 match self.check_stored(&sandbox.tenant, 0, bytes) {
                     Ok(()) => {
-                        self.ledger.name(StoredSnapshot { record: record.clone(), kept }).await
+                        self.ledger
+                            .create_snapshot(StoredSnapshot { record: record.clone(), kept })
+                            .await
                     }
                     refused => refused,
                 }
@@ -75,7 +78,7 @@ impl Sandboxes {
         };
         if let Err(refusal) = named {
             // Half a record counts as none, and a state without one would never be removed.
-            let _ = self.ledger.forget(&record).await;
+            let _ = self.ledger.remove_snapshot(&record).await;
             let _ = blocking(move || {
                 self.untag(&name);
                 Ok(())
@@ -112,7 +115,7 @@ impl Sandboxes {
         lock(&self.opened).remove(&record.id);
         let this = self.clone();
         to_its_end(async move {
-            this.ledger.forget(&record).await?;
+            this.ledger.remove_snapshot(&record).await?;
             this.quota.recount(&record.tenant, record.stored);
             blocking(move || {
                 this.untag(&format!("snap-{}", record.id));
@@ -133,7 +136,7 @@ impl Sandboxes {
         if let Some(guest) = lock(&self.opened).get(id) {
             return Ok(guest.clone());
         }
-        let name = self.ledger.snapshot_from(&self.config.dir, known)?;
+        let name = self.ledger.snapshot_source(&self.config.dir, known)?;
         let guest = afresh::open(name, &warm.options).map_err(|error| internal(&error))?;
         let mut opened = lock(&self.opened);
         if opened.len() >= MAX_OPEN_SNAPSHOTS {

@@ -10,6 +10,7 @@ use afresh_interpreter::{Answer, HostCallbacks, Language, RUN, is_module, listen
 use super::config::{SandboxConfig, Template};
 use super::output_router::OutputRouter;
 use super::sandbox::UndoPoint;
+use super::store::SandboxStore;
 
 /// Maximum bytes of output from code or a command. Nothing of it is kept.
 #[cfg(feature = "linux")]
@@ -22,8 +23,8 @@ pub(super) struct Warm {
     pub(super) guest: Guest,
     /// How saved states of it are opened.
     pub(super) options: Options,
-    /// The digest of its manifest.
-    #[cfg(feature = "fleet")]
+    /// The digest of its manifest, on which the hosts of a fleet agree.
+    #[cfg_attr(not(feature = "fleet"), expect(dead_code, reason = "for other hosts"))]
     pub(super) digest: String,
 }
 
@@ -34,7 +35,6 @@ struct TemplateOptions {
     /// For saved states.
     saved: Options,
     /// The digest of its language's library.
-    #[cfg(feature = "fleet")]
     library: Option<String>,
 }
 
@@ -92,14 +92,7 @@ impl TemplateOptions {
         } else {
             first = first.files(Tree::new(budget)).files_below(files);
         }
-        #[cfg(not(feature = "fleet"))]
-        let _ = library;
-        Ok(Self {
-            first,
-            saved,
-            #[cfg(feature = "fleet")]
-            library,
-        })
+        Ok(Self { first, saved, library })
     }
 
     /// Options of an interpreter of the host or of an OCI image, a Linux program.
@@ -129,12 +122,7 @@ impl TemplateOptions {
         };
         let first = limits(template.open.clone()).kind(afresh::Kind::Program);
         let first = template.warm.iter().cloned().fold(first, Options::warm);
-        Ok(Self {
-            first,
-            saved: limits(Options::new()),
-            #[cfg(feature = "fleet")]
-            library: None,
-        })
+        Ok(Self { first, saved: limits(Options::new()), library: None })
     }
 
     #[cfg(not(feature = "linux"))]
@@ -178,11 +166,11 @@ impl TemplateOptions {
 
 impl Warm {
     /// Opens the template, keeps it in the store, and opens that, so that its sandboxes save differences.
-    /// `share` has all hosts of a fleet use the same.
+    /// All hosts of a `ledger` use the same.
     pub(super) fn open(
         config: &SandboxConfig,
         template: &Template,
-        #[cfg(feature = "fleet")] share: Option<&super::migration::FleetHandle>,
+        ledger: &dyn SandboxStore,
     ) -> Result<Self, afresh::Cause> {
         let language = Language::named(&template.language)?;
         let opening = TemplateOptions::new(config, template, language)?;
@@ -192,16 +180,21 @@ impl Warm {
             opening.guest(template, language)?.save(&kept, &SaveOptions::new())?;
             Ok(())
         };
-        #[cfg(feature = "fleet")]
-        let digest = match share {
-            Some(share) => share.template(template, opening.library.as_deref(), &kept, make)?,
-            None => {
-                make()?;
-                String::new()
-            }
-        };
-        #[cfg(not(feature = "fleet"))]
-        make()?;
+        let guest = std::fs::read(&template.reference);
+        let guest = guest.unwrap_or_else(|_| template.reference.clone().into_bytes());
+        let how = format!(
+            "{} {} {} {} {} {:?} {:?} {:?}",
+            env!("CARGO_PKG_VERSION"),
+            template.language,
+            template.linux,
+            template.memory,
+            template.files,
+            template.warm,
+            template.setup,
+            opening.library,
+        );
+        let parts: [&[u8]; 3] = [template.name.as_bytes(), &guest, how.as_bytes()];
+        let digest = ledger.template(&parts, &kept, &make)?;
         let guest = afresh::open(kept.to_string(), &opening.saved)?;
         // A guest that has no sessions, or does not evaluate the language, is found out now.
         let mut session = guest.session()?;
@@ -213,18 +206,11 @@ impl Warm {
             &mut OutputRouter::default(),
         )
         .map_err(|refusal| refusal.message)?;
-        Ok(Self {
-            config: template.clone(),
-            language,
-            guest,
-            options: opening.saved,
-            #[cfg(feature = "fleet")]
-            digest,
-        })
+        Ok(Self { config: template.clone(), language, guest, options: opening.saved, digest })
     }
 }
 
 /// The reference of an object in the store.
-pub(super) fn state_reference(dir: &Path, name: &str) -> String {
+pub(crate) fn state_reference(dir: &Path, name: &str) -> String {
     format!("{}@{name}", dir.join("snapshots").display())
 }

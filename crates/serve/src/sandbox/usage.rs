@@ -14,9 +14,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::control::rfc3339;
+use super::record::milliseconds;
 use super::registry::{Sandboxes, blocking, lock};
 use super::routes::{Answer, TenantSandbox, answer};
-use super::sandbox::{Residency, Sandbox, milliseconds};
+use super::sandbox::{Residency, Sandbox};
 
 /// Maximum samples of a sandbox.
 const MAX_SAMPLES: usize = 120;

@@ -1,0 +1,138 @@
+//! The records of sandboxes and snapshots in files of one server.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+
+use super::record::Records;
+use super::registry::{blocking, random};
+use super::store::{
+    SandboxRecord, SandboxStore, SavedState, SnapshotRecord, StoredSandbox, StoredSnapshot,
+};
+use super::template::state_reference;
+use crate::error_response::ErrorResponse;
+use crate::failure::internal;
+
+/// Random bytes of an id.
+const ID_BYTES: usize = 10;
+
+/// The records of this server alone.
+pub(super) struct DirectoryStore {
+    sandboxes: Records,
+    snapshots: Records,
+    known: Mutex<BTreeMap<String, SnapshotRecord>>,
+}
+
+impl DirectoryStore {
+    /// The records in `dir`.
+    pub(super) fn open(dir: &Path) -> Result<Self, afresh::Cause> {
+        let sandboxes = Records::open(dir.join("sandboxes"))?;
+        let snapshots = Records::open(dir.join("records"))?;
+        let known = snapshots.all::<SnapshotRecord>()?.into_iter();
+        let known = Mutex::new(known.map(|record| (record.id.clone(), record)).collect());
+        Ok(Self { sandboxes, snapshots, known })
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<String, SnapshotRecord>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl SandboxStore for DirectoryStore {
+    fn records(&self, _: &Path) -> Result<Vec<SandboxRecord>, afresh::Cause> {
+        Ok(self.sandboxes.all()?)
+    }
+
+    fn new_id(&self, _: &str) -> Result<String, ErrorResponse> {
+        random(ID_BYTES)
+    }
+
+    async fn update(
+        &self,
+        sandbox: &dyn StoredSandbox,
+        record: SandboxRecord,
+        _: Option<SavedState>,
+        _: bool,
+    ) -> Result<(), ErrorResponse> {
+        let (records, id) = (self.sandboxes.clone(), sandbox.id().to_owned());
+        blocking(move || records.store_record(&id, &record).map_err(|error| internal(&error))).await
+    }
+
+    fn has_record(&self, sandbox: &dyn StoredSandbox) -> bool {
+        sandbox.is_saved()
+    }
+
+    async fn remove(&self, sandbox: &dyn StoredSandbox) -> Result<(), ErrorResponse> {
+        let (records, id) = (self.sandboxes.clone(), sandbox.id().to_owned());
+        blocking(move || records.remove(&id).map_err(|error| internal(&error))).await
+    }
+
+    fn source(&self, dir: &Path, sandbox: &dyn StoredSandbox) -> Result<String, ErrorResponse> {
+        Ok(state_reference(dir, &format!("sandbox-{}", sandbox.id())))
+    }
+
+    fn known_snapshots(&self) -> Vec<SnapshotRecord> {
+        self.known().values().cloned().collect()
+    }
+
+    async fn create_snapshot(&self, snapshot: StoredSnapshot) -> Result<(), ErrorResponse> {
+        let store = |record: &SnapshotRecord| {
+            self.snapshots.store_record(&record.id, record).map_err(|error| internal(&error))
+        };
+        let record = snapshot.record;
+        store(&record)?;
+        let mut all = self.known();
+        for other in all.values_mut().filter(|other| other.tenant == record.tenant) {
+            let had = other.names.len();
+            other.names.retain(|name| !record.names.contains(name));
+            if other.names.len() != had {
+                store(other)?;
+            }
+        }
+        all.insert(record.id.clone(), record);
+        Ok(())
+    }
+
+    async fn snapshot(
+        &self,
+        tenant: &str,
+        name: &str,
+    ) -> Result<Option<StoredSnapshot>, ErrorResponse> {
+        let all = self.known();
+        let own = |record: &&SnapshotRecord| record.tenant == tenant;
+        let named = |record: &&SnapshotRecord| record.names.iter().any(|own| own == name);
+        let by_id = all.get(name).filter(own);
+        let found = by_id.or_else(|| all.values().filter(own).find(named)).cloned();
+        Ok(found.map(|record| StoredSnapshot { record, kept: SavedState::default() }))
+    }
+
+    async fn snapshots(&self, tenant: &str) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
+        let all = self.known();
+        Ok(all.values().filter(|record| record.tenant == tenant).cloned().collect())
+    }
+
+    async fn remove_snapshot(&self, record: &SnapshotRecord) -> Result<(), ErrorResponse> {
+        self.known().remove(&record.id);
+        let (records, id) = (self.snapshots.clone(), record.id.clone());
+        blocking(move || records.remove(&id).map_err(|error| internal(&error))).await
+    }
+
+    fn snapshot_source(
+        &self,
+        dir: &Path,
+        snapshot: &StoredSnapshot,
+    ) -> Result<String, ErrorResponse> {
+        Ok(state_reference(dir, &format!("snap-{}", snapshot.record.id)))
+    }
+
+    fn is_orphan(&self, name: &str) -> bool {
+        match name.split_once('-') {
+            Some(("snap", id)) => !self.snapshots.has(id),
+            Some(("sandbox", id)) => !self.sandboxes.has(id),
+            _ => false,
+        }
+    }
+}
