@@ -87,6 +87,7 @@ pub(crate) fn test(mut look: impl FnMut(&str)) -> Result<()> {
     };
     run(&mut tool(&["ruff", "format", "--check", "."]))?;
     run(&mut tool(&["ruff", "check", "--no-cache", "."]))?;
+    check_spelling(&folder.join("environment"))?;
     let cache = folder.join("types");
     for what in [&["-p", "afresh"][..], &["tests", "pack.py"]] {
         run(tool(&["mypy", "--cache-dir"]).arg(&cache).args(what))?;
@@ -101,6 +102,12 @@ pub(crate) fn test(mut look: impl FnMut(&str)) -> Result<()> {
         }
         true
     })
+}
+
+/// Refuses misspelled words in the whole repository. `_typos.toml` has the exceptions.
+fn check_spelling(environment: &Path) -> Result<()> {
+    let mut typos = Command::new(environment.join("bin/typos"));
+    run(typos.current_dir(host::repository()).args(["--format", "brief"]))
 }
 
 /// `cargo xtask cpython`: the package's tests of the language `python` with the guest that it is, which is downloaded
