@@ -6,8 +6,8 @@
 //! are filled lazily, page by page through their inserters. Borrowed content is in files of other owners
 //! ([`super::lent`]).
 //!
-//! A file of its own that is released only as a whole is sealed permanently. A seal also forbids to give back the
-//! memory of single pages, so files of derived states have none ([`Release`]).
+//! The file of one image is sealed permanently if it is released only as a whole. A seal also forbids the release of
+//! single pages, so files of derived states have none ([`Release`]).
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

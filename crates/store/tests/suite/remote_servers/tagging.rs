@@ -9,7 +9,7 @@ use afresh_store::{Encoding, SaveError, Sha256, Snapshot, Store};
 use super::local;
 use super::stub::{Stub, answer};
 
-/// What a registry does with the conditions of a write.
+/// How a registry treats the conditions of a write.
 #[derive(Clone, Copy, PartialEq)]
 enum Conditions {
     Honoured,
@@ -28,7 +28,7 @@ enum Intrusion {
 
 /// A registry with one tag.
 struct Tags {
-    /// What the tag means.
+    /// The meaning of the tag.
     now: Option<Sha256>,
     /// The id that the next write gives it.
     ours: Sha256,
