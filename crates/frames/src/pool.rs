@@ -16,6 +16,10 @@
 //! NUMA: there is one set of lists. A pool per node, each with its memory bound (`mbind` on the window before
 //! anything is populated), is the seam for more; the choice among them belongs in [`crate::ZeroSource`].
 
+#[cfg(all(test, not(miri)))]
+mod fork_tests;
+mod report;
+
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,8 +30,7 @@ use crate::buddy::Buddy;
 use crate::frame::{Block, CleanFrame, DirtyFrame, Frame, Order};
 use crate::handoff::{Handoff, Outcome, SLOTS};
 use crate::store::Store;
-use crate::usage::{Usage, Work};
-use crate::zeroer::{Zeroer, ZeroerShared};
+use crate::zeroer::Zeroer;
 use crate::{Background, NewPoolError, PoolOptions, TakeError};
 
 /// Maximum pages of a pool: the range of page numbers in a block, with a margin.
@@ -141,12 +144,18 @@ impl Pool {
         }))
     }
 
+    /// In a forked child another thread of the parent may have held the lock: callers check first ([`Store::check`]).
     fn lists(&self) -> MutexGuard<'_, Lists> {
         // A panic under the lock is an assertion about the lists; the panicking thread does not use them afterwards,
         // and every other must continue.
         let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
         self.harvest(&mut lists);
         lists
+    }
+
+    /// Whether this process is a child of the one that made the pool.
+    fn is_of_parent(&self) -> bool {
+        self.shared.store.check().is_err()
     }
 
     fn harvest(&self, lists: &mut Lists) {
@@ -296,7 +305,8 @@ impl Pool {
     /// nothing clean of that order. Makes no system call and allocates nothing.
     #[must_use]
     pub fn take_at(&self, file_page: usize, order: Order) -> Option<CleanFrame> {
-        if !file_page.is_multiple_of(order.pages()) || file_page + order.pages() > self.total {
+        let exists = file_page.is_multiple_of(order.pages()) && file_page + order.pages() <= self.total;
+        if !exists || self.is_of_parent() {
             return None;
         }
         let wanted = Block::new(file_page, order);
@@ -404,8 +414,11 @@ impl Pool {
         self.give_all([frame]);
     }
 
-    /// Gives back frames that were used.
+    /// Gives back frames that were used. In a forked child the frames are the parent's, and nothing happens.
     pub fn give_all(&self, frames: impl IntoIterator<Item = DirtyFrame>) {
+        if self.is_of_parent() {
+            return;
+        }
         let mut lists = self.lists();
         for frame in frames {
             assert_eq!(frame.pool, self.id, "a frame of another pool");
@@ -419,8 +432,11 @@ impl Pool {
         }
     }
 
-    /// Returns unused frames, which are still clean.
+    /// Returns unused frames, which are still clean. In a forked child nothing happens.
     pub fn give_unused(&self, frames: impl IntoIterator<Item = CleanFrame>) {
+        if self.is_of_parent() {
+            return;
+        }
         let mut lists = self.lists();
         for frame in frames {
             assert_eq!(frame.pool, self.id, "a frame of another pool");
@@ -452,6 +468,7 @@ impl Pool {
     /// # Errors
     /// As [`Pool::take_between`].
     pub fn stock(&self, pages: usize) -> Result<(), TakeError> {
+        self.shared.store.check()?;
         let mut taken = Vec::new();
         let mut have = 0;
         let result = loop {
@@ -477,8 +494,11 @@ impl Pool {
     }
 
     /// Gives free memory back to the kernel until at most `keep` pages are free and resident; whole 2 MiB blocks
-    /// only. Returns the number of released pages.
+    /// only. Returns the number of released pages, which is 0 in a forked child.
     pub fn trim(&self, keep: usize) -> usize {
+        if self.is_of_parent() {
+            return 0;
+        }
         let mut given = 0;
         loop {
             let block = {
@@ -517,6 +537,9 @@ impl Pool {
     /// Stops (`true`) or restarts (`false`) background zeroing; takers zero inline in the meantime.
     pub fn pause(&self, pause: bool) {
         self.paused.store(pause, Ordering::Relaxed);
+        if self.is_of_parent() {
+            return;
+        }
         let mut lists = self.lists();
         if pause {
             while let Some(block) = self.shared.handoff.reclaim(Order::PAGE) {
@@ -534,40 +557,6 @@ impl Pool {
     /// Takes pages out of circulation permanently, because they may still be mapped.
     pub fn quarantine(&self, frame: DirtyFrame) {
         self.counters.lost.fetch_add(frame.pages(), Ordering::Relaxed);
-    }
-
-    /// Where the pages are now.
-    #[must_use]
-    pub fn usage(&self) -> Usage {
-        let lists = self.lists();
-        Usage {
-            clean: lists.clean.free_pages(),
-            dirty: lists.dirty.free_pages(),
-            zeroing: self.shared.handoff.pages(),
-            absent: lists.absent.free_pages(),
-            lent: lists.lent,
-            moving: lists.moving,
-            total: self.total,
-        }
-    }
-
-    /// Work of the pool since it was made.
-    #[must_use]
-    pub fn work(&self) -> Work {
-        let (huge_frames, small_frames) = self.shared.store.populated_as();
-        let zeroer = self.background.as_ref().map(|(_, zeroer)| zeroer.shared());
-        let of = |count: fn(&ZeroerShared) -> u64| zeroer.map_or(0, count);
-        Work {
-            zeroed_inline: self.counters.inline.load(Ordering::Relaxed),
-            zeroed_background: of(|z| z.zeroed.load(Ordering::Relaxed)),
-            background_cpu: Duration::from_nanos(of(|z| z.cpu_ns.load(Ordering::Relaxed))),
-            populated: self.counters.populated.load(Ordering::Relaxed),
-            trimmed: self.counters.trimmed.load(Ordering::Relaxed)
-                + of(|z| z.punched.load(Ordering::Relaxed)),
-            huge_frames,
-            small_frames,
-            quarantined: self.counters.lost.load(Ordering::Relaxed),
-        }
     }
 
     /// Bytes of memory the pool holds now, by the kernel's count.

@@ -59,9 +59,38 @@ pub(crate) struct Subprocess {
 #[derive(Debug)]
 struct PreparedMemory {
     slot: RemoteSlot,
-    /// Images that the mappings may show, which must outlive them.
+    /// Images that the mappings may show, which must outlive them: the first whole, and of later ones the mapped pages
+    /// once the process stands on another.
     shown: Vec<Image>,
+    /// Pages that are mapped of the last image, unless it is the first.
+    mapped: Vec<PageRange>,
     plain: bool,
+}
+
+impl PreparedMemory {
+    /// Keeps `image` for mappings of its `pages`.
+    fn keep(&mut self, image: &Image, pages: impl Iterator<Item = PageRange>) {
+        let mut pages = pages.peekable();
+        if pages.peek().is_none() {
+            return;
+        }
+        if !self.shown.last().is_some_and(|last| last.same(image)) {
+            self.shown.push(image.clone());
+        }
+        if self.shown.len() > 1 {
+            self.mapped.extend(pages);
+        }
+    }
+
+    /// The process stands on another image from now on. Pages of the last one that were not mapped are not kept: the
+    /// process has a private copy of each, or the new image shares it.
+    fn leave_image(&mut self) {
+        self.plain = false;
+        let mapped = std::mem::take(&mut self.mapped);
+        if let Some(last) = self.shown.last_mut().filter(|_| !mapped.is_empty()) {
+            *last = last.only(&mapped);
+        }
+    }
 }
 
 /// The contents of a part of memory: populated pages, and file contents that can be shown in place.
@@ -192,7 +221,12 @@ impl Subprocess {
         process.set_registers(&part.registers);
         let slot =
             RemoteSlot::new(&ground.image, limits.strategy, limits.write_set).map_err(failed)?;
-        let held = Some(PreparedMemory { slot, shown: vec![ground.image.clone()], plain: true });
+        let held = Some(PreparedMemory {
+            slot,
+            shown: vec![ground.image.clone()],
+            mapped: Vec::new(),
+            plain: true,
+        });
         let base = Some(ground.clone());
         let (replaced, showing) = (Ranges::default(), FileMappings::default());
         let new = Self::new(process, part.holds, base.clone(), replaced, showing);
@@ -317,10 +351,8 @@ impl Subprocess {
         let shown = self.process.with_missing_content(&ground.image)?;
         self.process.show(&shown, &parts)?;
         ranges.iter().for_each(|range| self.showing.remove(range));
-        if let Some(held) = &mut self.held
-            && !held.shown.last().is_some_and(|last| last.same(&ground.image))
-        {
-            held.shown.push(ground.image.clone());
+        if let Some(held) = &mut self.held {
+            held.keep(&ground.image, parts.iter().map(Segment::pages));
         }
         Ok(segments.pages_of(ranges.iter()))
     }
@@ -380,13 +412,13 @@ impl Subprocess {
                 moved.insert(part.range());
             }
         }
+        if let Some(held) = &mut self.held {
+            held.leave_image();
+        }
         let mut fresh = self.map_back(to, &moved, layout)?;
         // Writes there are not noticed any more.
         fresh.extend(old.pages_of(moved.iter()));
         self.process.show_window(&MappedImage::new(&to.image)?, &differing, new.pages())?;
-        if let Some(held) = &mut self.held {
-            held.plain = false;
-        }
         let Some((slot, mut hands)) = self.hands(new) else { return Err(PlatformError::Lost) };
         let pages = slot.switch(&mut hands, &to.image, &fresh).map_err(failed)?;
         let orders = copies(pages, new);
@@ -521,7 +553,7 @@ impl Subprocess {
             let pages = ground.part.segments.pages();
             self.process.show_window(&MappedImage::new(&ground.image)?, &differing, pages)?;
             if let Some(held) = &mut self.held {
-                held.plain = false;
+                held.leave_image();
             }
             self.base = Some(ground.clone());
             self.last = Some(ground.clone());

@@ -2,10 +2,11 @@
 //!
 //! An image is a list of extents, each a run of pages in some sealed [`Backing`]; pages that no extent holds are zero
 //! and are stored nowhere. A derived image shares its parent's extents and adds a backing with only the changed
-//! pages, so a chain of snapshots costs only the changes.
+//! pages, so a chain of snapshots costs only the changes. A dropped image gives back the pages of derived images'
+//! backings that no other image refers to.
 //!
-//! Promises: the content never changes once built (the files are sealed, and nothing maps
-//! them writable); a clone is a reference count; descriptors stay bounded however many images exist.
+//! Promises: the content never changes once built (nothing maps the files writable, and those that are released only
+//! as a whole are sealed); a clone is a reference count; descriptors stay bounded however many images exist.
 //! A [`BorrowedFile`] is as immutable as its owner promised.
 
 mod backing;
@@ -17,6 +18,7 @@ mod inserter;
 mod join;
 mod lazy;
 mod lent;
+mod references;
 mod since;
 
 use std::fmt;
@@ -25,6 +27,7 @@ use std::sync::{Arc, OnceLock};
 use afresh_sys::{PAGE_SIZE, PageRange};
 
 pub(crate) use backing::Backing;
+use backing::Release;
 pub use build::ImageBuilder;
 pub(crate) use build::read_parts;
 #[cfg(not(miri))]
@@ -37,7 +40,7 @@ pub use since::PageOrigin;
 
 use crate::ImageError;
 
-/// A run of stored pages.
+/// A run of stored pages. It keeps the backing, but not its pages: only the image that has it does.
 #[derive(Clone, Debug)]
 pub(crate) struct Extent {
     /// The position of the run in the image.
@@ -73,6 +76,20 @@ struct Inner {
     digest: OnceLock<[u8; 32]>,
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let mut released = Vec::new();
+        for extent in &self.extents {
+            let pages = extent.backing.release(PageRange::new(extent.at, extent.range.len));
+            if !pages.is_empty() {
+                released.push((&extent.backing, pages));
+            }
+        }
+        // Only after all were counted: a backing without images is released at once.
+        released.into_iter().for_each(|(backing, pages)| backing.give_back(&pages));
+    }
+}
+
 /// The content of a page: its address, and the backing whose view has it.
 #[derive(Clone, Copy)]
 pub(crate) struct Source {
@@ -106,6 +123,9 @@ impl Image {
     fn from_extents(pages: usize, extents: Vec<Extent>) -> Self {
         debug_assert!(extents.windows(2).all(|w| w[0].range.end() <= w[1].range.start));
         debug_assert!(extents.last().is_none_or(|e| e.range.end() <= pages));
+        for extent in &extents {
+            extent.backing.refer(PageRange::new(extent.at, extent.range.len));
+        }
         Self { inner: Arc::new(Inner { pages, extents, digest: OnceLock::new() }) }
     }
 
@@ -236,7 +256,7 @@ impl Image {
         build::check_sorted(changed, pages)?;
         let mut extents = self.kept_extents(pages, changed);
         // SAFETY: the caller's promise, passed on.
-        let stored = unsafe { build::store_nonzero(changed, source)? };
+        let stored = unsafe { build::store_nonzero(changed, source, Release::Pages)? };
         extents.extend(stored);
         extents.sort_by_key(|e| e.range.start);
         Ok(Image::from_extents(pages, extents))
@@ -287,7 +307,13 @@ impl Image {
     #[cfg(not(miri))]
     pub fn files(&self) -> Result<Vec<ImageFile>, ImageError> {
         self.complete()?;
-        Ok(self.runs().into_iter().map(ImageFile).collect())
+        Ok(self.all_files())
+    }
+
+    #[cfg(not(miri))]
+    fn all_files(&self) -> Vec<ImageFile> {
+        let file = |extent| ImageFile { extent, image: self.clone() };
+        self.runs().into_iter().map(file).collect()
     }
 
     /// As [`Image::files`], but content that is filled lazily may still be missing if this host can put it in place
@@ -302,7 +328,7 @@ impl Image {
         if self.fills_first() {
             return self.files();
         }
-        Ok(self.runs().into_iter().map(ImageFile).collect())
+        Ok(self.all_files())
     }
 
     /// The number of mappings of the image. A long chain of derived images fragments; past a few hundred,
@@ -318,7 +344,7 @@ impl Image {
     /// [`ImageError`] when memory or descriptors ran out.
     pub fn compact(&self) -> Result<Image, ImageError> {
         // SAFETY: no page is read at the source.
-        unsafe { self.derive_apart(self.pages(), &[], std::ptr::null()) }
+        unsafe { self.store_apart(self.pages(), &[], std::ptr::null(), Release::Pages) }
     }
 
     /// As [`Image::derive`], in a separate backing: shares nothing, and copies each page once.
@@ -333,6 +359,21 @@ impl Image {
         pages: usize,
         changed: &[PageRange],
         source: *const u8,
+    ) -> Result<Image, ImageError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.store_apart(pages, changed, source, Release::Whole) }
+    }
+
+    /// As [`Image::derive_apart`].
+    ///
+    /// # Safety
+    /// As for [`Image::derive`].
+    unsafe fn store_apart(
+        &self,
+        pages: usize,
+        changed: &[PageRange],
+        source: *const u8,
+        release: Release,
     ) -> Result<Image, ImageError> {
         build::check_sorted(changed, pages)?;
         self.complete()?;
@@ -349,7 +390,7 @@ impl Image {
             from = range.end();
         }
         // SAFETY: pages of this image are readable and never change; the caller promises so of the others.
-        let extents = unsafe { build::store_pages(&content)? };
+        let extents = unsafe { build::store_pages(&content, release)? };
         Ok(Image::from_extents(pages, extents))
     }
 }

@@ -63,6 +63,8 @@ bugs! {
     Switch = "switch",
     /// A slot that moved releases the image in its mappings.
     Shown = "shown",
+    /// A page that another state shares is given back with a dropped state.
+    Reclaim = "reclaim",
     /// A changed page is left out of a frozen image.
     Freeze = "freeze",
     /// A new mapping lets the kernel merge its pages.

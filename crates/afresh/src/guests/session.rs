@@ -283,8 +283,8 @@ impl Session {
         self.line.files()
     }
 
-    /// Drops a checkpoint: its children become its parent's, and its storage is freed once no other state shares a page
-    /// of it. Sessions that stand on it are not disturbed.
+    /// Drops a checkpoint: its children become its parent's, and the pages that no other state shares are freed.
+    /// Sessions that stand on it are not disturbed.
     ///
     /// # Errors
     /// [`SessionError::Tree`].

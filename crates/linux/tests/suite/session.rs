@@ -120,6 +120,33 @@ fn a_long_line_of_checkpoints_goes_back_to_each() {
 }
 
 #[test]
+fn dropped_checkpoints_change_no_other_state() {
+    let Some(warm) = canary() else { return };
+    let mut line = Branch::<Instance>::from_state(&Tree::new(), warm.home(), warm.state());
+    let (mut states, mut random) = (Vec::new(), 5_usize);
+    for round in 1..=36 {
+        let request = ["scribble\n", "dirty\n", "reserve\n", "heavy\n"][round % 4];
+        ask(&mut line, request);
+        let id = line.checkpoint().unwrap();
+        states.push((id, look(&mut line)));
+        random = (random * 37 + 11) % 1009;
+        if states.len() > 4 {
+            let (dropped, _) = states.swap_remove(random % states.len());
+            line.drop_snapshot(dropped).unwrap();
+        }
+        let (id, seen) = &states[random / 7 % states.len()];
+        line.rollback(*id).unwrap();
+        assert_eq!(look(&mut line), *seen, "round {round}");
+        line.rollback(*id).unwrap();
+        line.guest_mut().unwrap().verify().unwrap();
+    }
+    for (id, seen) in &states {
+        line.rollback(*id).unwrap();
+        assert_eq!(look(&mut line), *seen);
+    }
+}
+
+#[test]
 fn a_call_that_was_cut_short_leaves_an_instance_that_waits_for_its_reset() {
     let Some(warm) = canary() else { return };
     let mut instance = warm.instance();
@@ -140,8 +167,9 @@ fn planted_bugs_are_caught() {
         return;
     }
     planted::must_be_caught(
-        &[Bug::Freeze, Bug::Switch],
+        &[Bug::Freeze, Bug::Switch, Bug::Reclaim],
         &[
+            "session::dropped_checkpoints_change_no_other_state",
             "session::every_state_of_a_tree_is_what_it_was",
             "session::a_long_line_of_checkpoints_goes_back_to_each",
         ],

@@ -1,10 +1,13 @@
-//! Storage for the bytes of images: sealed memfds, and packs that many images share.
+//! Storage for the bytes of images: memfds, and packs that many images share.
 //!
-//! The first images of a process get a file each, sealed permanently. A process with thousands of images would run
-//! out of descriptors that way. So once [`OWN_FILES`] are alive, the next ones share a pack, and small ones do so at
-//! once. A pack is a file that only this module writes, each range of it exactly once: before it is mapped, or, in
-//! packs of images that are filled lazily, page by page through their inserters. Borrowed content is in files of
-//! other owners ([`super::lent`]).
+//! The first images of a process get a file each. A process with thousands of images would run out of descriptors
+//! that way. So once [`OWN_FILES`] are alive, the next ones share a pack, and small ones do so at once. A pack is a
+//! file that only this module writes, each range of it exactly once: before it is mapped, or, in packs of images that
+//! are filled lazily, page by page through their inserters. Borrowed content is in files of other owners
+//! ([`super::lent`]).
+//!
+//! The file of one image is sealed permanently if it is released only as a whole. A seal also forbids the release of
+//! single pages, so files of derived states have none ([`Release`]).
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,6 +18,7 @@ use afresh_sys::{
 };
 
 use super::inserter::Arrived;
+use super::references::References;
 use super::{FaultOutcome, FileOwner, Filler};
 use crate::ImageError;
 
@@ -83,13 +87,21 @@ impl Pack {
     }
 }
 
+/// How the memory of a backing is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Release {
+    /// With the last image that refers to any page of it.
+    Whole,
+    /// Page by page, with the last image that refers to the page.
+    Pages,
+}
+
 enum Store {
     Own(Memfd),
     /// Only the process that made it writes there.
     Packed {
         pack: Arc<Pack>,
         start: usize,
-        made: Mark,
     },
     /// A part of a borrowed file.
     Lent(Arc<dyn FileOwner>),
@@ -118,6 +130,9 @@ pub(crate) struct Backing {
     pages: usize,
     /// Pages that hold content, sorted; between them the file has holes, which read as zero.
     stored: Vec<PageRange>,
+    made: Mark,
+    /// The images that refer to each page, if pages are released one by one.
+    references: Option<References>,
     /// Fills in content that is missing so far.
     filling: Option<Filling>,
     /// Whether all content is in place: then the filler need not be called.
@@ -138,14 +153,15 @@ impl fmt::Debug for Backing {
 impl Backing {
     /// Creates a backing with content in the pages `stored`; `write` fills it through the file, at the
     /// given first page.
-    pub(crate) fn create<E: From<SysError>>(
+    pub(super) fn create<E: From<SysError>>(
         stored: Vec<PageRange>,
+        release: Release,
         write: impl FnOnce(&Memfd, usize) -> Result<(), E>,
     ) -> Result<Arc<Self>, E> {
         let pages = stored.last().map_or(0, |run| run.end());
         let view = Reservation::new(pages)?;
         let store = match pages > MIN_FILE_PAGES && claim_own() {
-            true => match Self::own(pages, write) {
+            true => match Self::own(pages, release, write) {
                 Ok(file) => Store::Own(file),
                 Err(error) => {
                     OWNED.fetch_sub(1, Ordering::Relaxed);
@@ -154,7 +170,9 @@ impl Backing {
             },
             false => Self::packed(pages, write)?,
         };
-        Ok(Arc::new(Self::viewed(store, view, pages, stored)?))
+        let mut this = Self::viewed(store, view, pages, stored)?;
+        this.references = (release == Release::Pages).then(References::default);
+        Ok(Arc::new(this))
     }
 
     /// A backing without content, for a filler.
@@ -165,7 +183,7 @@ impl Backing {
             // must not arrive with a page of another.
             let (pack, start) =
                 FILLED_PACKS.get().room(pages.next_multiple_of(HUGE_PAGES), HUGE_PAGES)?;
-            let store = Store::Packed { pack, start, made: Mark::now() };
+            let store = Store::Packed { pack, start };
             return Self::viewed(store, view, pages, Vec::new());
         }
         let file = Memfd::new(c"afresh-image").and_then(|file| {
@@ -203,8 +221,16 @@ impl Backing {
         stored: Vec<PageRange>,
     ) -> Result<Self, SysError> {
         // From here on dropping `this` gives file and space back.
-        let this =
-            Self { store, view, pages, stored, filling: None, complete: AtomicBool::new(true) };
+        let this = Self {
+            store,
+            view,
+            pages,
+            stored,
+            made: Mark::now(),
+            references: None,
+            filling: None,
+            complete: AtomicBool::new(true),
+        };
         let (file, start) = this.file();
         this.view.map_shared(PageRange::new(0, pages), Protection::Read, file, start)?;
         Ok(this)
@@ -276,12 +302,15 @@ impl Backing {
 
     fn own<E: From<SysError>>(
         pages: usize,
+        release: Release,
         write: impl FnOnce(&Memfd, usize) -> Result<(), E>,
     ) -> Result<Memfd, E> {
         let file = Memfd::new(c"afresh-image")?;
         file.set_len(PageRange::new(0, pages).byte_len())?;
         write(&file, 0)?;
-        file.seal()?;
+        if release == Release::Whole {
+            file.seal()?;
+        }
         Ok(file)
     }
 
@@ -295,14 +324,14 @@ impl Backing {
             pack.give_back(PageRange::new(start, pages));
             return Err(error);
         }
-        Ok(Store::Packed { pack, start, made: Mark::now() })
+        Ok(Store::Packed { pack, start })
     }
 
     /// The file and the first page of this backing in it.
     pub(crate) fn file(&self) -> (&Memfd, usize) {
         match &self.store {
             Store::Own(file) => (file, 0),
-            Store::Packed { pack, start, .. } => (&pack.file, *start),
+            Store::Packed { pack, start } => (&pack.file, *start),
             Store::Lent(lender) => (lender.file(), lender.part().start),
         }
     }
@@ -319,6 +348,37 @@ impl Backing {
                 let at = filled.partition_point(|run| run.end() <= range.start);
                 filled.get(at).is_some_and(|run| run.intersect(range) == Some(range))
             }
+        }
+    }
+
+    /// The counts of references, where pages may be given back. A process that has forked since gives none back,
+    /// because its child may read them; neither does the child, which could also wait for a lock that another thread
+    /// of its parent held.
+    fn references(&self) -> Option<&References> {
+        self.references.as_ref().filter(|_| self.made.is_alone())
+    }
+
+    /// Records an extent of a new image.
+    pub(super) fn refer(&self, range: PageRange) {
+        if let Some(references) = self.references() {
+            references.add(range);
+        }
+    }
+
+    /// Removes an extent of a dropped image. Returns the pages that no image refers to any more.
+    pub(super) fn release(&self, range: PageRange) -> Vec<PageRange> {
+        self.references().map_or_else(Vec::new, |references| references.remove(range))
+    }
+
+    /// Gives the memory of released pages back, unless all of the backing is about to be.
+    pub(super) fn give_back(&self, released: &[PageRange]) {
+        if self.references().is_none_or(References::are_none) {
+            return;
+        }
+        let (file, start) = self.file();
+        for range in released {
+            // Pages of a file are never used twice, so an error costs memory, never content.
+            let _ = file.punch_hole(PageRange::new(start + range.start, range.len));
         }
     }
 
@@ -342,7 +402,7 @@ impl Drop for Backing {
                 OWNED.fetch_sub(1, Ordering::Relaxed);
             }
             // The space is not reused, so an error costs memory until the pack is dropped, never content.
-            Store::Packed { pack, start, made } if made.is_alone() => {
+            Store::Packed { pack, start } if self.made.is_alone() => {
                 pack.give_back(PageRange::new(*start, self.pages));
             }
             // A child may use it. Its memory goes with the pack.

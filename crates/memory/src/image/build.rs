@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use afresh_sys::{Memfd, PAGE_SIZE, PageRange, SysError};
 
+use super::backing::Release;
 use super::{Backing, Extent, Image, is_zero};
 use crate::ImageError;
 
@@ -87,7 +88,7 @@ impl ImageBuilder {
             push_page(&mut runs, page);
         }
         let mut pieces = Vec::new();
-        store(&runs, |file, runs, at| {
+        store(&runs, Release::Whole, |file, runs, at| {
             pieces.clear();
             let pages = runs.iter().flat_map(|run| run.start..run.end());
             let content = pages.filter_map(|page| self.content.get(&page));
@@ -108,7 +109,7 @@ impl Image {
     /// [`ImageError::System`] when memory or descriptors ran out.
     pub unsafe fn capture(source: *const u8, pages: usize) -> Result<Image, ImageError> {
         // SAFETY: the caller's promise, passed on.
-        let extents = unsafe { store_nonzero(&[PageRange::new(0, pages)], source)? };
+        let extents = unsafe { store_nonzero(&[PageRange::new(0, pages)], source, Release::Whole)? };
         Ok(Image::from_extents(pages, extents))
     }
 
@@ -172,6 +173,7 @@ pub(super) fn check_sorted(ranges: &[PageRange], pages: usize) -> Result<(), Ima
 pub(super) unsafe fn store_nonzero(
     ranges: &[PageRange],
     source: *const u8,
+    release: Release,
 ) -> Result<Vec<Extent>, ImageError> {
     let mut runs = Vec::new();
     for range in ranges {
@@ -185,7 +187,7 @@ pub(super) unsafe fn store_nonzero(
         }
     }
     let mut pieces = Vec::new();
-    store(&runs, |file, runs, at| {
+    store(&runs, release, |file, runs, at| {
         pieces.clear();
         // SAFETY: as above.
         let piece = |run: &PageRange| unsafe { (source.add(run.byte_start()), run.byte_len()) };
@@ -201,6 +203,7 @@ pub(super) unsafe fn store_nonzero(
 /// Every page must be readable at its address and stay unchanged through the call.
 pub(super) unsafe fn store_pages(
     content: &[(usize, *const u8)],
+    release: Release,
 ) -> Result<Vec<Extent>, ImageError> {
     // SAFETY: the caller promises that the page is readable and unchanging.
     let zero = |at: *const u8| is_zero(unsafe { std::slice::from_raw_parts(at, PAGE_SIZE) });
@@ -210,7 +213,7 @@ pub(super) unsafe fn store_pages(
     // Runs come in order, and so do their pages.
     let mut left = content.iter().map(|(_, at)| *at);
     let mut pieces: Vec<(*const u8, usize)> = Vec::new();
-    store(&runs, |file, runs, at| {
+    store(&runs, release, |file, runs, at| {
         pieces.clear();
         for page in left.by_ref().take(runs.iter().map(|run| run.len).sum()) {
             match pieces.last_mut() {
@@ -270,13 +273,14 @@ fn extents(runs: &[PageRange], places: &[PageRange], backing: &Arc<Backing>) -> 
 /// Packs `runs` into a new backing. `write` gets those that follow one another there, and the page at which they begin.
 fn store(
     runs: &[PageRange],
+    release: Release,
     mut write: impl FnMut(&Memfd, &[PageRange], usize) -> Result<(), SysError>,
 ) -> Result<Vec<Extent>, ImageError> {
     if runs.is_empty() {
         return Ok(Vec::new());
     }
     let places = places(runs);
-    let backing = Backing::create::<SysError>(places.clone(), |file, start| {
+    let backing = Backing::create::<SysError>(places.clone(), release, |file, start| {
         let mut from = 0;
         while from < runs.len() {
             let follow = places[from..].windows(2).take_while(|w| w[0].end() == w[1].start);
@@ -348,7 +352,7 @@ impl Image {
         let mut all = self.kept_extents(pages, changed);
         if !stored.is_empty() {
             let places = places(stored);
-            let backing = Backing::create(places.clone(), |file, start| {
+            let backing = Backing::create(places.clone(), Release::Pages, |file, start| {
                 read_parts(stored, read, |piece, bytes| {
                     let at = stored.partition_point(|run| run.end() <= piece.start);
                     let page = start + places[at].start + piece.start - stored[at].start;

@@ -7,18 +7,22 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use afresh_sys::PageRange;
 
-use super::Extent;
+use super::{Extent, Image};
 use crate::ImageError;
 
 /// A run of image pages, and the part of a file that holds it. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct ImageFile(pub(super) Extent);
+pub struct ImageFile {
+    pub(super) extent: Extent,
+    /// Keeps the pages.
+    pub(super) image: Image,
+}
 
 impl ImageFile {
     /// The pages of the image.
     #[must_use]
     pub fn pages(&self) -> PageRange {
-        self.0.range
+        self.extent.range
     }
 
     /// The file.
@@ -28,19 +32,19 @@ impl ImageFile {
     /// references to the image's pages exist, and other images can be stored in the same file.
     #[must_use]
     pub unsafe fn file(&self) -> BorrowedFd<'_> {
-        self.0.backing.file().0.as_fd()
+        self.extent.backing.file().0.as_fd()
     }
 
     /// The first page of the run in the file.
     #[must_use]
     pub fn first(&self) -> usize {
-        self.0.backing.file().1 + self.0.at
+        self.extent.backing.file().1 + self.extent.at
     }
 
     /// Whether both are in the same file.
     #[must_use]
     pub fn shares_file(&self, other: &ImageFile) -> bool {
-        std::ptr::eq(self.0.backing.file().0, other.0.backing.file().0)
+        std::ptr::eq(self.extent.backing.file().0, other.extent.backing.file().0)
     }
 
     /// Whether both show the same part of the same file at the same place.
@@ -54,12 +58,13 @@ impl ImageFile {
     /// # Errors
     /// [`ImageError::Filler`] with the cause when it will never be.
     pub fn resolve(&self) -> Result<(), ImageError> {
-        self.0.backing.resolve(PageRange::new(self.0.at, self.0.range.len))
+        self.extent.backing.resolve(PageRange::new(self.extent.at, self.extent.range.len))
     }
 
     /// The part inside `range`, if any.
     #[must_use]
     pub fn within(&self, range: PageRange) -> Option<ImageFile> {
-        self.0.clip(range).map(ImageFile)
+        let extent = self.extent.clip(range)?;
+        Some(ImageFile { extent, image: self.image.clone() })
     }
 }

@@ -53,6 +53,22 @@ impl Image {
         })
     }
 
+    /// An image that keeps the pages `ranges` of this one at their positions, in any order; all others are zero in it.
+    #[must_use]
+    pub fn only(&self, ranges: &[PageRange]) -> Image {
+        let mut ranges = ranges.to_vec();
+        ranges.sort_unstable_by_key(|range| range.start);
+        let (mut extents, mut from) = (Vec::new(), 0);
+        for range in ranges {
+            let start = range.start.max(from);
+            if start < range.end() {
+                from = range.end();
+                extents.extend(self.extents_in(PageRange::new(start, from - start)));
+            }
+        }
+        Image::from_extents(self.pages(), extents)
+    }
+
     /// The pages `range` as a separate image, which shares the content. Pages past the end are zero.
     #[must_use]
     pub fn slice(&self, range: PageRange) -> Image {
@@ -64,5 +80,22 @@ impl Image {
             })
             .collect();
         Image::from_extents(range.len, extents)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ImageBuilder, PAGE_SIZE};
+
+    #[test]
+    fn chosen_pages_stay_in_place_whatever_their_order() {
+        let mut builder = ImageBuilder::new(20);
+        builder.segment(0, &[7; 20 * PAGE_SIZE]).unwrap();
+        let ranges = [(12, 4), (3, 2), (13, 6), (4, 1), (14, 0)];
+        let ranges = ranges.map(|(start, len)| PageRange::new(start, len));
+        let kept = builder.build().unwrap().only(&ranges);
+        let stored: Vec<usize> = (0..20).filter(|page| kept.page(*page).is_some()).collect();
+        assert_eq!((kept.pages(), stored), (20, vec![3, 4, 12, 13, 14, 15, 16, 17, 18]));
     }
 }

@@ -9,6 +9,7 @@ mod merging;
 mod oracle;
 mod poor;
 mod promises;
+mod reclaim;
 mod shortages;
 mod staged;
 mod tenants;

@@ -69,8 +69,9 @@ impl Remote {
         self.push_over(local, snapshot, name, encoding, Replaced::Any, progress)
     }
 
-    /// As [`Remote::push`], if `name` has the meaning that is to be replaced. In a registry, which has no conditional
-    /// writes, a change during the last request is not noticed.
+    /// As [`Remote::push`], if `name` has the meaning that is to be replaced. A registry that ignores conditions of a
+    /// write may lose the tag of a writer that finished while this one sent its last request; a tag that another
+    /// writer replaces before it is read back is an error here.
     ///
     /// # Errors
     /// As [`Remote::push`]; [`SaveError::Moved`] when the name has another meaning.

@@ -11,16 +11,16 @@
 mod address;
 mod auth;
 mod credentials;
+mod tagging;
 mod upload;
 
 use std::fmt;
 use std::ops::Range;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use reqwest::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, LINK, RANGE,
+    ACCEPT, AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderValue, LINK, RANGE,
 };
 use reqwest::redirect::Policy;
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
@@ -34,10 +34,9 @@ use self::auth::{Access, Session};
 use self::credentials::Credentials;
 use super::backend::{Backend, CONNECTIONS, Meaning, Source};
 use super::{RemoteError, RetryPolicy, retry};
-use crate::descriptor::MANIFEST_TYPE;
 use crate::manifest::MAX_MANIFEST;
 use crate::naming::Expected;
-use crate::{OpenError, SaveError, Sha256, Tag};
+use crate::{OpenError, Sha256, Tag};
 
 const DIGEST: &str = "docker-content-digest";
 /// Longest list of tags in one answer, and how many answers are asked for.
@@ -454,10 +453,9 @@ impl Backend for Registry {
     }
 
     async fn put_manifest(&self, id: Sha256, manifest: Vec<u8>) -> Result<(), RemoteError> {
-        self.send_manifest(&id.to_string(), id, manifest).await
+        self.send_manifest(&id.to_string(), id, manifest, None).await
     }
 
-    /// Registries have no conditional writes: a change between the comparison and the write is not noticed.
     async fn publish(
         &self,
         name: &str,
@@ -466,47 +464,6 @@ impl Backend for Registry {
         expected: Expected,
     ) -> Result<(), RemoteError> {
         self.check_name(name)?;
-        if expected != Expected::Any {
-            let means = match self.resolve(name).await {
-                Ok(meaning) => Some(meaning.id),
-                Err(RemoteError::Open(OpenError::NoSuchName { .. })) => None,
-                Err(error) => return Err(error),
-            };
-            if means != expected.manifest() {
-                return Err(SaveError::Moved(name.into()).into());
-            }
-        }
-        self.send_manifest(name, id, manifest).await
-    }
-}
-
-impl Registry {
-    /// Sends a manifest under a tag or its digest.
-    async fn send_manifest(
-        &self,
-        name: &str,
-        id: Sha256,
-        manifest: Vec<u8>,
-    ) -> Result<(), RemoteError> {
-        let url = self.url(&format!("manifests/{name}"))?;
-        let what = format!("tag {name}");
-        let manifest = Bytes::from(manifest);
-        let response = self
-            .retry
-            .attempt_sending(&format!("{self}: {what}"), manifest.len() as u64, || {
-                self.send(&what, Access::Push, &url, |url| {
-                    self.client.put(url).header(CONTENT_TYPE, MANIFEST_TYPE).body(manifest.clone())
-                })
-            })
-            .await?;
-        // A proxy or a login page answers anything with 200.
-        if response.status() != StatusCode::CREATED {
-            let why = format!("the registry answered {} instead of 201 Created", response.status());
-            return Err(self.protocol(&what, &why));
-        }
-        match digest_header(response.headers()) {
-            Some(found) if found != id => Err(RemoteError::Digest { expected: id, found }),
-            _ => Ok(()),
-        }
+        self.tag(name, id, manifest, expected).await
     }
 }

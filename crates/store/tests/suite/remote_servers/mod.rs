@@ -10,6 +10,7 @@ mod login;
 mod proxy;
 mod servers;
 mod stub;
+mod tagging;
 mod transfer;
 mod writers;
 

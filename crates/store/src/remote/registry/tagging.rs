@@ -1,0 +1,149 @@
+//! Tags: giving one a meaning, on the condition that it has the expected one.
+//!
+//! The distribution specification has no conditional writes. Some registries honour `If-Match` and `If-None-Match` as
+//! HTTP defines them, and all others ignore the headers. So a tag is compared before the write, the write carries the
+//! condition, and the tag is read back afterwards.
+//!
+//! Promises: with a registry that honours conditions a tag never replaces a meaning that was not expected. With any
+//! other, a writer whose tag was replaced before it read it back gets an error. Not noticed is a write of another that
+//! falls between this one's comparison and its write, if the other read its tag back before.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use reqwest::header::{
+    ACCEPT, CONTENT_TYPE, ETAG, HeaderName, HeaderValue, IF_MATCH, IF_NONE_MATCH,
+};
+
+use super::auth::Access;
+use super::{ANY_MANIFEST, Registry, digest_header};
+use crate::descriptor::MANIFEST_TYPE;
+use crate::naming::Expected;
+use crate::remote::RemoteError;
+use crate::{SaveError, Sha256};
+
+/// Reads of a tag that still shows its earlier meaning: some registries answer from a cache.
+const READS: u32 = 4;
+const READ_PAUSE: Duration = Duration::from_millis(100);
+
+/// The meaning of a tag, and the registry's own mark of it.
+struct TagMeaning {
+    id: Sha256,
+    mark: Option<HeaderValue>,
+}
+
+impl Registry {
+    /// Makes `name` mean `id`, if it has the expected meaning.
+    pub(super) async fn tag(
+        &self,
+        name: &str,
+        id: Sha256,
+        manifest: Vec<u8>,
+        expected: Expected,
+    ) -> Result<(), RemoteError> {
+        if expected == Expected::Any {
+            return self.send_manifest(name, id, manifest, None).await;
+        }
+        let moved = || RemoteError::from(SaveError::Moved(name.into()));
+        let before = self.meaning(name).await?;
+        if before.as_ref().map(|meaning| meaning.id) != expected.manifest() {
+            return Err(moved());
+        }
+        let condition = match &before {
+            None => Some((IF_NONE_MATCH, HeaderValue::from_static("*"))),
+            Some(before) => before.mark.clone().map(|mark| (IF_MATCH, mark)),
+        };
+        match self.send_manifest(name, id, manifest.clone(), condition).await {
+            Err(RemoteError::Refused { status: 412, .. }) => {
+                let now = self.meaning(name).await?.map(|meaning| meaning.id);
+                // The answer to an earlier attempt was lost.
+                if now == Some(id) {
+                    return Ok(());
+                }
+                if now != expected.manifest() {
+                    return Err(moved());
+                }
+                // The registry compares with something else than the mark that it returned.
+                self.send_manifest(name, id, manifest, None).await?;
+            }
+            other => other?,
+        }
+        for read in 0..READS {
+            if read > 0 {
+                tokio::time::sleep(READ_PAUSE * read).await;
+            }
+            match self.meaning(name).await?.map(|meaning| meaning.id) {
+                Some(now) if now == id => return Ok(()),
+                now if now == expected.manifest() => {}
+                _ => return Err(moved()),
+            }
+        }
+        Err(self.protocol(
+            &format!("tag {name}"),
+            "the registry accepted the tag and still shows its earlier meaning: repeat the save",
+        ))
+    }
+
+    /// The present meaning of a tag; `None` for one that does not exist.
+    async fn meaning(&self, name: &str) -> Result<Option<TagMeaning>, RemoteError> {
+        let url = self.url(&format!("manifests/{name}"))?;
+        let what = format!("tag {name}");
+        let answer = self
+            .retry
+            .attempt(&format!("{self}: {what}"), || {
+                self.send(&what, Access::Push, &url, |url| {
+                    self.client.head(url).header(ACCEPT, ANY_MANIFEST)
+                })
+            })
+            .await;
+        let headers = match answer {
+            Ok(response) => response.headers().clone(),
+            Err(error) if error.is_not_found() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        // A weak mark never matches in a condition.
+        let strong = |mark: &HeaderValue| !mark.as_bytes().starts_with(b"W/");
+        let mark = headers.get(ETAG).cloned().filter(strong);
+        if let Some(id) = digest_header(&headers) {
+            return Ok(Some(TagMeaning { id, mark }));
+        }
+        // The digest is optional in answers; the content has one.
+        let read = self.get(&what, &url, ANY_MANIFEST, crate::manifest::MAX_MANIFEST).await?;
+        Ok(Some(TagMeaning { id: Sha256::of(&read.1), mark: None }))
+    }
+
+    /// Sends a manifest under a tag or its digest.
+    pub(super) async fn send_manifest(
+        &self,
+        name: &str,
+        id: Sha256,
+        manifest: Vec<u8>,
+        condition: Option<(HeaderName, HeaderValue)>,
+    ) -> Result<(), RemoteError> {
+        let url = self.url(&format!("manifests/{name}"))?;
+        let what = format!("tag {name}");
+        let manifest = Bytes::from(manifest);
+        let response = self
+            .retry
+            .attempt_sending(&format!("{self}: {what}"), manifest.len() as u64, || {
+                self.send(&what, Access::Push, &url, |url| {
+                    let request = self.client.put(url).header(CONTENT_TYPE, MANIFEST_TYPE);
+                    let request = match condition.clone() {
+                        Some((name, value)) => request.header(name, value),
+                        None => request,
+                    };
+                    request.body(manifest.clone())
+                })
+            })
+            .await?;
+        // A proxy or a login page answers anything with 200.
+        if response.status() != reqwest::StatusCode::CREATED {
+            let why = format!("the registry answered {} instead of 201 Created", response.status());
+            return Err(self.protocol(&what, &why));
+        }
+        match digest_header(response.headers()) {
+            Some(found) if found != id => Err(RemoteError::Digest { expected: id, found }),
+            _ => Ok(()),
+        }
+    }
+}
