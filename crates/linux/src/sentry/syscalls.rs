@@ -3,6 +3,7 @@
 pub(super) mod attributes;
 pub(super) mod clock;
 pub(super) mod clone3;
+pub(super) mod connect;
 pub(super) mod copy_range;
 pub(super) mod descriptor_control;
 pub(super) mod fifo;
@@ -19,6 +20,7 @@ pub(super) mod peer_memory;
 pub(super) mod pidfd;
 pub(super) mod pipe;
 pub(super) mod poll;
+pub(super) mod posix_queue;
 pub(super) mod prctl;
 pub(super) mod process;
 pub(super) mod read_write;

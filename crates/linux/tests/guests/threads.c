@@ -212,8 +212,8 @@ int main(void) {
             setitimer(ITIMER_REAL, &(struct itimerval){.it_value = {.tv_usec = 2000}, .it_interval = {.tv_usec = 2000}}, 0), rang = 0;
             while (rang < 3 * SIGALRM) __asm__ volatile("");
             setitimer(ITIMER_REAL, &(struct itimerval){0}, 0);
-            /* One whose time has come before the thread has gone on. */
-            setitimer(ITIMER_REAL, &(struct itimerval){.it_value = {.tv_usec = 1}}, 0), rang = 0;
+            /* One whose time has come before the thread has gone on: its handler may run before the call returns. */
+            rang = 0, setitimer(ITIMER_REAL, &(struct itimerval){.it_value = {.tv_usec = 1}}, 0);
             while (rang < SIGALRM) __asm__ volatile("");
             /* SIGPIPE, ignored and not. */
             close(wait[0]), signal(SIGPIPE, note), rang = 0;

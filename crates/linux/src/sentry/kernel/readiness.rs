@@ -91,6 +91,9 @@ impl Kernel {
                 let pending = all().fold(0, |all, pending| all | pending.set());
                 (when(pending & set != 0, IN), all().map(|pending| pending.came).sum())
             }
+            FileObject::Queue(id) => self.named_queues.get(*id).map_or((ERR, 0), |queue| {
+                (when(!queue.is_empty(), IN) | when(!queue.is_full(), OUT), queue.edges)
+            }),
             FileObject::Process(id) => {
                 let ended = !self.family.lives(*id);
                 (when(ended, IN), u64::from(ended))
@@ -114,7 +117,10 @@ impl Kernel {
                 SocketState::Reaching { .. } => (0, 0),
                 SocketState::Refused(_) => (IN | OUT | ERR | HUP, 1),
                 SocketState::Datagrams { .. } => self.mail_readiness(socket),
-                SocketState::Listening(queue) => (when(!queue.is_empty(), IN), socket.edges),
+                SocketState::Listening(queue) => {
+                    let room = queue.len() <= socket.backlog as usize;
+                    (when(!queue.is_empty(), IN) | when(room, ROOM), socket.edges)
+                }
                 SocketState::Connected { incoming, outgoing } => {
                     let read = incoming.and_then(|id| self.channels.get(id));
                     let write = outgoing.and_then(|id| self.channels.get(id));

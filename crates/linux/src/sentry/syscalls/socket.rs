@@ -12,11 +12,13 @@ use crate::sentry::net::sockets::{
     Address, BACKLOG, EPHEMERAL, IncomingConnection, MAX_ADDRESS, Socket, SocketState,
 };
 use crate::sentry::syscalls::file::Pair;
-use crate::sentry::{Kernel, Sentry, SyscallResult, ZERO, copy_in, copy_out};
+use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
 use afresh_files::{Kind, New, Walk};
 use rustix::io::Errno;
 
+/// Connections that may wait in front of the one that is accepted next.
+const MAX_BACKLOG: u32 = BACKLOG as u32 - 1;
 const FLAGS: i32 = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
 
 pub(in crate::sentry) fn address_in(
@@ -53,6 +55,7 @@ impl Kernel {
         &mut self,
         to: u64,
         peer: Address,
+        own: Address,
         process: u32,
     ) -> Result<(u64, u64), Errno> {
         let full = |socket: &Socket| match &socket.stage {
@@ -69,7 +72,12 @@ impl Kernel {
             self.leave(there, true);
             return Err(Errno::NFILE);
         };
-        self.queue(to, IncomingConnection { incoming: there, outgoing: back, peer, process });
+        let arrival = IncomingConnection { incoming: there, outgoing: back, peer, own, process };
+        self.queue(to, arrival);
+        // A connection that nobody has accepted yet may want credentials, too.
+        if let Some(channel) = self.channels.get_mut(there) {
+            channel.named = true;
+        }
         Ok((back, there))
     }
 
@@ -83,91 +91,6 @@ impl Kernel {
         }
     }
 
-    /// The listener at `address`.
-    pub(in crate::sentry) fn listener_at(&self, address: &Address) -> Option<u64> {
-        let listens = |(_, description): &(u64, &Description), own: bool| match &description.open {
-            FileObject::Socket(socket) => {
-                let family = !own || socket.own.family() == address.family();
-                matches!(socket.stage, SocketState::Listening(_))
-                    && socket.own.takes(address)
-                    && family
-            }
-            _ => false,
-        };
-        // A path may have been another's before: the last who took it has it. A port may be two sockets', one of each family;
-        // where it is only one's, that has both.
-        let found = |own| self.table.descriptions().rfind(|one| listens(one, own));
-        found(true).or_else(|| found(false)).map(|(id, _)| id)
-    }
-
-    /// Whether another socket of the same kind has an address. A path decides for local sockets.
-    fn is_taken(&self, address: &Address, datagrams: bool) -> bool {
-        if address.path().is_some() {
-            return false;
-        }
-        self.holders(address, datagrams).next().is_some()
-    }
-
-    /// Whether a socket may have an address that others have, too: those of one port that all share it (`SO_REUSEPORT`), and those
-    /// that reuse addresses, while none listens there.
-    fn may_share(&self, socket: &Socket, address: &Address) -> bool {
-        let both = |other: &Socket, name| {
-            [socket, other].iter().all(|one| one.options.is_on(libc::SOL_SOCKET, name))
-        };
-        address.is_internet()
-            && self.holders(address, socket.is_for_datagrams()).all(|other| {
-                let listens = matches!(other.stage, SocketState::Listening(_));
-                both(other, libc::SO_REUSEPORT) || both(other, libc::SO_REUSEADDR) && !listens
-            })
-    }
-
-    /// The sockets of the same kind that have an address.
-    fn holders<'a>(
-        &'a self,
-        address: &'a Address,
-        datagrams: bool,
-    ) -> impl Iterator<Item = &'a Socket> + 'a {
-        self.table.descriptions().filter_map(move |(_, description)| match &description.open {
-            FileObject::Socket(socket @ Socket { own, stage, .. }) => {
-                let has = !matches!(stage, SocketState::Connected { .. })
-                    && socket.is_for_datagrams() == datagrams
-                    && if address.is_internet() {
-                        // Whether one of the newer protocol is for that alone is its own affair.
-                        own.port() == address.port() && own.family() == address.family()
-                    } else {
-                        own == address
-                    };
-                has.then_some(socket)
-            }
-            _ => None,
-        })
-    }
-
-    /// Whether a socket that takes datagrams has an address.
-    pub(in crate::sentry) fn has_name(&self, address: &Address) -> bool {
-        self.is_taken(address, true)
-    }
-
-    /// A name that is no file's, and that no socket has (as Linux makes them, five digits behind a zero).
-    fn free_name(&self) -> Result<Address, Errno> {
-        let name = |number: u32| {
-            let family = (libc::AF_UNIX as u16).to_le_bytes();
-            Address([&family[..], &[0], format!("{number:05x}").as_bytes()].concat())
-        };
-        let taken =
-            |address: &Address| self.is_taken(address, false) || self.is_taken(address, true);
-        (0..1 << 20).map(name).find(|address| !taken(address)).ok_or(Errno::NOSPC)
-    }
-
-    pub(in crate::sentry) fn free_port(&self, datagrams: bool) -> Result<u16, Errno> {
-        let families = [libc::AF_INET, libc::AF_INET6].map(|family| family as u16);
-        let free = |port: &u16| {
-            let address = |family| Address::loopback(family, *port);
-            !families.iter().any(|family| self.is_taken(&address(*family), datagrams))
-        };
-        EPHEMERAL.into_iter().find(free).ok_or(Errno::ADDRINUSE)
-    }
-
     /// A connection of the caller to the listening socket, with a request. Its output is the call's answer.
     pub(crate) fn call_in(&mut self, request: &[u8]) -> bool {
         let Some(to) = self.listener() else { return false };
@@ -177,12 +100,13 @@ impl Kernel {
         let Some(outgoing) = self.channels.add_caller(ChannelEnd::Listens, &[]) else {
             return false;
         };
-        let family = match self.table.description(to).map(|d| &d.open) {
-            Some(FileObject::Socket(socket)) => socket.family,
+        let (family, port) = match self.table.description(to).map(|d| &d.open) {
+            Some(FileObject::Socket(socket)) => (socket.family, socket.own.port()),
             _ => return false,
         };
         let peer = Address::loopback(family, EPHEMERAL.end);
-        self.queue(to, IncomingConnection { incoming, outgoing, peer, process: 0 });
+        let own = Address::loopback(family, port);
+        self.queue(to, IncomingConnection { incoming, outgoing, peer, own, process: 0 });
         true
     }
 
@@ -226,20 +150,40 @@ impl Sentry {
     ) -> SyscallResult {
         let known = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6].contains(&(family as i32));
         let netlink = family as i32 == NETLINK;
+        if family as i32 == libc::AF_PACKET {
+            return Err(Errno::PERM.into());
+        }
         if !known && !netlink {
             return Err(Errno::AFNOSUPPORT.into());
         }
         if netlink && protocol as i32 != libc::NETLINK_ROUTE {
             return Err(Errno::PROTONOSUPPORT.into());
         }
-        let raw = netlink && kind as i32 & !FLAGS == libc::SOCK_RAW;
+        let local = family as i32 == libc::AF_UNIX;
+        let protocols = match (local, kind as i32 & !FLAGS) {
+            (true, _) => [0, libc::PF_UNIX],
+            (false, libc::SOCK_DGRAM) => [0, libc::IPPROTO_UDP],
+            _ => [0, libc::IPPROTO_TCP],
+        };
+        let pings = [libc::IPPROTO_ICMP, libc::IPPROTO_ICMPV6].contains(&(protocol as i32));
+        match kind as i32 & !FLAGS {
+            libc::SOCK_RAW if known && !local && protocol != 0 => return Err(Errno::PERM.into()),
+            libc::SOCK_DGRAM if known && !local && pings => return Err(Errno::ACCESS.into()),
+            libc::SOCK_STREAM | libc::SOCK_DGRAM | libc::SOCK_SEQPACKET
+                if known && !protocols.contains(&(protocol as i32)) =>
+            {
+                return Err(Errno::PROTONOSUPPORT.into());
+            }
+            _ => {}
+        }
+        // Raw local sockets are for datagrams.
+        let raw = (local || netlink) && kind as i32 & !FLAGS == libc::SOCK_RAW;
         if raw || kind as i32 & !FLAGS == libc::SOCK_DGRAM {
             self.state.table.check_room()?;
             let inbox = self.change().channels.add_inbox().ok_or(Errno::NFILE)?;
             let socket = Socket::for_datagrams(family as u16, inbox);
             return self.add(FileObject::Socket(socket), kind as i32 & FLAGS | libc::O_RDWR);
         }
-        let local = family as i32 == libc::AF_UNIX;
         let packets = kind as i32 & !FLAGS == libc::SOCK_SEQPACKET && local;
         match kind as i32 & !FLAGS {
             libc::SOCK_STREAM => {}
@@ -259,11 +203,22 @@ impl Sentry {
         kind: u64,
         to: u64,
     ) -> SyscallResult {
-        let datagrams = kind as i32 & !FLAGS == libc::SOCK_DGRAM;
+        let datagrams = [libc::SOCK_DGRAM, libc::SOCK_RAW].contains(&(kind as i32 & !FLAGS));
         let packets = kind as i32 & !FLAGS == libc::SOCK_SEQPACKET;
         let known = datagrams || packets || kind as i32 & !FLAGS == libc::SOCK_STREAM;
-        if family as i32 != libc::AF_UNIX || !known {
-            return Err(Errno::OPNOTSUPP.into());
+        match family as i32 {
+            libc::AF_UNIX if known => {}
+            libc::AF_UNIX | libc::AF_INET | libc::AF_INET6 => {
+                let any = (1..=10).contains(&(kind as i32 & !FLAGS));
+                let internet = family as i32 != libc::AF_UNIX && (datagrams || known);
+                return Err(match internet {
+                    true => Errno::OPNOTSUPP,
+                    false if any || kind as i32 & !FLAGS == 0 => Errno::SOCKTNOSUPPORT,
+                    false => Errno::INVAL,
+                }
+                .into());
+            }
+            _ => return Err(Errno::AFNOSUPPORT.into()),
         }
         let flags = kind as i32 & libc::O_NONBLOCK | libc::O_RDWR;
         let mate = self.state.family.own.id;
@@ -318,30 +273,41 @@ impl Sentry {
         if i32::from(socket.family) == NETLINK && !socket.is_bound() {
             return self.bind_netlink(descriptor, &address.0);
         }
+        if socket.is_local() && (!address.is_for_local() || len > MAX_ADDRESS as u64) {
+            return Err(Errno::INVAL.into());
+        }
         if socket.own != Address::loopback(socket.family, 0) {
             return Err(Errno::INVAL.into());
         }
-        if address.is_unnamed() && i32::from(socket.family) == libc::AF_UNIX {
+        if address.is_unnamed() && socket.is_local() {
             address = self.state.free_name()?;
         }
+        // As a program of the first days wrote it: any address without a family.
+        let unset = i32::from(address.family()) == libc::AF_UNSPEC
+            && i32::from(socket.family) == libc::AF_INET
+            && address.0.get(4..8) == Some(&[0; 4]);
+        if unset {
+            address.0[..2].copy_from_slice(&socket.family.to_le_bytes());
+        }
         if !address.is_of(socket.family) {
-            return Err(Errno::AFNOSUPPORT.into());
+            let short = (len as usize) < Address::least(socket.family);
+            return Err(if short { Errno::INVAL } else { Errno::AFNOSUPPORT }.into());
         }
         if !address.is_local() {
             return Err(Errno::ADDRNOTAVAIL.into());
         }
         let datagrams = socket.is_for_datagrams();
+        let given = address.clone().bound();
         if address.is_internet() && address.port() == 0 {
             address.set_port(self.state.free_port(datagrams)?);
-        } else if self.state.is_taken(&address, datagrams)
-            && !self.state.may_share(socket, &address)
-        {
+        } else if self.state.is_taken(socket, &address) {
             return Err(Errno::ADDRINUSE.into());
         }
         if let Some(path) = address.path() {
             self.name_socket(path)?;
         }
-        self.socket_mut(descriptor)?.own = address;
+        let socket = self.socket_mut(descriptor)?;
+        (socket.own, socket.given) = (address.bound(), given);
         Ok(ZERO)
     }
 
@@ -373,11 +339,18 @@ impl Sentry {
         Err(Errno::CONNREFUSED.into())
     }
 
-    pub(in crate::sentry) fn sys_listen(&mut self, descriptor: u64) -> SyscallResult {
+    pub(in crate::sentry) fn sys_listen(&mut self, descriptor: u64, backlog: u64) -> SyscallResult {
         let socket = self.socket_of(descriptor)?;
         match socket.stage {
+            // A local socket has a name before it listens.
+            SocketState::New if socket.is_local() && !socket.is_bound() => {
+                return Err(Errno::INVAL.into());
+            }
             SocketState::New => {}
-            SocketState::Listening(_) => return Ok(ZERO),
+            SocketState::Listening(_) => {
+                self.socket_mut(descriptor)?.backlog = (backlog as u32).min(MAX_BACKLOG);
+                return Ok(ZERO);
+            }
             SocketState::Connected { .. }
             | SocketState::Reaching { .. }
             | SocketState::Refused(_) => {
@@ -389,12 +362,21 @@ impl Sentry {
             true => Some(self.state.free_port(false)?),
             false => None,
         };
+        if let Some(port) = port {
+            let family = self.socket_of(descriptor)?.family;
+            let mut any = Address::any(family);
+            any.set_port(port);
+            self.socket_mut(descriptor)?.own = any;
+        }
+        // Another one may have begun to listen since they were bound.
+        let socket = self.socket_of(descriptor)?;
+        if socket.own.is_internet() && self.state.is_heard(socket) {
+            return Err(Errno::ADDRINUSE.into());
+        }
         let own = self.state.family.own.id;
         let socket = self.socket_mut(descriptor)?;
-        if let Some(port) = port {
-            socket.own.set_port(port);
-        }
         socket.stage = SocketState::Listening(Vec::new());
+        socket.backlog = (backlog as u32).min(MAX_BACKLOG);
         socket.mate = own;
         Ok(ZERO)
     }
@@ -411,80 +393,29 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let socket = self.socket_of(descriptor)?;
-        let SocketState::Listening(queue) = &socket.stage else { return Err(Errno::INVAL.into()) };
+        let SocketState::Listening(queue) = &socket.stage else {
+            let datagrams = socket.is_for_datagrams();
+            return Err(if datagrams { Errno::OPNOTSUPP } else { Errno::INVAL }.into());
+        };
         let Some(arrival) = queue.first().cloned() else {
             return self.wait_for(descriptor, IN, 0);
         };
         self.state.table.check_room()?;
         address_out(process, &arrival.peer, to, len)?;
-        let (own, packets, options) = (socket.own.clone(), socket.packets, socket.options.clone());
+        let local = socket.is_local().then(|| socket.own.clone());
+        let (family, packets, options) = (socket.family, socket.packets, socket.options.clone());
         if let SocketState::Listening(queue) = &mut self.socket_mut(descriptor)?.stage {
             queue.remove(0);
         }
-        let IncomingConnection { incoming, outgoing, peer, process: mate } = arrival;
-        let socket = Socket::connected(own, peer, incoming, outgoing);
-        let socket = Socket { packets, options, mate, ..socket };
-        self.add(FileObject::Socket(socket), flags as i32 | libc::O_RDWR)
-    }
-
-    pub(in crate::sentry) fn sys_connect(
-        &mut self,
-        process: &Process,
-        descriptor: u64,
-        at: u64,
-        len: u64,
-    ) -> SyscallResult {
-        let socket = self.socket_of(descriptor)?;
-        match socket.stage {
-            SocketState::New => {}
-            SocketState::Reaching { .. } if self.resumed.is_none() => {
-                return Err(Errno::ALREADY.into());
-            }
-            SocketState::Connected { .. }
-            | SocketState::Reaching { .. }
-            | SocketState::Refused(_) => {
-                return self.go_on_connecting(descriptor);
-            }
-            SocketState::Listening(_) => return Err(Errno::INVAL.into()),
-            SocketState::Datagrams { .. } => {
-                return self.connect_datagrams(descriptor, address_in(process, at, len)?);
-            }
+        let IncomingConnection { incoming, outgoing, peer, own, process: mate } = arrival;
+        let socket = Socket::connected(local.unwrap_or(own), peer, incoming, outgoing);
+        let socket = Socket { family, packets, options, mate, ..socket };
+        let added = self.add(FileObject::Socket(socket), flags as i32 | libc::O_RDWR)?;
+        if let SyscallControl::Value(number) = added {
+            let description = self.state.table.id(number)?;
+            self.change().heed_options(description);
         }
-        let address = address_in(process, at, len)?;
-        if !address.is_of(socket.family) {
-            return Err(Errno::AFNOSUPPORT.into());
-        }
-        if !address.is_local() {
-            return self.connect_outside(descriptor, address);
-        }
-        self.check_name(&address)?;
-        let to = self.state.listener_at(&address).ok_or(Errno::CONNREFUSED)?;
-        let (family, port) = (socket.family, socket.own.port());
-        let mut own = socket.own.clone();
-        if own.is_internet() {
-            let port = if port == 0 { self.state.free_port(false)? } else { port };
-            own = Address::loopback(family, port);
-        }
-        let Some(FileObject::Socket(listener)) = self.state.table.description(to).map(|d| &d.open)
-        else {
-            return Err(Errno::CONNREFUSED.into());
-        };
-        if listener.packets != socket.packets {
-            // By another name it is not found.
-            let named = address.path().is_some();
-            return Err(if named { Errno::PROTOTYPE } else { Errno::CONNREFUSED }.into());
-        }
-        let mate = listener.mate;
-        let theirs = match own.is_internet() {
-            true => Address::loopback(listener.family, own.port()),
-            false => own.clone(),
-        };
-        let process = self.state.family.own.id;
-        let (incoming, outgoing) = self.change().arrive(to, theirs, process)?;
-        let socket = self.socket_mut(descriptor)?;
-        let stage = SocketState::Connected { incoming: Some(incoming), outgoing: Some(outgoing) };
-        (socket.own, socket.peer, socket.stage, socket.mate) = (own, address, stage, mate);
-        Ok(ZERO)
+        Ok(added)
     }
 
     pub(in crate::sentry) fn sys_shutdown(&mut self, descriptor: u64, how: u64) -> SyscallResult {
@@ -502,21 +433,36 @@ impl Sentry {
                 self.socket_mut(descriptor)?.stage = SocketState::New;
                 let state = self.change();
                 for arrival in queue {
+                    if let Some(channel) = state.channels.get_mut(arrival.outgoing) {
+                        channel.reset = true;
+                    }
                     state.leave(arrival.incoming, false);
                     state.leave(arrival.outgoing, true);
                 }
                 return Ok(ZERO);
             }
             SocketState::Listening(_) => return Ok(ZERO),
-            // A sender is not notified that the receiver was shut down.
-            SocketState::Datagrams { .. } if !self.socket_of(descriptor)?.peer.0.is_empty() => {
+            SocketState::Datagrams { inbox, .. } => {
+                let socket = self.socket_of(descriptor)?;
+                let (local, connected) = (socket.is_local(), !socket.peer.0.is_empty());
+                if !local && !connected {
+                    return Err(Errno::NOTCONN.into());
+                }
+                self.socket_mut(descriptor)?.mute |= write;
+                let channel = self.change().channels.get_mut(inbox).ok_or(Errno::IO)?;
+                channel.shut |= read;
+                channel.edges += 1;
                 return Ok(ZERO);
             }
+            // Nothing can be sent or received anyway.
+            SocketState::New if self.socket_of(descriptor)?.is_local() => return Ok(ZERO),
             _ => return Err(Errno::NOTCONN.into()),
         };
         let outgoing_left = outgoing.filter(|_| !write);
         let stage = SocketState::Connected { incoming, outgoing: outgoing_left };
-        self.socket_mut(descriptor)?.stage = stage;
+        let socket = self.socket_mut(descriptor)?;
+        socket.stage = stage;
+        socket.left = outgoing.filter(|_| write).or(socket.left);
         let state = self.change();
         // Received bytes may still be read.
         if read && let Some(channel) = incoming.and_then(|id| state.channels.get_mut(id)) {
@@ -568,7 +514,8 @@ impl Sentry {
         a: &[u64; 6],
     ) -> SyscallResult {
         let socket = self.socket_of(a[0])?;
-        let mail = socket.is_for_datagrams() && !socket.peer.0.is_empty();
+        let named = socket.is_local() || socket.peer.port() != 0;
+        let mail = socket.is_for_datagrams() && !socket.peer.0.is_empty() && named;
         if !matches!(socket.stage, SocketState::Connected { .. }) && !mail {
             return Err(Errno::NOTCONN.into());
         }
