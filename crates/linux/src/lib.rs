@@ -49,6 +49,7 @@ mod resource_numbers;
 mod run;
 mod sentry;
 mod session;
+mod shared_files;
 mod subprocess;
 mod subprocess_memory;
 mod subprocesses;

@@ -6,9 +6,11 @@
 //!
 //! Promises: a freeze covers every byte; a restored process equals the frozen one, or is reported as unusable.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
+use afresh_files::Node;
 use afresh_memory::{Differing, Image, PAGE_SIZE, PageRange, RemoteError, RemoteSlot, Strategy};
 use afresh_sys::planted::{self, Bug};
 
@@ -20,7 +22,8 @@ use crate::platform::{
     StubCommands,
 };
 use crate::ranges::Ranges;
-use crate::sentry::{Absorbed, Change, Content, Layout, protect_order, unmap_order};
+use crate::sentry::{Change, Content, Layout, protect_order, unmap_order};
+use crate::shared_files::Attachment;
 use crate::subprocess_memory::SubprocessMemory;
 use crate::warm::Limits;
 
@@ -30,6 +33,9 @@ const READ: u64 = libc::PROT_READ as u64;
 const LENT: u64 = 128 << 10;
 /// Maximum images that the mappings of one process may show. Beyond that a new process is made.
 const SHOWN: usize = 64;
+
+/// Memory files that a process is lent at a time.
+const LENT_FILES: usize = 32;
 
 /// A host process, and the changes to its memory map.
 #[derive(Debug)]
@@ -43,8 +49,8 @@ pub(crate) struct Subprocess {
     pub(crate) base: Option<FrozenMemory>,
     /// Contents of files that it shows where its memory was replaced, and may show elsewhere.
     pub(crate) showing: FileMappings,
-    /// Contents of shared files when it last ran.
-    pub(crate) absorbed: Absorbed,
+    /// Its mappings of live shared files.
+    pub(crate) attached: Vec<Attachment>,
     /// PID of the process whose registers are in it.
     pub(crate) holds: u32,
     /// Whether code may have run in it since it was last frozen or reset.
@@ -148,6 +154,11 @@ fn failed(error: RemoteError<PlatformError>) -> PlatformError {
     }
 }
 
+/// The call that closes a descriptor.
+fn close_order((_, descriptor): (&Attachment, u64)) -> [u64; 7] {
+    [libc::SYS_close as u64, descriptor, 0, 0, 0, 0, 0]
+}
+
 /// The orders that copy `pages` back.
 fn copies(pages: &[PageRange], segments: &Segments) -> StubCommands {
     let copy = |part: Segment| [part.start, IMAGE + part.page * PAGE, part.len];
@@ -170,7 +181,7 @@ impl Subprocess {
             replaced,
             base,
             showing,
-            absorbed: Absorbed::default(),
+            attached: Vec::new(),
             holds,
             ran: true,
             last: None,
@@ -196,7 +207,7 @@ impl Subprocess {
         let base = Some(ground.clone());
         let (replaced, showing) = (Ranges::default(), FileMappings::default());
         let new = Self::new(process, part.holds, base.clone(), replaced, showing);
-        Ok(Self { ran: false, absorbed: part.absorbed.clone(), last: base, held, ..new })
+        Ok(Self { ran: false, last: base, held, ..new })
     }
 
     /// Whether it can be reset.
@@ -225,11 +236,15 @@ impl Subprocess {
                 // The shown image must outlive the mapping.
                 gone.push(range.clone());
             }
+            self.detach(&range);
             self.disturbed.insert(range);
         }
-        if let Some((start, Content::Shown(_, len, _))) = &change.content {
+        if let Some((start, Content::Shown(_, len, _) | Content::Shared(_, _, len, _))) =
+            &change.content
+        {
             let range = *start..start + len;
             self.process.forget(range.clone());
+            self.detach(&range);
             self.replaced.insert(range.clone());
             self.disturbed.insert(range);
         }
@@ -242,6 +257,15 @@ impl Subprocess {
                 first.calls.push(shown.order(start, len, protection, descriptor));
                 first.calls.push([libc::SYS_close as u64, descriptor, 0, 0, 0, 0, 0]);
                 new = Some((start..start + len, shown));
+            }
+            Some((start, Content::Shared(memory, offset, len, protection))) => {
+                let attachment =
+                    Attachment { range: start..start + len, protection, offset, memory };
+                let descriptor = self.process.lend(attachment.memory.file())?;
+                first.calls.push(attachment.order(descriptor));
+                first.calls.push([libc::SYS_close as u64, descriptor, 0, 0, 0, 0, 0]);
+                gone.push(attachment.range.clone());
+                self.attached.push(attachment);
             }
             Some((start, Content::Bytes(content))) => bytes = Some((start, content)),
             None => {}
@@ -264,6 +288,66 @@ impl Subprocess {
             ));
         }
         self.process.execute(&StubCommands { calls: change.after, ..StubCommands::default() }, then)
+    }
+
+    /// Notes that the mappings of live files in `range` are others now, or will be.
+    fn detach(&mut self, range: &Range<u64>) {
+        let (gone, kept) =
+            self.attached.drain(..).partition::<Vec<_>, _>(|attached| attached.overlaps(range));
+        self.attached = kept;
+        for attached in gone {
+            self.disturbed.insert(attached.range.clone());
+            self.replaced.insert(attached.range);
+        }
+    }
+
+    /// Makes the mappings of live files `wanted`, while the stub waits for orders.
+    pub(crate) fn attach(&mut self, wanted: Vec<Attachment>) -> Result<(), PlatformError> {
+        if self.attached == wanted {
+            return Ok(());
+        }
+        let mut calls = Vec::new();
+        let mut lent: Vec<(&Attachment, u64)> = Vec::new();
+        for attachment in wanted.iter().filter(|wanted| !self.attached.contains(wanted)) {
+            let file = |other: &Attachment| Arc::ptr_eq(&other.memory, &attachment.memory);
+            let descriptor = match lent.iter().find(|(other, _)| file(other)) {
+                Some((_, descriptor)) => *descriptor,
+                None => {
+                    let descriptor = self.process.lend(attachment.memory.file())?;
+                    lent.push((attachment, descriptor));
+                    descriptor
+                }
+            };
+            let range = &attachment.range;
+            self.process.forget(range.clone());
+            self.showing.remove(range.clone());
+            let base = self.base.as_ref().map(|base| &base.part.segments);
+            if base.is_some_and(|base| base.within(range.clone()).next().is_some()) {
+                self.disturbed.insert(range.clone());
+                self.replaced.insert(range.clone());
+            }
+            calls.push(attachment.order(descriptor));
+            if lent.len() == LENT_FILES {
+                calls.extend(lent.drain(..).map(close_order));
+                let calls = std::mem::take(&mut calls);
+                self.process.execute(
+                    &StubCommands { calls, ..StubCommands::default() },
+                    Continuation::Ask,
+                )?;
+            }
+        }
+        calls.extend(lent.drain(..).map(close_order));
+        let orders = StubCommands { calls, ..StubCommands::default() };
+        self.process.execute(&orders, Continuation::Ask)?;
+        self.attached = wanted;
+        Ok(())
+    }
+
+    /// Has the next reset unmap all mappings of live files but the `wanted` ones.
+    pub(crate) fn disturb_strays(&mut self, wanted: &[Attachment]) {
+        let strays: Vec<_> = self.attached.iter().filter(|one| !wanted.contains(one)).collect();
+        let ranges: Vec<_> = strays.into_iter().map(|stray| stray.range.clone()).collect();
+        ranges.iter().for_each(|range| self.detach(range));
     }
 
     /// Runs `read` while unreadable memory is readable.
@@ -331,7 +415,6 @@ impl Subprocess {
             self.process.set_registers(&ground.part.registers);
         }
         self.holds = ground.part.holds;
-        self.absorbed = ground.part.absorbed.clone();
         self.last = Some(ground.clone());
         self.base = Some(ground);
         self.ran = false;
@@ -394,28 +477,29 @@ impl Subprocess {
         self.process.execute(&orders, Continuation::Ask)
     }
 
-    /// Its present content, of process `memory` with this layout. With `moves` it stands on that from then on, if it
+    /// Its present content, of process `memory` with this layout, without the shared memory of the files `live`. With `moves` it stands on that from then on, if it
     /// is watched.
     pub(crate) fn freeze(
         &mut self,
         memory: u32,
         layout: &Layout,
+        live: &BTreeSet<Node>,
         moves: bool,
     ) -> Result<FrozenMemory, PlatformError> {
-        if let Some(last) = self.last.as_ref().filter(|_| !self.ran) {
+        let last = self.last.as_ref().filter(|_| !self.ran);
+        if let Some(last) = last.filter(|last| !last.part.segments.show_shares(layout, live)) {
             return Ok(last.clone());
         }
         let (registers, holds) = (self.process.registers(), self.holds);
-        let absorbed = self.absorbed.clone();
-        let part = |segments| Arc::new(MemoryPart { memory, holds, segments, registers, absorbed });
+        let part = |segments| Arc::new(MemoryPart { memory, holds, segments, registers });
         if self.held.is_some() {
-            return self.freeze_watched(layout, moves, part);
+            return self.freeze_watched(layout, live, moves, part);
         }
         let before = self.last.clone().or_else(|| self.base.clone());
         let empty = || (Image::zero(0), Segments::default());
         let (image, old) = before
             .map_or_else(empty, |ground| (ground.image.clone(), ground.part.segments.clone()));
-        let segments = old.place(layout.mappings());
+        let segments = old.place(layout.own_mappings(live));
         // Private pages, and unpopulated ones without an image.
         let mut taken = CapturedPages { gone: segments.without(&old), ..CapturedPages::default() };
         for part in segments.iter() {
@@ -465,12 +549,13 @@ impl Subprocess {
     fn freeze_watched(
         &mut self,
         layout: &Layout,
+        live: &BTreeSet<Node>,
         moves: bool,
         part: impl FnOnce(Segments) -> Arc<MemoryPart>,
     ) -> Result<FrozenMemory, PlatformError> {
         let Some(base) = self.base.clone() else { return Err(PlatformError::Lost) };
         let old = &base.part.segments;
-        let segments = old.place(layout.mappings());
+        let segments = old.place(layout.own_mappings(live));
         let (disturbed, replaced) = (self.disturbed.clone(), self.replaced.clone());
         // Later mappings and changes: populated pages, and the unpopulated ones of new memory.
         let mut taken = CapturedPages { gone: segments.without(old), ..CapturedPages::default() };

@@ -209,11 +209,6 @@ impl ProcessTable {
         })
     }
 
-    /// The memory that a process which is not the current one uses.
-    pub(in crate::sentry) fn layout(&self, memory: u32) -> Option<&Layout> {
-        self.layouts.get(&memory)
-    }
-
     /// All memory that the current process does not use.
     pub(in crate::sentry) fn layouts(&self) -> impl Iterator<Item = &Layout> + '_ {
         self.layouts.values()

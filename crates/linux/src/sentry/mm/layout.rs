@@ -3,9 +3,10 @@
 //! The kernel chooses nothing: each address comes from here, and the orders that put it into effect
 //! contain all arguments. So the mappings are known without a query, and can be restored.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use afresh_files::Node;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -139,9 +140,15 @@ impl Layout {
         Change { before, ..Change::default() }
     }
 
-    /// Start, length and protection of every mapping, sorted.
-    pub(crate) fn mappings(&self) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
-        self.maps.iter().map(|(&start, m)| (start, m.end - start, m.protection))
+    /// Start, length and protection of every mapping but the shared ones of the files `live`, sorted.
+    pub(crate) fn own_mappings(
+        &self,
+        live: &BTreeSet<Node>,
+    ) -> impl Iterator<Item = (u64, u64, u64)> + use<'_> {
+        let live = live.clone();
+        let own = move |m: &Mapping| m.share.is_none_or(|share| !live.contains(&share.node));
+        let own = self.maps.iter().filter(move |(_, m)| own(m));
+        own.map(|(&start, m)| (start, m.end - start, m.protection))
     }
 
     /// Every mapping with its range, sorted.
@@ -316,7 +323,12 @@ impl Layout {
         let copied = matches!(content, Some(Content::Bytes(_)));
         let first = if copied { READ_WRITE } else { protection };
         // The new mapping takes its place.
-        if !matches!(content, Some(Content::Shown(_, shown, _)) if shown == len) {
+        let whole = match content {
+            Some(Content::Shown(_, shown, _)) => shown == len,
+            Some(Content::Shared(..)) => true,
+            _ => false,
+        };
+        if !whole {
             change.before.push(map_order(start, len, first));
         }
         if first != protection {
@@ -341,25 +353,6 @@ impl Layout {
             m.share.map(|share| Shared { range, share, protection })
         };
         self.maps.iter().filter_map(shared).collect()
-    }
-
-    /// Whether a shared mapping of a part of a file would be a second one, and one of both can be written: a process has one
-    /// copy of each byte.
-    pub(in crate::sentry) fn shows_twice(
-        &self,
-        node: afresh_files::Node,
-        offset: u64,
-        len: u64,
-        protection: u64,
-    ) -> bool {
-        let writes = |protection: u64| protection & libc::PROT_WRITE as u64 != 0;
-        let end = offset.saturating_add(len);
-        self.shared().into_iter().any(|other| {
-            let from = other.share.offset(other.range.start);
-            let to = from.saturating_add(other.range.end - other.range.start);
-            let either = writes(protection) || writes(other.protection);
-            other.share.node == node && from < end && offset < to && either
-        })
     }
 
     pub(crate) fn unmap(&mut self, start: u64, len: u64) -> Result<Change, Errno> {
