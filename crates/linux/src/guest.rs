@@ -192,6 +192,15 @@ impl Guest {
                 }
                 SyscallControl::Value(value) => return self.finish(&call, value),
                 SyscallControl::Memory(value, change) => {
+                    if let Trap::Kernel(id) = call.place {
+                        if change.is_empty() && !self.person.unattached {
+                            return self.finish(&call, value);
+                        }
+                        if !self.person.unattached && self.body.may_make(&call, &change) {
+                            return self.let_make(id, change);
+                        }
+                        self.body.process.detach(id)?;
+                    }
                     self.body.process.set_result(value as i64);
                     if self.person.unattached {
                         self.enact(change, Continuation::Ask)?;
@@ -250,6 +259,18 @@ impl Guest {
     fn take_on(&mut self, deadline: Instant) -> Result<Option<StopReason>, PlatformError> {
         let halt = self.go_on()?;
         self.outlive(halt, deadline)
+    }
+
+    /// Has the guest make its own call `id`, which is the only order of `change`.
+    fn let_make(&mut self, id: u64, change: Change) -> Result<Option<StopReason>, PlatformError> {
+        self.person.resumed = None;
+        self.person.unmask();
+        if self.person.has_signal() || self.person.state.is_to_stop() || self.turn_is_over() {
+            // It comes behind the call.
+            self.body.process.interrupt()?;
+        }
+        self.body.let_make(id, &change)?;
+        Ok(None)
     }
 
     /// The call returns, and its thread continues.

@@ -18,11 +18,11 @@ use crate::file_cache::MappedRange as Contents;
 use crate::file_mappings::FileMappings;
 use crate::frozen_state::{FrozenMemory, MemoryPart};
 use crate::platform::{
-    Continuation, IMAGE, MappedImage, Origin, PlatformError, Process, Segment, Segments,
-    StubCommands,
+    Call, Continuation, IMAGE, MappedImage, Origin, PlatformError, Process, Segment, Segments,
+    StubCommands, is_memory_accounted,
 };
 use crate::ranges::Ranges;
-use crate::sentry::{Change, Content, Layout, protect_order, unmap_order};
+use crate::sentry::{Change, Content, Layout, Order, protect_order, unmap_order};
 use crate::shared_files::Attachment;
 use crate::subprocess_memory::SubprocessMemory;
 use crate::warm::Limits;
@@ -220,14 +220,10 @@ impl Subprocess {
         self.held.as_ref().map_or(0, |held| held.slot.write_set_len())
     }
 
-    /// Puts a change of the layout into effect, while the stub waits for orders.
-    pub(crate) fn enact(
-        &mut self,
-        change: Change,
-        then: Continuation,
-    ) -> Result<(), PlatformError> {
-        let (mut gone, mut new) = (Vec::new(), None);
-        for order in change.before.iter().chain(&change.after) {
+    /// Notes orders that are carried out next. Returns the ranges that show no contents of files any more.
+    fn note<'a>(&mut self, orders: impl Iterator<Item = &'a Order>) -> Vec<Range<u64>> {
+        let mut gone = Vec::new();
+        for order in orders {
             let range = order[1]..order[1] + order[2];
             let kind = order[0] as i64;
             if kind == libc::SYS_mmap || kind == libc::SYS_munmap {
@@ -239,6 +235,60 @@ impl Subprocess {
             self.detach(&range);
             self.disturbed.insert(range);
         }
+        gone
+    }
+
+    /// Whether the guest's own call, which waits in the kernel, may be made in place of the orders of `change`: they
+    /// are that call, or have its effect, and the kernel cannot refuse it. So the mappings are what the layout says.
+    pub(crate) fn may_make(&mut self, call: &Call, change: &Change) -> bool {
+        let Change { before, content: None, copies, after } = change else { return false };
+        let ([order], [], []) = (&before[..], &copies[..], &after[..]) else { return false };
+        let [number, start, len, protection, ..] = *order;
+        let is_it = |number: i64| {
+            call.number == number
+                && call.args[0] == start
+                && call.args[1].checked_next_multiple_of(PAGE) == Some(len)
+        };
+        let same = match number as i64 {
+            libc::SYS_munmap => is_it(libc::SYS_munmap),
+            libc::SYS_mprotect => {
+                let executes = protection & libc::PROT_EXEC as u64 != 0;
+                // A security module may refuse the one, and accounting of memory the other.
+                is_it(libc::SYS_mprotect)
+                    && call.args[2] == protection
+                    && !executes
+                    && !is_memory_accounted()
+            }
+            // New memory is that which was discarded, unless the kernel would bring a file's content back.
+            libc::SYS_mmap => {
+                let range = start..start + len;
+                let own = match &self.base {
+                    Some(_) => self.replaced.within(range.clone()) == [range.clone()],
+                    None => true,
+                };
+                is_it(libc::SYS_madvise) && own && self.showing.within(range).is_empty()
+            }
+            _ => false,
+        };
+        same && self.process.has_room_for_mappings()
+    }
+
+    /// Has the guest make its own call `id` in place of the only order of `change`.
+    pub(crate) fn let_make(&mut self, id: u64, change: &Change) -> Result<(), PlatformError> {
+        let gone = self.note(change.before.iter());
+        self.process.let_make(id)?;
+        gone.into_iter().for_each(|range| self.showing.remove(range));
+        Ok(())
+    }
+
+    /// Puts a change of the layout into effect, while the stub waits for orders.
+    pub(crate) fn enact(
+        &mut self,
+        change: Change,
+        then: Continuation,
+    ) -> Result<(), PlatformError> {
+        let mut new = None;
+        let mut gone = self.note(change.before.iter().chain(&change.after));
         if let Some((start, Content::Shown(_, len, _) | Content::Shared(_, _, len, _))) =
             &change.content
         {

@@ -10,6 +10,7 @@
 //! then, and no other is left.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -33,6 +34,8 @@ use crate::warm::Limits;
 
 /// Bytes that are copied at a time.
 const CHUNK_SIZE: u64 = 1 << 20;
+/// Ranges that are copied at a time.
+const PIECES: usize = 512;
 const READ: u64 = libc::PROT_READ as u64;
 const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
 
@@ -369,10 +372,24 @@ impl Guest {
         let layout = &self.person.state.layout;
         // The rest is shared with the copy.
         let mappings: Vec<_> = layout.own_mappings(&self.person.shared.nodes()).collect();
+        let ranges = mappings.iter().map(|(start, len, _)| *start..start + len);
+        let written = self.body.process.private_in(ranges)?;
+        let is_written = |start: u64, len: u64| {
+            let next = written.partition_point(|written| written.end <= start);
+            written.get(next).is_some_and(|written| written.start < start + len)
+        };
+        // Where bytes are copied, it can be written until then.
+        let first: Vec<_> = mappings
+            .iter()
+            .map(|&(start, len, protection)| match is_written(start, len) {
+                true => (start, len, READ_WRITE),
+                false => (start, len, protection),
+            })
+            .collect();
         let (mut shown, mut zeros) = (Vec::new(), Ranges::default());
         mappings.iter().for_each(|(start, len, _)| zeros.insert(*start..start + len));
         if let Some(base) = &self.body.base {
-            for &(start, len, protection) in &mappings {
+            for &(start, len, protection) in &first {
                 let mut at = start;
                 let end = start + len;
                 let replaced = self.body.replaced.within(start..end);
@@ -385,15 +402,18 @@ impl Guest {
             shown.iter().for_each(|part| zeros.remove(part.range()));
         }
         let mut contents = Vec::new();
-        for &(start, len, protection) in &mappings {
+        for &(start, len, protection) in &first {
             for (part, shown) in self.body.contents(start..start + len) {
                 zeros.remove(part.clone());
                 contents.push((part, shown, protection));
             }
         }
-        let order =
-            |range: std::ops::Range<u64>| map_order(range.start, range.end - range.start, 0);
-        let mut calls: Vec<_> = zeros.iter().map(order).collect();
+        let mut calls = Vec::new();
+        for &(start, len, protection) in &first {
+            let parts = zeros.within(start..start + len).into_iter();
+            calls
+                .extend(parts.map(|part| map_order(part.start, part.end - part.start, protection)));
+        }
         // They are in two files at most: the guest's own, and the one for all guests.
         let mut lent: Vec<(&Contents, u64)> = Vec::new();
         for (part, shown, protection) in &contents {
@@ -415,35 +435,25 @@ impl Guest {
         if let Some(base) = &self.body.base {
             process.show(&MappedImage::new(&base.image)?, &shown)?;
         }
-        for &(start, len, protection) in &mappings {
-            let written = self.body.process.private(start..start + len)?;
-            if written.is_empty() {
-                continue;
-            }
-            protect(&mut process, &[(start, len, READ_WRITE)])?;
-            let closed = protection & READ == 0;
-            if closed {
-                let open = protect_order(start, len, READ);
-                self.enact(Change { before: vec![open], ..Change::default() }, Continuation::Ask)?;
-            }
-            let mut buffer = Vec::new();
-            for range in written {
-                for at in range.clone().step_by(CHUNK_SIZE as usize) {
-                    buffer.resize((range.end - at).min(CHUNK_SIZE) as usize, 0);
-                    let moved =
-                        self.body.process.read(at, &mut buffer)? && process.write(at, &buffer)?;
-                    if !moved {
-                        let error = std::io::Error::from_raw_os_error(libc::EFAULT);
-                        return Err(PlatformError::kernel("copying the guest's memory", error));
-                    }
-                }
-            }
-            if closed {
-                let close = protect_order(start, len, protection);
-                self.enact(Change { before: vec![close], ..Change::default() }, Continuation::Ask)?;
-            }
+        let closed: Vec<_> = mappings
+            .iter()
+            .filter(|&&(start, len, protection)| protection & READ == 0 && is_written(start, len))
+            .collect();
+        let order = |opens: bool| {
+            let order = |&&(start, len, protection): &&(u64, u64, u64)| {
+                protect_order(start, len, if opens { READ } else { protection })
+            };
+            Change { before: closed.iter().map(order).collect(), ..Change::default() }
+        };
+        if !closed.is_empty() {
+            self.enact(order(true), Continuation::Ask)?;
         }
-        protect(&mut process, &mappings)?;
+        copy_ranges(&self.body.process, &mut process, &written)?;
+        if !closed.is_empty() {
+            self.enact(order(false), Continuation::Ask)?;
+        }
+        let changed = mappings.iter().zip(&first).filter(|(last, first)| last != first);
+        protect(&mut process, &changed.map(|(last, _)| *last).collect::<Vec<_>>())?;
         Ok(process)
     }
 
@@ -514,8 +524,38 @@ impl Guest {
     }
 }
 
+/// Copies memory from one process to the same addresses of another.
+fn copy_ranges(from: &Process, to: &mut Process, list: &[Range<u64>]) -> Result<(), PlatformError> {
+    let mut buffer = Vec::new();
+    let mut pieces = Vec::new();
+    let mut copy = |pieces: &mut Vec<(u64, usize)>, len: usize| {
+        buffer.resize(len, 0);
+        if from.read_ranges(pieces, &mut buffer)? && to.write_ranges(pieces, &buffer)? {
+            pieces.clear();
+            return Ok(());
+        }
+        let error = std::io::Error::from_raw_os_error(libc::EFAULT);
+        Err(PlatformError::kernel("copying the guest's memory", error))
+    };
+    let mut len = 0;
+    for range in list {
+        for at in range.clone().step_by(CHUNK_SIZE as usize) {
+            let more = (range.end - at).min(CHUNK_SIZE) as usize;
+            if len + more > CHUNK_SIZE as usize || pieces.len() == PIECES {
+                copy(&mut pieces, std::mem::take(&mut len))?;
+            }
+            pieces.push((at, more));
+            len += more;
+        }
+    }
+    if len > 0 { copy(&mut pieces, len) } else { Ok(()) }
+}
+
 /// Sets the protection of mappings (start, length, protection) of a process that waits for orders.
 fn protect(process: &mut Process, list: &[(u64, u64, u64)]) -> Result<(), PlatformError> {
+    if list.is_empty() {
+        return Ok(());
+    }
     let calls = list.iter().map(|&(start, len, protection)| protect_order(start, len, protection));
     process.execute(
         &StubCommands { calls: calls.collect(), ..StubCommands::default() },

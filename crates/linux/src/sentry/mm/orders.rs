@@ -32,6 +32,14 @@ pub(crate) struct Change {
     pub(crate) after: Vec<Order>,
 }
 
+impl Change {
+    /// Whether nothing changes.
+    pub(crate) fn is_empty(&self) -> bool {
+        let Self { before, content, copies, after } = self;
+        before.is_empty() && content.is_none() && copies.is_empty() && after.is_empty()
+    }
+}
+
 /// `mmap` of private anonymous memory at exactly this place.
 pub(crate) fn map_order(start: u64, len: u64, protection: u64) -> Order {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
