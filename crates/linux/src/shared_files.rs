@@ -103,6 +103,11 @@ impl Attachment {
         [number, start, end - start, self.protection, flags as u64, descriptor, self.offset]
     }
 
+    /// The part of it at `range`.
+    pub(crate) fn part(&self, range: Range<u64>) -> Self {
+        Self { offset: self.offset + (range.start - self.range.start), range, ..self.clone() }
+    }
+
     pub(crate) fn overlaps(&self, range: &Range<u64>) -> bool {
         self.range.start < range.end && range.start < self.range.end
     }

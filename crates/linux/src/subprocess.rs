@@ -155,7 +155,7 @@ fn failed(error: RemoteError<PlatformError>) -> PlatformError {
 }
 
 /// The call that closes a descriptor.
-fn close_order((_, descriptor): (&Attachment, u64)) -> [u64; 7] {
+fn close_order(descriptor: u64) -> Order {
     [libc::SYS_close as u64, descriptor, 0, 0, 0, 0, 0]
 }
 
@@ -232,7 +232,12 @@ impl Subprocess {
                 // The shown image must outlive the mapping.
                 gone.push(range.clone());
             }
-            self.detach(&range);
+            for part in self.cut(&range) {
+                if kind == libc::SYS_mprotect {
+                    self.attached.push(Attachment { protection: order[3], ..part });
+                }
+            }
+            self.attached.sort_unstable_by_key(|one| one.range.start);
             self.disturbed.insert(range);
         }
         gone
@@ -287,68 +292,97 @@ impl Subprocess {
         change: Change,
         then: Continuation,
     ) -> Result<(), PlatformError> {
-        let mut new = None;
-        let mut gone = self.note(change.before.iter().chain(&change.after));
-        if let Some((start, Content::Shown(_, len, _) | Content::Shared(_, _, len, _))) =
-            &change.content
-        {
-            let range = *start..start + len;
-            self.process.forget(range.clone());
-            self.detach(&range);
-            self.replaced.insert(range.clone());
-            self.disturbed.insert(range);
-        }
-        let mut first =
-            StubCommands { calls: change.before, copies: change.copies, ..StubCommands::default() };
-        let mut bytes = None;
-        match change.content {
-            Some((start, Content::Shown(shown, len, protection))) => {
-                let descriptor = self.process.lend(shown.file())?;
-                first.calls.push(shown.order(start, len, protection, descriptor));
-                first.calls.push([libc::SYS_close as u64, descriptor, 0, 0, 0, 0, 0]);
-                new = Some((start..start + len, shown));
+        self.enact_all(vec![change], then)
+    }
+
+    /// Puts changes of the layout into effect, no two of one range, while the stub waits for orders.
+    pub(crate) fn enact_all(
+        &mut self,
+        changes: Vec<Change>,
+        then: Continuation,
+    ) -> Result<(), PlatformError> {
+        let (mut new, mut gone, mut filled, mut after) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut first = StubCommands::default();
+        let mut lent: Vec<(Contents, u64)> = Vec::new();
+        for change in changes {
+            gone.extend(self.note(change.before.iter().chain(&change.after)));
+            first.calls.extend(change.before);
+            first.copies.extend(change.copies);
+            after.extend(change.after);
+            match change.content {
+                Some((start, Content::Shown(shown, len, protection))) => {
+                    self.note_mapped(start..start + len);
+                    let known = lent.iter().find(|(other, _)| other.shares_file(&shown));
+                    let descriptor = match known {
+                        Some((_, descriptor)) => *descriptor,
+                        None => {
+                            let descriptor = self.process.lend(shown.file())?;
+                            lent.push((shown.clone(), descriptor));
+                            descriptor
+                        }
+                    };
+                    first.calls.push(shown.order(start, len, protection, descriptor));
+                    new.push((start..start + len, shown));
+                }
+                Some((start, Content::Shared(memory, offset, len, protection))) => {
+                    let range = start..start + len;
+                    self.note_mapped(range.clone());
+                    let attachment = Attachment { range, protection, offset, memory };
+                    let descriptor = self.process.lend(attachment.memory.file())?;
+                    first.calls.push(attachment.order(descriptor));
+                    first.calls.push(close_order(descriptor));
+                    gone.push(attachment.range.clone());
+                    self.attached.push(attachment);
+                    self.attached.sort_unstable_by_key(|one| one.range.start);
+                }
+                Some((start, Content::Bytes(content))) => filled.push((start, content)),
+                None => {}
             }
-            Some((start, Content::Shared(memory, offset, len, protection))) => {
-                let attachment =
-                    Attachment { range: start..start + len, protection, offset, memory };
-                let descriptor = self.process.lend(attachment.memory.file())?;
-                first.calls.push(attachment.order(descriptor));
-                first.calls.push([libc::SYS_close as u64, descriptor, 0, 0, 0, 0, 0]);
-                gone.push(attachment.range.clone());
-                self.attached.push(attachment);
-            }
-            Some((start, Content::Bytes(content))) => bytes = Some((start, content)),
-            None => {}
         }
-        let whole = bytes.is_none() && change.after.is_empty();
+        first.calls.extend(lent.iter().map(|(_, descriptor)| close_order(*descriptor)));
+        let whole = filled.is_empty() && after.is_empty();
         self.process.execute(&first, if whole { then } else { Continuation::Ask })?;
         gone.into_iter().for_each(|range| self.showing.remove(range));
-        if let Some((range, shown)) = new {
-            self.showing.insert(range, shown);
-        }
+        new.into_iter().for_each(|(range, shown)| self.showing.insert(range, shown));
         if whole {
             return Ok(());
         }
-        if let Some((address, bytes)) = bytes
-            && !self.process.write(address, &bytes)?
-        {
-            return Err(PlatformError::kernel(
-                "filling a mapping of a file",
-                std::io::Error::from_raw_os_error(libc::ENOMEM),
-            ));
+        for (address, bytes) in filled {
+            if !self.process.write(address, &bytes)? {
+                return Err(PlatformError::kernel(
+                    "filling a mapping of a file",
+                    std::io::Error::from_raw_os_error(libc::ENOMEM),
+                ));
+            }
         }
-        self.process.execute(&StubCommands { calls: change.after, ..StubCommands::default() }, then)
+        self.process.execute(&StubCommands { calls: after, ..StubCommands::default() }, then)
     }
 
-    /// Notes that the mappings of live files in `range` are others now, or will be.
-    fn detach(&mut self, range: &Range<u64>) {
-        let (gone, kept) =
-            self.attached.drain(..).partition::<Vec<_>, _>(|attached| attached.overlaps(range));
-        self.attached = kept;
-        for attached in gone {
-            self.disturbed.insert(attached.range.clone());
-            self.replaced.insert(attached.range);
+    /// Notes that `range` is about to show a file.
+    fn note_mapped(&mut self, range: Range<u64>) {
+        self.process.forget(range.clone());
+        self.cut(&range);
+        self.replaced.insert(range.clone());
+        self.disturbed.insert(range);
+    }
+
+    /// Takes the parts in `range` out of the mappings of live files.
+    fn cut(&mut self, range: &Range<u64>) -> Vec<Attachment> {
+        let (mut cut, mut kept) = (Vec::new(), Vec::new());
+        for one in std::mem::take(&mut self.attached) {
+            if !one.overlaps(range) {
+                kept.push(one);
+                continue;
+            }
+            let Range { start, end } = one.range;
+            let before = (start < range.start).then(|| one.part(start..range.start));
+            let behind = (range.end < end).then(|| one.part(range.end..end));
+            kept.extend(before.into_iter().chain(behind));
+            cut.push(one.part(start.max(range.start)..end.min(range.end)));
         }
+        self.attached = kept;
+        cut
     }
 
     /// Makes the mappings of live files `wanted`, while the stub waits for orders.
@@ -378,7 +412,7 @@ impl Subprocess {
             }
             calls.push(attachment.order(descriptor));
             if lent.len() == LENT_FILES {
-                calls.extend(lent.drain(..).map(close_order));
+                calls.extend(lent.drain(..).map(|(_, descriptor)| close_order(descriptor)));
                 let calls = std::mem::take(&mut calls);
                 self.process.execute(
                     &StubCommands { calls, ..StubCommands::default() },
@@ -386,7 +420,7 @@ impl Subprocess {
                 )?;
             }
         }
-        calls.extend(lent.drain(..).map(close_order));
+        calls.extend(lent.drain(..).map(|(_, descriptor)| close_order(descriptor)));
         let orders = StubCommands { calls, ..StubCommands::default() };
         self.process.execute(&orders, Continuation::Ask)?;
         self.attached = wanted;
@@ -395,9 +429,13 @@ impl Subprocess {
 
     /// Has the next reset unmap all mappings of live files but the `wanted` ones.
     pub(crate) fn disturb_strays(&mut self, wanted: &[Attachment]) {
-        let strays: Vec<_> = self.attached.iter().filter(|one| !wanted.contains(one)).collect();
-        let ranges: Vec<_> = strays.into_iter().map(|stray| stray.range.clone()).collect();
-        ranges.iter().for_each(|range| self.detach(range));
+        let (kept, strays) =
+            self.attached.drain(..).partition::<Vec<_>, _>(|attached| wanted.contains(attached));
+        self.attached = kept;
+        for stray in strays {
+            self.disturbed.insert(stray.range.clone());
+            self.replaced.insert(stray.range);
+        }
     }
 
     /// Runs `read` while unreadable memory is readable.

@@ -134,8 +134,11 @@ impl Layout {
 
     /// Unmaps everything.
     pub(crate) fn clear(&mut self) -> Change {
-        let orders = self.maps.iter().map(|(&start, m)| unmap_order(start, m.end - start));
-        let before = orders.collect();
+        // One order for all.
+        let before = match self.maps.is_empty() {
+            true => Vec::new(),
+            false => vec![unmap_order(GUEST.start, GUEST.end - GUEST.start)],
+        };
         *self = Self { elsewhere: self.elsewhere, ..Self::new(self.limit) };
         Change { before, ..Change::default() }
     }
