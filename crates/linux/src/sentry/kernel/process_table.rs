@@ -291,8 +291,8 @@ impl Kernel {
 
     /// Adds the mappings of other processes to the layout's limit.
     pub(in crate::sentry) fn count_memory(&mut self) {
-        let elsewhere = self.family.layouts.values().map(Layout::bytes).sum();
-        self.layout.set_elsewhere(elsewhere);
+        let own: u64 = self.family.layouts.values().map(Layout::own_bytes).sum();
+        self.layout.set_elsewhere(own.saturating_add(self.shared_elsewhere()));
     }
 
     /// Sets the memory limit of every process, and returns the bytes that they have mapped together.

@@ -122,14 +122,20 @@ impl Layout {
         self.bytes
     }
 
+    /// Bytes that are mapped and not shared.
+    pub(in crate::sentry) fn own_bytes(&self) -> u64 {
+        let shared = self.shared().into_iter().map(|shared| shared.range.end - shared.range.start);
+        self.bytes.saturating_sub(shared.sum())
+    }
+
     /// Adds the mappings of other processes to the limit.
     pub(in crate::sentry) fn set_elsewhere(&mut self, bytes: u64) {
         self.elsewhere = bytes;
     }
 
-    /// Whether as much as is mapped fits into the budget once more.
+    /// Whether as much as is mapped, and not shared, fits into the budget once more.
     pub(in crate::sentry) fn afford_copy(&self) -> Result<(), Errno> {
-        self.afford(self.bytes)
+        self.afford(self.own_bytes())
     }
 
     /// Unmaps everything.

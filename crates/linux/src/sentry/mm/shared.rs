@@ -7,7 +7,7 @@
 //! Promises: processes see each other's writes at once, and calls on the file see them as well. May break it: a change
 //! of a file in the tree outside [`Sentry::in_step`] and [`Sentry::with_files`].
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use afresh_files::{FileBytes, Node};
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::platform::{Call, PlatformError, Process};
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::time::now;
-use crate::sentry::mm::layout::Layout;
+use crate::sentry::mm::layout::{Layout, PAGE};
 use crate::sentry::mm::orders::Content;
 use crate::sentry::{Kernel, Sentry, SyscallResult};
 use crate::shared_files::Attachment;
@@ -73,6 +73,30 @@ impl Kernel {
         shared.filter(|shared| writes(shared.protection)).map(|shared| shared.share.node).collect()
     }
 
+    /// Bytes of shared files that other processes have mapped, as far as they are not counted in the current layout: each
+    /// once, and at most the size of its file.
+    pub(in crate::sentry) fn shared_elsewhere(&self) -> u64 {
+        if self.shares.is_empty() {
+            return 0;
+        }
+        let bytes = |layout: &Layout, sums: &mut BTreeMap<Node, u64>| {
+            for Shared { range, share, .. } in layout.shared() {
+                let sum = sums.entry(share.node).or_default();
+                *sum = sum.saturating_add(range.end - range.start);
+            }
+        };
+        let (mut all, mut here) = (BTreeMap::new(), BTreeMap::new());
+        bytes(&self.layout, &mut here);
+        self.family.layouts().for_each(|layout| bytes(layout, &mut all));
+        let elsewhere = all.into_iter().map(|(node, mapped)| {
+            let size = self.tree.stat(node).map_or(u64::MAX, |stat| stat.size);
+            let here = here.get(&node).copied().unwrap_or(0);
+            let size = size.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+            mapped.min(size.saturating_sub(here))
+        });
+        elsewhere.fold(0, u64::saturating_add)
+    }
+
     /// Whether a file stays when its last shared mapping goes.
     fn outlasts_mappings(&self, node: Node) -> bool {
         self.tree.stat(node).is_ok_and(|stat| stat.links > 0) || self.tree.hold_count(node) > 1
@@ -89,6 +113,9 @@ impl Kernel {
         self.shares = kept;
         self.system_v.drop_unmapped(&mapped, &mut self.tree);
         gone.into_iter().for_each(|node| self.tree.release(node));
+        if !self.family.is_single() {
+            self.count_memory();
+        }
     }
 
     /// Keeps a file while it is mapped.
