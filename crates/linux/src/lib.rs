@@ -51,6 +51,7 @@ mod sentry;
 mod session;
 mod shared_files;
 mod subprocess;
+mod subprocess_changes;
 mod subprocess_memory;
 mod subprocesses;
 mod warm;

@@ -12,7 +12,7 @@ use crate::error::WarmError;
 use crate::file_cache::FileCache;
 use crate::guest::Guest;
 use crate::platform::Continuation;
-use crate::sentry::{ArgumentStrings, Change, Content, Executable, PAGE, path_of};
+use crate::sentry::{ArgumentStrings, Change, Content, Executable, PAGE, Share, path_of};
 
 /// Address of programs that can be at any address.
 const BASE: u64 = 0x5555_5555_4000;
@@ -347,10 +347,13 @@ fn map(
                 Content::Bytes(bytes.ok_or_else(|| WarmError::NotFound(path.clone()))?)
             }
         };
-        let (_, change) = std::sync::Arc::make_mut(state)
-            .layout
+        let layout = &mut std::sync::Arc::make_mut(state).layout;
+        let (start, change) = layout
             .map(Some(address - before), false, len, protection, Some(content))
             .map_err(|_| WarmError::TooLarge)?;
+        // The rest has no bytes in the file.
+        let end = (start + before + part.file_len).next_multiple_of(PAGE);
+        layout.originate(start..end, Share::new(*node, start, part.offset - before));
         changes.push(change);
     }
     Ok(slide)

@@ -54,7 +54,7 @@ pub(crate) use kernel::time::StoppedClock;
 use kernel::timers::Timers;
 pub(crate) use mm::layout::{Layout, MAX_RESERVED, PAGE, STACK_LEN};
 pub(crate) use mm::orders::{Change, Content, Order, map_order, protect_order, unmap_order};
-pub(crate) use mm::shared::Shared;
+pub(crate) use mm::shared::{Share, Shared};
 use mm::user_memory::{copy_in, copy_out, path_in, word_in};
 use net::dns::ResolvedNames;
 pub use net::inbound::{Exchanged, InboundConnection};
@@ -97,6 +97,8 @@ pub(crate) struct Kernel {
     moves: u32,
     /// Files that are held because memory is shared through them.
     shares: BTreeSet<Node>,
+    /// Bytes of them that processes have mapped, each once.
+    shared_bytes: u64,
     system_v: mm::shared_segments::SharedSegments,
     semaphores: Semaphores,
     queues: MessageQueues,
@@ -133,6 +135,7 @@ impl Kernel {
             watchers: 0,
             moves: 0,
             shares: BTreeSet::new(),
+            shared_bytes: 0,
             system_v: mm::shared_segments::SharedSegments::default(),
             semaphores: Semaphores::default(),
             queues: MessageQueues::default(),

@@ -292,7 +292,7 @@ impl Kernel {
     /// Adds the mappings of other processes to the layout's limit.
     pub(in crate::sentry) fn count_memory(&mut self) {
         let own: u64 = self.family.layouts.values().map(Layout::own_bytes).sum();
-        self.layout.set_elsewhere(own.saturating_add(self.shared_elsewhere()));
+        self.layout.set_elsewhere(own.saturating_add(self.shared_bytes));
     }
 
     /// Sets the memory limit of every process, and returns the bytes that they have mapped together.

@@ -70,7 +70,7 @@ impl Layout {
         if stays && new_len < len {
             return Ok((old.start, self.unmap(old.start + new_len, len - new_len)?));
         }
-        let mapping = self.whole(&old)?;
+        let mut mapping = self.whole(&old)?;
         if stays && new_len == len {
             return Ok((old.start, Change::default()));
         }
@@ -90,6 +90,9 @@ impl Layout {
         self.afford_more(new_len, mapping.reserved)?;
         let start = remap.to.map_or_else(|| self.free(new_len, CEILING), Ok)?;
         let new = start..start + new_len;
+        if let Some(origin) = &mut mapping.origin {
+            *origin = Share::new(origin.node, start, origin.offset(old.start));
+        }
         self.place(new.clone(), Mapping { end: new.end, ..mapping });
         let mut change = Change::default();
         if mapping.reserved {

@@ -15,9 +15,10 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::platform::{Call, PlatformError, Process};
+use crate::ranges::Ranges;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::time::now;
-use crate::sentry::mm::layout::{Layout, PAGE};
+use crate::sentry::mm::layout::Layout;
 use crate::sentry::mm::orders::Content;
 use crate::sentry::{Kernel, Sentry, SyscallResult};
 use crate::shared_files::Attachment;
@@ -31,7 +32,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    pub(in crate::sentry) fn new(node: Node, start: u64, offset: u64) -> Self {
+    pub(crate) fn new(node: Node, start: u64, offset: u64) -> Self {
         Self { node, ahead: offset.wrapping_sub(start) }
     }
 
@@ -73,28 +74,19 @@ impl Kernel {
         shared.filter(|shared| writes(shared.protection)).map(|shared| shared.share.node).collect()
     }
 
-    /// Bytes of shared files that other processes have mapped, as far as they are not counted in the current layout: each
-    /// once, and at most the size of its file.
-    pub(in crate::sentry) fn shared_elsewhere(&self) -> u64 {
-        if self.shares.is_empty() {
-            return 0;
-        }
-        let bytes = |layout: &Layout, sums: &mut BTreeMap<Node, u64>| {
+    /// Counts the shared bytes that processes have mapped, each once.
+    pub(in crate::sentry) fn count_shared(&mut self) {
+        let mut mapped: BTreeMap<Node, Ranges> = BTreeMap::new();
+        for layout in std::iter::once(&self.layout).chain(self.family.layouts()) {
             for Shared { range, share, .. } in layout.shared() {
-                let sum = sums.entry(share.node).or_default();
-                *sum = sum.saturating_add(range.end - range.start);
+                let (from, to) = (share.offset(range.start), share.offset(range.end));
+                mapped.entry(share.node).or_default().insert(from..to);
             }
-        };
-        let (mut all, mut here) = (BTreeMap::new(), BTreeMap::new());
-        bytes(&self.layout, &mut here);
-        self.family.layouts().for_each(|layout| bytes(layout, &mut all));
-        let elsewhere = all.into_iter().map(|(node, mapped)| {
-            let size = self.tree.stat(node).map_or(u64::MAX, |stat| stat.size);
-            let here = here.get(&node).copied().unwrap_or(0);
-            let size = size.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
-            mapped.min(size.saturating_sub(here))
-        });
-        elsewhere.fold(0, u64::saturating_add)
+        }
+        let bytes =
+            |ranges: &Ranges| ranges.iter().map(|range| range.end - range.start).sum::<u64>();
+        self.shared_bytes = mapped.values().map(bytes).sum();
+        self.count_memory();
     }
 
     /// Whether a file stays when its last shared mapping goes.
@@ -113,9 +105,7 @@ impl Kernel {
         self.shares = kept;
         self.system_v.drop_unmapped(&mapped, &mut self.tree);
         gone.into_iter().for_each(|node| self.tree.release(node));
-        if !self.family.is_single() {
-            self.count_memory();
-        }
+        self.count_shared();
     }
 
     /// Keeps a file while it is mapped.
@@ -301,6 +291,7 @@ impl Sentry {
         self.publish(read)?;
         let before: Vec<(Node, Option<FileBytes>)> =
             written.into_iter().map(|node| (node, self.state.tree.bytes_of(node).ok())).collect();
+        let shared = self.state.layout.shared_bytes();
         let outcome = self.dispatch(process, call)?;
         for (node, before) in before {
             if self.shared.has(node) {
@@ -312,10 +303,12 @@ impl Sentry {
                 self.make_live(node, false)?;
             }
         }
-        if matches!(
-            call.number,
-            libc::SYS_mmap | libc::SYS_munmap | libc::SYS_mremap | libc::SYS_shmdt
-        ) {
+        let replaces = match call.number {
+            libc::SYS_mmap => call.args[3] & libc::MAP_FIXED as u64 != 0,
+            libc::SYS_mremap | libc::SYS_shmdt => true,
+            _ => false,
+        };
+        if replaces || shared != self.state.layout.shared_bytes() {
             self.drop_unshared()?;
         }
         Ok(outcome)

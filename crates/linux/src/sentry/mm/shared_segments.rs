@@ -199,6 +199,7 @@ impl Sentry {
         let own = self.state.family.own.id;
         let state = self.change();
         state.layout.share(start..start + len, Share::new(segment.node, start, 0));
+        state.count_shared();
         if let Some(segment) = state.system_v.list.get_mut(&(id as u32)) {
             segment.last = own;
             segment.times[0] = now().seconds;

@@ -70,8 +70,14 @@ impl Sentry {
                 return Err(error);
             }
         };
+        let mapped = start..start + whole;
         if let Some(node) = node {
-            self.change().layout.share(start..start + whole, Share::new(node, start, offset));
+            let state = self.change();
+            state.layout.share(mapped, Share::new(node, start, offset));
+            state.count_shared();
+        } else if named && let FileObject::File(open) = &self.state.table.get(descriptor)?.open {
+            let origin = Share::new(open.node, start, offset);
+            self.change().layout.originate(mapped, origin);
         }
         Ok(SyscallControl::Memory(start, change))
     }
