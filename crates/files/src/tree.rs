@@ -508,6 +508,12 @@ impl Tree {
         self.held.get(&node).is_some()
     }
 
+    /// How often a file is held.
+    #[must_use]
+    pub fn hold_count(&self, node: Node) -> u64 {
+        self.held.get(&node).map_or(0, |count| u64::from(*count))
+    }
+
     /// Takes one [`Tree::hold`] back; a file without a name goes with the last.
     pub fn release(&mut self, node: Node) {
         match self.held.get(&node).copied() {

@@ -8,10 +8,12 @@
 //! Promises: every instance starts in the frozen state, bit for bit; nothing in the bytes reaches the host but
 //! through checks, and no host path is opened that the caller did not grant.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh_files::Tree;
+use afresh_files::Node;
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
 use afresh_snapshot::{LayerImage, SavedLayers};
@@ -20,13 +22,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::Base;
 use crate::error::{FreezeError, Incompatible, ThawError};
-use crate::frozen_state::{FrozenMemory, FrozenState, IdleWait, MemoryPart};
+use crate::frozen_state::{FrozenMemory, FrozenState, IdleWait, MemoryPart, unstored_shares};
 use crate::instance::Instance;
 use crate::platform::{HostTraits, Registers, Segment, Segments};
 use crate::program::Program;
-use crate::sentry::{
-    Absorbed, Behind, Kernel, Layout, PROCESSES, PackedKernel, StoppedClock, damaged,
-};
+use crate::sentry::{Kernel, Layout, PROCESSES, PackedKernel, StoppedClock, damaged};
 use crate::session::ProgramState;
 use crate::warm::Warm;
 
@@ -65,23 +65,24 @@ struct PackedPart {
     /// Pages of its image.
     pages: u64,
     registers: Registers,
-    behind: Behind,
+    /// Parts of shared files in which older versions had other bytes in memory. The tree has the right ones.
+    behind: BTreeMap<Node, Vec<Range<u64>>>,
 }
 
 impl PackedPart {
-    fn new(part: &MemoryPart, tree: &Tree) -> Self {
+    fn new(part: &MemoryPart) -> Self {
         Self {
             memory: part.memory,
             holds: part.holds,
             segments: part.segments.iter().copied().collect(),
             pages: part.segments.pages() as u64,
             registers: part.registers.clone(),
-            behind: part.absorbed.behind(tree),
+            behind: BTreeMap::new(),
         }
     }
 
     /// The part and its image, whose pages are the first of `left`, which then has the others.
-    fn open(self, left: &mut Image, tree: &Tree) -> Result<FrozenMemory, ThawError> {
+    fn open(self, left: &mut Image) -> Result<FrozenMemory, ThawError> {
         let pages = usize::try_from(self.pages).ok().filter(|pages| *pages <= left.pages());
         let pages = pages.ok_or_else(|| damaged("it has fewer pages than its memories"))?;
         let image = left.slice(PageRange::new(0, pages));
@@ -89,8 +90,7 @@ impl PackedPart {
         let segments = Segments::checked(self.segments, pages).map_err(damaged)?;
         self.registers.check().map_err(damaged)?;
         let Self { memory, holds, registers, .. } = self;
-        let absorbed = Absorbed::but(self.behind, tree);
-        let part = MemoryPart { memory, holds, segments, registers, absorbed };
+        let part = MemoryPart { memory, holds, segments, registers };
         Ok(FrozenMemory { image, part: Arc::new(part) })
     }
 }
@@ -115,7 +115,7 @@ fn frozen(standing: &FrozenState) -> Result<Frozen, FreezeError> {
     let layers = rest.state.base.as_ref().map(kept).transpose()?;
     let header = Header {
         layers: layers.as_ref().map(LayerImage::saved),
-        parts: rest.parts.iter().map(|part| PackedPart::new(part, &rest.state.tree)).collect(),
+        parts: rest.parts.iter().map(|part| PackedPart::new(part)).collect(),
         wait: rest.wait,
         clock: rest.clock,
         state,
@@ -203,12 +203,28 @@ impl Warm {
             return Err(damaged("its clocks are beyond all times"));
         }
         let state = Kernel::unpack(header.state, &files, base, &opener)?;
-        let parts = header.parts.into_iter().map(|part| part.open(&mut left, &state.tree));
-        let grounds = parts.collect::<Result<Vec<_>, _>>()?;
+        let mut live = state.writable_shares();
+        live.extend(header.parts.iter().flat_map(|part| part.behind.keys().copied()));
+        let parts = header.parts.into_iter().map(|part| part.open(&mut left));
+        let mut grounds = parts.collect::<Result<Vec<_>, _>>()?;
+        if grounds.len() != state.memories().len() {
+            return Err(damaged("its memories are not its processes'"));
+        }
+        let unstored = grounds.iter().zip(state.memories());
+        live.extend(
+            unstored
+                .flat_map(|(ground, (_, layout))| unstored_shares(&ground.part.segments, layout)),
+        );
+        // Older versions stored shared memory with each process.
+        grounds = grounds
+            .into_iter()
+            .zip(state.memories())
+            .map(|(ground, (_, layout))| ground.without_shares(layout, &live))
+            .collect();
         let parts: Vec<_> = grounds.iter().map(|ground| &*ground.part).collect();
         let mapped = |(part, (_, layout)): (&&MemoryPart, (u32, &Layout))| {
             let segments = part.segments.iter().map(|s| (s.start, s.len, s.protection));
-            same_mappings(layout.mappings(), segments)
+            same_mappings(layout.own_mappings(&live), segments)
         };
         if left.pages() > 0 || !state.is_played_by(&parts) {
             return Err(damaged("its memories are not its processes'"));

@@ -1,14 +1,16 @@
 //! The frozen state of a guest, which its resets return to.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use afresh_files::Node;
 use afresh_memory::Image;
 use serde::{Deserialize, Serialize};
 
 use crate::guest::Guest;
 use crate::platform::{Call, Origin, PlatformError, Process, Registers, Segments};
-use crate::sentry::{Absorbed, InputSource, Kernel, StoppedClock};
+use crate::sentry::{InputSource, Kernel, Layout, Shared, StoppedClock};
 
 /// How a frozen guest waits for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,8 +32,6 @@ pub(crate) struct MemoryPart {
     pub(crate) holds: u32,
     pub(crate) segments: Segments,
     pub(crate) registers: Registers,
-    /// Contents of shared files as that memory last absorbed them.
-    pub(crate) absorbed: Absorbed,
 }
 
 /// Frozen memory with its content.
@@ -44,6 +44,16 @@ pub(crate) struct FrozenMemory {
 impl FrozenMemory {
     pub(crate) fn same(&self, other: &Self) -> bool {
         self.image.same(&other.image) && Arc::ptr_eq(&self.part, &other.part)
+    }
+
+    /// The same without the shared mappings of files `live` in `layout`.
+    pub(crate) fn without_shares(self, layout: &Layout, live: &BTreeSet<Node>) -> Self {
+        if !self.part.segments.show_shares(layout, live) {
+            return self;
+        }
+        let segments = self.part.segments.cut(layout.own_mappings(live));
+        let part = Arc::new(MemoryPart { segments, ..MemoryPart::clone(&self.part) });
+        Self { part, ..self }
     }
 }
 
@@ -68,6 +78,8 @@ pub(crate) struct FrozenKernel {
     pub(crate) watches_generation: bool,
     /// The template for processes with the first memory.
     pub(crate) origin: Origin,
+    /// Files whose shared mappings are in none of the segments: the tree has their bytes.
+    pub(crate) live: BTreeSet<Node>,
 }
 
 impl IdleWait {
@@ -116,10 +128,15 @@ impl FrozenState {
         wait: IdleWait,
         clock: StoppedClock,
     ) -> Self {
-        let (images, parts): (Vec<_>, _) =
+        let (images, parts): (Vec<_>, Vec<Arc<MemoryPart>>) =
             grounds.into_iter().map(|ground| (ground.image, ground.part)).unzip();
         let (watches_generation, origin) = (state.watches_generation(), Origin::default());
-        let rest = FrozenKernel { parts, state, wait, clock, watches_generation, origin };
+        let live = parts
+            .iter()
+            .zip(state.memories())
+            .flat_map(|(part, (_, layout))| unstored_shares(&part.segments, layout))
+            .collect();
+        let rest = FrozenKernel { parts, state, wait, clock, watches_generation, origin, live };
         Self { images: images.into(), rest: Arc::new(rest) }
     }
 
@@ -139,6 +156,22 @@ impl FrozenState {
     pub(crate) fn pages(&self) -> (usize, usize) {
         let mapped = self.rest.parts.iter().map(|part| part.segments.pages()).sum();
         (mapped, self.images.iter().map(Image::stored_pages).sum())
+    }
+}
+
+/// Files with a shared mapping in `layout` that `segments` do not cover.
+pub(crate) fn unstored_shares(segments: &Segments, layout: &Layout) -> Vec<Node> {
+    let shared = layout.shared().into_iter();
+    let unstored = shared.filter(|shared| segments.within(shared.range.clone()).next().is_none());
+    unstored.map(|shared| shared.share.node).collect()
+}
+
+impl Segments {
+    /// Whether some of them are shared mappings of files `live` in `layout`.
+    pub(crate) fn show_shares(&self, layout: &Layout, live: &BTreeSet<Node>) -> bool {
+        let live = |shared: &Shared| live.contains(&shared.share.node);
+        let mut shared = layout.shared().into_iter().filter(live);
+        shared.any(|shared| self.within(shared.range).next().is_some())
     }
 }
 

@@ -70,8 +70,15 @@ impl Guest {
         Self { body, person, others, turn: now, asked: now, rests, poll, patience }
     }
 
-    /// Runs the guest until it waits for the caller, ends, or `deadline` is there, or its caller ends the call.
+    /// Runs the guest until it waits for the caller, ends, or `deadline` is there, or its caller ends the call. Files
+    /// have all that was written to their mappings then.
     pub(crate) fn run(&mut self, deadline: Instant) -> Result<StopReason, PlatformError> {
+        let halt = self.run_until_halt(deadline)?;
+        self.person.publish_lasting()?;
+        Ok(halt)
+    }
+
+    fn run_until_halt(&mut self, deadline: Instant) -> Result<StopReason, PlatformError> {
         self.asked = Instant::now();
         loop {
             if !self.proceeds() {
@@ -106,6 +113,10 @@ impl Guest {
             return true;
         }
         let proceeds = self.person.streams.proceeds();
+        if self.person.streams.view.is_some() {
+            // Without it the files are only older.
+            let _ = self.person.publish_lasting();
+        }
         if let Some(view) = &self.person.streams.view {
             view.offer(&self.person.state.tree);
         }
@@ -172,17 +183,30 @@ impl Guest {
         loop {
             self.person.pump();
             match self.person.serve(&mut self.body.process, &call)? {
-                SyscallControl::Value(value) if !self.person.unwritable.is_empty() => {
+                SyscallControl::Value(value) if self.person.unattached => {
                     if let Trap::Kernel(id) = call.place {
                         self.body.process.detach(id)?;
                     }
-                    let pages = std::mem::take(&mut self.person.unwritable);
-                    self.take_in(&pages)?;
+                    self.attach()?;
                     return self.finish(&Call { place: Trap::Stub, ..call }, value);
                 }
                 SyscallControl::Value(value) => return self.finish(&call, value),
                 SyscallControl::Memory(value, change) => {
+                    if let Trap::Kernel(id) = call.place {
+                        if change.is_empty() && !self.person.unattached {
+                            return self.finish(&call, value);
+                        }
+                        if !self.person.unattached && self.body.may_make(&call, &change) {
+                            return self.let_make(id, change);
+                        }
+                        self.body.process.detach(id)?;
+                    }
                     self.body.process.set_result(value as i64);
+                    if self.person.unattached {
+                        self.enact(change, Continuation::Ask)?;
+                        self.attach()?;
+                        return self.go_on();
+                    }
                     self.enact(change, Continuation::Resume)?;
                     return Ok(None);
                 }
@@ -235,6 +259,18 @@ impl Guest {
     fn take_on(&mut self, deadline: Instant) -> Result<Option<StopReason>, PlatformError> {
         let halt = self.go_on()?;
         self.outlive(halt, deadline)
+    }
+
+    /// Has the guest make its own call `id`, which is the only order of `change`.
+    fn let_make(&mut self, id: u64, change: Change) -> Result<Option<StopReason>, PlatformError> {
+        self.person.resumed = None;
+        self.person.unmask();
+        if self.person.has_signal() || self.person.state.is_to_stop() || self.turn_is_over() {
+            // It comes behind the call.
+            self.body.process.interrupt()?;
+        }
+        self.body.let_make(id, &change)?;
+        Ok(None)
     }
 
     /// The call returns, and its thread continues.

@@ -107,8 +107,7 @@ impl Live {
         if !rest.watches_generation || planted::is(Bug::OldGeneration) {
             return Ok(());
         }
-        self.guest.person.begin_generation();
-        self.guest.absorb()
+        self.guest.person.begin_generation()
     }
 
     /// Everything that is neither memory nor registers.
@@ -287,7 +286,7 @@ impl Instance {
         }
         self.bring_back().map_err(unstarted)?;
         let live = self.live.as_mut().ok_or(PlatformError::Lost).map_err(unstarted)?;
-        Ok(change(live.guest.person.change()))
+        live.guest.person.with_files(change).map_err(unstarted)
     }
 
     /// Has the process be in the present state, where that is the one that it stands on.
@@ -417,12 +416,15 @@ impl Instance {
         let rest = &self.standing.rest;
         if live.unused {
             live.set_state(rest);
+            live.guest.person.shared.restore(&rest.state.tree, &rest.live)?;
+            live.guest.attach()?;
             self.wait = rest.wait;
             return Ok(StubCommands { wipe: true, ..StubCommands::default() });
         }
-        let orders = live.guest.restore()?;
+        let orders = live.guest.restore(rest)?;
         self.stats.copied = orders.copies.iter().map(|copy| copy[2]).sum();
         live.set_state(rest);
+        live.guest.attach()?;
         self.wait = rest.wait;
         Ok(orders)
     }
@@ -562,6 +564,7 @@ impl Instance {
         if !self.standing.same(to) {
             live.guest.move_to(to)?;
             live.set_state(&to.rest);
+            live.guest.attach()?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::error::WarmError;
 use crate::file_cache::FileCache;
 use crate::guest::Guest;
 use crate::platform::Continuation;
-use crate::sentry::{ArgumentStrings, Content, Executable, PAGE, path_of};
+use crate::sentry::{ArgumentStrings, Change, Content, Executable, PAGE, Share, path_of};
 
 /// Address of programs that can be at any address.
 const BASE: u64 = 0x5555_5555_4000;
@@ -312,8 +312,13 @@ impl Command {
     }
 }
 
-/// Maps one file, and returns the offset of its addresses.
-fn map(guest: &mut Guest, object: &Object, base: u64) -> Result<u64, WarmError> {
+/// Plans the mappings of one file, and returns the offset of its addresses.
+fn map(
+    guest: &mut Guest,
+    object: &Object,
+    base: u64,
+    changes: &mut Vec<Change>,
+) -> Result<u64, WarmError> {
     let Object { path, elf, node } = object;
     let slide = if elf.anywhere { base } else { 0 };
     // Before anything is read: a file may be sparse, and its segments large.
@@ -342,11 +347,14 @@ fn map(guest: &mut Guest, object: &Object, base: u64) -> Result<u64, WarmError> 
                 Content::Bytes(bytes.ok_or_else(|| WarmError::NotFound(path.clone()))?)
             }
         };
-        let (_, change) = std::sync::Arc::make_mut(state)
-            .layout
+        let layout = &mut std::sync::Arc::make_mut(state).layout;
+        let (start, change) = layout
             .map(Some(address - before), false, len, protection, Some(content))
             .map_err(|_| WarmError::TooLarge)?;
-        guest.enact(change, Continuation::Ask)?;
+        // The rest has no bytes in the file.
+        let end = (start + before + part.file_len).next_multiple_of(PAGE);
+        layout.originate(start..end, Share::new(*node, start, part.offset - before));
+        changes.push(change);
     }
     Ok(slide)
 }
@@ -383,11 +391,12 @@ pub(crate) fn load(
 /// Loads a program into an empty process, which then runs.
 pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmError> {
     let Loadable { path, program, loader, args, env, .. } = loadable;
-    let slide = map(guest, program, BASE)?;
+    let mut changes = Vec::new();
+    let slide = map(guest, program, BASE, &mut changes)?;
     let elf = &program.elf;
     let (loader, entry) = match loader {
         Some(loader) => {
-            let slide = map(guest, loader, LOADER_BASE)?;
+            let slide = map(guest, loader, LOADER_BASE, &mut changes)?;
             (slide, loader.elf.entry.wrapping_add(slide))
         }
         None => (0, elf.entry.wrapping_add(slide)),
@@ -397,7 +406,8 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
     // A page between, so that running over the end of the data is noticed.
     state.layout.start_heap(end.next_multiple_of(PAGE) + PAGE);
     let (stack, change) = state.layout.map_stack().map_err(|_| WarmError::TooLarge)?;
-    guest.enact(change, Continuation::Ask)?;
+    changes.push(change);
+    guest.body.enact_all(changes, Continuation::Ask)?;
 
     // Strings at the top, then random bytes, then the table of pointers, which ends on 16 bytes.
     let mut strings = Vec::new();

@@ -17,6 +17,7 @@ mod host_traits;
 mod lifetime;
 mod listener;
 mod mapped_image;
+mod mapping_room;
 mod memory;
 mod pending_content;
 mod populated;
@@ -38,6 +39,7 @@ pub(crate) use frame::{
 };
 pub(crate) use host_traits::HostTraits;
 pub(crate) use mapped_image::MappedImage;
+pub(crate) use mapping_room::is_memory_accounted;
 pub(crate) use process::{Call, Event, Process, Trap};
 pub(crate) use segments::{Segment, Segments};
 pub(crate) use stub::{GUEST, IMAGE, IMAGE_LEN};

@@ -27,6 +27,7 @@ use crate::file_cache::FileCache;
 use crate::load::Command;
 use crate::outbound::OutboundConnections;
 use crate::platform::{Call, PlatformError, Process};
+use crate::shared_files::SharedFiles;
 pub use console::RunControl;
 pub(crate) use console::{Console, HostInput};
 pub(crate) use fs::root_files::{bytes, prepare, settle, tell, thawed_budget};
@@ -53,8 +54,8 @@ pub(crate) use kernel::threads::{Wait, WaitReason};
 pub(crate) use kernel::time::StoppedClock;
 use kernel::timers::Timers;
 pub(crate) use mm::layout::{Layout, MAX_RESERVED, PAGE, STACK_LEN};
-pub(crate) use mm::orders::{Change, Content, map_order, protect_order, unmap_order};
-pub(crate) use mm::shared::{Absorbed, Behind, ChangedPage};
+pub(crate) use mm::orders::{Change, Content, Order, map_order, protect_order, unmap_order};
+pub(crate) use mm::shared::{Share, Shared};
 use mm::user_memory::{copy_in, copy_out, path_in, word_in};
 use net::dns::ResolvedNames;
 pub use net::inbound::{Exchanged, InboundConnection};
@@ -97,6 +98,8 @@ pub(crate) struct Kernel {
     moves: u32,
     /// Files that are held because memory is shared through them.
     shares: BTreeSet<Node>,
+    /// Bytes of them that processes have mapped, each once.
+    shared_bytes: u64,
     system_v: mm::shared_segments::SharedSegments,
     semaphores: Semaphores,
     queues: MessageQueues,
@@ -134,6 +137,7 @@ impl Kernel {
             watchers: 0,
             moves: 0,
             shares: BTreeSet::new(),
+            shared_bytes: 0,
             system_v: mm::shared_segments::SharedSegments::default(),
             semaphores: Semaphores::default(),
             queues: MessageQueues::default(),
@@ -214,8 +218,10 @@ pub(crate) struct Sentry {
     pub(crate) contents: FileCache,
     /// Its connections to the outside.
     pub(crate) lines: OutboundConnections,
-    /// Changed pages of shared memory that the current process may not write, until they are in its memory.
-    pub(crate) unwritable: Vec<ChangedPage>,
+    /// Files whose shared mappings can be written.
+    pub(crate) shared: SharedFiles,
+    /// Whether mappings of the current process may have to show a file that has become live.
+    pub(crate) unattached: bool,
     /// The host's side of a run that goes to its end.
     pub(crate) console: Option<Console>,
 }
@@ -230,7 +236,7 @@ impl Sentry {
         let streams = Streams::default();
         let (unserved, contents) = (BTreeMap::new(), FileCache::default());
         let lines = OutboundConnections::new(granted);
-        let (resumed, console, unwritable) = (None, None, Vec::new());
+        let (resumed, console, shared) = (None, None, SharedFiles::default());
         Self {
             state,
             streams,
@@ -239,7 +245,8 @@ impl Sentry {
             resumed,
             contents,
             lines,
-            unwritable,
+            shared,
+            unattached: false,
             console,
         }
     }

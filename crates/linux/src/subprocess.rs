@@ -6,9 +6,11 @@
 //!
 //! Promises: a freeze covers every byte; a restored process equals the frozen one, or is reported as unusable.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
+use afresh_files::Node;
 use afresh_memory::{Differing, Image, PAGE_SIZE, PageRange, RemoteError, RemoteSlot, Strategy};
 use afresh_sys::planted::{self, Bug};
 
@@ -20,7 +22,8 @@ use crate::platform::{
     StubCommands,
 };
 use crate::ranges::Ranges;
-use crate::sentry::{Absorbed, Change, Content, Layout, protect_order, unmap_order};
+use crate::sentry::{Change, Layout, protect_order, unmap_order};
+use crate::shared_files::Attachment;
 use crate::subprocess_memory::SubprocessMemory;
 use crate::warm::Limits;
 
@@ -43,8 +46,8 @@ pub(crate) struct Subprocess {
     pub(crate) base: Option<FrozenMemory>,
     /// Contents of files that it shows where its memory was replaced, and may show elsewhere.
     pub(crate) showing: FileMappings,
-    /// Contents of shared files when it last ran.
-    pub(crate) absorbed: Absorbed,
+    /// Its mappings of live shared files.
+    pub(crate) attached: Vec<Attachment>,
     /// PID of the process whose registers are in it.
     pub(crate) holds: u32,
     /// Whether code may have run in it since it was last frozen or reset.
@@ -199,7 +202,7 @@ impl Subprocess {
             replaced,
             base,
             showing,
-            absorbed: Absorbed::default(),
+            attached: Vec::new(),
             holds,
             ran: true,
             last: None,
@@ -230,7 +233,7 @@ impl Subprocess {
         let base = Some(ground.clone());
         let (replaced, showing) = (Ranges::default(), FileMappings::default());
         let new = Self::new(process, part.holds, base.clone(), replaced, showing);
-        Ok(Self { ran: false, absorbed: part.absorbed.clone(), last: base, held, ..new })
+        Ok(Self { ran: false, last: base, held, ..new })
     }
 
     /// Whether it can be reset.
@@ -241,63 +244,6 @@ impl Subprocess {
     /// Pages that a reset copies back.
     pub(crate) fn write_set_len(&self) -> usize {
         self.held.as_ref().map_or(0, |held| held.slot.write_set_len())
-    }
-
-    /// Puts a change of the layout into effect, while the stub waits for orders.
-    pub(crate) fn enact(
-        &mut self,
-        change: Change,
-        then: Continuation,
-    ) -> Result<(), PlatformError> {
-        let (mut gone, mut new) = (Vec::new(), None);
-        for order in change.before.iter().chain(&change.after) {
-            let range = order[1]..order[1] + order[2];
-            let kind = order[0] as i64;
-            if kind == libc::SYS_mmap || kind == libc::SYS_munmap {
-                self.process.forget(range.clone());
-                self.replaced.insert(range.clone());
-                // The shown image must outlive the mapping.
-                gone.push(range.clone());
-            }
-            self.disturbed.insert(range);
-        }
-        if let Some((start, Content::Shown(_, len, _))) = &change.content {
-            let range = *start..start + len;
-            self.process.forget(range.clone());
-            self.replaced.insert(range.clone());
-            self.disturbed.insert(range);
-        }
-        let mut first =
-            StubCommands { calls: change.before, copies: change.copies, ..StubCommands::default() };
-        let mut bytes = None;
-        match change.content {
-            Some((start, Content::Shown(shown, len, protection))) => {
-                let descriptor = self.process.lend(shown.file())?;
-                first.calls.push(shown.order(start, len, protection, descriptor));
-                first.calls.push([libc::SYS_close as u64, descriptor, 0, 0, 0, 0, 0]);
-                new = Some((start..start + len, shown));
-            }
-            Some((start, Content::Bytes(content))) => bytes = Some((start, content)),
-            None => {}
-        }
-        let whole = bytes.is_none() && change.after.is_empty();
-        self.process.execute(&first, if whole { then } else { Continuation::Ask })?;
-        gone.into_iter().for_each(|range| self.showing.remove(range));
-        if let Some((range, shown)) = new {
-            self.showing.insert(range, shown);
-        }
-        if whole {
-            return Ok(());
-        }
-        if let Some((address, bytes)) = bytes
-            && !self.process.write(address, &bytes)?
-        {
-            return Err(PlatformError::kernel(
-                "filling a mapping of a file",
-                std::io::Error::from_raw_os_error(libc::ENOMEM),
-            ));
-        }
-        self.process.execute(&StubCommands { calls: change.after, ..StubCommands::default() }, then)
     }
 
     /// Runs `read` while unreadable memory is readable.
@@ -363,7 +309,6 @@ impl Subprocess {
             self.process.set_registers(&ground.part.registers);
         }
         self.holds = ground.part.holds;
-        self.absorbed = ground.part.absorbed.clone();
         self.last = Some(ground.clone());
         self.base = Some(ground);
         self.ran = false;
@@ -426,28 +371,29 @@ impl Subprocess {
         self.process.execute(&orders, Continuation::Ask)
     }
 
-    /// Its present content, of process `memory` with this layout. With `moves` it stands on that from then on, if it
+    /// Its present content, of process `memory` with this layout, without the shared memory of the files `live`. With `moves` it stands on that from then on, if it
     /// is watched.
     pub(crate) fn freeze(
         &mut self,
         memory: u32,
         layout: &Layout,
+        live: &BTreeSet<Node>,
         moves: bool,
     ) -> Result<FrozenMemory, PlatformError> {
-        if let Some(last) = self.last.as_ref().filter(|_| !self.ran) {
+        let last = self.last.as_ref().filter(|_| !self.ran);
+        if let Some(last) = last.filter(|last| !last.part.segments.show_shares(layout, live)) {
             return Ok(last.clone());
         }
         let (registers, holds) = (self.process.registers(), self.holds);
-        let absorbed = self.absorbed.clone();
-        let part = |segments| Arc::new(MemoryPart { memory, holds, segments, registers, absorbed });
+        let part = |segments| Arc::new(MemoryPart { memory, holds, segments, registers });
         if self.held.is_some() {
-            return self.freeze_watched(layout, moves, part);
+            return self.freeze_watched(layout, live, moves, part);
         }
         let before = self.last.clone().or_else(|| self.base.clone());
         let empty = || (Image::zero(0), Segments::default());
         let (image, old) = before
             .map_or_else(empty, |ground| (ground.image.clone(), ground.part.segments.clone()));
-        let segments = old.place(layout.mappings());
+        let segments = old.place(layout.own_mappings(live));
         // Private pages, and unpopulated ones without an image.
         let mut taken = CapturedPages { gone: segments.without(&old), ..CapturedPages::default() };
         for part in segments.iter() {
@@ -497,12 +443,13 @@ impl Subprocess {
     fn freeze_watched(
         &mut self,
         layout: &Layout,
+        live: &BTreeSet<Node>,
         moves: bool,
         part: impl FnOnce(Segments) -> Arc<MemoryPart>,
     ) -> Result<FrozenMemory, PlatformError> {
         let Some(base) = self.base.clone() else { return Err(PlatformError::Lost) };
         let old = &base.part.segments;
-        let segments = old.place(layout.mappings());
+        let segments = old.place(layout.own_mappings(live));
         let (disturbed, replaced) = (self.disturbed.clone(), self.replaced.clone());
         // Later mappings and changes: populated pages, and the unpopulated ones of new memory.
         let mut taken = CapturedPages { gone: segments.without(old), ..CapturedPages::default() };

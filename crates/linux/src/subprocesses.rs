@@ -9,15 +9,17 @@
 //! Promises: when a guest process ends, so does its host process; after a reset all frozen ones are as they were
 //! then, and no other is left.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use afresh_files::Node;
 use afresh_sys::planted::{self, Bug};
 
 use crate::file_cache::MappedRange as Contents;
 use crate::file_mappings::FileMappings;
-use crate::frozen_state::{FrozenMemory, FrozenState, IdleWait as Idle};
+use crate::frozen_state::{FrozenKernel, FrozenMemory, FrozenState, IdleWait as Idle};
 use crate::guest::{Guest, StopReason};
 use crate::load::{self, Command};
 use crate::platform::{
@@ -25,13 +27,15 @@ use crate::platform::{
 };
 use crate::ranges::Ranges;
 use crate::sentry::{
-    Change, ChangedPage, End, FIRST, ForkRequest, PAGE, Wait, WaitReason, map_order, protect_order,
+    Change, End, FIRST, ForkRequest, Kernel, Wait, WaitReason, map_order, protect_order,
 };
 use crate::subprocess::Subprocess;
 use crate::warm::Limits;
 
 /// Bytes that are copied at a time.
 const CHUNK_SIZE: u64 = 1 << 20;
+/// Ranges that are copied at a time.
+const PIECES: usize = 512;
 const READ: u64 = libc::PROT_READ as u64;
 const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
 
@@ -122,7 +126,8 @@ impl Guest {
 
     /// Freezes all of it, while it waits for the caller as in `wait`. With `moves` it stands on that from then on.
     pub(crate) fn freeze(&mut self, wait: Idle, moves: bool) -> Result<FrozenState, PlatformError> {
-        self.publish()?;
+        self.person.publish_all()?;
+        let live = self.person.shared.nodes();
         let mut state = Arc::clone(&self.person.state);
         if state.has_lines() {
             // The restored state has none of these connections.
@@ -135,8 +140,8 @@ impl Guest {
                 false => self.others.bodies.get_mut(&memory),
             };
             grounds.push(match body {
-                Some(body) => body.freeze(memory, layout, moves)?,
-                None => self.others.frozen(memory)?,
+                Some(body) => body.freeze(memory, layout, &live, moves)?,
+                None => self.others.frozen(memory)?.without_shares(layout, &live),
             });
         }
         let standing = FrozenState::new(grounds, state, wait, self.person.streams.clock.stop());
@@ -150,8 +155,9 @@ impl Guest {
 
     /// Makes the first process the current one, resets all others to the frozen state, and ends the rest. The
     /// remaining orders reset the first.
-    pub(crate) fn restore(&mut self) -> Result<StubCommands, PlatformError> {
+    pub(crate) fn restore(&mut self, rest: &FrozenKernel) -> Result<StubCommands, PlatformError> {
         self.go_home()?;
+        self.restore_shared(&rest.state, &rest.live)?;
         let timed = self.others.is_timed();
         self.others.bring_back(|body, ground| match body.base.as_ref() {
             Some(base) if base.same(ground) && !body.ran => Ok(()),
@@ -173,6 +179,7 @@ impl Guest {
         let first = to.ground(FIRST).filter(|_| self.body.is_watched());
         let Some(first) = first else { return Err(PlatformError::Lost) };
         self.go_home()?;
+        self.restore_shared(&to.rest.state, &to.rest.live)?;
         self.others.set_origin(to);
         self.others.bring_back(|body, ground| match body.base.as_ref() {
             Some(base) if base.same(ground) && !body.ran => Ok(()),
@@ -194,47 +201,28 @@ impl Guest {
         self.swap_body(FIRST)
     }
 
-    /// Publishes writes of the last process to shared memory.
-    pub(crate) fn publish(&mut self) -> Result<(), PlatformError> {
-        if !self.person.state.shares() {
-            return Ok(());
-        }
-        let memory = self.others.memory;
-        self.person.change().publish(&self.body.process, memory)?;
-        // The running process has everything that others published, and its own writes.
-        self.body.absorbed = self.person.state.shared_bytes();
-        Ok(())
+    /// Makes the mappings of live files in the current process, which waits for commands.
+    pub(crate) fn attach(&mut self) -> Result<(), PlatformError> {
+        self.person.unattached = false;
+        let wanted = self.person.attachments(&self.person.state.layout);
+        self.body.attach(wanted)
     }
 
-    /// Applies published writes to the current process, which waits for commands.
-    pub(crate) fn absorb(&mut self) -> Result<(), PlatformError> {
-        if !self.person.state.shares() {
-            return Ok(());
-        }
-        let news = self.person.state.news(&self.body.process, &self.body.absorbed)?;
-        let (writable, unwritable): (Vec<_>, Vec<_>) =
-            news.into_iter().partition(ChangedPage::is_writable);
-        for page in writable {
-            self.body.process.write(page.at, &page.bytes)?;
-        }
-        self.take_in(&unwritable)
-    }
-
-    /// Changes pages that the guest may not write, while it is in the stub.
-    pub(crate) fn take_in(&mut self, pages: &[ChangedPage]) -> Result<(), PlatformError> {
-        for run in pages
-            .chunk_by(|one, next| next.at == one.at + PAGE && next.protection == one.protection)
-        {
-            let [first, ..] = run else { continue };
-            let order = |protection| {
-                let before = vec![protect_order(first.at, run.len() as u64 * PAGE, protection)];
-                Change { before, ..Change::default() }
+    /// Brings shared memory to `state`, in which the files `live` are live, and prepares all processes for it: before
+    /// they are reset.
+    fn restore_shared(
+        &mut self,
+        state: &Kernel,
+        live: &BTreeSet<Node>,
+    ) -> Result<(), PlatformError> {
+        self.person.shared.restore(&state.tree, live)?;
+        for (memory, layout) in state.memories() {
+            let wanted = self.person.attachments(layout);
+            let body = match memory == self.others.memory {
+                true => Some(&mut self.body),
+                false => self.others.bodies.get_mut(&memory),
             };
-            self.enact(order(READ_WRITE), Continuation::Ask)?;
-            for page in run {
-                self.body.process.write(page.at, &page.bytes)?;
-            }
-            self.enact(order(first.protection), Continuation::Ask)?;
+            body.into_iter().for_each(|body| body.disturb_strays(&wanted));
         }
         Ok(())
     }
@@ -249,9 +237,8 @@ impl Guest {
         self.person.change().seat(id);
         let memory = self.person.state.family.own.memory;
         if self.others.memory != memory {
-            self.publish()?;
             self.swap_body(memory)?;
-            self.absorb()?;
+            self.attach()?;
         }
         let held = std::mem::replace(&mut self.body.holds, id);
         if held == id {
@@ -295,7 +282,7 @@ impl Guest {
         let id = self.person.state.family.own.id;
         self.end_borrowers();
         self.person.mark_all_mutexes(&mut self.body.process)?;
-        self.publish()?;
+        self.person.publish_lasting()?;
         let state = self.person.change();
         let memory = state.family.own.memory;
         // Its parent may query the times, even if no process has so far.
@@ -303,13 +290,14 @@ impl Guest {
             state.spend(self.body.process.take_spent());
         }
         state.bury(end);
+        self.person.prune_shared();
         self.person.resumed = None;
         if memory == id {
             // Another process first, then this one can end.
             let heir = self.person.state.family.own.memory;
             self.swap_body(heir)?;
             self.others.bodies.remove(&id);
-            self.absorb()?;
+            self.attach()?;
         }
         Ok(())
     }
@@ -373,19 +361,35 @@ impl Guest {
         let Subprocess { base, replaced, showing, .. } = &self.body;
         let (base, replaced, showing) = (base.clone(), replaced.clone(), showing.clone());
         let mut body = Subprocess::new(process, fork.id, base, replaced, showing);
-        body.absorbed = self.person.state.shared_bytes();
+        let attached = body.attach(self.person.attachments(&self.person.state.layout));
         self.others.bodies.insert(fork.id, body);
-        Ok(())
+        attached
     }
 
     /// A process with the same memory: images are mapped there as well, and the rest is copied.
     fn copy(&mut self) -> Result<Process, PlatformError> {
         let mut process = Process::new(None, None)?;
         let layout = &self.person.state.layout;
+        // The rest is shared with the copy.
+        let mappings: Vec<_> = layout.own_mappings(&self.person.shared.nodes()).collect();
+        let ranges = mappings.iter().map(|(start, len, _)| *start..start + len);
+        let written = self.body.process.private_in(ranges)?;
+        let is_written = |start: u64, len: u64| {
+            let next = written.partition_point(|written| written.end <= start);
+            written.get(next).is_some_and(|written| written.start < start + len)
+        };
+        // Where bytes are copied, it can be written until then.
+        let first: Vec<_> = mappings
+            .iter()
+            .map(|&(start, len, protection)| match is_written(start, len) {
+                true => (start, len, READ_WRITE),
+                false => (start, len, protection),
+            })
+            .collect();
         let (mut shown, mut zeros) = (Vec::new(), Ranges::default());
-        layout.mappings().for_each(|(start, len, _)| zeros.insert(start..start + len));
+        mappings.iter().for_each(|(start, len, _)| zeros.insert(*start..start + len));
         if let Some(base) = &self.body.base {
-            for (start, len, protection) in layout.mappings() {
+            for &(start, len, protection) in &first {
                 let mut at = start;
                 let end = start + len;
                 let replaced = self.body.replaced.within(start..end);
@@ -398,15 +402,18 @@ impl Guest {
             shown.iter().for_each(|part| zeros.remove(part.range()));
         }
         let mut contents = Vec::new();
-        for (start, len, protection) in layout.mappings() {
+        for &(start, len, protection) in &first {
             for (part, shown) in self.body.contents(start..start + len) {
                 zeros.remove(part.clone());
                 contents.push((part, shown, protection));
             }
         }
-        let order =
-            |range: std::ops::Range<u64>| map_order(range.start, range.end - range.start, 0);
-        let mut calls: Vec<_> = zeros.iter().map(order).collect();
+        let mut calls = Vec::new();
+        for &(start, len, protection) in &first {
+            let parts = zeros.within(start..start + len).into_iter();
+            calls
+                .extend(parts.map(|part| map_order(part.start, part.end - part.start, protection)));
+        }
         // They are in two files at most: the guest's own, and the one for all guests.
         let mut lent: Vec<(&Contents, u64)> = Vec::new();
         for (part, shown, protection) in &contents {
@@ -428,36 +435,25 @@ impl Guest {
         if let Some(base) = &self.body.base {
             process.show(&MappedImage::new(&base.image)?, &shown)?;
         }
-        let mappings: Vec<_> = layout.mappings().collect();
-        for &(start, len, protection) in &mappings {
-            let written = self.body.process.private(start..start + len)?;
-            if written.is_empty() {
-                continue;
-            }
-            protect(&mut process, &[(start, len, READ_WRITE)])?;
-            let closed = protection & READ == 0;
-            if closed {
-                let open = protect_order(start, len, READ);
-                self.enact(Change { before: vec![open], ..Change::default() }, Continuation::Ask)?;
-            }
-            let mut buffer = Vec::new();
-            for range in written {
-                for at in range.clone().step_by(CHUNK_SIZE as usize) {
-                    buffer.resize((range.end - at).min(CHUNK_SIZE) as usize, 0);
-                    let moved =
-                        self.body.process.read(at, &mut buffer)? && process.write(at, &buffer)?;
-                    if !moved {
-                        let error = std::io::Error::from_raw_os_error(libc::EFAULT);
-                        return Err(PlatformError::kernel("copying the guest's memory", error));
-                    }
-                }
-            }
-            if closed {
-                let close = protect_order(start, len, protection);
-                self.enact(Change { before: vec![close], ..Change::default() }, Continuation::Ask)?;
-            }
+        let closed: Vec<_> = mappings
+            .iter()
+            .filter(|&&(start, len, protection)| protection & READ == 0 && is_written(start, len))
+            .collect();
+        let order = |opens: bool| {
+            let order = |&&(start, len, protection): &&(u64, u64, u64)| {
+                protect_order(start, len, if opens { READ } else { protection })
+            };
+            Change { before: closed.iter().map(order).collect(), ..Change::default() }
+        };
+        if !closed.is_empty() {
+            self.enact(order(true), Continuation::Ask)?;
         }
-        protect(&mut process, &mappings)?;
+        copy_ranges(&self.body.process, &mut process, &written)?;
+        if !closed.is_empty() {
+            self.enact(order(false), Continuation::Ask)?;
+        }
+        let changed = mappings.iter().zip(&first).filter(|(last, first)| last != first);
+        protect(&mut process, &changed.map(|(last, _)| *last).collect::<Vec<_>>())?;
         Ok(process)
     }
 
@@ -474,7 +470,7 @@ impl Guest {
         };
         self.end_borrowers();
         self.person.mark_all_mutexes(&mut self.body.process)?;
-        self.publish()?;
+        self.person.publish_lasting()?;
         let own = self.person.state.family.own.id;
         let borrows = self.person.state.family.own.memory != own;
         if borrows {
@@ -496,6 +492,7 @@ impl Guest {
             state.shed(loadable.identity());
             let change = state.layout.clear();
             state.drop_unshared();
+            self.person.prune_shared();
             self.enact(change, Continuation::Ask)?;
             // Nothing of the last program's is in the new one's registers.
             self.body.process.forget_frame();
@@ -527,8 +524,38 @@ impl Guest {
     }
 }
 
+/// Copies memory from one process to the same addresses of another.
+fn copy_ranges(from: &Process, to: &mut Process, list: &[Range<u64>]) -> Result<(), PlatformError> {
+    let mut buffer = Vec::new();
+    let mut pieces = Vec::new();
+    let mut copy = |pieces: &mut Vec<(u64, usize)>, len: usize| {
+        buffer.resize(len, 0);
+        if from.read_ranges(pieces, &mut buffer)? && to.write_ranges(pieces, &buffer)? {
+            pieces.clear();
+            return Ok(());
+        }
+        let error = std::io::Error::from_raw_os_error(libc::EFAULT);
+        Err(PlatformError::kernel("copying the guest's memory", error))
+    };
+    let mut len = 0;
+    for range in list {
+        for at in range.clone().step_by(CHUNK_SIZE as usize) {
+            let more = (range.end - at).min(CHUNK_SIZE) as usize;
+            if len + more > CHUNK_SIZE as usize || pieces.len() == PIECES {
+                copy(&mut pieces, std::mem::take(&mut len))?;
+            }
+            pieces.push((at, more));
+            len += more;
+        }
+    }
+    if len > 0 { copy(&mut pieces, len) } else { Ok(()) }
+}
+
 /// Sets the protection of mappings (start, length, protection) of a process that waits for orders.
 fn protect(process: &mut Process, list: &[(u64, u64, u64)]) -> Result<(), PlatformError> {
+    if list.is_empty() {
+        return Ok(());
+    }
     let calls = list.iter().map(|&(start, len, protection)| protect_order(start, len, protection));
     process.execute(
         &StubCommands { calls: calls.collect(), ..StubCommands::default() },

@@ -113,6 +113,8 @@ bugs! {
     Mapping = "mapping",
     /// Writes of a process to the contents of a file are taken for the original.
     Lent = "lent",
+    /// Shared memory keeps the writes of a call.
+    Shared = "shared",
     /// Only the first process of a guest is reset.
     Family = "family",
     /// An item that could not be recycled is leased again.

@@ -13,6 +13,9 @@ pub(super) fn compare(guest: &mut Guest, standing: &FrozenState) -> Result<u64, 
     if *guest.person.state != *standing.rest.state {
         return Err(VerifyError::State);
     }
+    if let Some((_, offset)) = guest.person.shared.differing(&standing.rest.state.tree)? {
+        return Err(VerifyError::Memory(offset));
+    }
     let mut bytes = 0;
     for body in std::iter::once(&mut guest.body).chain(guest.others.iter_mut()) {
         bytes += compare_body(body)?;
@@ -26,7 +29,11 @@ fn compare_body(body: &mut Subprocess) -> Result<u64, VerifyError> {
     if body.holds != part.holds || !body.process.control_equals(&part.registers) {
         return Err(VerifyError::Registers);
     }
-    let expected = joined(part.segments.iter().map(|s| (s.start, s.start + s.len, s.protection)));
+    let segments = part.segments.iter().map(|s| (s.start, s.start + s.len, s.protection));
+    let attached = body.attached.iter().map(|one| (one.range.start, one.range.end, one.protection));
+    let mut mapped: Vec<_> = segments.chain(attached).collect();
+    mapped.sort_unstable();
+    let expected = joined(mapped.into_iter());
     let found = joined(body.process.mappings()?.into_iter());
     if expected != found {
         let odd = expected

@@ -33,13 +33,10 @@ const FIRST_ARGUMENT: u32 = 16;
 const STREAMS: u32 = 3;
 
 /// Calls at which orders may have to be carried out, or at which a thread of the guest may wait, end, or be given other registers.
-const ORDERED: [libc::c_long; 48] = [
+const ORDERED: [libc::c_long; 45] = [
     libc::SYS_readv,
     libc::SYS_mmap,
-    libc::SYS_munmap,
     libc::SYS_mremap,
-    libc::SYS_mprotect,
-    libc::SYS_madvise,
     libc::SYS_shmat,
     libc::SYS_shmdt,
     libc::SYS_brk,

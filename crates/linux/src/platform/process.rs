@@ -20,6 +20,7 @@ use super::forker::{SpawnedProcess, unprepared};
 use super::frame::{self, Bases, Register};
 use super::listener::{Answer, Listener, SeccompNotification};
 use super::mapped_image::{FileMapping, MappedImage};
+use super::mapping_room::MAPPINGS_OF_CALL;
 use super::pending_content::PendingContent;
 use super::segments::Segments;
 use super::template::Template;
@@ -96,6 +97,8 @@ pub(crate) struct Process {
     receipts: ReceiptSource,
     /// Offsets of its clocks.
     offsets: ClockOffsets,
+    /// The kernel has at most so many mappings of it.
+    pub(super) mappings_bound: usize,
 }
 
 /// Sends [`INTERRUPT`]. The guest can read its `siginfo_t`, which must not show this process's PID.
@@ -202,6 +205,7 @@ impl Process {
             generation: fork::generation(),
             receipts: ReceiptSource::new(),
             offsets: ClockOffsets::default(),
+            mappings_bound: usize::MAX / 2,
         };
         // Its calls are answered here: across two processors each would cost ten times as much.
         process.follow();
@@ -235,7 +239,7 @@ impl Process {
         }
     }
 
-    fn maps(&self) -> Result<String, PlatformError> {
+    pub(super) fn maps(&self) -> Result<String, PlatformError> {
         std::fs::read_to_string(format!("/proc/{}/maps", self.id()))
             .map_err(|e| PlatformError::kernel("reading the list of mappings", e))
     }
@@ -331,6 +335,12 @@ impl Process {
         self.set_register(Register::Rax, value as u64);
     }
 
+    /// Has the guest make its own call, which waits in the kernel.
+    pub(crate) fn let_make(&mut self, id: u64) -> Result<(), PlatformError> {
+        self.mappings_bound += MAPPINGS_OF_CALL;
+        self.send(id, Answer::Made)
+    }
+
     /// Lets the stub execute commands, each of whose calls is checked when it is made.
     pub(crate) fn execute(
         &mut self,
@@ -345,6 +355,7 @@ impl Process {
             let receipt = self.receipts.next();
             self.control.write(0, &piece.encode(then, self.bases, frame, receipt));
             let id = self.asked.take().ok_or_else(|| self.forged("it takes no orders now"))?;
+            self.mappings_bound += MAPPINGS_OF_CALL * piece.calls.len();
             self.send(id, Answer::Value(0))?;
             for expected in &piece.calls {
                 let notice = self.receive(deadline)?.ok_or(PlatformError::Late)?;
@@ -384,6 +395,15 @@ impl Process {
             track.touch(address..address.saturating_add(bytes.len() as u64))?;
         }
         memory::write(self.born.pid, address, bytes)
+    }
+
+    /// Writes `bytes` to ranges (start, length), one after the other, of a process that is not tracked.
+    pub(crate) fn write_ranges(
+        &mut self,
+        ranges: &[(u64, usize)],
+        bytes: &[u8],
+    ) -> Result<bool, PlatformError> {
+        memory::write_ranges(self.born.pid, ranges, bytes)
     }
 
     /// Lends the process a file, while the stub waits for orders: its descriptor there.

@@ -147,6 +147,12 @@ impl Segments {
         Self::new(kept, end)
     }
 
+    /// Only the parts in `mappings` (start, length, protection; sorted), with the same pages.
+    pub(crate) fn cut(&self, mappings: impl IntoIterator<Item = (u64, u64, u64)>) -> Self {
+        let ranges = mappings.into_iter().map(|(start, len, _)| start..start + len);
+        Self::new(ranges.flat_map(|range| self.within(range)).collect(), self.pages)
+    }
+
     /// All, by address.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Segment> {
         self.list.iter()

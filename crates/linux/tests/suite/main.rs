@@ -10,6 +10,7 @@ mod clock;
 mod clones;
 mod common;
 mod database;
+mod deltas;
 mod exact;
 mod families;
 mod fifos;

@@ -109,6 +109,14 @@ def own():
     assert dict(zip(words[::2], words[1::2]))[6] == 4096 and words[-2:] == [0, 0]
     maps = open(f"{own}/maps").read(); assert "[heap]\n" in maps and "[stack]\n" in maps
     smaps = open(f"{own}/smaps").read(); assert smaps.count("\nRss:") == maps.count("\n") and "VmFlags: rd wr" in smaps
+    import mmap
+    with open("/tmp/a mapped file", "wb+") as f:
+        f.truncate(8192); held = mmap.mmap(f.fileno(), 4096, mmap.MAP_PRIVATE, offset=4096), mmap.mmap(f.fileno(), 4096)
+        lines = [line.split(None, 5) for line in open(f"{own}/maps").read().splitlines()]
+        named = {(line[1][3], line[2], int(line[4])) for line in lines if line[5:] == ["/tmp/a mapped file"]}
+        assert named == {("p", "00001000", os.fstat(f.fileno()).st_ino), ("s", "00000000", os.fstat(f.fileno()).st_ino)}, named
+        program = os.path.realpath(sys.executable); assert any(line[5:] == [program] and "x" in line[1] for line in lines), program
+        os.unlink("/tmp/a mapped file"); assert " (deleted)\n" in open(f"{own}/maps").read(); del held
     assert re.search("Rss: +[1-9]", open(f"{own}/smaps_rollup").read()) and " /proc " in open(f"{own}/mountinfo").read()
     assert "lo:" in open("/proc/net/dev").read() and open("/proc/net/tcp").read() == open(f"{own}/net/tcp").read()
     fields = open(f"{own}/stat").read().rsplit(") ", 1)[1].split(); assert len(fields) == 50 and int(fields[21]) * 4096 == int(fields[20]) > 1 << 20

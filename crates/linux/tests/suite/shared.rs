@@ -10,6 +10,7 @@ use std::time::Duration;
 use afresh_linux::{Frozen, Instance, Program, Warm};
 use afresh_pager::{Options, SnapshotOptions};
 use afresh_store::Store;
+use afresh_sys::planted::{self, Bug};
 
 /// The counter in shared memory was 40, and each round raises it by `step`.
 fn is_pristine(warm: &Warm, step: u32) {
@@ -47,6 +48,19 @@ fn writes_to_shared_memory_reach_other_processes_and_are_reset() {
 #[test]
 fn segments_of_system_v_are_shared_counted_and_removed_and_a_reset_undoes_it() {
     is_pristine_also_out_of_a_snapshot("system_v.c", 1);
+}
+
+#[test]
+fn files_have_several_views_with_ends_holes_and_growth() {
+    is_pristine_also_out_of_a_snapshot("views.c", 1);
+}
+
+#[test]
+fn planted_bugs_are_caught() {
+    planted::must_be_caught(
+        &[Bug::Shared],
+        &["shared::what_one_process_writes_to_shared_memory_the_others_see_and_a_reset_undoes"],
+    );
 }
 
 const BEHIND: &str = r#"

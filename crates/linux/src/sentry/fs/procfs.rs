@@ -4,6 +4,7 @@
 //! start; writing to its own memory does not change them.
 
 use rustix::time::ClockId;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use afresh_files::Node;
@@ -14,7 +15,7 @@ use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::identity::{RELEASE, VERSION};
 use crate::sentry::kernel::time::now;
 use crate::sentry::tty::terminals::FIRST_DEVICE;
-use crate::sentry::{Kernel, Sentry, USER};
+use crate::sentry::{Kernel, Sentry, USER, path_of};
 
 /// Files of `/proc` itself that are made when they are opened.
 pub(in crate::sentry) const OWN_FILES: [&str; 4] = ["loadavg", "stat", "uptime", "version"];
@@ -283,20 +284,29 @@ impl Kernel {
     /// The mappings of a memory; with their sizes, if that is asked for.
     fn maps(&self, memory: u32, sized: bool) -> Option<String> {
         let layout = self.layout_of(memory)?;
-        let mut text = String::new();
+        let (mut text, mut paths) = (String::new(), BTreeMap::new());
         for (range, mapping) in layout.all() {
             let protection = mapping.protection;
             let letter = |bit: i32, letter| if protection & bit as u64 == 0 { '-' } else { letter };
             let (r, w) = (letter(libc::PROT_READ, 'r'), letter(libc::PROT_WRITE, 'w'));
             let x = letter(libc::PROT_EXEC, 'x');
-            let (shared, offset, node) = match mapping.share {
-                Some(share) => ('s', share.offset(range.start), share.node.0),
-                None => ('p', 0, 0),
+            let shared = if mapping.share.is_some() { 's' } else { 'p' };
+            let file = mapping.share.or(mapping.origin);
+            let (offset, node) =
+                file.map_or((0, 0), |file| (file.offset(range.start), file.node.0));
+            let name = match (file, layout.name(&range)) {
+                (Some(file), _) => {
+                    paths.entry(node).or_insert_with(|| self.mapped_path(file.node)).as_str()
+                }
+                (None, name) => name.unwrap_or_default(),
             };
-            let name = layout.name(&range).map_or_else(String::new, |name| format!("{name:>27}"));
             let (start, end) = (range.start, range.end);
             let line = format!("{start:08x}-{end:08x} {r}{w}{x}{shared} {offset:08x} 00:00 {node}");
-            let _ = writeln!(text, "{line}{name}");
+            // Names are in one column.
+            let _ = match name.is_empty() {
+                true => writeln!(text, "{line}"),
+                false => writeln!(text, "{line:<72} {name}"),
+            };
             if sized {
                 let resident = if mapping.reserved { 0 } else { end - start };
                 let flags = [
@@ -312,6 +322,24 @@ impl Kernel {
             }
         }
         Some(text)
+    }
+
+    /// The path of a mapped file.
+    fn mapped_path(&self, node: Node) -> String {
+        let path = self.tree.name(node).and_then(|(directory, name)| {
+            let mut path = path_of(&self.tree, directory).ok()?;
+            if !path.ends_with(b"/") {
+                path.push(b'/');
+            }
+            path.extend(&name[..]);
+            // As the kernel writes it.
+            Some(String::from_utf8_lossy(&path).replace('\n', "\\012"))
+        });
+        let is_there = || self.tree.stat(node).is_ok_and(|stat| stat.links > 0);
+        path.unwrap_or_else(|| match is_there() {
+            true => String::new(),
+            false => "/ (deleted)".to_owned(),
+        })
     }
 
     /// The sizes of all mappings of a memory together.

@@ -15,6 +15,7 @@ use afresh_sys::host::random_word;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use crate::platform::PlatformError;
 use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::seals;
 use crate::sentry::kernel::fd_table::FileObject;
@@ -218,11 +219,13 @@ impl Sentry {
         state.tree.release(node);
         kept?;
         state.seals.begin(node, seals::GENERATION_PAGE, &state.tree);
+        // It changes with each reset.
+        self.make_live(node, false)?;
         Ok(node)
     }
 
     /// Notifies a reset program, which has not run since, of its new generation.
-    pub(crate) fn begin_generation(&mut self) {
+    pub(crate) fn begin_generation(&mut self) -> Result<(), PlatformError> {
         let generation = self.streams.generation.get();
         if let Some(node) = self.state.generation_page() {
             let mut shown = [0; LEN as usize];
@@ -230,6 +233,7 @@ impl Sentry {
             if read.is_err() || shown != generation.to_le_bytes() {
                 // The file has its page already, so there is room.
                 let _ = self.change().tree.write(node, 0, &generation.to_le_bytes(), now());
+                self.shared.refresh(&self.state.tree, node)?;
             }
         }
         for (owner, info) in self.state.generation_signals(generation) {
@@ -244,5 +248,6 @@ impl Sentry {
                 }
             }
         }
+        Ok(())
     }
 }

@@ -369,13 +369,14 @@ impl Kernel {
             named_queues: packed.named_queues,
             names: packed.names,
             shares,
+            shared_bytes: 0,
             family,
         };
         state.cut_lines();
         state.drop_unowned();
         state.count_watchers();
         state.heed_limits();
-        state.count_memory();
+        state.count_shared();
         if state.check_nesting().is_err() {
             return Err(damaged("its sets of descriptors contain too many others, or each other"));
         }

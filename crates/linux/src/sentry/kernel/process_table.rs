@@ -209,11 +209,6 @@ impl ProcessTable {
         })
     }
 
-    /// The memory that a process which is not the current one uses.
-    pub(in crate::sentry) fn layout(&self, memory: u32) -> Option<&Layout> {
-        self.layouts.get(&memory)
-    }
-
     /// All memory that the current process does not use.
     pub(in crate::sentry) fn layouts(&self) -> impl Iterator<Item = &Layout> + '_ {
         self.layouts.values()
@@ -313,8 +308,8 @@ impl Kernel {
 
     /// Adds the mappings of other processes to the layout's limit.
     pub(in crate::sentry) fn count_memory(&mut self) {
-        let elsewhere = self.family.layouts.values().map(Layout::bytes).sum();
-        self.layout.set_elsewhere(elsewhere);
+        let own: u64 = self.family.layouts.values().map(Layout::own_bytes).sum();
+        self.layout.set_elsewhere(own.saturating_add(self.shared_bytes));
     }
 
     /// Sets the memory limit of every process, and returns the bytes that they have mapped together.

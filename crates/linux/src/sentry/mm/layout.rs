@@ -3,9 +3,10 @@
 //! The kernel chooses nothing: each address comes from here, and the orders that put it into effect
 //! contain all arguments. So the mappings are known without a query, and can be restored.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use afresh_files::Node;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +40,8 @@ pub(crate) struct Mapping {
     pub(crate) reserved: bool,
     /// The shared memory that it shows, if it is shared.
     pub(crate) share: Option<Share>,
+    /// The part of a file that it began as, if it is not shared.
+    pub(crate) origin: Option<Share>,
 }
 
 /// The mappings of a guest. None overlap; neighbours that are alike are one.
@@ -48,8 +51,10 @@ pub(crate) struct Layout {
     /// Mapped bytes, without reserved ones, which have another bound.
     bytes: u64,
     reserved: u64,
+    /// Mapped bytes that are shared.
+    shared: u64,
     limit: u64,
-    /// Bytes that other processes of the guest have mapped.
+    /// Bytes that other processes of the guest have mapped, and all that are shared.
     elsewhere: u64,
     heap: u64,
     brk: u64,
@@ -76,13 +81,13 @@ pub(in crate::sentry) fn pages(start: u64, len: u64) -> Result<Range<u64>, Errno
 impl Layout {
     /// An empty layout for at most `limit` bytes.
     pub(crate) fn new(limit: u64) -> Self {
-        let (bytes, reserved, elsewhere, heap, brk) = (0, 0, 0, 0, 0);
-        Self { maps: BTreeMap::new(), bytes, reserved, limit, elsewhere, heap, brk }
+        let (bytes, reserved, shared, elsewhere, heap, brk) = (0, 0, 0, 0, 0, 0);
+        Self { maps: BTreeMap::new(), bytes, reserved, shared, limit, elsewhere, heap, brk }
     }
 
     /// The first error of a layout from a snapshot, if any.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
-        let (mut at, mut bytes, mut reserved) = (GUEST.start, 0u64, 0u64);
+        let (mut at, mut bytes, mut reserved, mut shared) = (GUEST.start, 0u64, 0u64, 0u64);
         for (&start, m) in &self.maps {
             let whole = start.is_multiple_of(PAGE) && m.end.is_multiple_of(PAGE);
             let protected = m.protection & !7 == 0 && (m.protection == 0 || !m.reserved);
@@ -90,9 +95,11 @@ impl Layout {
                 return Err("its mappings overlap, or are outside the guest's range");
             }
             *if m.reserved { &mut reserved } else { &mut bytes } += m.end - start;
+            shared += m.share.map_or(0, |_| m.end - start);
             at = m.end;
         }
-        let fits = (bytes, reserved) == (self.bytes, self.reserved)
+        let fits = (bytes, reserved, shared) == (self.bytes, self.reserved, self.shared)
+            && shared <= bytes
             && reserved <= RESERVED
             && bytes <= self.limit
             && self.limit <= MAX_RESERVED;
@@ -113,7 +120,7 @@ impl Layout {
 
     /// Bytes that are mapped, here and in other processes.
     pub(in crate::sentry) fn bytes_everywhere(&self) -> u64 {
-        self.bytes.saturating_add(self.elsewhere)
+        self.own_bytes().saturating_add(self.elsewhere)
     }
 
     /// Bytes that are mapped.
@@ -121,27 +128,46 @@ impl Layout {
         self.bytes
     }
 
-    /// Adds the mappings of other processes to the limit.
+    /// Bytes that are mapped and not shared.
+    pub(in crate::sentry) fn own_bytes(&self) -> u64 {
+        self.bytes.saturating_sub(self.shared)
+    }
+
+    /// Bytes that are mapped and shared.
+    pub(in crate::sentry) fn shared_bytes(&self) -> u64 {
+        self.shared
+    }
+
+    /// Adds the mappings of other processes and all shared memory to the limit.
     pub(in crate::sentry) fn set_elsewhere(&mut self, bytes: u64) {
         self.elsewhere = bytes;
     }
 
-    /// Whether as much as is mapped fits into the budget once more.
+    /// Whether as much as is mapped, and not shared, fits into the budget once more.
     pub(in crate::sentry) fn afford_copy(&self) -> Result<(), Errno> {
-        self.afford(self.bytes)
+        self.afford(self.own_bytes())
     }
 
     /// Unmaps everything.
     pub(crate) fn clear(&mut self) -> Change {
-        let orders = self.maps.iter().map(|(&start, m)| unmap_order(start, m.end - start));
-        let before = orders.collect();
+        // One order for all.
+        let before = match self.maps.is_empty() {
+            true => Vec::new(),
+            false => vec![unmap_order(GUEST.start, GUEST.end - GUEST.start)],
+        };
         *self = Self { elsewhere: self.elsewhere, ..Self::new(self.limit) };
         Change { before, ..Change::default() }
     }
 
-    /// Start, length and protection of every mapping, sorted.
-    pub(crate) fn mappings(&self) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
-        self.maps.iter().map(|(&start, m)| (start, m.end - start, m.protection))
+    /// Start, length and protection of every mapping but the shared ones of the files `live`, sorted.
+    pub(crate) fn own_mappings(
+        &self,
+        live: &BTreeSet<Node>,
+    ) -> impl Iterator<Item = (u64, u64, u64)> + use<'_> {
+        let live = live.clone();
+        let own = move |m: &Mapping| m.share.is_none_or(|share| !live.contains(&share.node));
+        let own = self.maps.iter().filter(move |(_, m)| own(m));
+        own.map(|(&start, m)| (start, m.end - start, m.protection))
     }
 
     /// Every mapping with its range, sorted.
@@ -202,6 +228,7 @@ impl Layout {
                 self.maps.insert(part.end, m);
             }
             *self.counter(m.reserved) -= part.end - part.start;
+            self.shared -= m.share.map_or(0, |_| part.end - part.start);
         }
     }
 
@@ -213,7 +240,7 @@ impl Layout {
     fn insert(&mut self, range: Range<u64>, protection: u64, file: bool) {
         let end = range.end;
         let reserved = is_reserved(protection, file);
-        self.place(range, Mapping { end, protection, file, reserved, share: None });
+        self.place(range, Mapping { end, protection, file, reserved, share: None, origin: None });
     }
 
     /// Has a mapping like `new` at a place.
@@ -221,6 +248,7 @@ impl Layout {
         let alike = |m: &Mapping| Mapping { end: new.end, ..*m } == new;
         self.remove(&range);
         *self.counter(new.reserved) += range.end - range.start;
+        self.shared += new.share.map_or(0, |_| range.end - range.start);
         if let Some((&start, m)) = self.maps.range(..range.start).next_back()
             && m.end == range.start
             && alike(m)
@@ -239,7 +267,7 @@ impl Layout {
 
     /// Whether `more` bytes fit into the budget.
     pub(in crate::sentry) fn afford(&self, more: u64) -> Result<(), Errno> {
-        let taken = self.bytes.saturating_add(self.elsewhere);
+        let taken = self.bytes_everywhere();
         let within = taken.checked_add(more).is_some_and(|bytes| bytes <= self.limit);
         if within && self.maps.len() < MAPPINGS { Ok(()) } else { Err(Errno::NOMEM) }
     }
@@ -316,7 +344,12 @@ impl Layout {
         let copied = matches!(content, Some(Content::Bytes(_)));
         let first = if copied { READ_WRITE } else { protection };
         // The new mapping takes its place.
-        if !matches!(content, Some(Content::Shown(_, shown, _)) if shown == len) {
+        let whole = match content {
+            Some(Content::Shown(_, shown, _)) => shown == len,
+            Some(Content::Shared(..)) => true,
+            _ => false,
+        };
+        if !whole {
             change.before.push(map_order(start, len, first));
         }
         if first != protection {
@@ -334,32 +367,24 @@ impl Layout {
         }
     }
 
+    /// Notes the part of a file that the private mapping which was just made at `range` begins with.
+    pub(crate) fn originate(&mut self, range: Range<u64>, origin: Share) {
+        for (part, m) in self.parts(&range) {
+            let end = part.end;
+            self.place(part, Mapping { end, origin: Some(origin), ..m });
+        }
+    }
+
     /// All memory that is shared.
     pub(crate) fn shared(&self) -> Vec<Shared> {
+        if self.shared == 0 {
+            return Vec::new();
+        }
         let shared = |(&start, m): (&u64, &Mapping)| {
             let (range, protection) = (start..m.end, m.protection);
             m.share.map(|share| Shared { range, share, protection })
         };
         self.maps.iter().filter_map(shared).collect()
-    }
-
-    /// Whether a shared mapping of a part of a file would be a second one, and one of both can be written: a process has one
-    /// copy of each byte.
-    pub(in crate::sentry) fn shows_twice(
-        &self,
-        node: afresh_files::Node,
-        offset: u64,
-        len: u64,
-        protection: u64,
-    ) -> bool {
-        let writes = |protection: u64| protection & libc::PROT_WRITE as u64 != 0;
-        let end = offset.saturating_add(len);
-        self.shared().into_iter().any(|other| {
-            let from = other.share.offset(other.range.start);
-            let to = from.saturating_add(other.range.end - other.range.start);
-            let either = writes(protection) || writes(other.protection);
-            other.share.node == node && from < end && offset < to && either
-        })
     }
 
     pub(crate) fn unmap(&mut self, start: u64, len: u64) -> Result<Change, Errno> {

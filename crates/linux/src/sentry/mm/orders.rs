@@ -1,21 +1,26 @@
 //! Orders for the stub that put a change of the layout into effect.
 
+use std::sync::Arc;
+
 use crate::file_cache::MappedRange;
+use crate::shared_files::SharedFile;
 
 /// A call for the stub to make: number and arguments.
 pub(crate) type Order = [u64; 7];
 
 /// The initial content of a mapping, followed by zeros.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum Content {
     /// Bytes, which are copied into it.
     Bytes(Vec<u8>),
     /// Bytes of a file, so many in whole pages, which it shows with this protection.
     Shown(MappedRange, u64, u64),
+    /// The memory of a live file from an offset on, so many bytes with this protection.
+    Shared(Arc<SharedFile>, u64, u64, u64),
 }
 
 /// Orders that put a change of the layout into effect.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Change {
     /// Calls to make first.
     pub(crate) before: Vec<Order>,
@@ -25,6 +30,14 @@ pub(crate) struct Change {
     pub(crate) copies: Vec<[u64; 3]>,
     /// Calls to make last.
     pub(crate) after: Vec<Order>,
+}
+
+impl Change {
+    /// Whether nothing changes.
+    pub(crate) fn is_empty(&self) -> bool {
+        let Self { before, content, copies, after } = self;
+        before.is_empty() && content.is_none() && copies.is_empty() && after.is_empty()
+    }
 }
 
 /// `mmap` of private anonymous memory at exactly this place.

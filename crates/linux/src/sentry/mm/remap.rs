@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::platform::GUEST;
 use crate::sentry::mm::layout::{CEILING, Layout, Mapping, PAGE, READ_WRITE, pages};
 use crate::sentry::mm::orders::{Change, map_order, protect_order, unmap_order};
-use crate::sentry::mm::shared::Share;
+use crate::sentry::mm::shared::{Share, Shared};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult};
 
 const MAY_MOVE: u64 = libc::MREMAP_MAYMOVE as u64;
@@ -70,7 +70,7 @@ impl Layout {
         if stays && new_len < len {
             return Ok((old.start, self.unmap(old.start + new_len, len - new_len)?));
         }
-        let mapping = self.whole(&old)?;
+        let mut mapping = self.whole(&old)?;
         if stays && new_len == len {
             return Ok((old.start, Change::default()));
         }
@@ -90,6 +90,9 @@ impl Layout {
         self.afford_more(new_len, mapping.reserved)?;
         let start = remap.to.map_or_else(|| self.free(new_len, CEILING), Ok)?;
         let new = start..start + new_len;
+        if let Some(origin) = &mut mapping.origin {
+            *origin = Share::new(origin.node, start, origin.offset(old.start));
+        }
         self.place(new.clone(), Mapping { end: new.end, ..mapping });
         let mut change = Change::default();
         if mapping.reserved {
@@ -124,8 +127,7 @@ impl Sentry {
     pub(in crate::sentry) fn sys_mremap(&mut self, a: &[u64; 6]) -> SyscallResult {
         let remap = Remap::new(a)?;
         if remap.old.is_empty() {
-            // A second look at shared memory.
-            return Err(Errno::INVAL.into());
+            return self.map_again(&remap);
         }
         if remap.old.start < GUEST.start || remap.old.end > GUEST.end {
             return Err(Errno::FAULT.into());
@@ -139,17 +141,38 @@ impl Sentry {
         Ok(SyscallControl::Memory(start, change))
     }
 
-    /// Maps a part of a shared file at another place, or more of it. Its bytes are up to date.
-    fn remap_shared(&mut self, remap: &Remap, share: Share) -> SyscallResult<(u64, Change)> {
-        // The old addresses would show the same bytes.
-        if remap.has(KEEPS_OLD) {
+    /// Maps shared memory a second time: `mremap` with an old length of 0.
+    fn map_again(&mut self, remap: &Remap) -> SyscallResult {
+        if !remap.has(MAY_MOVE) || remap.old.start < GUEST.start {
             return Err(Errno::INVAL.into());
         }
+        let at = remap.old.start;
+        let shared = self.state.layout.shared();
+        let shared = shared.into_iter().find(|shared| shared.range.contains(&at));
+        let Some(Shared { share, protection, .. }) = shared else {
+            let mapped = self.state.layout.touches(&(at..at + 1));
+            return Err(if mapped { Errno::INVAL } else { Errno::FAULT }.into());
+        };
+        let (offset, len) = (share.offset(at), remap.new_len);
+        self.state.layout.plan(remap.to, false, len, protection, true)?;
+        let content = self.shared_content(share.node, offset, len, protection)?;
+        let layout = &mut self.change().layout;
+        let (start, change) = layout.map(remap.to, false, len, protection, Some(content))?;
+        layout.share(start..start + len, Share::new(share.node, start, offset));
+        Ok(SyscallControl::Memory(start, change))
+    }
+
+    /// Maps a part of a shared file at another place, or more of it. Its bytes are up to date.
+    fn remap_shared(&mut self, remap: &Remap, share: Share) -> SyscallResult<(u64, Change)> {
         let Remap { old, new_len, .. } = remap.clone();
         let mut layout = self.state.layout.clone();
         let protection = layout.whole(&old)?.protection;
         let offset = share.offset(old.start);
-        let mut change = layout.unmap(old.start, old.end - old.start)?;
+        // The old addresses show the same bytes, if they stay.
+        let mut change = match remap.has(KEEPS_OLD) {
+            true => Change::default(),
+            false => layout.unmap(old.start, old.end - old.start)?,
+        };
         let grown = old.start..old.start.checked_add(new_len).ok_or(Errno::NOMEM)?;
         let fits = grown.end <= GUEST.end && !layout.touches(&grown);
         let to = match remap.to {
@@ -158,11 +181,8 @@ impl Sentry {
             None if remap.has(MAY_MOVE) => None,
             None => return Err(Errno::NOMEM.into()),
         };
-        if layout.shows_twice(share.node, offset, new_len, protection) {
-            return Err(Errno::NODEV.into());
-        }
         layout.plan(to, false, new_len, protection, true)?;
-        let content = self.content_of(share.node, offset, new_len, protection)?;
+        let content = self.shared_content(share.node, offset, new_len, protection)?;
         let (start, mapped) = layout.map(to, false, new_len, protection, Some(content))?;
         layout.share(start..start + new_len, Share::new(share.node, start, offset));
         change.before.extend(mapped.before);

@@ -1,30 +1,27 @@
 //! Memory that several see: shared mappings of files, and of no file, which are those of a file without a name.
 //!
-//! Each process that maps such a file has a copy of its bytes. One process runs at any time, so it is enough that a
-//! process that stops writes its changes to the file (*publish*), and the next one reads those of others (*absorb*):
-//! the file itself is the truth between them. Calls that read or write the file do the same around themselves. The
-//! contents that a process last read are remembered (*absorbed*), so that it looks only at later changes, and not at
-//! all shared memory.
+//! A file that can be written through such a mapping is live: all its shared mappings show one memory file
+//! ([`crate::shared_files`]). One that is only read is mapped like a private file, so that all guests share its pages;
+//! a call that changes it makes it live.
 //!
-//! Promises: a process that runs sees all earlier writes of others. May break it: two mappings of one part of a file
-//! in one process, which are refused if one of them can be written.
+//! Promises: processes see each other's writes at once, and calls on the file see them as well. May break it: a change
+//! of a file in the tree outside [`Sentry::in_step`] and [`Sentry::with_files`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::Arc;
 
-use afresh_files::{FileBytes, Node, Tree};
+use afresh_files::{FileBytes, Node};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::platform::{PlatformError, Process};
+use crate::platform::{Call, PlatformError, Process};
 use crate::ranges::Ranges;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::mm::layout::PAGE;
+use crate::sentry::kernel::time::now;
+use crate::sentry::mm::layout::Layout;
+use crate::sentry::mm::orders::Content;
 use crate::sentry::{Kernel, Sentry, SyscallResult};
-
-/// Bytes that are compared at a time.
-const CHUNK_SIZE: u64 = 1 << 18;
+use crate::shared_files::Attachment;
 
 /// Which bytes a shared mapping shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +32,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    pub(in crate::sentry) fn new(node: Node, start: u64, offset: u64) -> Self {
+    pub(crate) fn new(node: Node, start: u64, offset: u64) -> Self {
         Self { node, ahead: offset.wrapping_sub(start) }
     }
 
@@ -45,48 +42,6 @@ impl Share {
     }
 }
 
-/// Contents of shared files as a process last absorbed them, except for parts in which it was behind even then.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Absorbed(Arc<BTreeMap<Node, FileState>>);
-
-/// The content of a file, and the parts that were behind.
-type FileState = (FileBytes, Vec<Range<u64>>);
-
-/// In which parts a process may have other bytes than shared files.
-pub(crate) type Behind = BTreeMap<Node, Vec<Range<u64>>>;
-
-impl Absorbed {
-    /// Parts in which it is behind the files' present content.
-    pub(crate) fn behind(&self, tree: &Tree) -> Behind {
-        self.0.keys().filter_map(|node| Some((*node, self.behind_in(*node, tree)?))).collect()
-    }
-
-    /// The parts of a file that may be others than a process has; `None` for all of it.
-    fn behind_in(&self, node: Node, tree: &Tree) -> Option<Vec<Range<u64>>> {
-        let (then, before) = self.0.get(&node)?;
-        // Each part once, even if it is listed several times.
-        let mut parts = Ranges::default();
-        let changed = tree.changed_since(node, then).ok()?;
-        changed.into_iter().chain(before.iter().cloned()).for_each(|part| parts.insert(part));
-        Some(parts.iter().collect())
-    }
-
-    /// All that the files hold now, but for these parts.
-    pub(crate) fn but(behind: Behind, tree: &Tree) -> Self {
-        let bytes = |(node, parts)| Some((node, (tree.bytes_of(node).ok()?, parts)));
-        Self(Arc::new(behind.into_iter().filter_map(bytes).collect()))
-    }
-}
-
-/// All are equal: they are hints, and no state.
-impl PartialEq for Absorbed {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Absorbed {}
-
 /// A part of memory that is shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shared {
@@ -95,150 +50,48 @@ pub(crate) struct Shared {
     pub(crate) protection: u64,
 }
 
-impl Shared {
-    fn writes(&self) -> bool {
-        self.protection & libc::PROT_WRITE as u64 != 0
-    }
-
-    /// The part of it that the file has bytes for.
-    fn within(&self, tree: &Tree) -> Range<u64> {
-        let size = tree.stat(self.share.node).map_or(0, |stat| stat.size);
-        let len = size.saturating_sub(self.share.offset(self.range.start));
-        self.range.start..self.range.end.min(self.range.start.saturating_add(len))
-    }
-}
-
-/// A page of shared memory whose bytes others have changed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ChangedPage {
-    pub(crate) at: u64,
-    /// As far as the file reaches.
-    pub(crate) bytes: Vec<u8>,
-    /// The protection of its mapping.
-    pub(crate) protection: u64,
-}
-
-impl ChangedPage {
-    /// Whether the guest may write there.
-    pub(crate) fn is_writable(&self) -> bool {
-        self.protection & libc::PROT_WRITE as u64 != 0
-    }
-}
-
-/// The bytes of a file at the addresses of `memory`.
-fn filed(tree: &Tree, shared: &Shared, at: u64, memory: &[u8]) -> Vec<u8> {
-    let mut bytes = vec![0; memory.len()];
-    // Unreadable pages were never written.
-    let read = tree.read(shared.share.node, shared.share.offset(at), &mut bytes).unwrap_or(0);
-    bytes[read..].fill(0);
-    bytes
-}
-
 /// Whether a file that is opened with these flags loses its bytes.
 fn cuts(flags: u64) -> bool {
     flags & libc::O_TRUNC as u64 != 0
 }
 
+/// Whether a protection lets writes through.
+pub(in crate::sentry) fn writes(protection: u64) -> bool {
+    protection & libc::PROT_WRITE as u64 != 0
+}
+
 impl Kernel {
-    /// The shared memory that belongs to a process.
-    fn shared_of(&self, memory: u32) -> Vec<Shared> {
-        match self.family.own.memory == memory {
-            true => self.layout.shared(),
-            false => {
-                self.family.layout(memory).map(crate::sentry::Layout::shared).unwrap_or_default()
+    /// Files of shared mappings of any process.
+    fn mapped_files(&self) -> Vec<Node> {
+        let layouts = std::iter::once(&self.layout).chain(self.family.layouts());
+        layouts.flat_map(Layout::shared).map(|shared| shared.share.node).collect()
+    }
+
+    /// Files that some process can write through a shared mapping.
+    pub(crate) fn writable_shares(&self) -> BTreeSet<Node> {
+        let layouts = std::iter::once(&self.layout).chain(self.family.layouts());
+        let shared = layouts.flat_map(Layout::shared);
+        shared.filter(|shared| writes(shared.protection)).map(|shared| shared.share.node).collect()
+    }
+
+    /// Counts the shared bytes that processes have mapped, each once.
+    pub(in crate::sentry) fn count_shared(&mut self) {
+        let mut mapped: BTreeMap<Node, Ranges> = BTreeMap::new();
+        for layout in std::iter::once(&self.layout).chain(self.family.layouts()) {
+            for Shared { range, share, .. } in layout.shared() {
+                let (from, to) = (share.offset(range.start), share.offset(range.end));
+                mapped.entry(share.node).or_default().insert(from..to);
             }
         }
+        let bytes =
+            |ranges: &Ranges| ranges.iter().map(|range| range.end - range.start).sum::<u64>();
+        self.shared_bytes = mapped.values().map(bytes).sum();
+        self.count_memory();
     }
 
-    /// Publishes writes of `process`, whose memory is that of `memory`.
-    pub(crate) fn publish(&mut self, process: &Process, memory: u32) -> Result<(), PlatformError> {
-        let now = crate::sentry::kernel::time::now();
-        for shared in self.shared_of(memory).into_iter().filter(Shared::writes) {
-            let part = shared.within(&self.tree);
-            if part.is_empty() {
-                continue;
-            }
-            // It has not written parts without private pages.
-            let whole = part.start..part.end.next_multiple_of(PAGE);
-            for held in process.private(whole)? {
-                let held = held.start..held.end.min(part.end);
-                for at in held.clone().step_by(CHUNK_SIZE as usize) {
-                    let mut here = vec![0; (held.end - at).min(CHUNK_SIZE) as usize];
-                    if !process.read(at, &mut here)? {
-                        continue;
-                    }
-                    let there = filed(&self.tree, &shared, at, &here);
-                    for (index, (new, old)) in
-                        here.chunks(PAGE as usize).zip(there.chunks(PAGE as usize)).enumerate()
-                    {
-                        if new != old {
-                            let offset = shared.share.offset(at + index as u64 * PAGE);
-                            // Without room for it there, it stays this process's own.
-                            let _ = self.tree.write(shared.share.node, offset, new, now);
-                        }
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The present contents of the shared files.
-    pub(crate) fn shared_bytes(&self) -> Absorbed {
-        let all = self.shares.iter().map(|node| (*node, Vec::new()));
-        Absorbed::but(all.collect(), &self.tree)
-    }
-
-    /// Parts of shared memory whose bytes in the file may differ from the absorbed ones.
-    fn changed(&self, shared: &Shared, absorbed: &Absorbed) -> Vec<Range<u64>> {
-        let all = shared.within(&self.tree);
-        let behind = absorbed.behind_in(shared.share.node, &self.tree);
-        let Some(behind) = behind else { return vec![all] };
-        let begin = shared.share.offset(all.start);
-        let placed = behind.into_iter().map(|part| {
-            let at = |offset: u64| all.start.saturating_add(offset.saturating_sub(begin));
-            at(part.start)..at(part.end).min(all.end)
-        });
-        placed.filter(|part| part.start < part.end).collect()
-    }
-
-    /// The memory of the current process, which runs in `process`, that others have changed since it had `absorbed`
-    /// it: pages with their new bytes.
-    pub(crate) fn news(
-        &self,
-        process: &Process,
-        absorbed: &Absorbed,
-    ) -> Result<Vec<ChangedPage>, PlatformError> {
-        let mut news = Vec::new();
-        for shared in self.layout.shared() {
-            let parts = self.changed(&shared, absorbed);
-            let at_once = |part: Range<u64>| {
-                let end = part.end;
-                part.step_by(CHUNK_SIZE as usize).map(move |at| (at, (end - at).min(CHUNK_SIZE)))
-            };
-            for (at, len) in parts.into_iter().flat_map(at_once) {
-                let mut here = vec![0; len as usize];
-                if !process.read(at, &mut here)? {
-                    continue;
-                }
-                let there = filed(&self.tree, &shared, at, &here);
-                for (index, (new, old)) in
-                    there.chunks(PAGE as usize).zip(here.chunks(PAGE as usize)).enumerate()
-                {
-                    if new != old {
-                        let page = at + index as u64 * PAGE;
-                        let protection = shared.protection;
-                        news.push(ChangedPage { at: page, bytes: new.to_vec(), protection });
-                    }
-                }
-            }
-        }
-        Ok(news)
-    }
-
-    /// Whether any memory is shared.
-    pub(crate) fn shares(&self) -> bool {
-        !self.shares.is_empty()
+    /// Whether a file stays when its last shared mapping goes.
+    fn outlasts_mappings(&self, node: Node) -> bool {
+        self.tree.stat(node).is_ok_and(|stat| stat.links > 0) || self.tree.hold_count(node) > 1
     }
 
     /// Lets go of files that no process has mapped any more.
@@ -246,14 +99,13 @@ impl Kernel {
         if self.shares.is_empty() && self.system_v.is_empty() {
             return;
         }
-        let layouts = || std::iter::once(&self.layout).chain(self.family.layouts());
-        let mapped: Vec<Node> =
-            layouts().flat_map(|layout| layout.shared()).map(|s| s.share.node).collect();
+        let mapped = self.mapped_files();
         let (kept, gone): (BTreeSet<Node>, BTreeSet<Node>) =
             self.shares.iter().partition(|node| mapped.contains(node));
         self.shares = kept;
         self.system_v.drop_unmapped(&mapped, &mut self.tree);
         gone.into_iter().for_each(|node| self.tree.release(node));
+        self.count_shared();
     }
 
     /// Keeps a file while it is mapped.
@@ -267,33 +119,162 @@ impl Kernel {
 }
 
 impl Sentry {
-    /// Publishes writes of the current process to shared memory.
-    pub(in crate::sentry) fn publish(&mut self, process: &Process) -> SyscallResult<()> {
-        if !self.state.shares.is_empty() {
-            let memory = self.state.family.own.memory;
-            self.change().publish(process, memory)?;
+    /// Keeps a file for a shared mapping of it, and makes it live if the mapping can be written.
+    pub(in crate::sentry) fn keep_mapped(
+        &mut self,
+        node: Node,
+        protection: u64,
+    ) -> SyscallResult<()> {
+        if writes(protection) {
+            self.make_live(node, true)?;
         }
+        Ok(self.change().keep_shared(node)?)
+    }
+
+    /// Makes a file live; guest processes can write it then, if it `opens`.
+    pub(in crate::sentry) fn make_live(&mut self, node: Node, opens: bool) -> Result<(), Errno> {
+        let mapped_before = !self.shared.has(node) && self.state.shares.contains(&node);
+        let most = self.state.layout.limit();
+        self.shared.add(&self.state.tree, node, opens, most)?;
+        self.unattached |= mapped_before;
         Ok(())
     }
 
-    /// Applies changes of shared files to the current process since it absorbed them. Those of memory that it may not write take the
-    /// stub, and wait for that.
-    fn absorb(&mut self, process: &mut Process, before: &Absorbed) -> SyscallResult<()> {
-        for page in self.state.news(process, before)? {
-            if page.is_writable() {
-                process.write(page.at, &page.bytes)?;
-            } else {
-                self.unwritable.push(page);
+    /// The bytes that a shared mapping of a file begins with.
+    pub(in crate::sentry) fn shared_content(
+        &mut self,
+        node: Node,
+        offset: u64,
+        len: u64,
+        protection: u64,
+    ) -> SyscallResult<Content> {
+        match self.shared.get(node) {
+            Some(memory) => Ok(Content::Shared(memory.clone(), offset, len, protection)),
+            None => self.content_of(node, offset, len, protection),
+        }
+    }
+
+    /// The mappings of live files in a layout.
+    pub(crate) fn attachments(&self, layout: &Layout) -> Vec<Attachment> {
+        if self.shared.is_empty() {
+            return Vec::new();
+        }
+        let attached = layout.shared().into_iter().filter_map(|shared| {
+            let memory = self.shared.get(shared.share.node)?.clone();
+            let offset = shared.share.offset(shared.range.start);
+            let (range, protection) = (shared.range, shared.protection);
+            Some(Attachment { range, protection, offset, memory })
+        });
+        attached.collect()
+    }
+
+    /// Writes shared memory to these files.
+    fn publish(&mut self, nodes: impl IntoIterator<Item = Node>) -> Result<(), PlatformError> {
+        for node in nodes {
+            if self.shared.is_written(node) {
+                let tree = &mut std::sync::Arc::make_mut(&mut self.state).tree;
+                self.shared.publish(tree, node, now())?;
             }
         }
         Ok(())
     }
 
-    /// Whether a descriptor is open on a file that is mapped somewhere.
-    fn is_shared(&self, descriptor: u64) -> bool {
-        match self.state.table.get(descriptor).map(|description| &description.open) {
-            Ok(FileObject::File(open)) => self.state.shares.contains(&open.node),
-            _ => false,
+    /// Writes all shared memory to the file tree.
+    pub(crate) fn publish_all(&mut self) -> Result<(), PlatformError> {
+        self.publish(self.shared.nodes())
+    }
+
+    /// Writes shared memory to files that others than its mappings can reach.
+    pub(crate) fn publish_lasting(&mut self) -> Result<(), PlatformError> {
+        if self.shared.is_empty() {
+            return Ok(());
+        }
+        self.publish(self.lasting())
+    }
+
+    /// Files of shared mappings that others can reach.
+    fn lasting(&self) -> Vec<Node> {
+        let shares = self.state.shares.iter().copied();
+        shares.filter(|node| self.state.outlasts_mappings(*node)).collect()
+    }
+
+    /// Drops the memory of files that no process has mapped any more.
+    pub(crate) fn prune_shared(&mut self) {
+        let shares = &self.state.shares;
+        self.shared.retain(|node| shares.contains(&node));
+    }
+
+    /// Lets go of files that no process has mapped any more.
+    pub(in crate::sentry) fn drop_unshared(&mut self) -> Result<(), PlatformError> {
+        if self.state.shares.is_empty() && self.state.system_v.is_empty() {
+            return Ok(());
+        }
+        let mapped = self.state.mapped_files();
+        let mut gone = self.lasting();
+        gone.retain(|node| !mapped.contains(node));
+        self.publish(gone)?;
+        self.change().drop_unshared();
+        self.prune_shared();
+        Ok(())
+    }
+
+    /// Changes the state from outside the guest, so that files and shared memory agree.
+    pub(crate) fn with_files<T>(
+        &mut self,
+        change: impl FnOnce(&mut Kernel) -> T,
+    ) -> Result<T, PlatformError> {
+        self.publish_all()?;
+        let done = change(self.change());
+        for node in self.shared.nodes() {
+            self.shared.refresh(&self.state.tree, node)?;
+        }
+        Ok(done)
+    }
+
+    /// The file behind a descriptor, if that is mapped somewhere.
+    fn shared_node(&self, descriptor: u64) -> Option<Node> {
+        match &self.state.table.get(descriptor).ok()?.open {
+            FileObject::File(open) => {
+                Some(open.node).filter(|node| self.state.shares.contains(node))
+            }
+            _ => None,
+        }
+    }
+
+    /// The shared files that a call reads and those that it changes.
+    fn shared_files_of(&self, call: &Call) -> (Vec<Node>, Vec<Node>) {
+        let a = call.args;
+        let of = |descriptor: u64| self.shared_node(descriptor);
+        let list = |one: Option<Node>, other: Option<Node>| one.into_iter().chain(other).collect();
+        match call.number {
+            libc::SYS_read
+            | libc::SYS_readv
+            | libc::SYS_pread64
+            | libc::SYS_preadv
+            | libc::SYS_preadv2 => (list(of(a[0]), None), Vec::new()),
+            libc::SYS_write
+            | libc::SYS_writev
+            | libc::SYS_pwrite64
+            | libc::SYS_pwritev
+            | libc::SYS_pwritev2
+            | libc::SYS_ftruncate
+            | libc::SYS_fallocate => (list(of(a[0]), None), list(of(a[0]), None)),
+            libc::SYS_sendfile => (list(of(a[0]), of(a[1])), list(of(a[0]), None)),
+            libc::SYS_copy_file_range | libc::SYS_splice => {
+                (list(of(a[0]), of(a[2])), list(of(a[2]), None))
+            }
+            libc::SYS_truncate | libc::SYS_creat | libc::SYS_openat2 => {
+                (self.lasting(), self.lasting())
+            }
+            // The program that runs next may be what it has just written.
+            libc::SYS_execve | libc::SYS_execveat => (self.lasting(), Vec::new()),
+            // Other flags of an open do not change a file's content.
+            libc::SYS_open if cuts(a[1]) => (self.lasting(), self.lasting()),
+            libc::SYS_openat if cuts(a[2]) => (self.lasting(), self.lasting()),
+            libc::SYS_mmap if a[3] & libc::MAP_ANONYMOUS as u64 == 0 => {
+                (list(of(a[4]), None), Vec::new())
+            }
+            _ => (Vec::new(), Vec::new()),
         }
     }
 
@@ -301,65 +282,34 @@ impl Sentry {
     pub(in crate::sentry) fn in_step(
         &mut self,
         process: &mut Process,
-        call: &crate::platform::Call,
+        call: &Call,
     ) -> SyscallResult {
         if self.state.shares.is_empty() {
             return self.dispatch(process, call);
         }
-        let a = call.args;
-        let touches = |start: u64, len: u64| {
-            let end = start.saturating_add(len);
-            self.state.layout.shared().iter().any(|s| s.range.start < end && start < s.range.end)
-        };
-        let (reads, writes) = match call.number {
-            libc::SYS_read
-            | libc::SYS_readv
-            | libc::SYS_pread64
-            | libc::SYS_preadv
-            | libc::SYS_preadv2 => (self.is_shared(a[0]), false),
-            libc::SYS_write
-            | libc::SYS_writev
-            | libc::SYS_pwrite64
-            | libc::SYS_pwritev
-            | libc::SYS_pwritev2
-            | libc::SYS_ftruncate
-            | libc::SYS_fallocate => (self.is_shared(a[0]), self.is_shared(a[0])),
-            libc::SYS_sendfile => {
-                (self.is_shared(a[0]) || self.is_shared(a[1]), self.is_shared(a[0]))
-            }
-            libc::SYS_copy_file_range | libc::SYS_splice => {
-                (self.is_shared(a[0]) || self.is_shared(a[2]), self.is_shared(a[2]))
-            }
-            libc::SYS_truncate | libc::SYS_creat | libc::SYS_openat2 => (true, true),
-            // The program that runs next may be what it has just written.
-            libc::SYS_execve | libc::SYS_execveat => (true, false),
-            // Other flags of an open do not change a file's content.
-            libc::SYS_open => (cuts(a[1]), cuts(a[1])),
-            libc::SYS_openat => (cuts(a[2]), cuts(a[2])),
-            libc::SYS_mmap => {
-                let named = a[3] & libc::MAP_ANONYMOUS as u64 == 0;
-                (named && self.is_shared(a[4]) || touches(a[0], a[1]), false)
-            }
-            // The new place may replace shared memory as well.
-            libc::SYS_mremap => (touches(a[0], a[1]) || touches(a[4], a[2]), false),
-            libc::SYS_munmap | libc::SYS_mprotect | libc::SYS_msync => (touches(a[0], a[1]), false),
-            libc::SYS_shmat | libc::SYS_shmdt => (true, false),
-            _ => (false, false),
-        };
-        if reads {
-            self.publish(process)?;
-        }
-        // The process is up to date with the files.
-        let before = writes.then(|| self.state.shared_bytes());
+        let (read, written) = self.shared_files_of(call);
+        self.publish(read)?;
+        let before: Vec<(Node, Option<FileBytes>)> =
+            written.into_iter().map(|node| (node, self.state.tree.bytes_of(node).ok())).collect();
+        let shared = self.state.layout.shared_bytes();
         let outcome = self.dispatch(process, call)?;
-        if let Some(before) = before {
-            self.absorb(process, &before)?;
+        for (node, before) in before {
+            if self.shared.has(node) {
+                self.shared.refresh(&self.state.tree, node)?;
+                continue;
+            }
+            let changed = before.map(|before| self.state.tree.changed_since(node, &before));
+            if changed.is_some_and(|parts| parts.is_ok_and(|parts| !parts.is_empty())) {
+                self.make_live(node, false)?;
+            }
         }
-        if matches!(
-            call.number,
-            libc::SYS_mmap | libc::SYS_munmap | libc::SYS_mremap | libc::SYS_shmdt
-        ) {
-            self.change().drop_unshared();
+        let replaces = match call.number {
+            libc::SYS_mmap => call.args[3] & libc::MAP_FIXED as u64 != 0,
+            libc::SYS_mremap | libc::SYS_shmdt => true,
+            _ => false,
+        };
+        if replaces || shared != self.state.layout.shared_bytes() {
+            self.drop_unshared()?;
         }
         Ok(outcome)
     }

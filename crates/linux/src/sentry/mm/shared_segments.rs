@@ -4,7 +4,6 @@
 //! all shared memory is.
 //!
 //! Promises: a segment lasts until it is removed and no process has it attached; the mappings are the attachments.
-//! May break it: attaching one twice in a process, which is refused as any second mapping is.
 
 use std::collections::BTreeMap;
 
@@ -186,19 +185,21 @@ impl Sentry {
             rights.into_iter().filter(|(has, _)| *has).fold(0, |all, (_, bit)| all | bit as u64);
         // The budget comes before the bytes.
         self.state.layout.plan(at, false, len, protection, true)?;
-        let content = self.content_of(segment.node, 0, len, protection)?;
-        self.share_once(segment.node, 0, len, protection)?;
+        self.make_live(segment.node, true)?;
+        self.change().keep_shared(segment.node)?;
+        let content = self.shared_content(segment.node, 0, len, protection)?;
         let mapped = self.change().layout.map(at, false, len, protection, Some(content));
         let (start, change) = match mapped {
             Ok(mapped) => mapped,
             Err(errno) => {
-                self.change().drop_unshared();
+                self.drop_unshared()?;
                 return Err(errno.into());
             }
         };
         let own = self.state.family.own.id;
         let state = self.change();
         state.layout.share(start..start + len, Share::new(segment.node, start, 0));
+        state.count_shared();
         if let Some(segment) = state.system_v.list.get_mut(&(id as u32)) {
             segment.last = own;
             segment.times[0] = now().seconds;

@@ -9,7 +9,7 @@ use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::seals;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::mm::orders::Content;
-use crate::sentry::mm::shared::Share;
+use crate::sentry::mm::shared::{Share, writes};
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult};
 
 /// Never a program, and sealed so.
@@ -39,13 +39,6 @@ impl Sentry {
             );
         // A private mapping follows the device, too, because it is never written.
         let shared = shared || watched;
-        // The budget comes before the bytes of a file.
-        let content = if named {
-            self.state.layout.plan(at, false, len, protection, true)?;
-            self.file_content(descriptor, offset, len, protection)?
-        } else {
-            None
-        };
         // Also with `MAP_FIXED`: it must not replace anything.
         if flags & libc::MAP_FIXED_NOREPLACE != 0 {
             let end = address.checked_add(len).ok_or(Errno::INVAL)?;
@@ -53,22 +46,39 @@ impl Sentry {
                 return Err(Errno::EXIST.into());
             }
         }
+        let low = flags & libc::MAP_32BIT != 0;
+        // The budget comes before the bytes of a file.
+        self.state.layout.plan(at, low, len, protection, named || shared)?;
+        let whole = len.next_multiple_of(crate::sentry::PAGE);
         // Devices share nothing: their mappings are private.
         let node = match shared {
             true => self.shared_file(named.then_some(descriptor), offset, len, protection)?,
             false => None,
         };
-        let low = flags & libc::MAP_32BIT != 0;
-        let mapped = self.change().layout.map(at, low, len, protection, content);
-        if let (Some(node), Ok((start, _))) = (node, &mapped) {
-            let share = Share::new(node, *start, if named { offset } else { 0 });
-            let end = start + len.next_multiple_of(crate::sentry::PAGE);
-            self.change().layout.share(*start..end, share);
+        let offset = if named { offset } else { 0 };
+        let content = match node {
+            Some(node) => self.shared_content(node, offset, whole, protection).map(Some),
+            None if named => self.file_content(descriptor, offset, len, protection),
+            None => Ok(None),
+        };
+        let mapped = content
+            .and_then(|content| Ok(self.change().layout.map(at, low, len, protection, content)?));
+        let (start, change) = match mapped {
+            Ok(mapped) => mapped,
+            Err(error) => {
+                self.drop_unshared()?;
+                return Err(error);
+            }
+        };
+        let mapped = start..start + whole;
+        if let Some(node) = node {
+            let state = self.change();
+            state.layout.share(mapped, Share::new(node, start, offset));
+            state.count_shared();
+        } else if named && let FileObject::File(open) = &self.state.table.get(descriptor)?.open {
+            let origin = Share::new(open.node, start, offset);
+            self.change().layout.originate(mapped, origin);
         }
-        if mapped.is_err() {
-            self.change().drop_unshared();
-        }
-        let (start, change) = mapped?;
         Ok(SyscallControl::Memory(start, change))
     }
 
@@ -80,48 +90,46 @@ impl Sentry {
         len: u64,
         protection: u64,
     ) -> SyscallResult<Option<Node>> {
-        let writes = protection & libc::PROT_WRITE as u64 != 0;
         let Some(descriptor) = descriptor else {
             let size = len.checked_next_multiple_of(crate::sentry::PAGE).ok_or(Errno::NOMEM)?;
             let tree = &mut self.change().tree;
             let node = tree.create_unnamed(0o600, crate::sentry::kernel::time::now())?;
             let sized = tree.set_size(node, size, crate::sentry::kernel::time::now());
-            let kept = self.change().keep_shared(node);
+            // A child may make it writable.
+            let live = sized
+                .map_err(|refused| refused.errno())
+                .and_then(|()| self.make_live(node, true))
+                .and_then(|()| self.change().keep_shared(node));
             self.change().tree.release(node);
-            sized?;
-            kept?;
+            live?;
             return Ok(Some(node));
         };
-        let open = match &self.state.table.get(descriptor)?.open {
+        let description = self.state.table.get(descriptor)?;
+        if !description.reads() {
+            return Err(Errno::ACCESS.into());
+        }
+        let open = match &description.open {
             FileObject::File(open) => open,
             FileObject::Device(Device::Generation(_), _) => {
                 return self.map_generation(offset, len, protection).map(Some);
             }
             _ => return Ok(None),
         };
+        if !offset.is_multiple_of(crate::sentry::PAGE) || offset > i64::MAX as u64 / 2 {
+            return Err(Errno::INVAL.into());
+        }
         let (node, access) = (open.node, open.access);
-        if writes && !access.write {
-            return Err(Errno::ACCESS.into());
-        }
-        if writes {
-            self.state.seals.may_map(node)?;
-        }
-        self.share_once(node, offset, len, protection)?;
-        Ok(Some(node))
-    }
-
-    /// Keeps a file for a shared mapping of it, which may be no second one.
-    pub(in crate::sentry) fn share_once(
-        &mut self,
-        node: Node,
-        offset: u64,
-        len: u64,
-        protection: u64,
-    ) -> SyscallResult<()> {
-        if self.state.layout.shows_twice(node, offset, len, protection) {
+        if self.state.tree.stat(node)?.kind != Kind::File {
             return Err(Errno::NODEV.into());
         }
-        Ok(self.change().keep_shared(node)?)
+        if writes(protection) {
+            if !access.write {
+                return Err(Errno::ACCESS.into());
+            }
+            self.state.seals.may_map(node)?;
+        }
+        self.keep_mapped(node, protection)?;
+        Ok(Some(node))
     }
 
     /// `msync`: writes are shared already.
@@ -254,6 +262,13 @@ impl Sentry {
     ) -> SyscallResult {
         let protection = readable(protection);
         self.state.may_open_memory(start, len, protection)?;
+        if writes(protection) && !self.state.shares.is_empty() {
+            let end = start.saturating_add(len);
+            let shared = self.state.layout.shared().into_iter();
+            let touched = shared.filter(|s| s.range.start < end && start < s.range.end);
+            let nodes: Vec<_> = touched.map(|shared| shared.share.node).collect();
+            nodes.into_iter().try_for_each(|node| self.make_live(node, true))?;
+        }
         let change = self.change().layout.protect(start, len, protection)?;
         Ok(SyscallControl::Memory(0, change))
     }

@@ -120,9 +120,9 @@ impl Sentry {
         if self.state.family.is_single() {
             return None;
         }
-        let shared = self.state.layout.shared().into_iter();
-        let shared = shared.filter(|shared| shared.range.contains(&address));
-        shared.map(|shared| (shared.share.node, shared.share.offset(address))).next()
+        let parts = self.state.layout.parts(&(address..address.checked_add(1)?));
+        let share = parts.first().and_then(|(_, mapping)| mapping.share)?;
+        Some((share.node, share.offset(address)))
     }
 
     /// Wakes up to `count` threads of other processes that wait at the same place of shared memory; how many.

@@ -1,0 +1,43 @@
+//! Room for further mappings in the kernel, so that it cannot refuse a call that a guest makes itself.
+//!
+//! Promises: `munmap` and `mprotect` of mapped pages do not fail for want of mappings. Each call makes at most two more.
+
+use std::sync::OnceLock;
+
+use super::process::Process;
+
+/// Mappings that a call can add: it cuts one at both ends.
+pub(super) const MAPPINGS_OF_CALL: usize = 2;
+/// The kernel's own limit, where it cannot be read.
+const DEFAULT_MAPPINGS: usize = 65_530;
+
+fn setting(path: &str) -> Option<usize> {
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Whether the kernel counts writable memory of this host, and may refuse to make some writable.
+pub(crate) fn is_memory_accounted() -> bool {
+    static ACCOUNTED: OnceLock<bool> = OnceLock::new();
+    // 2 is `OVERCOMMIT_NEVER`; the others do not count mappings with `MAP_NORESERVE`.
+    *ACCOUNTED
+        .get_or_init(|| setting("/proc/sys/vm/overcommit_memory").is_none_or(|mode| mode == 2))
+}
+
+/// Mappings up to which guests make calls themselves: half of what the kernel allows.
+fn most_mappings() -> usize {
+    static MOST: OnceLock<usize> = OnceLock::new();
+    *MOST.get_or_init(|| setting("/proc/sys/vm/max_map_count").unwrap_or(DEFAULT_MAPPINGS) / 2)
+}
+
+impl Process {
+    /// Whether the kernel has room for the mappings that one more call of the guest can make.
+    pub(crate) fn has_room_for_mappings(&mut self) -> bool {
+        if self.mappings_bound < most_mappings() {
+            return true;
+        }
+        // The bound only grows.
+        let Ok(maps) = self.maps() else { return false };
+        self.mappings_bound = maps.lines().count();
+        self.mappings_bound < most_mappings()
+    }
+}

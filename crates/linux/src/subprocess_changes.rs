@@ -1,0 +1,242 @@
+//! Changes of the memory map of a guest process: orders to its stub, calls that the guest makes itself, and shared
+//! mappings of live files.
+//!
+//! Promises: the mappings of the process are those of the layout; each change is noted for the next reset. May break
+//! it: a call of the guest that the kernel refuses, which [`Subprocess::may_make`] rules out.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::file_cache::MappedRange as Contents;
+use crate::platform::{Call, Continuation, PlatformError, StubCommands, is_memory_accounted};
+use crate::sentry::{Change, Content, Order, PAGE};
+use crate::shared_files::Attachment;
+use crate::subprocess::Subprocess;
+
+/// Memory files that a process is lent at a time.
+const LENT_FILES: usize = 32;
+
+/// The call that closes a descriptor.
+fn close_order(descriptor: u64) -> Order {
+    [libc::SYS_close as u64, descriptor, 0, 0, 0, 0, 0]
+}
+
+impl Subprocess {
+    /// Notes orders that are carried out next. Returns the ranges that show no contents of files any more.
+    fn note<'a>(&mut self, orders: impl Iterator<Item = &'a Order>) -> Vec<Range<u64>> {
+        let mut gone = Vec::new();
+        for order in orders {
+            let range = order[1]..order[1] + order[2];
+            let kind = order[0] as i64;
+            if kind == libc::SYS_mmap || kind == libc::SYS_munmap {
+                self.process.forget(range.clone());
+                self.replaced.insert(range.clone());
+                // The shown image must outlive the mapping.
+                gone.push(range.clone());
+            }
+            for part in self.cut(&range) {
+                if kind == libc::SYS_mprotect {
+                    self.attached.push(Attachment { protection: order[3], ..part });
+                }
+            }
+            self.attached.sort_unstable_by_key(|one| one.range.start);
+            self.disturbed.insert(range);
+        }
+        gone
+    }
+
+    /// Whether the guest's own call, which waits in the kernel, may be made in place of the orders of `change`: they
+    /// are that call, or have its effect, and the kernel cannot refuse it. So the mappings are what the layout says.
+    pub(crate) fn may_make(&mut self, call: &Call, change: &Change) -> bool {
+        let Change { before, content: None, copies, after } = change else { return false };
+        let ([order], [], []) = (&before[..], &copies[..], &after[..]) else { return false };
+        let [number, start, len, protection, ..] = *order;
+        let is_it = |number: i64| {
+            call.number == number
+                && call.args[0] == start
+                && call.args[1].checked_next_multiple_of(PAGE) == Some(len)
+        };
+        let same = match number as i64 {
+            libc::SYS_munmap => is_it(libc::SYS_munmap),
+            libc::SYS_mprotect => {
+                let executes = protection & libc::PROT_EXEC as u64 != 0;
+                // A security module may refuse the one, and accounting of memory the other.
+                is_it(libc::SYS_mprotect)
+                    && call.args[2] == protection
+                    && !executes
+                    && !is_memory_accounted()
+            }
+            // New memory is that which was discarded, unless the kernel would bring a file's content back.
+            libc::SYS_mmap => {
+                let range = start..start + len;
+                let own = match &self.base {
+                    Some(_) => self.replaced.within(range.clone()) == [range.clone()],
+                    None => true,
+                };
+                is_it(libc::SYS_madvise) && own && self.showing.within(range).is_empty()
+            }
+            _ => false,
+        };
+        same && self.process.has_room_for_mappings()
+    }
+
+    /// Has the guest make its own call `id` in place of the only order of `change`.
+    pub(crate) fn let_make(&mut self, id: u64, change: &Change) -> Result<(), PlatformError> {
+        let gone = self.note(change.before.iter());
+        self.process.let_make(id)?;
+        gone.into_iter().for_each(|range| self.showing.remove(range));
+        Ok(())
+    }
+
+    /// Puts a change of the layout into effect, while the stub waits for orders.
+    pub(crate) fn enact(
+        &mut self,
+        change: Change,
+        then: Continuation,
+    ) -> Result<(), PlatformError> {
+        self.enact_all(vec![change], then)
+    }
+
+    /// Puts changes of the layout into effect, no two of one range, while the stub waits for orders.
+    pub(crate) fn enact_all(
+        &mut self,
+        changes: Vec<Change>,
+        then: Continuation,
+    ) -> Result<(), PlatformError> {
+        let (mut new, mut gone, mut filled, mut after) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut first = StubCommands::default();
+        let mut lent: Vec<(Contents, u64)> = Vec::new();
+        for change in changes {
+            gone.extend(self.note(change.before.iter().chain(&change.after)));
+            first.calls.extend(change.before);
+            first.copies.extend(change.copies);
+            after.extend(change.after);
+            match change.content {
+                Some((start, Content::Shown(shown, len, protection))) => {
+                    self.note_mapped(start..start + len);
+                    let known = lent.iter().find(|(other, _)| other.shares_file(&shown));
+                    let descriptor = match known {
+                        Some((_, descriptor)) => *descriptor,
+                        None => {
+                            let descriptor = self.process.lend(shown.file())?;
+                            lent.push((shown.clone(), descriptor));
+                            descriptor
+                        }
+                    };
+                    first.calls.push(shown.order(start, len, protection, descriptor));
+                    new.push((start..start + len, shown));
+                }
+                Some((start, Content::Shared(memory, offset, len, protection))) => {
+                    let range = start..start + len;
+                    self.note_mapped(range.clone());
+                    let attachment = Attachment { range, protection, offset, memory };
+                    let descriptor = self.process.lend(attachment.memory.file())?;
+                    first.calls.push(attachment.order(descriptor));
+                    first.calls.push(close_order(descriptor));
+                    gone.push(attachment.range.clone());
+                    self.attached.push(attachment);
+                    self.attached.sort_unstable_by_key(|one| one.range.start);
+                }
+                Some((start, Content::Bytes(content))) => filled.push((start, content)),
+                None => {}
+            }
+        }
+        first.calls.extend(lent.iter().map(|(_, descriptor)| close_order(*descriptor)));
+        let whole = filled.is_empty() && after.is_empty();
+        self.process.execute(&first, if whole { then } else { Continuation::Ask })?;
+        gone.into_iter().for_each(|range| self.showing.remove(range));
+        new.into_iter().for_each(|(range, shown)| self.showing.insert(range, shown));
+        if whole {
+            return Ok(());
+        }
+        for (address, bytes) in filled {
+            if !self.process.write(address, &bytes)? {
+                return Err(PlatformError::kernel(
+                    "filling a mapping of a file",
+                    std::io::Error::from_raw_os_error(libc::ENOMEM),
+                ));
+            }
+        }
+        self.process.execute(&StubCommands { calls: after, ..StubCommands::default() }, then)
+    }
+
+    /// Notes that `range` is about to show a file.
+    fn note_mapped(&mut self, range: Range<u64>) {
+        self.process.forget(range.clone());
+        self.cut(&range);
+        self.replaced.insert(range.clone());
+        self.disturbed.insert(range);
+    }
+
+    /// Takes the parts in `range` out of the mappings of live files.
+    fn cut(&mut self, range: &Range<u64>) -> Vec<Attachment> {
+        let (mut cut, mut kept) = (Vec::new(), Vec::new());
+        for one in std::mem::take(&mut self.attached) {
+            if !one.overlaps(range) {
+                kept.push(one);
+                continue;
+            }
+            let Range { start, end } = one.range;
+            let before = (start < range.start).then(|| one.part(start..range.start));
+            let behind = (range.end < end).then(|| one.part(range.end..end));
+            kept.extend(before.into_iter().chain(behind));
+            cut.push(one.part(start.max(range.start)..end.min(range.end)));
+        }
+        self.attached = kept;
+        cut
+    }
+
+    /// Makes the mappings of live files `wanted`, while the stub waits for orders.
+    pub(crate) fn attach(&mut self, wanted: Vec<Attachment>) -> Result<(), PlatformError> {
+        if self.attached == wanted {
+            return Ok(());
+        }
+        let mut calls = Vec::new();
+        let mut lent: Vec<(&Attachment, u64)> = Vec::new();
+        for attachment in wanted.iter().filter(|wanted| !self.attached.contains(wanted)) {
+            let file = |other: &Attachment| Arc::ptr_eq(&other.memory, &attachment.memory);
+            let descriptor = match lent.iter().find(|(other, _)| file(other)) {
+                Some((_, descriptor)) => *descriptor,
+                None => {
+                    let descriptor = self.process.lend(attachment.memory.file())?;
+                    lent.push((attachment, descriptor));
+                    descriptor
+                }
+            };
+            let range = &attachment.range;
+            self.process.forget(range.clone());
+            self.showing.remove(range.clone());
+            let base = self.base.as_ref().map(|base| &base.part.segments);
+            if base.is_some_and(|base| base.within(range.clone()).next().is_some()) {
+                self.disturbed.insert(range.clone());
+                self.replaced.insert(range.clone());
+            }
+            calls.push(attachment.order(descriptor));
+            if lent.len() == LENT_FILES {
+                calls.extend(lent.drain(..).map(|(_, descriptor)| close_order(descriptor)));
+                let calls = std::mem::take(&mut calls);
+                self.process.execute(
+                    &StubCommands { calls, ..StubCommands::default() },
+                    Continuation::Ask,
+                )?;
+            }
+        }
+        calls.extend(lent.drain(..).map(|(_, descriptor)| close_order(descriptor)));
+        let orders = StubCommands { calls, ..StubCommands::default() };
+        self.process.execute(&orders, Continuation::Ask)?;
+        self.attached = wanted;
+        Ok(())
+    }
+
+    /// Has the next reset unmap all mappings of live files but the `wanted` ones.
+    pub(crate) fn disturb_strays(&mut self, wanted: &[Attachment]) {
+        let (kept, strays) =
+            self.attached.drain(..).partition::<Vec<_>, _>(|attached| wanted.contains(attached));
+        self.attached = kept;
+        for stray in strays {
+            self.disturbed.insert(stray.range.clone());
+            self.replaced.insert(stray.range);
+        }
+    }
+}
