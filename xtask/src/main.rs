@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
+mod aarch64;
 mod book;
 mod clients;
 mod command;
@@ -39,6 +40,10 @@ const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
 Commands:
+  aarch64 [--short | --wasm | --check] [--pages 4k|16k]
+                         Cross-compile the engine's tests and run them on arm64 Linux, in an emulated machine with
+                         Debian's kernel. --short runs those of the lowest layers, --wasm adds those of the Wasm
+                         guests, --check compiles only. --pages 16k boots a kernel that afresh refuses.
   book                   Check the pages and links of the documentation, and build the book with mdbook into
                          target/book.
   conformance [--source REPOSITORY] [CALL…]
@@ -114,6 +119,7 @@ fn main() -> ExitCode {
 
 fn dispatch(arguments: &[String]) -> Result<ExitCode> {
     match arguments.split_first().map(|(name, rest)| (name.as_str(), rest)) {
+        Some(("aarch64", rest)) => aarch64::main(rest),
         Some(("book", rest)) => book::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("conformance", rest)) => conformance::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("demo", rest)) => demo::main(rest).map(|()| ExitCode::SUCCESS),

@@ -1,0 +1,243 @@
+//! `cargo xtask aarch64`: the engine's tests on arm64 Linux.
+//!
+//! The tests are cross-compiled, and run in an emulated machine (`qemu-system-aarch64`) with Debian's kernel: emulation
+//! of a single program has no userfaultfd. The compiler, the emulator and the kernel are installed or downloaded if
+//! they are missing. The last line is `N passed, N failed, N skipped`, as after `cargo xtask test`.
+
+mod archive;
+mod machine;
+mod packages;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::command::{cargo, describe, find, run};
+use crate::host;
+use crate::tally::Tally;
+use machine::{Machine, Program};
+
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+
+/// The packages whose tests run, lowest layer first, and whether `--short` has them.
+const PACKAGES: [(&str, bool); 8] = [
+    ("sys", true),
+    ("memory", true),
+    ("frames", true),
+    ("pool", true),
+    ("arena", false),
+    ("snapshot", false),
+    ("store", false),
+    ("pager", false),
+];
+
+/// Packages of the wasm engine, which takes minutes to compile.
+const WASM: &str = "wasm";
+
+const USAGE: &str = "usage: cargo xtask aarch64 [--short | --wasm | --check] [--pages 4k|16k]";
+
+/// The size of the machine's pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Pages {
+    #[default]
+    Small,
+    /// 16 KiB, which afresh refuses.
+    Large,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Options {
+    short: bool,
+    wasm: bool,
+    check: bool,
+    pages: Pages,
+}
+
+impl Options {
+    fn parse(arguments: &[String]) -> Result<Self> {
+        let mut options = Self::default();
+        let mut arguments = arguments.iter().map(String::as_str);
+        while let Some(argument) = arguments.next() {
+            match argument {
+                "--short" => options.short = true,
+                "--wasm" => options.wasm = true,
+                "--check" => options.check = true,
+                "--pages" => {
+                    options.pages = match arguments.next() {
+                        Some("4k") => Pages::Small,
+                        Some("16k") => Pages::Large,
+                        Some(other) => bail!("no kernel with pages of {other:?}; {USAGE}"),
+                        None => bail!(USAGE),
+                    };
+                }
+                other => bail!("unknown argument {other:?}; {USAGE}"),
+            }
+        }
+        if [options.short, options.wasm, options.check].iter().filter(|set| **set).count() > 1 {
+            bail!("--short, --wasm and --check exclude each other; {USAGE}");
+        }
+        Ok(options)
+    }
+
+    /// The packages to test.
+    fn packages(&self) -> Vec<&'static str> {
+        if self.pages == Pages::Large {
+            return vec!["sys"];
+        }
+        let chosen = |(name, short): (&'static str, bool)| (short || !self.short).then_some(name);
+        let mut packages: Vec<_> = PACKAGES.into_iter().filter_map(chosen).collect();
+        if self.wasm {
+            packages.push(WASM);
+        }
+        packages
+    }
+}
+
+/// `cargo xtask aarch64`
+pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
+    let options = Options::parse(arguments)?;
+    compiler()?;
+    if options.check {
+        return check().map(|()| ExitCode::SUCCESS);
+    }
+    let start = Instant::now();
+    let programs = programs(&options)?;
+    println!("{} test programs: {:.0} s", programs.len(), start.elapsed().as_secs_f64());
+    let mut tally = Tally::default();
+    let start = Instant::now();
+    let result = Machine::new(options.pages, programs)?.run(&mut tally);
+    println!("\nthe machine ran for {:.0} s", start.elapsed().as_secs_f64());
+    for line in &tally.skips {
+        println!("{line}");
+    }
+    if !tally.output.is_empty() {
+        println!("\nthe output of failed tests:\n{}\n", tally.output.join("\n"));
+    }
+    for name in &tally.failures {
+        println!("failed test: {name}");
+    }
+    if let Err(error) = &result {
+        println!("{error:#}");
+        tally.failed = tally.failed.max(1);
+    }
+    println!("{}", tally.line());
+    let good = tally.failed == 0 && tally.passed > 0;
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Installs what cross-compiling needs.
+fn compiler() -> Result<()> {
+    host::rust_target(TARGET)?;
+    if find("aarch64-linux-gnu-gcc").is_none() || !Path::new(LIBRARIES).join("libc.so.6").is_file()
+    {
+        host::apt_install(&["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"])?;
+    }
+    Ok(())
+}
+
+/// Where Debian's cross compiler has the libraries of its programs.
+const LIBRARIES: &str = "/usr/aarch64-linux-gnu/lib";
+
+/// The folder of everything here.
+fn folder() -> PathBuf {
+    host::target_folder().join("aarch64")
+}
+
+/// Cargo, for arm64, in a target folder of its own.
+fn cross(command: &str) -> Command {
+    let mut cargo = cargo();
+    cargo
+        .current_dir(host::repository())
+        .args([command, "--locked", "--target", TARGET])
+        .env("CARGO_TARGET_DIR", folder())
+        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS");
+    cargo
+}
+
+/// Compiles the engine and the guests of the front crate that arm64 has, without running anything.
+fn check() -> Result<()> {
+    let mut engine = cross("check");
+    for (name, _) in PACKAGES {
+        engine.args(["--package", &format!("afresh-{name}")]);
+    }
+    run(&mut engine)
+}
+
+/// Compiles the test programs. Models of interleavings are the same on every processor, and left out.
+fn programs(options: &Options) -> Result<Vec<Program>> {
+    let mut command = cross("test");
+    command.args(["--no-run", "--all-features", "--lib", "--tests"]);
+    command.arg("--message-format=json-render-diagnostics");
+    for name in options.packages() {
+        command.args(["--package", &format!("afresh-{name}")]);
+    }
+    println!("$ {}", describe(&command));
+    let built =
+        command.stderr(std::process::Stdio::inherit()).output().context("cannot run cargo")?;
+    if !built.status.success() {
+        bail!("`{}` failed: {}", describe(&command), built.status);
+    }
+    let text = String::from_utf8(built.stdout).context("cargo's messages are UTF-8")?;
+    let mut programs: Vec<Program> = text.lines().filter_map(program).collect();
+    let order: BTreeMap<_, _> =
+        options.packages().into_iter().enumerate().map(|(at, name)| (name, at)).collect();
+    programs.retain(|program| !program.test.ends_with("_model"));
+    if options.pages == Pages::Large {
+        programs.retain(|program| program.test == "page_size");
+    }
+    programs.sort_by_key(|program| {
+        (order.get(program.package.as_str()).copied(), program.test.clone())
+    });
+    Ok(programs)
+}
+
+/// The test program that a message of cargo is about.
+fn program(line: &str) -> Option<Program> {
+    let message: Value = serde_json::from_str(line).ok()?;
+    let file = message["executable"].as_str()?;
+    if message["profile"]["test"] != true {
+        return None;
+    }
+    let manifest = Path::new(message["manifest_path"].as_str()?);
+    let folder = manifest.parent()?;
+    Some(Program {
+        package: folder.file_name()?.to_str()?.to_owned(),
+        test: message["target"]["name"].as_str()?.to_owned(),
+        folder: folder.to_owned(),
+        file: file.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_about_a_test_program_names_it_and_others_do_not() {
+        let line = r#"{"reason":"compiler-artifact","manifest_path":"/a/crates/sys/Cargo.toml",
+            "target":{"name":"kernel"},"profile":{"test":true},"executable":"/a/target/kernel-1"}"#;
+        let found = program(line).expect("it is one");
+        assert_eq!((found.package.as_str(), found.test.as_str()), ("sys", "kernel"));
+        assert_eq!(found.folder, Path::new("/a/crates/sys"));
+        assert!(program(&line.replace("true", "false")).is_none());
+        assert!(program(&line.replace("\"/a/target/kernel-1\"", "null")).is_none());
+        assert!(program("text").is_none());
+    }
+
+    #[test]
+    fn wrong_arguments_are_refused() {
+        let parse = |words: &[&str]| {
+            Options::parse(&words.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        assert_eq!(parse(&["--pages", "16k"]).expect("it is known").packages(), ["sys"]);
+        for wrong in [&["--pages", "64k"][..], &["--pages"], &["--short", "--wasm"], &["x"]] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
