@@ -26,6 +26,7 @@ const LOADED: [&str; 4] = ["ld-linux-aarch64.so.1", "libc.so.6", "libgcc_s.so.1"
 const COMMANDS: [&str; 8] = ["sh", "mount", "mkdir", "ip", "timeout", "poweroff", "cat", "sleep"];
 
 /// The machine's first program: runs each test program in the folder of its package, and switches the machine off.
+/// Left out are the tests that plant bugs and look whether other tests catch them, which takes many runs of each.
 const INIT: &str = r#"#!/bin/sh
 mount -t proc none /proc
 mount -t sysfs none /sys
@@ -38,7 +39,7 @@ export HOME=/tmp TMPDIR=/tmp RUST_TEST_THREADS=2 PROPTEST_CASES=16
 while read -r name folder; do
     echo "== $name"
     cd "$folder"
-    timeout 900 "/tests/$name" --show-output </dev/null 2>&1
+    timeout 900 "/tests/$name" --show-output --skip planted </dev/null 2>&1
     echo "== $name ended with $?"
 done < /tests/list
 echo "== all ended"
