@@ -23,13 +23,13 @@ use machine::{Machine, Program};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 
-/// The packages whose tests run, lowest layer first, and whether `--short` has them. Those of the Wasm guests take
+/// The packages whose tests run, in this order, and whether `--short` has them. Those of the Wasm guests take
 /// minutes to compile: `--package wasm`.
 const PACKAGES: [(&str, bool); 8] = [
     ("sys", true),
-    ("memory", true),
     ("frames", true),
     ("pool", true),
+    ("memory", true),
     ("arena", false),
     ("snapshot", false),
     ("store", false),
@@ -37,7 +37,7 @@ const PACKAGES: [(&str, bool); 8] = [
 ];
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64 [--short | --check | --package NAME…] [--pages 4k|16k]";
+    "usage: cargo xtask aarch64 [--short | --check | --package NAME…] [--pages 4k|16k] [FILTER…]";
 
 /// The page size of the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,6 +55,8 @@ struct Options {
     /// The packages to test in place of [`PACKAGES`].
     packages: Vec<String>,
     pages: Pages,
+    /// Parts of names: only such tests run.
+    filters: Vec<String>,
 }
 
 impl Options {
@@ -80,7 +82,8 @@ impl Options {
                         None => bail!(USAGE),
                     };
                 }
-                other => bail!("unknown argument {other:?}; {USAGE}"),
+                option if option.starts_with('-') => bail!("unknown option {option:?}; {USAGE}"),
+                filter => options.filters.push(filter.to_owned()),
             }
         }
         let choices = [options.short, options.check, !options.packages.is_empty()];
@@ -115,7 +118,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     println!("{} test programs: {:.0} s", programs.len(), start.elapsed().as_secs_f64());
     let mut tally = Tally::default();
     let start = Instant::now();
-    let result = Machine::new(options.pages, programs)?.run(&mut tally);
+    let result = Machine::new(&options, programs)?.run(&mut tally);
     println!("\nthe machine ran for {:.0} s", start.elapsed().as_secs_f64());
     for line in &tally.skips {
         println!("{line}");
@@ -247,7 +250,7 @@ mod tests {
             &["--pages"],
             &["--package", "no"],
             &["--short", "--check"],
-            &["x"],
+            &["--x"],
         ] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }
