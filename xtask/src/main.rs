@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
+mod aarch64;
 mod book;
 mod clients;
 mod command;
@@ -39,6 +40,11 @@ const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
 Commands:
+  aarch64 [--short | --check | --package NAME…] [--pages 4k|16k] [FILTER…]
+                         Cross-compile the engine's tests and run them on arm64 Linux, in an emulated machine with
+                         Debian's kernel. --short runs those of the lowest layers, --package those of crates/NAME;
+                         --check compiles only. --pages 16k boots a kernel that afresh refuses. A FILTER is a part of
+                         the names of the tests that run.
   book                   Check the pages and links of the documentation, and build the book with mdbook into
                          target/book.
   conformance [--source REPOSITORY] [CALL…]
@@ -113,6 +119,7 @@ fn main() -> ExitCode {
 
 fn dispatch(arguments: &[String]) -> Result<ExitCode> {
     match arguments.split_first().map(|(name, rest)| (name.as_str(), rest)) {
+        Some(("aarch64", rest)) => aarch64::main(rest),
         Some(("book", rest)) => book::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("conformance", rest)) => conformance::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("demo", rest)) => demo::main(rest).map(|()| ExitCode::SUCCESS),

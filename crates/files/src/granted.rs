@@ -129,7 +129,8 @@ impl From<rustix::fs::Stat> for HostStat {
             device: stat.st_dev,
             inode: stat.st_ino,
             kind: FileType::from_raw_mode(stat.st_mode).into(),
-            links: stat.st_nlink,
+            #[allow(clippy::useless_conversion, reason = "32 bits on arm64, 64 on x86-64")]
+            links: stat.st_nlink.into(),
             size: stat.st_size.max(0) as u64,
             times: Times {
                 accessed: time(stat.st_atime, stat.st_atime_nsec),

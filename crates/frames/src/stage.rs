@@ -183,7 +183,9 @@ impl Shared {
     }
 
     fn set(&self, hugepage: usize, state: u8) {
-        self.hugepages[hugepage].store(state, Ordering::Release);
+        // A taker stores EMPTY and then looks whether the thread is asleep; the thread stores that and then looks for
+        // EMPTY. One of them must see the other's store, which release and acquire do not promise.
+        self.hugepages[hugepage].store(state, Ordering::SeqCst);
     }
 
     fn has_empty(&self) -> bool {

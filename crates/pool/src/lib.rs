@@ -28,11 +28,13 @@
 //! ```
 
 mod budget;
+mod gate;
 mod limits;
 mod pool;
 mod returning;
 mod shard;
 mod stats;
+mod sync;
 
 pub use budget::{Bounds, Budget, MappingCharge, Usage};
 pub use limits::{Exhausted, Limits};

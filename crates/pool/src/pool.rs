@@ -5,15 +5,17 @@ use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use afresh_sys::planted::{Bug, is};
 use afresh_sys::{Inherited, fork};
 
 use crate::budget::{Budget, Evict, Room};
-use crate::returning::{Failures, Returning, locked};
+use crate::gate::Gate;
+use crate::returning::{Failures, Returning};
 use crate::shard::{Idle, Shard};
+use crate::sync::locked;
 use crate::{Exhausted, Limits, PoolStats, Recycle, Resets};
 
 /// Maximum shards of a pool. More than any sensible number of busy threads.
@@ -61,10 +63,7 @@ pub(crate) struct Shared<T: Recycle> {
     evicted: AtomicU64,
     /// The counts of dropped items.
     retired: Mutex<Resets>,
-    /// Requests that wait, so that a return signals only when a request waits.
-    waiting: AtomicUsize,
-    gate: Mutex<()>,
-    came_back: Condvar,
+    gate: Gate,
 }
 
 impl<T: Recycle> std::fmt::Debug for Pool<T> {
@@ -175,9 +174,7 @@ impl<T: Recycle> Shared<T> {
             trimmed: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             retired: Mutex::new(Resets::default()),
-            waiting: AtomicUsize::new(0),
-            gate: Mutex::new(()),
-            came_back: Condvar::new(),
+            gate: Gate::new(),
         }
     }
 
@@ -192,7 +189,7 @@ impl<T: Recycle> Shared<T> {
         key: usize,
         make: impl FnOnce(Option<T>) -> Result<T, E>,
     ) -> Result<Lease<'_, T>, PoolError<E>> {
-        match self.shard(home()).take(key) {
+        match self.shard(home()).take(key, || self.gate.signal()) {
             Some(idle) if idle.generation == fork::generation() || is(Bug::Parents) => {
                 Ok(self.lease(idle, false))
             }
@@ -216,7 +213,7 @@ impl<T: Recycle> Shared<T> {
     ) -> Result<Lease<'_, T>, PoolError<E>> {
         let mut deadline = None;
         loop {
-            if let Some(idle) = self.steal(|shard| shard.take(key)) {
+            if let Some(idle) = self.steal(|shard| shard.take(key, || self.gate.signal())) {
                 if idle.generation == fork::generation() {
                     return Ok(self.lease(idle, false));
                 }
@@ -260,20 +257,10 @@ impl<T: Recycle> Shared<T> {
 
     /// Waits for a return; `false` at the deadline, if one is set.
     fn wait_until(&self, deadline: Option<Instant>) -> bool {
-        let guard = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        // An item that came back before we were counted sent no signal, so check once more.
-        let there = self.alive.load(Ordering::SeqCst) < self.limits.items
-            || self.shards.iter().any(|shard| !shard.is_empty());
-        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        let over = left.is_some_and(|left| left.is_zero());
-        match left {
-            _ if there || over => drop(guard),
-            Some(left) => drop(self.came_back.wait_timeout(guard, left)),
-            None => drop(self.came_back.wait(guard)),
-        }
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
-        !over
+        self.gate.wait(deadline, || {
+            self.alive.load(Ordering::SeqCst) < self.limits.items
+                || self.shards.iter().any(|shard| !shard.is_empty())
+        })
     }
 
     /// Looks through all shards, this thread's first.
@@ -311,16 +298,8 @@ impl<T: Recycle> Shared<T> {
 
     /// An item was dropped.
     fn note_dropped(&self) {
-        self.alive.fetch_sub(1, Ordering::AcqRel);
-        self.signal();
-    }
-
-    #[inline]
-    fn signal(&self) {
-        if self.waiting.load(Ordering::SeqCst) > 0 {
-            let _guard = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-            self.came_back.notify_all();
-        }
+        self.alive.fetch_sub(1, Ordering::SeqCst);
+        self.gate.signal();
     }
 
     #[inline]
@@ -340,7 +319,7 @@ impl<T: Recycle> Shared<T> {
             self.budget.keep();
         }
         if self.limits.items != usize::MAX {
-            self.signal();
+            self.gate.signal();
         }
     }
 
@@ -407,6 +386,8 @@ impl<T: Recycle> Shared<T> {
                     && let Some(idle) = returning.idle.take()
                 {
                     self.shard(at).put(idle);
+                    // A thread that looked for it in the meantime waits.
+                    self.gate.signal();
                 }
             }
         }

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use afresh_sys::fork;
 use afresh_sys::planted::{Bug, is};
 
 use crate::pool::Shared;
 use crate::shard::Idle;
+use crate::sync::locked;
 use crate::{Recycle, Recycled};
 
 /// Items that could not be made pristine.
@@ -17,11 +17,6 @@ pub(crate) struct Failures {
     pub(crate) by_reason: BTreeMap<&'static str, u64>,
     /// The error of the last one.
     pub(crate) last: Option<String>,
-}
-
-/// Counts are whole after every statement, so a panic elsewhere spoils none.
-pub(crate) fn locked<T>(counts: &Mutex<T>) -> MutexGuard<'_, T> {
-    counts.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An item on its way back. While it has one, the item's state is not known to be good: if the

@@ -3,12 +3,15 @@
 //! The item that came back last sits in a single atomic place: the common case, one thread that takes an item and
 //! brings it back, is one swap each way. The others are kept by key behind a lock, most recently returned last, so
 //! that the warmest is leased first.
-
-use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+//!
+//! Memory ordering: an item is read only after the swap that took it out, which acquires what the swap that put it
+//! there released. A relaxed load only decides whether to swap: it may miss an item, and the caller then looks
+//! elsewhere. A thread that is about to wait must not miss one, so [`Shard::is_empty`] and the stores of
+//! [`Shard::put`] are `SeqCst` (see [`crate::gate`]).
 
 use afresh_sys::planted::{Bug, is};
 
+use crate::sync::{AtomicPtr, Mutex, MutexGuard, Ordering, locked};
 use crate::{Recycle, Resets};
 
 /// An idle item and the pool's records of it. Boxed once, when the item is made.
@@ -67,17 +70,23 @@ impl<T> Shard<T> {
     }
 
     fn buckets(&self) -> MutexGuard<'_, Vec<Bucket<T>>> {
-        self.buckets.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.buckets)
     }
 }
 
 impl<T: Recycle> Shard<T> {
-    /// Takes the warmest item of `key`.
+    /// Takes the warmest item of `key`. `returned` is called if an item of another key was out for a moment: a thread
+    /// that looked for it then may have missed it.
     #[inline]
-    pub(crate) fn take(&self, key: usize) -> Option<Box<Idle<T>>> {
+    pub(crate) fn take(&self, key: usize, returned: impl FnOnce()) -> Option<Box<Idle<T>>> {
         match self.take_last() {
             Some(idle) if idle.item.key() == key || is(Bug::Key) => Some(idle),
-            other => self.take_kept(key, other),
+            Some(other) => {
+                let taken = self.take_kept(key, Some(other));
+                returned();
+                taken
+            }
+            None => self.take_kept(key, None),
         }
     }
 
@@ -112,7 +121,7 @@ impl<T: Recycle> Shard<T> {
         let placed = self.last.compare_exchange(
             std::ptr::null_mut(),
             idle,
-            Ordering::Release,
+            Ordering::SeqCst,
             Ordering::Relaxed,
         );
         if placed.is_err() {
@@ -124,7 +133,7 @@ impl<T: Recycle> Shard<T> {
     /// The fast place is taken: the newcomer goes there, for it is warmer.
     #[cold]
     fn put_kept(&self, idle: Box<Idle<T>>) {
-        let former = self.last.swap(Box::into_raw(idle), Ordering::AcqRel);
+        let former = self.last.swap(Box::into_raw(idle), Ordering::SeqCst);
         if !former.is_null() {
             // SAFETY: as in `take_last`.
             keep(&mut self.buckets(), unsafe { Box::from_raw(former) });
@@ -160,9 +169,9 @@ impl<T: Recycle> Shard<T> {
         buckets.iter().flat_map(|b| &b.idle).for_each(|idle| look(idle));
     }
 
-    /// Whether it seems to hold nothing.
+    /// Whether it holds nothing. Finds every item whose return signals before the caller waits.
     pub(crate) fn is_empty(&self) -> bool {
-        self.last.load(Ordering::Relaxed).is_null()
+        self.last.load(Ordering::SeqCst).is_null()
             && self.buckets().iter().all(|b| b.idle.is_empty())
     }
 }

@@ -53,6 +53,8 @@ impl GuestBuild {
 }
 
 /// The features of this CPU that a compiler may make use of, sorted.
+///
+/// On arm64 the first is the architecture: a list without features of x86-64 fits every processor otherwise.
 #[must_use]
 pub fn host_cpu_features() -> Vec<String> {
     #[allow(unused_mut, reason = "other architectures list none")]
@@ -66,6 +68,17 @@ pub fn host_cpu_features() -> Vec<String> {
         }
         probe!("avx" "avx2" "avx512bw" "avx512dq" "avx512f" "avx512vbmi" "avx512vl" "bmi1" "bmi2"
             "fma" "lzcnt" "popcnt" "sse3" "sse4.1" "sse4.2" "ssse3");
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        found.push("aarch64".to_owned());
+        macro_rules! probe {
+            ($($name:tt)*) => {
+                $(if std::arch::is_aarch64_feature_detected!($name) { found.push($name.to_owned()); })*
+            };
+        }
+        probe!("aes" "bti" "crc" "dotprod" "fhm" "fp16" "i8mm" "lse" "lse2" "paca" "rcpc" "rdm" "sha2" "sha3"
+            "sve" "sve2");
     }
     found
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::PAGE_SIZE;
+
 /// The kinds of system call this crate makes; also the names that [`crate::inject`] understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -62,6 +64,8 @@ pub enum Call {
     Process,
     /// Draw random bytes.
     Random,
+    /// Compare the kernel's page size with [`crate::PAGE_SIZE`].
+    PageSize,
     /// A KVM call, by its name.
     Kvm(&'static str),
 }
@@ -99,6 +103,7 @@ impl Call {
             Call::Send => "sendmsg",
             Call::Process => "pidfd_open",
             Call::Random => "getrandom",
+            Call::PageSize => "getauxval(AT_PAGESZ)",
             Call::Kvm(name) => name,
         }
     }
@@ -168,6 +173,14 @@ impl SysError {
 
 impl fmt::Display for SysError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.call == Call::PageSize {
+            let found = crate::imp::page_size();
+            return write!(
+                f,
+                "this kernel has pages of {found} bytes, and afresh works with {PAGE_SIZE}: boot a kernel with pages of \
+                 4 KiB (on Debian linux-image-arm64, not its 16k variant)",
+            );
+        }
         let io = std::io::Error::from_raw_os_error(self.errno);
         write!(f, "{} failed: {io}", self.call.name())?;
         if let Some(way) = self.way_out() {

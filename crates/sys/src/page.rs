@@ -3,10 +3,10 @@
 //! A [`PageRange`] counts pages, never bytes; the conversion is explicit, so that the two cannot be
 //! confused.
 
-/// Bytes in a page. afresh supports x86-64 Linux, where the base page is 4 KiB.
+/// Bytes in a page: of every x86-64 kernel, and of the arm64 kernels that afresh works with. Others are refused.
 pub const PAGE_SIZE: usize = 4096;
 
-/// Bytes in a huge page of x86-64.
+/// Bytes in a huge page, on both processors.
 pub const HUGE_SIZE: usize = 2 << 20;
 
 /// Pages in a huge page.

@@ -3,6 +3,10 @@
 //! Two levels of bits: one a page, and one a word of pages, so that emptying costs time in proportion to the entries
 //! of the set, not to the slot's capacity. A flag makes the common case, an empty set, one load. Marking is lock-free
 //! and allocates nothing, so it may run in a signal handler, in several threads at once.
+//!
+//! Memory ordering: the levels are stored from the pages up and loaded from the flag down, each store of an upper
+//! level a release and each load of one an acquire. A thread that finds a bit of an upper level thus finds the page
+//! below it. A page that is marked while the set is emptied is in this list or in the next one.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -87,7 +91,7 @@ impl DirtyPages {
             let (word, bit) = (page / BITS, page % BITS);
             let len = (BITS - bit).min(end - page);
             self.words[word].fetch_or((u64::MAX >> (BITS - len)) << bit, Ordering::Relaxed);
-            self.summary[word / BITS].fetch_or(1 << (word % BITS), Ordering::Relaxed);
+            self.summary[word / BITS].fetch_or(1 << (word % BITS), Ordering::Release);
             page += len;
         }
         self.any.store(true, Ordering::Release);
@@ -144,7 +148,7 @@ impl DirtyPages {
     /// Appends the set's pages as runs, in order; the set stays as it is.
     pub(crate) fn append(&self, out: &mut Vec<PageRange>) {
         for (s, summary) in self.summary.iter().enumerate() {
-            let mut words = summary.load(Ordering::Relaxed);
+            let mut words = summary.load(Ordering::Acquire);
             while words != 0 {
                 let w = s * BITS + words.trailing_zeros() as usize;
                 words &= words - 1;
@@ -170,7 +174,7 @@ impl DirtyPages {
             if words == 0 {
                 continue;
             }
-            words = summary.swap(0, Ordering::Relaxed);
+            words = summary.swap(0, Ordering::Acquire);
             while words != 0 {
                 let w = s * BITS + words.trailing_zeros() as usize;
                 words &= words - 1;

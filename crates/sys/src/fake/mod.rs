@@ -28,6 +28,11 @@ pub use reservation::{Advice, Protection, Reservation};
 pub use uffd::{Interest, Uffd, UffdEvent, UffdMode};
 pub use withhold::{Withheld, withhold, withhold_all};
 
+/// Pages have the size that is expected.
+pub(crate) fn page_size() -> usize {
+    crate::PAGE_SIZE
+}
+
 /// Everything but files in memory is missing here.
 pub(crate) fn probe() -> Probed {
     let real = Feature::ALL.into_iter().filter(|feature| *feature != Feature::Memfd);

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use crate::cause::{Fault, FaultCause, FaultHandler, FaultSignal};
 
-use super::fork;
+use super::{arch, fork};
 use crate::{Call, PerProcess, SysError, inject};
 use chain::{Chain, List};
 use table::{EntryGuard, Table, Unpublished};
@@ -244,24 +244,6 @@ unsafe fn decode(
     let address = unsafe { (*info).si_addr() } as usize;
     let signal = if bus { FaultSignal::Bus } else { FaultSignal::Segv };
     // SAFETY: the caller's promise.
-    let write = unsafe { was_write(context) };
+    let write = unsafe { arch::was_write(context) };
     Some(Fault { address, signal, cause, write })
-}
-
-/// Whether the access was a write: a bit of the page fault's error code.
-///
-/// # Safety
-/// `context` must be the one that the kernel passed to a handler.
-#[cfg(target_arch = "x86_64")]
-unsafe fn was_write(context: *const libc::c_void) -> Option<bool> {
-    const WRITE: i64 = 1 << 1;
-    // SAFETY: the caller's promise.
-    let error =
-        unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_ERR as usize] };
-    Some(error & WRITE != 0)
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn was_write(_: *const libc::c_void) -> Option<bool> {
-    None
 }

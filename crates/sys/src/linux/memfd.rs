@@ -5,6 +5,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use super::page_size::check_page_size;
 use crate::{Call, PageRange, SysError, inject};
 
 /// Pieces that the kernel takes in one call (`IOV_MAX`).
@@ -42,8 +43,10 @@ impl Memfd {
     /// Creates an empty file; `name` shows in `/proc/self/maps`.
     ///
     /// # Errors
-    /// `EMFILE` when descriptors ran out.
+    /// `EMFILE` when descriptors ran out; [`Call::PageSize`] on a kernel with other pages than
+    /// [`PAGE_SIZE`](crate::PAGE_SIZE).
     pub fn new(name: &std::ffi::CStr) -> Result<Self, SysError> {
+        check_page_size()?;
         inject::gate(Call::MemfdCreate)?;
         // SAFETY: `name` is a valid NUL-terminated string for the length of the call.
         let fd = unsafe {

@@ -1,5 +1,6 @@
 //! The real kernel behind the wrappers.
 
+mod arch;
 pub mod fault;
 pub mod file;
 pub mod folios;
@@ -10,6 +11,7 @@ mod hugepage;
 mod memfd;
 mod merging;
 mod moving;
+mod page_size;
 pub mod pagemap;
 mod perf;
 pub mod poll;
@@ -28,6 +30,7 @@ mod withhold;
 
 pub use memfd::Memfd;
 pub use merging::merges_memory;
+pub(crate) use page_size::page_size;
 pub use perf::Instructions;
 #[cfg(feature = "socket")]
 pub use process_memory::{MappingKind, ProcessMemory};

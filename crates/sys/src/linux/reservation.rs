@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use super::page_size::check_page_size;
 use super::{fork, merges_memory};
 use crate::planted::{self, Bug};
 use crate::{Call, Memfd, PAGE_SIZE, PageRange, SysError, inject};
@@ -111,7 +112,8 @@ impl Reservation {
     /// Reserves `pages` pages of inaccessible address space; no memory is used.
     ///
     /// # Errors
-    /// `ENOMEM` when the address space or the number of mappings is exhausted.
+    /// `ENOMEM` when the address space or the number of mappings is exhausted; [`Call::PageSize`] on a kernel with
+    /// other pages than [`PAGE_SIZE`].
     pub fn new(pages: usize) -> Result<Self, SysError> {
         Self::aligned(pages, PAGE_SIZE)
     }
@@ -120,8 +122,9 @@ impl Reservation {
     /// a page), as huge pages need.
     ///
     /// # Errors
-    /// `ENOMEM` as for [`Reservation::new`].
+    /// As for [`Reservation::new`].
     pub fn aligned(pages: usize, align: usize) -> Result<Self, SysError> {
+        check_page_size()?;
         debug_assert!(align.is_power_of_two() && align >= PAGE_SIZE);
         let bytes =
             pages.max(1).checked_mul(PAGE_SIZE).ok_or(SysError::new(Call::Map, libc::ENOMEM))?;

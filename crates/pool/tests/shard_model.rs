@@ -1,0 +1,155 @@
+//! The idle items of a pool and the threads that wait for one, under every interleaving and the weak memory of the
+//! model (loom): an item has one owner at any time, its owner sees what the last one wrote, and no thread waits while
+//! an item is idle. A missed wake-up is a deadlock, which loom reports.
+#![cfg(not(miri))]
+// The modules are compiled a second time here, and the model does not use all of them.
+#![allow(dead_code, unreachable_pub, missing_docs)]
+
+#[path = "../src/gate.rs"]
+mod gate;
+#[path = "../src/shard.rs"]
+mod shard;
+
+/// The model's atomics and locks in place of the real ones.
+mod sync {
+    pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, fence};
+    pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+
+    pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().unwrap()
+    }
+
+    /// loom treats `SeqCst` accesses as acquire and release, and models the fence only.
+    pub(crate) fn between_return_and_look() {
+        fence(Ordering::SeqCst);
+    }
+}
+
+use gate::Gate;
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use shard::{Idle, Shard};
+
+/// Counts of resets, which the model does not use.
+#[derive(Default)]
+pub struct Resets;
+
+/// The methods of the trait that shards use.
+pub trait Recycle {
+    /// The kind of work that the item is warm for.
+    fn key(&self) -> usize;
+}
+
+/// An item whose memory loom checks for accesses without an order.
+struct Item {
+    key: usize,
+    memory: UnsafeCell<u32>,
+}
+
+impl Recycle for Item {
+    fn key(&self) -> usize {
+        self.key
+    }
+}
+
+/// A pool with one shard.
+struct World {
+    shard: Shard<Item>,
+    gate: Gate,
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { shard: Shard::default(), gate: Gate::new() })
+    }
+
+    fn put(&self, idle: Box<Idle<Item>>) {
+        self.shard.put(idle);
+        self.gate.signal();
+    }
+
+    fn try_take(&self, key: usize) -> Option<Box<Idle<Item>>> {
+        self.shard.take(key, || self.gate.signal())
+    }
+
+    /// Takes an item of `key`, and waits for one without a deadline.
+    fn take(&self, key: usize) -> Box<Idle<Item>> {
+        loop {
+            if let Some(idle) = self.try_take(key) {
+                return idle;
+            }
+            assert!(self.gate.wait(None, || !self.shard.is_empty()));
+        }
+    }
+}
+
+fn item(key: usize) -> Box<Idle<Item>> {
+    Box::new(Idle {
+        item: Item { key, memory: UnsafeCell::new(0) },
+        resident: 0,
+        mappings: 0,
+        since: 0,
+        stamp: 0,
+        resets: Resets,
+        generation: 0,
+    })
+}
+
+fn write(idle: &Idle<Item>) {
+    // SAFETY: loom checks that accesses are ordered, which is the purpose of the test.
+    idle.item.memory.with_mut(|value| unsafe { *value += 1 });
+}
+
+#[test]
+fn a_thread_that_waits_gets_the_item_that_comes_back() {
+    loom::model(|| {
+        let world = World::new();
+        let other = {
+            let world = world.clone();
+            loom::thread::spawn(move || write(&world.take(1)))
+        };
+        let idle = item(1);
+        write(&idle);
+        world.put(idle);
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn an_item_that_was_out_for_a_request_with_another_key_is_found() {
+    loom::model(|| {
+        let world = World::new();
+        world.put(item(1));
+        let other = {
+            let world = world.clone();
+            loom::thread::spawn(move || drop(world.take(1)))
+        };
+        assert!(world.try_take(2).is_none());
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn two_threads_share_two_items() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let world = World::new();
+        world.put(item(1));
+        let other = {
+            let world = world.clone();
+            loom::thread::spawn(move || {
+                let idle = world.take(1);
+                write(&idle);
+                world.put(idle);
+            })
+        };
+        world.put(item(1));
+        let idle = world.take(1);
+        write(&idle);
+        world.put(idle);
+        other.join().unwrap();
+        assert!(world.try_take(1).is_some() && world.try_take(1).is_some());
+        assert!(world.try_take(1).is_none());
+    });
+}

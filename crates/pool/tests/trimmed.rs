@@ -1,0 +1,49 @@
+//! An item is out of its pool while it is trimmed. A thread that waits then gets it afterwards.
+
+use std::convert::Infallible;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use afresh_pool::{Exhausted, Limits, Pool, Recycle, Recycled};
+
+/// An item that reports the start of its trimming, and ends it at a message.
+struct Item {
+    begun: Sender<()>,
+    end: Receiver<()>,
+}
+
+impl Recycle for Item {
+    type Error = Infallible;
+    fn key(&self) -> usize {
+        1
+    }
+    fn recycle(&mut self) -> Result<Recycled, Infallible> {
+        Ok(Recycled::default())
+    }
+    fn resident_bytes(&self) -> usize {
+        4096
+    }
+    fn trim(&mut self) -> Result<(), Infallible> {
+        self.begun.send(()).unwrap();
+        self.end.recv().unwrap();
+        Ok(())
+    }
+}
+
+#[test]
+fn a_thread_that_waits_gets_the_item_that_was_trimmed() {
+    let exhausted = Exhausted::Wait(Duration::from_secs(20));
+    let pool = Pool::new(Limits { items: 1, exhausted, ..Limits::default() });
+    let ((began, begun), (end, ended)) = (channel(), channel());
+    drop(pool.get(1, |_| Ok::<_, Infallible>(Item { begun: began, end: ended })).unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(pool.trim_idle(0), 1));
+        begun.recv().unwrap();
+        let waiting =
+            scope.spawn(|| pool.get(1, |_| -> Result<Item, Infallible> { panic!() }).is_ok());
+        // Time to begin to wait. The test passes without it, but then it shows less.
+        std::thread::sleep(Duration::from_millis(50));
+        end.send(()).unwrap();
+        assert!(waiting.join().unwrap(), "it waited for another return");
+    });
+}

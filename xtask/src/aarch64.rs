@@ -1,0 +1,258 @@
+//! `cargo xtask aarch64`: the engine's tests on arm64 Linux.
+//!
+//! The tests are cross-compiled, and run in an emulated machine (`qemu-system-aarch64`) with Debian's kernel: emulation
+//! of a single program has no userfaultfd. The compiler, the emulator and the kernel are installed or downloaded if
+//! they are missing. The last line is `N passed, N failed, N skipped`, as after `cargo xtask test`.
+
+mod archive;
+mod machine;
+mod packages;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::command::{cargo, describe, find, run};
+use crate::host;
+use crate::tally::Tally;
+use machine::{Machine, Program};
+
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+
+/// The packages whose tests run, in this order, and whether `--short` has them. Those of the Wasm guests take
+/// minutes to compile: `--package wasm`.
+const PACKAGES: [(&str, bool); 8] = [
+    ("sys", true),
+    ("frames", true),
+    ("pool", true),
+    ("memory", true),
+    ("arena", false),
+    ("snapshot", false),
+    ("store", false),
+    ("pager", false),
+];
+
+const USAGE: &str =
+    "usage: cargo xtask aarch64 [--short | --check | --package NAME…] [--pages 4k|16k] [FILTER…]";
+
+/// The page size of the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Pages {
+    #[default]
+    Small,
+    /// 16 KiB, which afresh refuses.
+    Large,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Options {
+    short: bool,
+    check: bool,
+    /// The packages to test in place of [`PACKAGES`].
+    packages: Vec<String>,
+    pages: Pages,
+    /// Parts of names: only such tests run.
+    filters: Vec<String>,
+}
+
+impl Options {
+    fn parse(arguments: &[String]) -> Result<Self> {
+        let mut options = Self::default();
+        let mut arguments = arguments.iter().map(String::as_str);
+        while let Some(argument) = arguments.next() {
+            match argument {
+                "--short" => options.short = true,
+                "--check" => options.check = true,
+                "--package" => {
+                    let name = arguments.next().context(USAGE)?;
+                    if !host::repository().join("crates").join(name).is_dir() {
+                        bail!("there is no package crates/{name}; {USAGE}");
+                    }
+                    options.packages.push(name.to_owned());
+                }
+                "--pages" => {
+                    options.pages = match arguments.next() {
+                        Some("4k") => Pages::Small,
+                        Some("16k") => Pages::Large,
+                        Some(other) => bail!("no kernel with pages of {other:?}; {USAGE}"),
+                        None => bail!(USAGE),
+                    };
+                }
+                option if option.starts_with('-') => bail!("unknown option {option:?}; {USAGE}"),
+                filter => options.filters.push(filter.to_owned()),
+            }
+        }
+        let choices = [options.short, options.check, !options.packages.is_empty()];
+        if choices.iter().filter(|set| **set).count() > 1 {
+            bail!("--short, --check and --package exclude each other; {USAGE}");
+        }
+        Ok(options)
+    }
+
+    /// The packages to test.
+    fn packages(&self) -> Vec<&str> {
+        if self.pages == Pages::Large {
+            return vec!["sys"];
+        }
+        if !self.packages.is_empty() {
+            return self.packages.iter().map(String::as_str).collect();
+        }
+        let chosen = |(name, short)| (short || !self.short).then_some(name);
+        PACKAGES.into_iter().filter_map(chosen).collect()
+    }
+}
+
+/// `cargo xtask aarch64`
+pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
+    let options = Options::parse(arguments)?;
+    compiler()?;
+    if options.check {
+        return check().map(|()| ExitCode::SUCCESS);
+    }
+    let start = Instant::now();
+    let programs = programs(&options)?;
+    println!("{} test programs: {:.0} s", programs.len(), start.elapsed().as_secs_f64());
+    let mut tally = Tally::default();
+    let start = Instant::now();
+    let result = Machine::new(&options, programs)?.run(&mut tally);
+    println!("\nthe machine ran for {:.0} s", start.elapsed().as_secs_f64());
+    for line in &tally.skips {
+        println!("{line}");
+    }
+    if !tally.output.is_empty() {
+        println!("\nthe output of failed tests:\n{}\n", tally.output.join("\n"));
+    }
+    for name in &tally.failures {
+        println!("failed test: {name}");
+    }
+    if let Err(error) = &result {
+        println!("{error:#}");
+        tally.failed = tally.failed.max(1);
+    }
+    println!("{}", tally.line());
+    let good = tally.failed == 0 && tally.passed > 0;
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Installs what cross-compiling needs.
+fn compiler() -> Result<()> {
+    host::rust_target(TARGET)?;
+    if find("aarch64-linux-gnu-gcc").is_none() || !Path::new(LIBRARIES).join("libc.so.6").is_file()
+    {
+        host::apt_install(&["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"])?;
+    }
+    Ok(())
+}
+
+/// Where Debian's cross compiler has the libraries of its programs.
+const LIBRARIES: &str = "/usr/aarch64-linux-gnu/lib";
+
+/// The folder of everything here.
+fn folder() -> PathBuf {
+    host::target_folder().join("aarch64")
+}
+
+/// Cargo for arm64, with a separate target folder.
+fn cross(command: &str) -> Command {
+    let mut cargo = cargo();
+    cargo
+        .current_dir(host::repository())
+        .args([command, "--locked", "--target", TARGET])
+        .env("CARGO_TARGET_DIR", folder())
+        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS");
+    cargo
+}
+
+/// Compiles the packages without their tests, and runs nothing.
+fn check() -> Result<()> {
+    let mut engine = cross("check");
+    for (name, _) in PACKAGES {
+        engine.args(["--package", &format!("afresh-{name}")]);
+    }
+    run(&mut engine)
+}
+
+/// Compiles the test programs. Models of interleavings are the same on every processor, and left out.
+fn programs(options: &Options) -> Result<Vec<Program>> {
+    let mut command = cross("test");
+    command.args(["--no-run", "--all-features", "--lib", "--tests"]);
+    command.arg("--message-format=json-render-diagnostics");
+    for name in options.packages() {
+        command.args(["--package", &format!("afresh-{name}")]);
+    }
+    println!("$ {}", describe(&command));
+    let built =
+        command.stderr(std::process::Stdio::inherit()).output().context("cannot run cargo")?;
+    if !built.status.success() {
+        bail!("`{}` failed: {}", describe(&command), built.status);
+    }
+    let text = String::from_utf8(built.stdout).context("cargo's messages are UTF-8")?;
+    let mut programs: Vec<Program> = text.lines().filter_map(program).collect();
+    let order: BTreeMap<_, _> =
+        options.packages().into_iter().enumerate().map(|(at, name)| (name, at)).collect();
+    programs.retain(|program| !program.test.ends_with("_model"));
+    if options.pages == Pages::Large {
+        programs.retain(|program| program.test == "page_size");
+    }
+    programs.sort_by_key(|program| {
+        (order.get(program.package.as_str()).copied(), program.test.clone())
+    });
+    Ok(programs)
+}
+
+/// The test program that a message of cargo is about.
+fn program(line: &str) -> Option<Program> {
+    let message: Value = serde_json::from_str(line).ok()?;
+    let file = message["executable"].as_str()?;
+    if message["profile"]["test"] != true {
+        return None;
+    }
+    let manifest = Path::new(message["manifest_path"].as_str()?);
+    let folder = manifest.parent()?;
+    Some(Program {
+        package: folder.file_name()?.to_str()?.to_owned(),
+        test: message["target"]["name"].as_str()?.to_owned(),
+        folder: folder.to_owned(),
+        file: file.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_about_a_test_program_names_it_and_others_do_not() {
+        let line = r#"{"reason":"compiler-artifact","manifest_path":"/a/crates/sys/Cargo.toml",
+            "target":{"name":"kernel"},"profile":{"test":true},"executable":"/a/target/kernel-1"}"#;
+        let found = program(line).expect("it is one");
+        assert_eq!((found.package.as_str(), found.test.as_str()), ("sys", "kernel"));
+        assert_eq!(found.folder, Path::new("/a/crates/sys"));
+        assert!(program(&line.replace("true", "false")).is_none());
+        assert!(program(&line.replace("\"/a/target/kernel-1\"", "null")).is_none());
+        assert!(program("text").is_none());
+    }
+
+    #[test]
+    fn wrong_arguments_are_refused() {
+        let parse = |words: &[&str]| {
+            Options::parse(&words.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        assert_eq!(parse(&["--pages", "16k"]).expect("it is known").packages(), ["sys"]);
+        for wrong in [
+            &["--pages", "64k"][..],
+            &["--pages"],
+            &["--package", "no"],
+            &["--short", "--check"],
+            &["--x"],
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
