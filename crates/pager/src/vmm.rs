@@ -20,6 +20,7 @@
 
 mod control;
 mod fill;
+mod freeze;
 mod handshake;
 mod host;
 mod keeper;
@@ -31,6 +32,7 @@ mod serve;
 mod service;
 mod stage;
 mod vm;
+mod watch;
 
 use std::io;
 use std::sync::atomic::AtomicBool;

@@ -180,7 +180,7 @@ impl Handler {
 
     fn perform(&self, request: Request) -> Result<Value, Cause> {
         match request {
-            Request::List => Ok(self.list()),
+            Request::List {} => Ok(self.list()),
             Request::Add(door) => {
                 let source = self.snapshots.open(&door.snapshot)?;
                 let pages = source.pages();
@@ -218,6 +218,18 @@ impl Handler {
             }
             Request::Detach { vm, timeout } => {
                 self.host.vm(&vm)?.detach(timeout)?;
+                Ok(json!({}))
+            }
+            Request::Prepare { vm } => {
+                let open = self.host.vm(&vm)?.prepare()?;
+                Ok(json!({ "open": open }))
+            }
+            Request::Freeze { vm } => {
+                let took = self.host.vm(&vm)?.freeze()?;
+                Ok(json!({ "took_us": u64::try_from(took.as_micros()).unwrap_or(u64::MAX) }))
+            }
+            Request::Thaw { vm } => {
+                self.host.vm(&vm)?.thaw();
                 Ok(json!({}))
             }
             Request::Snapshot { vm, to, state, encoding } => {
@@ -271,6 +283,8 @@ fn stats((name, vm): &(String, Vm)) -> Value {
         "empty": stats.served.empty,
         "zeroed": stats.served.zeroed,
         "removals": stats.served.removals,
+        "frozen": stats.frozen,
+        "copied_bytes": stats.copied,
     })
 }
 

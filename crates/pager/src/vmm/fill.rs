@@ -78,7 +78,10 @@ impl Service<'_> {
             }
             Page::Filling => Ok(()),
             // Discarded, with an event or without one, or filled since the fault: zero, if it is not there.
-            Page::Present | Page::Removed => self.zero(mapping, unit),
+            Page::Present | Page::Removed => {
+                self.open_page(mapping, page)?;
+                self.zero(mapping, unit)
+            }
             // Its faults end in the kernel.
             Page::Unmapped => Ok(()),
         }
@@ -339,7 +342,7 @@ enum Placed {
 
 /// Why a page cannot be put in place yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Postponed {
+pub(super) enum Postponed {
     /// The VMM is changing its mappings, or has ended.
     Changing,
     /// The range is not registered, or is mapped no more.
@@ -357,7 +360,7 @@ enum Urgency {
 
 /// Attempts at a fill that the kernel has refused.
 #[derive(Debug, Default)]
-struct Attempts {
+pub(super) struct Attempts {
     unregistered: u32,
     changing: u32,
 }
@@ -365,7 +368,7 @@ struct Attempts {
 impl Attempts {
     /// Waits a moment before the next attempt. There is no limit while the VMM changes its mappings, however long it
     /// takes or is stopped meanwhile: its events come, or it ends. A range that was never registered stays so.
-    fn wait(&mut self, why: Postponed) -> Result<(), VmmError> {
+    pub(super) fn wait(&mut self, why: Postponed) -> Result<(), VmmError> {
         if why == Postponed::Changing {
             self.changing = self.changing.saturating_add(1);
         } else {

@@ -102,7 +102,7 @@ pub(super) fn accept<'a>(
         source,
         (sizes, options.stage.clone()),
         options.stream,
-        charge,
+        (options.budget.clone(), charge),
     );
     if let Some(keeper) = &options.keeper {
         let kept = keeper.hold(&service.process, &service.uffd, &service.mappings);
