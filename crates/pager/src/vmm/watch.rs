@@ -1,8 +1,8 @@
 //! The record of write protection: what each page of a VMM was when its image was frozen, and the pages that were
 //! written since.
 //!
-//! Promises: a page of a frozen image is copied before it is opened for writing. An image of which a page was lost
-//! has failed, and is never stored.
+//! Promises: a page of a frozen image is copied before it is opened for writing. An image that has lost a page has
+//! failed, and is never stored.
 //!
 //! May break it: devices that write to memory around its page tables, as a passed-through device does.
 
@@ -80,7 +80,7 @@ impl Watched {
 }
 
 impl Watch {
-    /// A record for mappings of so many pages each, none of which is known.
+    /// A record for mappings of so many pages each, in no known state.
     pub(super) fn new(
         process: ProcessMemory,
         mappings: impl Iterator<Item = usize>,
