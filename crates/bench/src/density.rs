@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use afresh_wasm::{Engine, EngineConfig, Guest, GuestOptions, Mode, WarmGuest, WarmUp};
+use afresh_wasm::{Engine, EngineConfig, Guest, GuestOptions, Mode, Warm, WarmUp};
 use anyhow::{Context, Result};
 use serde_json::json;
 use wasmtime::{
@@ -115,7 +115,7 @@ impl Growth {
 
 /// `count` leases at the same time, or fewer where one fails, each after a call.
 fn leases(
-    warm: &WarmGuest,
+    warm: &Warm,
     count: usize,
     names: (&str, &str),
     mut call: impl FnMut(&mut afresh_wasm::Lease<'_>) -> Result<()>,
@@ -190,7 +190,7 @@ pub fn all(
     sink: &mut Sink<'_>,
 ) -> Result<()> {
     let engine = Engine::new(EngineConfig { timeouts: false, ..EngineConfig::default() })?;
-    let warm = |wasm: &[u8], warm_up| -> Result<WarmGuest> {
+    let warm = |wasm: &[u8], warm_up| -> Result<Warm> {
         let with = GuestOptions { mode: Mode::Reset, ..GuestOptions::default() };
         Ok(Guest::with_options(&engine, wasm, with)?.warm(warm_up)?)
     };

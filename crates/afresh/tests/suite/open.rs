@@ -290,7 +290,8 @@ fn a_component_compiled_once_comes_from_the_cache() {
 fn a_save_point_is_saved_while_its_guest_runs() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
-    guest(COUNTER, &warm()).save(&at(&store, "warm"), &SaveOptions::new()).unwrap();
+    let at = |name: &str| format!("{}@{name}", store.display()).parse::<Reference>().unwrap();
+    guest(COUNTER, &warm()).save(&at("warm"), &SaveOptions::new()).unwrap();
     let opened = afresh::open(format!("{}@warm", store.display()), &Options::new()).unwrap();
     for fresh in [guest(COUNTER, &warm()), opened] {
         let mut session = fresh.session().unwrap();
@@ -304,14 +305,14 @@ fn a_save_point_is_saved_while_its_guest_runs() {
         }
         // Each point is saved by another thread, in any order, while the session continues.
         std::thread::scope(|scope| {
-            let store = &store;
+            let at = &at;
             let saving: Vec<_> = points
                 .drain(..)
                 .rev()
                 .map(|(now, point)| {
                     scope.spawn(move || {
                         let name = format!("at{now}");
-                        point.save(&at(store, &name), &SaveOptions::new()).unwrap();
+                        point.save(&at(&name), &SaveOptions::new()).unwrap();
                         (now, name)
                     })
                 })

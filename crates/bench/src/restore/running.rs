@@ -24,6 +24,9 @@ use crate::Sink;
 /// How often the guest writes: 1 % of its pages a second in parts of this time.
 const PERIOD: Duration = Duration::from_millis(5);
 
+/// How often a guest looks whether it is paused.
+const PAUSE: Duration = Duration::from_micros(50);
+
 /// A guest that writes to random pages until it is paused.
 struct Writer {
     base: usize,
@@ -41,7 +44,7 @@ impl Writer {
         while !self.over.load(Ordering::Acquire) {
             self.rests.store(self.paused.load(Ordering::Acquire), Ordering::Release);
             if self.rests.load(Ordering::Acquire) {
-                std::thread::yield_now();
+                std::thread::sleep(PAUSE);
                 continue;
             }
             let due = (started.elapsed().as_secs_f64() * self.pages as f64 / 100.0) as usize;
@@ -60,7 +63,7 @@ impl Writer {
     }
 
     /// Stops the guest, which `work` does something with, and returns for how long.
-    fn stopped(&self, work: impl FnOnce() -> Result<()>) -> Result<Duration> {
+    fn stopped<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<Duration> {
         self.paused.store(true, Ordering::Release);
         while !self.rests.load(Ordering::Acquire) {
             std::thread::yield_now();
@@ -78,7 +81,10 @@ fn sample(time: Duration) -> Sample {
     Sample { total, first_1000: total, release: total, ..Sample::default() }
 }
 
-fn rows(case: &str, ways: [(&str, &[Sample], Vec<(&'static str, Value)>); 2], sink: &mut Sink<'_>) {
+/// A way to save: its name, its stops, and more fields.
+type Way<'a> = (&'a str, &'a [Sample], Vec<(&'static str, Value)>);
+
+fn rows(case: &str, ways: [Way<'_>; 2], sink: &mut Sink<'_>) {
     let rival = ways[0].1;
     for (strategy, samples, extra) in ways {
         let table = "save-running";
@@ -117,19 +123,19 @@ pub(super) fn vm(store: &Store, pages: usize, rounds: usize, sink: &mut Sink<'_>
     std::thread::scope(|scope| -> Result<()> {
         let serving = scope.spawn(|| vm.serve(&options));
         let guest = scope.spawn(|| writer.run());
-        let run = || -> Result<()> {
+        let mut run = || -> Result<()> {
             while vm.stats().missing > 0 {
                 anyhow::ensure!(!serving.is_finished(), "the pager has ended");
                 std::thread::sleep(PERIOD);
             }
             for _ in 0..rounds {
-                let time = writer
-                    .stopped(|| Ok(drop(vm.snapshot(store, "paused", &Default::default())?)))?;
+                let time =
+                    writer.stopped(|| Ok(vm.snapshot(store, "paused", &Default::default())?))?;
                 paused.push(sample(time));
                 let started = Instant::now();
                 vm.prepare()?;
                 prepared.push(started.elapsed().as_secs_f64() * 1e3);
-                frozen.push(sample(writer.stopped(|| Ok(drop(vm.freeze()?)))?));
+                frozen.push(sample(writer.stopped(|| Ok(vm.freeze()?))?));
                 let started = Instant::now();
                 // A guest that writes for a second before it is saved costs the most copies.
                 vm.snapshot(store, "running", &Default::default())?;
@@ -146,7 +152,7 @@ pub(super) fn vm(store: &Store, pages: usize, rounds: usize, sink: &mut Sink<'_>
         let _ = serving.join();
         done
     })?;
-    let case = format!("vm-{}MiB", pages * PAGE_SIZE >> 20);
+    let case = format!("vm-{}MiB", (pages * PAGE_SIZE) >> 20);
     let extra = vec![
         ("prepare_ms", json!(median(prepared))),
         ("save_ms", json!(median(saved))),
@@ -194,7 +200,7 @@ pub(super) fn slot(
         Ok(())
     };
     let parent = store.load("whole")?;
-    let mut write = |frozen: &afresh_memory::Image| -> Result<()> {
+    let write = |frozen: &afresh_memory::Image| -> Result<()> {
         let changed = image.differing_content(frozen)?;
         let save = SaveOptions {
             parent: Some(parent.clone()),
@@ -221,7 +227,7 @@ pub(super) fn slot(
         write(&state)?;
         saved.push(started.elapsed().as_secs_f64() * 1e3);
     }
-    let case = format!("slot-{}MiB", pages * PAGE_SIZE >> 20);
+    let case = format!("slot-{}MiB", (pages * PAGE_SIZE) >> 20);
     let extra = vec![("save_ms", json!(median(saved)))];
     rows(&case, [("paused save", &paused, Vec::new()), ("save point", &frozen, extra)], sink);
     Ok(())
