@@ -1,7 +1,7 @@
 //! `bench density`: what many live guests of one process cost: mappings, descriptors and memory.
 //!
-//! Each guest has answered a call and keeps what it wrote. Memory is the proportional share of the process (PSS), and its
-//! growth is divided by the number of guests. Page tables are not part of it.
+//! Each guest has answered a call and keeps what it wrote. Memory is the proportional share of the process (PSS), and
+//! its growth is divided by the number of guests. Page tables are not part of it.
 
 use std::time::Instant;
 

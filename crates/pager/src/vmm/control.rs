@@ -336,7 +336,8 @@ impl ControlClient {
     /// Sends a request, the text of a JSON object, and returns the text of its answer.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for a request that is no JSON object; nothing is sent then. An error of the socket.
+    /// [`io::ErrorKind::InvalidInput`] for a request that is no JSON object; nothing is sent then. An error of the
+    /// socket.
     pub fn exchange(&mut self, request: &str) -> io::Result<String> {
         // A client may write it on several lines, and the pager reads one.
         let request: serde_json::Map<String, Value> =

@@ -369,8 +369,8 @@ impl Vm {
         }
     }
 
-    /// Write-protects the memory while the guest runs, so that [`Vm::freeze`] takes little time. Returns the number of pages
-    /// that the guest has written to meanwhile. A second call protects those.
+    /// Write-protects the memory while the guest runs, so that [`Vm::freeze`] takes little time. Returns the number of
+    /// pages that the guest has written to meanwhile. A second call protects those.
     ///
     /// # Errors
     /// [`RequestError::SharedMemory`], [`RequestError::HugePages`], [`RequestError::OtherMemory`],
@@ -406,8 +406,8 @@ impl Vm {
         Ok(())
     }
 
-    /// Saves the frozen memory of the VMM under `name`, and thaws it. Without frozen memory it saves the present one; the
-    /// guest must be paused then. The snapshot is a delta to the one that the VMM was restored from.
+    /// Saves the frozen memory of the VMM under `name`, and thaws it. Without frozen memory it saves the present one;
+    /// the guest must be paused then. The snapshot is a delta to the one that the VMM was restored from.
     /// Returns the digest of the new snapshot and the number of bytes that were compared.
     ///
     /// # Errors

@@ -146,8 +146,8 @@ unsafe fn compress_with_instructions<const N: usize>(
     texts: [&[u8]; N],
 ) {
     let big_endian = _mm_set_epi64x(0x0c0d_0e0f_0809_0a0b, 0x0405_0607_0001_0203);
-    // SAFETY: for all loads and stores here: they are unaligned ones of 16 bytes, inside of a state, of the constants, or
-    // of a block.
+    // SAFETY: for all loads and stores here: they are unaligned ones of 16 bytes, inside of a state, of the constants,
+    // or of a block.
     let load = |from: *const u8| unsafe { _mm_loadu_si128(from.cast()) };
     // The instructions want the words of a state in the orders ABEF and CDGH.
     let mut abef = [_mm_set_epi64x(0, 0); N];

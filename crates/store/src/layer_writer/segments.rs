@@ -1,8 +1,8 @@
 //! Writes the base of a large memory as several layers side by side.
 //!
 //! One SHA-256 names a blob, and cannot be divided among processors. So the pages are divided: the bottom layer has
-//! the first ones, and deltas on it have the others. Each layer has a thread that writes it, and each two share one that
-//! hashes them.
+//! the first ones, and deltas on it have the others. Each layer has a thread that writes it, and each two share one
+//! that hashes them.
 //!
 //! Promises: the division follows from the pages alone. Equal memories have equal layers on every host, in a store and
 //! in an archive. Readers need to know nothing of it: the upper layers are deltas.

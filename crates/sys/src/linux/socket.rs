@@ -125,8 +125,8 @@ pub fn activated() -> io::Result<Vec<(String, UnixListener)>> {
         std::fs::symlink_metadata(format!("/proc/self/fd/{fd}")).map_err(|_| {
             io::Error::other(format!("LISTEN_FDS is {count}, and descriptor {fd} is not open"))
         })?;
-        // SAFETY: it is open. The service manager opened it for this process and no other code has taken it: the call of it that
-        // comes this far is the only one.
+        // SAFETY: it is open. The service manager opened it for this process and no other code has taken it: the call
+        // of it that comes this far is the only one.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let wrong = |why: &dyn std::fmt::Display| {
             let fd = FIRST as usize + sockets.len();
