@@ -6,6 +6,7 @@
 pub mod arena;
 #[cfg(feature = "http")]
 pub mod component;
+pub mod density;
 #[cfg(feature = "arena")]
 pub mod fault;
 #[cfg(feature = "fleet")]

@@ -9,6 +9,7 @@ mod corpus;
 mod report;
 mod rivals;
 mod run;
+mod running;
 mod save;
 
 use std::path::PathBuf;

@@ -40,6 +40,21 @@
 #define AFRESH_EINTERNAL -6
 
 /*
+ The pager cannot be reached, or has disconnected.
+ */
+#define AFRESH_ECONNECTION -7
+
+/*
+ The pager has refused the request.
+ */
+#define AFRESH_EREFUSED -8
+
+/*
+ A connection to the control socket of a pager.
+ */
+typedef struct afresh_control afresh_control;
+
+/*
  A restore under way.
  */
 typedef struct afresh_restore afresh_restore;
@@ -156,6 +171,43 @@ void afresh_restore_close(afresh_restore *restore);
  `snapshot` must be null or a live handle, which is invalid afterwards.
  */
 void afresh_snapshot_close(afresh_snapshot *snapshot);
+
+/*
+ Connects to the control socket of `afresh pager` at `path`.
+
+ # Safety
+ `path` must end in a zero byte; `out` must be writable. Close the handle with `afresh_control_close`.
+ */
+int32_t afresh_control_open(const char *path,
+                            afresh_control **out);
+
+/*
+ Sends `request`, a JSON object, and waits for the answer. `answer` is the text of a JSON object, or null where no
+ answer came; free it with `afresh_text_free`. A refused request gives `AFRESH_EREFUSED`, and its answer has the
+ `error`. After `AFRESH_ECONNECTION` the connection is of no more use.
+
+ # Safety
+ `control` must be null or a live handle; `request` must end in a zero byte; `answer` must be null or writable.
+ */
+int32_t afresh_control_request(const afresh_control *control,
+                               const char *request,
+                               char **answer);
+
+/*
+ Frees an answer. Null is ignored.
+
+ # Safety
+ `text` must be null or an answer of `afresh_control_request`, which is invalid afterwards.
+ */
+void afresh_text_free(char *text);
+
+/*
+ Closes a connection. A null handle is ignored.
+
+ # Safety
+ `control` must be null or a live handle, which is invalid afterwards.
+ */
+void afresh_control_close(afresh_control *control);
 
 #ifdef __cplusplus
 }  // extern "C"

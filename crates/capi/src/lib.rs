@@ -9,10 +9,12 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use afresh_pager::vmm::ControlClient;
 use afresh_pager::{FillStrategy, Options, Restore, RestoreError, SnapshotSource};
 use afresh_store::{Snapshot, Store};
 use afresh_sys::{PAGE_SIZE, PageRange, Reservation};
@@ -29,6 +31,10 @@ pub const AFRESH_EFAILED: i32 = -4;
 pub const AFRESH_ETIMEDOUT: i32 = -5;
 /// A bug in afresh.
 pub const AFRESH_EINTERNAL: i32 = -6;
+/// The pager cannot be reached, or has disconnected.
+pub const AFRESH_ECONNECTION: i32 = -7;
+/// The pager has refused the request.
+pub const AFRESH_EREFUSED: i32 = -8;
 
 /// An opened snapshot.
 #[allow(non_camel_case_types, reason = "the C name")]
@@ -52,6 +58,12 @@ pub struct afresh_status {
     pub faults: u64,
     /// 1 once the memory is complete and nothing of the snapshot is needed any more.
     pub done: i32,
+}
+
+/// A connection to the control socket of a pager.
+#[allow(non_camel_case_types, reason = "the C name")]
+pub struct afresh_control {
+    client: Mutex<ControlClient>,
 }
 
 thread_local! {
@@ -309,5 +321,88 @@ pub unsafe extern "C" fn afresh_snapshot_close(snapshot: *mut afresh_snapshot) {
             drop(snapshot);
             Ok(())
         });
+    }
+}
+
+/// Connects to the control socket of `afresh pager` at `path`.
+///
+/// # Safety
+/// `path` must end in a zero byte; `out` must be writable. Close the handle with `afresh_control_close`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn afresh_control_open(
+    path: *const c_char,
+    out: *mut *mut afresh_control,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let path = unsafe { string(path)? };
+        if out.is_null() {
+            return Err(Failure::invalid("`out` is null"));
+        }
+        let client = ControlClient::connect(Path::new(path))
+            .map_err(|error| Failure(AFRESH_ECONNECTION, format!("{path}: {error}")))?;
+        let control = afresh_control { client: Mutex::new(client) };
+        // SAFETY: not null, and writable by the caller's promise.
+        unsafe { out.write(Box::into_raw(Box::new(control))) };
+        Ok(())
+    })
+}
+
+/// Sends `request`, a JSON object, and waits for the answer. `answer` is the text of a JSON object, or null where no
+/// answer came; free it with `afresh_text_free`. A refused request gives `AFRESH_EREFUSED`, and its answer has the
+/// `error`. After `AFRESH_ECONNECTION` the connection is of no more use.
+///
+/// # Safety
+/// `control` must be null or a live handle; `request` must end in a zero byte; `answer` must be null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn afresh_control_request(
+    control: *const afresh_control,
+    request: *const c_char,
+    answer: *mut *mut c_char,
+) -> i32 {
+    guarded(|| {
+        if !answer.is_null() {
+            // SAFETY: not null, and writable by the caller's promise.
+            unsafe { answer.write(std::ptr::null_mut()) };
+        }
+        // SAFETY: the caller's promise.
+        let (control, request) = unsafe { (handle(control)?, string(request)?) };
+        let mut client = control.client.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = client.exchange(request).map_err(|error| match error.kind() {
+            std::io::ErrorKind::InvalidInput => Failure::invalid(&error.to_string()),
+            _ => Failure(AFRESH_ECONNECTION, error.to_string()),
+        })?;
+        let refusal = ControlClient::refusal(&text);
+        if !answer.is_null() {
+            let text = CString::new(text)
+                .map_err(|_| Failure(AFRESH_EINTERNAL, "an answer has a zero byte".to_owned()))?;
+            // SAFETY: as above.
+            unsafe { answer.write(text.into_raw()) };
+        }
+        refusal.map_or(Ok(()), |error| Err(Failure(AFRESH_EREFUSED, error)))
+    })
+}
+
+/// Frees an answer. Null is ignored.
+///
+/// # Safety
+/// `text` must be null or an answer of `afresh_control_request`, which is invalid afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn afresh_text_free(text: *mut c_char) {
+    if !text.is_null() {
+        // SAFETY: made by `CString::into_raw`, and freed once by the caller's promise.
+        drop(unsafe { CString::from_raw(text) });
+    }
+}
+
+/// Closes a connection. A null handle is ignored.
+///
+/// # Safety
+/// `control` must be null or a live handle, which is invalid afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn afresh_control_close(control: *mut afresh_control) {
+    if !control.is_null() {
+        // SAFETY: made by `Box::into_raw` in `afresh_control_open`, and closed once by the caller's promise.
+        drop(unsafe { Box::from_raw(control) });
     }
 }

@@ -24,6 +24,7 @@ mod http;
 mod keys;
 #[cfg(feature = "linux")]
 mod linux;
+mod log;
 mod manual;
 #[cfg(feature = "mcp")]
 mod mcp;
@@ -124,7 +125,7 @@ enum Command {
     #[cfg(feature = "seal")]
     Keygen(keys::KeygenArguments),
     /// Serve a snapshot's memory to VMMs with Firecracker's userfaultfd protocol.
-    Pager(store::pager::Arguments),
+    Pager(Box<store::pager::Arguments>),
     /// Close the VMMs of a pager that is killed.
     #[command(hide = true)]
     PagerKeeper,

@@ -20,17 +20,20 @@
 
 mod control;
 mod fill;
+mod freeze;
 mod handshake;
 mod host;
 mod keeper;
 mod listener;
 mod memory;
+mod metrics;
 mod pages;
 mod request;
 mod serve;
 mod service;
 mod stage;
 mod vm;
+mod watch;
 
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -43,9 +46,10 @@ use crate::SourceError;
 
 pub use control::{Cause, ControlClient, ControlServer, Snapshots};
 pub use handshake::{Mapping, parse_mappings};
-pub use host::{DoorInfo, DoorOptions, HostError, HostEvent, VmmHost};
+pub use host::{DoorInfo, DoorOptions, DoorTotals, HostError, HostEvent, VmmHost};
 pub use keeper::{Keeper, keep};
 pub use listener::{ListenError, Listener};
+pub use metrics::MetricsServer;
 pub use request::{Request, parse_mode, parse_owner, parse_request};
 pub use serve::{Served, serve};
 pub use stage::Stage;

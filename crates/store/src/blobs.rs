@@ -9,16 +9,14 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 use afresh_sys::crash::{point, synced};
 use afresh_sys::file::begin_writing;
-use sha2::Digest;
 use tempfile::TempPath;
 
 use crate::blob::BlobRead;
+use crate::hashing::Hashing;
 use crate::seal::{SealKey, Sealer};
 use crate::temporary::{self, readers};
 use crate::{OpenError, SaveError, Sha256};
@@ -119,10 +117,7 @@ pub(crate) struct BlobWriter {
     unsent: usize,
     /// Encrypts what is pushed.
     sealer: Option<Sealer>,
-    /// `None` once closed.
-    queue: Option<SyncSender<Vec<u8>>>,
-    recycled: Receiver<Vec<u8>>,
-    thread: Option<JoinHandle<Sha256>>,
+    hashing: Hashing,
     /// The digest, once closed.
     digest: Option<Sha256>,
 }
@@ -135,8 +130,13 @@ enum Target {
     Part(PathBuf),
 }
 
-/// Buffers in flight between writing and hashing.
-const QUEUE: usize = 8;
+fn target_path(target: &Target) -> &Path {
+    match target {
+        Target::Own { temporary: Some(temporary), .. } => temporary,
+        Target::Own { dir, .. } => dir,
+        Target::Part(path) => path,
+    }
+}
 
 /// Bytes between requests to write to the disk, so that little is left for the fsync at the end.
 const WRITE_BEHIND: usize = 8 << 20;
@@ -156,38 +156,24 @@ impl BlobWriter {
     }
 
     fn new(target: Target, file: File) -> Result<Self, SaveError> {
-        let (queue, incoming) = sync_channel::<Vec<u8>>(QUEUE);
-        let (give_back, recycled) = sync_channel::<Vec<u8>>(QUEUE + 2);
-        let work = move || {
-            let mut hasher = sha2::Sha256::new();
-            for buffer in incoming {
-                hasher.update(&buffer);
-                // A full or closed return path only costs an allocation.
-                let _ = give_back.try_send(buffer);
-            }
-            Sha256(hasher.finalize().into())
-        };
-        let thread = std::thread::Builder::new().name("afresh-blob".to_owned()).spawn(work);
-        let queue = Some(queue);
-        let (len, unsent, sealer) = (0, 0, None);
-        let (thread_of, digest) = (None, None);
-        let mut writer =
-            Self { target, file, len, unsent, sealer, queue, recycled, thread: thread_of, digest };
-        writer.thread = Some(thread.map_err(|e| SaveError::io(writer.path(), e))?);
-        Ok(writer)
+        let hashing = Hashing::one().map_err(|e| SaveError::io(target_path(&target), e))?;
+        Ok(Self { target, file, len: 0, unsent: 0, sealer: None, hashing, digest: None })
+    }
+
+    /// Hashes this blob and `other`, to which nothing was pushed yet, in one thread: they are written at the same time.
+    pub(crate) fn hash_together(&mut self, other: &mut Self) -> Result<(), SaveError> {
+        let pair = Hashing::pair().map_err(|e| SaveError::io(self.path(), e))?;
+        [self.hashing, other.hashing] = pair;
+        Ok(())
     }
 
     fn path(&self) -> &Path {
-        match &self.target {
-            Target::Own { temporary: Some(temporary), .. } => temporary,
-            Target::Own { dir, .. } => dir,
-            Target::Part(path) => path,
-        }
+        target_path(&self.target)
     }
 
     /// A buffer of `len` bytes, reused when one came back. It holds anything.
     pub(crate) fn buffer(&self, len: usize) -> Vec<u8> {
-        let mut buffer = self.recycled.try_recv().unwrap_or_default();
+        let mut buffer = self.hashing.recycled();
         buffer.resize(len, 0);
         buffer
     }
@@ -201,7 +187,7 @@ impl BlobWriter {
     /// Appends bytes.
     pub(crate) fn push(&mut self, bytes: Vec<u8>) -> Result<(), SaveError> {
         let Some(sealer) = &mut self.sealer else { return self.write(bytes) };
-        let mut out = self.recycled.try_recv().unwrap_or_default();
+        let mut out = self.hashing.recycled();
         out.clear();
         sealer.push(&bytes, &mut out)?;
         self.write(out)
@@ -218,10 +204,7 @@ impl BlobWriter {
             // A hint: without it, the fsync at the end does all of the work, and says what fails.
             let _ = begin_writing(self.file.as_fd());
         }
-        match &self.queue {
-            Some(queue) if queue.send(bytes).is_ok() => Ok(()),
-            _ => Err(self.ended()),
-        }
+        if self.hashing.push(bytes) { Ok(()) } else { Err(self.ended()) }
     }
 
     fn ended(&self) -> SaveError {
@@ -235,16 +218,13 @@ impl BlobWriter {
             sealer.finish(&mut end)?;
             self.write(end)?;
         }
-        self.queue = None;
+        self.hashing.close();
         if let Target::Own { .. } = self.target {
             point();
             self.file.sync_all().map_err(|e| SaveError::io(self.path(), e))?;
             synced(&self.file);
         }
-        match self.thread.take().map(JoinHandle::join) {
-            Some(Ok(digest)) => Ok(digest),
-            _ => Err(self.ended()),
-        }
+        self.hashing.finish().ok_or_else(|| self.ended())
     }
 
     /// Ends the blob, whose own file is durable then, and returns digest and length.
@@ -269,15 +249,5 @@ impl BlobWriter {
             .set_permissions(Permissions::from_mode(readers(dir)))
             .and_then(|()| temporary.persist(&path).map_err(|e| e.error))
             .map_err(|e| SaveError::io(&path, e))
-    }
-}
-
-impl Drop for BlobWriter {
-    fn drop(&mut self) {
-        // The thread ends with its queue.
-        self.queue = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }

@@ -29,6 +29,7 @@ mod error;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod guest;
+mod hashing;
 mod image;
 mod index;
 mod inspect;

@@ -139,6 +139,8 @@ bugs! {
     Lease = "lease",
     /// A name gets a new meaning regardless of its present one.
     Expected = "expected",
+    /// A page of a frozen image is opened for writing before it is copied.
+    Torn = "torn",
 }
 
 /// Which bug is planted: not looked up yet, none, or its number and 2.

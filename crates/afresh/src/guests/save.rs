@@ -11,7 +11,7 @@ use afresh_store::{
 use super::backend::{FrozenGuest, LiveInstance, WarmGuest, dispatch};
 use super::keys::SaveKeys;
 use super::scratch::Scratch;
-use super::{Call, Guest, Lease, SaveError};
+use super::{Call, Guest, Lease, SaveError, SavePoint};
 use crate::{Cause, LATEST, Options, Place, Reference, ReferenceError};
 
 /// How a guest is saved.
@@ -109,6 +109,12 @@ pub(crate) struct Parent {
     snapshot: Snapshot,
     /// The pages that differ from it.
     changed: Vec<PageRange>,
+}
+
+impl Parent {
+    pub(super) fn new(snapshot: Snapshot, changed: Vec<PageRange>) -> Self {
+        Self { snapshot, changed }
+    }
 }
 
 impl dyn FrozenGuest + '_ {
@@ -316,19 +322,15 @@ impl Lease<'_> {
     /// # Errors
     /// As [`Guest::save`].
     pub fn save(&mut self, to: &Reference, options: &SaveOptions) -> Result<Saved, SaveError> {
+        self.save_point()?.save(to, options)
+    }
+
+    /// The present state, to be saved while the guest runs.
+    ///
+    /// # Errors
+    /// [`SaveError::Freeze`] for a state that cannot be kept.
+    pub fn save_point(&mut self) -> Result<SavePoint, SaveError> {
         let frozen = dispatch!(Instance, &mut self.instance, live => live.freeze_present()?);
-        let parent = self.guest.origin().filter(|origin| {
-            matches!(origin.reference.place(), Place::Directory(_))
-                && origin.reference.place() == to.place()
-                // The pages of a guest that has shrunk cannot form a delta.
-                && frozen.image().pages() >= origin.snapshot.pages()
-        });
-        let parent = parent.map(|origin| {
-            let changed = origin.memory.pages().differing_content(frozen.image());
-            let changed = changed.map_err(|error| SaveError::Freeze(error.into()))?;
-            Ok::<_, SaveError>(Parent { snapshot: origin.snapshot.clone(), changed })
-        });
-        let parent = parent.transpose()?;
-        frozen.write(to, parent, options, &self.guest.inner().options)
+        Ok(SavePoint::new(frozen, self.guest.clone()))
     }
 }

@@ -127,6 +127,11 @@ impl Session {
         }
     }
 
+    /// The instance, as a lease.
+    pub(super) fn lend(&mut self) -> Result<Lease<'_>, LeaseError> {
+        lend(&self.guest, &mut *self.line)
+    }
+
     pub(crate) fn check(&self) -> Result<(), SessionError> {
         let why = match &self.state {
             State::Ready => return Ok(()),
@@ -341,7 +346,7 @@ impl Session {
     pub fn save(&mut self, to: &Reference, options: &SaveOptions) -> Result<Saved, SaveError> {
         let freeze = |cause: Cause| SaveError::Freeze(cause);
         self.check().map_err(|error| freeze(error.into()))?;
-        let mut lease = lend(&self.guest, &mut *self.line).map_err(|error| freeze(error.into()))?;
+        let mut lease = self.lend().map_err(|error| freeze(error.into()))?;
         let saved = lease.save(to, options)?;
         drop(lease);
         #[cfg(feature = "remote")]

@@ -285,3 +285,48 @@ fn a_component_compiled_once_comes_from_the_cache() {
     // Neither was anything compiled again, nor under another name.
     assert_eq!(files(), kept);
 }
+
+#[test]
+fn a_save_point_is_saved_while_its_guest_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let at = |name: &str| format!("{}@{name}", store.display()).parse::<Reference>().unwrap();
+    guest(COUNTER, &warm()).save(&at("warm"), &SaveOptions::new()).unwrap();
+    let opened = afresh::open(format!("{}@warm", store.display()), &Options::new()).unwrap();
+    for fresh in [guest(COUNTER, &warm()), opened] {
+        let mut session = fresh.session().unwrap();
+        let count = |session: &mut afresh::Session| {
+            session.ask(&Call::text("next", ["1"])).unwrap().text().parse::<u32>().unwrap()
+        };
+        let mut points = Vec::new();
+        for _ in 0..3 {
+            let now = count(&mut session);
+            points.push((now, session.save_point().unwrap()));
+        }
+        // Each point is saved by another thread, in any order, while the session continues.
+        std::thread::scope(|scope| {
+            let at = &at;
+            let saving: Vec<_> = points
+                .drain(..)
+                .rev()
+                .map(|(now, point)| {
+                    scope.spawn(move || {
+                        let name = format!("at{now}");
+                        point.save(&at(&name), &SaveOptions::new()).unwrap();
+                        (now, name)
+                    })
+                })
+                .collect();
+            for _ in 0..50 {
+                count(&mut session);
+            }
+            for (now, name) in saving.into_iter().map(|thread| thread.join().unwrap()) {
+                let reference = format!("{}@{name}", store.display());
+                let mut later =
+                    afresh::open(reference, &Options::new()).unwrap().session().unwrap();
+                assert_eq!(count(&mut later), now + 1);
+            }
+        });
+        assert_eq!(count(&mut session), 40 + 3 + 50 + 1);
+    }
+}

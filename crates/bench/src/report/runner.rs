@@ -34,7 +34,7 @@ struct Plan {
 }
 
 /// All tables that a report runs. `docs/benchmarks.md` describes each.
-const PLANS: [Plan; 11] = [
+const PLANS: [Plan; 12] = [
     Plan { name: "wasm", quick: 45, full: 220 },
     Plan { name: "session", quick: 60, full: 120 },
     Plan { name: "linux", quick: 30, full: 150 },
@@ -42,7 +42,8 @@ const PLANS: [Plan; 11] = [
     Plan { name: "serve", quick: 30, full: 120 },
     Plan { name: "start", quick: 15, full: 60 },
     Plan { name: "restore", quick: 30, full: 120 },
-    Plan { name: "save", quick: 5, full: 30 },
+    Plan { name: "save", quick: 15, full: 90 },
+    Plan { name: "density", quick: 10, full: 90 },
     Plan { name: "arena", quick: 2, full: 15 },
     Plan { name: "fault", quick: 20, full: 120 },
     Plan { name: "fleet", quick: 10, full: 90 },

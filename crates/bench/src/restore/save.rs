@@ -1,11 +1,11 @@
-//! How fast snapshots are written.
+//! How fast snapshots are written, and the speed of the hash that bounds it.
 
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Store};
+use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Sha256, Store};
 use afresh_sys::{PAGE_SIZE, PageRange};
 use anyhow::Result;
 use serde_json::json;
@@ -14,6 +14,7 @@ use super::Options;
 use super::corpus::{Scratch, pages_into};
 use super::report::{Line, Sample};
 use super::run::processor_time;
+use super::running;
 use crate::Sink;
 
 /// Pages of the small delta.
@@ -52,6 +53,17 @@ fn write_and_sync(path: &Path, memory: &[u8]) -> Result<()> {
     Ok(file.sync_all()?)
 }
 
+/// Hashes `memory` with `threads` threads, each a part of it. No save is faster, because its blobs are named so.
+fn hash(memory: &[u8], threads: usize) -> Result<()> {
+    let part = memory.len().div_ceil(threads);
+    std::thread::scope(|scope| {
+        for part in memory.chunks(part) {
+            scope.spawn(move || std::hint::black_box(Sha256::of(part)));
+        }
+    });
+    Ok(())
+}
+
 /// Every page at a distance of `step`, as a tracker would report them.
 fn change(memory: &mut MemoryPages, step: usize) -> Vec<PageRange> {
     let pages = memory.0.len() / PAGE_SIZE;
@@ -62,12 +74,31 @@ fn change(memory: &mut MemoryPages, step: usize) -> Vec<PageRange> {
     changed
 }
 
+/// Saves of guests that run, of twice the memory.
+fn save_running(
+    options: &Options,
+    save: &SaveOptions,
+    dir: &Path,
+    sink: &mut Sink<'_>,
+) -> Result<()> {
+    let mut memory = MemoryPages(vec![0; (2 * options.mib) << 20]);
+    pages_into(0, &mut memory.0);
+    let pages = memory.0.len() / PAGE_SIZE;
+    let store = Store::create(dir)?;
+    store.save("whole", &memory, save)?;
+    drop(memory);
+    running::slot(&store, pages, options.rounds, save, sink)?;
+    running::vm(&store, pages, options.rounds, sink)
+}
+
 pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
     let scratch = Scratch::new(&options.dir)?;
     let mut memory = MemoryPages(vec![0; options.mib << 20]);
     pages_into(0, &mut memory.0);
     let pages = memory.0.len() / PAGE_SIZE;
     let mut plain = Writer::new("write+fsync");
+    let mut one = Writer::new("sha-256, 1 thread");
+    let mut two = Writer::new("sha-256, 2 threads");
     let mut whole = Writer::new("snapshot");
     let mut hundredth = Writer::new("snapshot-delta-1%");
     let mut few = Writer::new("snapshot-delta-256-pages");
@@ -91,6 +122,8 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
             plain.time(|| write_and_sync(&file, &memory.0))?;
         }
         std::fs::remove_file(&file)?;
+        one.time(|| hash(&memory.0, 1))?;
+        two.time(|| hash(&memory.0, 2))?;
 
         let mut delta = save.clone();
         delta.parent = Some(store.load("whole")?);
@@ -103,7 +136,11 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
         few.time(|| Ok(store.save("few", &memory, &delta)?))?;
         std::fs::remove_dir_all(&dir)?;
     }
-    for way in [&plain, &whole, &hundredth, &few] {
+    let gigabytes = |way: &Writer| {
+        let best = way.samples.iter().map(|sample| sample.total).fold(f64::INFINITY, f64::min);
+        json!((memory.0.len() as f64 / best / 1e6 * 100.0).round() / 100.0)
+    };
+    for way in [&plain, &one, &two, &whole, &hundredth, &few] {
         let line = Line {
             table: "snapshot-write",
             case: "random-data",
@@ -111,9 +148,10 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
             samples: &way.samples,
             rival: &plain.samples,
             delays: None,
-            extra: vec![("mib", json!(options.mib))],
+            extra: vec![("mib", json!(options.mib)), ("best_gb_s", gigabytes(way))],
         };
         sink(&line.row());
     }
-    Ok(())
+    drop(memory);
+    save_running(options, &save, &dir, sink)
 }

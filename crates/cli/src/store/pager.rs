@@ -1,8 +1,9 @@
 //! `afresh pager`: serves the memory of snapshots to virtual machine monitors.
 
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,21 +11,26 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use afresh::pager::vmm::{
-    Cause, ControlServer, DoorOptions, HostEvent, Keeper, Served, SocketAccess, VmmError, VmmHost,
-    keep, parse_mode, parse_owner,
+    Cause, ControlServer, DoorOptions, HostEvent, Keeper, Listener, MetricsServer, Served,
+    SocketAccess, VmmError, VmmHost, keep, parse_mode, parse_owner,
 };
 use afresh::pager::{PageSource, SnapshotSource};
 use afresh::store::Store;
 use anyhow::Context;
-use clap::Args;
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory};
 use serde_json::json;
 
 use crate::Settings;
+use crate::log::{Level, Log};
 use crate::output::{Format, say};
 use afresh::{LATEST, Reference};
 
 /// How long one wait takes before a signal is noticed.
 const TICK: Duration = Duration::from_millis(50);
+
+/// Name that a service manager gives the control socket.
+const CONTROL: &str = "control";
 
 /// Name of the hidden command that [`run_keeper`] serves.
 const KEEPER: &str = "pager-keeper";
@@ -34,8 +40,10 @@ pub(crate) struct Arguments {
     /// Snapshot: PLACE[@NAME].
     snapshot: Reference,
     /// Unix socket to listen on, the path of the VMM's `uffd` memory backend.
+    ///
+    /// Needed unless a service manager passes a socket.
     #[arg(long, value_name = "PATH")]
-    socket: PathBuf,
+    socket: Option<PathBuf>,
     /// Owner of the socket: UID or UID:GID, in numbers [default: this user].
     #[arg(long, value_name = "UID[:GID]", value_parser = parse_owner)]
     socket_owner: Option<(u32, Option<u32>)>,
@@ -49,7 +57,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
     /// Name of the socket in control requests. Its VMMs are called NAME.1, NAME.2 and so on.
-    #[arg(long, default_value = "vm", requires = "control")]
+    #[arg(long, default_value = "vm")]
     name: String,
     /// Maximum memory of the pager for the VMMs of the socket, in MiB [default: no limit].
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
@@ -58,7 +66,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     on_demand: bool,
     /// Fill each touched page alone, so that the control request `record` finds the working set.
-    #[arg(long, requires = "control", conflicts_with_all = ["on_demand", "window"])]
+    #[arg(long, conflicts_with_all = ["on_demand", "window"])]
     record: bool,
     /// Number of pages filled per fault, 1 to 512.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=512))]
@@ -66,6 +74,12 @@ pub(crate) struct Arguments {
     /// Serve one VMM, and exit when it exits.
     #[arg(long)]
     once: bool,
+    /// Loopback address for metrics in Prometheus' text format, at `/metrics`.
+    #[arg(long, value_name = "ADDR:PORT")]
+    metrics: Option<SocketAddr>,
+    /// Least severe messages on standard error. In a service each line has the priority of the journal.
+    #[arg(long, value_name = "LEVEL", value_enum, default_value = "info")]
+    log_level: Level,
     /// Directory that caches the pages of a remote snapshot.
     ///
     /// Processes can share it.
@@ -103,6 +117,7 @@ pub(crate) fn run_keeper() -> anyhow::Result<ExitCode> {
 
 /// A report of a thread of the host.
 enum Report {
+    Connected { name: String },
     Served { name: String, number: usize, result: Result<Served, String> },
     Failed { door: String, error: String },
 }
@@ -110,6 +125,7 @@ enum Report {
 impl From<&HostEvent<'_>> for Report {
     fn from(event: &HostEvent<'_>) -> Self {
         match event {
+            HostEvent::Connected { name } => Self::Connected { name: (*name).to_owned() },
             HostEvent::Served { name, number, result } => Self::Served {
                 name: (*name).to_owned(),
                 number: *number,
@@ -123,9 +139,77 @@ impl From<&HostEvent<'_>> for Report {
     }
 }
 
+/// The sockets of the command: those that the service manager passed, and those that are to be made.
+struct Sockets {
+    vmms: Option<Listener>,
+    control: Option<Listener>,
+}
+
+impl Sockets {
+    /// Takes the sockets of the service manager: one for VMMs, and one called `control`.
+    fn of_manager() -> anyhow::Result<Self> {
+        let mut sockets = Self { vmms: None, control: None };
+        for (name, socket) in afresh_sys::socket::activated()? {
+            let listener = Listener::of_socket(socket)?;
+            let place = match &*name {
+                CONTROL => &mut sockets.control,
+                _ => &mut sockets.vmms,
+            };
+            if place.replace(listener).is_some() {
+                anyhow::bail!(
+                    "the service manager passes two sockets of one kind: give one of them FileDescriptorName={CONTROL}, and leave out others"
+                );
+            }
+        }
+        if sockets.vmms.is_none() && sockets.control.is_some() {
+            anyhow::bail!("the service manager passes a control socket, and none for VMMs");
+        }
+        Ok(sockets)
+    }
+}
+
+/// Ends the command for wrong usage.
+fn refuse(kind: ErrorKind, text: &str) -> ! {
+    crate::Cli::command().error(kind, text).exit()
+}
+
 impl Arguments {
-    fn door(&self) -> DoorOptions {
-        let mut door = DoorOptions::new(&self.name, &self.snapshot.to_string(), &self.socket);
+    /// Refuses options that contradict each other, or the sockets of the service manager.
+    fn check(&self, sockets: &Sockets) {
+        match (&sockets.vmms, &self.socket) {
+            (None, None) => refuse(
+                ErrorKind::MissingRequiredArgument,
+                "--socket is missing, and no service manager passes a socket",
+            ),
+            (Some(_), Some(_)) => refuse(
+                ErrorKind::ArgumentConflict,
+                "the service manager passes a socket: leave out --socket",
+            ),
+            _ => {}
+        }
+        let access = self.socket_owner.is_some() || self.make_dir || self.socket_mode != 0o600;
+        if sockets.vmms.is_some() && access {
+            refuse(
+                ErrorKind::ArgumentConflict,
+                "the service manager passes the socket: use SocketUser=, SocketMode= and DirectoryMode= of its unit instead of --socket-owner, --socket-mode and --make-dir",
+            );
+        }
+        if sockets.control.is_some() && self.control.is_some() {
+            refuse(
+                ErrorKind::ArgumentConflict,
+                "the service manager passes a control socket: leave out --control",
+            );
+        }
+        if self.record && sockets.control.is_none() && self.control.is_none() {
+            refuse(
+                ErrorKind::MissingRequiredArgument,
+                "--record needs --control, for the request `record`",
+            );
+        }
+    }
+
+    fn door(&self, socket: &Path) -> DoorOptions {
+        let mut door = DoorOptions::new(&self.name, &self.snapshot.to_string(), socket);
         let (user, group) = self.socket_owner.map_or((None, None), |(u, g)| (Some(u), g));
         door.access = SocketAccess { user, group, mode: self.socket_mode };
         door.makes_directory = self.make_dir;
@@ -139,6 +223,9 @@ impl Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let sockets = Sockets::of_manager()?;
+    arguments.check(&sockets);
+    let log = Log::new(arguments.log_level);
     let mut options = settings.open.clone();
     if let Some(dir) = &arguments.cache {
         options = options.cache_pages(dir);
@@ -157,22 +244,44 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         // The receiver lives until the host has stopped.
         let _ = reports.send(Report::from(event));
     });
-    let control = match &arguments.control {
-        Some(path) => {
+    let control = match (sockets.control, &arguments.control) {
+        (Some(listener), _) => Some(ControlServer::new(listener, host.clone(), Snapshots(options))),
+        (None, Some(path)) => {
             let access = SocketAccess::default();
             Some(ControlServer::bind(path, access, host.clone(), Snapshots(options))?)
         }
+        (None, None) => None,
+    };
+    let metrics = match arguments.metrics {
+        Some(address) => {
+            let server = MetricsServer::bind(address, host.clone()).context("--metrics")?;
+            log.line(Level::Info, &format!("metrics at http://{}/metrics", server.address()?));
+            Some(server)
+        }
         None => None,
     };
-    host.open_door(arguments.door(), Arc::new(source))?;
-    eprintln!("afresh: {pages} pages of {} on {}", arguments.snapshot, arguments.socket.display());
+    let socket = match (sockets.vmms, &arguments.socket) {
+        (Some(listener), _) => {
+            let path = listener.path().to_owned();
+            host.open_door_at(listener, arguments.door(&path), Arc::new(source))?;
+            path
+        }
+        (None, path) => {
+            let path = path.clone().unwrap_or_default();
+            host.open_door(arguments.door(&path), Arc::new(source))?;
+            path
+        }
+    };
+    let text = format!("{pages} pages of {} on {}", arguments.snapshot, socket.display());
+    log.line(Level::Info, &text);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let control = control.as_ref().map(|control| scope.spawn(|| control.serve(&over)));
+        let metrics = metrics.as_ref().map(|metrics| scope.spawn(|| metrics.serve(&over)));
         let mut succeeded = true;
         while !stop.load(Ordering::Acquire) {
             let Ok(report) = reported.recv_timeout(TICK) else { continue };
-            let served = print(&report, settings.output);
+            let served = print(&report, settings.output, log);
             if arguments.once && matches!(report, Report::Served { .. }) {
                 succeeded = served;
                 break;
@@ -181,21 +290,28 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         host.stop();
         over.store(true, Ordering::Release);
         for report in reported.try_iter() {
-            print(&report, settings.output);
+            print(&report, settings.output, log);
         }
         if let Some(Err(error)) = control.map(|thread| thread.join().unwrap_or(Ok(()))) {
             return Err(error).context("the control socket");
+        }
+        if let Some(Err(error)) = metrics.map(|thread| thread.join().unwrap_or(Ok(()))) {
+            return Err(error).context("the address of --metrics");
         }
         Ok(if succeeded { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     })
 }
 
 /// Prints a report. Returns whether a VMM was served without an error.
-fn print(report: &Report, format: Format) -> bool {
+fn print(report: &Report, format: Format, log: Log) -> bool {
     let (name, number, result) = match report {
+        Report::Connected { name } => {
+            log.line(Level::Debug, &format!("VMM {name} has connected"));
+            return true;
+        }
         Report::Served { name, number, result } => (name, number, result),
         Report::Failed { door, error } => {
-            eprintln!("afresh: accepting a VMM at {door}: {error}");
+            log.line(Level::Error, &format!("accepting a VMM at {door}: {error}"));
             return false;
         }
     };
@@ -215,7 +331,7 @@ fn print(report: &Report, format: Format) -> bool {
             served.removals
         ),
         (Err(error), _) => {
-            eprintln!("afresh: VMM {name}: {error}");
+            log.line(Level::Error, &format!("VMM {name}: {error}"));
             Ok(())
         }
     };

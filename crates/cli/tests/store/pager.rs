@@ -301,3 +301,97 @@ fn the_pager_removes_nothing_but_a_dead_socket() {
     assert!(err(&output).contains("handshake is refused"), "{}", err(&output));
     assert!(!bench.path("socket").exists());
 }
+
+/// The path of a program of systemd.
+fn systemd(program: &str) -> Option<PathBuf> {
+    let found = ["/usr/bin", "/bin"].map(|dir| Path::new(dir).join(program));
+    let found = found.into_iter().find(|path| path.is_file());
+    if found.is_none() {
+        println!("SKIPPED: no {program}");
+    }
+    found
+}
+
+#[test]
+fn a_service_manager_passes_the_sockets() {
+    let Some(activate) = systemd("systemd-socket-activate") else { return };
+    let bench = Bench::new();
+    let numbers: Vec<u32> = (0..100).collect();
+    fs::write(bench.path("mem"), memory(&numbers)).unwrap();
+    bench.ok(&["import", "mem", "store"]);
+    let pager =
+        bench.command(&["pager", "store", "--metrics", "127.0.0.1:0", "--log-level", "debug"]);
+    let mut command = Command::new(activate);
+    let (socket, control) = (bench.path("vmms"), bench.path("ctl"));
+    command.arg("-l").arg(&socket).arg("-l").arg(&control);
+    command.arg("--fdname=vm:control").arg(pager.get_program()).args(pager.get_args());
+    if let Some(dir) = pager.get_current_dir() {
+        command.current_dir(dir);
+    }
+    let errors = bench.path("pager-errors");
+    let file = fs::File::create(&errors).unwrap();
+    command.stdout(Stdio::null()).stderr(file);
+    let pager = Pager { child: Some(command.spawn().unwrap()), errors };
+    let Some(vmm) = Vmm::new(numbers.len()) else { return };
+    // The pager starts with the first connection.
+    let stream = pager.connect(&socket);
+    vmm.hand_over(&stream);
+    assert!(vmm.read() == memory(&numbers));
+    let mut client = ControlClient::connect(&control).unwrap();
+    client.request(&json!({ "request": "detach", "vm": "vm" })).unwrap();
+    pager.wait_for_error("VMM vm.1 has connected");
+    let text = fs::read_to_string(&pager.errors).unwrap();
+    let port = text.split_once("http://").unwrap().1.split_once("/metrics").unwrap().0;
+    let page = metrics(port, "/metrics");
+    for line in [
+        "# TYPE afresh_pager_filled_pages_total counter",
+        "afresh_pager_filled_pages_total{door=\"vm\"} 100",
+        "afresh_pager_vm_missing_pages{vm=\"vm.1\"} 0",
+        "afresh_pager_doors 1",
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line}: {page}");
+    }
+    assert!(metrics(port, "/").starts_with("HTTP/1.1 404"));
+    pager.terminate();
+    let output = pager.wait();
+    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+    // They are the manager's.
+    assert!(socket.exists() && control.exists());
+}
+
+/// The answer to a request for a page.
+fn metrics(address: &str, page: &str) -> String {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    write!(stream, "GET {page} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn options_that_contradict_the_service_manager_are_refused() {
+    let Some(activate) = systemd("systemd-socket-activate") else { return };
+    let bench = Bench::new();
+    fs::write(bench.path("mem"), memory(&[1, 2])).unwrap();
+    bench.ok(&["import", "mem", "store"]);
+    for (more, word) in [
+        (&["--socket", "s"][..], "leave out --socket"),
+        (&["--socket-mode", "0660"], "SocketMode="),
+        (&["--record"], "--record needs --control"),
+        (&["--metrics", "0.0.0.0:0"], "can be reached from other machines"),
+    ] {
+        let pager = bench.command(&[&["pager", "store"], more].concat());
+        let socket = bench.path("vmms");
+        let mut command = Command::new(&activate);
+        command.arg("-l").arg(&socket).arg(pager.get_program()).args(pager.get_args());
+        command.current_dir(pager.get_current_dir().unwrap_or(Path::new(".")));
+        let errors = bench.path("pager-errors");
+        command.stdout(Stdio::null()).stderr(fs::File::create(&errors).unwrap());
+        let pager = Pager { child: Some(command.spawn().unwrap()), errors };
+        drop(pager.connect(&socket));
+        pager.wait_for_error(word);
+        assert_ne!(pager.wait().status.code(), Some(0), "{more:?}");
+        let _ = fs::remove_file(&socket);
+    }
+}

@@ -82,13 +82,18 @@ impl ControlServer {
         host: VmmHost,
         snapshots: impl Snapshots + 'static,
     ) -> Result<Self, ListenError> {
+        Ok(Self::new(Listener::bind_for(path, access)?, host, snapshots))
+    }
+
+    /// Listens for clients at a socket that is there.
+    pub fn new(listener: Listener, host: VmmHost, snapshots: impl Snapshots + 'static) -> Self {
         let handler = Handler {
             host,
             snapshots: Box::new(snapshots),
             clients: AtomicUsize::new(0),
             saving: Mutex::new(()),
         };
-        Ok(Self { listener: Listener::bind_for(path, access)?, handler: Arc::new(handler) })
+        Self { listener, handler: Arc::new(handler) }
     }
 
     /// Answers clients until `stop` is set.
@@ -180,7 +185,7 @@ impl Handler {
 
     fn perform(&self, request: Request) -> Result<Value, Cause> {
         match request {
-            Request::List => Ok(self.list()),
+            Request::List {} => Ok(self.list()),
             Request::Add(door) => {
                 let source = self.snapshots.open(&door.snapshot)?;
                 let pages = source.pages();
@@ -218,6 +223,18 @@ impl Handler {
             }
             Request::Detach { vm, timeout } => {
                 self.host.vm(&vm)?.detach(timeout)?;
+                Ok(json!({}))
+            }
+            Request::Prepare { vm } => {
+                let open = self.host.vm(&vm)?.prepare()?;
+                Ok(json!({ "open": open }))
+            }
+            Request::Freeze { vm } => {
+                let took = self.host.vm(&vm)?.freeze()?;
+                Ok(json!({ "took_us": u64::try_from(took.as_micros()).unwrap_or(u64::MAX) }))
+            }
+            Request::Thaw { vm } => {
+                self.host.vm(&vm)?.thaw();
                 Ok(json!({}))
             }
             Request::Snapshot { vm, to, state, encoding } => {
@@ -271,6 +288,8 @@ fn stats((name, vm): &(String, Vm)) -> Value {
         "empty": stats.served.empty,
         "zeroed": stats.served.zeroed,
         "removals": stats.served.removals,
+        "frozen": stats.frozen,
+        "copied_bytes": stats.copied,
     })
 }
 
@@ -307,7 +326,28 @@ impl ControlClient {
     /// # Errors
     /// The `error` of the answer; an error of the socket.
     pub fn request(&mut self, request: &Value) -> io::Result<Value> {
-        self.0.write_all(format!("{request}\n").as_bytes())?;
+        let answer = self.exchange(&request.to_string())?;
+        match Self::refusal(&answer) {
+            Some(error) => Err(io::Error::other(error)),
+            None => Ok(serde_json::from_str(&answer)?),
+        }
+    }
+
+    /// Sends a request, the text of a JSON object, and returns the text of its answer.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for a request that is no JSON object; nothing is sent then. An error of the
+    /// socket.
+    pub fn exchange(&mut self, request: &str) -> io::Result<String> {
+        // A client may write it on several lines, and the pager reads one.
+        let request: serde_json::Map<String, Value> =
+            serde_json::from_str(request).map_err(|e| {
+                io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    format!("a request is a JSON object: {e}"),
+                )
+            })?;
+        self.0.write_all(format!("{}\n", Value::Object(request)).as_bytes())?;
         let (mut line, mut part) = (Vec::new(), [0; 4096]);
         while line.last() != Some(&b'\n') {
             match self.0.read(&mut part)? {
@@ -315,10 +355,19 @@ impl ControlClient {
                 read => line.extend_from_slice(&part[..read]),
             }
         }
-        let answer: Value = serde_json::from_slice(&line)?;
-        match answer["error"].as_str() {
-            Some(error) if answer["ok"] == false => Err(io::Error::other(error.to_owned())),
-            _ => Ok(answer),
-        }
+        String::from_utf8(line).map_err(io::Error::other)
+    }
+
+    /// The `error` of an answer, if the request was refused.
+    #[must_use]
+    pub fn refusal(answer: &str) -> Option<String> {
+        let answer: Value = match serde_json::from_str(answer) {
+            Ok(answer) => answer,
+            Err(error) => return Some(format!("the answer is no JSON: {error}")),
+        };
+        (answer["ok"] != true).then(|| match answer["error"].as_str() {
+            Some(error) => error.to_owned(),
+            None => "the pager has given no reason".to_owned(),
+        })
     }
 }

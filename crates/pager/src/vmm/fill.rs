@@ -78,7 +78,10 @@ impl Service<'_> {
             }
             Page::Filling => Ok(()),
             // Discarded, with an event or without one, or filled since the fault: zero, if it is not there.
-            Page::Present | Page::Removed => self.zero(mapping, unit),
+            Page::Present | Page::Removed => {
+                self.open_page(mapping, page)?;
+                self.zero(mapping, unit)
+            }
             // Its faults end in the kernel.
             Page::Unmapped => Ok(()),
         }
@@ -340,7 +343,7 @@ enum Placed {
 
 /// Why a page cannot be put in place yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Postponed {
+pub(super) enum Postponed {
     /// The VMM is changing its mappings, or has ended.
     Changing,
     /// The range is not registered, or is mapped no more.
@@ -358,7 +361,7 @@ enum Urgency {
 
 /// Attempts at a fill that the kernel has refused.
 #[derive(Debug, Default)]
-struct Attempts {
+pub(super) struct Attempts {
     unregistered: u32,
     changing: u32,
 }
@@ -366,7 +369,7 @@ struct Attempts {
 impl Attempts {
     /// Waits a moment before the next attempt. There is no time limit while the VMM changes its mappings, even if it
     /// is stopped: its events arrive, or it ends. A range that was never registered stays so.
-    fn wait(&mut self, why: Postponed) -> Result<(), VmmError> {
+    pub(super) fn wait(&mut self, why: Postponed) -> Result<(), VmmError> {
         if why == Postponed::Changing {
             self.changing = self.changing.saturating_add(1);
         } else {

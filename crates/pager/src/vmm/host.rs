@@ -128,6 +128,11 @@ pub enum HostError {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum HostEvent<'a> {
+    /// The handshake of a VMM was taken.
+    Connected {
+        /// Name of the VMM.
+        name: &'a str,
+    },
     /// The service of a VMM has ended.
     Served {
         /// Name of the VMM.
@@ -155,10 +160,24 @@ struct Door {
     closed: AtomicBool,
     /// VMMs that are served.
     live: AtomicUsize,
+    /// Counts of VMMs that have ended.
+    totals: Mutex<DoorTotals>,
     /// Whether the socket is there.
     listens: Mutex<bool>,
     /// Rung when it is not any more.
     silent: Condvar,
+}
+
+/// Counts of a door since it was opened.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct DoorTotals {
+    /// VMMs whose service has ended, with or without an error.
+    pub ended: usize,
+    /// Those whose service has failed or was refused.
+    pub failed: usize,
+    /// The work, for VMMs that are served and those that have ended.
+    pub served: Served,
 }
 
 /// A door, for listings.
@@ -171,6 +190,8 @@ pub struct DoorInfo {
     pub used: usize,
     /// VMMs that are served.
     pub vms: usize,
+    /// Counts since it was opened.
+    pub totals: DoorTotals,
 }
 
 type Report = dyn Fn(&HostEvent<'_>) + Send + Sync;
@@ -235,6 +256,29 @@ impl VmmHost {
         options: DoorOptions,
         source: Arc<dyn PageSource>,
     ) -> Result<(), HostError> {
+        self.open(options, source, None)
+    }
+
+    /// Opens a door at a socket that is there, as a service manager passes it. `options.socket`, `options.access` and
+    /// `options.makes_directory` have no effect on it.
+    ///
+    /// # Errors
+    /// As [`VmmHost::open_door`].
+    pub fn open_door_at(
+        &self,
+        listener: Listener,
+        options: DoorOptions,
+        source: Arc<dyn PageSource>,
+    ) -> Result<(), HostError> {
+        self.open(options, source, Some(listener))
+    }
+
+    fn open(
+        &self,
+        options: DoorOptions,
+        source: Arc<dyn PageSource>,
+        listener: Option<Listener>,
+    ) -> Result<(), HostError> {
         let name = options.name.clone();
         let usable = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(usable) {
@@ -250,9 +294,10 @@ impl VmmHost {
         if doors.len() >= MAX_DOORS {
             return Err(HostError::TooMany);
         }
-        let listener = match options.makes_directory {
-            true => Listener::bind_in_directory(&options.socket, options.access)?,
-            false => Listener::bind_for(&options.socket, options.access)?,
+        let listener = match (listener, options.makes_directory) {
+            (Some(listener), _) => listener,
+            (None, true) => Listener::bind_in_directory(&options.socket, options.access)?,
+            (None, false) => Listener::bind_for(&options.socket, options.access)?,
         };
         let door = Arc::new(Door {
             budget: Budget::new("VMM memory", options.budget.unwrap_or(usize::MAX)),
@@ -260,6 +305,7 @@ impl VmmHost {
             source,
             closed: AtomicBool::new(false),
             live: AtomicUsize::new(0),
+            totals: Mutex::default(),
             listens: Mutex::new(true),
             silent: Condvar::new(),
         });
@@ -298,12 +344,27 @@ impl VmmHost {
     /// The open doors.
     #[must_use]
     pub fn doors(&self) -> Vec<DoorInfo> {
-        let info = |door: &Arc<Door>| DoorInfo {
-            options: door.options.clone(),
-            used: door.budget.used(),
-            vms: door.live.load(Ordering::Acquire),
+        let vms = self.vms();
+        let info = |door: &Arc<Door>| {
+            let mut totals = *lock(&door.totals);
+            let prefix = format!("{}.", door.options.name);
+            for (_, vm) in vms.iter().filter(|(name, _)| name.starts_with(&prefix)) {
+                totals.served.add(&vm.stats().served);
+            }
+            DoorInfo {
+                options: door.options.clone(),
+                used: door.budget.used(),
+                vms: door.live.load(Ordering::Acquire),
+                totals,
+            }
         };
         lock(&self.0.doors).values().map(info).collect()
+    }
+
+    /// Room for pages that are streamed ahead, which all VMMs share.
+    #[must_use]
+    pub fn stage(&self) -> &Stage {
+        &self.0.stage
     }
 
     /// The VMMs that are served, by name.
@@ -410,10 +471,17 @@ impl VmmHost {
         let name = format!("{}.{number}", door.options.name);
         let result = Vm::accept(stream, door.source.clone(), &options).and_then(|vm| {
             lock(&self.0.vms).insert(name.clone(), vm.clone());
+            (self.0.report)(&HostEvent::Connected { name: &name });
             let served = vm.serve(&options);
+            let mut totals = lock(&door.totals);
             lock(&self.0.vms).remove(&name);
+            totals.served.add(&vm.stats().served);
             served
         });
+        let mut totals = lock(&door.totals);
+        totals.ended += 1;
+        totals.failed += usize::from(result.is_err());
+        drop(totals);
         (self.0.report)(&HostEvent::Served { name: &name, number, result: &result });
     }
 }

@@ -117,6 +117,21 @@ impl Listener {
         bound
     }
 
+    /// A socket that listens already. It is not removed in the end.
+    ///
+    /// # Errors
+    /// An error of `getsockname`.
+    pub fn of_socket(socket: UnixListener) -> io::Result<Self> {
+        let path = socket.local_addr()?.as_pathname().unwrap_or(Path::new("")).to_owned();
+        Ok(Self { socket, path, made: None, directory: None })
+    }
+
+    /// Where it listens; empty for a socket without a path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The next VMM that connects, or `None` after `timeout`.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The memory of a VMM as it is now: what its process holds, over the source.
+//! The memory of a VMM as it is now, or as it was frozen: what its process holds, over the source.
 //!
 //! Promises: a page that the process has, in memory or swapped out, is read from it. One that it does not have is the
 //! source's if nothing has filled or discarded it, else zero. Memory that is not the one of the userfaultfd is
@@ -15,6 +15,7 @@ use afresh_sys::{PAGE_SIZE, PageRange, ProcessMemory};
 use super::pages::Page;
 use super::service::Service;
 use super::vm::RequestError;
+use super::watch::Origin;
 
 /// Pages compared with the source at a time.
 const BATCH: usize = 64;
@@ -33,6 +34,8 @@ pub(super) struct VmMemory<'a> {
     process: ProcessMemory,
     /// Pages of the source that are not as in the source, perhaps, in order.
     changed: Vec<(PageRange, Content)>,
+    /// The frozen image that this is.
+    frozen: Option<u64>,
 }
 
 impl<'a> VmMemory<'a> {
@@ -81,7 +84,29 @@ impl<'a> VmMemory<'a> {
         }
         drop(pages);
         changed.sort_by_key(|(run, _)| run.start);
-        Ok(Self { service, process, changed })
+        Ok(Self { service, process, changed, frozen: None })
+    }
+
+    /// The frozen image, if there is one.
+    pub(super) fn frozen(service: &'a Service<'a>) -> Result<Option<Self>, RequestError> {
+        let pages = service.lock();
+        let Some(watch) = pages.watch.as_ref().filter(|watch| watch.is_frozen()) else {
+            return Ok(None);
+        };
+        let process = ProcessMemory::open(&service.process).map_err(RequestError::Process)?;
+        let mut changed = Vec::new();
+        for (number, mapping) in service.mappings.iter().enumerate() {
+            for (run, origin) in watch.changed(number) {
+                let content = match origin {
+                    Origin::Source => continue,
+                    Origin::Process => Content::Process(pages.address(number, run.start)),
+                    Origin::Zero => Content::Zero,
+                };
+                changed.push((PageRange::new(mapping.offset + run.start, run.len), content));
+            }
+        }
+        changed.sort_by_key(|(run, _)| run.start);
+        Ok(Some(Self { service, process, changed, frozen: Some(watch.id) }))
     }
 
     /// The pages that can differ from the source.
@@ -114,7 +139,13 @@ impl<'a> VmMemory<'a> {
     /// Reads from page `skip` of a run on.
     fn read_content(&self, content: Content, skip: usize, out: &mut [u8]) -> io::Result<()> {
         match content {
-            Content::Process(address) => self.process.read(address + skip * PAGE_SIZE, out),
+            Content::Process(address) => {
+                let address = address + skip * PAGE_SIZE;
+                match self.frozen {
+                    Some(id) => self.service.read_frozen((id, &self.process), address, out),
+                    None => self.process.read(address, out),
+                }
+            }
             Content::Zero => {
                 out.fill(0);
                 Ok(())
@@ -131,7 +162,7 @@ impl<'a> VmMemory<'a> {
 }
 
 /// Checks that `process` has the memory of the userfaultfd. Returns whether a part of it is shared.
-fn check(service: &Service<'_>, process: &ProcessMemory) -> Result<bool, RequestError> {
+pub(super) fn check(service: &Service<'_>, process: &ProcessMemory) -> Result<bool, RequestError> {
     let mut mapped = Vec::new();
     {
         let pages = service.lock();

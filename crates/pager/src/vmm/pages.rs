@@ -14,6 +14,7 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 
 use super::Served;
 use super::handshake::Mapping;
+use super::watch::Watch;
 
 /// The state of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +118,8 @@ pub(super) struct Pages {
     /// Whether only pages with a fault were filled so far.
     recording: bool,
     pub(super) served: Served,
+    /// Write protection, for an image that is frozen or soon will be.
+    pub(super) watch: Option<Watch>,
 }
 
 impl Pages {
@@ -134,6 +137,7 @@ impl Pages {
             streams,
             recording: false,
             served: Served::default(),
+            watch: None,
         }
     }
 
@@ -209,6 +213,16 @@ impl Pages {
         ranges
     }
 
+    /// Begins to watch writes: every page that is in place is open for them now.
+    pub(super) fn begin_watch(&mut self, mut watch: Watch) {
+        for (mapping, known) in self.known.iter().enumerate() {
+            for (page, known) in known.iter().enumerate() {
+                watch.note(mapping, PageRange::new(page, 1), known.page);
+            }
+        }
+        self.watch = Some(watch);
+    }
+
     pub(super) fn state(&self, mapping: usize, page: usize) -> Page {
         self.known[mapping][page].page
     }
@@ -227,6 +241,9 @@ impl Pages {
             known.page = state;
             // Filling a page wakes its waiters.
             known.awaited &= state != Page::Present;
+        }
+        if let Some(watch) = &mut self.watch {
+            watch.note(mapping, pages, state);
         }
     }
 

@@ -8,6 +8,8 @@ use std::time::Duration;
 use afresh_store::Encoding;
 use afresh_sys::PageRange;
 use afresh_sys::socket::SocketAccess;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use super::host::DoorOptions;
@@ -16,15 +18,22 @@ use super::host::DoorOptions;
 const DETACH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum of it.
 const MAX_DETACH_TIMEOUT: u64 = 3600;
+/// Maximum of `window`, in pages.
+const MAX_WINDOW: u64 = 512;
+/// Maximum of `budget_mib`.
+const MAX_BUDGET_MIB: u64 = 1 << 30;
+/// Maximum length of an error, which repeats what a client wrote.
+const MAX_ERROR: usize = 400;
 
 /// A request of a control client.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(tag = "request", rename_all = "lowercase", deny_unknown_fields)]
 #[non_exhaustive]
 pub enum Request {
     /// The doors and the VMMs.
-    List,
+    List {},
     /// Open a door. Its `snapshot` is a reference that [`super::Snapshots::open`] understands.
-    Add(Box<DoorOptions>),
+    Add(#[serde(deserialize_with = "door")] Box<DoorOptions>),
     /// Close a door.
     Remove {
         /// Its name.
@@ -52,6 +61,7 @@ pub enum Request {
         /// Its name.
         vm: String,
         /// Pages of the snapshot; all without them.
+        #[serde(default, deserialize_with = "ranges")]
         pages: Option<Vec<PageRange>>,
     },
     /// Fill all pages of a VMM, and release it.
@@ -59,9 +69,25 @@ pub enum Request {
         /// Its name.
         vm: String,
         /// How long to wait for that.
+        #[serde(rename = "timeout_s", default = "detach_timeout", deserialize_with = "timeout")]
         timeout: Duration,
     },
-    /// Save the memory of a paused VMM.
+    /// Write-protect the memory of a VMM that runs, for a short freeze.
+    Prepare {
+        /// Its name.
+        vm: String,
+    },
+    /// Freeze the memory of a paused VMM.
+    Freeze {
+        /// Its name.
+        vm: String,
+    },
+    /// Give up the frozen memory of a VMM.
+    Thaw {
+        /// Its name.
+        vm: String,
+    },
+    /// Save the memory of a VMM: the frozen one, or that of a paused guest.
     Snapshot {
         /// Its name.
         vm: String,
@@ -70,6 +96,7 @@ pub enum Request {
         /// A file with the state of the VMM.
         state: Option<PathBuf>,
         /// How pages are stored.
+        #[serde(default = "raw", deserialize_with = "encoding")]
         encoding: Encoding,
     },
 }
@@ -104,65 +131,99 @@ pub fn parse_mode(text: &str) -> Result<u32, String> {
     }
 }
 
-/// The fields of a request that are still to be read.
-struct Fields(Map<String, Value>);
+/// The fields of a request to open a door.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DoorFields {
+    name: String,
+    snapshot: String,
+    socket: PathBuf,
+    socket_owner: Option<String>,
+    socket_mode: Option<String>,
+    #[serde(default)]
+    make_dir: bool,
+    #[serde(default)]
+    on_demand: bool,
+    #[serde(default)]
+    record: bool,
+    #[serde(default)]
+    once: bool,
+    window: Option<u64>,
+    budget_mib: Option<u64>,
+}
 
-impl Fields {
-    fn text(&mut self, name: &str) -> Result<Option<String>, String> {
-        match self.0.remove(name) {
-            None | Some(Value::Null) => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(_) => Err(format!("`{name}` is not a string")),
+impl TryFrom<DoorFields> for DoorOptions {
+    type Error = String;
+
+    fn try_from(fields: DoorFields) -> Result<Self, String> {
+        let mut door = Self::new(&fields.name, &fields.snapshot, fields.socket);
+        if let Some(owner) = fields.socket_owner {
+            let (user, group) = parse_owner(&owner)?;
+            door.access = SocketAccess { user: Some(user), group, ..door.access };
         }
-    }
-
-    fn needed(&mut self, name: &str) -> Result<String, String> {
-        self.text(name)?.ok_or_else(|| format!("`{name}` is missing"))
-    }
-
-    fn flag(&mut self, name: &str) -> Result<bool, String> {
-        match self.0.remove(name) {
-            None | Some(Value::Null) => Ok(false),
-            Some(Value::Bool(flag)) => Ok(flag),
-            Some(_) => Err(format!("`{name}` is neither true nor false")),
+        if let Some(mode) = fields.socket_mode {
+            door.access.mode = parse_mode(&mode)?;
         }
-    }
-
-    fn number(&mut self, name: &str, most: u64) -> Result<Option<u64>, String> {
-        match self.0.remove(name) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => match value.as_u64().filter(|number| *number <= most) {
-                Some(number) => Ok(Some(number)),
-                None => Err(format!("`{name}` is not a number from 0 to {most}")),
-            },
-        }
-    }
-
-    /// Ranges as pairs: first page and number of pages.
-    fn ranges(&mut self, name: &str) -> Result<Option<Vec<PageRange>>, String> {
-        let pair = |value: &Value| {
-            let [first, len] = &value.as_array()?[..] else { return None };
-            let first = usize::try_from(first.as_u64()?).ok()?;
-            let len = usize::try_from(len.as_u64()?).ok()?;
-            first.checked_add(len).map(|_| PageRange::new(first, len))
-        };
-        match self.0.remove(name) {
-            None | Some(Value::Null) => Ok(None),
-            Some(Value::Array(list)) => match list.iter().map(pair).collect() {
-                Some(ranges) => Ok(Some(ranges)),
-                None => Err(format!("`{name}` has an entry that is not [first, count]")),
-            },
-            Some(_) => Err(format!("`{name}` is not an array")),
-        }
-    }
-
-    fn end(self) -> Result<(), String> {
-        match self.0.keys().next() {
-            None => Ok(()),
-            Some(name) => {
-                Err(format!("unknown field {:?}", name.chars().take(40).collect::<String>()))
+        door.makes_directory = fields.make_dir;
+        door.stream = !fields.on_demand;
+        door.record = fields.record;
+        door.once = fields.once;
+        if let Some(window) = fields.window {
+            if !(1..=MAX_WINDOW).contains(&window) {
+                return Err(format!("`window` is {window}: use 1 to {MAX_WINDOW} pages"));
             }
+            door.window = window as usize;
         }
+        if let Some(mib) = fields.budget_mib {
+            if mib > MAX_BUDGET_MIB {
+                return Err(format!("`budget_mib` is {mib}: use 0 to {MAX_BUDGET_MIB}"));
+            }
+            door.budget = Some((mib as usize) << 20);
+        }
+        Ok(door)
+    }
+}
+
+fn door<'de, D: Deserializer<'de>>(from: D) -> Result<Box<DoorOptions>, D::Error> {
+    let door = DoorOptions::try_from(DoorFields::deserialize(from)?);
+    door.map(Box::new).map_err(D::Error::custom)
+}
+
+/// Ranges as pairs: first page and number of pages.
+fn ranges<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<PageRange>>, D::Error> {
+    let Some(pairs) = Option::<Vec<(usize, usize)>>::deserialize(from)? else { return Ok(None) };
+    let range = |(first, len): (usize, usize)| {
+        let end = first.checked_add(len);
+        end.map(|_| PageRange::new(first, len))
+            .ok_or_else(|| D::Error::custom("`pages` has an entry [first, count] without an end"))
+    };
+    pairs.into_iter().map(range).collect::<Result<_, _>>().map(Some)
+}
+
+fn detach_timeout() -> Duration {
+    DETACH_TIMEOUT
+}
+
+fn timeout<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+    match Option::<u64>::deserialize(from)? {
+        None => Ok(DETACH_TIMEOUT),
+        Some(seconds) if seconds <= MAX_DETACH_TIMEOUT => Ok(Duration::from_secs(seconds)),
+        Some(seconds) => {
+            let text = format!("`timeout_s` is {seconds}: use 0 to {MAX_DETACH_TIMEOUT}");
+            Err(D::Error::custom(text))
+        }
+    }
+}
+
+fn raw() -> Encoding {
+    Encoding::Raw
+}
+
+fn encoding<'de, D: Deserializer<'de>>(from: D) -> Result<Encoding, D::Error> {
+    match Option::<String>::deserialize(from)?.as_deref() {
+        None | Some("raw") => Ok(Encoding::Raw),
+        Some("zstd") => Ok(Encoding::Zstd),
+        Some(_) => Err(D::Error::custom("`encoding` is neither raw nor zstd")),
     }
 }
 
@@ -171,77 +232,18 @@ impl Fields {
 /// # Errors
 /// The field that is wrong.
 pub fn parse_request(line: &[u8]) -> (Option<Value>, Result<Request, String>) {
-    let mut fields = match serde_json::from_slice(line) {
-        Ok(Value::Object(fields)) => Fields(fields),
-        Ok(_) => return (None, Err("a request is a JSON object".to_owned())),
+    let mut fields: Map<String, Value> = match serde_json::from_slice(line) {
+        Ok(fields) => fields,
         Err(error) => return (None, Err(format!("a request is a JSON object: {error}"))),
     };
-    let id = fields.0.remove("id");
+    let id = fields.remove("id");
     if !matches!(id, None | Some(Value::String(_) | Value::Number(_))) {
         return (None, Err("`id` is neither a string nor a number".to_owned()));
     }
-    let request = request(&mut fields).and_then(|request| fields.end().map(|()| request));
-    (id, request)
-}
-
-fn request(fields: &mut Fields) -> Result<Request, String> {
-    const KNOWN: &str = "list, add, remove, stats, touched, record, prefetch, detach and snapshot";
-    let name = fields.needed("request")?;
-    Ok(match name.as_str() {
-        "list" => Request::List,
-        "add" => Request::Add(Box::new(door(fields)?)),
-        "remove" => Request::Remove { name: fields.needed("name")? },
-        "stats" => Request::Stats { vm: fields.text("vm")? },
-        "touched" => Request::Touched { vm: fields.needed("vm")? },
-        "record" => Request::Record { vm: fields.needed("vm")?, to: fields.needed("to")? },
-        "prefetch" => {
-            Request::Prefetch { vm: fields.needed("vm")?, pages: fields.ranges("pages")? }
-        }
-        "detach" => Request::Detach {
-            vm: fields.needed("vm")?,
-            timeout: fields
-                .number("timeout_s", MAX_DETACH_TIMEOUT)?
-                .map_or(DETACH_TIMEOUT, Duration::from_secs),
-        },
-        "snapshot" => Request::Snapshot {
-            vm: fields.needed("vm")?,
-            to: fields.needed("to")?,
-            state: fields.text("state")?.map(PathBuf::from),
-            encoding: match fields.text("encoding")?.as_deref() {
-                None | Some("raw") => Encoding::Raw,
-                Some("zstd") => Encoding::Zstd,
-                Some(_) => return Err("`encoding` is neither raw nor zstd".to_owned()),
-            },
-        },
-        other => {
-            let other: String = other.chars().take(40).collect();
-            return Err(format!("unknown request {other:?}; known are {KNOWN}"));
-        }
-    })
-}
-
-fn door(fields: &mut Fields) -> Result<DoorOptions, String> {
-    let (name, snapshot) = (fields.needed("name")?, fields.needed("snapshot")?);
-    let mut door = DoorOptions::new(&name, &snapshot, fields.needed("socket")?);
-    if let Some(owner) = fields.text("socket_owner")? {
-        let (user, group) = parse_owner(&owner)?;
-        door.access = SocketAccess { user: Some(user), group, ..door.access };
-    }
-    if let Some(mode) = fields.text("socket_mode")? {
-        door.access.mode = parse_mode(&mode)?;
-    }
-    door.makes_directory = fields.flag("make_dir")?;
-    door.stream = !fields.flag("on_demand")?;
-    door.record = fields.flag("record")?;
-    door.once = fields.flag("once")?;
-    if let Some(window) = fields.number("window", 512)? {
-        if window == 0 {
-            return Err("`window` is 0; use 1 to 512 pages".to_owned());
-        }
-        door.window = window as usize;
-    }
-    door.budget = fields.number("budget_mib", 1 << 30)?.map(|mib| (mib as usize) << 20);
-    Ok(door)
+    // Each null field is as if it were not there.
+    fields.retain(|_, value| !value.is_null());
+    let request = serde_json::from_value(Value::Object(fields));
+    (id, request.map_err(|error| error.to_string().chars().take(MAX_ERROR).collect()))
 }
 
 #[cfg(test)]
@@ -260,6 +262,9 @@ mod tests {
         let Ok(Request::Prefetch { vm, pages }) = request else { panic!("{request:?}") };
         assert_eq!(vm, "a.1");
         assert_eq!(pages.unwrap(), [PageRange::new(0, 4), PageRange::new(9, 1)]);
+        let line = br#"{"request":"detach","vm":"a","timeout_s":null}"#;
+        let Ok(Request::Detach { timeout, .. }) = parse_request(line).1 else { panic!() };
+        assert_eq!(timeout, DETACH_TIMEOUT);
         let line = br#"{"request":"add","name":"a","snapshot":"s@n","socket":"/x/y","record":true,
             "socket_owner":"10:20","socket_mode":"0660","budget_mib":3,"window":8}"#;
         let Ok(Request::Add(door)) = parse_request(line).1 else { panic!() };
@@ -272,20 +277,23 @@ mod tests {
         for (text, word) in [
             ("", "JSON object"),
             ("[]", "JSON object"),
-            ("{}", "`request` is missing"),
-            (r#"{"request":"dance"}"#, "unknown request \"dance\"; known are list"),
-            (r#"{"request":"stats","vm":3}"#, "`vm` is not a string"),
-            (r#"{"request":"stats","vn":"a"}"#, "unknown field \"vn\""),
-            (r#"{"request":"detach","vm":"a","timeout_s":-1}"#, "`timeout_s` is not a number"),
+            ("{}", "missing field `request`"),
+            (r#"{"request":"dance"}"#, "unknown variant `dance`, expected one of `list`"),
+            (r#"{"request":"stats","vm":3}"#, "integer `3`, expected a string"),
+            (r#"{"request":"stats","vn":"a"}"#, "unknown field `vn`"),
+            (r#"{"request":"list","vm":"a"}"#, "unknown field `vm`"),
+            (r#"{"request":"detach","vm":"a","timeout_s":-1}"#, "expected u64"),
             (r#"{"request":"detach","vm":"a","timeout_s":99999}"#, "0 to 3600"),
-            (r#"{"request":"prefetch","vm":"a","pages":[[1]]}"#, "[first, count]"),
+            (r#"{"request":"prefetch","vm":"a","pages":[[1]]}"#, "a tuple of size 2"),
             (
                 r#"{"request":"prefetch","vm":"a","pages":[[18446744073709551615,2]]}"#,
                 "[first, count]",
             ),
-            (r#"{"request":"snapshot","vm":"a"}"#, "`to` is missing"),
+            (r#"{"request":"snapshot","vm":"a"}"#, "missing field `to`"),
             (r#"{"request":"snapshot","vm":"a","to":"b","encoding":"gzip"}"#, "raw nor zstd"),
             (r#"{"request":"add","name":"a","snapshot":"s","socket":"x","window":0}"#, "window"),
+            (r#"{"request":"add","name":"a","snapshot":"s","socket":"x","wide":0}"#, "`wide`"),
+            (r#"{"request":"add","name":"a","snapshot":"s"}"#, "missing field `socket`"),
             (r#"{"request":"list","id":[]}"#, "`id`"),
         ] {
             let error = error(text);
@@ -299,5 +307,6 @@ mod tests {
         }
         let deep = format!(r#"{{"request":{}"#, "[".repeat(50_000));
         assert!(error(&deep).contains("recursion"));
+        assert!(error(&format!(r#"{{"request":"{}"}}"#, "x".repeat(60_000))).len() < 2000);
     }
 }

@@ -48,6 +48,17 @@ pub struct Served {
     pub removals: usize,
 }
 
+impl Served {
+    /// Adds the work for another VMM.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.faults += other.faults;
+        self.pages += other.pages;
+        self.empty += other.empty;
+        self.zeroed += other.zeroed;
+        self.removals += other.removals;
+    }
+}
+
 /// Takes the handshake from `stream` and serves the VMM until it exits or `options.stop` is set.
 ///
 /// # Errors
@@ -102,7 +113,7 @@ pub(super) fn accept<'a>(
         source,
         (sizes, options.stage.clone()),
         options.stream,
-        charge,
+        (options.budget.clone(), charge),
     );
     if let Some(keeper) = &options.keeper {
         let kept = keeper.hold(&service.process, &service.uffd, &service.mappings);

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use afresh_budget::Charge;
+use afresh_budget::{Budget, Charge};
 use afresh_sys::socket::Peer;
 use afresh_sys::{PageRange, Uffd};
 
@@ -79,6 +79,10 @@ pub(super) struct Service<'a> {
     phase: Mutex<Phase>,
     /// Rung when the phase changes.
     pub(super) phase_bell: Condvar,
+    /// Set once the memory was registered for write protection.
+    pub(super) protects: AtomicBool,
+    /// Charged for copies of pages of a frozen image.
+    pub(super) budget: Option<Budget>,
     /// Of the budget, for the states of the pages.
     _charge: Option<Charge>,
 }
@@ -90,7 +94,7 @@ impl<'a> Service<'a> {
         source: VmSource<'a>,
         (sizes, stage): (Sizes, Stage),
         streams: bool,
-        charge: Option<Charge>,
+        (budget, charge): (Option<Budget>, Option<Charge>),
     ) -> Self {
         Self {
             pages: Mutex::new(Pages::new(&mappings, !source.working_set().is_empty(), streams)),
@@ -110,6 +114,8 @@ impl<'a> Service<'a> {
             kept: Mutex::new(None),
             phase: Mutex::new(Phase::Serving),
             phase_bell: Condvar::new(),
+            protects: AtomicBool::new(false),
+            budget,
             _charge: charge,
         }
     }

@@ -7,11 +7,12 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use afresh_store::{Encoding, GuestBuild, OpenError, SaveError, SaveOptions, Sha256, Store};
-use afresh_sys::{PAGE_SIZE, PageRange};
+use afresh_sys::{PAGE_SIZE, PageRange, SysError};
 
 use super::memory::{VmMemory, verify};
 use super::serve::accept;
 use super::service::{Phase, Service, VmSource};
+use super::watch::Watch;
 use super::{Served, VmmError, VmmOptions};
 use crate::PageSource;
 
@@ -73,6 +74,10 @@ pub struct VmStats {
     pub removed: usize,
     /// The work so far.
     pub served: Served,
+    /// Whether its memory is frozen.
+    pub frozen: bool,
+    /// Bytes of pages that were written to since, copied before.
+    pub copied: usize,
 }
 
 /// Pages of the source that a VMM has touched since its restore.
@@ -162,6 +167,20 @@ pub enum RequestError {
         "process {0}, which connected, does not have the memory of the userfaultfd: the VMM itself must connect"
     )]
     OtherMemory(u32),
+    /// Its memory is frozen.
+    #[error("the memory of the VMM is frozen: save it with `snapshot`, or give it up with `thaw`")]
+    Frozen,
+    /// Its memory is not of a kind that can be frozen.
+    #[error("memory in huge pages of hugetlbfs is not frozen: pause the guest for a snapshot")]
+    HugePages,
+    /// As for huge pages.
+    #[error(
+        "memory that is shared can be written to through another mapping, so it is not frozen: pause the guest for a snapshot"
+    )]
+    SharedMemory,
+    /// The kernel does not protect its memory.
+    #[error("write-protecting the memory of the VMM: {0}")]
+    Protect(SysError),
     /// The snapshot could not be written.
     #[error(transparent)]
     Save(#[from] SaveError),
@@ -210,6 +229,8 @@ impl Vm {
             present: counts.present,
             removed: counts.removed,
             served: pages.served,
+            frozen: pages.watch.as_ref().is_some_and(Watch::is_frozen),
+            copied: pages.watch.as_ref().map_or(0, |watch| watch.copies() * PAGE_SIZE),
         }
     }
 
@@ -321,6 +342,9 @@ impl Vm {
     /// [`RequestError::NotYet`] after `timeout`; it is detached later. [`RequestError::Ended`] if its service ends before.
     pub fn detach(&self, timeout: Duration) -> Result<(), RequestError> {
         self.check_alive()?;
+        if self.service.lock().watch.as_ref().is_some_and(Watch::is_frozen) {
+            return Err(RequestError::Frozen);
+        }
         verify(&self.service);
         self.service.detaching.store(true, Ordering::Release);
         self.service.lock().request_all();
@@ -345,12 +369,50 @@ impl Vm {
         }
     }
 
-    /// Saves the memory of the VMM, whose guest must be paused, under `name`: what differs from its snapshot, as a delta.
+    /// Write-protects the memory while the guest runs, so that [`Vm::freeze`] takes little time. Returns the number of
+    /// pages that the guest has written to meanwhile. A second call protects those.
+    ///
+    /// # Errors
+    /// [`RequestError::SharedMemory`], [`RequestError::HugePages`], [`RequestError::OtherMemory`],
+    /// [`RequestError::Process`], [`RequestError::Protect`].
+    pub fn prepare(&self) -> Result<usize, RequestError> {
+        self.check_freezable()?;
+        self.service.prepare()
+    }
+
+    /// Freezes the memory, whose guest must be paused, and returns how long it took. The guest may run then:
+    /// [`Vm::snapshot`] saves the memory as it was.
+    ///
+    /// Each page that the guest writes to before it is saved is copied. The copies are charged to the budget.
+    ///
+    /// # Errors
+    /// As [`Vm::prepare`]; [`RequestError::Frozen`].
+    pub fn freeze(&self) -> Result<Duration, RequestError> {
+        self.check_freezable()?;
+        self.service.freeze()
+    }
+
+    /// Gives up the frozen memory, or the preparation for it. Without either, it does nothing.
+    pub fn thaw(&self) {
+        self.service.thaw();
+    }
+
+    fn check_freezable(&self) -> Result<(), RequestError> {
+        self.check_serving()?;
+        // Its memory is about to be unregistered.
+        if self.service.detaching.load(Ordering::Acquire) {
+            return Err(RequestError::Detached);
+        }
+        Ok(())
+    }
+
+    /// Saves the frozen memory of the VMM under `name`, and thaws it. Without frozen memory it saves the present one;
+    /// the guest must be paused then. The snapshot is a delta to the one that the VMM was restored from.
     /// Returns the digest of the new snapshot and the number of bytes that were compared.
     ///
     /// # Errors
     /// [`RequestError::Process`], [`RequestError::OtherMemory`], [`RequestError::Save`]; the name means then what it
-    /// meant before.
+    /// meant before. Frozen memory stays so, unless a page of it was lost.
     pub fn snapshot(
         &self,
         store: &Store,
@@ -358,7 +420,9 @@ impl Vm {
         options: &VmSaveOptions,
     ) -> Result<(Sha256, u64), RequestError> {
         self.check_alive()?;
-        let memory = VmMemory::of(&self.service)?;
+        let frozen = VmMemory::frozen(&self.service)?;
+        let is_frozen = frozen.is_some();
+        let memory = frozen.map_or_else(|| VmMemory::of(&self.service), Ok)?;
         let parent = self.service.source.snapshot();
         let guest = parent.map_or(&options.guest, |parent| parent.guest());
         let changed = memory.changed();
@@ -368,8 +432,13 @@ impl Vm {
         save.encoding = options.encoding;
         save.parent = parent.cloned();
         save.changed = parent.is_some().then_some(changed);
-        let id = store.save(name, &memory, &save)?;
         // Pages of a process that has ended cannot be read, so the save fails.
-        Ok((id, bytes))
+        let saved = store.save(name, &memory, &save);
+        let lost =
+            || self.service.lock().watch.as_ref().is_some_and(|watch| watch.loss().is_some());
+        if is_frozen && (saved.is_ok() || lost()) {
+            self.thaw();
+        }
+        Ok((saved?, bytes))
     }
 }

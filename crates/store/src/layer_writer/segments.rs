@@ -1,7 +1,8 @@
 //! Writes the base of a large memory as several layers side by side.
 //!
 //! One SHA-256 names a blob, and cannot be divided among processors. So the pages are divided: the bottom layer has
-//! the first ones, and deltas on it have the others. Each layer has separate threads that hash and write it.
+//! the first ones, and deltas on it have the others. Each layer has a thread that writes it, and each two share one
+//! that hashes them.
 //!
 //! Promises: the division follows from the pages alone. Equal memories have equal layers on every host, in a store and
 //! in an archive. Readers need to know nothing of it: the upper layers are deltas.
@@ -60,6 +61,11 @@ pub(crate) fn write_base(
         let (above, next) = channel();
         let below = below.replace(next);
         waiting.push(Segment { number, writer, candidates, below, above: Some(above) });
+    }
+    for pair in waiting.chunks_mut(2) {
+        if let [one, two] = pair {
+            one.writer.blob.hash_together(&mut two.writer.blob)?;
+        }
     }
     let closed = write_side_by_side(waiting)?;
     let mut written = Vec::with_capacity(closed.len());

@@ -138,10 +138,30 @@ impl ProcessMemory {
         Ok(())
     }
 
-    /// Reads from `address` on. Pages that are swapped out are brought back; a missing page waits for its pager.
+    /// Writes to `protected` whether each page from `address` on is write-protected by a userfaultfd. A page that was
+    /// discarded is not.
     ///
     /// # Errors
-    /// `EIO` for memory that is not mapped or cannot be filled.
+    /// An error of reading `pagemap`.
+    pub fn write_protected(&self, address: usize, protected: &mut [bool]) -> io::Result<()> {
+        const UFFD_WP: u64 = 1 << 57;
+        let mut entries = [0; BATCH * 8];
+        for (number, part) in protected.chunks_mut(BATCH).enumerate() {
+            let entries = &mut entries[..part.len() * 8];
+            let first = address / PAGE_SIZE + number * BATCH;
+            self.pagemap.read_exact_at(entries, (first * 8) as u64)?;
+            for (entry, protected) in entries.as_chunks::<8>().0.iter().zip(part) {
+                *protected = u64::from_ne_bytes(*entry) & UFFD_WP != 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads from `address` on. Pages that are swapped out are brought back. The call does not wait for the pager of a
+    /// missing page.
+    ///
+    /// # Errors
+    /// `EIO` for memory that is not mapped or is missing.
     pub fn read(&self, address: usize, out: &mut [u8]) -> io::Result<()> {
         self.memory.read_exact_at(out, address as u64)
     }

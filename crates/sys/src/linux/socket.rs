@@ -1,10 +1,11 @@
 //! Unix sockets: functions that the standard library lacks.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{
@@ -92,6 +93,62 @@ fn give_away(path: &Path, access: SocketAccess) -> Result<(), Errno> {
         access.group.map(Gid::from_raw),
         AtFlags::EMPTY_PATH,
     )
+}
+
+/// The listening Unix sockets that a service manager has passed to this process (`LISTEN_FDS`), with their names
+/// (`LISTEN_FDNAMES`). The second call returns none.
+///
+/// # Errors
+/// A descriptor that is no listening Unix stream socket.
+pub fn activated() -> io::Result<Vec<(String, UnixListener)>> {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    /// The first descriptor that is passed.
+    const FIRST: i32 = 3;
+    /// A service has no more sockets than this.
+    const MAX_SOCKETS: i32 = 64;
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
+    // The variables of a parent that passed its sockets on to no child.
+    if number("LISTEN_PID") != Some(std::process::id()) || TAKEN.swap(true, Ordering::AcqRel) {
+        return Ok(Vec::new());
+    }
+    let count = number("LISTEN_FDS").and_then(|count| i32::try_from(count).ok()).unwrap_or(0);
+    if count > MAX_SOCKETS {
+        return Err(io::Error::other(format!(
+            "LISTEN_FDS is {count}, and {MAX_SOCKETS} are taken"
+        )));
+    }
+    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let mut names = names.split(':');
+    let mut sockets = Vec::new();
+    for fd in FIRST..FIRST + count {
+        let name = names.next().unwrap_or_default().to_owned();
+        std::fs::symlink_metadata(format!("/proc/self/fd/{fd}")).map_err(|_| {
+            io::Error::other(format!("LISTEN_FDS is {count}, and descriptor {fd} is not open"))
+        })?;
+        // SAFETY: it is open. The service manager opened it for this process and no other code has taken it: the call
+        // of it that comes this far is the only one.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let wrong = |why: &dyn std::fmt::Display| {
+            let fd = FIRST as usize + sockets.len();
+            let text = format!(
+                "descriptor {fd} ({name}) of LISTEN_FDS: {why}: use ListenStream= with a path"
+            );
+            io::Error::new(io::ErrorKind::InvalidInput, text)
+        };
+        // Children do not get it.
+        rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)
+            .map_err(|error| wrong(&error))?;
+        let listens =
+            rustix::net::sockopt::socket_acceptconn(&fd).map_err(|error| wrong(&error))?;
+        let socket = UnixListener::from(fd);
+        socket.local_addr().map_err(|error| wrong(&error))?;
+        if !listens {
+            return Err(wrong(&"it does not listen"));
+        }
+        socket.set_nonblocking(false)?;
+        sockets.push((name, socket));
+    }
+    Ok(sockets)
 }
 
 /// Receives available bytes into `buffer`, and up to four descriptors to the end of `fds`; returns the number of

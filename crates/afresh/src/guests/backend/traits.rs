@@ -159,7 +159,7 @@ pub(crate) trait LiveInstance {
 }
 
 /// A frozen guest.
-pub(crate) trait FrozenGuest {
+pub(crate) trait FrozenGuest: Send + Sync {
     /// Its pages.
     fn image(&self) -> &Image;
 

@@ -7,7 +7,9 @@ use std::process::ExitCode;
 use afresh_bench::fault;
 #[cfg(feature = "http")]
 use afresh_bench::serve;
-use afresh_bench::{Options, arena, grow, js, python, restore, session, start, steady, wasm};
+use afresh_bench::{
+    Options, arena, density, grow, js, python, restore, session, start, steady, wasm,
+};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -70,6 +72,15 @@ pub(crate) enum Table {
     Fault {
         #[command(flatten)]
         common: Common,
+    },
+    /// Mappings, descriptors and memory of many live guests in one process, compared with wasmtime's
+    /// pooling allocator. A twentieth of them with --quick.
+    Density {
+        #[command(flatten)]
+        common: Common,
+        /// Path of the JavaScript guest.
+        #[arg(long, default_value = "target/guests/js.wasm")]
+        js: PathBuf,
     },
     /// Lazy restore of 512 MiB, compared with the same touches of a plain mmap.
     Restore {
@@ -303,6 +314,15 @@ pub(crate) fn run(table: &Table, format: Format) -> anyhow::Result<ExitCode> {
             fault::fault(&options, &mut print, &mut |what, why| {
                 eprintln!("{what}: left out: {why:#}");
             })?;
+        }
+        Table::Density { common, js } => {
+            let wasm = std::fs::read(js);
+            if let Err(error) = &wasm {
+                eprintln!("js left out: {}: {error}", js.display());
+            }
+            let counts =
+                if common.quick { density::Counts::quick() } else { density::Counts::full() };
+            density::all(wasm.as_deref().ok(), counts, &common.options(), &mut print)?;
         }
         Table::Restore { common, dir } => {
             let options = restoring(common, dir.as_ref());

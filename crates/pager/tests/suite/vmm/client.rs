@@ -19,6 +19,8 @@ pub(crate) const PAGES: usize = 300;
 pub(crate) struct Vmm {
     pub(crate) memory: Reservation,
     pub(crate) uffd: Uffd,
+    /// The thread of its guest, if it runs.
+    pub(crate) writer: Option<std::sync::Arc<super::process::Writer>>,
 }
 
 pub(crate) const FIRST: PageRange = PageRange::new(0, 100);
@@ -43,7 +45,7 @@ pub(crate) fn vmm_with(uffd: Result<Uffd, SysError>) -> Option<Vmm> {
         let start = memory.page_ptr(range.start);
         uffd.register(start, range.byte_len(), Interest::MISSING).unwrap();
     }
-    Some(Vmm { memory, uffd })
+    Some(Vmm { memory, uffd, writer: None })
 }
 
 impl Vmm {

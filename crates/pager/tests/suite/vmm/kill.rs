@@ -18,6 +18,8 @@ const PAGER: &str = "vmm::kill::plays_the_pager_when_it_is_started_as_one";
 const KEEPER: &str = "vmm::kill::plays_the_keeper_when_it_is_started_as_one";
 /// The socket, in the pager's process.
 const SOCKET: &str = "AFRESH_TEST_PAGER_SOCKET";
+/// Set in a pager that freezes the memory of its VMM.
+const FREEZES: &str = "AFRESH_TEST_PAGER_FREEZES";
 const IS_KEEPER: &str = "AFRESH_TEST_KEEPER";
 
 struct Numbered;
@@ -46,6 +48,16 @@ fn plays_the_pager_when_it_is_started_as_one() {
     (door.stream, door.window) = (false, 1);
     host.open_door(door, Arc::new(Numbered)).unwrap();
     println!("\nOPEN");
+    while std::env::var_os(FREEZES).is_some() {
+        match host.vm("vm") {
+            Ok(vm) if vm.stats().present > 0 => {
+                vm.freeze().unwrap();
+                break;
+            }
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    println!("\nFROZEN");
     loop {
         std::thread::park();
     }
@@ -61,12 +73,37 @@ fn plays_the_keeper_when_it_is_started_as_one() {
     }
 }
 
-fn start_pager(socket: &Path) -> Child {
-    let mut pager =
-        afresh_sys::again(PAGER).env(SOCKET, socket).stdout(Stdio::piped()).spawn().unwrap();
+fn start_pager(socket: &Path, freezes: bool) -> (Child, impl Iterator<Item = String>) {
+    let mut command = afresh_sys::again(PAGER);
+    if freezes {
+        command.env(FREEZES, "1");
+    }
+    let mut pager = command.env(SOCKET, socket).stdout(Stdio::piped()).spawn().unwrap();
     let output = std::io::BufReader::new(pager.stdout.take().unwrap());
-    assert!(output.lines().map(Result::unwrap).any(|line| line == "OPEN"));
-    pager
+    let mut lines = output.lines().map(Result::unwrap);
+    assert!(lines.any(|line| line == "OPEN"));
+    (pager, lines)
+}
+
+#[test]
+fn a_killed_pager_leaves_no_frozen_page_protected() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let (mut pager, mut lines) = start_pager(&socket, true);
+    let Some(mut vmm) = VmmProcess::start(&socket) else {
+        pager.kill().unwrap();
+        pager.wait().unwrap();
+        return;
+    };
+    assert_eq!(vmm.peek(7), numbered(7));
+    assert!(lines.any(|line| line == "FROZEN"));
+    pager.kill().unwrap();
+    pager.wait().unwrap();
+    // Waits until the keeper has lifted the protection.
+    vmm.ask("poke 7 200").unwrap();
+    assert_eq!(vmm.peek(7), 200);
+    vmm.command("peek 8");
+    assert_eq!((vmm.answer(), vmm.wait().signal()), (None, Some(libc::SIGBUS)));
 }
 
 #[test]
@@ -77,7 +114,7 @@ fn a_killed_pager_leaves_no_page_of_zeros_and_no_vmm_that_waits() {
     let kills = std::env::var("AFRESH_TEST_KILLS").map_or(12, |text| text.parse().unwrap());
     let (mut whole, mut ended) = (0, 0);
     for attempt in 0..kills {
-        let mut pager = start_pager(&socket);
+        let (mut pager, _lines) = start_pager(&socket, false);
         let Some(mut vmm) = VmmProcess::start(&socket) else {
             pager.kill().unwrap();
             pager.wait().unwrap();

@@ -1,8 +1,10 @@
 //! The VMM handshake, with a client that follows the published protocol and clients that do not.
 #![cfg(not(miri))]
 
+mod bench;
 mod client;
 mod control;
+mod freeze;
 mod kill;
 mod order;
 mod process;

@@ -5,6 +5,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use afresh_sys::{Advice, PAGE_SIZE, PageRange, Uffd};
@@ -158,6 +160,15 @@ fn obey(vmm: &mut Vmm, command: &str) -> String {
             std::mem::forget(elsewhere);
             byte.to_string()
         }
+        "run" => {
+            vmm.writer = Some(Writer::start(vmm, number(1)));
+            String::new()
+        }
+        "pause" => vmm.writer.as_ref().unwrap().pause(),
+        "resume" => {
+            vmm.writer.as_ref().unwrap().paused.store(false, Ordering::Release);
+            String::new()
+        }
         "dump" => {
             let pages = (0..PAGES).map(|page| vmm.memory.page_ptr(place_of(page)));
             let bytes: Vec<u8> = pages
@@ -181,6 +192,55 @@ fn obey(vmm: &mut Vmm, command: &str) -> String {
             wrong.map_or("whole".to_owned(), |page| format!("page {page} is wrong"))
         }
         other => panic!("unknown command {other}"),
+    }
+}
+
+/// A thread of the guest that writes its round into every page, again and again.
+pub(crate) struct Writer {
+    paused: AtomicBool,
+    /// Whether it has noticed the pause.
+    rests: AtomicBool,
+    round: AtomicU64,
+    page: AtomicUsize,
+}
+
+impl Writer {
+    /// Writes to the first `pages` pages of the source.
+    fn start(vmm: &Vmm, pages: usize) -> Arc<Self> {
+        let this = Arc::new(Self {
+            paused: AtomicBool::new(false),
+            rests: AtomicBool::new(false),
+            round: AtomicU64::new(1),
+            page: AtomicUsize::new(0),
+        });
+        let (writer, base) = (this.clone(), vmm.memory.page_ptr(0) as usize);
+        std::thread::spawn(move || {
+            for round in 1.. {
+                writer.round.store(round, Ordering::Relaxed);
+                for page in 0..pages {
+                    writer.page.store(page, Ordering::Relaxed);
+                    while writer.paused.load(Ordering::Acquire) {
+                        writer.rests.store(true, Ordering::Release);
+                        std::thread::yield_now();
+                    }
+                    writer.rests.store(false, Ordering::Release);
+                    let at = (base + place_of(page) * PAGE_SIZE) as *mut u64;
+                    // SAFETY: the page is inside one of the two mappings.
+                    unsafe { at.write_volatile(round) };
+                }
+            }
+        });
+        this
+    }
+
+    /// Pauses the guest. Returns its round, and the first page that it has not written to in this round.
+    fn pause(&self) -> String {
+        self.rests.store(false, Ordering::Release);
+        self.paused.store(true, Ordering::Release);
+        while !self.rests.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        format!("{} {}", self.round.load(Ordering::Relaxed), self.page.load(Ordering::Relaxed))
     }
 }
 

@@ -1,0 +1,221 @@
+//! `bench density`: what many live guests of one process cost: mappings, descriptors and memory.
+//!
+//! Each guest has answered a call and keeps what it wrote. Memory is the proportional share of the process (PSS), and
+//! its growth is divided by the number of guests. Page tables are not part of it.
+
+use std::time::Instant;
+
+use afresh_wasm::{Engine, EngineConfig, Guest, GuestOptions, Mode, Warm, WarmUp};
+use anyhow::{Context, Result};
+use serde_json::json;
+use wasmtime::{
+    Config, InstanceAllocationStrategy, Linker, Module, PoolingAllocationConfig, Store,
+};
+
+use crate::js::REQUEST;
+use crate::modules::SMALL_MODULE;
+use crate::{Options, Row, Sink};
+
+const TABLE: &str = "density";
+
+/// Guests at the same time.
+#[derive(Clone, Copy, Debug)]
+pub struct Counts {
+    /// Of the small module.
+    pub small: usize,
+    /// Of the JavaScript heap.
+    pub js: usize,
+}
+
+impl Counts {
+    /// The goals.
+    #[must_use]
+    pub fn full() -> Self {
+        Self { small: 10_000, js: 1000 }
+    }
+
+    /// A twentieth of them.
+    #[must_use]
+    pub fn quick() -> Self {
+        Self { small: 500, js: 50 }
+    }
+}
+
+/// The use of a process.
+#[derive(Clone, Copy)]
+struct Usage {
+    mappings: usize,
+    descriptors: usize,
+    pss_kib: u64,
+}
+
+impl Usage {
+    fn now() -> Result<Self> {
+        let rollup = std::fs::read_to_string("/proc/self/smaps_rollup")?;
+        let pss = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
+        let pss = pss.and_then(|text| text.split_whitespace().next()?.parse().ok());
+        Ok(Self {
+            mappings: std::fs::read_to_string("/proc/self/maps")?.lines().count(),
+            descriptors: std::fs::read_dir("/proc/self/fd")?.count(),
+            pss_kib: pss.context("/proc/self/smaps_rollup has no Pss")?,
+        })
+    }
+}
+
+/// The growth of a process with its guests.
+struct Growth {
+    before: Usage,
+    started: Instant,
+}
+
+impl Growth {
+    fn begin() -> Result<Self> {
+        Ok(Self { before: Usage::now()?, started: Instant::now() })
+    }
+
+    /// Reports the growth with `guests` guests. Each has written to `written` pages.
+    fn report(
+        self,
+        (case, strategy): (&str, &str),
+        (wanted, guests): (usize, usize),
+        written: Option<f64>,
+        sink: &mut Sink<'_>,
+    ) -> Result<()> {
+        let time = self.started.elapsed().as_secs_f64() * 1e6;
+        let now = Usage::now()?;
+        let each = |growth: f64| (growth / guests.max(1) as f64 * 100.0).round() / 100.0;
+        let counts = [
+            ("guests", guests as f64, "guests"),
+            ("start", each(time), "us/guest"),
+            ("mappings", each(now.mappings as f64 - self.before.mappings as f64), "per guest"),
+            ("descriptors", now.descriptors as f64 - self.before.descriptors as f64, "in all"),
+            ("memory", each(now.pss_kib as f64 - self.before.pss_kib as f64), "KiB/guest"),
+        ];
+        for (part, value, unit) in counts {
+            let mut more = vec![("wanted", json!(wanted))];
+            if let (Some(written), "memory") = (written, part) {
+                more.push(("written_kib", json!(written * 4.0)));
+            }
+            sink(&Row {
+                table: TABLE,
+                case: format!("{case}/{part}"),
+                strategy: strategy.to_owned(),
+                threads: 1,
+                median: value,
+                min: value,
+                p99: value,
+                unit,
+                samples: vec![value],
+                more,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// `count` leases at the same time, or fewer where one fails, each after a call.
+fn leases(
+    warm: &Warm,
+    count: usize,
+    names: (&str, &str),
+    mut call: impl FnMut(&mut afresh_wasm::Lease<'_>) -> Result<()>,
+    sink: &mut Sink<'_>,
+) -> Result<()> {
+    // The first guest makes objects that all share.
+    call(&mut warm.lease()?)?;
+    let growth = Growth::begin()?;
+    let mut held = Vec::with_capacity(count);
+    for _ in 0..count {
+        match warm.lease() {
+            Ok(mut lease) => {
+                call(&mut lease)?;
+                held.push(lease);
+            }
+            Err(error) => {
+                eprintln!("{} {}: {} guests: {error}", names.0, names.1, held.len());
+                break;
+            }
+        }
+    }
+    let reached = held.len();
+    let mut written = 0;
+    for lease in held.iter_mut().take(16) {
+        written += lease.dirty_pages()?;
+    }
+    let written = written as f64 / reached.clamp(1, 16) as f64;
+    growth.report(names, (count, reached), Some(written), sink)
+}
+
+/// The rival: instances in wasmtime's pooling allocator, each after a call.
+fn pooling(wasm: &[u8], count: usize, names: (&str, &str), sink: &mut Sink<'_>) -> Result<()> {
+    let inner = || -> wasmtime::Result<(Growth, Vec<Store<()>>)> {
+        let mut config = Config::new();
+        let mut pool = PoolingAllocationConfig::default();
+        let many = u32::try_from(count)?;
+        pool.total_memories(many).total_core_instances(many).total_tables(many);
+        pool.max_memory_size(64 << 20);
+        config.memory_init_cow(true).memory_reservation(64 << 20).memory_guard_size(64 << 10);
+        config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
+        let engine = wasmtime::Engine::new(&config)?;
+        let module = Module::new(&engine, wasm)?;
+        let pre = Linker::new(&engine).instantiate_pre(&module)?;
+        let growth = Growth::begin().map_err(|e| wasmtime::Error::msg(format!("{e:#}")))?;
+        let mut held = Vec::with_capacity(count);
+        for _ in 0..count {
+            let mut store = Store::new(&engine, ());
+            let instance = match pre.instantiate(&mut store) {
+                Ok(instance) => instance,
+                Err(error) => {
+                    eprintln!("{} {}: {} guests: {error}", names.0, names.1, held.len());
+                    break;
+                }
+            };
+            instance.get_typed_func::<(), ()>(&mut store, "scatter64")?.call(&mut store, ())?;
+            held.push(store);
+        }
+        Ok((growth, held))
+    };
+    let (growth, held) = inner().map_err(|error| anyhow::anyhow!("{error:#}"))?;
+    growth.report(names, (count, held.len()), None, sink)
+}
+
+/// All cases. Without the JavaScript guest its case is left out.
+///
+/// # Errors
+/// The first that any contestant meets. A guest that cannot be made is no error: the row `guests` has their number.
+pub fn all(
+    js: Option<&[u8]>,
+    counts: Counts,
+    options: &Options,
+    sink: &mut Sink<'_>,
+) -> Result<()> {
+    let engine = Engine::new(EngineConfig { timeouts: false, ..EngineConfig::default() })?;
+    let warm = |wasm: &[u8], warm_up| -> Result<Warm> {
+        let with = GuestOptions { mode: Mode::Reset, ..GuestOptions::default() };
+        Ok(Guest::with_options(&engine, wasm, with)?.warm(warm_up)?)
+    };
+    let small = SMALL_MODULE.module();
+    if options.wants("small", "afresh") {
+        let guest = warm(&small, WarmUp::new())?;
+        let call = |lease: &mut afresh_wasm::Lease<'_>| {
+            lease.call("scatter64", &[])?;
+            Ok(())
+        };
+        leases(&guest, counts.small, ("small", "afresh"), call, sink)?;
+    }
+    if options.wants("small", "wasmtime/pooling") {
+        pooling(&small, counts.small, ("small", "wasmtime/pooling"), sink)?;
+    }
+    if let Some(js) = js
+        && options.wants("js", "afresh")
+    {
+        let guest = warm(js, WarmUp::new().call("warm", &[]))?;
+        let entry = guest.bytes_entry("handle")?;
+        let call = |lease: &mut afresh_wasm::Lease<'_>| {
+            lease.call_bytes(&entry, REQUEST)?;
+            Ok(())
+        };
+        leases(&guest, counts.js, ("js", "afresh"), call, sink)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,236 @@
+//! The record of write protection: what each page of a VMM was when its image was frozen, and the pages that were
+//! written since.
+//!
+//! Promises: a page of a frozen image is copied before it is opened for writing. An image that has lost a page has
+//! failed, and is never stored.
+//!
+//! May break it: devices that write to memory around its page tables, as a passed-through device does.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use afresh_budget::{Budget, Charge};
+use afresh_sys::planted::{self, Bug};
+use afresh_sys::{PAGE_SIZE, PageRange, ProcessMemory};
+
+use super::pages::Page;
+
+/// Pages between two open ones that are protected again with them: cheaper than a call for each.
+const MERGE_GAP: usize = 16;
+/// Bytes that a copy costs: its page, and its place in the table.
+const COPY_COST: usize = PAGE_SIZE + 64;
+
+/// Where the content of a page of the image is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    Source,
+    Process,
+    Zero,
+}
+
+/// Why a frozen image cannot be stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Loss {
+    #[error(
+        "the VMM discarded a page of its frozen memory before it was saved: stop its balloon, and freeze it again"
+    )]
+    Discarded,
+    #[error(
+        "the guest wrote more pages than the budget has room for before they were saved: raise the budget of the door"
+    )]
+    Budget,
+    #[error("the frozen image was given up")]
+    Thawed,
+}
+
+/// A page of a frozen image, copied before the guest wrote to it.
+type Copied = Box<[u8; PAGE_SIZE]>;
+
+/// The record for one VMM.
+#[derive(Debug)]
+pub(super) struct Watch {
+    /// No other record has it.
+    pub(super) id: u64,
+    pub(super) process: ProcessMemory,
+    mappings: Vec<Watched>,
+    frozen: bool,
+    /// Copies by address.
+    copies: HashMap<usize, Copied>,
+    charge: Option<Charge>,
+    loss: Option<Loss>,
+}
+
+/// The pages of a mapping.
+#[derive(Debug)]
+struct Watched {
+    origins: Vec<Origin>,
+    /// A bit for each page that is in place and not protected.
+    open: Vec<u64>,
+}
+
+impl Watched {
+    fn set_open(&mut self, page: usize, open: bool) {
+        let (word, bit) = (&mut self.open[page / 64], 1 << (page % 64));
+        if open { *word |= bit } else { *word &= !bit }
+    }
+
+    fn is_open(&self, page: usize) -> bool {
+        self.open[page / 64] >> (page % 64) & 1 == 1
+    }
+}
+
+impl Watch {
+    /// A record for mappings of so many pages each, in no known state.
+    pub(super) fn new(
+        process: ProcessMemory,
+        mappings: impl Iterator<Item = usize>,
+        budget: Option<&Budget>,
+    ) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let watched = |pages: usize| Watched {
+            origins: vec![Origin::Source; pages],
+            open: vec![0; pages.div_ceil(64)],
+        };
+        Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            process,
+            mappings: mappings.map(watched).collect(),
+            frozen: false,
+            copies: HashMap::new(),
+            charge: budget.map(Budget::empty),
+            loss: None,
+        }
+    }
+
+    pub(super) fn is_frozen(&self) -> bool {
+        self.frozen
+    }
+
+    /// Notes that pages are in another state now.
+    pub(super) fn note(&mut self, mapping: usize, pages: PageRange, state: Page) {
+        // The image does not change any more.
+        if self.frozen {
+            return;
+        }
+        let watched = &mut self.mappings[mapping];
+        for page in pages.start..pages.end() {
+            watched.origins[page] = match state {
+                Page::Missing | Page::Filling => Origin::Source,
+                Page::Present => Origin::Process,
+                Page::Removed | Page::Unmapped => Origin::Zero,
+            };
+            watched.set_open(page, state == Page::Present);
+        }
+    }
+
+    /// The open pages among `pages` of a mapping, with short gaps.
+    pub(super) fn open_runs(&self, mapping: usize, pages: PageRange) -> Vec<PageRange> {
+        let watched = &self.mappings[mapping];
+        let mut runs: Vec<PageRange> = Vec::new();
+        let mut page = pages.start;
+        while page < pages.end() {
+            let rest = watched.open[page / 64] >> (page % 64);
+            if rest == 0 {
+                page = (page / 64 + 1) * 64;
+                continue;
+            }
+            page += rest.trailing_zeros() as usize;
+            if page >= pages.end() {
+                break;
+            }
+            match runs.last_mut() {
+                Some(last) if page - last.end() <= MERGE_GAP => last.len = page + 1 - last.start,
+                _ => runs.push(PageRange::new(page, 1)),
+            }
+            page += 1;
+        }
+        runs
+    }
+
+    /// Open pages of all mappings.
+    pub(super) fn open_pages(&self) -> usize {
+        let bits = |watched: &Watched| {
+            watched.open.iter().map(|word| word.count_ones() as usize).sum::<usize>()
+        };
+        self.mappings.iter().map(bits).sum()
+    }
+
+    /// Notes that pages of a mapping are protected. Those of them that are not `present` were discarded silently.
+    pub(super) fn close(&mut self, mapping: usize, pages: PageRange, present: Option<&[bool]>) {
+        let watched = &mut self.mappings[mapping];
+        for page in pages.start..pages.end() {
+            watched.set_open(page, false);
+            let absent = present.is_some_and(|present| !present[page - pages.start]);
+            if absent && watched.origins[page] == Origin::Process {
+                watched.origins[page] = Origin::Zero;
+            }
+        }
+    }
+
+    /// Freezes the image: every page that is in place is protected now.
+    pub(super) fn freeze(&mut self) {
+        self.frozen = true;
+    }
+
+    /// A page at `address` is about to be opened for writing: copies it if the frozen image has it.
+    pub(super) fn keep(&mut self, (mapping, page): (usize, usize), address: usize) {
+        let watched = &mut self.mappings[mapping];
+        let wanted =
+            self.frozen && watched.origins[page] == Origin::Process && !watched.is_open(page);
+        if watched.origins[page] == Origin::Process {
+            watched.set_open(page, true);
+        }
+        if !wanted || self.loss.is_some() || planted::is(Bug::Torn) {
+            return;
+        }
+        if let Some(charge) = &mut self.charge
+            && charge.add(COPY_COST).is_err()
+        {
+            return self.lose(Loss::Budget);
+        }
+        let mut copy: Copied = Box::new([0; PAGE_SIZE]);
+        let mut protected = [false];
+        let read = self.process.read(address, &mut copy[..]);
+        // Protected until now, so nothing has written to it since the image was frozen.
+        let checked = read.and_then(|()| self.process.write_protected(address, &mut protected));
+        if checked.is_ok() && protected[0] {
+            self.copies.insert(address, copy);
+        } else {
+            self.lose(Loss::Discarded);
+        }
+    }
+
+    fn lose(&mut self, why: Loss) {
+        self.loss = Some(why);
+        self.copies = HashMap::new();
+        self.charge = None;
+    }
+
+    /// Why the image cannot be stored, if so.
+    pub(super) fn loss(&self) -> Option<Loss> {
+        self.loss
+    }
+
+    /// The copy of the page at `address`.
+    pub(super) fn copy_of(&self, address: usize) -> Option<&[u8; PAGE_SIZE]> {
+        self.copies.get(&address).map(|copy| &**copy)
+    }
+
+    /// Copies of pages.
+    pub(super) fn copies(&self) -> usize {
+        self.copies.len()
+    }
+
+    /// The runs of pages of a mapping with content that is not the source's.
+    pub(super) fn changed(&self, mapping: usize) -> Vec<(PageRange, Origin)> {
+        let mut runs: Vec<(PageRange, Origin)> = Vec::new();
+        for (page, origin) in self.mappings[mapping].origins.iter().enumerate() {
+            match runs.last_mut() {
+                _ if *origin == Origin::Source => {}
+                Some((run, last)) if run.end() == page && last == origin => run.len += 1,
+                _ => runs.push((PageRange::new(page, 1), *origin)),
+            }
+        }
+        runs
+    }
+}
