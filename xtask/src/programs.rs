@@ -107,8 +107,8 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The cases of a bare Debian, once each, with the command that the tests have built. Passes a line for each case on, in the
-/// form of cargo's tests.
+/// The cases of a bare Debian, once each, with the command that the tests have built. `line` gets a line for each case, in the
+/// form of `cargo test`.
 pub(crate) fn short(mut line: impl FnMut(&str)) -> Result<()> {
     let command = host::target_folder().join("debug/afresh");
     if !command.is_file() {

@@ -62,7 +62,7 @@ cmake -S . -B build > log; tail -n 3 log | head -n 1 | sed 's/ (.*//'; cmake --b
         needs: &["go"],
         packages: &["golang-go"],
         prepare: r##"
-export GOCACHE=$FILES/cache GOFLAGS=-mod=mod GOTOOLCHAIN=local HOME=$FILES; mkdir -p src; cd src
+export GOCACHE=$FILES/cache GOFLAGS=-mod=mod GOTOOLCHAIN=local CGO_ENABLED=0 HOME=$FILES; mkdir -p src; cd src
 echo 'module p
 go 1.19' > go.mod
 echo 'package main
@@ -80,7 +80,7 @@ func TestSum(t *testing.T) { if Sum(10) != 45 { t.Fatal("wrong") } }' > main_tes
 go build -o "$FILES/warm" . && go vet . && go test .
 "##,
         script: r##"
-export GOCACHE=$FILES/cache GOFLAGS=-mod=mod GOTOOLCHAIN=local
+export GOCACHE=$FILES/cache GOFLAGS=-mod=mod GOTOOLCHAIN=local CGO_ENABLED=0
 cp -r "$FILES/src" .; cd src; echo '// changed' >> main.go; go build -o program . && ./program; go test . | awk '{ print $1, $2 }'
 "##,
         ..ProgramCase::EMPTY

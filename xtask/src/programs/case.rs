@@ -1,6 +1,6 @@
 //! A program of the suite: the packages that bring it, the files that it needs, and the script that uses it.
 
-/// What a person does with a program, as a script of bash.
+/// The use of a program, as a script of bash.
 ///
 /// The script runs in an empty directory, `$HOME`, with `$FILES` as the directory that `prepare` has filled. Its standard
 /// output and its exit status must be the same natively and as a guest, so it prints no times, numbers of processes or
@@ -21,7 +21,7 @@ pub(super) struct ProgramCase {
     pub(super) unprivileged: bool,
     /// Whether it is part of `cargo xtask test`.
     pub(super) short: bool,
-    /// The image whose root the guest has, in place of the host's programs.
+    /// The image of the guest's root; without one the guest has the programs of the host.
     pub(super) image: Option<Image>,
     /// Why it fails as a guest, where that is known.
     pub(super) fails: Option<&'static str>,

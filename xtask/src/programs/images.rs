@@ -43,16 +43,18 @@ pub(super) const IMAGES: &[ProgramCase] = &[
         ..ProgramCase::EMPTY
     },
     ProgramCase {
-        name: "image of `docker save`",
-        about: "a tar with one layer: busybox and a shell",
+        name: "image in a tar",
+        about: "an archive of the OCI layout with one layer: busybox and a shell",
         needs: &["busybox", "tar", "sha256sum"],
         packages: &["busybox-static", "tar"],
         prepare: r##"
-rm -rf root docker; mkdir -p root/bin root/etc root/tmp docker/one; cp "$(command -v busybox)" root/bin/busybox
+rm -rf root layout; mkdir -p root/bin root/etc root/tmp layout/blobs/sha256; cp "$(command -v busybox)" root/bin/busybox
 for applet in sh cat grep sort tr mkdir find wc; do ln -s busybox root/bin/$applet; done; echo 'ID=own' > root/etc/os-release
-tar --owner=0 --group=0 -cf docker/one/layer.tar -C root .; id=$(sha256sum < docker/one/layer.tar | cut -d ' ' -f 1)
-echo '{"architecture":"amd64","os":"linux","config":{"Env":["PATH=/bin"],"Cmd":["sh"],"WorkingDir":"/work"},"rootfs":{"type":"layers","diff_ids":["sha256:'$id'"]}}' > docker/config.json
-echo '[{"Config":"config.json","RepoTags":["own:latest"],"Layers":["one/layer.tar"]}]' > docker/manifest.json; tar -cf image.tar -C docker .
+put() { digest=$(sha256sum < "$1" | cut -d ' ' -f 1); size=$(wc -c < "$1"); mv "$1" "layout/blobs/sha256/$digest"; printf '"digest":"sha256:%s","size":%s' "$digest" "$size"; }
+tar --owner=0 --group=0 -cf layer -C root .; id=$(sha256sum < layer | cut -d ' ' -f 1); layer=$(put layer)
+echo '{"architecture":"amd64","os":"linux","config":{"Env":["PATH=/bin"],"Cmd":["sh"],"WorkingDir":"/work"},"rootfs":{"type":"layers","diff_ids":["sha256:'$id'"]}}' > config; config=$(put config)
+o=application/vnd.oci.image; echo '{"schemaVersion":2,"mediaType":"'$o.manifest.v1+json'","config":{"mediaType":"'$o.config.v1+json'",'$config'},"layers":[{"mediaType":"'$o.layer.v1.tar'",'$layer'}]}' > manifest
+echo '{"schemaVersion":2,"manifests":[{"mediaType":"'$o.manifest.v1+json'",'$(put manifest)'}]}' > layout/index.json; echo '{"imageLayoutVersion":"1.0.0"}' > layout/oci-layout; tar -cf image.tar -C layout .
 "##,
         script: SHELL,
         image: Some(Image {

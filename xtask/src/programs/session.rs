@@ -15,7 +15,7 @@ use super::case::ProgramCase;
 use crate::command::{find, output, succeeds};
 use crate::host;
 
-/// Where both runs find programs, besides the host's Rust.
+/// The search path of both runs, before the toolchain of Rust.
 const PATH: &str =
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/games:/usr/local/go/bin";
 /// The directory of a run, in the guest's memory or on the host.
@@ -23,7 +23,7 @@ const HOME: &str = "/tmp/afresh-programs";
 /// The user without rights of native runs.
 const NOBODY: u32 = 65534;
 /// Maximum time of a run.
-const RUN_TIMEOUT: Duration = Duration::from_secs(300);
+const RUN_TIMEOUT: Duration = Duration::from_secs(180);
 /// Maximum time of a preparation, which may download.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(900);
 /// MiB of memory and files of a guest.
@@ -36,7 +36,7 @@ const MAX_REASON: usize = 160;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ending {
     pub(super) output: Vec<u8>,
-    /// The exit status, or why there is none.
+    /// The exit status, or the reason of its absence.
     pub(super) status: Result<i32, String>,
 }
 
