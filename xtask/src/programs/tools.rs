@@ -124,6 +124,7 @@ cat text
         script: r##"
 export TMUX_TMPDIR=$HOME LANG=C.UTF-8 TERM=xterm
 tmux -f /dev/null new-session -d -s work -x 80 -y 24 'env PS1="> " bash --norc'
+for _ in $(seq 100); do tmux capture-pane -p -t work | grep -q "^>" && break; sleep 0.1; done
 tmux send-keys -t work 'echo $((6 * 7)); touch done' Enter
 for _ in $(seq 100); do test -e done && break; sleep 0.1; done; sleep 0.3
 tmux capture-pane -p -t work | grep -v '^$'
