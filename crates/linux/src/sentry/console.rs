@@ -120,7 +120,7 @@ impl RunControl {
         self.push(Control::Resize([rows, columns]));
     }
 
-    /// Stops the run where the program next waits, or within a tenth of a second.
+    /// Stops the run within a tenth of a second. A state is kept only of a program that waits then.
     pub fn stop(&self) {
         self.0.stopped.store(true, Ordering::Release);
         // Never read after that, so that no wait begins.
