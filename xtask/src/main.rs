@@ -22,6 +22,7 @@ mod miri;
 mod names;
 mod node;
 mod packages;
+mod programs;
 mod prose;
 mod python;
 mod registry;
@@ -78,6 +79,12 @@ Commands:
   registry-guests        Build guests/registry with componentize-js, componentize-py, AssemblyScript, Go and TinyGo,
                          and install CPython with numpy and pandas as a module. Downloads hundreds of MB and takes
                          some minutes.
+  programs [--command FILE] [--runs N] [--install] [--short] [--only NAME]…
+                         Run what people run (git, make, npm, PostgreSQL and others), natively and as a guest, and
+                         compare output and exit status. Prints a table with wall times, writes it to
+                         target/programs/results.json and docs/linux-programs.md, and fails where a program fails that
+                         is not listed with a reason. --install adds missing programs by apt; without it they are
+                         skipped. --short runs those of a bare Debian, as `test` does.
   prose                  Count sentences with a marker of translated English, and refuse files with more than 3 %.
   release [--profile PROFILE | --command FILE] [--only KIND,…] [--try]
                          Build the packages of a release into target/release-archives: archive, deb, rpm,
@@ -128,6 +135,7 @@ fn dispatch(arguments: &[String]) -> Result<ExitCode> {
         Some(("lint", rest)) => test::lint(rest),
         Some(("miri", rest)) => miri::main(rest),
         Some(("node", rest)) => node::main(rest).map(|()| ExitCode::SUCCESS),
+        Some(("programs", rest)) => programs::main(rest),
         Some(("prose", rest)) => prose::main(rest),
         Some(("soak", rest)) => soak::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("registry-guests", rest)) => registry::main(rest).map(|()| ExitCode::SUCCESS),

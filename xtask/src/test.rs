@@ -20,7 +20,8 @@ use crate::command::{cargo, find, run, run_watched};
 use crate::tally::Tally;
 use crate::units::{self, Units};
 use crate::{
-    book, clients, deploy, fuzz, guests, host, miri, names, node, packages, prose, python, tools,
+    book, clients, deploy, fuzz, guests, host, miri, names, node, packages, programs, prose,
+    python, tools,
 };
 
 /// The arguments of cargo for the tests.
@@ -104,6 +105,12 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         let mut second = Tally::default();
         let passed = run_watched(&mut again, OUTPUT_TIMEOUT, |line| second.read(line)).is_ok();
         if passed && tally.add_second_run(&second) { Ok(()) } else { result }
+    });
+    steps.run("programs", || {
+        programs::short(|line| {
+            println!("{line}");
+            tally.count(line);
+        })
     });
     steps.run(PYTHON, || {
         // Skipped tests are reported where they occur.

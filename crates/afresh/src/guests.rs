@@ -26,7 +26,7 @@ mod session_turns;
 mod verify;
 
 #[cfg(feature = "linux")]
-pub use backend::image_program;
+pub use backend::{image_program, stored_program};
 pub use call::{Answer, Call, Entry, Exit, Function};
 pub use error::{CallError, LeaseError, SaveError, SessionError, VerifyError};
 pub use guest::{Guest, Kind, Origin, open};

@@ -4,21 +4,24 @@
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, stderr, stdin, stdout};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use afresh::linux::{
-    Destination, End, EndedRun, HostStreams, Program, Resource, RunControl, call_name,
+    Destination, End, EndedRun, HostStreams, Program, Resource, RunControl, WarmError, call_name,
 };
-use afresh::{Place, Reference};
+use afresh::{Guest, Place, Reference, SaveOptions};
 use afresh_sys::termination::AwaitedSignals;
 use anyhow::Context;
 use clap::Args;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
-use crate::linux::{Shape, find, installation};
-use crate::{Settings, write_back};
+use crate::host_program::HostProgram;
+#[cfg(feature = "seal")]
+use crate::keys::ProtectArguments;
+use crate::linux::Shape;
+use crate::{Settings, snapshot, write_back};
 
 /// Variables that the program has unless `--env` sets them.
 const ENVIRONMENT: [(&str, &str); 2] = [
@@ -28,6 +31,11 @@ const ENVIRONMENT: [(&str, &str); 2] = [
 /// Signals that are passed on.
 const PASSED: [i32; 8] = [1, 2, 3, 10, 12, 15, 18, SIGWINCH];
 const SIGWINCH: i32 = 28;
+/// Stops a program whose state is saved.
+const SIGTSTP: i32 = 20;
+/// Exit statuses for a program that did not start, as those of shells.
+const NOT_FOUND: u8 = 127;
+const NOT_LOADED: u8 = 126;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -57,6 +65,16 @@ pub(crate) struct Arguments {
     /// `nproc` (threads of all processes), soft and hard.
     #[arg(long, value_name = "NAME=SOFT[:HARD]", value_parser = ulimit)]
     ulimit: Vec<(Resource, u64, u64)>,
+    /// Save the state in which the program ends or stops: PLACE[@NAME].
+    ///
+    /// It stops where it has read all of its standard input and waits for more, and where it waits as a server at the end of
+    /// `--timeout` or when this command gets SIGTSTP. `afresh run` continues it from there. Of a program that has exited the
+    /// state has the files: `afresh exec PLACE@NAME -- COMMAND` runs a command with them.
+    #[arg(long, value_name = "PLACE[@NAME]")]
+    save: Option<Reference>,
+    #[cfg(feature = "seal")]
+    #[command(flatten)]
+    protect: ProtectArguments,
     /// Print the system calls that failed because they are not served, to standard error.
     #[arg(long)]
     report_unserved: bool,
@@ -64,7 +82,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MS")]
     timeout: Option<u64>,
     /// The program, by its path or its name in PATH, and its arguments; or an OCI image (oci://REGISTRY/REPOSITORY[:TAG], a
-    /// layout's directory, or a .tar of one) and, after `--`, what replaces its command.
+    /// layout's directory, or a .tar of one) and, after `--`, what replaces its command; or the state of `--save` and, after
+    /// `--`, a command that gets its files.
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -75,10 +94,9 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// The variables of the program. Those of an image come from its configuration first.
-    fn environment(&self, of_image: bool) -> anyhow::Result<Vec<(String, String)>> {
-        let own = ENVIRONMENT.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let mut all: Vec<_> = own.into_iter().filter(|_| !of_image).collect();
+    /// The variables that `--env` sets, and `TERM` on a terminal.
+    fn environment(&self) -> anyhow::Result<Vec<(String, String)>> {
+        let mut all = Vec::new();
         if let Some(term) = std::env::var("TERM").ok().filter(|_| stdin().is_terminal()) {
             all.push(("TERM".to_owned(), term));
         }
@@ -96,39 +114,101 @@ impl Arguments {
         Ok(all)
     }
 
-    fn program(&self, settings: &Settings) -> anyhow::Result<Program> {
+    /// The program, and the paths on its command line that it has no access to.
+    fn program(&self, settings: &Settings) -> anyhow::Result<(Program, Vec<PathBuf>)> {
         let name = self.command.first().context("no program")?;
         let mut granted = self.dir.clone();
         for path in &self.write_back {
             granted.push(path.to_str().context("--write-back takes a path of UTF-8")?.to_owned());
         }
-        let image = image(name);
-        let environment = self.environment(image.is_some())?;
+        let stored = stored(name);
+        let host = match stored {
+            Some(_) => None,
+            None => Some(HostProgram::find(name).map_err(|error| error.context(NotFound))?),
+        };
+        let environment = self.environment()?;
         let arguments = match &self.command[1..] {
-            [dashes, rest @ ..] if image.is_some() && dashes == "--" => rest,
+            [dashes, rest @ ..] if host.is_none() && dashes == "--" => rest,
             rest => rest,
         };
-        let shape = Shape::new(arguments, &environment, &granted, true)?;
-        let mut program = match image {
-            Some(reference) => afresh::image_program(&reference, &settings.open)?,
-            None => {
-                let absolute = std::path::absolute(find(name)?)?;
-                let program = Program::new(&absolute);
-                match installation(name, &absolute) {
-                    Some(folder) => program.grant(folder),
-                    None => program,
-                }
+        let shape = Shape::new(arguments, &environment, &granted, true)?.reach(&self.net);
+        let (memory, storage) =
+            (self.memory.saturating_mul(1 << 20), self.storage.saturating_mul(1 << 20));
+        let limited = move |program: Program| program.memory_limit(memory).storage_limit(storage);
+        let mut program = match (&host, stored) {
+            (Some(host), _) => host.program(name),
+            (None, Some(reference)) => {
+                let grants = shape.clone();
+                let options = settings.open.clone();
+                let options = options.linux(move |program| limited(grants.apply(program)));
+                afresh::stored_program(&reference, &options)?
             }
+            (None, None) => unreachable!("a program is of this host, or stored"),
         };
+        // An image has its own.
+        if program.variable("PATH").is_none() {
+            let [(path, usual), (home, directory)] = ENVIRONMENT;
+            let search_path =
+                host.as_ref().map_or_else(|| usual.to_owned(), |host| host.search_path(usual));
+            program = program.env(path, search_path).env(home, directory);
+        }
         for (resource, soft, hard) in &self.ulimit {
             program = program.limit(*resource, *soft, *hard);
         }
-        Ok(shape
-            .reach(&self.net)
-            .apply(program)
-            .memory_limit(self.memory.saturating_mul(1 << 20))
-            .storage_limit(self.storage.saturating_mul(1 << 20)))
+        let unseen = match host {
+            Some(_) => unseen(arguments, &shape),
+            None => Vec::new(),
+        };
+        Ok((limited(shape.apply(program)), unseen))
     }
+}
+
+/// A program of the host was not found.
+#[derive(Debug)]
+struct NotFound;
+
+impl std::fmt::Display for NotFound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("cannot run the program")
+    }
+}
+
+impl HostProgram {
+    /// The search path `usual`, after the directory of the program where it lacks that: programs find themselves by it, and the
+    /// others of their installation.
+    fn search_path(&self, usual: &str) -> String {
+        match self.path.parent().and_then(Path::to_str) {
+            Some(folder) if !usual.split(':').any(|known| known == folder) => {
+                format!("{folder}:{usual}")
+            }
+            _ => usual.to_owned(),
+        }
+    }
+
+    /// The program, with the directories of its installation. A text without an interpreter is run by the shell.
+    fn program(&self, word: &str) -> Program {
+        let program = match self.is_plain_script {
+            true => Program::new("/bin/sh").arg(&self.path).grant(&self.path),
+            // A path may be relative to a directory that the program has no access to.
+            false if word.contains('/') => Program::new(&self.path),
+            false => Program::new(&self.path).name(word),
+        };
+        self.folders.iter().fold(program, |program, folder| program.grant(folder))
+    }
+}
+
+/// Files and directories of the host that arguments name, and that the program has no access to.
+fn unseen(arguments: &[String], shape: &Shape) -> Vec<PathBuf> {
+    let system = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/dev", "/proc", "/sys", "/etc"];
+    let hidden = |path: &PathBuf| {
+        path.is_absolute()
+            && path.exists()
+            && path.parent().is_some()
+            && !shape.grants(path)
+            && !system.iter().any(|top| path.starts_with(top))
+    };
+    let named = arguments.iter().filter(|word| !word.is_empty() && !word.starts_with('-'));
+    named.filter_map(|word| Path::new(word).canonicalize().ok()).filter(hidden).collect()
 }
 
 /// A limit, as it is given: `NAME=SOFT[:HARD]`.
@@ -146,19 +226,22 @@ fn ulimit(text: &str) -> Result<(Resource, u64, u64), String> {
     Ok((name.parse()?, soft, hard))
 }
 
-/// The OCI image that a word names, if it names one and no program.
-fn image(word: &str) -> Option<Reference> {
+/// The OCI image or the saved state that a word names, if it names one and no program.
+fn stored(word: &str) -> Option<Reference> {
     let reference: Reference = word.parse().ok()?;
-    let is_image = match reference.place() {
+    let is_stored = match reference.place() {
         Place::Remote(_) => true,
         Place::Directory(path) => path.is_dir(),
-        Place::File(path) => {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            [".tar", ".tar.gz", ".tgz"].iter().any(|end| name.ends_with(end)) && path.is_file()
-        }
+        Place::File(path) => is_archive(path) && path.is_file(),
         _ => false,
     };
-    is_image.then_some(reference)
+    is_stored.then_some(reference)
+}
+
+/// Whether the name of a file is that of an archive.
+fn is_archive(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    [".tar", ".tar.gz", ".tgz", ".afresh"].iter().any(|end| name.ends_with(end))
 }
 
 /// Lists the system calls that failed because they are not served.
@@ -207,18 +290,28 @@ fn streams(control: RunControl) -> anyhow::Result<HostStreams> {
 }
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
-    let program = arguments.program(settings)?;
+    if let Some(to) = &arguments.save {
+        Guest::check_target(to)?;
+    }
+    let (program, unseen) = match arguments.program(settings) {
+        Ok(program) => program,
+        Err(error) if error.is::<NotFound>() => return Ok(refuse(&error, NOT_FOUND)),
+        Err(error) => return Err(error),
+    };
     // Before any other thread starts, so that all have them blocked.
-    let signals = AwaitedSignals::block(&PASSED)?;
+    let stops = arguments.save.iter().map(|_| SIGTSTP);
+    let signals = AwaitedSignals::block(&PASSED.into_iter().chain(stops).collect::<Vec<_>>())?;
     let control = RunControl::new().context("making the control of the run")?;
     let passed = control.clone();
     std::thread::Builder::new().name("afresh-signals".to_owned()).spawn(move || {
         while let Some(signal) = signals.wait() {
-            if signal == SIGWINCH {
-                let (rows, columns) = size();
-                passed.resize(rows, columns);
-            } else {
-                passed.signal(signal);
+            match signal {
+                SIGWINCH => {
+                    let (rows, columns) = size();
+                    passed.resize(rows, columns);
+                }
+                SIGTSTP => passed.stop(),
+                signal => passed.signal(signal),
             }
         }
     })?;
@@ -226,10 +319,23 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     if let Some(limit) = arguments.timeout {
         streams = streams.time_limit(Duration::from_millis(limit));
     }
+    if arguments.save.is_some() {
+        streams = streams.keep_state();
+    }
     let raw = stdin().is_terminal().then(RawTerminal::new).transpose()?;
     let ended = program.run_to_end(streams);
     drop(raw);
-    let EndedRun { end, files_before, files, unserved, .. } = ended?;
+    let EndedRun { end, files_before, files, unserved, state, .. } = match ended {
+        Ok(ended) => ended,
+        Err(error) => {
+            let status = match &error {
+                WarmError::NotFound(_) => NOT_FOUND,
+                WarmError::Unloadable { .. } | WarmError::Script { .. } => NOT_LOADED,
+                _ => return Err(error.into()),
+            };
+            return Ok(refuse(&error.into(), status));
+        }
+    };
     if arguments.report_unserved {
         report(&unserved);
     }
@@ -242,10 +348,34 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             write_back::write_back(&top.canonicalize()?, &changes, &files)?;
         }
     }
+    if let Some(to) = &arguments.save {
+        let state = state.with_context(|| format!("{to} is not saved: the program {end}"))?;
+        let options = SaveOptions::new();
+        #[cfg(feature = "seal")]
+        let options = arguments.protect.apply(options)?;
+        let started = Instant::now();
+        let saved = Guest::from_program(state, &settings.open)?.save(to, &options)?;
+        snapshot::note(to, &saved, started);
+    }
+    if !matches!(end, End::Exit(0) | End::Stopped) {
+        for path in unseen {
+            eprintln!(
+                "afresh: the program has no access to {0}; --dir {0} grants it",
+                path.display()
+            );
+        }
+    }
     match end {
         // The system keeps only the low byte of a code.
         End::Exit(code) => Ok(ExitCode::from(code as u8)),
         End::Signal(signal) => Ok(ExitCode::from((128 + signal) as u8)),
+        End::Stopped => Ok(ExitCode::SUCCESS),
         end => anyhow::bail!("the program {end}"),
     }
+}
+
+/// Prints the error of a program that did not start.
+fn refuse(error: &anyhow::Error, status: u8) -> ExitCode {
+    eprintln!("afresh: {}", crate::describe(error));
+    ExitCode::from(status)
 }

@@ -261,7 +261,12 @@ impl OpenArguments {
     pub(crate) fn reference(&self, guest: &str) -> anyhow::Result<String> {
         #[cfg(feature = "linux")]
         if self.linux {
-            return crate::linux::find(guest);
+            let path = crate::host_program::HostProgram::find(guest)?.path;
+            return path
+                .into_os_string()
+                .into_string()
+                .ok()
+                .context("the program's path is not UTF-8");
         }
         Ok(guest.to_owned())
     }

@@ -1,50 +1,9 @@
-//! Options of Linux programs: lookup in PATH, arguments, environment, directories.
+//! Options of Linux programs: arguments, environment, directories.
 
 use std::path::{Path, PathBuf};
 
-use afresh::linux::{Destination, Program, find_in_path};
+use afresh::linux::{Destination, Program};
 use anyhow::Context;
-
-/// The file that a shell would run for `name`; the program itself where that is a shim of a version manager.
-pub(crate) fn find(name: &str) -> anyhow::Result<String> {
-    let path = Path::new(name);
-    // A path, or a snapshot of a program.
-    let found = if path.components().count() > 1 || path.is_file() {
-        path.to_owned()
-    } else {
-        let found = find_in_path(name);
-        found.with_context(|| format!("program {name} not found in PATH; give its path"))?
-    };
-    let found = behind_shim(&found).unwrap_or(found);
-    found.into_os_string().into_string().ok().context("the program's path is not UTF-8")
-}
-
-/// The directory of shims, if `path` is one: `shims` of pyenv, rbenv, nodenv, asdf and the like.
-fn shims(path: &Path) -> Option<&Path> {
-    path.parent().filter(|folder| folder.file_name().is_some_and(|name| name == "shims"))
-}
-
-/// The program that a shim stands for, as its version manager answers (`pyenv which NAME`).
-fn behind_shim(shim: &Path) -> Option<PathBuf> {
-    let root = shims(shim)?.parent()?;
-    let manager = root.file_name()?.to_str()?.trim_start_matches('.');
-    let own = root.join("bin").join(manager);
-    let manager = if own.is_file() { own } else { find_in_path(manager)? };
-    let mut command = std::process::Command::new(manager);
-    let output = command.arg("which").arg(shim.file_name()?).output().ok()?;
-    let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim_end());
-    (output.status.success() && path.is_absolute() && path.is_file()).then_some(path)
-}
-
-/// The directory of a version that a version manager has installed, where `name` was its shim: a program needs the rest of that.
-pub(crate) fn installation(name: &str, path: &Path) -> Option<PathBuf> {
-    let named = match Path::new(name).components().count() {
-        1 => find_in_path(name)?,
-        _ => PathBuf::from(name),
-    };
-    shims(&named)?;
-    path.parent()?.parent().map(Path::to_owned)
-}
 
 /// The options of a program.
 #[derive(Clone, Debug)]
@@ -89,6 +48,11 @@ impl Shape {
             reaches: Vec::new(),
             replaced: false,
         })
+    }
+
+    /// Whether the program may read a host path.
+    pub(crate) fn grants(&self, path: &Path) -> bool {
+        self.granted.iter().any(|granted| path.starts_with(granted))
     }
 
     /// Allows connections to these destinations.

@@ -18,6 +18,8 @@ mod guest;
 #[cfg(feature = "serve")]
 mod handler;
 mod help;
+#[cfg(feature = "linux")]
+mod host_program;
 #[cfg(feature = "serve")]
 mod http;
 #[cfg(feature = "seal")]

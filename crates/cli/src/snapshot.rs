@@ -100,6 +100,14 @@ fn report(
     Ok(())
 }
 
+/// Reports a saved state to standard error.
+#[cfg(feature = "linux")]
+pub(crate) fn note(to: &Reference, saved: &Saved, started: Instant) {
+    let stored: u64 = saved.snapshot.inspect().layers.iter().map(|layer| layer.bytes).sum();
+    let seconds = started.elapsed().as_secs_f64();
+    eprintln!("afresh: saved {to}: {} in {seconds:.2} s", BinaryBytes(stored));
+}
+
 pub(crate) fn snapshot(
     arguments: &SnapshotArguments,
     settings: &Settings,

@@ -4,7 +4,7 @@
 //! that it opens without the image, and saving it again costs nothing for them. May break it: an unavailable page of
 //! a snapshot; the read then fails, with its reason.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -89,23 +89,22 @@ impl Root {
         let rest = if arguments.is_empty() { &self.usual } else { arguments };
         self.entry.iter().chain(rest).cloned().collect()
     }
+}
 
-    /// The path of the program that `word` means: one with a slash is taken from `directory`, another looked for in `path`.
-    pub(crate) fn find(
-        &self,
-        word: &OsString,
-        directory: &Path,
-        path: Option<&OsString>,
-    ) -> Option<PathBuf> {
-        if word.as_bytes().contains(&b'/') {
-            return Some(directory.join(word));
-        }
-        let usual = OsString::from(USUAL_PATH);
-        let folders = std::env::split_paths(path.unwrap_or(&usual));
-        let mut files = folders.map(|folder| directory.join(folder).join(word));
-        files.find(|file| {
-            let stat = self.base.tree.stat_path(file.as_os_str().as_bytes());
-            stat.is_ok_and(|stat| stat.kind == Kind::File && stat.mode & 0o111 != 0)
-        })
+/// The path of the program in `tree` that `word` means: one with a slash is taken from `directory`, another looked for in `path`.
+pub(crate) fn find_program(
+    tree: &Tree,
+    word: &OsStr,
+    directory: &Path,
+    path: Option<&OsStr>,
+) -> Option<PathBuf> {
+    if word.as_bytes().contains(&b'/') {
+        return Some(directory.join(word));
     }
+    let folders = std::env::split_paths(path.unwrap_or(OsStr::new(USUAL_PATH)));
+    let mut files = folders.map(|folder| directory.join(folder).join(word));
+    files.find(|file| {
+        let stat = tree.stat_path(file.as_os_str().as_bytes());
+        stat.is_ok_and(|stat| stat.kind == Kind::File && stat.mode & 0o111 != 0)
+    })
 }

@@ -66,6 +66,15 @@ pub enum WarmError {
         /// The time limit of the run.
         limit: std::time::Duration,
     },
+    /// It was to stop, and its state to be kept, while nothing could continue it.
+    #[error(
+        "the program was stopped while it {what}; a state is kept of a program that has ended, waits for its \
+         standard input, or waits as a server on a port"
+    )]
+    NotIdle {
+        /// Its occupation.
+        what: &'static str,
+    },
     /// Its input could not be opened.
     #[error("its standard input: {0}")]
     Input(#[source] std::io::Error),

@@ -408,7 +408,7 @@ impl Guest {
     }
 
     /// Makes the first process the current one, with a thread in the stub, as in a frozen guest.
-    fn settle(&mut self) -> Result<(), PlatformError> {
+    pub(crate) fn settle(&mut self) -> Result<(), PlatformError> {
         self.come_home()?;
         self.person.resumed = None;
         let threads = &self.person.state.threads;

@@ -12,7 +12,7 @@ use crate::base::{self, Root};
 use crate::egress::Destination;
 use crate::error::WarmError;
 use crate::file_mappings::FileMappings;
-use crate::frozen_state::IdleWait;
+use crate::frozen_state::{FrozenKernel, IdleWait};
 use crate::guest::{Guest, StopReason, after};
 use crate::platform::{PlatformError, Process, StubCommands};
 use crate::ranges::Ranges;
@@ -55,6 +55,10 @@ const SYSTEM: [&str; 15] = [
 pub struct Program {
     path: PathBuf,
     root: Option<Root>,
+    /// The first argument, where that is not the path.
+    name: Option<OsString>,
+    /// The state whose files it has.
+    files_of: Option<Arc<FrozenKernel>>,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
     granted: Vec<PathBuf>,
@@ -100,6 +104,8 @@ impl Program {
         Self {
             path: path.into(),
             root: None,
+            name: None,
+            files_of: None,
             args: Vec::new(),
             env: Vec::new(),
             granted: Vec::new(),
@@ -134,6 +140,21 @@ impl Program {
             program = program.env(name, value);
         }
         Ok(program.directory(Path::new("/").join(&config.directory)))
+    }
+
+    /// A program with the files of another one, which is warm or has ended: those of its image or its grants, and all that it
+    /// has written. The first argument is the program. [`Program::grant`], [`Program::file`] and [`Program::storage_limit`]
+    /// have no effect: they were given when the other one was started or thawed.
+    #[must_use]
+    pub fn with_files_of(warm: &Warm) -> Self {
+        Self { files_of: Some(Arc::clone(&warm.standing.rest)), ..Self::new("") }
+    }
+
+    /// The first argument, which programs report as their own name; the path otherwise.
+    #[must_use]
+    pub fn name(mut self, name: impl AsRef<OsStr>) -> Self {
+        self.name = Some(name.as_ref().to_os_string());
+        self
     }
 
     /// The program of an image and its first arguments, in place of the entry point. No effect without an image.
@@ -308,23 +329,21 @@ impl Program {
 
     /// The path of the program, and its arguments with its own name first.
     fn command_line(&self) -> Result<(PathBuf, Vec<OsString>), WarmError> {
-        let Some(root) = &self.root else {
-            let name = [self.path.clone().into_os_string()];
-            return Ok((self.path.clone(), name.into_iter().chain(self.args.clone()).collect()));
+        let (tree, args) = match (&self.files_of, &self.root) {
+            (Some(rest), _) => (&rest.state.tree, self.args.clone()),
+            (None, Some(root)) => (root.base.tree(), root.command(&self.args)),
+            (None, None) => {
+                let name = self.name.clone().unwrap_or_else(|| self.path.clone().into_os_string());
+                return Ok((self.path.clone(), [&[name], &self.args[..]].concat()));
+            }
         };
-        let args = root.command(&self.args);
         let word = args.first().ok_or(WarmError::NoProgram)?;
-        let path = self.env.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value);
-        let found = root.find(word, &self.directory, path);
+        let found = base::find_program(tree, word, &self.directory, self.variable("PATH"));
         Ok((found.ok_or_else(|| WarmError::NotFound(word.into()))?, args))
     }
 
-    /// Starts the program in a new process, with only the program mapped, once `prepare` has changed its kernel state.
-    pub(crate) fn start(
-        &self,
-        prepare: impl FnOnce(&mut Kernel) -> Result<(), WarmError>,
-    ) -> Result<Guest, WarmError> {
-        let (path, args) = self.command_line()?;
+    /// The kernel state of its start, with its own files.
+    fn kernel(&self, path: &Path) -> Result<Kernel, WarmError> {
         // Its initial files do not count against its storage.
         let given: u64 = self.files.iter().map(|(_, bytes)| bytes.len() as u64 + (1 << 12)).sum();
         let unfit = |path: &Path| {
@@ -334,11 +353,11 @@ impl Program {
         let storage = self.storage.saturating_add(given);
         let base = self.root.as_ref().map(|root| root.base.clone());
         let granted = match &base {
-            None => self.granted_with(Some(&path)),
+            None => self.granted_with(Some(path)),
             Some(_) => by_all_names(self.granted.clone()),
         };
         let below = base::over(base.as_ref());
-        let (mut tree, layers) = sentry::prepare(below, &granted, storage).map_err(unfit(&path))?;
+        let (mut tree, layers) = sentry::prepare(below, &granted, storage).map_err(unfit(path))?;
         let memory = self.memory.min(MAX_RESERVED);
         sentry::tell(&mut tree, memory).map_err(unfit(Path::new("/proc")))?;
         sentry::settle(&mut tree, base.is_none()).map_err(unfit(Path::new("/etc")))?;
@@ -354,6 +373,29 @@ impl Program {
         let at = tree.find(sentry::bytes(directory)).map_err(unfit(directory))?;
         let mut state = Kernel::new(Layout::new(memory), tree, base, layers);
         state.enter(at).map_err(unfit(directory))?;
+        Ok(state)
+    }
+
+    /// The kernel state of its start, with the files of `other`.
+    fn kernel_with_files(&self, other: &Kernel) -> Result<Kernel, WarmError> {
+        let unfit = |error| WarmError::File { path: self.directory.clone(), error };
+        let at = other.tree.find(sentry::bytes(&self.directory)).map_err(unfit)?;
+        let layout = Layout::new(self.memory.min(MAX_RESERVED));
+        let mut state = other.with_files(layout);
+        state.enter(at).map_err(unfit)?;
+        Ok(state)
+    }
+
+    /// Starts the program in a new process, with only the program mapped, once `prepare` has changed its kernel state.
+    pub(crate) fn start(
+        &self,
+        prepare: impl FnOnce(&mut Kernel) -> Result<(), WarmError>,
+    ) -> Result<Guest, WarmError> {
+        let (path, args) = self.command_line()?;
+        let mut state = match &self.files_of {
+            Some(rest) => self.kernel_with_files(&rest.state)?,
+            None => self.kernel(&path)?,
+        };
         for (resource, soft, hard) in &self.limits {
             state.set_limit(*resource, *soft, *hard);
         }

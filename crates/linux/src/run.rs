@@ -11,12 +11,14 @@ use afresh_files::Tree;
 
 use crate::error::WarmError;
 use crate::frozen_state::IdleWait;
-use crate::guest::{StopReason, after};
-use crate::platform::{StubCommands, Trap};
+use crate::guest::{Guest, StopReason, after};
+use crate::platform::{PlatformError, StubCommands, Trap};
 use crate::program::{Program, next};
 use crate::sentry::{
-    Channel, Console, End, HostInput, InputSource, OutputSink, OutputSinks, RunControl, Writer,
+    Channel, Console, End, HostInput, InputSource, OutputSink, OutputSinks, RunControl, Wait,
+    WaitReason, Writer,
 };
+use crate::warm::Warm;
 
 /// A run of a program from its start to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +44,9 @@ pub struct EndedRun {
     pub files: Tree,
     /// System calls that were answered with `ENOSYS`: how often, by number.
     pub unserved: BTreeMap<i64, u64>,
+    /// The state that it stopped in, or that of its exit: a call of it exits again. Only with [`HostStreams::keep_state`], and
+    /// not after a signal.
+    pub state: Option<Warm>,
 }
 
 /// The host's streams, signals and terminal for a run. Without any of them the input is empty, and output is dropped.
@@ -53,13 +58,15 @@ pub struct HostStreams {
     terminal: Option<([bool; 3], [u16; 2])>,
     control: Option<RunControl>,
     limit: Option<Duration>,
+    keeps: bool,
 }
 
 impl std::fmt::Debug for HostStreams {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut fields = f.debug_struct("HostStreams");
         fields.field("input", &self.input).field("terminal", &self.terminal);
-        fields.field("control", &self.control).field("limit", &self.limit).finish_non_exhaustive()
+        fields.field("control", &self.control).field("limit", &self.limit);
+        fields.field("keeps", &self.keeps).finish_non_exhaustive()
     }
 }
 
@@ -108,17 +115,26 @@ impl HostStreams {
         self
     }
 
+    /// Keeps the state of the program ([`EndedRun::state`]): where it has read all of its input and waits for more, which is not
+    /// the end of its input then; at its exit; and where it waits when the time limit or [`RunControl::stop`] stops it.
+    #[must_use]
+    pub fn keep_state(mut self) -> Self {
+        self.keeps = true;
+        self
+    }
+
     /// The function that passes output on.
     fn sink(
         output: Option<Box<dyn Write + Send>>,
         messages: Option<Box<dyn Write + Send>>,
+        control: Option<RunControl>,
     ) -> OutputSink {
         let (mut output, mut messages) = (output, messages);
         OutputSink(Box::new(move |from: Writer, piece: &[u8]| {
             let to = match from.channel {
                 Channel::Output => &mut output,
                 Channel::Messages => &mut messages,
-                Channel::Host => return true,
+                Channel::Host => return !control.as_ref().is_some_and(RunControl::is_stopped),
             };
             to.as_mut().is_none_or(|to| to.write_all(piece).and_then(|()| to.flush()).is_ok())
         }))
@@ -134,7 +150,7 @@ impl Program {
     /// When the host cannot run guests, the program cannot be loaded, or it takes longer than
     /// [`HostStreams::time_limit`]. That the program ended is no error, however it did.
     pub fn run_to_end(&self, streams: HostStreams) -> Result<EndedRun, WarmError> {
-        let HostStreams { input, output, messages, terminal, control, limit } = streams;
+        let HostStreams { input, output, messages, terminal, control, limit, keeps } = streams;
         let attach = |state: &mut crate::sentry::Kernel| match terminal {
             Some((standard, size)) => state
                 .attach_terminal(standard, size)
@@ -150,21 +166,32 @@ impl Program {
         guest.person.output_limit = usize::MAX;
         guest.person.streams.uncalled = true;
         guest.person.streams.source = Some(HostInput::new(source));
-        let hearer = Some(HostStreams::sink(output, messages));
+        guest.person.streams.stops_at_end = keeps;
+        let hearer = Some(HostStreams::sink(output, messages, control.clone()));
         guest.person.streams.set_sinks(OutputSinks { hearer, log: None, view: None });
         guest.person.console = Some(Console::new(control, typed));
         let deadline = after(limit.unwrap_or(Duration::MAX));
-        let end = match guest.run(deadline)? {
-            StopReason::End(end, _) => end,
-            StopReason::Idle(_) => End::Deadlock,
+        let stop = guest.run(deadline)?;
+        // Pending output of a terminal.
+        guest.person.attend();
+        let (end, wait) = match stop {
+            StopReason::End(end, place) => {
+                let exits = keeps && matches!(end, End::Exit(_));
+                (end, exits.then(|| guest.hold_exit(place)).transpose()?)
+            }
+            StopReason::Idle(wait) if keeps => (End::Stopped, Some(wait)),
+            StopReason::Idle(_) => (End::Deadlock, None),
+            StopReason::Late | StopReason::Unheard if keeps => {
+                (End::Stopped, Some(guest.hold_wait()?))
+            }
             StopReason::Late | StopReason::Unheard => {
                 return Err(WarmError::Unfinished { limit: limit.unwrap_or_default() });
             }
         };
-        guest.person.attend();
-        let (files, unserved) =
-            (guest.person.state.tree.clone(), std::mem::take(&mut guest.person.unserved));
-        Ok(EndedRun { end, files_before, files, unserved })
+        let unserved = std::mem::take(&mut guest.person.unserved);
+        let kept = wait.map(|wait| guest.freeze(wait, false)).transpose()?;
+        let state = kept.map(|kept| Warm::new(kept, self.limits(), unserved.clone()));
+        Ok(EndedRun { end, files_before, files: guest.person.state.tree.clone(), unserved, state })
     }
 
     /// Runs the program once, from its start to its end, with `input`.
@@ -196,5 +223,30 @@ impl Program {
                 }
             }
         }
+    }
+}
+
+impl Guest {
+    /// Holds the first process at the call that ends it, which it makes again when it continues.
+    fn hold_exit(&mut self, place: Trap) -> Result<IdleWait, PlatformError> {
+        if let Trap::Kernel(id) = place {
+            self.body.process.detach(id)?;
+        }
+        self.person.resumed = None;
+        let wait = Wait { woken: true, ..Wait::new(WaitReason::Nothing, None) };
+        self.person.change().threads.current_mut().wait = Some(wait);
+        Ok(IdleWait::Parked(InputSource::Input))
+    }
+
+    /// The wait of a guest that was stopped.
+    fn hold_wait(&mut self) -> Result<IdleWait, WarmError> {
+        if !self.person.state.rests() {
+            return Err(WarmError::NotIdle { what: "computed" });
+        }
+        self.settle()?;
+        let state = &self.person.state;
+        let ear =
+            state.ear(None).ok_or(WarmError::NotIdle { what: "waited for something else" })?;
+        Ok(if state.all_wait() { IdleWait::Parked(ear) } else { IdleWait::Resting(ear) })
     }
 }

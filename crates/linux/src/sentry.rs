@@ -111,6 +111,11 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
+    /// The state of a program that starts with these files.
+    pub(crate) fn with_files(&self, layout: Layout) -> Self {
+        Self::new(layout, self.tree.clone(), self.base.clone(), self.layers.to_vec())
+    }
+
     /// The state of a program that starts in the root of `tree`, over `base` and `layers`.
     pub(crate) fn new(
         layout: Layout,

@@ -24,7 +24,7 @@ use crate::guests::call::Exit;
 use crate::{Cause, Kind, OpenError, Options, Reference};
 
 #[cfg(feature = "linux")]
-pub use program::oci_image::image_program;
+pub use program::oci_image::{image_program, stored_program};
 pub(crate) use session_line::SessionLine;
 pub(crate) use traits::{FileOwner, FrozenGuest, LiveInstance, WarmGuest};
 #[cfg(feature = "wasm")]

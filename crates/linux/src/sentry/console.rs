@@ -84,6 +84,7 @@ struct Controls {
     queue: Mutex<Vec<Control>>,
     /// Whether the queue may hold something, to be read without the lock.
     filled: AtomicBool,
+    stopped: AtomicBool,
     wake: OwnedFd,
 }
 
@@ -103,8 +104,8 @@ impl RunControl {
     /// When the host has no more descriptors.
     pub fn new() -> std::io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let (queue, filled) = (Mutex::default(), AtomicBool::new(false));
-        Ok(Self(Arc::new(Controls { queue, filled, wake })))
+        let (filled, stopped) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self(Arc::new(Controls { queue: Mutex::default(), filled, stopped, wake })))
     }
 
     /// Sends the program's first process a signal (1 to 64), as `kill` does.
@@ -117,6 +118,17 @@ impl RunControl {
     /// Sets the size of the program's terminal. A new size sends SIGWINCH to the foreground processes.
     pub fn resize(&self, rows: u16, columns: u16) {
         self.push(Control::Resize([rows, columns]));
+    }
+
+    /// Stops the run within a tenth of a second. A state is kept only of a program that waits then.
+    pub fn stop(&self) {
+        self.0.stopped.store(true, Ordering::Release);
+        // Never read after that, so that no wait begins.
+        let _ = write(&self.0.wake, &1u64.to_ne_bytes());
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.0.stopped.load(Ordering::Acquire)
     }
 
     fn push(&self, control: Control) {
@@ -135,7 +147,9 @@ impl RunControl {
         }
         // A push writes to `wake` under the lock. Without the lock here, an unread write would keep the run awake.
         let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = read(&self.0.wake, &mut [0; 8]);
+        if !self.is_stopped() {
+            let _ = read(&self.0.wake, &mut [0; 8]);
+        }
         std::mem::take(&mut *queue)
     }
 }
@@ -295,6 +309,9 @@ impl Sentry {
     /// Whether the host can wake up a guest in which nothing can run: with input, or with a signal.
     pub(crate) fn may_be_woken(&self) -> bool {
         let Some(console) = &self.console else { return false };
+        if self.streams.source.is_none() && self.streams.stops_at_end && self.state.awaits_input() {
+            return false;
+        }
         let terminal = console.terminal.as_ref().is_some_and(|host| !host.ended);
         console.control.is_some() || terminal || self.wants_input()
     }

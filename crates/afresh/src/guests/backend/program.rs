@@ -107,6 +107,17 @@ fn pool(warm: Warm, options: &Options) -> Result<Backend, LeaseError> {
     Ok(Backend::Program(Box::new(Programs::new(warm, first, options.guest.limits)?)))
 }
 
+impl Guest {
+    /// A guest that continues in a state of a Linux program: that of [`EndedRun::state`](afresh_linux::EndedRun).
+    ///
+    /// # Errors
+    /// [`OpenError`] when the host cannot run it.
+    pub fn from_program(warm: Warm, options: &Options) -> Result<Self, OpenError> {
+        let backend = pool(warm, options).map_err(|error| failed("the program", error))?;
+        Ok(Self::assemble(backend, options))
+    }
+}
+
 /// The error of a Linux program for its caller.
 fn call_error(function: &str, error: LinuxError) -> CallError {
     let kind = match &error {
@@ -442,7 +453,7 @@ impl Options {
     }
 
     /// Host paths that a snapshot of a program may read.
-    fn grants(&self) -> Program {
+    pub(super) fn grants(&self) -> Program {
         self.shape(Program::new("/"))
     }
 

@@ -206,6 +206,18 @@ impl Kernel {
         threads.any(|(_, thread)| self.reads_input(thread))
     }
 
+    /// Whether the current process is in the stub, because its current thread waits or has ended.
+    pub(crate) fn rests(&self) -> bool {
+        let current = self.threads.get(self.threads.current_id());
+        current.is_none_or(|thread| thread.wait.is_some())
+    }
+
+    /// Whether all threads wait.
+    pub(crate) fn all_wait(&self) -> bool {
+        let mut threads = self.threads.iter().chain(self.family.other_threads());
+        threads.all(|(_, thread)| thread.wait.is_some())
+    }
+
     /// Whether a thread does.
     fn reads_input(&self, thread: &Thread) -> bool {
         let is_input = |id: u64| {

@@ -17,6 +17,8 @@ pub(crate) struct Streams {
     pub(crate) taken: usize,
     /// The host's descriptor that input comes from, in place of `input`.
     pub(crate) source: Option<HostInput>,
+    /// Whether the guest stops where the host's input ends. Its reads wait for more then.
+    pub(crate) stops_at_end: bool,
     /// Whether the input has ended, and no read has returned that yet.
     pub(crate) ended: bool,
     /// Whether the program runs to its end without a caller.
@@ -193,6 +195,8 @@ pub enum End {
     Output,
     /// Its caller ended the call.
     Unheard,
+    /// It stopped, and can continue.
+    Stopped,
 }
 
 impl std::fmt::Display for End {
@@ -203,6 +207,7 @@ impl std::fmt::Display for End {
             End::Deadlock => f.write_str("waits for an event that cannot happen"),
             End::Output => f.write_str("wrote more output than it may"),
             End::Unheard => f.write_str("was ended by the receiver of its output"),
+            End::Stopped => f.write_str("stopped"),
         }
     }
 }

@@ -146,13 +146,16 @@ impl Sentry {
             return Ok(ZERO);
         }
         if let Some(source) = &mut self.streams.source {
-            return match source.take(len as usize)? {
+            match source.take(len as usize)? {
+                Some(bytes) if bytes.is_empty() && self.streams.stops_at_end => {
+                    self.streams.source = None;
+                }
                 Some(bytes) => {
                     copy_out(process, to, &bytes)?;
-                    Ok(SyscallControl::Value(bytes.len() as u64))
+                    return Ok(SyscallControl::Value(bytes.len() as u64));
                 }
-                None => self.wait_for(descriptor, crate::sentry::kernel::readiness::IN, 0),
-            };
+                None => return self.wait_for(descriptor, crate::sentry::kernel::readiness::IN, 0),
+            }
         }
         let rest = &self.streams.input[self.streams.taken..];
         if rest.is_empty() {

@@ -4,7 +4,8 @@
 //! break it: a registry decides what a tag means; name a digest to trust it with nothing.
 
 use afresh_files::{LayerLimits, OciImage};
-use afresh_linux::Program;
+use afresh_linux::{Frozen, Program, Warm};
+use afresh_store::Snapshot;
 
 use crate::guests::backend::Backend;
 use crate::{Cause, OpenError, Options, Place, Reference};
@@ -70,6 +71,40 @@ pub fn image_program(reference: &Reference, options: &Options) -> Result<Program
     let program = Program::of_image(&image).map_err(|error| failed(error.into()))?;
     let named = image.config().env.iter().any(|(name, _)| name == "PATH");
     Ok(if named { program } else { program.env("PATH", SEARCH_PATH) })
+}
+
+/// The program of a reference: that of an OCI image ([`image_program`]), or one with the files of a saved
+/// Linux program, whose command line is given by its arguments. `options` grant a saved program its directories.
+///
+/// # Errors
+/// [`OpenError`] when there is neither, or it cannot be opened.
+pub fn stored_program(reference: &Reference, options: &Options) -> Result<Program, OpenError> {
+    let error = match reference.find(options) {
+        Ok((found, snapshot)) => return with_files(&found.to_string(), snapshot, options),
+        Err(error) => error,
+    };
+    match meant(reference, &error) {
+        ImageGuess::No => Err(error),
+        ImageGuess::Perhaps => image_program(reference, options).map_err(|_| error),
+        ImageGuess::Surely => image_program(reference, options),
+    }
+}
+
+/// A program with the files of one in a snapshot.
+fn with_files(name: &str, snapshot: Snapshot, options: &Options) -> Result<Program, OpenError> {
+    let kind = snapshot.guest().kind.clone();
+    if kind != super::SNAPSHOT_KIND {
+        return Err(OpenError::Guest {
+            reference: name.to_owned(),
+            source: format!("it is a snapshot of the kind {kind:?}, which has no programs; `afresh run` calls it")
+                .into(),
+        });
+    }
+    let failed = |source: Cause| OpenError::Guest { reference: name.to_owned(), source };
+    let frozen = Frozen::load(snapshot, &afresh_pager::Options::default())
+        .map_err(|error| failed(error.into()))?;
+    let warm = Warm::thaw(&frozen, &options.grants()).map_err(|error| failed(error.into()))?;
+    Ok(Program::with_files_of(&warm))
 }
 
 fn open_image(reference: &Reference, options: &Options) -> Result<OciImage, Cause> {

@@ -1,0 +1,159 @@
+//! A program of this host: its file, behind shims of version managers, and the directories that it needs.
+//!
+//! Promises: beyond the program's own file, only directories are granted that a version manager or a package manager of a
+//! language has made for programs: a toolchain of rustup, a version of pyenv, a virtual environment, an installation of
+//! Node or conda. Never the home directory, or one above it.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use afresh::linux::find_in_path;
+use anyhow::Context;
+
+/// Files that mark the root of an installation that its programs need as a whole.
+const MARKS: [&str; 4] = ["pyvenv.cfg", "conda-meta", "lib/node_modules/npm", "lib/rustlib"];
+/// Bytes of a file that show whether it is a script.
+const HEAD: u64 = 512;
+
+/// A program that was found on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HostProgram {
+    /// Its absolute path.
+    pub(crate) path: PathBuf,
+    /// The directories that it needs in addition to those of the system.
+    pub(crate) folders: Vec<PathBuf>,
+    /// Whether a shell would run it, because it is a text without a first line that names an interpreter.
+    pub(crate) is_plain_script: bool,
+}
+
+impl HostProgram {
+    /// The program that a shell would run for `word`.
+    pub(crate) fn find(word: &str) -> anyhow::Result<Self> {
+        let named = Path::new(word);
+        // A path, or a snapshot of a program.
+        let found = if named.components().count() > 1 || named.is_file() {
+            named.to_owned()
+        } else {
+            find_in_path(word)
+                .with_context(|| format!("program {word} not found in PATH; give its path"))?
+        };
+        let found = std::path::absolute(found)?;
+        let target = behind_shim(&found);
+        let mut folders: Vec<_> = target.iter().filter_map(|path| root_of(path)).collect();
+        let path = target.unwrap_or(found);
+        folders.extend(installations(&path));
+        folders.sort();
+        folders.dedup();
+        let is_plain_script = is_plain_script(&path);
+        Ok(Self { path, folders, is_plain_script })
+    }
+}
+
+/// The directory above that of a program, which is the root of its installation, unless it has more than that.
+fn root_of(path: &Path) -> Option<PathBuf> {
+    let root = path.parent()?.parent()?;
+    is_grantable(root).then(|| root.to_owned())
+}
+
+/// The program that a shim stands for, as its version manager answers (`pyenv which NAME`, `rustup which NAME`).
+fn behind_shim(shim: &Path) -> Option<PathBuf> {
+    let name = shim.file_name()?;
+    let manager = if is_rustup(shim) { find_in_path("rustup")? } else { manager_of(shim)? };
+    let output = Command::new(manager).arg("which").arg(name).output().ok()?;
+    let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim_end());
+    (output.status.success() && path.is_absolute() && path.is_file()).then_some(path)
+}
+
+/// Whether a program is a link to rustup, which runs the toolchain's program of that name.
+fn is_rustup(path: &Path) -> bool {
+    let is_named = |path: &Path| path.file_name() == Some(OsStr::new("rustup"));
+    !is_named(path) && path.canonicalize().is_ok_and(|target| is_named(&target))
+}
+
+/// The version manager of a shim: a program in a directory `shims` of pyenv, rbenv, nodenv, asdf and the like.
+fn manager_of(shim: &Path) -> Option<PathBuf> {
+    let folder = shim.parent().filter(|folder| folder.file_name().is_some_and(|n| n == "shims"))?;
+    let root = folder.parent()?;
+    let manager = root.file_name()?.to_str()?.trim_start_matches('.');
+    let own = root.join("bin").join(manager);
+    if own.is_file() { Some(own) } else { find_in_path(manager) }
+}
+
+/// The marked installations that a program belongs to: by its path, by the targets of its links, and by the base of a
+/// virtual environment.
+fn installations(path: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let target = path.canonicalize().ok();
+    for path in [Some(path), target.as_deref()].into_iter().flatten() {
+        let marked =
+            path.ancestors().skip(2).find(|root| MARKS.iter().any(|m| root.join(m).exists()));
+        let Some(root) = marked.filter(|root| is_grantable(root)) else { continue };
+        if let Some(base) = base_of_environment(root) {
+            found.push(base);
+        }
+        found.push(root.to_owned());
+    }
+    found
+}
+
+/// Whether a directory holds no more than programs: not the home directory, or one above it.
+fn is_grantable(root: &Path) -> bool {
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    root.parent().is_some() && !home.is_some_and(|home| home.starts_with(root))
+}
+
+/// The installation that a virtual environment of Python was made from.
+fn base_of_environment(root: &Path) -> Option<PathBuf> {
+    let text = std::fs::read_to_string(root.join("pyvenv.cfg")).ok()?;
+    let home = text.lines().find_map(|line| {
+        let (name, value) = line.split_once('=')?;
+        (name.trim() == "home").then(|| value.trim())
+    });
+    let base = Path::new(home?).parent()?.to_owned();
+    is_grantable(&base).then_some(base)
+}
+
+/// Whether a file is a text that names no interpreter. Shells run those themselves.
+fn is_plain_script(path: &Path) -> bool {
+    let mut head = Vec::new();
+    let read = std::fs::File::open(path).and_then(|file| file.take(HEAD).read_to_end(&mut head));
+    read.is_ok_and(|len| len > 0) && !head.starts_with(b"#!") && !head.contains(&0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn installations_are_found_by_their_marks_and_never_the_home_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        let top = folder.path().canonicalize().unwrap();
+        let program = |path: &str| {
+            let path = top.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, "\x7fELF\0").unwrap();
+            path
+        };
+        let base = program("python/bin/python3");
+        let inner = program("env/bin/tool");
+        std::fs::write(
+            top.join("env/pyvenv.cfg"),
+            format!("home = {}\n", base.parent().unwrap().display()),
+        )
+        .unwrap();
+        assert_eq!(installations(&inner)[..2], [top.join("python"), top.join("env")]);
+        assert!(installations(&base).is_empty());
+        assert!(!is_grantable(Path::new("/")));
+        if let Some(home) = std::env::var_os("HOME") {
+            assert!(!is_grantable(Path::new(&home)) && is_grantable(&Path::new(&home).join("env")));
+        }
+        let script = program("script");
+        assert!(!is_plain_script(&script));
+        std::fs::write(&script, "echo one\n").unwrap();
+        assert!(is_plain_script(&script));
+        std::fs::write(&script, "#!/bin/sh\n").unwrap();
+        assert!(!is_plain_script(&script));
+    }
+}

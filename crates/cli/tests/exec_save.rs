@@ -1,0 +1,149 @@
+//! `afresh exec --save`: states of programs that end or stop, and what runs from them; and how programs are found.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+fn start(folder: &Path, arguments: &[&str]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
+    command.current_dir(folder).args(arguments);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn afresh(folder: &Path, arguments: &[&str], input: &str) -> Output {
+    let mut child = start(folder, arguments);
+    // A program that ends before it has read all leaves a broken pipe.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+/// Standard output, standard error and exit status.
+fn ended(folder: &Path, arguments: &[&str], input: &str) -> (String, String, Option<i32>) {
+    let output = afresh(folder, arguments, input);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr), output.status.code())
+}
+
+/// Whether this host runs guests.
+fn can_run(folder: &Path) -> bool {
+    !common::lacks_guests(&afresh(folder, &["exec", "--", "true"], ""))
+}
+
+#[test]
+fn a_program_that_has_read_its_input_continues_from_its_saved_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let top = folder.path();
+    if !can_run(top) {
+        return;
+    }
+    let script = "sum=0; while read n; do sum=$((sum + n)); echo $sum; done; echo end";
+    let (out, err, code) =
+        ended(top, &["exec", "--save", "store@sum", "--", "sh", "-c", script], "1\n2\n");
+    assert_eq!((&*out, code), ("1\n3\n", Some(0)), "{err}");
+    assert!(err.contains("saved store@sum"), "{err}");
+    for _ in 0..2 {
+        let (out, err, code) = ended(top, &["run", "store@sum", "--input", "4\n"], "");
+        assert_eq!((&*out, code), ("7\n", Some(0)), "{err}");
+    }
+}
+
+#[test]
+fn the_state_of_an_exit_has_the_files_and_exits_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let top = folder.path();
+    if !can_run(top) {
+        return;
+    }
+    let script = "mkdir /tmp/made; echo text > /tmp/made/file; echo done; exit 3";
+    let (out, err, code) =
+        ended(top, &["exec", "--save", "store@made", "--", "sh", "-c", script], "");
+    assert_eq!((&*out, code), ("done\n", Some(3)), "{err}");
+    let (out, err, code) = ended(top, &["exec", "store@made", "--", "cat", "/tmp/made/file"], "");
+    assert_eq!((&*out, code), ("text\n", Some(0)), "{err}");
+    let (out, err, code) = ended(top, &["run", "store@made"], "");
+    assert_eq!((&*out, code), ("", Some(3)), "{err}");
+    // From state to state.
+    let more = [
+        "exec",
+        "--save",
+        "store@more",
+        "store@made",
+        "--",
+        "sh",
+        "-c",
+        "echo more >> /tmp/made/file",
+    ];
+    assert_eq!(ended(top, &more, "").2, Some(0));
+    let (out, err, code) = ended(top, &["exec", "store@more", "--", "cat", "/tmp/made/file"], "");
+    assert_eq!((&*out, code), ("text\nmore\n", Some(0)), "{err}");
+    let (_, err, code) = ended(top, &["exec", "store@made", "--", "nosuch"], "");
+    assert!(code == Some(127) && err.contains("nosuch"), "{err}");
+    let (_, err, code) =
+        ended(top, &["exec", "--save", "store@x", "--", "sh", "-c", "kill -9 $$"], "");
+    assert!(code == Some(1) && err.contains("ended by signal 9"), "{err}");
+}
+
+#[test]
+fn a_server_is_stopped_and_answers_from_its_saved_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let top = folder.path();
+    if !can_run(top) || !Path::new("/usr/bin/python3").is_file() {
+        return;
+    }
+    let server = "import socket\ns = socket.create_server(('127.0.0.1', 8000)); print('up', flush=True)\n\
+                  while True:\n c, _ = s.accept(); c.sendall(c.recv(99).upper()); c.close()";
+    // It computes between its line and its wait, and a state is kept of the wait only.
+    let stopped = (0..6).any(|attempt| {
+        let mut child =
+            start(top, &["exec", "--save", "store@up", "--", "/usr/bin/python3", "-c", server]);
+        child.stdout.as_mut().unwrap().read_exact(&mut [0; 3]).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(500 << attempt));
+        kill_process(Pid::from_child(&child), Signal::TSTP).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() || err.contains("while it computed"), "{output:?}");
+        output.status.success()
+    });
+    assert!(stopped);
+    let (out, err, code) = ended(top, &["run", "store@up", "--input", "hello"], "");
+    assert_eq!((&*out, code), ("HELLO\n", Some(0)), "{err}");
+}
+
+#[test]
+fn programs_are_found_and_named_as_by_a_shell() {
+    let folder = tempfile::tempdir().unwrap();
+    let top = folder.path().canonicalize().unwrap();
+    if !can_run(&top) {
+        return;
+    }
+    assert_eq!(ended(&top, &["exec", "--", "sh", "-c", "echo $0"], "").0, "sh\n");
+    let (_, err, code) = ended(&top, &["exec", "--", "no-such-program"], "");
+    assert!(code == Some(127) && err.contains("not found in PATH"), "{err}");
+    let script = |name: &str, text: &str| {
+        std::fs::write(top.join(name), text).unwrap();
+        std::fs::set_permissions(top.join(name), std::fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    script("plain", "echo plain $1\n");
+    assert_eq!(ended(&top, &["exec", "--", "./plain", "one"], "").0, "plain one\n");
+    script("binary", "\0\0");
+    assert_eq!(ended(&top, &["exec", "--", "./binary"], "").2, Some(126));
+    std::fs::write(top.join("data"), "data\n").unwrap();
+    let (_, err, code) = ended(&top, &["exec", "--", "cat", "data"], "");
+    let path = top.join("data").display().to_string();
+    assert!(code == Some(1) && err.contains(&format!("--dir {path} grants it")), "{err}");
+    assert_eq!(ended(&top, &["exec", "--dir", ".", "--", "cat", "data"], "").0, "data\n");
+    // A program outside of the usual directories, in a virtual environment: its neighbours are there.
+    std::fs::create_dir_all(top.join("env/bin")).unwrap();
+    std::fs::write(top.join("env/pyvenv.cfg"), "home = /usr/bin\n").unwrap();
+    script("env/bin/tool", "#!/bin/sh\nneighbour\n");
+    script("env/bin/neighbour", "#!/bin/sh\necho neighbour\n");
+    let tool = ended(&top, &["exec", "--", "env/bin/tool"], "");
+    assert_eq!(tool.0, "neighbour\n", "{}", tool.1);
+}
