@@ -273,6 +273,7 @@ impl Routes {
     pub(crate) fn new(sandboxes: Arc<Sandboxes>) -> Self {
         let content = DefaultBodyLimit::max(sandboxes.config.max_body);
         let most = DefaultBodyLimit::max(MAX_MESSAGE.min(sandboxes.config.max_body));
+        let files = get(templates::upload_link).put(templates::upload).layer(content.clone());
         let control = Router::new()
             .route("/sandboxes", post(control::create).get(listing::list))
             .route("/v2/sandboxes", post(control::create).get(listing::list))
@@ -293,10 +294,7 @@ impl Routes {
             .route("/templates/{id}", get(templates::detail).delete(templates::forget))
             .route("/v2/templates/{id}/builds/{build}", post(templates::start))
             .route("/templates/{id}/builds/{build}/status", get(templates::status))
-            .route(
-                "/templates/{id}/files/{files}",
-                get(templates::upload_link).put(templates::upload).layer(content.clone()),
-            )
+            .route("/templates/{id}/files/{files}", files)
             .route("/templates/aliases/{id}", get(templates::alias))
             .route("/templates/{id}/tags", get(templates::tags))
             .route("/templates/tags", post(templates::add_tags).delete(templates::remove_tags))
