@@ -136,7 +136,8 @@ pub(super) async fn upload(
 pub(super) async fn alias(chosen: TenantSandbox) -> Answer {
     let TenantSandbox { all, tenant, id } = chosen;
     let (name, _) = split(&id);
-    if !all.has_template(name) && all.builds_of(&tenant, name).await?.is_empty() {
+    let configured = all.has_template(name) || all.usual_template(name).is_ok();
+    if !configured && all.builds_of(&tenant, name).await?.is_empty() {
         return Err(not_found(&id));
     }
     Ok(answer(StatusCode::OK, &json!({"templateID": name, "public": false})))
