@@ -22,7 +22,7 @@ const USAGE: &str = "usage: cargo xtask e2b-suite [--source PREFIX] [--server PR
 const SOURCE: &str = "https://github.com/e2b-dev";
 /// The clients, as the tests of the server have them.
 const CLIENTS: [&str; 2] = ["e2b-code-interpreter==2.11.5", "e2b==2.63.0"];
-/// What the suites need in addition.
+/// Further packages of the suites.
 const RUNNERS: [&str; 6] = [
     "pytest==9.0.3",
     "pytest-asyncio==1.3.0",

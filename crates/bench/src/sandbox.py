@@ -113,7 +113,11 @@ def create(bench: Bench, python: afresh.Warm, script: afresh.Warm) -> None:
 
         return run
 
-    works = {"afresh, python3 -c 1": command, "afresh, Python code": code(python), "afresh, JavaScript code": code(script)}
+    works = {
+        "afresh, python3 -c 1": command,
+        "afresh, Python code": code(python),
+        "afresh, JavaScript code": code(script),
+    }
     bench.contest("create/first", works)
     for name, work in works.items():
         if not bench.wants("create/at-once", name):
@@ -189,9 +193,7 @@ def forks(bench: Bench, python: afresh.Warm, count: int) -> None:
         exec(f"x[0] = {number}; print(sum(x), flush=True)", space)
 
     readable = ["/usr", "/lib", "/lib64", "/etc", "/proc", "/dev", sys.prefix, sys.base_prefix]
-    template = Sandbox(
-        fs_readable=readable, init_fn=lambda: exec("x = list(range(1000))", space), work_fn=work
-    )
+    template = Sandbox(fs_readable=readable, init_fn=lambda: exec("x = list(range(1000))", space), work_fn=work)
     with template, Sandbox(fs_readable=readable) as reducer:
         started = time.perf_counter()
         done = reducer.reduce(["wc", "-l"], template.fork(count))

@@ -334,7 +334,7 @@ fn parsed<'py>(
 }
 
 /// The key that stands for a value in a dictionary or set: lists become tuples and sets frozen sets, at any depth.
-/// `None` for what none can hold: one with a dictionary in it.
+/// `None` for a value that has no such key: one with a dictionary in it.
 fn hashable(key: Bound<'_, PyAny>) -> PyResult<Option<Bound<'_, PyAny>>> {
     let py = key.py();
     if key.is_instance_of::<PyDict>() {

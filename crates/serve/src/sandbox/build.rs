@@ -18,7 +18,7 @@ use super::builds::Build;
 use super::config::Template;
 use super::creation::CreateOptions;
 use super::process::CommandTarget;
-use super::record::{BuiltTemplate, SandboxSettings, SnapshotRecord};
+use super::record::{BuiltTemplate, LAYER, SandboxSettings, SnapshotRecord};
 use super::registry::{Sandboxes, blocking, lock};
 use super::sandbox::{Sandbox, refused};
 use super::snapshots::KeepOptions;
@@ -35,8 +35,6 @@ const READY_INTERVAL: Duration = Duration::from_millis(250);
 const MAX_LAYERS: usize = 64;
 /// Maximum images that are kept open.
 const MAX_IMAGES: usize = 8;
-/// The names of such states begin like this.
-pub(super) const LAYER: &str = "layer:";
 /// Where commands start, as in E2B.
 const HOME: &str = "/home/user";
 /// The uploaded archive in the sandbox.
@@ -75,7 +73,7 @@ os.remove(archive)
 /// Why a build failed, and the number of its step.
 type Failed = (String, Option<usize>);
 
-/// What later steps and the template's commands have.
+/// The directory and the variables of later steps and of commands.
 #[derive(Clone, Default)]
 struct Surroundings {
     directory: Option<String>,
@@ -123,7 +121,7 @@ fn full_image_name(image: &str) -> String {
 /// The images of E2B that stand for the first template.
 const USUAL_IMAGES: [&str; 2] = ["e2bdev/base", "e2bdev/code-interpreter"];
 
-/// What a build begins with.
+/// The starting point of a build.
 enum Base {
     Template(String),
     Image(String),
@@ -429,13 +427,17 @@ impl Sandboxes {
         }
     }
 
-    /// Keeps the state after a step for later builds.
+    /// Keeps the state after a step for later builds. In a fleet, where no host would remove those of a lost one, there are
+    /// none.
     async fn keep_layer(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
         key: &str,
         around: &Surroundings,
     ) -> Result<(), ErrorResponse> {
+        if self.ledger.releases() {
+            return Ok(());
+        }
         let keep = KeepOptions {
             names: vec![key.to_owned()],
             built: None,

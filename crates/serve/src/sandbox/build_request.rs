@@ -150,16 +150,16 @@ pub(super) struct Step {
     pub(super) force: bool,
 }
 
-/// What a step does.
+/// The effect of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Runs a line of the shell.
     Run { line: String, as_root: bool },
     /// Copies uploaded files.
     Copy { source: String, target: String, mode: String, files: String },
-    /// The directory of later steps, and of the template's commands.
+    /// The directory of later steps and of commands.
     Directory(String),
-    /// Variables of later steps, and of the template's commands.
+    /// Variables of later steps and of commands.
     Environment(BTreeMap<String, String>),
     /// Nothing: the user is the same.
     User,
@@ -181,7 +181,7 @@ impl Action {
     }
 }
 
-/// Whether the user is root, whose steps run as `user`, to whom all files belong.
+/// Whether the user is root. Such steps run as `user`, the owner of all files.
 fn is_root(user: Option<&String>) -> Result<bool, ErrorResponse> {
     match user.map(String::as_str).unwrap_or_default() {
         "root" => Ok(true),

@@ -163,11 +163,21 @@ impl Build {
 struct Upload {
     tenant: Arc<str>,
     files: String,
-    /// Who shows this may send the file.
+    /// The right to send the file.
     token: String,
     content: Option<File>,
     bytes: u64,
     since: Instant,
+}
+
+impl Upload {
+    fn is_for(&self, files: &str, token: &str) -> bool {
+        self.files == files && super::keys::same(self.token.as_bytes(), token.as_bytes())
+    }
+}
+
+fn invalid_link() -> ErrorResponse {
+    ErrorResponse::new(StatusCode::FORBIDDEN, "the link is not valid, or not any more")
 }
 
 /// All builds, and the files for them.
@@ -267,6 +277,12 @@ impl Builds {
         Ok((token, false))
     }
 
+    /// Refuses a link without the token of an upload.
+    pub(super) fn check_link(&self, files: &str, token: &str) -> Result<(), ErrorResponse> {
+        let known = lock(&self.uploads).iter().any(|upload| upload.is_for(files, token));
+        if known { Ok(()) } else { Err(invalid_link()) }
+    }
+
     /// Keeps a file, in `dir`.
     pub(super) fn put(
         &self,
@@ -274,14 +290,10 @@ impl Builds {
         (files, token): (&str, &str),
         content: &[u8],
     ) -> Result<(), ErrorResponse> {
-        let is_it = |upload: &Upload| {
-            upload.files == files && super::keys::same(upload.token.as_bytes(), token.as_bytes())
-        };
         let stored = kept(dir, content).map_err(|error| internal(&error))?;
         let mut uploads = lock(&self.uploads);
-        let Some(at) = uploads.iter().position(is_it) else {
-            let message = "the link is not valid, or not any more";
-            return Err(ErrorResponse::new(StatusCode::FORBIDDEN, message));
+        let Some(at) = uploads.iter().position(|upload| upload.is_for(files, token)) else {
+            return Err(invalid_link());
         };
         let tenant = uploads[at].tenant.clone();
         let others = uploads.iter().enumerate().filter(|(other, _)| *other != at);

@@ -85,7 +85,12 @@ impl Ledger {
         let sandboxes = Records::open(config.dir.join("sandboxes"))?;
         let snapshots = Records::open(config.dir.join("records"))?;
         let all = sandboxes.all::<SandboxRecord>()?;
-        let known = snapshots.all::<SnapshotRecord>()?.into_iter();
+        let mut found = snapshots.all::<SnapshotRecord>()?;
+        // The states of steps are those of the server before, whose templates may have been others.
+        for layer in found.extract_if(.., |record| record.is_layer()) {
+            snapshots.remove(&layer.id)?;
+        }
+        let known = found.into_iter();
         let known = Mutex::new(known.map(|record| (record.id.clone(), record)).collect());
         Ok((Self::Alone { sandboxes, snapshots, known }, all))
     }

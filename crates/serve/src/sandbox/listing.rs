@@ -12,7 +12,6 @@ use hyper::StatusCode;
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
-use super::build::LAYER;
 use super::control::detailed;
 use super::record::SnapshotRecord;
 use super::registry::Sandboxes;
@@ -186,9 +185,8 @@ pub(super) async fn snapshots(
     let listing = Listing { oldest_first: true, ..listing };
     let mut own = all.snapshots(&tenant).await?;
     own.retain(|record| {
-        let is_layer = record.names.iter().any(|name| name.starts_with(LAYER));
         let named = |name: &String| record.id == *name || record.names.contains(name);
-        !is_layer
+        !record.is_layer()
             && record.built.is_none()
             && listing.sandbox.as_ref().is_none_or(|id| record.sandbox == *id)
             && listing.name.as_ref().is_none_or(named)

@@ -162,7 +162,7 @@ impl CommandTarget {
         heard_while(starting, heard).await
     }
 
-    /// Starts a command of the server's own.
+    /// Starts a command without a client.
     pub(super) async fn launch(&self, wanted: Value) -> Result<(), String> {
         let (ear, _unheard) = Subscriber::new(KEEPALIVE_INTERVAL);
         let mut speaker = self.speaker();
@@ -171,7 +171,7 @@ impl CommandTarget {
         starting.await.map_err(|failed| failed.why().to_owned())
     }
 
-    /// Runs a command of the server's own to its end, for at most `limit`, and hands over its output as text.
+    /// Runs a command without a client to its end, for at most `limit`, and hands over its output as text.
     pub(super) async fn run(
         &self,
         wanted: &Value,

@@ -94,6 +94,16 @@ pub(crate) struct SnapshotRecord {
     pub(crate) stored: u64,
 }
 
+/// The names of states after steps of a build begin like this.
+pub(super) const LAYER: &str = "layer:";
+
+impl SnapshotRecord {
+    /// Whether it is the state after a step of a build, which only later builds use.
+    pub(super) fn is_layer(&self) -> bool {
+        self.names.iter().any(|name| name.starts_with(LAYER))
+    }
+}
+
 /// A directory of such files.
 #[derive(Clone, Debug)]
 pub(super) struct Records {

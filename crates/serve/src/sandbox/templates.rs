@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use axum::extract::{Path, Query, State};
+use axum::extract::{FromRequest, Path, Query, Request, State};
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use hyper::header::HOST;
@@ -126,8 +126,13 @@ pub(super) async fn upload(
     State(all): All,
     Path((_, files)): Path<(String, String)>,
     Query(shown): Query<UploadQuery>,
-    body: Bytes,
+    request: Request,
 ) -> Answer {
+    // Before the body, which anyone can send.
+    all.builds.check_link(&files, &shown.token)?;
+    let body = Bytes::from_request(request, &())
+        .await
+        .map_err(|error| ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, error.body_text()))?;
     blocking(move || all.builds.put(&all.config.dir, (&files, &shown.token), &body)).await?;
     Ok(StatusCode::OK.into_response())
 }

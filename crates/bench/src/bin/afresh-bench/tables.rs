@@ -232,7 +232,6 @@ fn scratch(parent: Option<&Path>) -> anyhow::Result<TempDir> {
 }
 
 /// The command `afresh`: the given one, else the one in the folder of this program, else the one in `PATH`.
-#[cfg(feature = "http")]
 fn afresh_command(given: Option<&PathBuf>) -> PathBuf {
     let beside = || {
         let path = std::env::current_exe().ok()?.with_file_name("afresh");
