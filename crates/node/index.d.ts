@@ -13,6 +13,7 @@
  * | `Date` | dates; dates without a time come back as midnight UTC |
  * | `Map`, objects | maps; a map comes back as an object if all its keys are strings, else as a `Map` |
  * | `Set` | sets |
+ * | text | a `Decimal` or `UUID` of Python comes back as text |
  * | functions, symbols, promises, errors | a `MarshalError`; from a guest an `Opaque` |
  */
 

@@ -14,6 +14,7 @@ mod command;
 mod conformance;
 mod demo;
 mod deploy;
+mod e2b_suite;
 mod extism;
 mod fuzz;
 mod guests;
@@ -54,6 +55,10 @@ Commands:
                          which takes a quarter of an hour or more.
   demo                   Build the JavaScript guest and `afresh-bench`, and show the main job:
                          a call plants a secret, the next call finds no trace of it, and the cost is measured.
+  e2b-suite [--source PREFIX] [--server PROGRAM] [SUITE…]
+                         Run E2B's own integration suites against `afresh serve` with its published clients, and
+                         write the counts in docs/e2b-suite.md. Fetches the suites with git and some hundred MB of
+                         packages. SUITE: sandboxes, templates or code-interpreter.
   fuzz [--seconds N] [TARGET…]
                          Build the fuzz targets and run each for N seconds (20). A crash fails the command; the
                          input is kept and its path printed.
@@ -130,6 +135,7 @@ fn dispatch(arguments: &[String]) -> Result<ExitCode> {
         Some(("book", rest)) => book::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("conformance", rest)) => conformance::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("demo", rest)) => demo::main(rest).map(|()| ExitCode::SUCCESS),
+        Some(("e2b-suite", rest)) => e2b_suite::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("fuzz", rest)) => fuzz::main(rest),
         Some(("guests", rest)) => guests::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("lint", rest)) => test::lint(rest),

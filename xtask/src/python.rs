@@ -16,11 +16,12 @@ use crate::{clients, guests, host, registry};
 const CPYTHON: [&str; 3] = [registry::CPYTHON, "dspy==3.4.1", "langchain-quickjs==0.3.10"];
 
 /// The packages with an adapter that needs no CPython guest, and those for tests of the Jupyter kernel.
-const ADAPTERS: [&str; 11] = [
+const ADAPTERS: [&str; 12] = [
     "claude-agent-sdk==0.2.189",
     "deepagents==0.7.32",
     "inspect-ai==0.3.285",
     "ipykernel==7.4.0",
+    "ipywidgets==8.1.9",
     "matplotlib==3.11.2",
     "nbclient==0.11.0",
     "numpy==2.4.6",

@@ -27,6 +27,7 @@ pub mod report;
 pub mod restore;
 pub mod rivals;
 pub mod row;
+pub mod sandbox;
 pub mod serve;
 pub mod session;
 mod session_files;

@@ -223,8 +223,8 @@ def _flush_figures():
 
 
 class _Importer:
-    """Imports the backend of figures, and changes two modules when code imports them: matplotlib gets the backend, and
-    IPython's `display` sends to the host.
+    """Imports the backend of figures, and changes three modules when code imports them: matplotlib gets the backend, and
+    IPython's `display` and Pillow's `show` send to the host.
     """
 
     def __init__(self, loader=None):
@@ -235,7 +235,7 @@ class _Importer:
         """A module that is made or changed here."""
         if name == _BACKEND:
             return importlib.machinery.ModuleSpec(name, self)
-        if name not in ("matplotlib", _IPYTHON):
+        if name not in ("matplotlib", _IPYTHON, "PIL.Image"):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -255,6 +255,8 @@ class _Importer:
         self.loader.exec_module(module)
         if module.__name__ == _IPYTHON:
             module.display, module.publish_display_data = display, _publish
+        elif module.__name__ == "PIL.Image":
+            module.Image.show = lambda image, *_arguments, **_options: display(image)
         elif "MPLBACKEND" not in os.environ and not isinstance(dict.get(module.rcParams, "backend"), str):
             # Neither the environment nor a file chooses another.
             module.rcParams["backend"] = f"module://{_BACKEND}"

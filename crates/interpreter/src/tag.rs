@@ -13,6 +13,10 @@ pub const DAY: Tag = Tag::new(1004);
 pub const SET: Tag = Tag::new(258);
 /// A private tag: a list that was a tuple.
 pub const TUPLE: Tag = Tag::new(65_584);
+/// The 16 bytes of a UUID.
+pub const UUID: Tag = Tag::new(37);
+/// A private tag: a decimal number as Python writes it.
+pub const DECIMAL: Tag = Tag::new(65_585);
 /// Many integers as in memory, 64 bits each and little-endian.
 pub const INTEGERS: Tag = Tag::new(79);
 /// The same in floating point.

@@ -9,7 +9,7 @@ use minicbor::data::Type;
 use minicbor::decode::Error;
 use serde_json::{Map, Number, Value};
 
-use crate::tag::{DAY, FLOATS, INTEGERS, MAX_DEPTH, SET, TIMESTAMP, TUPLE};
+use crate::tag::{DAY, DECIMAL, FLOATS, INTEGERS, MAX_DEPTH, SET, TIMESTAMP, TUPLE, UUID};
 
 /// Maximum bytes of memory that one value may take as JSON.
 const MAX_JSON: usize = 64 << 20;
@@ -87,7 +87,8 @@ impl Values<'_, '_> {
             Type::Map => self.map(depth)?,
             Type::Tag => match from.tag()? {
                 TUPLE | SET => self.list(depth)?,
-                TIMESTAMP | DAY => self.read(depth + 1)?,
+                TIMESTAMP | DAY | DECIMAL => self.read(depth + 1)?,
+                UUID => Some(Value::String(uuid(self.from.bytes()?)?)),
                 INTEGERS => Some(self.words(|word| Some(i64::from_le_bytes(word).into()))?),
                 FLOATS => {
                     let number =
@@ -157,6 +158,14 @@ impl Values<'_, '_> {
     }
 }
 
+/// The text of a UUID.
+fn uuid(bytes: &[u8]) -> Result<String, Error> {
+    let bytes: [u8; 16] = bytes.try_into().map_err(|_| Error::message("a UUID is cut off"))?;
+    let digits = format!("{:032x}", u128::from_be_bytes(bytes));
+    let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
+    Ok(parts.join("-"))
+}
+
 fn length(given: Option<u64>) -> Result<u64, Error> {
     given.ok_or_else(|| Error::message("a length is missing"))
 }
@@ -201,11 +210,17 @@ mod tests {
         assert_eq!(json(b"\x3b\xff\xff\xff\xff\xff\xff\xff\xff"), None);
         assert_eq!(json(b"\x82\x01\x41x"), None);
         assert_eq!(json(b"\xd8\x27\x82\x61f\x61g"), None);
+        assert_eq!(json(b"\xda\x00\x01\x00\x31\x631.0").as_deref(), Some("\"1.0\""));
+        assert_eq!(
+            json(&[&b"\xd8\x25\x50"[..], &[0xab; 16]].concat()).as_deref(),
+            Some("\"abababab-abab-abab-abab-abababababab\"")
+        );
         for broken in [
             &b"\x82\x01"[..],
             b"\x9f\x01\xff",
             b"\xff",
             b"\xd8\x4f\x41x",
+            b"\xd8\x25\x41x",
             b"\x9b\xff\xff\xff\xff\xff\xff\xff\xff",
         ] {
             assert!(read(broken).is_err(), "{broken:?}");

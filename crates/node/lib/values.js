@@ -7,8 +7,8 @@
 const { MarshalError } = require('./errors.js')
 
 const MAX_DEPTH = 128
-const TAGS = { TIMESTAMP: 0, DATE: 1, POSITIVE: 2, NEGATIVE: 3, NAMED: 39, INTEGERS: 79, FLOATS: 86 }
-Object.assign(TAGS, { SET: 258, DAY: 1004, COMPLEX: 43_000, TUPLE: 65_584 })
+const TAGS = { TIMESTAMP: 0, DATE: 1, POSITIVE: 2, NEGATIVE: 3, UUID: 37, NAMED: 39, INTEGERS: 79, FLOATS: 86 }
+Object.assign(TAGS, { SET: 258, DAY: 1004, COMPLEX: 43_000, TUPLE: 65_584, DECIMAL: 65_585 })
 /** Estimated bytes of values in V8, with the slot that refers to each. */
 const COST = { plain: 16, text: 32, list: 64, object: 96, entry: 64, word: 32 }
 
@@ -290,6 +290,12 @@ class Reader {
         return new Set(value)
       case TAGS.TUPLE:
         return is(Array.isArray(value))
+      case TAGS.DECIMAL:
+        return is(typeof value === 'string')
+      case TAGS.UUID: {
+        const digits = Buffer.from(is(value instanceof Uint8Array && value.length === 16)).toString('hex')
+        return digits.replace(/^(.{8})(.{4})(.{4})(.{4})/, '$1-$2-$3-$4-')
+      }
       case TAGS.NAMED:
         is(Array.isArray(value) && value.length === 2)
         return new Opaque(String(value[0]), String(value[1]))

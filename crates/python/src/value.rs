@@ -2,11 +2,14 @@
 //! describes.
 //!
 //! Promises: the objects made of one value keep to a budget, which is charged before they are made, and nesting ends at
-//! [`MAX_DEPTH`]. Values that only have a name (functions, promises) become `afresh.Opaque`.
+//! [`MAX_DEPTH`]. Values that only have a name (functions, promises), and dates that Python cannot hold, become
+//! `afresh.Opaque`. A map or set that would lose an entry as a dictionary or set becomes a list.
 //! May break it: an interpreter whose objects are larger than [`cost`] estimates.
 
 use afresh_budget::{Budget, Charge};
-use afresh_interpreter::tag::{DAY, FLOATS, INTEGERS, MAX_DEPTH, SET, TIMESTAMP, TUPLE};
+use afresh_interpreter::tag::{
+    DAY, DECIMAL, FLOATS, INTEGERS, MAX_DEPTH, SET, TIMESTAMP, TUPLE, UUID,
+};
 use minicbor::data::{Tag, Type as Item};
 use minicbor::{Decoder, Encoder};
 use pyo3::exceptions::{PyException, PyTypeError};
@@ -50,6 +53,8 @@ static UNDEFINED: PythonType = PythonType::new("afresh._values", "UNDEFINED");
 static DATETIME: PythonType = PythonType::new("datetime", "datetime");
 static DAY_TYPE: PythonType = PythonType::new("datetime", "date");
 static UTC: PythonType = PythonType::new("datetime", "timezone");
+static DECIMAL_TYPE: PythonType = PythonType::new("decimal", "Decimal");
+static UUID_TYPE: PythonType = PythonType::new("uuid", "UUID");
 
 fn broken(error: minicbor::decode::Error) -> PyErr {
     MarshalError::new_err(format!("the guest's value cannot be decoded: {error}"))
@@ -165,7 +170,7 @@ impl<'b> Values<'b> {
                 PyBytes::new(py, bytes).into_any()
             }
             Item::Array => self.read_list(py, depth)?.into_any(),
-            Item::Map => self.read_map(py, depth)?.into_any(),
+            Item::Map => self.read_map(py, depth)?,
             Item::Tag => self.read_tagged(py, depth)?,
             Item::Int => {
                 let number: i128 = from.int().map_err(broken)?.into();
@@ -183,20 +188,44 @@ impl<'b> Values<'b> {
         })
     }
 
-    fn read_map<'py>(&mut self, py: Python<'py>, depth: usize) -> PyResult<Bound<'py, PyDict>> {
+    /// A dictionary; a list of pairs where that would lose an entry, since keys are objects or equal in Python.
+    fn read_map<'py>(&mut self, py: Python<'py>, depth: usize) -> PyResult<Bound<'py, PyAny>> {
         let dict = PyDict::new(py);
         self.add(cost::DICT)?;
         let entries = length(self.from.map().map_err(broken)?)?;
         if entries > 0 {
             self.add(cost::TABLE)?;
         }
-        for _ in 0..entries {
+        let begin = self.from.position();
+        for done in 1..=entries {
             self.add(cost::ENTRY)?;
-            let key = self.read_nested(py, depth + 1)?;
+            let key = hashable(self.read_nested(py, depth + 1)?)?;
             let value = self.read_nested(py, depth + 1)?;
-            dict.set_item(hashable(key)?, value)?;
+            let Some(key) = key else { return self.read_pairs(py, begin, entries, depth) };
+            dict.set_item(key, value)?;
+            if dict.len() as u64 != done {
+                return self.read_pairs(py, begin, entries, depth);
+            }
         }
-        Ok(dict)
+        Ok(dict.into_any())
+    }
+
+    /// The entries at `begin` once more.
+    fn read_pairs<'py>(
+        &mut self,
+        py: Python<'py>,
+        begin: usize,
+        entries: u64,
+        depth: usize,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.from.set_position(begin);
+        let list = PyList::empty(py);
+        for _ in 0..entries {
+            self.add(cost::LIST)?;
+            let key = self.read_nested(py, depth + 1)?;
+            list.append((key, self.read_nested(py, depth + 1)?))?;
+        }
+        Ok(list.into_any())
     }
 
     fn read_list<'py>(&mut self, py: Python<'py>, depth: usize) -> PyResult<Bound<'py, PyList>> {
@@ -237,10 +266,24 @@ impl<'b> Values<'b> {
             DATE => {
                 let seconds = self.from.f64().map_err(broken)?;
                 let utc = UTC.get(py)?.getattr("utc")?;
-                DATETIME.get(py)?.call_method1("fromtimestamp", (seconds, utc))
+                match DATETIME.get(py)?.call_method1("fromtimestamp", (seconds, utc)) {
+                    Ok(date) => Ok(date),
+                    Err(_) if seconds.is_nan() => OPAQUE.get(py)?.call1(("date", "Invalid Date")),
+                    Err(_) => {
+                        let text = format!("{seconds} seconds from 1970-01-01T00:00:00Z");
+                        OPAQUE.get(py)?.call1(("date", text))
+                    }
+                }
             }
-            TIMESTAMP => DATETIME.get(py)?.call_method1("fromisoformat", (self.text()?,)),
-            DAY => DAY_TYPE.get(py)?.call_method1("fromisoformat", (self.text()?,)),
+            TIMESTAMP => parsed(&DATETIME, "fromisoformat", "date", self.text()?, py),
+            DAY => parsed(&DAY_TYPE, "fromisoformat", "date", self.text()?, py),
+            DECIMAL => parsed(&DECIMAL_TYPE, "__call__", "decimal", self.text()?, py),
+            UUID => {
+                let bytes = PyBytes::new(py, self.from.bytes().map_err(broken)?);
+                let named = PyDict::new(py);
+                named.set_item("bytes", bytes)?;
+                UUID_TYPE.get(py)?.call((), Some(&named))
+            }
             TUPLE => Ok(self.read_list(py, depth)?.to_tuple().into_any()),
             COMPLEX => {
                 self.from.array().map_err(broken)?;
@@ -253,8 +296,10 @@ impl<'b> Values<'b> {
             SET => {
                 let members = self.read_list(py, depth)?;
                 self.add(cost::TABLE + members.len() * cost::MEMBER)?;
-                let keys = members.iter().map(hashable).collect::<PyResult<Vec<_>>>()?;
-                Ok(PySet::new(py, keys)?.into_any())
+                let keys = members.iter().map(hashable).collect::<PyResult<Option<Vec<_>>>>()?;
+                let set = keys.map(|keys| PySet::new(py, keys)).transpose()?;
+                let whole = set.filter(|set| set.len() == members.len());
+                Ok(whole.map_or_else(|| members.into_any(), Bound::into_any))
             }
             tag @ (POSITIVE | NEGATIVE) => {
                 let bytes = self.from.bytes().map_err(broken)?;
@@ -276,26 +321,36 @@ impl<'b> Values<'b> {
     }
 }
 
+/// A value that Python reads from text; an `Opaque` of this kind if it cannot.
+fn parsed<'py>(
+    of: &PythonType,
+    method: &str,
+    kind: &str,
+    text: &str,
+    py: Python<'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let made = of.get(py)?.call_method1(method, (text,));
+    made.or_else(|_| OPAQUE.get(py)?.call1((kind, text)))
+}
+
 /// The key that stands for a value in a dictionary or set: lists become tuples and sets frozen sets, at any depth.
-fn hashable(key: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
+/// `None` for a value that has no such key: one with a dictionary in it.
+fn hashable(key: Bound<'_, PyAny>) -> PyResult<Option<Bound<'_, PyAny>>> {
     let py = key.py();
-    if let Ok(list) = key.cast::<PyList>() {
-        let parts = list.iter().map(hashable).collect::<PyResult<Vec<_>>>()?;
-        return Ok(PyTuple::new(py, parts)?.into_any());
-    }
-    if let Ok(tuple) = key.cast::<PyTuple>() {
-        let parts = tuple.iter().map(hashable).collect::<PyResult<Vec<_>>>()?;
-        return Ok(PyTuple::new(py, parts)?.into_any());
-    }
-    if let Ok(set) = key.cast::<PySet>() {
-        return Ok(PyFrozenSet::new(py, set.iter())?.into_any());
-    }
     if key.is_instance_of::<PyDict>() {
-        return Err(MarshalError::new_err(
-            "a key or member is an object, which Python's dictionaries and sets cannot hold",
-        ));
+        return Ok(None);
     }
-    Ok(key)
+    let parts: Vec<_> = if let Ok(list) = key.cast::<PyList>() {
+        list.iter().collect()
+    } else if let Ok(tuple) = key.cast::<PyTuple>() {
+        tuple.iter().collect()
+    } else if let Ok(set) = key.cast::<PySet>() {
+        return Ok(Some(PyFrozenSet::new(py, set.iter())?.into_any()));
+    } else {
+        return Ok(Some(key));
+    };
+    let parts = parts.into_iter().map(hashable).collect::<PyResult<Option<Vec<_>>>>()?;
+    parts.map(|parts| Ok(PyTuple::new(py, parts)?.into_any())).transpose()
 }
 
 fn length(given: Option<u64>) -> PyResult<u64> {
@@ -322,7 +377,12 @@ pub(crate) fn write(
     } else if let Ok(number) = value.cast::<PyFloat>() {
         out.f64(number.value()).map_err(infallible)?;
     } else if let Ok(text) = value.cast::<PyString>() {
-        out.str(&text.to_cow()?).map_err(infallible)?;
+        let text = text.to_cow().map_err(|_| {
+            MarshalError::new_err(
+                "text with half of a surrogate pair cannot be given to a guest: encode it as bytes",
+            )
+        })?;
+        out.str(&text).map_err(infallible)?;
     } else if let Ok(bytes) = value.cast::<PyBytes>() {
         out.bytes(bytes.as_bytes()).map_err(infallible)?;
     } else if let Ok(bytes) = value.cast::<PyByteArray>() {
@@ -386,6 +446,22 @@ fn write_other(
         }
         return Ok(());
     }
+    if let Ok(number) = value.cast::<PyComplex>() {
+        let parts = [number.real(), number.imag()];
+        out.tag(COMPLEX).map_err(infallible)?.array(2).map_err(infallible)?;
+        parts.into_iter().try_for_each(|part| out.f64(part).map(drop)).map_err(infallible)?;
+        return Ok(());
+    }
+    if value.is_instance(DECIMAL_TYPE.get(py)?)? {
+        out.tag(DECIMAL).map_err(infallible)?.str(&value.str()?.to_cow()?).map_err(infallible)?;
+        return Ok(());
+    }
+    if value.is_instance(UUID_TYPE.get(py)?)? {
+        let bytes = value.getattr("bytes")?;
+        let bytes = bytes.cast::<PyBytes>()?.as_bytes();
+        out.tag(UUID).map_err(infallible)?.bytes(bytes).map_err(infallible)?;
+        return Ok(());
+    }
     // Objects with a method that returns a plain form: data classes, models, arrays, and mappings of any kind.
     for method in ["model_dump", "tolist"] {
         if let Some(plain) = value.getattr_opt(method)?
@@ -395,8 +471,15 @@ fn write_other(
         }
     }
     if value.hasattr("__dataclass_fields__")? && !value.is_instance_of::<PyType>() {
-        let plain = py.import("dataclasses")?.call_method1("asdict", (value,))?;
-        return write(&plain, out, depth + 1);
+        let fields = py.import("dataclasses")?.call_method1("fields", (value,))?;
+        out.map(fields.len()? as u64).map_err(infallible)?;
+        for field in fields.try_iter()? {
+            let name = field?.getattr("name")?;
+            let name = name.cast::<PyString>()?;
+            write(name, out, depth + 1)?;
+            write(&value.getattr(name)?, out, depth + 1)?;
+        }
+        return Ok(());
     }
     if let Ok(mapping) = value.cast::<PyMapping>() {
         let plain = PyDict::new(py);
@@ -404,8 +487,8 @@ fn write_other(
         return write(plain.as_any(), out, depth + 1);
     }
     Err(MarshalError::new_err(format!(
-        "a {} cannot be given to a guest; values are None, booleans, numbers, strings, bytes, dates, and lists, \
-         tuples, sets and dictionaries of them",
+        "a {} cannot be given to a guest; values are None, booleans, numbers, strings, bytes, dates, UUIDs, and \
+         lists, tuples, sets and dictionaries of them",
         value.get_type().fully_qualified_name()?
     )))
 }

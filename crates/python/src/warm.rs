@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use afresh::{Call, Function, Guest, Options, Reference, SaveOptions};
-use afresh_interpreter::{CallConvention, Interpreter, Language, Request};
+use afresh::{Call, Guest, Options, Reference, SaveOptions};
+use afresh_interpreter::{Interpreter, Request};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 

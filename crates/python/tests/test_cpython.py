@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import decimal
 import math
 import os
 import signal
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,33 @@ def test_numbers_come_back_from_numpy_and_pandas(python: afresh.Warm) -> None:
     assert python.eval("numpy.linalg.solve([[2.0, 0.0], [0.0, 4.0]], [2.0, 4.0])") == [1.0, 1.0]
     assert python.eval("datetime.date(2026, 1, 2)") == datetime.date(2026, 1, 2)
     assert len(python.eval("list(range(100_000))")) == 100_000
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        decimal.Decimal("-1.50"),
+        decimal.Decimal("NaN"),
+        uuid.UUID(int=5),
+        1 + 2j,
+        datetime.date(2026, 1, 2),
+        datetime.datetime(1, 1, 1, 12, 30, 0, 5),
+        datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone(datetime.timedelta(hours=5))),
+        {frozenset([1]): {(1, frozenset([2]))}},
+        -(10**5000),
+    ],
+    ids=str,
+)
+def test_values_go_both_ways(python: afresh.Warm, value: Any) -> None:
+    with python.sandbox() as sb:
+        back = sb.apply("lambda value: value", value)
+    assert repr(back) == repr(value)
+
+
+def test_values_that_only_the_guest_has_come_back_with_a_name(python: afresh.Warm) -> None:
+    assert python.eval("pandas.NaT") == afresh.Opaque("NaTType", "NaT")
+    assert python.eval("numpy.array(['NaT'], dtype='M8[s]')") == [None]
+    assert python.eval("10**5000") == 10**5000
 
 
 def test_nothing_of_a_call_is_left(python: afresh.Warm) -> None:

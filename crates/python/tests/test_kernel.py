@@ -210,6 +210,20 @@ def test_completion_inspection_input_and_comms(kernel: tuple[Any, Client]) -> No
     assert [message["content"]["data"] for message in messages if message["msg_type"] == "comm_open"] == [{"a": 1}]
 
 
+def test_a_widget_follows_its_client(kernel: tuple[Any, Client]) -> None:
+    pytest.importorskip("ipywidgets", reason="SKIPPED: ipywidgets is not installed; `cargo xtask adapters` has it")
+    _, client = kernel
+    code = "import ipywidgets\nmoved = []\nslider = ipywidgets.IntSlider(3)\n"
+    code += "slider.observe(lambda change: moved.append(change['new']), 'value')\nslider"
+    _, messages = client.wait(client.client.execute(code))
+    (shown,) = [message["content"]["data"] for message in messages if message["msg_type"] == "execute_result"]
+    model = shown["application/vnd.jupyter.widget-view+json"]["model_id"]
+    state = {"method": "update", "state": {"value": 7}, "buffer_paths": []}
+    session = client.client.session
+    client.client.shell_channel.send(session.msg("comm_msg", {"comm_id": model, "data": state}))
+    assert client.show("slider.value, moved") == "(7, [7])"
+
+
 @pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(1000)"])
 def test_a_cell_is_interrupted(kernel: tuple[Any, Client], code: str) -> None:
     manager, client = kernel

@@ -133,6 +133,8 @@ struct Sandboxes {
     max_snapshots: Option<usize>,
     max_running_calls: Option<usize>,
     max_memory_mib: Option<u64>,
+    #[serde(default)]
+    build_images: Vec<String>,
     idle_timeout: Option<Time>,
     timeout: Option<Time>,
     call_timeout: Option<Time>,
@@ -308,6 +310,7 @@ impl Sandboxes {
         set(&mut config.max_snapshots, self.max_snapshots);
         set(&mut config.max_running_calls, self.max_running_calls);
         set(&mut config.max_memory, self.max_memory_mib.map(|mib| mib.saturating_mul(1 << 20)));
+        config.build_images = self.build_images;
         set(&mut config.idle_timeout, self.idle_timeout.map(|time| time.0));
         set(&mut config.timeout, self.timeout.map(|time| time.0));
         set(&mut config.call_timeout, self.call_timeout.map(|time| time.0));
@@ -411,6 +414,9 @@ impl Config {
             (Some(certificate), Some(key)) => {
                 let (certificate, key) = (dir.join(certificate.get_ref()), dir.join(key.get_ref()));
                 config.tls = Some(crate::tls::TlsConfig { certificate, key });
+                if let Some(sandboxes) = &mut config.sandboxes {
+                    sandboxes.https = true;
+                }
             }
             (None, None) => {}
             _ => return Err(ManifestError::Half { path: path.to_owned() }),

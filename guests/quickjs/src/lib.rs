@@ -31,7 +31,7 @@ use rquickjs::context::EvalOptions;
 use rquickjs::function::{Args, Rest};
 use rquickjs::{
     CatchResultExt, CaughtError, Context, Ctx, Function, Module, Object, Persistent, Promise,
-    Runtime, Value,
+    Runtime, Type, Value,
 };
 
 use crate::wire::{Failed, Helpers};
@@ -175,7 +175,8 @@ impl Engine {
             while ctx.execute_pending_job() {}
             let carried = value.and_then(|value| {
                 let mut out = Encoder::new(&mut *answer);
-                carry(&ctx, helpers, value, &mut out).map_err(Failure::Failed)
+                carry(&ctx, helpers, value, &mut out)
+                    .map_err(|failed| Failure::Failed(with_thrown(&ctx, helpers, failed)))
             });
             if let Err(ended) = carried {
                 if request.get(1) == Some(&4) {
@@ -189,6 +190,16 @@ impl Engine {
             }
         });
     }
+}
+
+/// The reason, and what the program's own code threw while its value was read: a getter, or a proxy.
+fn with_thrown<'js>(ctx: &Ctx<'js>, helpers: &Helpers, failed: Failed) -> Failed {
+    let thrown = ctx.catch();
+    if matches!(thrown.type_of(), Type::Uninitialized | Type::Null | Type::Undefined) {
+        return failed;
+    }
+    let shown = helpers.show(ctx, thrown).unwrap_or_default();
+    Failed(format!("reading it threw {}", shown.lines().next().unwrap_or_default()))
 }
 
 fn carry<'js>(
@@ -336,7 +347,9 @@ fn write_error<'js>(
             plain("DeadlockError", why, out)
         }
         Failure::Failed(Failed(why)) => plain("MarshalError", &why, out),
-        Failure::Threw(CaughtError::Error(error)) => plain("InternalError", &error.to_string(), out),
+        Failure::Threw(CaughtError::Error(error)) => {
+            plain("InternalError", &error.to_string(), out)
+        }
         Failure::Threw(CaughtError::Value(value)) => {
             let shown = helpers.show(ctx, value)?;
             plain("Error", &shown, out)

@@ -7,13 +7,16 @@
 
 ((write) => {
   const { stringify } = JSON;
-  const { prototype } = Object;
-  const tag = Function.prototype.call.bind(prototype.toString);
-  const has = Function.prototype.call.bind(prototype.hasOwnProperty);
   const errorToString = Function.prototype.call.bind(Error.prototype.toString);
   const toISO = Function.prototype.call.bind(Date.prototype.toISOString);
   const getTime = Function.prototype.call.bind(Date.prototype.getTime);
   const wellFormed = Function.prototype.call.bind(String.prototype.toWellFormed);
+  const bigintToString = Function.prototype.call.bind(BigInt.prototype.toString);
+  const views = Object.getOwnPropertyDescriptors(Object.getPrototypeOf(Uint8Array.prototype));
+  const viewName = Function.prototype.call.bind(views[Symbol.toStringTag].get);
+  const viewBuffer = Function.prototype.call.bind(views.buffer.get);
+  const viewOffset = Function.prototype.call.bind(views.byteOffset.get);
+  const viewLength = Function.prototype.call.bind(views.byteLength.get);
   const { keys } = Object;
   const { isArray, from } = Array;
   const MOST = 100;
@@ -42,14 +45,16 @@
     if (depth >= DEEPEST) return isArray(value) ? "[Array]" : "[Object]";
     const within = [...seen, value];
     const inner = (part) => show(part, depth + 1, within);
-    const list = (parts, open, close) => {
-      const rest = parts.length > MOST ? [`... ${parts.length - MOST} more`] : [];
+    const list = (parts, open, close, count = parts.length) => {
+      const rest = count > MOST ? [`... ${count - MOST} more`] : [];
       const shown = [...parts.slice(0, MOST).map((part) => part()), ...rest];
       return shown.length === 0 ? `${open}${close}` : `${open} ${shown.join(", ")} ${close}`;
     };
     if (isArray(value) || ArrayBuffer.isView(value)) {
       const name = isArray(value) ? "" : `${value.constructor.name}(${value.length}) `;
-      return name + list(from(value, (part) => () => inner(part)), "[", "]");
+      // An array can be as long as four thousand million holes.
+      const first = from({ length: value.length > MOST ? MOST : value.length }, (_, at) => () => inner(value[at]));
+      return name + list(first, "[", "]", value.length);
     }
     if (value instanceof Map) {
       return `Map(${value.size}) ` + list(from(value, ([k, v]) => () => `${inner(k)} => ${inner(v)}`), "{", "}");
@@ -92,16 +97,18 @@
       if (value instanceof Set) return 3;
       if (value instanceof Uint8Array) return 4;
       if (value instanceof ArrayBuffer) return 5;
-      if (ArrayBuffer.isView(value) && has(Object.getPrototypeOf(value), "BYTES_PER_ELEMENT")) return 6;
+      if (viewName(value) !== undefined) return 6;
       if (value instanceof Error) return 7;
       if (value instanceof Promise) return 8;
-      const name = tag(value);
-      return name === "[object Object]" || value.toJSON === undefined ? 0 : 9;
+      return value instanceof RegExp ? 9 : 0;
     },
     time: (value) => getTime(value),
     entries: (value) => from(value, ([key, part]) => [key, part]).flat(1),
     members: (value) => from(value),
     bytes: (value) => new Uint8Array(value),
+    // The kind of a typed array, whatever its class is called, and its bytes.
+    viewName: (value) => viewName(value),
+    viewBytes: (value) => new Uint8Array(viewBuffer(value), viewOffset(value), viewLength(value)),
     date: (seconds) => new Date(seconds * 1000),
     // A day alone is midnight in UTC, as everywhere in JavaScript.
     moment: (text) => new Date(text),
@@ -114,7 +121,7 @@
     bigint: (text) => BigInt(text),
     // A BigInt from bytes: read with one digit too many, and negative ones count from minus one.
     unpad: (padded, negative) => (negative ? -1n - padded / 16n : padded / 16n),
-    text: (value) => value.toString(),
+    hex: (value) => bigintToString(value, 16),
     // An error of the host's own making.
     failure: (name, message, id) => {
       const error = new Error(message);

@@ -6,10 +6,11 @@
 //! | numbers | integers where they are whole and exact, else 64-bit floats |
 //! | BigInt | integers, of any size by tags 2 and 3 |
 //! | ArrayBuffer, Uint8Array | bytes |
-//! | arrays, other typed arrays | arrays |
+//! | arrays, other typed arrays | arrays; numbers of typed arrays as in memory, by tags 79 and 86 |
 //! | Map | maps; Set: tag 258 and an array; Date: tag 1 and seconds; on the way in also as text, by tags 0 and 1004 |
+//! | strings | on the way in also UUIDs (tag 37) and decimal numbers (tag 65585) |
 //! | other objects | maps of own properties |
-//! | functions, symbols, promises, errors | tag 39 and `[kind, text]`: only named, never carried |
+//! | functions, symbols, promises, errors, regular expressions | tag 39 and `[kind, text]`: only named, never carried |
 //!
 //! Nothing deeper than [`MAX_DEPTH`] is carried, so that a cycle ends.
 
@@ -31,6 +32,15 @@ const NAMED: Tag = Tag::new(39);
 const SET: Tag = Tag::new(258);
 /// A day as text.
 const DAY: Tag = Tag::new(1004);
+const UUID: Tag = Tag::new(37);
+/// A private tag: a decimal number as text.
+const DECIMAL: Tag = Tag::new(65_585);
+/// Many integers as in memory, 64 bits each and little-endian.
+const INTEGERS: Tag = Tag::new(79);
+/// The same in floating point.
+const FLOATS: Tag = Tag::new(86);
+/// Maximum elements of an array. A sparse one can have more than could be written within hours.
+const MAX_ARRAY: usize = 1 << 24;
 /// The largest whole number that a number holds exactly.
 const EXACT: f64 = 9_007_199_254_740_991.0;
 
@@ -120,7 +130,14 @@ impl Helpers {
             Type::BigInt => return self.encode_bigint(ctx, value, out),
             Type::Array => {
                 let array = Array::from_value(value)?;
-                out.array(array.len() as u64)?;
+                // As a float: the array's own function expects fewer than 2^31.
+                let length: f64 = array.as_object().get("length")?;
+                if length > MAX_ARRAY as f64 {
+                    return Err(Failed(format!(
+                        "an array has {length} elements; at most {MAX_ARRAY} are carried, and typed arrays of any length"
+                    )));
+                }
+                out.array(length as u64)?;
                 for at in 0..array.len() {
                     self.encode(ctx, array.get(at)?, out, depth + 1)?;
                 }
@@ -154,9 +171,9 @@ impl Helpers {
         value: Value<'js>,
         out: &mut Encoder<&mut Vec<u8>>,
     ) -> Result<()> {
-        let text: Value<'_> = self.call(ctx, "text", (value,))?;
+        let text: Value<'_> = self.call(ctx, "hex", (value,))?;
         let text = self.text(ctx, &text)?;
-        if let Ok(number) = text.parse::<i64>() {
+        if let Ok(number) = i64::from_str_radix(&text, 16) {
             out.i64(number)?;
             return Ok(());
         }
@@ -171,6 +188,36 @@ impl Helpers {
         }
         out.tag(if negative { NEGATIVE } else { POSITIVE })?.bytes(&bytes)?;
         Ok(())
+    }
+
+    /// Writes the numbers of a typed array, as they are in memory; `false` for one whose numbers need another form.
+    fn encode_words<'js>(
+        &self,
+        ctx: &Ctx<'js>,
+        value: &Value<'js>,
+        out: &mut Encoder<&mut Vec<u8>>,
+    ) -> Result<bool> {
+        let name: String = self.call(ctx, "viewName", (value.clone(),))?;
+        let bytes: TypedArray<'_, u8> = self.call(ctx, "viewBytes", (value.clone(),))?;
+        let Some(bytes) = bytes.as_raw() else {
+            return Err(Failed("its buffer is detached".to_owned()));
+        };
+        // SAFETY: the buffer belongs to the array, which is held here, and no program runs while the bytes are read.
+        let bytes = unsafe { bytes.as_ref() };
+        let (tag, words) = match &*name {
+            "Int8Array" => (INTEGERS, integers(bytes, i8::from_le_bytes)),
+            "Uint8ClampedArray" => (INTEGERS, integers(bytes, u8::from_le_bytes)),
+            "Int16Array" => (INTEGERS, integers(bytes, i16::from_le_bytes)),
+            "Uint16Array" => (INTEGERS, integers(bytes, u16::from_le_bytes)),
+            "Int32Array" => (INTEGERS, integers(bytes, i32::from_le_bytes)),
+            "Uint32Array" => (INTEGERS, integers(bytes, u32::from_le_bytes)),
+            "BigInt64Array" => (INTEGERS, bytes.to_vec()),
+            "Float32Array" => (FLOATS, floats(bytes)),
+            "Float64Array" => (FLOATS, bytes.to_vec()),
+            _ => return Ok(false),
+        };
+        out.tag(tag)?.bytes(&words)?;
+        Ok(true)
     }
 
     fn encode_object<'js>(
@@ -193,6 +240,7 @@ impl Helpers {
                     self.encode(ctx, flat.get(at)?, out, depth + 1)?;
                 }
             }
+            6 if self.encode_words(ctx, &value, out)? => {}
             kind @ (3 | 6) => {
                 let members = list("members")?;
                 if kind == 3 {
@@ -217,6 +265,7 @@ impl Helpers {
             }
             7 => return self.name(ctx, "error", value, out),
             8 => return self.name(ctx, "promise", value, out),
+            9 => return self.name(ctx, "regexp", value, out),
             _ => {
                 let object = Object::from_value(value)?;
                 let keys = object.keys::<Value<'_>>().collect::<rquickjs::Result<Vec<_>>>()?;
@@ -250,7 +299,8 @@ impl Helpers {
                 Value::new_null(ctx.clone())
             }
             Item::Bool => Value::new_bool(ctx.clone(), from.bool()?),
-            Item::F16 | Item::F32 | Item::F64 => Value::new_number(ctx.clone(), from.f64()?),
+            // As a float, because an integer has no minus zero.
+            Item::F16 | Item::F32 | Item::F64 => Value::new_float(ctx.clone(), from.f64()?),
             Item::String => rquickjs::String::from_str(ctx.clone(), from.str()?)?.into_value(),
             Item::Bytes => {
                 let buffer = ArrayBuffer::new_copy(ctx.clone(), from.bytes()?)?;
@@ -320,6 +370,15 @@ impl Helpers {
         let tag = from.tag()?;
         Ok(match tag {
             DATE => self.call(ctx, "date", (from.f64()?,))?,
+            DECIMAL => rquickjs::String::from_str(ctx.clone(), from.str()?)?.into_value(),
+            UUID => {
+                let bytes = from.bytes()?;
+                let bytes = <[u8; 16]>::try_from(bytes)
+                    .map_err(|_| Failed("a UUID is cut off".to_owned()))?;
+                let all = format!("{:032x}", u128::from_be_bytes(bytes));
+                let parts = [&all[..8], &all[8..12], &all[12..16], &all[16..20], &all[20..]];
+                rquickjs::String::from_str(ctx.clone(), &parts.join("-"))?.into_value()
+            }
             TIMESTAMP | DAY => self.call(ctx, "moment", (from.str()?,))?,
             SET => {
                 let members = self.decode_array(ctx, from, depth)?;
@@ -368,21 +427,24 @@ fn number<'o, 'v>(
     Ok(if whole { out.i64(value as i64)? } else { out.f64(value)? })
 }
 
-/// The bytes of a decimal number, the highest first.
+/// The bytes of a hexadecimal number, the highest first.
 fn magnitude(digits: &str) -> Vec<u8> {
-    let mut bytes: Vec<u8> = Vec::new();
-    for digit in digits.bytes() {
-        let mut carry = u32::from(digit - b'0');
-        for byte in bytes.iter_mut().rev() {
-            let sum = u32::from(*byte) * 10 + carry;
-            *byte = sum as u8;
-            carry = sum >> 8;
-        }
-        if carry > 0 {
-            bytes.insert(0, carry as u8);
-        }
-    }
-    bytes
+    let value = |digit: u8| (digit as char).to_digit(16).unwrap_or_default() as u8;
+    let (first, pairs) = digits.as_bytes().split_at(digits.len() % 2);
+    let odd = first.iter().map(|digit| value(*digit));
+    odd.chain(pairs.chunks_exact(2).map(|pair| value(pair[0]) << 4 | value(pair[1]))).collect()
+}
+
+/// Numbers of `N` bytes each as integers of 64 bits.
+fn integers<const N: usize, T: Into<i64>>(bytes: &[u8], number: impl Fn([u8; N]) -> T) -> Vec<u8> {
+    let (numbers, _) = bytes.as_chunks::<N>();
+    numbers.iter().flat_map(|one| number(*one).into().to_le_bytes()).collect()
+}
+
+/// Numbers in single precision as numbers in double precision.
+fn floats(bytes: &[u8]) -> Vec<u8> {
+    let (numbers, _) = bytes.as_chunks::<4>();
+    numbers.iter().flat_map(|one| f64::from(f32::from_le_bytes(*one)).to_le_bytes()).collect()
 }
 
 /// Takes one away from a number above 0.

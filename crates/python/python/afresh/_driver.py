@@ -190,13 +190,23 @@ def _write_complex(out: bytearray, value: complex) -> None:
     _write_float(out, value.imag)
 
 
-def _date(out: bytearray, value: Any) -> bool:
-    """Appends a date or time, if that is what it is."""
-    dates = sys.modules.get("datetime")
-    if dates is None or not isinstance(value, dates.date):
+def _standard(out: bytearray, value: Any) -> bool:
+    """Appends a date, a time, a decimal number or a UUID, if that is what it is."""
+    dates, decimal, uuid = map(sys.modules.get, ("datetime", "decimal", "uuid"))
+    if dates is not None and isinstance(value, dates.date):
+        if type(value).__name__ == "NaTType":
+            # The missing time of pandas, which is no date.
+            return False
+        out += b"\xc0" if isinstance(value, dates.datetime) else b"\xd9\x03\xec"
+        _write_str(out, value.isoformat())
+    elif decimal is not None and isinstance(value, decimal.Decimal):
+        out += b"\xda\x00\x01\x00\x31"
+        _write_str(out, decimal.Decimal.__str__(value))
+    elif uuid is not None and isinstance(value, uuid.UUID):
+        out += b"\xd8\x25"
+        _write_bytes(out, value.bytes)
+    else:
         return False
-    out += b"\xc0" if isinstance(value, dates.datetime) else b"\xd9\x03\xec"
-    _write_str(out, value.isoformat())
     return True
 
 
@@ -217,7 +227,7 @@ def _other(out: bytearray, value: Any, depth: int) -> None:
     for kind, nested in _NESTED.items():
         if isinstance(value, kind):
             return nested(out, value, depth)
-    if _date(out, value):
+    if _standard(out, value):
         return None
     fields = getattr(type(value), "__dataclass_fields__", None)
     if isinstance(fields, dict):
@@ -286,16 +296,23 @@ def read(data: bytes, at: int) -> tuple[Any, int]:
             parts.append(part)
         return parts, at
     if major == 5:
-        pairs = {}
+        pairs = []
         for _ in range(number):
             key, at = read(data, at)
-            pairs[_hashable(key)], at = read(data, at)
-        return pairs, at
+            part, at = read(data, at)
+            pairs.append((key, part))
+        try:
+            return {_hashable(key): part for key, part in pairs}, at
+        except TypeError:
+            # Maps of JavaScript may have objects as keys.
+            return pairs, at
     return _tagged(number, *read(data, at))
 
 
 def _hashable(key: Any) -> Any:
-    return tuple(key) if isinstance(key, list) else key
+    if isinstance(key, (list, tuple)):
+        return tuple(map(_hashable, key))
+    return frozenset(key) if isinstance(key, set) else key
 
 
 def _tagged(tag: int, value: Any, at: int) -> tuple[Any, int]:
@@ -304,11 +321,22 @@ def _tagged(tag: int, value: Any, at: int) -> tuple[Any, int]:
     if tag == 3:
         return ~int.from_bytes(value, "big"), at
     if tag == 258:
-        return set(map(_hashable, value)), at
+        try:
+            return set(map(_hashable, value)), at
+        except TypeError:
+            return value, at
     if tag == 65584:
         return tuple(value), at
     if tag == 43000:
         return complex(*value), at
+    if tag == 37:
+        from uuid import UUID  # noqa: PLC0415
+
+        return UUID(bytes=value), at
+    if tag == 65585:
+        from decimal import Decimal  # noqa: PLC0415
+
+        return Decimal(value), at
     if tag in (0, 1, 1004):
         from datetime import date, datetime, timezone  # noqa: PLC0415
 
@@ -323,6 +351,9 @@ def shown(value: Any) -> str:
     try:
         return repr(value)
     except Exception as error:
+        if isinstance(error, ValueError) and isinstance(value, int):
+            # Python limits the digits of a number that it shows.
+            return hex(value)
         return f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
 
 

@@ -78,7 +78,11 @@ def _plain(value: Any) -> str:
             return "NaN"
         if math.isinf(value):
             return "Infinity" if value > 0 else "-Infinity"
-    return repr(value)
+    try:
+        return repr(value)
+    except ValueError:
+        # Python limits the digits of a number that it shows, and not those of a number.
+        return hex(value) if isinstance(value, int) else f"<{type(value).__name__} with a number of too many digits>"
 
 
 def failed(error: BaseException) -> Result:

@@ -32,6 +32,10 @@ pub struct SandboxConfig {
     /// from the store. By default three quarters of the limit: the host's memory or that of the control group. Live
     /// sandboxes can grow past it.
     pub max_memory: u64,
+    /// The beginnings of the names of images that tenants may build templates of, such as `docker.io/library/`.
+    pub build_images: Vec<String>,
+    /// Whether clients reach the server by HTTPS.
+    pub https: bool,
     /// After so long without a call a sandbox is saved, and comes back with the next.
     pub idle_timeout: Duration,
     /// Minimum time between removals of unreferenced objects from the directory.
@@ -58,6 +62,8 @@ impl SandboxConfig {
             max_snapshots: 1000,
             max_running_calls: 64,
             max_memory: super::memory::usual_limit(),
+            build_images: Vec::new(),
+            https: false,
             idle_timeout: Duration::from_secs(60),
             tidy_interval: Duration::from_secs(60),
             timeout: Duration::from_secs(24 * 60 * 60),

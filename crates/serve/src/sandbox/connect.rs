@@ -6,6 +6,9 @@ use afresh_interpreter::{Stream, Thrown};
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http_body::Body;
+use http_body_util::BodyExt;
 use hyper::StatusCode;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde::de::DeserializeOwned;
@@ -19,6 +22,8 @@ use crate::error_response::{ErrorResponse, RefusalReason};
 const LAST: u8 = 2;
 /// The client's time limit of a stream, in Connect's own words.
 const LIMIT: &str = "connect-timeout-ms";
+/// Maximum bytes of one line of output that is handed over whole.
+const MAX_LINE_BYTES: usize = 64 << 10;
 /// Longest limit that is one.
 const MAX_TIMEOUT_MILLIS: f64 = 86_400_000.0 * 365.0;
 
@@ -35,6 +40,11 @@ impl ConnectError {
     /// `code` is an error code of Connect.
     pub(super) fn new(code: &'static str, why: impl Into<String>) -> Self {
         Self { code, why: why.into(), refusal: None }
+    }
+
+    /// The reason.
+    pub(super) fn why(&self) -> &str {
+        &self.why
     }
 
     /// Whether the sandbox was never called.
@@ -187,6 +197,47 @@ pub(super) fn ended(status: i32) -> Vec<u8> {
         }
     };
     [event(&json!({ "end": end })), message(LAST, &json!({}))].concat()
+}
+
+/// Follows the events of a command to its end: its exit code. Output is handed over as text, line by line where it has
+/// lines.
+pub(super) async fn follow(
+    mut events: impl Body<Data = Bytes, Error = std::convert::Infallible> + Unpin,
+    mut hear: impl FnMut(&str),
+) -> Result<i64, String> {
+    let mut begun = Vec::new();
+    let mut status = None;
+    while let Some(frame) = events.frame().await {
+        let Ok(frame) = frame;
+        let Ok(piece) = frame.into_data() else { continue };
+        for message in ConnectMessages(&piece).flatten() {
+            let said: Value = serde_json::from_slice(message).unwrap_or_default();
+            for stream in ["stdout", "stderr"] {
+                let Some(data) = said["event"]["data"][stream].as_str() else { continue };
+                begun.extend(STANDARD.decode(data).unwrap_or_default());
+                let end = begun.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+                let whole = if begun.len() - end > MAX_LINE_BYTES { begun.len() } else { end };
+                let lines: Vec<u8> = begun.drain(..whole).collect();
+                hear(&String::from_utf8_lossy(&lines));
+            }
+            if let Some(code) = said["event"]["end"]["exitCode"].as_i64() {
+                status = Some(code);
+            }
+        }
+        if status.is_none()
+            && let Some(why) = broken(&piece)
+        {
+            return Err(why);
+        }
+    }
+    hear(&String::from_utf8_lossy(&begun));
+    status.ok_or_else(|| "the command was lost with its sandbox".to_owned())
+}
+
+/// The reason in the last message of a stream that broke off.
+fn broken(piece: &[u8]) -> Option<String> {
+    let said: Value = serde_json::from_slice(piece.get(5..)?).ok()?;
+    Some(said["error"]["message"].as_str()?.to_owned())
 }
 
 /// The end of a stream before its command ended.

@@ -10,18 +10,20 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
+use super::creation::CreateOptions;
 use super::record::SandboxSettings;
-use super::registry::{CreateOptions, Sandboxes};
+use super::registry::Sandboxes;
 use super::request_record::RequestNotes;
 use super::requests::{CreateRequest, TimeoutRequest};
 use super::routes::{Answer, Tenant, TenantSandbox, answer, json, short};
 use super::sandbox::Sandbox;
+use super::snapshots::KeepOptions;
 use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;
 
 /// The version of the E2B agent with this interface. Its clients choose their requests by it.
-const AGENT: &str = "0.6.5";
+pub(super) const AGENT: &str = "0.6.5";
 /// Default lifetime of a sandbox in seconds.
 const DEFAULT_TIMEOUT_SECONDS: u64 = 300;
 /// Maximum forks of one request.
@@ -99,6 +101,7 @@ pub(super) async fn create(
             envs: new.env_vars.unwrap_or_default(),
             public: new.network.and_then(|network| network.allow_public_traffic) == Some(true),
             auto_resume: new.auto_resume.is_some_and(|resume| resume.enabled),
+            directory: None,
         },
     };
     let sandbox = all.create(&tenant, wanted).await?;
@@ -205,17 +208,9 @@ pub(super) async fn snapshot(
     with_memory(&wanted)?;
     short(&wanted.name)?;
     let (all, sandbox) = chosen.sandbox()?;
-    let record = all.keep(&sandbox, wanted.name.into_iter().collect()).await?;
+    let keep = KeepOptions::like(&sandbox, wanted.name.into_iter().collect());
+    let record = all.keep(&sandbox, keep).await?;
     notes.set_made([&*record.id].into_iter());
     let said = json!({"snapshotID": record.id, "names": record.names});
     Ok(answer(StatusCode::CREATED, &said))
-}
-
-pub(super) async fn forget(chosen: TenantSandbox) -> Answer {
-    let TenantSandbox { all, tenant, id } = chosen;
-    let known = all.snapshot(&tenant, &id).await?.ok_or_else(|| {
-        ErrorResponse::new(StatusCode::NOT_FOUND, format!("the snapshot {id} was not found"))
-    })?;
-    all.forget(known.record).await?;
-    Ok(StatusCode::NO_CONTENT.into_response())
 }

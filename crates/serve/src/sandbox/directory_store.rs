@@ -30,7 +30,12 @@ impl DirectoryStore {
     pub(super) fn open(dir: &Path) -> Result<Self, afresh::Cause> {
         let sandboxes = Records::open(dir.join("sandboxes"))?;
         let snapshots = Records::open(dir.join("records"))?;
-        let known = snapshots.all::<SnapshotRecord>()?.into_iter();
+        let mut found = snapshots.all::<SnapshotRecord>()?;
+        // States after steps belong to the server before, which may have had other templates.
+        for layer in found.extract_if(.., |record| record.is_layer()) {
+            snapshots.remove(&layer.id)?;
+        }
+        let known = found.into_iter();
         let known = Mutex::new(known.map(|record| (record.id.clone(), record)).collect());
         Ok(Self { sandboxes, snapshots, known })
     }

@@ -187,7 +187,9 @@ pub(super) async fn snapshots(
     let mut own = all.snapshots(&tenant).await?;
     own.retain(|record| {
         let named = |name: &String| record.id == *name || record.names.contains(name);
-        listing.sandbox.as_ref().is_none_or(|id| record.sandbox == *id)
+        !record.is_layer()
+            && record.built.is_none()
+            && listing.sandbox.as_ref().is_none_or(|id| record.sandbox == *id)
             && listing.name.as_ref().is_none_or(named)
     });
     let (own, next) = listing.page(own, |record| (0, record.id.clone()))?;

@@ -89,9 +89,9 @@ pub(super) async fn process(
 }
 
 /// A sandbox that runs commands.
-struct CommandTarget {
-    all: Arc<Sandboxes>,
-    sandbox: Arc<Sandbox>,
+pub(super) struct CommandTarget {
+    pub(super) all: Arc<Sandboxes>,
+    pub(super) sandbox: Arc<Sandbox>,
 }
 
 type ProcessResult = Result<Response, ConnectError>;
@@ -147,7 +147,7 @@ impl CommandTarget {
             "cmd": process.cmd,
             "args": process.args,
             "envs": envs,
-            "cwd": process.cwd,
+            "cwd": process.cwd.or_else(|| self.sandbox.settings.directory.clone()),
             "stdin": stdin,
             "size": pty.map(Terminal::wanted),
             "tag": tag,
@@ -160,6 +160,36 @@ impl CommandTarget {
             asking.of(&wanted)
         });
         heard_while(starting, heard).await
+    }
+
+    /// Starts a command without a client.
+    pub(super) async fn launch(&self, wanted: Value) -> Result<(), String> {
+        let (ear, _unheard) = Subscriber::new(KEEPALIVE_INTERVAL);
+        let mut speaker = self.speaker();
+        speaker.starts(ear, None);
+        let starting = self.ask(speaker, move |asking| asking.of(&wanted).map(drop));
+        starting.await.map_err(|failed| failed.why().to_owned())
+    }
+
+    /// Runs a command without a client to its end, for at most `limit`, and hands over its output as text.
+    pub(super) async fn run(
+        &self,
+        wanted: &Value,
+        limit: Duration,
+        hear: impl FnMut(&str),
+    ) -> Result<i64, String> {
+        let (ear, heard) = Subscriber::new(KEEPALIVE_INTERVAL);
+        let mut speaker = self.speaker();
+        speaker.starts(ear, Some(limit));
+        let wanted = wanted.clone();
+        let starting = self.ask(speaker, move |asking| {
+            asking.sandbox.runs.fetch_add(1, Ordering::Relaxed);
+            asking.of(&wanted).map(drop)
+        });
+        // Output may come before the start is acknowledged.
+        let (started, status) = tokio::join!(starting, connect::follow(heard, hear));
+        started.map_err(|failed| failed.why().to_owned())?;
+        status
     }
 
     async fn connect(&self, headers: &HeaderMap, body: &[u8]) -> ProcessResult {

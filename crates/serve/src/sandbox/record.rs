@@ -25,6 +25,20 @@ pub(crate) struct SandboxSettings {
     /// A request into it resumes it after a pause.
     #[serde(default)]
     pub(crate) auto_resume: bool,
+    /// Where commands start, if its template says so.
+    #[serde(default)]
+    pub(crate) directory: Option<String>,
+}
+
+/// A template that was built over the API.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BuiltTemplate {
+    /// The number of the build.
+    pub(crate) id: String,
+    /// The template's name, without a tag.
+    pub(crate) template: String,
+    /// Milliseconds since 1970.
+    pub(crate) made: u64,
 }
 
 /// A sandbox that was saved.
@@ -70,6 +84,12 @@ pub(crate) struct SnapshotRecord {
     /// Variables of the sandbox, which those made from it have too.
     #[serde(default)]
     pub(crate) envs: BTreeMap<String, String>,
+    /// Where commands of sandboxes made from it start.
+    #[serde(default)]
+    pub(crate) directory: Option<String>,
+    /// Set for a template.
+    #[serde(default)]
+    pub(crate) built: Option<BuiltTemplate>,
     /// Bytes that it stores.
     #[serde(default)]
     pub(crate) stored: u64,
@@ -79,6 +99,16 @@ pub(crate) struct SnapshotRecord {
 pub(crate) fn milliseconds(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The names of states after steps of a build begin like this.
+pub(super) const LAYER: &str = "layer:";
+
+impl SnapshotRecord {
+    /// Whether it is the state after a step of a build, which only later builds use.
+    pub(super) fn is_layer(&self) -> bool {
+        self.names.iter().any(|name| name.starts_with(LAYER))
+    }
 }
 
 /// A directory of such files.
@@ -182,6 +212,8 @@ mod tests {
             sandbox: "s".to_owned(),
             names: vec!["n".to_owned()],
             envs: BTreeMap::new(),
+            directory: None,
+            built: None,
             stored: 0,
         };
         records.store_record("a", &record).unwrap();

@@ -14,13 +14,12 @@ use tokio::sync::OwnedMutexGuard;
 use tracing::Instrument;
 
 use super::accounts::Accounts;
-use super::charge::Charge;
+use super::builds::Builds;
 use super::config::SandboxConfig;
 use super::directory::Directory;
 use super::directory_store::DirectoryStore;
 use super::memory::Memory;
 use super::quota::Quota;
-use super::record::SandboxSettings;
 use super::sandbox::{Residency, Sandbox, Times, next_event, refused};
 use super::store::SandboxStore;
 use super::template::{Warm, state_reference};
@@ -33,6 +32,9 @@ use crate::failure::internal;
 /// All sandboxes of a server.
 pub(crate) struct Sandboxes {
     pub(crate) config: SandboxConfig,
+    /// Another in each server.
+    pub(super) boot: String,
+    pub(super) builds: Builds,
     pub(super) templates: Vec<Arc<Warm>>,
     pub(super) all: Mutex<HashMap<String, Arc<Sandbox>>>,
     /// Killed sandboxes that have not ended yet, which count in the budgets of their tenants. Their entries may still
@@ -58,7 +60,7 @@ pub(crate) struct Sandboxes {
     pub(super) idle_saves: TenantQueue,
     pub(super) pauses: TenantQueue,
     /// Snapshots that are fetched and opened.
-    pulls: TenantQueue,
+    pub(super) pulls: TenantQueue,
     directory: Mutex<Option<Directory>>,
 }
 
@@ -89,17 +91,6 @@ pub(super) enum Operation {
     Connection,
     /// It does background work, if it is live.
     Slice,
-}
-
-/// Options of a new sandbox.
-#[derive(Clone, Debug)]
-pub(super) struct CreateOptions {
-    pub(super) template: String,
-    pub(super) time: Duration,
-    pub(super) pause_at_end: bool,
-    /// It must reach no server outside.
-    pub(super) offline: bool,
-    pub(super) settings: SandboxSettings,
 }
 
 /// Random bytes, as text.
@@ -189,6 +180,7 @@ impl Sandboxes {
             return Err("no template is named that sandboxes could be made from".into());
         }
         std::fs::create_dir_all(&config.dir)?;
+        let boot = random(8).map_err(|refusal| refusal.message)?;
         let directory = Directory::lock(&config.dir)?;
         let ledger = match ledger {
             Some(ledger) => ledger,
@@ -234,6 +226,8 @@ impl Sandboxes {
             pauses: TenantQueue::new("save", MAX_PAUSES, usize::MAX),
             pulls: TenantQueue::new("pull of the snapshot", MAX_PULLS, waiting),
             directory: Mutex::new(Some(directory)),
+            boot,
+            builds: Builds::default(),
             config,
         })
     }
@@ -277,7 +271,7 @@ impl Sandboxes {
     }
 
     /// The first template, for the names that clients of E2B have for it.
-    fn usual_template(&self, name: &str) -> Result<&Arc<Warm>, ErrorResponse> {
+    pub(super) fn usual_template(&self, name: &str) -> Result<&Arc<Warm>, ErrorResponse> {
         if USUAL_TEMPLATES.contains(&name) {
             return Ok(&self.templates[0]);
         }
@@ -332,75 +326,6 @@ impl Sandboxes {
     pub(super) fn times(&self, time: Duration, pause_at_end: bool) -> Times {
         let ends = Instant::now() + time.min(self.config.timeout);
         Times { ends, used: Instant::now(), paused: false, pause_at_end }
-    }
-
-    /// Makes a sandbox of a template or a snapshot.
-    pub(super) async fn create(
-        self: &Arc<Self>,
-        tenant: &Arc<str>,
-        wanted: CreateOptions,
-    ) -> Result<Arc<Sandbox>, ErrorResponse> {
-        self.memory.admit(1).await?;
-        let snapshot = match self.has_template(&wanted.template) {
-            true => None,
-            false => self.snapshot(tenant, &wanted.template).await?,
-        };
-        let template = snapshot.as_ref().map_or(&wanted.template, |known| &known.record.template);
-        let warm = match snapshot.is_some() || self.has_template(template) {
-            true => self.template(template).clone(),
-            false => self.usual_template(template)?.clone(),
-        };
-        let envs = snapshot.as_ref().map(|known| known.record.envs.clone()).unwrap_or_default();
-        let has_envs = !(envs.is_empty() && wanted.settings.envs.is_empty());
-        if has_envs && !warm.config.linux {
-            let message = "`envVars` needs a template of a Linux program; this one evaluates code";
-            return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
-        }
-        #[cfg(feature = "linux")]
-        if wanted.offline && !warm.config.net.is_empty() {
-            let message =
-                "`allow_internet_access: false` is not supported for a template with `net`";
-            return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
-        }
-        let name = warm.config.name.clone();
-        let session = match snapshot {
-            None => warm.guest.session().map_err(|error| refused(&error))?,
-            Some(known) => {
-                let patience = self.config.call_timeout;
-                let _place = self.pulls.enter(&self.accounts, tenant, patience).await?;
-                let this = self.clone();
-                blocking(move || {
-                    this.snapshot_guest(&warm, &known)?.session().map_err(|e| refused(&e))
-                })
-                .await?
-            }
-        };
-        let times = self.times(wanted.time, wanted.pause_at_end);
-        let due = next_event(&session);
-        let mut settings = wanted.settings;
-        settings.envs = envs.into_iter().chain(settings.envs).collect();
-        let sandbox = self.assemble(tenant, name, settings, session, times)?;
-        self.admit(vec![sandbox.clone()]).await?;
-        self.goes_on(&sandbox, due);
-        Ok(sandbox)
-    }
-
-    fn assemble(
-        &self,
-        tenant: &Arc<str>,
-        template: String,
-        settings: SandboxSettings,
-        session: Session,
-        times: Times,
-    ) -> Result<Arc<Sandbox>, ErrorResponse> {
-        let charge = Charge::default();
-        charge.measure(&session);
-        let life = Residency::Live(Box::new(session));
-        let of = (tenant.clone(), template);
-        let id = self.ledger.new_id(tenant)?;
-        let mut sandbox = Sandbox::new(id, random(24)?, of, settings, life, times);
-        sandbox.charge = charge;
-        Ok(Arc::new(sandbox))
     }
 
     /// Does something with a sandbox's session, which comes back from the store if it has to.

@@ -21,8 +21,8 @@ use super::request_record::{RequestRecord, TOKEN};
 use super::sandbox::Sandbox;
 use super::signature::is_signed;
 use super::{
-    contexts, control, envd, execute, extensions, file_transfer, listing, process, usage,
-    usage_report,
+    contexts, control, envd, execute, extensions, file_transfer, listing, process, templates,
+    usage, usage_report,
 };
 use crate::error_response::ErrorResponse;
 
@@ -30,8 +30,13 @@ use crate::error_response::ErrorResponse;
 pub(super) const SANDBOX: &str = "e2b-sandbox-id";
 
 /// Words of paths that are not names.
-const ROUTE_WORDS: [&str; 24] = [
+const ROUTE_WORDS: [&str; 29] = [
     "v2",
+    "v3",
+    "builds",
+    "status",
+    "aliases",
+    "tags",
     "sandboxes",
     "timeout",
     "refreshes",
@@ -82,6 +87,8 @@ impl Access {
         }
         match path {
             "/openapi.json" => Self::Public,
+            // Its handler asks for the token of the link.
+            _ if is_upload(request) => Self::Public,
             "/usage" => Self::Key(&[Scope::Use, Scope::Admin]),
             _ => Self::Key(&[Scope::Use]),
         }
@@ -143,9 +150,21 @@ impl TenantSandbox {
     }
 }
 
+/// A path of the control plane without its version.
+fn unversioned(path: &str) -> &str {
+    ["/v2", "/v3"].iter().find_map(|version| path.strip_prefix(version)).unwrap_or(path)
+}
+
+/// Whether a request sends a file for the build of a template.
+fn is_upload<B>(request: &Request<B>) -> bool {
+    let mut words = request.uri().path().split('/').skip(1);
+    request.method() == hyper::Method::PUT
+        && (words.next(), words.nth(1)) == (Some("templates"), Some("files"))
+}
+
 /// The name in a path of the control plane: its second word.
 fn named(path: &str) -> Option<&str> {
-    let path = path.strip_prefix("/v2").unwrap_or(path);
+    let path = unversioned(path);
     path.split('/').nth(2).filter(|id| !id.is_empty())
 }
 
@@ -254,6 +273,7 @@ impl Routes {
     pub(crate) fn new(sandboxes: Arc<Sandboxes>) -> Self {
         let content = DefaultBodyLimit::max(sandboxes.config.max_body);
         let most = DefaultBodyLimit::max(MAX_MESSAGE.min(sandboxes.config.max_body));
+        let files = get(templates::upload_link).put(templates::upload).layer(content.clone());
         let control = Router::new()
             .route("/sandboxes", post(control::create).get(listing::list))
             .route("/v2/sandboxes", post(control::create).get(listing::list))
@@ -268,7 +288,16 @@ impl Routes {
             .route("/sandboxes/{id}/snapshots", post(control::snapshot))
             .route("/sandboxes/{id}/metrics", get(usage::metrics))
             .route("/snapshots", get(listing::snapshots))
-            .route("/templates/{id}", delete(control::forget))
+            .route("/v3/templates", post(templates::announce))
+            .route("/templates", get(templates::list))
+            .route("/v2/templates", get(templates::list))
+            .route("/templates/{id}", get(templates::detail).delete(templates::forget))
+            .route("/v2/templates/{id}/builds/{build}", post(templates::start))
+            .route("/templates/{id}/builds/{build}/status", get(templates::status))
+            .route("/templates/{id}/files/{files}", files)
+            .route("/templates/aliases/{id}", get(templates::alias))
+            .route("/templates/{id}/tags", get(templates::tags))
+            .route("/templates/tags", post(templates::add_tags).delete(templates::remove_tags))
             .route("/sandboxes/{id}/checkpoints", post(extensions::checkpoint))
             .route("/sandboxes/{id}/checkpoints/{checkpoint}", delete(extensions::drop_checkpoint))
             .route("/sandboxes/{id}/rollback", post(extensions::rollback))
@@ -309,6 +338,7 @@ impl Routes {
         match request.uri().path() {
             "/files" => 1,
             "/execute" => 3,
+            _ if is_upload(request) => 1,
             _ => 40,
         }
     }
@@ -322,8 +352,7 @@ impl Routes {
     pub(crate) fn is_sandbox_request<B>(&self, request: &Request<B>) -> bool {
         let path = request.uri().path();
         sandbox_id(request.headers()).is_some() || is_signed(path, request.uri().query()) || {
-            let path = path.strip_prefix("/v2").unwrap_or(path);
-            let first = path.split('/').nth(1).unwrap_or_default();
+            let first = unversioned(path).split('/').nth(1).unwrap_or_default();
             ["sandboxes", "snapshots", "templates", "usage", "openapi.json"].contains(&first)
         }
     }
@@ -337,7 +366,7 @@ impl Routes {
             let id = sandbox_id(request.headers());
             return id.map_or(RouteSubject::Other, |id| RouteSubject::Sandbox { id, inside: true });
         }
-        let rest = path.strip_prefix("/v2").unwrap_or(path);
+        let rest = unversioned(path);
         match (rest.strip_prefix("/sandboxes"), named(path)) {
             (Some(_), Some(id)) => RouteSubject::Sandbox { id: id.to_owned(), inside: false },
             (Some("" | "/"), None) if request.method() == hyper::Method::POST => RouteSubject::New,
@@ -439,7 +468,7 @@ fn is_for_program<B>(request: &Request<B>) -> bool {
 
 /// Whether a path is one of the control plane's.
 fn control(path: &str) -> bool {
-    ["/sandboxes", "/v2/", "/snapshots", "/templates", "/usage", "/openapi.json"]
+    ["/sandboxes", "/v2/", "/v3/", "/snapshots", "/templates", "/usage", "/openapi.json"]
         .iter()
         .any(|own| path.starts_with(own))
 }

@@ -4,12 +4,13 @@
 //! disconnects; after a server was killed, when the next one starts. No host admits more than a
 //! tenant may have.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use afresh::{Guest, Reference, SaveOptions, Saved};
 
 use super::quota::SnapshotReservation;
-use super::record::SnapshotRecord;
+use super::record::{BuiltTemplate, SnapshotRecord};
 use super::registry::{Sandboxes, blocking, lock, to_its_end};
 use super::sandbox::Sandbox;
 use super::store::StoredSnapshot;
@@ -25,20 +26,43 @@ pub(super) fn own_bytes(saved: &Saved) -> u64 {
     saved.snapshot.layers().last().map_or(0, afresh::store::Layer::size)
 }
 
+/// How a state is kept.
+pub(super) struct KeepOptions {
+    /// Names that it is found by, in addition to its id.
+    pub(super) names: Vec<String>,
+    pub(super) built: Option<BuiltTemplate>,
+    /// Variables of sandboxes made from it.
+    pub(super) envs: BTreeMap<String, String>,
+    /// Where their commands start.
+    pub(super) directory: Option<String>,
+}
+
+impl KeepOptions {
+    /// As sandboxes of the same kind as this one.
+    pub(super) fn like(sandbox: &Sandbox, names: Vec<String>) -> Self {
+        let settings = &sandbox.settings;
+        let (envs, directory) = (settings.envs.clone(), settings.directory.clone());
+        Self { names, built: None, envs, directory }
+    }
+}
+
 impl Sandboxes {
     /// Saves a sandbox's present state as something that others can be made from.
     pub(super) async fn keep(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
-        names: Vec<String>,
+        options: KeepOptions,
     ) -> Result<SnapshotRecord, ErrorResponse> {
+        let KeepOptions { names, built, envs, directory } = options;
         let record = SnapshotRecord {
             id: self.ledger.new_id(&sandbox.tenant)?,
             tenant: sandbox.tenant.to_string(),
             template: sandbox.template.clone(),
             sandbox: sandbox.id.clone(),
             names,
-            envs: sandbox.settings.envs.clone(),
+            envs,
+            directory,
+            built,
             stored: 0,
         };
         self.check_stored(&sandbox.tenant, 0, 0)?;

@@ -122,6 +122,17 @@ pub(crate) enum Table {
         #[arg(long, default_value = "target/guests/js.wasm")]
         js: PathBuf,
     },
+    /// Sandboxes by the Python package: first commands, forks, figures and turns of an agent.
+    Sandbox {
+        #[command(flatten)]
+        common: Common,
+        /// Python that has the package, and the rivals and libraries that are to be measured.
+        #[arg(long, value_name = "PYTHON", default_value = "python3")]
+        python: PathBuf,
+        /// Command of afresh, for `afresh mcp`.
+        #[arg(long, value_name = "COMMAND")]
+        afresh: Option<PathBuf>,
+    },
     #[cfg(feature = "linux")]
     /// Calls, clones, thaws and starts of unmodified CPython, compared with a fork server and new
     /// processes.
@@ -232,7 +243,6 @@ fn scratch(parent: Option<&Path>) -> anyhow::Result<TempDir> {
 }
 
 /// The command `afresh`: the given one, else the one in the folder of this program, else the one in `PATH`.
-#[cfg(feature = "http")]
 fn afresh_command(given: Option<&PathBuf>) -> PathBuf {
     let beside = || {
         let path = std::env::current_exe().ok()?.with_file_name("afresh");
@@ -346,6 +356,11 @@ pub(crate) fn run(table: &Table, format: Format) -> anyhow::Result<ExitCode> {
             let folder = scratch(dir.as_deref())?;
             let (options, remote) = (common.options(), remote.as_deref());
             start::start(&wasm, js::REQUEST, folder.path(), remote, &options, &mut print)?;
+        }
+        Table::Sandbox { common, python, afresh } => {
+            let program = afresh_command(afresh.as_ref());
+            let options = common.options();
+            afresh_bench::sandbox::all(python, &program, &options, common.quick, &mut print)?;
         }
         #[cfg(feature = "linux")]
         Table::Linux { common, dir } => {

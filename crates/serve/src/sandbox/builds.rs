@@ -1,0 +1,388 @@
+//! The builds of templates that a server knows: their progress, their logs, and the files that were uploaded for them.
+//!
+//! Promises: a tenant has at most [`MAX_RUNNING`] builds at the same time, and the server keeps a bounded number of finished
+//! ones, with bounded logs. Uploaded files have no name on the disk: they go with the process, or after
+//! [`UPLOAD_LIFETIME`].
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use hyper::StatusCode;
+use serde_json::{Value, json};
+
+use super::control::rfc3339;
+use crate::failure::internal;
+use super::registry::{lock, random};
+use super::template::Warm;
+use crate::error_response::ErrorResponse;
+
+/// Maximum builds of a tenant that have not ended.
+const MAX_RUNNING: usize = 4;
+/// Maximum builds of a tenant, ended ones included. The oldest is forgotten first.
+const MAX_KNOWN: usize = 32;
+/// Maximum bytes of the log of one build. Later lines are left out.
+const MAX_LOG_BYTES: usize = 256 << 10;
+/// Maximum bytes of one line.
+const MAX_LINE_BYTES: usize = 4 << 10;
+/// Maximum entries of one answer, as in E2B.
+const MAX_ENTRIES: usize = 100;
+/// Maximum uploads of a tenant, and their bytes.
+const MAX_UPLOADS: usize = 64;
+const MAX_UPLOADED_BYTES: u64 = 1 << 30;
+/// How long an uploaded file is kept.
+const UPLOAD_LIFETIME: Duration = Duration::from_secs(60 * 60);
+/// How long a build may wait for its start.
+const START_TIMEOUT: Duration = Duration::from_secs(60 * 60);
+
+/// A build.
+pub(super) struct Build {
+    pub(super) id: String,
+    pub(super) tenant: Arc<str>,
+    /// The name of its template.
+    pub(super) template: String,
+    pub(super) tags: Vec<String>,
+    progress: Mutex<Progress>,
+}
+
+struct Progress {
+    stage: Stage,
+    log: Vec<LogEntry>,
+    logged: usize,
+    begun: Instant,
+}
+
+/// Where a build is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Its steps have not come yet.
+    Waiting,
+    Running,
+    Ready,
+    /// With the reason, and the number of the step.
+    Failed(String, Option<usize>),
+}
+
+struct LogEntry {
+    at: SystemTime,
+    level: &'static str,
+    text: String,
+}
+
+impl LogEntry {
+    fn said(&self) -> Value {
+        json!({"timestamp": rfc3339(self.at), "level": self.level, "message": self.text})
+    }
+}
+
+impl Build {
+    /// Adds lines to the log.
+    pub(super) fn log(&self, level: &'static str, text: &str) {
+        let mut progress = lock(&self.progress);
+        for line in text.lines() {
+            if progress.logged > MAX_LOG_BYTES {
+                return;
+            }
+            let mut end = line.len().min(MAX_LINE_BYTES);
+            while !line.is_char_boundary(end) {
+                end -= 1;
+            }
+            let text = line[..end].to_owned();
+            // With the entry itself.
+            progress.logged += text.len() + 64;
+            let text = match progress.logged > MAX_LOG_BYTES {
+                true => "the log is full; later lines are left out".to_owned(),
+                false => text,
+            };
+            progress.log.push(LogEntry { at: SystemTime::now(), level, text });
+        }
+    }
+
+    /// Takes it up; `false` if that was done already.
+    pub(super) fn begin(&self) -> bool {
+        let mut progress = lock(&self.progress);
+        let waits = progress.stage == Stage::Waiting;
+        if waits {
+            progress.stage = Stage::Running;
+        }
+        waits
+    }
+
+    /// It has ended; an error has the number of its step.
+    pub(super) fn end(&self, result: Result<(), (String, Option<usize>)>) {
+        if let Err((why, _)) = &result {
+            self.log("error", why);
+        }
+        lock(&self.progress).stage = match result {
+            Ok(()) => Stage::Ready,
+            Err((why, step)) => Stage::Failed(why, step),
+        };
+    }
+
+    fn is_over(&self) -> bool {
+        let progress = lock(&self.progress);
+        match progress.stage {
+            Stage::Waiting => progress.begun.elapsed() > START_TIMEOUT,
+            Stage::Running => false,
+            Stage::Ready | Stage::Failed(..) => true,
+        }
+    }
+
+    /// Its status, with the entries of its log from `offset`.
+    pub(super) fn status(&self, offset: usize) -> Value {
+        let progress = lock(&self.progress);
+        let entries: Vec<&LogEntry> = progress.log.iter().skip(offset).take(MAX_ENTRIES).collect();
+        let stage = match progress.stage {
+            Stage::Waiting => "waiting",
+            Stage::Running => "building",
+            Stage::Ready => "ready",
+            Stage::Failed(..) => "error",
+        };
+        let mut said = json!({
+            "templateID": self.template,
+            "buildID": self.id,
+            "status": stage,
+            "logs": entries.iter().map(|entry| entry.text.as_str()).collect::<Vec<_>>(),
+            "logEntries": entries.iter().map(|entry| entry.said()).collect::<Vec<_>>(),
+        });
+        if let Stage::Failed(why, step) = &progress.stage {
+            said["reason"] = json!({"message": why, "logEntries": []});
+            if let Some(step) = step {
+                // Clients count the base as the first.
+                said["reason"]["step"] = (step + 1).to_string().into();
+            }
+        }
+        said
+    }
+}
+
+/// A file for a step.
+struct Upload {
+    tenant: Arc<str>,
+    files: String,
+    /// The right to send the file.
+    token: String,
+    content: Option<File>,
+    bytes: u64,
+    since: Instant,
+}
+
+impl Upload {
+    fn is_for(&self, files: &str, token: &str) -> bool {
+        self.files == files && super::keys::same(self.token.as_bytes(), token.as_bytes())
+    }
+}
+
+fn invalid_link() -> ErrorResponse {
+    ErrorResponse::new(StatusCode::FORBIDDEN, "the link is not valid, or not any more")
+}
+
+/// All builds, and the files for them.
+#[derive(Default)]
+pub(super) struct Builds {
+    known: Mutex<Vec<Arc<Build>>>,
+    uploads: Mutex<Vec<Upload>>,
+    /// Templates of images.
+    pub(super) images: Mutex<HashMap<String, Arc<Warm>>>,
+    /// The names of states after steps, oldest first, by tenant.
+    pub(super) layers: Mutex<HashMap<String, Vec<String>>>,
+}
+
+fn full(message: impl Into<String>) -> ErrorResponse {
+    ErrorResponse::busy(StatusCode::TOO_MANY_REQUESTS, message)
+}
+
+/// A number as clients read it: a UUID of random bits.
+fn build_number() -> Result<String, ErrorResponse> {
+    let digits = random(16)?;
+    let parts = [&digits[..8], &digits[8..12], &digits[13..16], &digits[17..20], &digits[20..]];
+    let [first, second, third, fourth, last] = parts;
+    Ok(format!("{first}-{second}-4{third}-8{fourth}-{last}"))
+}
+
+impl Builds {
+    /// A new build of a template.
+    pub(super) fn add(
+        &self,
+        tenant: &Arc<str>,
+        template: String,
+        tags: Vec<String>,
+    ) -> Result<Arc<Build>, ErrorResponse> {
+        let id = build_number()?;
+        let mut known = lock(&self.known);
+        let own: Vec<Arc<Build>> =
+            known.iter().filter(|build| build.tenant == *tenant).cloned().collect();
+        if own.iter().filter(|build| !build.is_over()).count() >= MAX_RUNNING {
+            return Err(full(format!(
+                "a tenant has at most {MAX_RUNNING} builds at the same time"
+            )));
+        }
+        if own.len() >= MAX_KNOWN
+            && let Some(oldest) = own.iter().find(|build| build.is_over())
+        {
+            known.retain(|build| build.id != oldest.id);
+        }
+        let progress =
+            Progress { stage: Stage::Waiting, log: Vec::new(), logged: 0, begun: Instant::now() };
+        let tenant = tenant.clone();
+        let build = Arc::new(Build { id, tenant, template, tags, progress: Mutex::new(progress) });
+        known.push(build.clone());
+        Ok(build)
+    }
+
+    /// A build of a tenant.
+    pub(super) fn of(
+        &self,
+        tenant: &str,
+        template: &str,
+        id: &str,
+    ) -> Result<Arc<Build>, ErrorResponse> {
+        let is_it = |build: &&Arc<Build>| {
+            build.id == id && *build.tenant == *tenant && build.template == template
+        };
+        lock(&self.known).iter().find(is_it).cloned().ok_or_else(|| {
+            let message = format!("the build {id} of the template {template} was not found");
+            ErrorResponse::new(StatusCode::NOT_FOUND, message)
+        })
+    }
+
+    /// The token to send a file with, and whether the file is there.
+    pub(super) fn expect(
+        &self,
+        tenant: &Arc<str>,
+        files: &str,
+    ) -> Result<(String, bool), ErrorResponse> {
+        let mut uploads = lock(&self.uploads);
+        uploads.retain(|upload| upload.since.elapsed() < UPLOAD_LIFETIME);
+        let mut own = uploads.iter_mut().filter(|upload| upload.tenant == *tenant);
+        if let Some(upload) = own.find(|upload| upload.files == files) {
+            upload.since = Instant::now();
+            return Ok((upload.token.clone(), upload.content.is_some()));
+        }
+        if uploads.iter().filter(|upload| upload.tenant == *tenant).count() >= MAX_UPLOADS {
+            return Err(full(format!("a tenant has at most {MAX_UPLOADS} uploads within an hour")));
+        }
+        let token = random(24)?;
+        uploads.push(Upload {
+            tenant: tenant.clone(),
+            files: files.to_owned(),
+            token: token.clone(),
+            content: None,
+            bytes: 0,
+            since: Instant::now(),
+        });
+        Ok((token, false))
+    }
+
+    /// Refuses a link without the token of an upload.
+    pub(super) fn check_link(&self, files: &str, token: &str) -> Result<(), ErrorResponse> {
+        let known = lock(&self.uploads).iter().any(|upload| upload.is_for(files, token));
+        if known { Ok(()) } else { Err(invalid_link()) }
+    }
+
+    /// Keeps a file, in `dir`.
+    pub(super) fn put(
+        &self,
+        dir: &Path,
+        (files, token): (&str, &str),
+        content: &[u8],
+    ) -> Result<(), ErrorResponse> {
+        let stored = kept(dir, content).map_err(|error| internal(&error))?;
+        let mut uploads = lock(&self.uploads);
+        let Some(at) = uploads.iter().position(|upload| upload.is_for(files, token)) else {
+            return Err(invalid_link());
+        };
+        let tenant = uploads[at].tenant.clone();
+        let others = uploads.iter().enumerate().filter(|(other, _)| *other != at);
+        let held: u64 =
+            others.filter(|(_, one)| one.tenant == tenant).map(|(_, one)| one.bytes).sum();
+        let bytes = content.len() as u64;
+        if held.saturating_add(bytes) > MAX_UPLOADED_BYTES {
+            return Err(full("a tenant uploads at most 1 GiB within an hour"));
+        }
+        let upload = &mut uploads[at];
+        (upload.content, upload.bytes, upload.since) = (Some(stored), bytes, Instant::now());
+        Ok(())
+    }
+
+    /// An uploaded file.
+    pub(super) fn file(&self, tenant: &str, files: &str) -> io::Result<Option<Vec<u8>>> {
+        let uploads = lock(&self.uploads);
+        let is_it = |upload: &&Upload| *upload.tenant == *tenant && upload.files == files;
+        let Some(file) = uploads.iter().find(is_it).and_then(|upload| upload.content.as_ref())
+        else {
+            return Ok(None);
+        };
+        let mut file = file.try_clone()?;
+        file.rewind()?;
+        let mut content = Vec::new();
+        file.read_to_end(&mut content)?;
+        Ok(Some(content))
+    }
+}
+
+/// Writes a file without a name.
+fn kept(dir: &Path, content: &[u8]) -> io::Result<File> {
+    let path =
+        dir.join(format!("upload-{}", random(8).map_err(|error| io::Error::other(error.message))?));
+    let mut file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    file.write_all(content)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_has_so_many_builds_and_sees_no_others() {
+        let (builds, tenant) = (Builds::default(), Arc::<str>::from("t"));
+        let add = || builds.add(&tenant, "a".to_owned(), vec!["default".to_owned()]);
+        let all: Vec<_> = (0..MAX_RUNNING).map(|_| add().unwrap()).collect();
+        assert_eq!(add().map(|build| build.id.clone()).unwrap_err().status, 429);
+        assert!(all[0].begin() && !all[0].begin());
+        all[0].end(Err(("no".to_owned(), Some(2))));
+        let other = Arc::<str>::from("other");
+        assert!(builds.add(&other, "a".to_owned(), Vec::new()).is_ok());
+        assert!(builds.of("other", "a", &all[0].id).is_err());
+        let failed = builds.of("t", "a", &all[0].id).unwrap().status(0);
+        assert_eq!((&failed["status"], &failed["reason"]["step"]), (&json!("error"), &json!("3")));
+        assert_eq!(failed["logs"], json!(["no"]));
+        for _ in 0..2 * MAX_KNOWN {
+            add().unwrap().end(Ok(()));
+        }
+        assert!(
+            lock(&builds.known).len() <= MAX_KNOWN + 2 && builds.of("t", "a", &all[0].id).is_err()
+        );
+        assert_eq!(all[0].id.len(), 36);
+    }
+
+    #[test]
+    fn a_log_is_bounded() {
+        let builds = Builds::default();
+        let build = builds.add(&Arc::from("t"), "a".to_owned(), Vec::new()).unwrap();
+        for _ in 0..1000 {
+            build.log("info", &"ä".repeat(3000));
+        }
+        let progress = lock(&build.progress);
+        let bytes: usize = progress.log.iter().map(|entry| entry.text.len()).sum();
+        assert!(bytes <= MAX_LOG_BYTES && progress.log.last().unwrap().text.contains("full"));
+    }
+
+    #[test]
+    fn files_are_sent_with_the_token_of_their_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let (builds, tenant) = (Builds::default(), Arc::<str>::from("t"));
+        let (token, there) = builds.expect(&tenant, "0a").unwrap();
+        assert!(!there && builds.put(dir.path(), ("0a", "guess"), b"x").is_err());
+        builds.put(dir.path(), ("0a", &token), b"content").unwrap();
+        assert_eq!(builds.expect(&tenant, "0a").unwrap(), (token, true));
+        assert_eq!(builds.file("t", "0a").unwrap().unwrap(), b"content");
+        assert_eq!(builds.file("other", "0a").unwrap(), None);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,104 @@
+//! New sandboxes: of a template, a snapshot or an image.
+//!
+//! Promises: a tenant's new sandbox is within its budgets before its client is answered.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use afresh::Session;
+use hyper::StatusCode;
+
+use super::charge::Charge;
+use super::record::SandboxSettings;
+use super::registry::{Sandboxes, blocking, random};
+use super::sandbox::{Residency, Sandbox, Times, next_event, refused};
+use crate::concurrency::Permit;
+use crate::error_response::ErrorResponse;
+
+/// Options of a new sandbox.
+#[derive(Clone, Debug)]
+pub(super) struct CreateOptions {
+    pub(super) template: String,
+    pub(super) time: Duration,
+    pub(super) pause_at_end: bool,
+    /// It must reach no server outside.
+    pub(super) offline: bool,
+    pub(super) settings: SandboxSettings,
+}
+
+impl Sandboxes {
+    /// Makes a sandbox of a template or a snapshot.
+    pub(super) async fn create(
+        self: &Arc<Self>,
+        tenant: &Arc<str>,
+        wanted: CreateOptions,
+    ) -> Result<Arc<Sandbox>, ErrorResponse> {
+        self.memory.admit(1).await?;
+        let snapshot = match self.has_template(&wanted.template) {
+            true => None,
+            false => self.snapshot(tenant, &wanted.template).await?,
+        };
+        let template = snapshot.as_ref().map_or(&wanted.template, |known| &known.record.template);
+        let warm = match snapshot.is_some() || self.has_template(template) {
+            true => self.template(template).clone(),
+            false => self.usual_template(template)?.clone(),
+        };
+        let envs = snapshot.as_ref().map(|known| known.record.envs.clone()).unwrap_or_default();
+        let directory = snapshot.as_ref().and_then(|known| known.record.directory.clone());
+        let has_envs = !(envs.is_empty() && wanted.settings.envs.is_empty());
+        if has_envs && !warm.config.linux {
+            let message = "`envVars` needs a template of a Linux program; this one evaluates code";
+            return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
+        }
+        #[cfg(feature = "linux")]
+        if wanted.offline && !warm.config.net.is_empty() {
+            let message =
+                "`allow_internet_access: false` is not supported for a template with `net`";
+            return Err(ErrorResponse::new(StatusCode::BAD_REQUEST, message));
+        }
+        let name = warm.config.name.clone();
+        let session = match snapshot {
+            None => warm.guest.session().map_err(|error| refused(&error))?,
+            Some(known) => {
+                let _place = self.pull_place(tenant).await?;
+                let this = self.clone();
+                blocking(move || {
+                    this.snapshot_guest(&warm, &known)?.session().map_err(|e| refused(&e))
+                })
+                .await?
+            }
+        };
+        let times = self.times(wanted.time, wanted.pause_at_end);
+        let due = next_event(&session);
+        let mut settings = wanted.settings;
+        settings.envs = envs.into_iter().chain(settings.envs).collect();
+        settings.directory = settings.directory.or(directory);
+        let sandbox = self.assemble(tenant, name, settings, session, times)?;
+        self.admit(vec![sandbox.clone()]).await?;
+        self.goes_on(&sandbox, due);
+        Ok(sandbox)
+    }
+
+    /// A place among the snapshots and images that are opened now.
+    pub(super) async fn pull_place(&self, tenant: &Arc<str>) -> Result<Permit, ErrorResponse> {
+        self.pulls.enter(&self.accounts, tenant, self.config.call_timeout).await
+    }
+
+    pub(super) fn assemble(
+        &self,
+        tenant: &Arc<str>,
+        template: String,
+        settings: SandboxSettings,
+        session: Session,
+        times: Times,
+    ) -> Result<Arc<Sandbox>, ErrorResponse> {
+        let charge = Charge::default();
+        charge.measure(&session);
+        let life = Residency::Live(Box::new(session));
+        let of = (tenant.clone(), template);
+        let id = self.ledger.new_id(tenant)?;
+        let mut sandbox = Sandbox::new(id, random(24)?, of, settings, life, times);
+        sandbox.charge = charge;
+        Ok(Arc::new(sandbox))
+    }
+}

@@ -1,0 +1,375 @@
+//! `cargo xtask e2b-suite`: E2B's own integration suites against `afresh serve`, with its published clients.
+//!
+//! A separate command: it fetches the suites and installs the clients and a template with matplotlib and pandas, and
+//! nothing of them enters the repository. `docs/e2b-suite.md` has the counts, and each test that does not pass, with
+//! its reason. A test without a reason in [`REASONS`] fails the command.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::{cargo, output, run, succeeds};
+use crate::{host, tools};
+
+const USAGE: &str = "usage: cargo xtask e2b-suite [--source PREFIX] [--server PROGRAM] [SUITE…]";
+/// Where the repositories of the suites are.
+const SOURCE: &str = "https://github.com/e2b-dev";
+/// The clients, as the tests of the server have them.
+const CLIENTS: [&str; 2] = ["e2b-code-interpreter==2.11.5", "e2b==2.63.0"];
+/// Further packages of the suites.
+const RUNNERS: [&str; 6] = [
+    "pytest==9.0.3",
+    "pytest-asyncio==1.3.0",
+    "pytest-dotenv==0.5.2",
+    "pytest-timeout==2.4.0",
+    "pytest-xdist==3.8.0",
+    "python-dotenv==1.2.1",
+];
+/// The packages of the template of the code interpreter.
+const TEMPLATE: [&str; 5] =
+    ["matplotlib==3.11.2", "numpy==2.4.6", "pandas==3.1.1", "ipython", "e2b-charts"];
+/// The line before the part of the page that is replaced.
+const MARK: &str = "<!-- written by `cargo xtask e2b-suite` -->\n";
+/// A key in the form that the clients accept.
+const KEY: &str = "e2b_0000000000000000000000000000000000000001";
+/// Time for the server to open its template.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A suite of a repository.
+struct Suite {
+    name: &'static str,
+    repository: &'static str,
+    commit: &'static str,
+    /// The folder of the package.
+    folder: &'static str,
+    tests: &'static [&'static str],
+}
+
+const E2B: &str = "b8029973aa7da5f741f7bb1a9f833b38a0885438";
+const SUITES: [Suite; 3] = [
+    Suite {
+        name: "sandboxes",
+        repository: "E2B",
+        commit: E2B,
+        folder: "packages/python-sdk",
+        tests: &[
+            "tests/sync/api_sync",
+            "tests/async/api_async",
+            "tests/sync/sandbox_sync",
+            "tests/async/sandbox_async",
+        ],
+    },
+    Suite {
+        name: "templates",
+        repository: "E2B",
+        commit: E2B,
+        folder: "packages/python-sdk",
+        tests: &["tests/sync/template_sync", "tests/async/template_async"],
+    },
+    Suite {
+        name: "code-interpreter",
+        repository: "code-interpreter",
+        commit: "7df1757bfd5baa037f909ce97c2dbe014da973c0",
+        folder: "python",
+        tests: &["tests"],
+    },
+];
+
+/// Why tests whose name contains the text do not pass. The first that fits counts.
+const REASONS: [(&str, &str); 36] = [
+    ("test_stacktrace.py", "the test replaces a function of another version of the client"),
+    ("connect_normalizes_unset_tokens", "the test expects another version of the client"),
+    ("file_symlink", "the test expects another version of the client"),
+    ("config_propagation", "the test expects unset variables of the client"),
+    ("user_that_does_not_exist", "the message for an unknown user is another"),
+    ("test_build.py", "the image `ubuntu:22.04`, which is not fetched, and has no Python"),
+    (
+        "test_background_build.py",
+        "the image `ubuntu:22.04`, which is not fetched, and has no Python",
+    ),
+    ("template_sync/methods", "the image `ubuntu:22.04`, which is not fetched, and has no Python"),
+    ("template_async/methods", "the image `ubuntu:22.04`, which is not fetched, and has no Python"),
+    ("test_host.py", "the client needs a domain with HTTPS"),
+    ("allow_public_traffic", "the client needs a domain with HTTPS"),
+    ("auto_resume_wakes_on_http", "the client needs a domain with HTTPS"),
+    ("mask_request_host", "the client needs a domain with HTTPS"),
+    ("test_sandbox_url.py", "the client needs a domain with HTTPS"),
+    ("test_snapshot_running", "the client needs a domain with HTTPS"),
+    ("test_internet_access.py", "the internet"),
+    ("test_network.py", "rules of the network, the internet, or the template `httpbin`"),
+    ("filesystem_only", "saved states without memory"),
+    ("mcp_gateway", "the service `mcp`"),
+    ("scoped_env_vars", "`sudo` and the user `root` in the sandbox"),
+    ("as_root", "the user `root` in the sandbox"),
+    ("signing", "the user `root` in the sandbox"),
+    ("set_via_xattrs", "extended attributes in the sandbox"),
+    ("watch_iterated", "a third event, for the owner, of a new file"),
+    ("watch_recursive_directory_changes", "a third event, for the owner, of a new file"),
+    ("test_r.py", "R is not run"),
+    ("test_r_kernel", "R is not run"),
+    ("cwd_r", "R is not run"),
+    ("test_java.py", "Java is not run"),
+    ("java_kernel", "Java is not run"),
+    ("cwd_java", "Java is not run"),
+    ("test_ts_kernel", "TypeScript is not run"),
+    ("cwd_typescript", "TypeScript is not run"),
+    ("test_systemd.py", "services of E2B's machine"),
+    ("get_image_on_save", "an image that is saved is not shown"),
+    ("box_and_whiskers", "the test uses an argument that matplotlib 3.11 does not have"),
+];
+
+/// How the tests of a suite went, by their names.
+#[derive(Default)]
+struct Counts {
+    passed: usize,
+    skipped: usize,
+    failed: Vec<String>,
+}
+
+impl Counts {
+    /// Reads the summary that pytest prints with `-rA`.
+    fn read(text: &str) -> Self {
+        let mut all: BTreeMap<String, bool> = BTreeMap::new();
+        let mut skipped = 0;
+        for line in text.lines() {
+            let Some((how, rest)) = line.split_once(' ') else { continue };
+            let name = rest.split(" - ").next().unwrap_or_default().trim().to_owned();
+            match how {
+                "PASSED" | "XPASS" | "XFAIL" if name.contains("::") => {
+                    all.entry(name).or_insert(true);
+                }
+                // A test that passes and then cannot be cleaned up counts as failed.
+                "FAILED" | "ERROR" if name.contains("::") => {
+                    all.insert(name, false);
+                }
+                "SKIPPED" => {
+                    let count = rest.trim_start_matches('[').split(']').next();
+                    skipped += count.and_then(|count| count.parse().ok()).unwrap_or(1);
+                }
+                _ => {}
+            }
+        }
+        let failed = all.iter().filter(|(_, passed)| !**passed).map(|(name, _)| name.clone());
+        let failed: Vec<String> = failed.collect();
+        Self { passed: all.len() - failed.len(), skipped, failed }
+    }
+}
+
+fn reason(test: &str) -> Option<&'static str> {
+    REASONS.iter().find(|(part, _)| test.contains(part)).map(|(_, why)| *why)
+}
+
+/// The sources of a suite, fetched once.
+fn sources(suite: &Suite, source: &str) -> Result<PathBuf> {
+    let short = &suite.commit[..8];
+    let folder =
+        host::target_folder().join(format!("tools/e2b-suite-{}-{short}", suite.repository));
+    if folder.join(suite.folder).is_dir() {
+        return Ok(folder);
+    }
+    fs::create_dir_all(&folder)?;
+    let git = |arguments: &[&str]| {
+        let mut command = Command::new("git");
+        run(command.arg("-C").arg(&folder).args(arguments))
+    };
+    git(&["init", "--quiet"])?;
+    git(&[
+        "fetch",
+        "--quiet",
+        "--depth",
+        "1",
+        &format!("{source}/{}", suite.repository),
+        suite.commit,
+    ])?;
+    git(&["checkout", "--quiet", "FETCH_HEAD"])?;
+    Ok(folder)
+}
+
+/// An environment with packages, made once.
+fn environment(name: &str, packages: &[&str]) -> Result<PathBuf> {
+    let folder = host::target_folder().join("tools").join(name);
+    let done = folder.join("installed");
+    if fs::read_to_string(&done).is_ok_and(|installed| installed == packages.join(" ")) {
+        return Ok(folder);
+    }
+    run(Command::new("sh").args(["-c", tools::PIP]).arg(&folder).args(packages))?;
+    fs::write(done, packages.join(" "))?;
+    Ok(folder)
+}
+
+/// The server under test; it is ended when this is dropped.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Server {
+    fn start(program: &Path, folder: &Path, python: &Path, port: u16) -> Result<Self> {
+        let _ = fs::remove_dir_all(folder);
+        fs::create_dir_all(folder)?;
+        fs::write(folder.join("keys"), format!("tests {KEY}\n"))?;
+        // The environment, and the installation that it was made of.
+        let prefixes =
+            "import sys; print(repr([sys.prefix, sys.base_prefix]).replace(\"'\", '\"'))";
+        let dirs = output(Command::new(python).args(["-c", prefixes]))?;
+        let config = format!(
+            "addr = \"127.0.0.1:{port}\"\n[sandboxes]\nkeys = \"keys\"\nstore = \"store\"\n\
+             [[sandboxes.template]]\nname = \"linux\"\nlanguage = \"python\"\nlinux = {:?}\ndirs = {dirs}\n\
+             setup = \"import matplotlib.pyplot, pandas\"\nfiles-mib = 256\nmemory-mib = 1024\n",
+            python.display().to_string(),
+        );
+        fs::write(folder.join("serve.toml"), config)?;
+        let log = File::create(folder.join("server.log"))?;
+        let mut command = Command::new(program);
+        command.args(["serve", "--config"]).arg(folder.join("serve.toml"));
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let mut server = Self(command.spawn().with_context(|| program.display().to_string())?);
+        let begun = Instant::now();
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            if let Some(status) = server.0.try_wait()? {
+                bail!("the server ended ({status}): see {}", folder.join("server.log").display());
+            }
+            if begun.elapsed() > START_TIMEOUT {
+                bail!("the server does not listen: see {}", folder.join("server.log").display());
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(server)
+    }
+}
+
+pub(crate) fn main(arguments: &[String]) -> Result<()> {
+    let mut source = SOURCE.to_owned();
+    let mut program = None;
+    let mut wanted: Vec<&str> = Vec::new();
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--source" => source = arguments.next().context(USAGE)?.clone(),
+            "--server" => program = Some(PathBuf::from(arguments.next().context(USAGE)?)),
+            name if SUITES.iter().any(|suite| suite.name == name) => wanted.push(name),
+            other => bail!("unknown suite {other:?}\n{USAGE}"),
+        }
+    }
+    if !succeeds(Command::new("git").arg("--version")) {
+        bail!("the suites are fetched with git, which is missing");
+    }
+    let program = match program {
+        Some(program) => program,
+        None => {
+            let build = ["build", "--package", "afresh-cli", "--all-features", "--locked"];
+            run(cargo().current_dir(host::repository()).args(build))?;
+            host::target_folder().join("debug/afresh")
+        }
+    };
+    let clients =
+        environment("e2b-suite-clients", &[&CLIENTS[..], &RUNNERS, &TEMPLATE[..1]].concat())?;
+    let template = environment("e2b-suite-template", &TEMPLATE)?;
+    let mut results = Vec::new();
+    for suite in SUITES.iter().filter(|suite| wanted.is_empty() || wanted.contains(&suite.name)) {
+        let sources = sources(suite, &source)?;
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let folder = host::target_folder().join("tools/e2b-suite-server");
+        let _server = Server::start(&program, &folder, &template.join("bin/python"), port)?;
+        let url = format!("http://127.0.0.1:{port}");
+        // Not `python -m pytest`, which would find the sources of the client before the installed one.
+        let mut tests = Command::new(clients.join("bin/pytest"));
+        tests.current_dir(sources.join(suite.folder)).args(suite.tests);
+        tests.args(["-q", "-rA", "--tb=no", "--numprocesses=2", "-p", "no:cacheprovider"]);
+        tests.args(["--timeout=120"]);
+        tests.env("E2B_API_URL", &url).env("E2B_SANDBOX_URL", &url).env("E2B_API_KEY", KEY);
+        println!("$ pytest {} (against {url})", suite.tests.join(" "));
+        let done = tests.stdin(Stdio::null()).output().context("cannot run pytest")?;
+        let text = String::from_utf8_lossy(&done.stdout);
+        let counts = Counts::read(&text);
+        if counts.passed == 0 {
+            let told = String::from_utf8_lossy(&done.stderr);
+            bail!("no test of the suite {} passed:\n{text}{told}", suite.name);
+        }
+        let (passed, failed) = (counts.passed, counts.failed.len());
+        println!("{}: {passed} passed, {failed} failed, {} skipped", suite.name, counts.skipped);
+        results.push((suite, counts));
+    }
+    let unknown: Vec<&String> = results
+        .iter()
+        .flat_map(|(_, counts)| &counts.failed)
+        .filter(|test| reason(test).is_none())
+        .collect();
+    if wanted.is_empty() {
+        write(&results)?;
+    }
+    if !unknown.is_empty() {
+        let names: String = unknown.iter().map(|name| format!("\n  {name}")).collect();
+        bail!("tests fail for reasons that are not known:{names}");
+    }
+    Ok(())
+}
+
+/// Replaces the counts in the page.
+fn write(results: &[(&Suite, Counts)]) -> Result<()> {
+    let page = host::repository().join("docs/e2b-suite.md");
+    let old = fs::read_to_string(&page).with_context(|| page.display().to_string())?;
+    let (head, _) = old.split_once(MARK).context("the page has no mark")?;
+    fs::write(&page, format!("{head}{MARK}\n{}", tables(results)))
+        .with_context(|| page.display().to_string())
+}
+
+fn tables(results: &[(&Suite, Counts)]) -> String {
+    let mut text = String::from("| suite | passed | of | skipped |\n|---|---|---|---|\n");
+    let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (suite, counts) in results {
+        let all = counts.passed + counts.failed.len();
+        let _ =
+            writeln!(text, "| {} | {} | {all} | {} |", suite.name, counts.passed, counts.skipped);
+        for test in &counts.failed {
+            reasons.entry(reason(test).unwrap_or("not known")).or_default().push(test);
+        }
+    }
+    text.push_str("\n| reason | tests |\n|---|---|\n");
+    for (why, tests) in reasons {
+        let mut names: Vec<&str> = tests.iter().map(|test| short(test)).collect();
+        names.sort_unstable();
+        names.dedup();
+        let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+        let _ = writeln!(text, "| {why} | {} |", names.join(", "));
+    }
+    text
+}
+
+/// The name of a test without its file and its parameters.
+fn short(test: &str) -> &str {
+    let name = test.rsplit("::").next().unwrap_or(test);
+    name.split('[').next().unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_of_pytest_is_read() {
+        let text = "....F\nPASSED tests/a.py::one\nPASSED tests/a.py::two[x - y]\nFAILED tests/test_r.py::three - boom\n\
+                    ERROR tests/a.py::two[x - y]\nSKIPPED [3] tests/b.py:7: no reason\n1 failed in 3 s\n";
+        let counts = Counts::read(text);
+        assert_eq!((counts.passed, counts.skipped), (1, 3));
+        assert_eq!(counts.failed, ["tests/a.py::two[x", "tests/test_r.py::three"]);
+        assert_eq!(
+            (reason("tests/test_r.py::three"), reason("other")),
+            (Some("R is not run"), None)
+        );
+        assert_eq!(short("tests/a.py::two[x"), "two");
+        let page = tables(&[(&SUITES[0], counts)]);
+        assert!(page.contains("| sandboxes | 1 | 3 | 3 |"), "{page}");
+        assert!(page.contains("| R is not run | `three` |"), "{page}");
+    }
+}
