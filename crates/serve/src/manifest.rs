@@ -88,6 +88,10 @@ struct File {
 struct Fleet {
     nats: String,
     credentials: Option<PathBuf>,
+    ca: Option<PathBuf>,
+    certificate: Option<PathBuf>,
+    certificate_key: Option<PathBuf>,
+    entry_key: Option<PathBuf>,
     store: Option<String>,
     fleet: Option<String>,
     name: Option<String>,
@@ -277,7 +281,12 @@ impl Guest {
 impl Fleet {
     fn config(self, dir: &Path) -> crate::fleet::FleetConfig {
         let mut config = crate::fleet::FleetConfig::new(self.nats);
-        config.credentials = self.credentials.map(|file| dir.join(file));
+        let seen = |file: Option<PathBuf>| file.map(|file| dir.join(file));
+        config.credentials = seen(self.credentials);
+        config.ca = seen(self.ca);
+        config.certificate = seen(self.certificate);
+        config.certificate_key = seen(self.certificate_key);
+        config.entry_key = seen(self.entry_key);
         config.store = self.store.map(|store| seen_from(dir, &store));
         set(&mut config.fleet, self.fleet);
         config.name = self.name;

@@ -25,6 +25,12 @@ pub enum NodesError {
     /// It cannot be reached.
     #[error("cannot reach the fleet")]
     Away(#[source] afresh::Cause),
+    /// NATS refused it.
+    #[error("NATS refuses this to the given credentials: {why}")]
+    Refused {
+        /// The server's reason.
+        why: String,
+    },
     /// No host of this name.
     #[error("no host `{name}` answers; `afresh nodes` lists those that do")]
     NoHost {
@@ -185,6 +191,9 @@ pub async fn drain(config: &FleetConfig, name: &str) -> Result<NodeStatus, Nodes
     let node = host.host.split_once('-').map_or(host.host.as_str(), |(node, _)| node);
     let subject = links.subject(&format!("host.{node}.drain"));
     let told = links.client.request(subject, Bytes::new()).await;
-    told.map_err(|error| NodesError::Away(Box::new(error)))?;
+    told.map_err(|error| match links.refusal.get() {
+        Some(refusal) => NodesError::Refused { why: refusal.clone() },
+        None => NodesError::Away(Box::new(error)),
+    })?;
     Ok(host.clone())
 }

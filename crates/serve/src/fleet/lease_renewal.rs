@@ -24,7 +24,7 @@ const NO_REVISION: u64 = 0;
 const MAX_ENDED_LIVES: usize = 10_000;
 
 /// A host's entry in the bucket of leases.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct LeaseEntry {
     name: String,
     /// Renewals, so that every entry differs from the one before.
@@ -34,6 +34,9 @@ struct LeaseEntry {
     /// Its length, which is the same on all hosts.
     #[serde(default)]
     lease_ms: u64,
+    /// The fingerprint of the key that the host seals entries by.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    key: String,
 }
 
 fn milliseconds(terms: Terms) -> u64 {
@@ -53,7 +56,8 @@ pub(super) async fn enter(
     terms: Terms,
 ) -> Result<u64, NatsError> {
     let lease_ms = milliseconds(terms);
-    let entry = LeaseEntry { name: name.to_owned(), beat: 0, broken: false, lease_ms };
+    let key = links.fingerprint.clone();
+    let entry = LeaseEntry { name: name.to_owned(), beat: 0, broken: false, lease_ms, key };
     let entry = bytes(&entry);
     match nats::create(&links.hosts, life, entry.clone()).await {
         Err(NatsError::Changed) => match nats::find(&links.hosts, life).await? {
@@ -64,8 +68,8 @@ pub(super) async fn enter(
     }
 }
 
-/// Refuses a lease of another length than that of the hosts that renew theirs: one host would give up entries that
-/// another still relies on. The entry of `life` is removed then.
+/// Refuses a lease of another length, or another key, than that of the hosts that renew theirs: one host would give up
+/// entries that another still relies on, or could not read them. The entry of `life` is removed then.
 pub(super) async fn check_terms(
     links: &NatsConnection,
     life: &str,
@@ -78,7 +82,18 @@ pub(super) async fn check_terms(
     for found in nats::patiently(all).await? {
         let Ok(other) = serde_json::from_slice::<LeaseEntry>(&found.value) else { continue };
         let renews = own.time < found.time.saturating_add(other.lease_ms.saturating_mul(2));
-        if !other.broken && renews && other.lease_ms != lease_ms && other.lease_ms != 0 {
+        if other.broken || !renews {
+            continue;
+        }
+        if other.key != links.fingerprint {
+            let _ = nats::remove(&links.hosts, life, own.revision).await;
+            let name = &other.name;
+            return Err(format!(
+                "the host `{name}` seals entries of the ledger by another key than this host, or by none; all hosts of a fleet need the same `entry-key`"
+            )
+            .into());
+        }
+        if other.lease_ms != lease_ms && other.lease_ms != 0 {
             let _ = nats::remove(&links.hosts, life, own.revision).await;
             let (name, theirs) = (&other.name, other.lease_ms);
             return Err(format!(
@@ -123,7 +138,8 @@ async fn renew(fleet: &Arc<Fleet>, beat: u64, patience: Duration) {
         (own.life.clone(), own.lease.revision())
     };
     let lease_ms = milliseconds(fleet.terms);
-    let entry = LeaseEntry { name: fleet.name.clone(), beat, broken: false, lease_ms };
+    let key = fleet.links.fingerprint.clone();
+    let entry = LeaseEntry { name: fleet.name.clone(), beat, broken: false, lease_ms, key };
     let sent = now();
     let renewing = nats::update(&fleet.links.hosts, &life, bytes(&entry), revision);
     match tokio::time::timeout(patience, renewing).await {
@@ -262,7 +278,7 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
             return Some(left);
         }
         Verdict::Over => {
-            let gone = LeaseEntry { name: String::new(), beat: 0, broken: true, lease_ms: 0 };
+            let gone = LeaseEntry { broken: true, ..LeaseEntry::default() };
             let entry = bytes(&gone);
             if !fleet.safe() {
                 return Some(fleet.terms.time);

@@ -6,10 +6,13 @@
 //! guests of this host are served, and requests that need the fleet get 503.
 //! May break it: see [`policy::Lease`]; a NATS that loses acknowledged writes.
 
+mod backup;
 mod catalog;
+mod cipher;
 mod clock;
 mod collect;
 mod config;
+mod credentials;
 mod frame;
 mod heartbeat;
 mod lease_renewal;
@@ -29,6 +32,7 @@ use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
+pub use backup::{BackupError, BackupReport, backup, restore};
 pub use collect::{CollectError, collect};
 pub use config::FleetConfig;
 pub use heartbeat::{NodesError, drain, nodes};
@@ -119,6 +123,14 @@ fn digits(bytes: usize) -> Result<String, afresh::Cause> {
         return Err("the host has no randomness to name itself with".into());
     }
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Makes the buckets of a fleet, so that hosts need no permission to do so.
+///
+/// # Errors
+/// [`NodesError::Away`].
+pub async fn init(config: &FleetConfig) -> Result<(), NodesError> {
+    NatsConnection::open(config, "afresh", true).await.map(drop).map_err(NodesError::Away)
 }
 
 /// The remote that is meant by a URL or a directory.
