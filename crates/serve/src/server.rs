@@ -101,6 +101,10 @@ impl Server {
             Some(addr) => Some(listen(addr).await?),
             None => None,
         };
+        #[cfg(feature = "oidc")]
+        if let Some(routes) = &shared.sandboxes {
+            routes.sandboxes.config.keys.watch_issuers();
+        }
         #[cfg(feature = "fleet")]
         if let Some(fleet) = &shared.fleet {
             fleet.begin(&shared).await?;

@@ -20,6 +20,8 @@ const WATCHED_NEIGHBOURS: usize = 2;
 const SUSPECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// No entry has this number.
 const NO_REVISION: u64 = 0;
+/// Entries of the bucket of leases that are read.
+const MAX_LIVES: usize = 200_000;
 /// Lives that are over and remembered.
 const MAX_ENDED_LIVES: usize = 10_000;
 
@@ -78,7 +80,7 @@ pub(super) async fn check_terms(
     let own = nats::patiently(async || nats::find(&links.hosts, life).await).await?;
     let own = own.ok_or("the lease has already expired")?;
     let lease_ms = milliseconds(terms);
-    let all = async || nats::all(&links.client, &links.hosts, ">", MAX_ENDED_LIVES).await;
+    let all = async || nats::all(&links.client, &links.hosts, ">", MAX_LIVES).await;
     for found in nats::patiently(all).await? {
         let Ok(other) = serde_json::from_slice::<LeaseEntry>(&found.value) else { continue };
         let renews = own.time < found.time.saturating_add(other.lease_ms.saturating_mul(2));
@@ -105,17 +107,22 @@ pub(super) async fn check_terms(
     Ok(())
 }
 
-/// Names of the hosts whose leases hold, one for each host: of two entries that hold, the times of the last renewals differ by at
-/// most twice the lease.
-pub(super) async fn names(links: &NatsConnection) -> Result<Vec<String>, NatsError> {
-    let found = nats::all(&links.client, &links.hosts, ">", MAX_ENDED_LIVES).await?;
+/// Lives and names of the hosts whose leases hold, one for each host: of two entries that hold, the times of the last
+/// renewals differ by at most twice the lease.
+pub(super) async fn lives(links: &NatsConnection) -> Result<Vec<(String, String)>, NatsError> {
+    let found = nats::all(&links.client, &links.hosts, ">", MAX_LIVES).await?;
     let newest = found.iter().map(|entry| entry.time).max().unwrap_or_default();
-    let names = found.into_iter().filter_map(|found| {
+    let lives = found.into_iter().filter_map(|found| {
         let entry = serde_json::from_slice::<LeaseEntry>(&found.value).ok()?;
         let renews = newest <= found.time.saturating_add(entry.lease_ms.saturating_mul(2));
-        (!entry.broken && renews).then_some(entry.name)
+        (!entry.broken && renews).then_some((found.key, entry.name))
     });
-    Ok(names.collect())
+    Ok(lives.collect())
+}
+
+/// The names of [`lives`].
+pub(super) async fn names(links: &NatsConnection) -> Result<Vec<String>, NatsError> {
+    Ok(lives(links).await?.into_iter().map(|(_, name)| name).collect())
 }
 
 /// Renews the lease until the fleet is dropped.
@@ -226,7 +233,7 @@ pub(super) async fn watching(fleet: Weak<Fleet>) {
         lock(&this.suspects).retain(|_, since| now < *since + SUSPECT_TIMEOUT);
         let own = this.life();
         let mut lives: Vec<String> = lock(&this.suspicion).hosts().map(str::to_owned).collect();
-        lives.extend(lock(&this.members).after(&own, WATCHED_NEIGHBOURS));
+        lives.extend(this.neighbours(WATCHED_NEIGHBOURS));
         lives.extend(lock(&this.suspects).keys().cloned());
         lives.sort_unstable();
         lives.dedup();
@@ -268,10 +275,7 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
         Verdict::Holds(left) => {
             // Only neighbours watch a host that renews in time.
             let asked = lock(&fleet.suspects).contains_key(life);
-            let near = lock(&fleet.members)
-                .after(&fleet.life(), WATCHED_NEIGHBOURS)
-                .iter()
-                .any(|near| near == life);
+            let near = fleet.watches(life, WATCHED_NEIGHBOURS);
             if left == fleet.terms.time && !asked && !near {
                 lock(&fleet.suspicion).forget(life);
             }

@@ -62,6 +62,8 @@ pub use budgets::{Budgets, Limits};
 pub use config::{SandboxConfig, Template};
 pub use keys::Keys;
 pub(crate) use keys::Scope;
+#[cfg(feature = "oidc")]
+pub(crate) use keys::{Identity, KeyError, Scopes};
 #[cfg(feature = "fleet")]
 pub(crate) use record::{SandboxRecord, SnapshotRecord};
 pub(crate) use registry::Sandboxes;
