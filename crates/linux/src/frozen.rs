@@ -336,3 +336,6 @@ impl Frozen {
         Ok(Self { memory: load(snapshot)?, bytes })
     }
 }
+
+#[cfg(test)]
+mod golden;

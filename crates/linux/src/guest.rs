@@ -72,6 +72,12 @@ impl Guest {
 
     /// Runs the guest until it waits for the caller, ends, or `deadline` is there, or its caller ends the call.
     pub(crate) fn run(&mut self, deadline: Instant) -> Result<StopReason, PlatformError> {
+        let stopped = self.run_on(deadline);
+        self.body.process.bill();
+        stopped
+    }
+
+    fn run_on(&mut self, deadline: Instant) -> Result<StopReason, PlatformError> {
         self.asked = Instant::now();
         loop {
             if !self.proceeds() {

@@ -32,6 +32,7 @@ mod body;
 mod budget;
 mod concurrency;
 mod config;
+mod cpu_time;
 mod error;
 mod error_response;
 mod failure;

@@ -294,8 +294,13 @@ impl Fleet {
     /// The status of a host that was asked for it.
     fn hear_status(&self, status: NodeStatus) {
         lock(&self.sets).learn(split(&status.held).0);
+        // In a large fleet its next heartbeat may be far off.
+        let least = match lock(&self.neighbourhood).is_partial() {
+            true => ANNOUNCEMENT_INTERVAL,
+            false => self.config.pace.least,
+        };
         let every = self.config.pace.usual(self.heartbeat_cost(MESSAGE_OVERHEAD * 10));
-        self.hear(status, every);
+        self.hear(status, every.max(least));
     }
 
     fn hear(&self, status: NodeStatus, every: Duration) {
