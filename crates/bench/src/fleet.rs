@@ -120,7 +120,7 @@ enum Event {
     Regroups,
 }
 
-/// What the hosts of a group know.
+/// The known hosts of a group.
 struct View {
     around: Neighbourhood,
     members: Members,
@@ -154,7 +154,7 @@ struct World {
     delivered_bytes: u64,
 }
 
-/// The bytes of NATS's protocol around a message, besides its subject.
+/// The bytes of NATS's protocol around a message, without its subject.
 const MESSAGE_OVERHEAD: usize = 24;
 
 fn moment(microseconds: u64) -> Duration {

@@ -1,7 +1,7 @@
 //! Bearer tokens of OpenID Connect: JWTs that an issuer has signed, as an alternative to keys.
 //!
 //! Promises: a token counts if an issuer of the configuration signed it for the configured audience, it has an end, and
-//! that is not over. Only asymmetric signatures count, and each key verifies the algorithms of its own kind. A token is
+//! that is not over. Only asymmetric signatures count, and each key verifies the algorithms of its kind. A token is
 //! verified without a request to its issuer: the issuer's keys are fetched beforehand, every few minutes, and when a
 //! token names a key that is not known. While an issuer is away its last keys count.
 //! May break it: a wall clock that is wrong.
@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 
 use crate::sandbox::{Identity, KeyError, Scopes};
 
-/// Time between two fetches of an issuer's keys.
+/// Time between two fetches of the keys of an issuer.
 const FETCH_INTERVAL: Duration = Duration::from_secs(300);
 /// Minimum time between two fetches, however many tokens name unknown keys.
 const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(10);
@@ -34,7 +34,7 @@ const MAX_TOKEN: usize = 16 << 10;
 const MAX_TENANT: usize = 128;
 /// Maximum characters of a subject in the audit log.
 const MAX_SUBJECT: usize = 64;
-/// Seconds by which clocks may differ.
+/// Maximum difference of clocks in seconds.
 const LEEWAY: u64 = 30;
 /// Path of the document that describes an issuer.
 const DISCOVERY: &str = "/.well-known/openid-configuration";
@@ -53,7 +53,7 @@ pub struct OidcConfig {
     pub tenant_claim: String,
     /// The claim with words such as `afresh:use`. A token without it has the scope `use`.
     pub scope_claim: String,
-    /// URL of the issuer's keys; by default the one that its discovery document names.
+    /// URL of the keys; by default that of the discovery document.
     pub jwks: Option<String>,
 }
 
@@ -270,7 +270,7 @@ impl Issuer {
     }
 }
 
-/// The fault that a client is told; `before` is that of an earlier key.
+/// The fault for the client; `before` is that of an earlier key.
 fn fault_of(error: &jsonwebtoken::errors::Error, before: KeyError) -> KeyError {
     use jsonwebtoken::errors::ErrorKind;
     KeyError::Token(match error.kind() {
@@ -300,7 +300,7 @@ async fn document(client: &Client, url: Url) -> Result<Value, String> {
     serde_json::from_slice(&body).map_err(|error| format!("{shown}: {error}"))
 }
 
-/// Fetches the keys of an issuer now and then, as long as that is used.
+/// Fetches the keys of an issuer now and then, until it is dropped.
 async fn renewing(issuer: Weak<Issuer>) {
     let client = Client::builder()
         .timeout(FETCH_TIMEOUT)

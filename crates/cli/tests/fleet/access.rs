@@ -78,7 +78,7 @@ fn each_client_of_nats_can_do_its_own_work_only() {
     run(&fleet, &["fleet", "backup", &backup], &reader, true).unwrap();
     let why = run(&fleet, &["drain", "two"], &reader, false).unwrap_err();
     assert!(!why.is_empty());
-    // A host's own key drains nobody.
+    // The key of a host drains no host.
     let mut host = operator.clone();
     host[1] = file("host.seed");
     let why = run(&fleet, &["drain", "two"], &host, false).unwrap_err();

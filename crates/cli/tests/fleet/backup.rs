@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::hosts::{Fleet, Ran, Sandbox, until};
 
-/// Lines of a host's configuration with the key of the fleet.
+/// Lines of a configuration with the key of the fleet.
 const KEYED: &str = "[fleet]\nnats = 'nats://127.0.0.1:1'\nentry-key = 'DIR/entry.key'\n";
 
 /// A fleet whose entries are sealed.

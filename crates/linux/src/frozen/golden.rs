@@ -1,9 +1,9 @@
 //! Version 10 of the state, frozen: the kernel state of a guest that was written when the version began is read for
 //! ever, and written byte for byte as then.
 //!
-//! `tests/golden/state-10.bin` is never written again. A change that makes this test fail needs a new version, with a
-//! golden of its own, and code that still reads this one. `AFRESH_WRITE_GOLDEN=1` writes a golden that is missing. The
-//! guest's memory is not part of it: pages are the store's, which has goldens of its own.
+//! `tests/golden/state-10.bin` is never written again. A change that makes this test fail needs a new version, a second
+//! golden, and code that still reads this one. `AFRESH_WRITE_GOLDEN=1` writes a golden that is missing. The
+//! guest's memory is not part of it: `crates/store` has goldens of pages.
 
 use std::path::{Path, PathBuf};
 

@@ -51,7 +51,7 @@ impl KnownSets {
     }
 }
 
-/// A status, of which things are in the set, and which are not: snapshots, which each host opens when it needs them.
+/// The things of a status that are in the set, and the others: snapshots, which a host opens on demand.
 fn split(held: &[String]) -> (Vec<String>, Vec<String>) {
     held.iter().cloned().partition(|held| record::key(held).is_none())
 }
@@ -221,7 +221,7 @@ impl Fleet {
         (status, beat)
     }
 
-    /// What a heartbeat of this many bytes costs.
+    /// The cost of a heartbeat of this many bytes.
     fn heartbeat_cost(&self, bytes: usize) -> HeartbeatCost {
         let around = lock(&self.neighbourhood);
         let near = lock(&self.members).count(|host| around.has_near(host)).max(1);

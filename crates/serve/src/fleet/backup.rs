@@ -35,7 +35,7 @@ const SCRATCH: &str = "scratch";
 const MAX_FETCHED: usize = 256;
 /// The version of that file.
 const VERSION: u32 = 1;
-/// What the first line says that it is.
+/// The format that the first line names.
 const FORMAT: &str = "afresh fleet backup";
 /// Maximum bytes of a line of the file: an entry in base 64.
 const MAX_LINE: u64 = 256 << 10;
@@ -325,7 +325,7 @@ fn states_in(dir: &Path) -> String {
 /// not copied again.
 ///
 /// # Errors
-/// [`BackupError`]. A state that cannot be copied is none: the report lists it.
+/// [`BackupError`]. The report lists states that cannot be copied.
 pub async fn backup(config: &FleetConfig, dir: &Path) -> Result<BackupReport, BackupError> {
     let place = config.store.clone().ok_or(BackupError::NoStore)?;
     let links = NatsConnection::open(config, "afresh", false).await.map_err(BackupError::Away)?;
@@ -423,7 +423,7 @@ fn read(file: &Path) -> Result<(Head, Vec<Line>), BackupError> {
 /// from now on.
 ///
 /// # Errors
-/// [`BackupError`]. A state that cannot be copied is none: the report lists it.
+/// [`BackupError`]. The report lists states that cannot be copied.
 pub async fn restore(config: &FleetConfig, dir: &Path) -> Result<BackupReport, BackupError> {
     let place = config.store.clone().ok_or(BackupError::NoStore)?;
     let file = dir.join(LEDGER);

@@ -90,7 +90,7 @@ pub(crate) struct Identity {
 #[derive(Clone, Default)]
 pub struct Keys {
     tenants: Arc<RwLock<Tenants>>,
-    /// Issuers of bearer tokens, which count beside the keys.
+    /// Issuers of bearer tokens, which are an alternative to the keys.
     #[cfg(feature = "oidc")]
     issuers: Arc<RwLock<Vec<Arc<Issuer>>>>,
 }
@@ -244,7 +244,7 @@ impl Keys {
         Ok(Self::of(tenants))
     }
 
-    /// The holder of the key or of the issuer's token that a request shows, in `x-api-key` or as a bearer token.
+    /// The holder of the key or the signed token that a request shows, in `x-api-key` or as a bearer token.
     pub(crate) fn identity(&self, headers: &HeaderMap) -> Result<Identity, KeyError> {
         let bearer =
             headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));

@@ -1,8 +1,8 @@
 //! Version 1 of the state, frozen: a snapshot that was written when the version began opens for ever, and its state is
 //! written today byte for byte as then.
 //!
-//! `tests/golden/state-1.afresh` is never written again. A change that makes these tests fail needs a new version, with
-//! a golden of its own, and code that still reads this one. `AFRESH_WRITE_GOLDEN=1` writes a golden that is missing.
+//! `tests/golden/state-1.afresh` is never written again. A change that makes these tests fail needs a new version,
+//! a second golden, and code that still reads this one. `AFRESH_WRITE_GOLDEN=1` writes a golden that is missing.
 
 use std::path::{Path, PathBuf};
 

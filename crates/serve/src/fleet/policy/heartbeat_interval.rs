@@ -16,7 +16,7 @@ pub struct HeartbeatInterval {
     pub bytes: u64,
 }
 
-/// What a heartbeat costs.
+/// The cost of a heartbeat.
 #[derive(Clone, Copy, Debug)]
 pub struct HeartbeatCost {
     /// Hosts of the fleet.

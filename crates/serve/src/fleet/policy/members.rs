@@ -54,7 +54,7 @@ pub struct Heartbeat {
     pub every: u64,
 }
 
-/// Things besides the set that a heartbeat names.
+/// Maximum things outside the set that a heartbeat names.
 const MAX_NAMED: usize = 32;
 
 /// The digest of a set of held things.

@@ -1,8 +1,8 @@
 //! The part of a large fleet that a host hears: its own group, and another that changes.
 //!
-//! The first bits of a host's id are its place. A group is all hosts whose places begin with the same bits, and each
+//! The first bits of an id are the place of the host. A group is all hosts whose places begin with the same bits, and each
 //! host chooses by itself how many bits these are, so that it hears about as many hosts in any fleet. Hosts need not
-//! agree on that: a heartbeat is sent to the place, and reaches whoever listens to a group around it.
+//! agree on that: a heartbeat is sent to the place, and reaches the listeners of each group around it.
 //!
 //! Promises: in a fleet of up to [`MAX_GROUP`] hosts each hears all. Each host is heard by the others of its group,
 //! which watch its lease. The far group connects the groups: over time each host places work on all others.
