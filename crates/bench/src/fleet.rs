@@ -566,7 +566,7 @@ mod tests {
 
     #[test]
     fn a_large_fleet_keeps_to_its_budget_of_bytes_and_fills_all_of_its_hosts() {
-        let scale = Scale { hosts: 1_000, sessions: 100_000, seconds: 300, ..Scale::full() };
+        let scale = Scale { hosts: 300, sessions: 10_000, seconds: 120, ..Scale::full() };
         let mut rows = Vec::new();
         all(scale, &Options::quick(), &mut |row| rows.push(row.clone())).unwrap();
         let of = |case: &str, key: &str| {
@@ -578,6 +578,6 @@ mod tests {
         assert!(sent <= 1.25 * budget, "{sent}");
         assert!(of("adverts/heard", "known_hosts") <= 150.0);
         assert_eq!(of("placement/hits", "refused"), 0.0);
-        assert!(of("placement/hits", "sessions_of_the_emptiest") >= 20.0, "{rows:?}");
+        assert!(of("placement/hits", "sessions_of_the_emptiest") >= 5.0, "{rows:?}");
     }
 }

@@ -55,7 +55,7 @@ pub struct Heartbeat {
 }
 
 /// Maximum things outside the set that a heartbeat names.
-const MAX_NAMED: usize = 32;
+const MAX_NAMED: usize = 8;
 
 /// The digest of a set of held things.
 #[must_use]
