@@ -2,15 +2,16 @@
 //! ([`afresh_serve::fleet::policy`]): placement, heartbeat intervals, and expiry of leases.
 //!
 //! Nothing here measures a network or a NATS server. Time is simulated, so the figures do not depend on the machine.
-//! [`Scale`] lists the assumptions, which are part of each row. One table of adverts stands for those of all hosts,
-//! which differ only by when the same adverts arrive.
+//! [`Scale`] lists the assumptions, which are part of each row. Hosts of one group hear the same heartbeats, so one
+//! table stands for theirs.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::time::Duration;
 
 use afresh_serve::fleet::policy::{
-    FailureDetector, HeartbeatInterval, Members, NodeStatus, Placement, Seed, Terms, Verdict,
+    FailureDetector, Group, Heartbeat, HeartbeatCost, HeartbeatInterval, Members, Neighbourhood,
+    NodeStatus, Placement, Seed, Terms, Verdict, expiry, place_tokens,
 };
 use anyhow::ensure;
 use serde_json::json;
@@ -23,6 +24,8 @@ const TABLE: &str = "fleet";
 const MAX_HOSTS_ASKED: usize = 4;
 /// Microseconds in a second.
 const SECOND: u64 = 1_000_000;
+/// Time until hosts listen to another far group.
+const FAR_INTERVAL: u64 = 300 * SECOND;
 
 /// What is simulated.
 #[derive(Clone, Copy, Debug)]
@@ -31,9 +34,11 @@ pub struct Scale {
     pub hosts: usize,
     /// Sessions, over all of the time.
     pub sessions: usize,
-    /// Templates, the most wanted far more than the others.
+    /// Templates. Each host opens all of them.
     pub templates: usize,
-    /// Templates that one host holds; the one used least recently gives way.
+    /// Snapshots, the most wanted far more than the others. One session in four is made from one.
+    pub snapshots: usize,
+    /// Snapshots that one host holds; the one used least recently gives way.
     pub held: usize,
     /// Sessions that one host takes.
     pub places: usize,
@@ -52,7 +57,8 @@ impl Scale {
         Self {
             hosts: 10_000,
             sessions: 10_000_000,
-            templates: 2_000,
+            templates: 20,
+            snapshots: 2_000,
             held: 16,
             places: 120,
             seconds: 3_600,
@@ -64,7 +70,7 @@ impl Scale {
     /// A hundredth of that.
     #[must_use]
     pub fn quick() -> Self {
-        Self { hosts: 100, sessions: 100_000, templates: 200, ..Self::full() }
+        Self { hosts: 100, sessions: 100_000, snapshots: 200, ..Self::full() }
     }
 }
 
@@ -82,8 +88,8 @@ impl Chance {
         (-self.part().ln() * seconds * SECOND as f64) as u64
     }
 
-    /// A template, by a law of powers: the most wanted one about a tenth of all.
-    fn template(&mut self, count: usize) -> usize {
+    /// A snapshot, by a law of powers: the most wanted one about a tenth of all.
+    fn snapshot(&mut self, count: usize) -> usize {
         let place = (count as f64).powf(self.part()) - 1.0;
         (place as usize).min(count - 1)
     }
@@ -92,6 +98,8 @@ impl Chance {
 /// A host as it is, not as others know it.
 struct Host {
     name: String,
+    /// The group that it is in.
+    group: Group,
     /// The most recently used last.
     held: VecDeque<usize>,
     sessions: usize,
@@ -102,26 +110,52 @@ struct Host {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Arrives,
-    Leaves { host: usize },
-    Tells { host: usize },
+    Leaves {
+        host: usize,
+    },
+    Tells {
+        host: usize,
+    },
+    /// Groups listen to others than before.
+    Regroups,
+}
+
+/// The known hosts of a group.
+struct View {
+    around: Neighbourhood,
+    members: Members,
+    /// Hosts of the group.
+    hosts: usize,
 }
 
 struct World {
     scale: Scale,
     hosts: Vec<Host>,
+    numbers: HashMap<String, usize>,
     templates: Vec<String>,
-    members: Members,
+    snapshots: Vec<String>,
+    views: HashMap<Group, View>,
+    /// The groups whose hosts hear a group.
+    hearers: HashMap<Group, Vec<Group>>,
     chance: Chance,
     seed: Seed,
     pace: HeartbeatInterval,
     events: BinaryHeap<Reverse<(u64, Event)>>,
     placed: u64,
     hits: u64,
+    /// Sessions from snapshots, and how many were placed where theirs was open.
+    from_snapshots: u64,
+    open_there: u64,
     refused: u64,
     again: u64,
     told: u64,
-    told_bytes: u64,
+    /// Heartbeats that were delivered to hosts, and their bytes.
+    delivered: u64,
+    delivered_bytes: u64,
 }
+
+/// The bytes of NATS's protocol around a message, without its subject.
+const MESSAGE_OVERHEAD: usize = 24;
 
 fn moment(microseconds: u64) -> Duration {
     Duration::from_micros(microseconds)
@@ -134,13 +168,20 @@ fn micros(time: Duration) -> u64 {
 impl World {
     fn new(scale: Scale) -> Self {
         let mut seed = Seed::new(42);
-        let hosts = (0..scale.hosts).map(|number| Host {
-            name: format!("{number:012x}-1"),
-            held: VecDeque::new(),
-            sessions: 0,
-            alive: true,
-        });
-        let templates = (0..scale.templates).map(|number| format!("sha256:{number:064x}"));
+        let mut views = HashMap::new();
+        let mut hosts = Vec::with_capacity(scale.hosts);
+        for _ in 0..scale.hosts {
+            let name = format!("{:012x}-1", seed.number() >> 16);
+            let around = Neighbourhood::new(&name, scale.hosts, &mut seed);
+            let group = around.groups().next().expect("a host is in its own group");
+            let view = View { around, members: Members::default(), hosts: 0 };
+            views.entry(group).or_insert(view).hosts += 1;
+            hosts.push(Host { name, group, held: VecDeque::new(), sessions: 0, alive: true });
+        }
+        let numbers = hosts.iter().enumerate().map(|(number, host)| (host.name.clone(), number));
+        let numbers = numbers.collect();
+        let templates = (0..scale.templates).map(|number| format!("template:{number}")).collect();
+        let snapshots = (0..scale.snapshots).map(|number| format!("{number:022x}")).collect();
         let mut events = BinaryHeap::new();
         for host in 0..scale.hosts {
             // They are started within a minute.
@@ -148,43 +189,62 @@ impl World {
         }
         // Sessions come once most are there.
         events.push(Reverse((60 * SECOND, Event::Arrives)));
-        Self {
-            hosts: hosts.collect(),
-            templates: templates.collect(),
-            members: Members::default(),
+        events.push(Reverse((FAR_INTERVAL, Event::Regroups)));
+        let mut this = Self {
+            hosts,
+            numbers,
+            templates,
+            snapshots,
+            views,
+            hearers: HashMap::new(),
             chance: Chance(Seed::new(43)),
             seed,
             pace: HeartbeatInterval::default(),
             events,
             placed: 0,
             hits: 0,
+            from_snapshots: 0,
+            open_there: 0,
             refused: 0,
             again: 0,
             told: 0,
-            told_bytes: 0,
+            delivered: 0,
+            delivered_bytes: 0,
             scale,
+        };
+        this.listen();
+        this
+    }
+
+    /// Enters who hears whom.
+    fn listen(&mut self) {
+        self.hearers.clear();
+        for (own, view) in &self.views {
+            for group in view.around.groups() {
+                self.hearers.entry(group).or_default().push(*own);
+            }
         }
     }
 
-    fn number(name: &str) -> usize {
-        let digits = name.split('-').next().unwrap_or_default();
-        usize::from_str_radix(digits, 16).unwrap_or(0)
-    }
-
     /// Places one session; the host that took it. A full or dead host refuses, and any other is tried.
-    fn place(&mut self, template: usize) -> Option<usize> {
+    fn place(&mut self, snapshot: Option<usize>) -> Option<usize> {
         self.placed += 1;
-        // The host that received the request chooses. One host sends another a negligible part of all sessions there,
+        // The host that received the request chooses. It sends each other one a negligible part of all sessions there,
         // so its own count of them is ignored here.
         let asked = self.seed.below(self.scale.hosts);
-        let choice = Placement { members: &self.members, own: Some(&self.hosts[asked].name) };
+        let members = &self.views[&self.hosts[asked].group].members;
+        let choice = Placement { members, own: Some(&self.hosts[asked].name) };
+        let source = match snapshot {
+            Some(snapshot) => &self.snapshots[snapshot],
+            None => &self.templates[self.seed.below(self.scale.templates)],
+        };
         let mut taken = None;
         for attempt in 0..MAX_HOSTS_ASKED {
             let chosen = match attempt {
-                0 => choice.host(&self.templates[template], &mut self.seed)?,
+                0 => choice.host(source, &mut self.seed)?,
                 _ => Placement { own: None, ..choice }.any(&mut self.seed)?,
             };
-            let number = Self::number(chosen);
+            let number = self.numbers[chosen];
             let host = &self.hosts[number];
             if host.alive && host.sessions < self.scale.places {
                 taken = Some(number);
@@ -198,13 +258,19 @@ impl World {
         };
         let host = &mut self.hosts[number];
         host.sessions += 1;
-        if let Some(at) = host.held.iter().position(|held| *held == template) {
+        let Some(snapshot) = snapshot else {
             self.hits += 1;
+            return Some(number);
+        };
+        self.from_snapshots += 1;
+        if let Some(at) = host.held.iter().position(|held| *held == snapshot) {
+            self.hits += 1;
+            self.open_there += 1;
             host.held.remove(at);
         } else if host.held.len() >= self.scale.held {
             host.held.pop_front();
         }
-        host.held.push_back(template);
+        host.held.push_back(snapshot);
         Some(number)
     }
 
@@ -213,26 +279,43 @@ impl World {
         if !host.alive {
             return;
         }
-        let mut held: Vec<String> =
-            host.held.iter().map(|template| self.templates[*template].clone()).collect();
-        held.sort_unstable();
-        let advert = NodeStatus {
+        let others: Vec<String> =
+            host.held.iter().map(|snapshot| self.snapshots[*snapshot].clone()).collect();
+        let status = NodeStatus {
             host: host.name.clone(),
             name: format!("host-{number}"),
             load: (host.sessions * 1000 / self.scale.places) as u32,
             sandboxes: host.sessions,
-            held,
+            held: Vec::new(),
             draining: false,
         };
-        if self.told.is_multiple_of(1000) {
-            let bytes = serde_json::to_vec(&advert).map_or(0, |bytes| bytes.len());
-            self.told_bytes += bytes as u64 * 1000;
+        let beat = Heartbeat::new(&status, &self.templates, &others, 20_000);
+        let message = serde_json::to_vec(&beat).map_or(0, |bytes| bytes.len());
+        let subject = format!("afresh.default.advert.{}", place_tokens(&host.name));
+        let bytes = message + subject.len() + MESSAGE_OVERHEAD;
+        let view = &self.views[&host.group];
+        // As a host computes it, from the hosts of its group that it has heard.
+        let near = view.members.count(|host| view.around.has_near(host)).max(1);
+        let heard_by = if view.around.is_partial() { 2 * near } else { near };
+        let cost = HeartbeatCost { hosts: view.around.hosts(near), heard_by, bytes };
+        let (every, group) = (self.pace.usual(cost), host.group);
+        let status = beat.status(&self.templates);
+        for hearer in &self.hearers[&group] {
+            let Some(view) = self.views.get_mut(hearer) else { continue };
+            self.delivered += view.hosts as u64;
+            self.delivered_bytes += (view.hosts * bytes) as u64;
+            view.members.expire(moment(now));
+            view.members.heard(status.clone(), moment(now) + expiry(every));
         }
         self.told += 1;
-        let hosts = self.members.len().max(1);
-        self.members.heard(advert, moment(now) + self.pace.expiry(hosts));
-        let next = now + micros(self.pace.next(hosts, &mut self.seed));
+        let next = now + micros(self.pace.next(cost, &mut self.seed));
         self.events.push(Reverse((next, Event::Tells { host: number })));
+    }
+
+    /// The snapshot that a session is made from, if it is not a template.
+    fn source(&mut self) -> Option<usize> {
+        let snapshot = self.seed.below(4) == 0;
+        snapshot.then(|| self.chance.snapshot(self.scale.snapshots))
     }
 
     /// Runs until `end`.
@@ -248,9 +331,16 @@ impl World {
                 Event::Leaves { host } => {
                     self.hosts[host].sessions = self.hosts[host].sessions.saturating_sub(1)
                 }
+                Event::Regroups => {
+                    for view in self.views.values_mut() {
+                        view.around.change_far(&mut self.seed);
+                    }
+                    self.listen();
+                    self.events.push(Reverse((now + FAR_INTERVAL, Event::Regroups)));
+                }
                 Event::Arrives => {
-                    let template = self.chance.template(self.scale.templates);
-                    if let Some(host) = self.place(template) {
+                    let source = self.source();
+                    if let Some(host) = self.place(source) {
                         let leaves = now + self.chance.time(self.scale.life as f64);
                         self.events.push(Reverse((leaves, Event::Leaves { host })));
                     }
@@ -320,11 +410,13 @@ fn storm(world: &mut World, begun: u64, sink: &mut Sink<'_>) -> anyhow::Result<(
         world.run(begun + call);
         // Hosts that were given up receive no more sessions.
         while let Some((_, name)) = given_up_hosts.pop_if(|(over, _)| *over <= call) {
-            world.members.remove(&name);
+            for view in world.views.values_mut() {
+                view.members.remove(&name);
+            }
         }
-        let template = world.chance.template(scale.templates);
+        let source = world.source();
         *each.entry(call / SECOND).or_default() += 1;
-        match world.place(template) {
+        match world.place(source) {
             Some(host) => {
                 got[host] += 1;
                 back.push(call - first);
@@ -409,7 +501,10 @@ pub fn all(scale: Scale, options: &Options, sink: &mut Sink<'_>) -> anyhow::Resu
             sink(&row);
         }
     }
-    if !options.wants_any(&["placement/hits", "adverts/heard", "storm/wait"], &["simulated"]) {
+    if !options.wants_any(
+        &["placement/hits", "placement/snapshots", "adverts/heard", "storm/wait"],
+        &["simulated"],
+    ) {
         return Ok(());
     }
     let mut world = World::new(scale);
@@ -426,12 +521,25 @@ pub fn all(scale: Scale, options: &Options, sink: &mut Sink<'_>) -> anyhow::Resu
     placement.more.push(("sessions_of_the_fullest", json!(loads.clone().max())));
     placement.more.push(("sessions_of_the_emptiest", json!(loads.min())));
     sink(&placement);
+    let mut snapshots = row(
+        "placement/snapshots",
+        100.0 * world.open_there as f64 / world.from_snapshots.max(1) as f64,
+        "%",
+        &scale,
+    );
+    snapshots.more.push(("placed", json!(world.from_snapshots)));
+    sink(&snapshots);
     let seconds = (60 + scale.seconds) as f64;
-    let mut adverts = row("adverts/heard", world.told as f64 / seconds, "adverts/s", &scale);
-    adverts.more.push(("bytes_a_second", json!((world.told_bytes as f64 / seconds) as u64)));
-    adverts
-        .more
-        .push(("sent_every_s", json!(seconds * scale.hosts as f64 / world.told.max(1) as f64)));
+    let hosts = scale.hosts as f64;
+    let heard = world.delivered as f64 / seconds / hosts;
+    let mut adverts = row("adverts/heard", heard, "adverts/s", &scale);
+    let bytes = world.delivered_bytes as f64 / seconds;
+    adverts.more.push(("bytes_a_second", json!((bytes / hosts) as u64)));
+    adverts.more.push(("bytes_a_second_of_all", json!(bytes as u64)));
+    adverts.more.push(("bytes_of_one", json!(world.delivered_bytes / world.delivered.max(1))));
+    let known: usize = world.views.values().map(|view| view.members.len() * view.hosts).sum();
+    adverts.more.push(("known_hosts", json!(known as f64 / hosts)));
+    adverts.more.push(("sent_every_s", json!(seconds * hosts / world.told.max(1) as f64)));
     let terms = Terms { time: Duration::from_secs(10) };
     let renewals = scale.hosts as f64 / terms.renewal().as_secs_f64();
     adverts.more.push(("lease_renewals_a_second_of_all", json!(renewals)));
@@ -447,12 +555,29 @@ mod tests {
     #[test]
     fn a_small_fleet_places_where_things_are_held_and_stays_within_its_budget() {
         let scale =
-            Scale { hosts: 60, sessions: 10_000, templates: 100, seconds: 600, ..Scale::full() };
+            Scale { hosts: 60, sessions: 10_000, snapshots: 100, seconds: 600, ..Scale::full() };
         let mut rows = Vec::new();
         all(scale, &Options::quick(), &mut |row| rows.push(row.clone())).unwrap();
         let of = |case: &str| rows.iter().find(|row| row.case == case).unwrap().median;
         assert!(of("placement/hits") >= 95.0, "{}", of("placement/hits"));
-        assert!(of("adverts/heard") <= 550.0);
+        assert!(of("adverts/heard") <= 65.0);
         assert!(of("throughput/3") >= 2.5 * of("throughput/1"));
+    }
+
+    #[test]
+    fn a_large_fleet_keeps_to_its_budget_of_bytes_and_fills_all_of_its_hosts() {
+        let scale = Scale { hosts: 300, sessions: 10_000, seconds: 120, ..Scale::full() };
+        let mut rows = Vec::new();
+        all(scale, &Options::quick(), &mut |row| rows.push(row.clone())).unwrap();
+        let of = |case: &str, key: &str| {
+            let row = rows.iter().find(|row| row.case == case).unwrap();
+            row.more.iter().find(|(name, _)| *name == key).unwrap().1.as_f64().unwrap()
+        };
+        let budget = HeartbeatInterval::default().bytes as f64;
+        let sent = of("adverts/heard", "bytes_a_second_of_all");
+        assert!(sent <= 1.25 * budget, "{sent}");
+        assert!(of("adverts/heard", "known_hosts") <= 150.0);
+        assert_eq!(of("placement/hits", "refused"), 0.0);
+        assert!(of("placement/hits", "sessions_of_the_emptiest") >= 5.0, "{rows:?}");
     }
 }

@@ -1,15 +1,55 @@
-//! `afresh nodes`, `afresh drain`, and the options of `afresh serve` that join a fleet.
+//! `afresh nodes`, `afresh drain`, `afresh fleet`, and the options of `afresh serve` that join a fleet.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use afresh_serve::fleet::{self, FleetConfig};
-use clap::Args;
+use clap::{Args, Subcommand};
 use serde_json::json;
 
 use crate::Settings;
 use crate::output::{Format, say};
+
+/// Identity and trust of a client of NATS.
+#[derive(Debug, Args)]
+pub(crate) struct NatsArguments {
+    /// File with a token for NATS, a user and a password, the seed of an nkey, or a JWT and its seed (`.creds`).
+    ///
+    /// It is read again for each connection.
+    #[arg(long, value_name = "FILE", requires = "nats")]
+    nats_credentials: Option<PathBuf>,
+    /// File with the certificates that NATS servers are checked by [default: those of the system].
+    #[arg(long, value_name = "FILE", requires = "nats")]
+    nats_ca: Option<PathBuf>,
+    /// File with the client certificate for NATS.
+    #[arg(long, value_name = "FILE", requires_all = ["nats", "nats_certificate_key"])]
+    nats_certificate: Option<PathBuf>,
+    /// File with the key of the client certificate.
+    #[arg(long, value_name = "FILE", requires_all = ["nats", "nats_certificate"])]
+    nats_certificate_key: Option<PathBuf>,
+    /// File with the key that entries of the ledger are sealed by, as `afresh keygen sealing` writes it.
+    ///
+    /// All hosts of a fleet must use the same key.
+    #[arg(long, value_name = "FILE", requires = "nats")]
+    entry_key: Option<PathBuf>,
+}
+
+impl NatsArguments {
+    /// Options override the configuration file.
+    pub(crate) fn apply(&self, config: &mut FleetConfig) {
+        let set = |place: &mut Option<PathBuf>, given: &Option<PathBuf>| {
+            if let Some(file) = given {
+                *place = Some(file.clone());
+            }
+        };
+        set(&mut config.credentials, &self.nats_credentials);
+        set(&mut config.ca, &self.nats_ca);
+        set(&mut config.certificate, &self.nats_certificate);
+        set(&mut config.certificate_key, &self.nats_certificate_key);
+        set(&mut config.entry_key, &self.entry_key);
+    }
+}
 
 /// The address of a fleet.
 #[derive(Debug, Args)]
@@ -17,9 +57,8 @@ pub(crate) struct FleetArguments {
     /// NATS servers of the fleet, separated by commas.
     #[arg(long, value_name = "URL")]
     nats: String,
-    /// File with a token for NATS, or with a user and a password.
-    #[arg(long, value_name = "FILE")]
-    nats_credentials: Option<PathBuf>,
+    #[command(flatten)]
+    client: NatsArguments,
     /// Name of the fleet, if several share the NATS servers.
     #[arg(long, value_name = "NAME", default_value = "default")]
     fleet: String,
@@ -28,7 +67,7 @@ pub(crate) struct FleetArguments {
 impl FleetArguments {
     fn config(&self) -> FleetConfig {
         let mut config = FleetConfig::new(&self.nats);
-        config.credentials.clone_from(&self.nats_credentials);
+        self.client.apply(&mut config);
         config.fleet.clone_from(&self.fleet);
         config
     }
@@ -41,9 +80,8 @@ pub(crate) struct JoinArguments {
     /// Join the fleet at these NATS servers, separated by commas.
     #[arg(long, value_name = "URL")]
     nats: Option<String>,
-    /// File with a token for NATS, or with a user and a password.
-    #[arg(long, value_name = "FILE", requires = "nats")]
-    nats_credentials: Option<PathBuf>,
+    #[command(flatten)]
+    client: NatsArguments,
     /// Name of the fleet, if several share the NATS servers.
     #[arg(long, value_name = "NAME", requires = "nats")]
     fleet: Option<String>,
@@ -74,9 +112,7 @@ impl JoinArguments {
             (Some(nats), None) => FleetConfig::new(nats),
             (None, file) => return Ok(file),
         };
-        if let Some(file) = &self.nats_credentials {
-            config.credentials = Some(file.clone());
-        }
+        self.client.apply(&mut config);
         if let Some(fleet) = &self.fleet {
             config.fleet.clone_from(fleet);
         }
@@ -110,6 +146,93 @@ pub(crate) struct DrainArguments {
     host: String,
     #[command(flatten)]
     fleet: FleetArguments,
+}
+
+/// `afresh fleet`
+#[derive(Debug, Subcommand)]
+pub(crate) enum FleetCommand {
+    /// Make the buckets of a fleet in NATS, so that its hosts need no permission to do so.
+    Init(InitArguments),
+    /// Copy the ledger of a fleet and all states that it names to a directory.
+    ///
+    /// Hosts keep working. A later backup to the same directory copies only new states. Sandboxes that were never saved
+    /// are not part of it.
+    Backup(BackupArguments),
+    /// Write a backup to the ledger and the store of a fleet without hosts.
+    Restore(BackupArguments),
+}
+
+/// `afresh fleet init`
+#[derive(Debug, Args)]
+pub(crate) struct InitArguments {
+    #[command(flatten)]
+    fleet: FleetArguments,
+    /// Number of NATS servers that store each entry.
+    #[arg(long, value_name = "N", default_value = "1")]
+    nats_replicas: usize,
+}
+
+/// `afresh fleet backup` and `afresh fleet restore`
+#[derive(Debug, Args)]
+pub(crate) struct BackupArguments {
+    /// Directory of the backup.
+    directory: PathBuf,
+    #[command(flatten)]
+    fleet: FleetArguments,
+    /// Store of the fleet: a URL or a shared directory.
+    #[arg(long, value_name = "PLACE")]
+    store: String,
+    /// Number of NATS servers that store each entry, if the buckets are made.
+    #[arg(long, value_name = "N", default_value = "1")]
+    nats_replicas: usize,
+}
+
+impl BackupArguments {
+    fn config(&self) -> FleetConfig {
+        let mut config = self.fleet.config();
+        config.store = Some(self.store.clone());
+        config.replicas = self.nats_replicas;
+        config
+    }
+}
+
+pub(crate) fn fleet(command: &FleetCommand, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let runtime = runtime()?;
+    let (report, verb) = match command {
+        FleetCommand::Init(arguments) => {
+            let mut config = arguments.fleet.config();
+            config.replicas = arguments.nats_replicas;
+            runtime.block_on(fleet::init(&config))?;
+            match settings.output {
+                Format::Json => say!("{}", json!({"fleet": config.fleet}))?,
+                Format::Text => say!("the fleet `{}` has its buckets", config.fleet)?,
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        FleetCommand::Backup(arguments) => {
+            let config = arguments.config();
+            (runtime.block_on(fleet::backup(&config, &arguments.directory))?, "copied")
+        }
+        FleetCommand::Restore(arguments) => {
+            let config = arguments.config();
+            (runtime.block_on(fleet::restore(&config, &arguments.directory))?, "restored")
+        }
+    };
+    match settings.output {
+        Format::Json => say!("{}", json!(report))?,
+        Format::Text => say!(
+            "{verb} {} sandboxes, {} snapshots with their names and {} templates, in {} states; {} running sandboxes were never saved",
+            report.sandboxes,
+            report.snapshots,
+            report.templates,
+            report.states,
+            report.unsaved.len(),
+        )?,
+    }
+    for missing in &report.missing {
+        eprintln!("left out: {missing}");
+    }
+    Ok(if report.missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {

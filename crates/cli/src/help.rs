@@ -18,7 +18,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
             "import", "export", "keygen",
         ],
     ),
-    ("Serving", &["serve", "mcp", "nodes", "drain", "pager"]),
+    ("Serving", &["serve", "mcp", "nodes", "drain", "fleet", "pager"]),
     ("Host", &["doctor", "completions", "man"]),
 ];
 

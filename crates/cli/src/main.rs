@@ -90,6 +90,10 @@ enum Command {
     /// Save the sandboxes of a fleet host and stop its server.
     #[cfg(feature = "fleet")]
     Drain(fleet::DrainArguments),
+    /// Prepare, back up and restore the ledger and the store of a fleet.
+    #[cfg(feature = "fleet")]
+    #[command(subcommand)]
+    Fleet(Box<fleet::FleetCommand>),
     /// Call a guest from a prompt, with checkpoints, rollbacks and forks.
     #[cfg(feature = "serve")]
     Repl(repl::Arguments),
@@ -185,6 +189,8 @@ fn run_command(command: &Command, settings: &Settings) -> anyhow::Result<ExitCod
         Command::Nodes(arguments) => fleet::nodes(arguments, settings),
         #[cfg(feature = "fleet")]
         Command::Drain(arguments) => fleet::drain(arguments, settings),
+        #[cfg(feature = "fleet")]
+        Command::Fleet(command) => fleet::fleet(command, settings),
         #[cfg(feature = "serve")]
         Command::Repl(arguments) => repl::run(arguments, settings),
         Command::Snapshot(arguments) => snapshot::snapshot(arguments, settings),

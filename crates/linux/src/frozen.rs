@@ -352,3 +352,6 @@ impl Frozen {
         Ok(Self { memory: load(snapshot)?, bytes })
     }
 }
+
+#[cfg(test)]
+mod golden;

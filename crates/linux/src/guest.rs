@@ -73,7 +73,9 @@ impl Guest {
     /// Runs the guest until it waits for the caller, ends, or `deadline` is there, or its caller ends the call. Files
     /// have all that was written to their mappings then.
     pub(crate) fn run(&mut self, deadline: Instant) -> Result<StopReason, PlatformError> {
-        let halt = self.run_until_halt(deadline)?;
+        let stopped = self.run_until_halt(deadline);
+        self.body.process.bill();
+        let halt = stopped?;
         self.person.publish_lasting()?;
         Ok(halt)
     }

@@ -64,7 +64,7 @@ pub use error::{
 pub use file_view::FileView;
 pub use frozen::Frozen;
 pub use instance::Instance;
-pub use platform::{PlatformError, Wall, require_walls, walls};
+pub use platform::{PlatformError, Wall, require_walls, take_guest_cpu_time, walls};
 pub use program::{Program, find_in_path};
 pub use run::{EndedRun, HostStreams, Run};
 pub use sentry::{Channel, End, Exchanged, InboundConnection, Resource, RunControl, Writer};

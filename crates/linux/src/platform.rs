@@ -5,6 +5,7 @@
 //! calls in [`Process::execute`] take effect.
 
 mod attach;
+mod billed_time;
 mod boot;
 mod commands;
 mod control;
@@ -31,6 +32,7 @@ mod walls;
 mod write_tracker;
 mod zygote;
 
+pub use billed_time::take_guest_cpu_time;
 pub(crate) use commands::{Continuation, INPUT_LEN, StubCommands};
 pub(crate) use cpu_pinning::CpuPinning;
 pub(crate) use frame::{

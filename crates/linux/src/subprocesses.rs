@@ -110,6 +110,7 @@ impl Guest {
             Some(body) => body,
             None => self.others.make(memory)?,
         };
+        self.body.process.bill();
         let left = std::mem::replace(&mut self.body, body);
         let whose = std::mem::replace(&mut self.others.memory, memory);
         self.others.bodies.insert(whose, left);

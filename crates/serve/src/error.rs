@@ -34,6 +34,13 @@ pub enum ManifestError {
         /// The valid form.
         reason: &'static str,
     },
+    /// An issuer of bearer tokens that cannot be used.
+    #[cfg(feature = "oidc")]
+    #[error("an issuer in `[[sandboxes.oidc]]`: {fault}")]
+    Issuer {
+        /// The fault.
+        fault: String,
+    },
     /// A certificate without its key, or a key without its certificate.
     #[cfg(feature = "tls")]
     #[error("{}: `tls-cert` and `tls-key` go together", path.display())]

@@ -32,6 +32,7 @@ mod body;
 mod budget;
 mod concurrency;
 mod config;
+mod cpu_time;
 mod error;
 mod error_response;
 mod failure;
@@ -42,6 +43,8 @@ mod handler;
 mod health;
 mod manifest;
 mod metrics;
+#[cfg(feature = "oidc")]
+mod oidc;
 #[cfg(feature = "otel")]
 pub mod otel;
 mod paced;
@@ -67,6 +70,8 @@ pub use config::{Config, GuestConfig, parse_duration};
 pub use error::{ManifestError, ServeError};
 pub use handler::{Handler, HandlerError, Reply};
 pub use manifest::ConfigFault;
+#[cfg(feature = "oidc")]
+pub use oidc::OidcConfig;
 pub use sandbox::{Budgets, Keys, Limits, SandboxConfig, Template};
 pub use server::{Handle, Server};
 #[cfg(feature = "tls")]

@@ -88,6 +88,10 @@ struct File {
 struct Fleet {
     nats: String,
     credentials: Option<PathBuf>,
+    ca: Option<PathBuf>,
+    certificate: Option<PathBuf>,
+    certificate_key: Option<PathBuf>,
+    entry_key: Option<PathBuf>,
     store: Option<String>,
     fleet: Option<String>,
     name: Option<String>,
@@ -140,6 +144,32 @@ struct Sandboxes {
     call_timeout: Option<Time>,
     #[serde(default)]
     template: Vec<Spanned<Template>>,
+    #[cfg(feature = "oidc")]
+    #[serde(default)]
+    oidc: Vec<Spanned<Oidc>>,
+}
+
+/// An issuer of bearer tokens.
+#[cfg(feature = "oidc")]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Oidc {
+    issuer: String,
+    audience: String,
+    tenant_claim: Option<String>,
+    scope_claim: Option<String>,
+    jwks: Option<String>,
+}
+
+#[cfg(feature = "oidc")]
+impl From<Oidc> for crate::OidcConfig {
+    fn from(table: Oidc) -> Self {
+        let mut config = Self::new(table.issuer, table.audience);
+        set(&mut config.tenant_claim, table.tenant_claim);
+        set(&mut config.scope_claim, table.scope_claim);
+        config.jwks = table.jwks;
+        config
+    }
 }
 
 /// Limits of one tenant, or of all together.
@@ -279,7 +309,12 @@ impl Guest {
 impl Fleet {
     fn config(self, dir: &Path) -> crate::fleet::FleetConfig {
         let mut config = crate::fleet::FleetConfig::new(self.nats);
-        config.credentials = self.credentials.map(|file| dir.join(file));
+        let seen = |file: Option<PathBuf>| file.map(|file| dir.join(file));
+        config.credentials = seen(self.credentials);
+        config.ca = seen(self.ca);
+        config.certificate = seen(self.certificate);
+        config.certificate_key = seen(self.certificate_key);
+        config.entry_key = seen(self.entry_key);
         config.store = self.store.map(|store| seen_from(dir, &store));
         set(&mut config.fleet, self.fleet);
         config.name = self.name;
@@ -293,6 +328,15 @@ impl Sandboxes {
     fn config(self, dir: &Path, open: &Options) -> Result<SandboxConfig, ManifestError> {
         let mut config = SandboxConfig::new(dir.join(&self.store));
         config.keys = Keys::read(&dir.join(self.keys.get_ref()))?;
+        #[cfg(feature = "oidc")]
+        {
+            let issuers: Vec<crate::OidcConfig> =
+                self.oidc.into_iter().map(|table| table.into_inner().into()).collect();
+            for issuer in &issuers {
+                issuer.check().map_err(|fault| ManifestError::Issuer { fault })?;
+            }
+            config.keys = config.keys.with_issuers(issuers);
+        }
         set(&mut config.requires_metrics_key, self.require_metrics_key);
         set(&mut config.budgets.window, self.window.map(|time| time.0));
         if let Some(limits) = &self.limits
@@ -356,6 +400,8 @@ pub fn keys() -> Vec<(&'static str, Vec<String>)> {
         ("Sandboxes", keys_of::<Sandboxes>()),
         ("Limits", keys_of::<LimitsTable>()),
         ("Templates", keys_of::<Template>()),
+        #[cfg(feature = "oidc")]
+        ("Issuers", keys_of::<Oidc>()),
         #[cfg(feature = "fleet")]
         ("Fleet", keys_of::<Fleet>()),
     ]

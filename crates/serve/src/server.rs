@@ -103,6 +103,10 @@ impl Server {
             Some(addr) => Some(listen(addr).await?),
             None => None,
         };
+        #[cfg(feature = "oidc")]
+        if let Some(routes) = &shared.sandboxes {
+            routes.sandboxes.config.keys.watch_issuers();
+        }
         #[cfg(feature = "fleet")]
         if let Some(fleet) = &shared.fleet {
             fleet.begin(&(shared.clone() as Arc<dyn FleetHost>)).await?;

@@ -33,10 +33,9 @@ struct RemoteArguments {
     #[cfg(feature = "fleet")]
     #[arg(long, value_name = "URL")]
     nats: Option<String>,
-    /// File with a token for NATS, or with a user and a password.
     #[cfg(feature = "fleet")]
-    #[arg(long, value_name = "FILE", requires = "nats")]
-    nats_credentials: Option<std::path::PathBuf>,
+    #[command(flatten)]
+    client: crate::fleet::NatsArguments,
     /// Name of the fleet, if several share the NATS servers.
     #[cfg(feature = "fleet")]
     #[arg(long, value_name = "NAME", requires = "nats")]
@@ -56,7 +55,7 @@ impl RemoteArguments {
     fn fleets(&self, place: &Place) -> anyhow::Result<Option<Collected>> {
         let Some(nats) = &self.nats else { return Ok(None) };
         let mut config = afresh_serve::fleet::FleetConfig::new(nats);
-        config.credentials.clone_from(&self.nats_credentials);
+        self.client.apply(&mut config);
         config.store = Some(place.to_string());
         if let Some(fleet) = &self.fleet {
             config.fleet.clone_from(fleet);

@@ -221,7 +221,16 @@ impl Fleet {
 
     /// All but the hosts, which [`Fleet::begin`] starts with these settings of sandboxes.
     pub(crate) fn prepare(settings: &str, more: &str, guests: &[(&str, &str)]) -> Option<Self> {
-        let nats = Nats::start()?;
+        Some(Self::prepare_on(Nats::start()?, settings, more, guests))
+    }
+
+    /// As [`Fleet::prepare`], on this server.
+    pub(crate) fn prepare_on(
+        nats: Nats,
+        settings: &str,
+        more: &str,
+        guests: &[(&str, &str)],
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         for (name, text) in [("counter", COUNTER), ("echo", ECHO)].iter().chain(guests) {
             fs::write(dir.path().join(name).with_extension("wasm"), wat::parse_str(text).unwrap())
@@ -231,7 +240,7 @@ impl Fleet {
         let proxy = Proxy::before(nats.address);
         let more = more.replace("DIR", &dir.path().display().to_string());
         let (settings, place) = (settings.to_owned(), Place::start());
-        Some(Self { settings, more, hosts: Vec::new(), proxy, nats, place, dir })
+        Self { settings, more, hosts: Vec::new(), proxy, nats, place, dir }
     }
 
     /// Starts three hosts.
@@ -305,16 +314,22 @@ impl Fleet {
         if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
     }
 
+    /// Runs `afresh` with arguments about this fleet: its output, or its error.
+    pub(crate) fn try_command(&self, arguments: &[&str], store: bool) -> Result<String, String> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
+        command.args(["-o", "json"]).args(arguments);
+        command.args(["--nats", &format!("nats://{}", self.nats.address)]);
+        if store {
+            self.place.tell(&mut command);
+        }
+        let output = command.output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+    }
+
     /// Runs `afresh` with arguments about this fleet.
     pub(crate) fn command(&self, arguments: &[&str]) -> String {
-        let output = Command::new(env!("CARGO_BIN_EXE_afresh"))
-            .args(["-o", "json"])
-            .args(arguments)
-            .args(["--nats", &format!("nats://{}", self.nats.address)])
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
+        self.try_command(arguments, false).unwrap()
     }
 }
 
@@ -410,6 +425,10 @@ impl Sandbox {
 
     pub(crate) fn id(&self) -> &str {
         &self.id
+    }
+
+    pub(crate) fn token(&self) -> &str {
+        &self.token
     }
 
     /// Makes one through the host at this address; `None` if that is refused for now.

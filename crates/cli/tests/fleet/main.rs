@@ -3,7 +3,9 @@
 //! A sandbox here counts its calls in its own memory. A host that ran it twice, or answered for it after another host
 //! had taken it over, would return a number a second time.
 
+mod access;
 mod apart;
+mod backup;
 mod checker;
 mod clock;
 mod cluster;

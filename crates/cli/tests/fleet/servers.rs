@@ -40,6 +40,12 @@ fn program(variable: &str) -> Option<std::ffi::OsString> {
     program
 }
 
+/// All files below a directory.
+fn files(dir: &Path) -> Vec<std::path::PathBuf> {
+    let entries = fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
 /// A nats-server.
 pub(crate) struct Nats {
     child: Child,
@@ -47,6 +53,8 @@ pub(crate) struct Nats {
     dir: TempDir,
     /// The arguments that make it part of a cluster.
     cluster: Vec<String>,
+    /// The directory of its configuration.
+    file: Option<TempDir>,
 }
 
 impl Drop for Nats {
@@ -61,6 +69,27 @@ impl Nats {
         (0..5)
             .find_map(|_| Self::start_with(Vec::new()))
             .or_else(|| panic!("no nats-server starts"))
+    }
+
+    /// Starts a server with a configuration file, whose text may name the directory `DIR`.
+    pub(crate) fn start_with_file(text: &str) -> Option<Self> {
+        program("AFRESH_TEST_NATS_SERVER")?;
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("nats.conf");
+        fs::write(&file, text.replace("DIR", &dir.path().display().to_string())).unwrap();
+        let arguments = vec!["-c".to_owned(), file.display().to_string()];
+        let start = |_| Self::start_in(tempfile::tempdir().unwrap(), arguments.clone());
+        let mut server = (0..5).find_map(start).expect("a nats-server starts with the file");
+        server.file = Some(dir);
+        Some(server)
+    }
+
+    /// Whether any file of its store contains these bytes.
+    pub(crate) fn stores(&self, bytes: &[u8]) -> bool {
+        files(&self.dir.path().join("store")).iter().any(|file| {
+            let content = fs::read(file).unwrap_or_default();
+            content.windows(bytes.len()).any(|part| part == bytes)
+        })
     }
 
     /// Starts a cluster of three servers. They do not advertise each other: a client reaches the addresses that it was given.
@@ -94,10 +123,14 @@ impl Nats {
     }
 
     fn start_with(cluster: Vec<String>) -> Option<Self> {
-        let (dir, address) = (tempfile::tempdir().unwrap(), free());
+        Self::start_in(tempfile::tempdir().unwrap(), cluster)
+    }
+
+    fn start_in(dir: TempDir, cluster: Vec<String>) -> Option<Self> {
+        let address = free();
         let mut child = Self::spawn(address, dir.path(), &cluster);
         let started = listens(&mut child, address, TEST_TIMEOUT);
-        let server = Self { child, address, dir, cluster };
+        let server = Self { child, address, dir, cluster, file: None };
         started.then_some(server)
     }
 
@@ -171,13 +204,9 @@ impl Place {
 
     /// Makes everything in it older than any grace.
     pub(crate) fn age(&self) {
-        fn all(dir: &Path) -> Vec<std::path::PathBuf> {
-            let entries = fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path());
-            entries.flat_map(|path| if path.is_dir() { all(&path) } else { vec![path] }).collect()
-        }
         let long_ago = std::time::SystemTime::now() - Duration::from_secs(72 * 3600);
         let place = if self.address.is_some() { "data" } else { "shared" };
-        for file in all(&self.dir.path().join(place)) {
+        for file in files(&self.dir.path().join(place)) {
             let file = fs::File::options().append(true).open(file).unwrap();
             file.set_modified(long_ago).unwrap();
         }

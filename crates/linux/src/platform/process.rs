@@ -92,6 +92,8 @@ pub(crate) struct Process {
     pub(crate) bases: Bases,
     /// Nanoseconds of processor time that were looked at, if that is known.
     pub(super) counted: Option<u64>,
+    /// CPU time that bills have.
+    pub(super) billed: Duration,
     /// The process that made this one. A child forked from that must leave it alone.
     generation: u32,
     receipts: ReceiptSource,
@@ -202,6 +204,7 @@ impl Process {
             frame: None,
             bases: Bases::default(),
             counted: Some(0),
+            billed: Duration::ZERO,
             generation: fork::generation(),
             receipts: ReceiptSource::new(),
             offsets: ClockOffsets::default(),
@@ -562,6 +565,7 @@ impl Drop for Process {
         if !self.is_ours() {
             return;
         }
+        self.bill();
         // It runs only code of the guest, so its end is not waited for.
         self.born.kill();
         let _ = self.born.wait();

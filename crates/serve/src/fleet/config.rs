@@ -11,8 +11,17 @@ use super::policy::HeartbeatInterval;
 pub struct FleetConfig {
     /// NATS servers: one URL, or several with commas between.
     pub nats: String,
-    /// A file with a token for NATS, or with a user and a password.
+    /// A file with a token for NATS, a user and a password, the seed of an nkey, or a JWT and its seed (`.creds`). It is
+    /// read again for each connection.
     pub credentials: Option<PathBuf>,
+    /// A file with the certificates that NATS servers are checked by, instead of those of the system.
+    pub ca: Option<PathBuf>,
+    /// A file with this host's certificate for NATS.
+    pub certificate: Option<PathBuf>,
+    /// A file with the key of `certificate`.
+    pub certificate_key: Option<PathBuf>,
+    /// A file with the key that ledger entries are sealed by. It must match on all hosts.
+    pub entry_key: Option<PathBuf>,
     /// The place of saved states for all hosts: the URL of a remote, or a directory that all of them see. Needed for
     /// sandboxes.
     pub store: Option<String>,
@@ -39,6 +48,10 @@ impl FleetConfig {
         Self {
             nats: nats.into(),
             credentials: None,
+            ca: None,
+            certificate: None,
+            certificate_key: None,
+            entry_key: None,
             store: None,
             fleet: "default".to_owned(),
             name: None,

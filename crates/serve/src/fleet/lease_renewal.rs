@@ -20,11 +20,13 @@ const WATCHED_NEIGHBOURS: usize = 2;
 const SUSPECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// No entry has this number.
 const NO_REVISION: u64 = 0;
+/// Entries of the bucket of leases that are read.
+const MAX_LIVES: usize = 200_000;
 /// Lives that are over and remembered.
 const MAX_ENDED_LIVES: usize = 10_000;
 
 /// A host's entry in the bucket of leases.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct LeaseEntry {
     name: String,
     /// Renewals, so that every entry differs from the one before.
@@ -34,6 +36,9 @@ struct LeaseEntry {
     /// Its length, which is the same on all hosts.
     #[serde(default)]
     lease_ms: u64,
+    /// The fingerprint of the key that the host seals entries by.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    key: String,
 }
 
 fn milliseconds(terms: Terms) -> u64 {
@@ -53,7 +58,8 @@ pub(super) async fn enter(
     terms: Terms,
 ) -> Result<u64, NatsError> {
     let lease_ms = milliseconds(terms);
-    let entry = LeaseEntry { name: name.to_owned(), beat: 0, broken: false, lease_ms };
+    let key = links.fingerprint.clone();
+    let entry = LeaseEntry { name: name.to_owned(), beat: 0, broken: false, lease_ms, key };
     let entry = bytes(&entry);
     match nats::create(&links.hosts, life, entry.clone()).await {
         Err(NatsError::Changed) => match nats::find(&links.hosts, life).await? {
@@ -64,8 +70,8 @@ pub(super) async fn enter(
     }
 }
 
-/// Refuses a lease of another length than that of the hosts that renew theirs: one host would give up entries that
-/// another still relies on. The entry of `life` is removed then.
+/// Refuses a lease of another length, or another key, than that of the hosts that renew theirs: one host would give up
+/// entries that another still relies on, or could not read them. The entry of `life` is removed then.
 pub(super) async fn check_terms(
     links: &NatsConnection,
     life: &str,
@@ -74,11 +80,22 @@ pub(super) async fn check_terms(
     let own = nats::patiently(async || nats::find(&links.hosts, life).await).await?;
     let own = own.ok_or("the lease has already expired")?;
     let lease_ms = milliseconds(terms);
-    let all = async || nats::all(&links.client, &links.hosts, ">", MAX_ENDED_LIVES).await;
+    let all = async || nats::all(&links.client, &links.hosts, ">", MAX_LIVES).await;
     for found in nats::patiently(all).await? {
         let Ok(other) = serde_json::from_slice::<LeaseEntry>(&found.value) else { continue };
         let renews = own.time < found.time.saturating_add(other.lease_ms.saturating_mul(2));
-        if !other.broken && renews && other.lease_ms != lease_ms && other.lease_ms != 0 {
+        if other.broken || !renews {
+            continue;
+        }
+        if other.key != links.fingerprint {
+            let _ = nats::remove(&links.hosts, life, own.revision).await;
+            let name = &other.name;
+            return Err(format!(
+                "the host `{name}` seals entries of the ledger by another key than this host, or by none; all hosts of a fleet need the same `entry-key`"
+            )
+            .into());
+        }
+        if other.lease_ms != lease_ms && other.lease_ms != 0 {
             let _ = nats::remove(&links.hosts, life, own.revision).await;
             let (name, theirs) = (&other.name, other.lease_ms);
             return Err(format!(
@@ -90,17 +107,22 @@ pub(super) async fn check_terms(
     Ok(())
 }
 
-/// Names of the hosts whose leases hold, one for each host: of two entries that hold, the times of the last renewals differ by at
-/// most twice the lease.
-pub(super) async fn names(links: &NatsConnection) -> Result<Vec<String>, NatsError> {
-    let found = nats::all(&links.client, &links.hosts, ">", MAX_ENDED_LIVES).await?;
+/// Lives and names of the hosts whose leases hold, one for each host: of two entries that hold, the times of the last
+/// renewals differ by at most twice the lease.
+pub(super) async fn lives(links: &NatsConnection) -> Result<Vec<(String, String)>, NatsError> {
+    let found = nats::all(&links.client, &links.hosts, ">", MAX_LIVES).await?;
     let newest = found.iter().map(|entry| entry.time).max().unwrap_or_default();
-    let names = found.into_iter().filter_map(|found| {
+    let lives = found.into_iter().filter_map(|found| {
         let entry = serde_json::from_slice::<LeaseEntry>(&found.value).ok()?;
         let renews = newest <= found.time.saturating_add(entry.lease_ms.saturating_mul(2));
-        (!entry.broken && renews).then_some(entry.name)
+        (!entry.broken && renews).then_some((found.key, entry.name))
     });
-    Ok(names.collect())
+    Ok(lives.collect())
+}
+
+/// The names of [`lives`].
+pub(super) async fn names(links: &NatsConnection) -> Result<Vec<String>, NatsError> {
+    Ok(lives(links).await?.into_iter().map(|(_, name)| name).collect())
 }
 
 /// Renews the lease until the fleet is dropped.
@@ -123,7 +145,8 @@ async fn renew(fleet: &Arc<Fleet>, beat: u64, patience: Duration) {
         (own.life.clone(), own.lease.revision())
     };
     let lease_ms = milliseconds(fleet.terms);
-    let entry = LeaseEntry { name: fleet.name.clone(), beat, broken: false, lease_ms };
+    let key = fleet.links.fingerprint.clone();
+    let entry = LeaseEntry { name: fleet.name.clone(), beat, broken: false, lease_ms, key };
     let sent = now();
     let renewing = nats::update(&fleet.links.hosts, &life, bytes(&entry), revision);
     match tokio::time::timeout(patience, renewing).await {
@@ -207,7 +230,7 @@ pub(super) async fn watching(fleet: Weak<Fleet>) {
         lock(&this.suspects).retain(|_, since| now < *since + SUSPECT_TIMEOUT);
         let own = this.life();
         let mut lives: Vec<String> = lock(&this.suspicion).hosts().map(str::to_owned).collect();
-        lives.extend(lock(&this.members).after(&own, WATCHED_NEIGHBOURS));
+        lives.extend(this.neighbours(WATCHED_NEIGHBOURS));
         lives.extend(lock(&this.suspects).keys().cloned());
         lives.sort_unstable();
         lives.dedup();
@@ -249,17 +272,14 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
         Verdict::Holds(left) => {
             // Only neighbours watch a host that renews in time.
             let asked = lock(&fleet.suspects).contains_key(life);
-            let near = lock(&fleet.members)
-                .after(&fleet.life(), WATCHED_NEIGHBOURS)
-                .iter()
-                .any(|near| near == life);
+            let near = fleet.watches(life, WATCHED_NEIGHBOURS);
             if left == fleet.terms.time && !asked && !near {
                 lock(&fleet.suspicion).forget(life);
             }
             return Some(left);
         }
         Verdict::Over => {
-            let gone = LeaseEntry { name: String::new(), beat: 0, broken: true, lease_ms: 0 };
+            let gone = LeaseEntry { broken: true, ..LeaseEntry::default() };
             let entry = bytes(&gone);
             if !fleet.safe() {
                 return Some(fleet.terms.time);

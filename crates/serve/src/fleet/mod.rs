@@ -6,15 +6,19 @@
 //! guests of this host are served, and requests that need the fleet get 503.
 //! May break it: see [`policy::Lease`]; a NATS that loses acknowledged writes.
 
+mod adverts;
+mod backup;
 mod catalog;
+mod cipher;
 mod clock;
 mod collect;
 mod config;
+mod credentials;
 mod frame;
-mod heartbeat;
 mod host;
 mod lease_renewal;
 mod nats;
+mod operators;
 mod placement_store;
 pub mod policy;
 mod record;
@@ -31,16 +35,19 @@ use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
+pub use backup::{BackupError, BackupReport, backup, restore};
 pub use collect::{CollectError, collect};
 pub use config::FleetConfig;
-pub use heartbeat::{NodesError, drain, nodes};
 pub(crate) use host::FleetHost;
+pub use operators::{NodesError, drain, nodes};
 pub(crate) use routing::{RouteDecision, route_of};
 
 use crate::error::ServeError;
 use clock::now;
 use nats::NatsConnection;
-use policy::{FailureDetector, Lease, Members, Moment, NodeStatus, Seed, Terms};
+use policy::{
+    Announcements, FailureDetector, Lease, Members, Moment, Neighbourhood, NodeStatus, Seed, Terms,
+};
 
 /// This host in its fleet.
 pub(crate) struct Fleet {
@@ -53,6 +60,12 @@ pub(crate) struct Fleet {
     store: Option<afresh::store::remote::Remote>,
     own: Mutex<OwnLease>,
     members: Mutex<Members>,
+    /// The part of the fleet whose heartbeats this host receives.
+    neighbourhood: Mutex<Neighbourhood>,
+    /// Notified when that changes.
+    regrouped: Arc<tokio::sync::Notify>,
+    sets: Mutex<adverts::KnownSets>,
+    announcements: Mutex<Announcements>,
     suspicion: Mutex<FailureDetector>,
     /// Lives that requests wait for, which are watched in addition to the neighbours.
     suspects: Mutex<HashMap<String, Moment>>,
@@ -105,7 +118,7 @@ pub(crate) struct Counts {
     pub(crate) taken: prometheus_client::metrics::counter::Counter,
     /// Sandboxes that were lost to another host, or with their lease.
     pub(crate) lost: prometheus_client::metrics::counter::Counter,
-    /// Received adverts.
+    /// Received heartbeats.
     pub(crate) adverts: prometheus_client::metrics::counter::Counter,
 }
 
@@ -121,6 +134,14 @@ fn digits(bytes: usize) -> Result<String, afresh::Cause> {
         return Err("the host has no randomness to name itself with".into());
     }
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Makes the buckets of a fleet, so that hosts need no permission to do so.
+///
+/// # Errors
+/// [`NodesError::Away`].
+pub async fn init(config: &FleetConfig) -> Result<(), NodesError> {
+    NatsConnection::open(config, "afresh", true).await.map(drop).map_err(NodesError::Away)
 }
 
 /// The remote that is meant by a URL or a directory.
@@ -189,6 +210,10 @@ impl Fleet {
                 lives: 1,
             }),
             members: Mutex::new(Members::default()),
+            neighbourhood: Mutex::new(Neighbourhood::new(&node, 1, &mut Seed::new(seed))),
+            regrouped: Arc::default(),
+            sets: Mutex::default(),
+            announcements: Mutex::default(),
             suspicion: Mutex::new(FailureDetector::new(terms)),
             suspects: Mutex::default(),
             over: Mutex::default(),
@@ -231,7 +256,8 @@ impl Fleet {
         }
         let failed = |source| ServeError::Fleet { source };
         rpc_server::listen(self).await.map_err(failed)?;
-        heartbeat::begin(self).await.map_err(failed)?;
+        operators::begin(self).await.map_err(failed)?;
+        adverts::begin(self).await.map_err(failed)?;
         self.spawn(lease_renewal::watching(Arc::downgrade(self)));
         self.spawn(tenant_counts::counting(Arc::downgrade(self)));
         Ok(())
@@ -275,20 +301,21 @@ impl Fleet {
 
     /// The fleet as this host sees it, for the status page.
     pub(crate) fn about(&self) -> serde_json::Value {
-        let members = lock(&self.members);
+        let (hosts, heard) = (self.size(), lock(&self.members).len());
         serde_json::json!({
             "fleet": self.config.fleet,
             "host": self.life(),
             "name": self.name,
             "safe": self.safe(),
-            "hosts": members.len(),
+            "hosts": hosts,
+            "heard": heard,
             "sandboxes": self.tenants.count(),
             "forwarded": self.counts.forwarded.get(),
             "taken": self.counts.taken.get(),
         })
     }
 
-    /// The heartbeat of this host.
+    /// The status of this host.
     fn advert(&self) -> NodeStatus {
         let mut advert = NodeStatus {
             host: self.life(),

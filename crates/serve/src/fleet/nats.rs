@@ -4,6 +4,7 @@
 //! change without an answer are different errors.
 
 use std::error::Error as _;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::ErrorCode;
@@ -15,13 +16,15 @@ use async_nats::jetstream::context::{
 };
 use async_nats::jetstream::kv::{Config, CreateError, CreateErrorKind, Store, UpdateErrorKind};
 use async_nats::jetstream::stream::LastRawMessageErrorKind;
-use async_nats::{Client, ConnectOptions};
+use async_nats::{Client, Event};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use hyper::StatusCode;
 use tokio::sync::Semaphore;
 
+use super::cipher::{self, CipherError, FleetKey};
 use super::config::FleetConfig;
+use super::credentials;
 use crate::error_response::ErrorResponse;
 
 /// Longest wait for an answer about an entry.
@@ -46,6 +49,9 @@ pub(crate) enum NatsError {
     /// No answer.
     #[error("NATS does not answer: {0}")]
     Away(String),
+    /// The entry cannot be sealed or opened.
+    #[error("the entry {place} cannot be read: {source}")]
+    Sealed { place: String, source: CipherError },
 }
 
 impl From<NatsError> for ErrorResponse {
@@ -55,6 +61,10 @@ impl From<NatsError> for ErrorResponse {
                 StatusCode::SERVICE_UNAVAILABLE,
                 "another host took the sandbox; try again",
             ),
+            error @ NatsError::Sealed { .. } => {
+                tracing::error!(%error, "an entry of the ledger is unreadable");
+                Self::host()
+            }
             NatsError::Away(why) => {
                 tracing::warn!(why, "the fleet's ledger does not answer");
                 Self::busy(
@@ -69,15 +79,54 @@ impl From<NatsError> for ErrorResponse {
 /// The connection and the buckets.
 pub(crate) struct NatsConnection {
     pub(crate) client: Client,
-    pub(crate) hosts: Store,
-    pub(crate) sandboxes: Store,
+    pub(crate) hosts: Bucket,
+    pub(crate) sandboxes: Bucket,
     /// Snapshots and templates.
-    pub(crate) kept: Store,
+    pub(crate) kept: Bucket,
+    /// Distinguishes the fleet's keys; empty without one.
+    pub(super) fingerprint: String,
+    /// The first error that a server sent, such as a missing permission.
+    pub(super) refusal: Arc<OnceLock<String>>,
     prefix: String,
+}
+
+/// A bucket, and the cipher of its entries.
+#[derive(Clone)]
+pub(crate) struct Bucket {
+    store: Store,
+    cipher: Option<Arc<FleetKey>>,
+}
+
+impl Bucket {
+    /// The place that an entry is bound to.
+    fn place(&self, key: &str) -> String {
+        format!("{}/{key}", self.store.name)
+    }
+
+    fn seal(&self, key: &str, value: Bytes) -> Result<Bytes, NatsError> {
+        self.seal_at(&self.place(key), value)
+    }
+
+    fn open(&self, key: &str, value: Bytes) -> Result<Bytes, NatsError> {
+        self.open_at(&self.place(key), value)
+    }
+
+    /// A value as it is stored at `place`.
+    pub(super) fn seal_at(&self, place: &str, value: Bytes) -> Result<Bytes, NatsError> {
+        cipher::seal(self.cipher.as_ref(), place, value)
+            .map_err(|source| NatsError::Sealed { place: place.to_owned(), source })
+    }
+
+    /// A value that was stored at `place`.
+    pub(super) fn open_at(&self, place: &str, value: Bytes) -> Result<Bytes, NatsError> {
+        cipher::open(self.cipher.as_ref(), place, value)
+            .map_err(|source| NatsError::Sealed { place: place.to_owned(), source })
+    }
 }
 
 /// An entry of a bucket.
 pub(crate) struct BucketEntry {
+    pub(crate) key: String,
     pub(crate) revision: u64,
     pub(crate) value: Bytes,
     /// When it was changed by the clock of the NATS servers, in milliseconds since 1970.
@@ -106,34 +155,25 @@ impl NatsConnection {
             let fleet = &config.fleet;
             return Err(format!("`{fleet}` is no name of a fleet: letters, digits, - and _").into());
         }
-        let mut options = ConnectOptions::new()
+        let refusal = Arc::new(OnceLock::new());
+        let noted = refusal.clone();
+        let options = credentials::options(config, ANSWER_TIMEOUT)?
             .name(name)
-            .connection_timeout(ANSWER_TIMEOUT)
-            .request_timeout(Some(ANSWER_TIMEOUT))
+            .event_callback(move |event| {
+                let noted = noted.clone();
+                async move {
+                    if let Event::ServerError(error) = event {
+                        tracing::warn!(%error, "NATS refused something");
+                        let _ = noted.set(error.to_string());
+                    }
+                }
+            })
             // A dead server is noticed within a lease.
             .ping_interval((config.lease / 4).max(Duration::from_millis(250)))
             .reconnect_delay_callback(|attempts| {
                 Duration::from_millis(25 << attempts.min(5)).min(Duration::from_millis(500))
             });
-        if let Some(file) = &config.credentials {
-            let text = std::fs::read_to_string(file)
-                .map_err(|error| format!("the credentials {}: {error}", file.display()))?;
-            let mut words = text.split_whitespace();
-            options = match (words.next(), words.next(), words.next()) {
-                (Some(token), None, None) => options.token(token.to_owned()),
-                (Some(user), Some(password), None) => {
-                    options.user_and_password(user.to_owned(), password.to_owned())
-                }
-                _ => {
-                    let file = file.display();
-                    return Err(format!(
-                        "{file} is no credentials: one word is a token, two are a user and a password; keys \
-                         that sign (`.creds`, nkeys) are not known to this build"
-                    )
-                    .into());
-                }
-            };
-        }
+        let cipher = config.entry_key.as_deref().map(FleetKey::read).transpose()?;
         let servers: Vec<String> =
             config.nats.split(',').map(|url| url.trim().to_owned()).collect();
         let client = options
@@ -196,10 +236,15 @@ impl NatsConnection {
             }
             Ok(found)
         };
+        let fingerprint = cipher.as_ref().map_or_else(String::new, |key| key.fingerprint());
+        let with = |store: Store, cipher: Option<Arc<FleetKey>>| Bucket { store, cipher };
         Ok(Self {
-            hosts: made("hosts").await?,
-            sandboxes: made("sandboxes").await?,
-            kept: made("kept").await?,
+            // Names of hosts and numbers.
+            hosts: with(made("hosts").await?, None),
+            sandboxes: with(made("sandboxes").await?, cipher.clone()),
+            kept: with(made("kept").await?, cipher),
+            fingerprint,
+            refusal,
             prefix: format!("afresh.{}", config.fleet),
             client,
         })
@@ -213,7 +258,8 @@ impl NatsConnection {
 
 /// The entry of a key, from the leader of the bucket. The store's own `entry` is a direct get, which any replica
 /// answers, however far it lags behind.
-pub(crate) async fn find(store: &Store, key: &str) -> Result<Option<BucketEntry>, NatsError> {
+pub(crate) async fn find(bucket: &Bucket, key: &str) -> Result<Option<BucketEntry>, NatsError> {
+    let store = &bucket.store;
     let subject = format!("{}{key}", store.prefix);
     let read = async {
         match store.stream.get_last_raw_message_by_subject(&subject).await {
@@ -230,10 +276,10 @@ pub(crate) async fn find(store: &Store, key: &str) -> Result<Option<BucketEntry>
         let has = |name: &str| message.headers.get(name).is_some();
         !has("KV-Operation") && !has("Nats-Marker-Reason")
     });
-    Ok(found.map(|message| {
-        let time = milliseconds(message.time.unix_timestamp_nanos());
-        BucketEntry { revision: message.sequence, value: message.payload, time }
-    }))
+    let Some(message) = found else { return Ok(None) };
+    let time = milliseconds(message.time.unix_timestamp_nanos());
+    let value = bucket.open(key, message.payload)?;
+    Ok(Some(BucketEntry { key: key.to_owned(), revision: message.sequence, value, time }))
 }
 
 fn milliseconds(nanoseconds: i128) -> u64 {
@@ -293,26 +339,29 @@ pub(crate) async fn patiently<T>(
 }
 
 /// Makes a new entry.
-pub(crate) async fn create(store: &Store, key: &str, value: Bytes) -> Result<u64, NatsError> {
-    let made = async { store.create(key, value).await.map_err(|error| not_made(&error)) };
+pub(crate) async fn create(bucket: &Bucket, key: &str, value: Bytes) -> Result<u64, NatsError> {
+    let value = bucket.seal(key, value)?;
+    let made = async { bucket.store.create(key, value).await.map_err(|error| not_made(&error)) };
     within(ANSWER_TIMEOUT, made).await
 }
 
 /// Makes a new entry, with the lifetime of a removal marker.
-pub(crate) async fn mark(store: &Store, key: &str, value: Bytes) -> Result<u64, NatsError> {
-    let made = store.create_with_ttl(key, value, MARKER_LIFETIME);
+pub(crate) async fn mark(bucket: &Bucket, key: &str, value: Bytes) -> Result<u64, NatsError> {
+    let value = bucket.seal(key, value)?;
+    let made = bucket.store.create_with_ttl(key, value, MARKER_LIFETIME);
     within(ANSWER_TIMEOUT, async { made.await.map_err(|error| not_made(&error)) }).await
 }
 
 /// Changes an entry that is still at `revision`.
 pub(crate) async fn update(
-    store: &Store,
+    bucket: &Bucket,
     key: &str,
     value: Bytes,
     revision: u64,
 ) -> Result<u64, NatsError> {
+    let value = bucket.seal(key, value)?;
     let updated = async {
-        store.update(key, value, revision).await.map_err(|error| match error.kind() {
+        bucket.store.update(key, value, revision).await.map_err(|error| match error.kind() {
             UpdateErrorKind::WrongLastRevision => NatsError::Changed,
             _ => away(error),
         })
@@ -321,14 +370,17 @@ pub(crate) async fn update(
 }
 
 /// Sets an entry, for every present value.
-pub(crate) async fn set_entry(store: &Store, key: &str, value: Bytes) -> Result<(), NatsError> {
-    within(ANSWER_TIMEOUT, async { store.put(key, value).await.map_err(away) }).await.map(drop)
+pub(crate) async fn set_entry(bucket: &Bucket, key: &str, value: Bytes) -> Result<(), NatsError> {
+    let value = bucket.seal(key, value)?;
+    within(ANSWER_TIMEOUT, async { bucket.store.put(key, value).await.map_err(away) })
+        .await
+        .map(drop)
 }
 
 /// Removes an entry that is still at `revision`.
-pub(crate) async fn remove(store: &Store, key: &str, revision: u64) -> Result<(), NatsError> {
+pub(crate) async fn remove(bucket: &Bucket, key: &str, revision: u64) -> Result<(), NatsError> {
     let removed = async {
-        let purge = store.purge_expect_revision_with_ttl(key, revision, MARKER_LIFETIME);
+        let purge = bucket.store.purge_expect_revision_with_ttl(key, revision, MARKER_LIFETIME);
         purge.await.map_err(|error| match error.kind() {
             UpdateErrorKind::WrongLastRevision => NatsError::Changed,
             _ => away(error),
@@ -351,8 +403,8 @@ async fn within<T>(
 const LISTING_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Every entry of a bucket, however many.
-pub(crate) async fn every(client: &Client, store: &Store) -> Result<Vec<BucketEntry>, NatsError> {
-    within(LISTING_TIMEOUT, read(client, store, ">", usize::MAX)).await
+pub(crate) async fn every(client: &Client, bucket: &Bucket) -> Result<Vec<BucketEntry>, NatsError> {
+    within(LISTING_TIMEOUT, read(client, bucket, ">", usize::MAX)).await
 }
 
 /// Lists that are read at the same time. Each takes a consumer, and NATS bounds their number.
@@ -361,23 +413,24 @@ static LISTS: Semaphore = Semaphore::const_new(16);
 /// Every entry whose key matches, at most `most`.
 pub(crate) async fn all(
     client: &Client,
-    store: &Store,
+    bucket: &Bucket,
     filter: &str,
     most: usize,
 ) -> Result<Vec<BucketEntry>, NatsError> {
     let reading = async {
         let _turn = LISTS.acquire().await.map_err(away)?;
-        read(client, store, filter, most).await
+        read(client, bucket, filter, most).await
     };
     within(ANSWER_TIMEOUT, reading).await
 }
 
 async fn read(
     client: &Client,
-    store: &Store,
+    bucket: &Bucket,
     filter: &str,
     most: usize,
 ) -> Result<Vec<BucketEntry>, NatsError> {
+    let store = &bucket.store;
     let consumer = store
         .stream
         .create_consumer(OrderedConfig {
@@ -391,7 +444,7 @@ async fn read(
         .map_err(away)?;
     // NATS keeps a consumer for a while after its last message, and limits their number.
     let name = consumer.cached_info().name.clone();
-    let found = read_from(consumer, most).await;
+    let found = read_from(bucket, consumer, most).await;
     if let Err(error) = store.stream.delete_consumer(&name).await {
         tracing::debug!(%error, "a consumer is left to expire");
     }
@@ -399,6 +452,7 @@ async fn read(
 }
 
 async fn read_from(
+    bucket: &Bucket,
     consumer: Consumer<OrderedConfig>,
     most: usize,
 ) -> Result<Vec<BucketEntry>, NatsError> {
@@ -416,7 +470,9 @@ async fn read_from(
         let time = milliseconds(info.published.unix_timestamp_nanos());
         let removed = message.headers.as_ref().is_some_and(|all| all.get("KV-Operation").is_some());
         if !removed && !message.payload.is_empty() {
-            found.push(BucketEntry { revision, value: message.payload.clone(), time });
+            let key = message.subject.strip_prefix(&bucket.store.prefix).unwrap_or_default();
+            let value = bucket.open(key, message.payload.clone())?;
+            found.push(BucketEntry { key: key.to_owned(), revision, value, time });
         }
         if left == 0 || found.len() >= most {
             break;
@@ -437,9 +493,10 @@ pub(crate) struct Watched {
 /// `None` if the bucket is empty at first.
 pub(crate) async fn watch(
     client: &Client,
-    store: &Store,
+    bucket: &Bucket,
     mut each: impl FnMut(Option<Watched>) -> bool,
 ) -> Result<(), NatsError> {
+    let store = &bucket.store;
     let making = store.stream.create_consumer(OrderedConfig {
         deliver_subject: client.new_inbox(),
         filter_subject: format!("{}>", store.prefix),

@@ -172,6 +172,9 @@ impl Fleet {
                         Some(owner) => (owner, false),
                         None => {
                             let state = entry.state.as_ref();
+                            if let Some(state) = state {
+                                self.learn(&state.by).await;
+                            }
                             (self.place_for(sandboxes, &entry.record, state)?, true)
                         }
                     }

@@ -4,7 +4,8 @@
 //! same moment can exceed its limit together: by at most what each of them admits within that delay, which is a few
 //! milliseconds where NATS answers. A host whose watch is not complete has no counts.
 //! The price: NATS sends every host the key of each entry that changes, without its value, and a host keeps 16 bytes for each sandbox of
-//! the fleet.
+//! the fleet. That grows by the square of the hosts, so a host that hears a part of a large fleet does not watch: it lists the
+//! sandboxes of a tenant when that makes one.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, Weak};
@@ -15,6 +16,8 @@ use super::{Fleet, lock, record};
 
 /// Pause before the watch is begun again.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Pause before a host of a large fleet checks whether the fleet is small now.
+const PARTIAL_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The counts.
 #[derive(Default)]
@@ -85,10 +88,19 @@ impl TenantCounts {
 pub(super) async fn counting(fleet: Weak<Fleet>) {
     loop {
         let Some(this) = fleet.upgrade() else { return };
+        if lock(&this.neighbourhood).is_partial() {
+            this.tenants.forget();
+            drop(this);
+            tokio::time::sleep(PARTIAL_INTERVAL).await;
+            continue;
+        }
         let (client, sandboxes) = (this.links.client.clone(), this.links.sandboxes.clone());
         drop(this);
         let watched = nats::watch(&client, &sandboxes, |watched| {
             let Some(this) = fleet.upgrade() else { return false };
+            if lock(&this.neighbourhood).is_partial() {
+                return false;
+            }
             match watched {
                 Some(watched) => this.tenants.saw(&watched),
                 // Nothing is there yet.

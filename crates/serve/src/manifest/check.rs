@@ -160,9 +160,21 @@ impl Faults<'_> {
                 self.add(&at, crate::error::ManifestError::TenantKey { key }.to_string());
             }
         }
+        #[cfg(feature = "oidc")]
+        for issuer in &sandboxes.oidc {
+            let config: crate::OidcConfig = issuer.get_ref().clone().into();
+            if let Err(fault) = config.check() {
+                self.add(&issuer.span(), fault);
+            }
+        }
+        #[cfg(feature = "oidc")]
+        let has_issuers = !sandboxes.oidc.is_empty();
+        #[cfg(not(feature = "oidc"))]
+        let has_issuers = false;
         for (name, own) in &sandboxes.tenants {
             let known = keys.as_ref().map(|keys| keys.tenants());
-            if known.is_ok_and(|known| !known.contains(name.get_ref().as_str())) {
+            // Tokens may name any tenant.
+            if !has_issuers && known.is_ok_and(|known| !known.contains(name.get_ref().as_str())) {
                 let message = format!(
                     "the tenant `{}` has limits and no key in {}",
                     name.get_ref(),

@@ -31,7 +31,7 @@ pub(super) const MAX_LABELLED_TENANTS: usize = 200;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Totals {
-    /// Time in which its sandboxes ran.
+    /// CPU time of its sandboxes.
     pub(super) cpu_seconds: f64,
     /// Memory of its live sandboxes over time.
     pub(super) memory_byte_seconds: f64,

@@ -16,6 +16,8 @@ use sha2::{Digest, Sha256};
 
 use crate::error::ManifestError;
 use crate::error_response::ErrorResponse;
+#[cfg(feature = "oidc")]
+use crate::oidc::Issuer;
 
 /// Prefix of a key that is given by its digest.
 const DIGEST: &str = "sha256:";
@@ -67,7 +69,7 @@ impl Scopes {
     }
 
     /// Parses names with commas between.
-    fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         text.split(',').try_fold(Self::default(), |scopes, name| {
             let scope = Scope::ALL.into_iter().find(|scope| scope.name() == name)?;
             Some(scopes.with(scope))
@@ -88,6 +90,9 @@ pub(crate) struct Identity {
 #[derive(Clone, Default)]
 pub struct Keys {
     tenants: Arc<RwLock<Tenants>>,
+    /// Issuers of bearer tokens, which are an alternative to the keys.
+    #[cfg(feature = "oidc")]
+    issuers: Arc<RwLock<Vec<Arc<Issuer>>>>,
 }
 
 /// Tenants by the digests of their keys.
@@ -108,6 +113,12 @@ pub(crate) enum KeyError {
     Unknown,
     #[error("the API key of the request has expired; ask the operator for a new one")]
     Expired,
+    #[cfg(feature = "oidc")]
+    #[error("the bearer token of the request does not count: {0}")]
+    Token(&'static str),
+    #[cfg(feature = "oidc")]
+    #[error("the keys of the bearer token's issuer are not fetched yet; try again")]
+    NoIssuerKeys,
     #[error("the API key of the request lacks the scope `{}`; ask the operator for a key that has it", .0.name())]
     Scope(Scope),
 }
@@ -116,7 +127,11 @@ impl From<KeyError> for ErrorResponse {
     fn from(error: KeyError) -> Self {
         let status = match error {
             KeyError::Scope(_) => StatusCode::FORBIDDEN,
-            KeyError::Unknown | KeyError::Expired => StatusCode::UNAUTHORIZED,
+            #[cfg(feature = "oidc")]
+            KeyError::NoIssuerKeys => {
+                return Self::busy(StatusCode::SERVICE_UNAVAILABLE, error.to_string());
+            }
+            _ => StatusCode::UNAUTHORIZED,
         };
         Self::new(status, error.to_string())
     }
@@ -151,15 +166,54 @@ impl Keys {
     }
 
     fn of(tenants: Tenants) -> Self {
-        Self { tenants: Arc::new(RwLock::new(tenants)) }
+        Self { tenants: Arc::new(RwLock::new(tenants)), ..Self::default() }
     }
 
     fn read_tenants(&self) -> RwLockReadGuard<'_, Tenants> {
         self.tenants.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Adds issuers of bearer tokens.
+    #[cfg(feature = "oidc")]
+    #[must_use]
+    pub fn with_issuers(self, configs: impl IntoIterator<Item = crate::OidcConfig>) -> Self {
+        *self.issuers.write().unwrap_or_else(PoisonError::into_inner) =
+            configs.into_iter().map(Issuer::new).collect();
+        self
+    }
+
+    #[cfg(feature = "oidc")]
+    fn issuers(&self) -> Vec<Arc<Issuer>> {
+        self.issuers.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Fetches the keys of issuers from now on.
+    #[cfg(feature = "oidc")]
+    pub(crate) fn watch_issuers(&self) {
+        for issuer in self.issuers() {
+            issuer.watch();
+        }
+    }
+
+    /// Replaces the issuers, in every clone, by the others. Those with an equal configuration keep their keys.
+    #[cfg(feature = "oidc")]
+    fn renew_issuers(&self, others: &Self) {
+        if Arc::ptr_eq(&self.issuers, &others.issuers) {
+            return;
+        }
+        let before = self.issuers();
+        let renewed = others.issuers().into_iter().map(|new| {
+            let same = before.iter().find(|old| old.config() == new.config());
+            same.cloned().unwrap_or(new)
+        });
+        *self.issuers.write().unwrap_or_else(PoisonError::into_inner) = renewed.collect();
+        self.watch_issuers();
+    }
+
     /// Replaces these keys, in every clone, by the others.
     pub(crate) fn renew(&self, others: &Self) {
+        #[cfg(feature = "oidc")]
+        self.renew_issuers(others);
         if !Arc::ptr_eq(&self.tenants, &others.tenants) {
             let others = others.read_tenants().clone();
             *self.tenants.write().unwrap_or_else(PoisonError::into_inner) = others;
@@ -190,14 +244,23 @@ impl Keys {
         Ok(Self::of(tenants))
     }
 
-    /// The holder of the key that a request shows, in `x-api-key` or as a bearer token.
+    /// The holder of the key or the signed token that a request shows, in `x-api-key` or as a bearer token.
     pub(crate) fn identity(&self, headers: &HeaderMap) -> Result<Identity, KeyError> {
         let bearer =
             headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
         let key = headers.get("x-api-key").map(|value| value.as_bytes()).or(bearer);
-        let digest = digest(key.ok_or(KeyError::Unknown)?);
+        let key = key.ok_or(KeyError::Unknown)?;
         let tenants = self.read_tenants();
-        let holder = tenants.get(&digest).ok_or(KeyError::Unknown)?;
+        let Some(holder) = tenants.get(&digest(key)) else {
+            #[cfg(feature = "oidc")]
+            {
+                let issuers = self.issuers();
+                if crate::oidc::is_token(key) && !issuers.is_empty() {
+                    return crate::oidc::identity(&issuers, key);
+                }
+            }
+            return Err(KeyError::Unknown);
+        };
         match holder.until {
             Some(until) if SystemTime::now() >= until => Err(KeyError::Expired),
             _ => Ok(holder.identity.clone()),

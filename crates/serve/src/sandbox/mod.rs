@@ -66,6 +66,8 @@ pub use budgets::{Budgets, Limits};
 pub use config::{SandboxConfig, Template};
 pub use keys::Keys;
 pub(crate) use keys::Scope;
+#[cfg(feature = "oidc")]
+pub(crate) use keys::{Identity, KeyError, Scopes};
 pub(crate) use registry::Sandboxes;
 pub(crate) use routes::Routes;
 pub(crate) use tenant_queue::MAX_WEIGHT;

@@ -25,6 +25,7 @@ use super::store::SandboxStore;
 use super::template::{Warm, state_reference};
 use super::tenant_queue::TenantQueue;
 use crate::audit::AuditLog;
+use crate::cpu_time::CpuTimer;
 use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
@@ -376,9 +377,9 @@ impl Sandboxes {
             used();
             let result = match &mut *life {
                 Residency::Live(session) => {
-                    let begun = Instant::now();
+                    let timer = CpuTimer::start();
                     let done = tracing::debug_span!("call").in_scope(|| work(session));
-                    let ran = begun.elapsed();
+                    let ran = timer.stop();
                     sandbox.usage.ran(ran);
                     this.accounts.add_run(&sandbox.tenant, ran, kind == Operation::Call);
                     if kind == Operation::Call {

@@ -1,7 +1,7 @@
 //! Metrics of a sandbox in E2B's shape: a sample of its processor time, memory and files at each request for them.
 //!
 //! Promises: a request waits for no running call, and wakes no saved sandbox. Its sample is then the last one, with the
-//! processor time of now. Processor time is the time of calls and of background work, including their waits.
+//! processor time of now. Processor time is that of calls and of background work, without their waits.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -25,7 +25,7 @@ const MAX_SAMPLES: usize = 120;
 /// The use of a sandbox, and samples of it.
 #[derive(Default)]
 pub(super) struct Usage {
-    /// Nanoseconds in which it ran.
+    /// Nanoseconds of CPU time.
     ran: AtomicU64,
     samples: Mutex<Samples>,
 }
@@ -61,7 +61,7 @@ impl Interval {
 }
 
 impl Usage {
-    /// It ran for this time.
+    /// It took this CPU time.
     pub(super) fn ran(&self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.ran.fetch_add(nanos, Ordering::Relaxed);

@@ -125,7 +125,7 @@ fn encode(rows: &BTreeMap<String, Row>, refused: BTreeMap<(String, &'static str)
     }
     type Seconds = Counter<f64, std::sync::atomic::AtomicU64>;
     let times: [(&str, &str, Read<f64>); 3] = [
-        ("cpu_seconds", "Run time of sandboxes", |row| row.0.cpu_seconds),
+        ("cpu_seconds", "CPU time of sandboxes", |row| row.0.cpu_seconds),
         ("memory_byte_seconds", "Memory over time", |row| row.0.memory_byte_seconds),
         ("stored_byte_seconds", "Saved states over time", |row| row.0.stored_byte_seconds),
     ];

@@ -7,6 +7,8 @@ mod common;
 mod full_disk;
 mod handlers;
 mod hostile;
+#[cfg(feature = "oidc")]
+mod oidc;
 mod output;
 mod sandbox;
 mod serve;

@@ -10,6 +10,7 @@ mod files;
 mod fork;
 mod fresh;
 mod frozen;
+mod golden;
 mod handles;
 #[cfg(feature = "call-hook")]
 mod hook;

@@ -31,6 +31,76 @@ pub struct NodeStatus {
     pub draining: bool,
 }
 
+/// The heartbeat of a host as it is sent: things that most hosts hold are a digest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// As in [`NodeStatus`].
+    pub host: String,
+    /// As in [`NodeStatus`].
+    pub name: String,
+    /// As in [`NodeStatus`].
+    pub load: u32,
+    /// As in [`NodeStatus`].
+    pub sandboxes: usize,
+    /// As in [`NodeStatus`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub draining: bool,
+    /// Digest of the routes and templates that it holds.
+    pub set: String,
+    /// Other things that it holds: the last that it opened.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held: Vec<String>,
+    /// Milliseconds until the next heartbeat, usually.
+    pub every: u64,
+}
+
+/// Maximum things outside the set that a heartbeat names.
+const MAX_NAMED: usize = 8;
+
+/// The digest of a set of held things.
+#[must_use]
+pub fn set_digest(held: &[String]) -> String {
+    use sha2::{Digest, Sha256};
+    let mut sorted: Vec<&String> = held.iter().collect();
+    sorted.sort_unstable();
+    let mut digest = Sha256::new();
+    for one in sorted {
+        digest.update((one.len() as u64).to_le_bytes());
+        digest.update(one);
+    }
+    digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Heartbeat {
+    /// The heartbeat of a host that holds `set` and `others`.
+    #[must_use]
+    pub fn new(status: &NodeStatus, set: &[String], others: &[String], every: u64) -> Self {
+        Self {
+            host: status.host.clone(),
+            name: status.name.clone(),
+            load: status.load,
+            sandboxes: status.sandboxes,
+            draining: status.draining,
+            set: set_digest(set),
+            held: others.iter().rev().take(MAX_NAMED).cloned().collect(),
+            every,
+        }
+    }
+
+    /// The status of the host, which holds the things of its `set`.
+    #[must_use]
+    pub fn status(self, set: &[String]) -> NodeStatus {
+        NodeStatus {
+            host: self.host,
+            name: self.name,
+            load: self.load,
+            sandboxes: self.sandboxes,
+            held: set.iter().cloned().chain(self.held).collect(),
+            draining: self.draining,
+        }
+    }
+}
+
 /// A host, as it was when it last spoke.
 #[derive(Clone, Debug)]
 pub struct Member {
@@ -146,12 +216,12 @@ impl Members {
         &self.hosts
     }
 
-    /// The `count` hosts that follow `host` in a ring of all: whose leases it looks after. So each is looked after
-    /// by as many, however many there are.
+    /// The `count` hosts that follow `host` in a ring of those that are `near`: whose leases it looks after. So each is
+    /// looked after by as many, however many there are.
     #[must_use]
-    pub fn after(&self, host: &str, count: usize) -> Vec<String> {
+    pub fn after(&self, host: &str, count: usize, near: impl Fn(&str) -> bool) -> Vec<String> {
         let behind = self.all.range(host.to_owned()..).map(|(name, _)| name);
-        let ring = behind.chain(self.all.keys()).filter(|name| *name != host);
+        let ring = behind.chain(self.all.keys()).filter(|name| *name != host && near(name));
         let mut after: Vec<String> = Vec::new();
         for name in ring.take(2 * count) {
             if after.len() < count && !after.contains(name) {
@@ -159,6 +229,12 @@ impl Members {
             }
         }
         after
+    }
+
+    /// The number of hosts that are `near`.
+    #[must_use]
+    pub fn count(&self, near: impl Fn(&str) -> bool) -> usize {
+        self.all.keys().filter(|host| near(host)).count()
     }
 }
 
@@ -199,6 +275,26 @@ mod tests {
     }
 
     #[test]
+    fn a_heartbeat_and_its_set_are_the_status_of_the_host() {
+        let names =
+            |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let (set, others) = (names(&["route:*/", "template:a"]), names(&["1", "2"]));
+        let status = NodeStatus {
+            load: 7,
+            sandboxes: 2,
+            ..advert("h", &["route:*/", "template:a", "2", "1"])
+        };
+        let beat = Heartbeat::new(&status, &set, &others, 1000);
+        assert_eq!(beat.clone().status(&set), status);
+        assert_eq!(beat.set, set_digest(&names(&["template:a", "route:*/"])));
+        assert_ne!(beat.set, set_digest(&names(&["template:ar", "oute:*/"])));
+        let sent = serde_json::to_vec(&beat).unwrap();
+        assert_eq!(serde_json::from_slice::<Heartbeat>(&sent).unwrap(), beat);
+        let many: Vec<String> = (0..1000).map(|n| n.to_string()).collect();
+        assert_eq!(Heartbeat::new(&status, &set, &many, 1).held.len(), MAX_NAMED);
+    }
+
+    #[test]
     fn every_host_is_watched_by_the_same_number_of_hosts() {
         let mut members = Members::default();
         for host in 0..10 {
@@ -206,16 +302,19 @@ mod tests {
         }
         let mut counts = HashMap::new();
         for host in 0..10 {
-            for after in members.after(&format!("h{host}"), 3) {
+            for after in members.after(&format!("h{host}"), 3, |_| true) {
                 *counts.entry(after).or_insert(0) += 1;
             }
         }
         assert_eq!(counts.len(), 10);
         assert!(counts.values().all(|count| *count == 3), "{counts:?}");
+        // The last of a group looks after its first.
+        assert_eq!(members.after("h4", 1, |host| host < "h5"), ["h0"]);
+        assert_eq!(members.count(|host| host < "h5"), 5);
         for host in ["h1", "h2", "h3", "h4", "h5", "h6", "h7", "h8", "h9"] {
             members.remove(host);
         }
-        assert!(members.after("h0", 3).is_empty());
-        assert_eq!(members.after("new", 3), ["h0"]);
+        assert!(members.after("h0", 3, |_| true).is_empty());
+        assert_eq!(members.after("new", 3, |_| true), ["h0"]);
     }
 }

@@ -1,16 +1,20 @@
 //! Decisions of the hosts of a fleet, without their communication: pure functions and state machines over numbers and
 //! moments, which the property tests and the simulator drive as the server does.
 
+mod announcements;
 mod failure_detector;
 mod heartbeat_interval;
 mod lease;
 mod members;
+mod neighbourhood;
 mod placement;
 
+pub use announcements::Announcements;
 pub use failure_detector::{FailureDetector, Verdict};
-pub use heartbeat_interval::HeartbeatInterval;
+pub use heartbeat_interval::{HeartbeatCost, HeartbeatInterval, expiry};
 pub use lease::{Lease, Terms};
-pub use members::{Member, Members, NodeStatus};
+pub use members::{Heartbeat, Member, Members, NodeStatus, set_digest};
+pub use neighbourhood::{Group, MAX_GROUP, Neighbourhood, place_tokens};
 pub use placement::{Placement, Seed};
 
 /// A moment: time since some beginning that is the same for all moments of one host. It advances while the process is

@@ -1,7 +1,6 @@
-//! Heartbeats of hosts, and the requests of operators: to list hosts, and to drain one.
+//! The requests of operators: to list hosts, and to drain one.
 //!
-//! Promises: heartbeats cost as [`super::policy::HeartbeatInterval`] says, and NATS does not store them. A list has
-//! every host that is up: it is complete once each host with a lease has answered.
+//! Promises: a list has every host that is up: it is complete once each host with a lease has answered.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,11 +8,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt;
 
-use super::clock::now;
 use super::config::FleetConfig;
 use super::nats::NatsConnection;
 use super::policy::NodeStatus;
-use super::{Fleet, lease_renewal, lock};
+use super::{Fleet, lease_renewal};
 
 /// Longest wait for the next answer. A host with a lease that does not answer for so long is left out.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -25,6 +23,12 @@ pub enum NodesError {
     /// It cannot be reached.
     #[error("cannot reach the fleet")]
     Away(#[source] afresh::Cause),
+    /// NATS refused it.
+    #[error("NATS refuses this to the given credentials: {why}")]
+    Refused {
+        /// The server's reason.
+        why: String,
+    },
     /// No host of this name.
     #[error("no host `{name}` answers; `afresh nodes` lists those that do")]
     NoHost {
@@ -43,22 +47,12 @@ fn text(advert: &NodeStatus) -> Bytes {
     Bytes::from(serde_json::to_vec(advert).unwrap_or_default())
 }
 
-/// Sends and receives heartbeats, and answers requests for the list of hosts.
+/// Answers requests for the list of hosts, and to end.
 pub(super) async fn begin(fleet: &Arc<Fleet>) -> Result<(), afresh::Cause> {
     let client = fleet.links.client.clone();
-    let mut heard = client.subscribe(fleet.links.subject("advert")).await?;
     let mut asked = client.subscribe(fleet.links.subject("who")).await?;
     let mut ended =
         client.subscribe(fleet.links.subject(&format!("host.{}.drain", fleet.node))).await?;
-    let this = Arc::downgrade(fleet);
-    fleet.spawn(async move {
-        while let Some(message) = heard.next().await {
-            let Some(fleet) = this.upgrade() else { return };
-            if let Ok(advert) = serde_json::from_slice::<NodeStatus>(&message.payload) {
-                fleet.hear(advert);
-            }
-        }
-    });
     let this = Arc::downgrade(fleet);
     fleet.spawn(async move {
         while let Some(message) = asked.next().await {
@@ -83,54 +77,7 @@ pub(super) async fn begin(fleet: &Arc<Fleet>) -> Result<(), afresh::Cause> {
             }
         }
     });
-    let this = Arc::downgrade(fleet);
-    fleet.spawn(async move {
-        loop {
-            let Some(fleet) = this.upgrade() else { return };
-            let advert = fleet.advert();
-            // It needs no message to know itself.
-            fleet.hear(advert.clone());
-            let subject = fleet.links.subject("advert");
-            let sent = fleet.links.client.publish(subject, text(&advert)).await;
-            if let Err(error) = sent {
-                tracing::warn!(%error, "an advert was not sent");
-            }
-            let hosts = lock(&fleet.members).len();
-            let pause = fleet.config.pace.next(hosts, &mut lock(&fleet.random));
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                // News that others should not wait for.
-                () = fleet.drain.notified() => {}
-            }
-        }
-    });
-    // The hosts that are up are known before the first request.
-    let inbox = client.new_inbox();
-    let mut answers = client.subscribe(inbox.clone()).await?;
-    client.publish_with_reply(fleet.links.subject("who"), inbox, Bytes::new()).await?;
-    client.flush().await?;
-    let this = Arc::downgrade(fleet);
-    fleet.spawn(async move {
-        while let Ok(Some(message)) = tokio::time::timeout(ANSWER_TIMEOUT, answers.next()).await {
-            let Some(fleet) = this.upgrade() else { return };
-            if let Ok(advert) = serde_json::from_slice::<NodeStatus>(&message.payload) {
-                fleet.hear(advert);
-            }
-        }
-    });
     Ok(())
-}
-
-impl Fleet {
-    fn hear(&self, advert: NodeStatus) {
-        if self.is_over(&advert.host) {
-            return;
-        }
-        self.counts.adverts.inc();
-        let mut members = lock(&self.members);
-        let expires = now() + self.config.pace.expiry(members.len());
-        members.heard(advert, expires);
-    }
 }
 
 async fn ask(config: &FleetConfig) -> Result<(NatsConnection, Vec<NodeStatus>), NodesError> {
@@ -185,6 +132,9 @@ pub async fn drain(config: &FleetConfig, name: &str) -> Result<NodeStatus, Nodes
     let node = host.host.split_once('-').map_or(host.host.as_str(), |(node, _)| node);
     let subject = links.subject(&format!("host.{node}.drain"));
     let told = links.client.request(subject, Bytes::new()).await;
-    told.map_err(|error| NodesError::Away(Box::new(error)))?;
+    told.map_err(|error| match links.refusal.get() {
+        Some(refusal) => NodesError::Refused { why: refusal.clone() },
+        None => NodesError::Away(Box::new(error)),
+    })?;
     Ok(host.clone())
 }

@@ -1,0 +1,32 @@
+//! CPU time of the processes that run guests, for bills.
+//!
+//! Promises: the time of each process is counted once, on the thread that ran its guest. A guest process that waits
+//! costs nothing. A measurement is one system call for each process that ran.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use afresh_sys::host::process_cpu_time;
+
+use super::process::Process;
+
+thread_local! {
+    /// The time that was counted and not taken yet.
+    static COUNTED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// CPU time of guest processes that this thread has run since the last call. The time of the thread itself, which
+/// serves their system calls, is not part of it.
+#[must_use]
+pub fn take_guest_cpu_time() -> Duration {
+    COUNTED.take()
+}
+
+impl Process {
+    /// Counts the time since the last measurement.
+    pub(crate) fn bill(&mut self) {
+        let Some(used) = process_cpu_time(self.id()) else { return };
+        let more = used.saturating_sub(std::mem::replace(&mut self.billed, used));
+        COUNTED.set(COUNTED.get().saturating_add(more));
+    }
+}

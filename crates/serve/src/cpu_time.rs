@@ -1,0 +1,54 @@
+//! CPU time of a call: that of its thread, which runs modules and micro-VMs and serves the system calls of Linux
+//! programs, and that of the processes that run these programs.
+//!
+//! Promises: a call that waits costs nothing. May break it: work that a guest leaves to other threads, such as
+//! compilation, is not counted.
+
+use std::time::Duration;
+
+use afresh_sys::host::thread_cpu_time;
+
+/// The CPU time of this thread from now on.
+pub(crate) struct CpuTimer {
+    began: Duration,
+}
+
+impl CpuTimer {
+    pub(crate) fn start() -> Self {
+        // Earlier time belongs to other calls.
+        take_process_time();
+        Self { began: thread_cpu_time() }
+    }
+
+    /// The time since the start, on the same thread.
+    pub(crate) fn stop(self) -> Duration {
+        thread_cpu_time().saturating_sub(self.began) + take_process_time()
+    }
+}
+
+#[cfg(feature = "linux")]
+fn take_process_time() -> Duration {
+    afresh::linux::take_guest_cpu_time()
+}
+
+#[cfg(not(feature = "linux"))]
+fn take_process_time() -> Duration {
+    Duration::ZERO
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_counts_and_waits_do_not() {
+        let timer = CpuTimer::start();
+        let begun = thread_cpu_time();
+        while thread_cpu_time() < begun + Duration::from_millis(20) {}
+        let worked = timer.stop();
+        assert!(worked >= Duration::from_millis(20));
+        let timer = CpuTimer::start();
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(timer.stop() < Duration::from_millis(200));
+    }
+}
