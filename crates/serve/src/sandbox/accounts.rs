@@ -153,7 +153,7 @@ impl Account {
         (read(&mut window), left.as_secs().saturating_add(1))
     }
 
-    /// Refuses a call once the run time of the window is used up.
+    /// Refuses a call once the CPU time of the window is used up.
     fn check_cpu(&self, limits: &Limits, length: Duration) -> Result<(), ErrorResponse> {
         let Some(limit) = limits.cpu_time else { return Ok(()) };
         let (ran, left) = self.in_window(length, |window| window.ran);
@@ -265,7 +265,7 @@ impl Accounts {
         lock(&self.tenants).iter().map(|(name, account)| (name.clone(), account.clone())).collect()
     }
 
-    /// Refuses a call of a tenant whose run time, or that of the server, is used up.
+    /// Refuses a call of a tenant whose CPU time, or that of the server, is used up.
     pub(super) fn check_cpu(&self, tenant: &Arc<str>) -> Result<(), ErrorResponse> {
         let budgets = self.budgets();
         self.of(tenant).check_cpu(&budgets.of(tenant), budgets.window)?;

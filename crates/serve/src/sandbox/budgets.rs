@@ -22,7 +22,7 @@ pub struct Limits {
     pub connections: Option<usize>,
     /// Maximum calls that run at the same time.
     pub running_calls: Option<usize>,
-    /// Maximum run time of sandboxes in a window.
+    /// Maximum CPU time of sandboxes in a window.
     pub cpu_time: Option<Duration>,
     /// Maximum bytes of answers in a window.
     pub sent: Option<u64>,
@@ -50,7 +50,7 @@ impl Limits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Budgets {
-    /// Length of the windows of run time and sent bytes.
+    /// Length of the windows of CPU time and sent bytes.
     pub window: Duration,
     /// Limits of all tenants together. The weight has no meaning here.
     pub server: Limits,

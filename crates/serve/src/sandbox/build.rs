@@ -296,12 +296,7 @@ impl Sandboxes {
         };
         let (this, name) = (self.clone(), name.to_owned());
         blocking(move || {
-            let opened = Warm::open(
-                &this.config,
-                &template,
-                #[cfg(feature = "fleet")]
-                None,
-            );
+            let opened = Warm::open(&this.config, &template, None);
             let warm = Arc::new(opened.map_err(|error| {
                 tracing::warn!(image = name, %error, "an image cannot be opened");
                 let message = format!("the image {name} cannot be used: {error}");
@@ -386,7 +381,7 @@ impl Sandboxes {
         let built = BuiltTemplate {
             id: build.id.clone(),
             template: build.template.clone(),
-            made: super::sandbox::milliseconds(std::time::SystemTime::now()),
+            made: super::record::milliseconds(std::time::SystemTime::now()),
         };
         let names = build.tags.iter().flat_map(|tag| tagged(&build.template, tag)).collect();
         let keep = KeepOptions {

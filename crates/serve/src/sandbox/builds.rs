@@ -15,10 +15,10 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 
 use super::control::rfc3339;
-use crate::failure::internal;
 use super::registry::{lock, random};
 use super::template::Warm;
 use crate::error_response::ErrorResponse;
+use crate::failure::internal;
 
 /// Maximum builds of a tenant that have not ended.
 const MAX_RUNNING: usize = 4;

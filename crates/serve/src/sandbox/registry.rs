@@ -192,7 +192,7 @@ impl Sandboxes {
         let templates = config
             .templates
             .iter()
-            .map(|template| Warm::open(&config, template, &*ledger).map(Arc::new));
+            .map(|template| Warm::open(&config, template, Some(&*ledger)).map(Arc::new));
         let templates = templates.collect::<Result<Vec<_>, _>>()?;
         // Objects that no sandbox, snapshot or template needs any more.
         let store = state_reference(&config.dir, "any").parse::<Reference>()?.place().store()?;

@@ -166,11 +166,11 @@ impl TemplateOptions {
 
 impl Warm {
     /// Opens the template, keeps it in the store, and opens that, so that its sandboxes save differences.
-    /// All hosts of a `ledger` use the same.
+    /// All hosts of a `ledger` use the same; without one it is for this server alone.
     pub(super) fn open(
         config: &SandboxConfig,
         template: &Template,
-        ledger: &dyn SandboxStore,
+        ledger: Option<&dyn SandboxStore>,
     ) -> Result<Self, afresh::Cause> {
         let language = Language::named(&template.language)?;
         let opening = TemplateOptions::new(config, template, language)?;
@@ -180,21 +180,26 @@ impl Warm {
             opening.guest(template, language)?.save(&kept, &SaveOptions::new())?;
             Ok(())
         };
-        let guest = std::fs::read(&template.reference);
-        let guest = guest.unwrap_or_else(|_| template.reference.clone().into_bytes());
-        let how = format!(
-            "{} {} {} {} {} {:?} {:?} {:?}",
-            env!("CARGO_PKG_VERSION"),
-            template.language,
-            template.linux,
-            template.memory,
-            template.files,
-            template.warm,
-            template.setup,
-            opening.library,
-        );
-        let parts: [&[u8]; 3] = [template.name.as_bytes(), &guest, how.as_bytes()];
-        let digest = ledger.template(&parts, &kept, &make)?;
+        let digest = match ledger {
+            None => make().map(|()| String::new())?,
+            Some(ledger) => {
+                let guest = std::fs::read(&template.reference);
+                let guest = guest.unwrap_or_else(|_| template.reference.clone().into_bytes());
+                let how = format!(
+                    "{} {} {} {} {} {:?} {:?} {:?}",
+                    env!("CARGO_PKG_VERSION"),
+                    template.language,
+                    template.linux,
+                    template.memory,
+                    template.files,
+                    template.warm,
+                    template.setup,
+                    opening.library,
+                );
+                let parts: [&[u8]; 3] = [template.name.as_bytes(), &guest, how.as_bytes()];
+                ledger.template(&parts, &kept, &make)?
+            }
+        };
         let guest = afresh::open(kept.to_string(), &opening.saved)?;
         // A guest that has no sessions, or does not evaluate the language, is found out now.
         let mut session = guest.session()?;

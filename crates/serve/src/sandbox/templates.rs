@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 
 use super::build_request::{BuildPlan, NewTemplate, TagRequest, check_tags, split, tagged};
 use super::control::rfc3339;
-use super::store::StoredSnapshot;
 use super::record::{BuiltTemplate, SnapshotRecord};
 use super::registry::{Sandboxes, blocking};
 use super::routes::{Answer, Tenant, TenantSandbox, answer, json, short};
+use super::store::StoredSnapshot;
 use crate::error_response::ErrorResponse;
 
 type All = State<Arc<Sandboxes>>;
