@@ -20,7 +20,7 @@ enum Needs {
 }
 
 /// Every route, with a method that it answers.
-const ROUTES: [(&str, &str, Needs); 36] = [
+const ROUTES: [(&str, &str, Needs); 48] = [
     ("POST", "/sandboxes", Needs::Use),
     ("GET", "/v2/sandboxes", Needs::Use),
     ("GET", "/sandboxes/{id}", Needs::Use),
