@@ -82,7 +82,7 @@ const SUITES: [Suite; 3] = [
 ];
 
 /// Why tests whose name contains the text do not pass. The first that fits counts.
-const REASONS: [(&str, &str); 36] = [
+const REASONS: [(&str, &str); 32] = [
     ("test_stacktrace.py", "the test replaces a function of another version of the client"),
     ("connect_normalizes_unset_tokens", "the test expects another version of the client"),
     ("file_symlink", "the test expects another version of the client"),
@@ -99,15 +99,11 @@ const REASONS: [(&str, &str); 36] = [
     ("allow_public_traffic", "the client needs a domain with HTTPS"),
     ("auto_resume_wakes_on_http", "the client needs a domain with HTTPS"),
     ("mask_request_host", "the client needs a domain with HTTPS"),
-    ("test_sandbox_url.py", "the client needs a domain with HTTPS"),
-    ("test_snapshot_running", "the client needs a domain with HTTPS"),
     ("test_internet_access.py", "the internet"),
     ("test_network.py", "rules of the network, the internet, or the template `httpbin`"),
     ("filesystem_only", "saved states without memory"),
     ("mcp_gateway", "the service `mcp`"),
     ("scoped_env_vars", "`sudo` and the user `root` in the sandbox"),
-    ("as_root", "the user `root` in the sandbox"),
-    ("signing", "the user `root` in the sandbox"),
     ("set_via_xattrs", "extended attributes in the sandbox"),
     ("watch_iterated", "a third event, for the owner, of a new file"),
     ("watch_recursive_directory_changes", "a third event, for the owner, of a new file"),

@@ -422,8 +422,7 @@ impl Sandboxes {
         }
     }
 
-    /// Keeps the state after a step for later builds. In a fleet, where no host would remove those of a lost one, there are
-    /// none.
+    /// Keeps the state after a step for later builds. A fleet keeps none: no host would remove those of a lost host.
     async fn keep_layer(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,

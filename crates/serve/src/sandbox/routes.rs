@@ -273,7 +273,7 @@ impl Routes {
     pub(crate) fn new(sandboxes: Arc<Sandboxes>) -> Self {
         let content = DefaultBodyLimit::max(sandboxes.config.max_body);
         let most = DefaultBodyLimit::max(MAX_MESSAGE.min(sandboxes.config.max_body));
-        let files = get(templates::upload_link).put(templates::upload).layer(content.clone());
+        let files = get(templates::upload_link).put(templates::upload).layer(content);
         let control = Router::new()
             .route("/sandboxes", post(control::create).get(listing::list))
             .route("/v2/sandboxes", post(control::create).get(listing::list))

@@ -25,8 +25,10 @@ _WAIT = 0.005
 _IDLE_WAIT = 0.02
 # Begins the identifiers of requests of this process.
 _OWN = "afresh-"
+# Messages of widgets, which have no reply.
+_WIDGETS = ("comm_open", "comm_msg", "comm_close")
 # Requests that may change the program.
-_CHANGES = ("execute_request", "comm_open", "comm_msg", "comm_close")
+_CHANGES = ("execute_request", *_WIDGETS)
 
 
 @dataclass
@@ -245,6 +247,10 @@ class Kernel:
                 self._cell.idle = before, parts
             else:
                 self._channels.carry(channel, before, parts)
+                if request is not None and request.kind in _WIDGETS and _state(parts) == "idle":
+                    # The next cell may begin.
+                    self._clients.pop(request.id, None)
+                    self._unanswered.discard(request.id)
         elif request is None:
             return
         elif channel == "stdin":
