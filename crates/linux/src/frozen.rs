@@ -34,7 +34,7 @@ use crate::warm::Warm;
 const KIND: &str = "linux";
 /// The version of the state: the form of the bytes below, and that of the stub. Goes up when either changes in a way
 /// that older states do not survive.
-const ENGINE: &str = "afresh-linux state 10";
+const ENGINE: &str = "afresh-linux state 11";
 
 /// Delay before untouched pages are loaded: a first answer needs few of them, and the CPU itself.
 const HEAD_START: Duration = Duration::from_millis(10);

@@ -39,6 +39,7 @@ pub(crate) use kernel::identity::USER;
 use kernel::message_queues::MessageQueues;
 pub(crate) use kernel::packed_kernel::{OpenerGrants, PackedKernel, damaged};
 pub(crate) use kernel::process_info::{ArgumentStrings, Executable};
+use kernel::posix_queues::PosixQueues;
 use kernel::process_table::ProcessTable;
 pub(crate) use kernel::process_table::{FIRST, PROCESSES};
 pub(crate) use kernel::readiness::InputSource;
@@ -99,6 +100,7 @@ pub(crate) struct Kernel {
     system_v: mm::shared_segments::SharedSegments,
     semaphores: Semaphores,
     queues: MessageQueues,
+    named_queues: PosixQueues,
     /// Resolved host names.
     names: ResolvedNames,
     /// Which process all of this belongs to, and the others.
@@ -135,6 +137,7 @@ impl Kernel {
             system_v: mm::shared_segments::SharedSegments::default(),
             semaphores: Semaphores::default(),
             queues: MessageQueues::default(),
+            named_queues: PosixQueues::default(),
             names: ResolvedNames::default(),
             family: ProcessTable::new(),
         }
@@ -439,6 +442,12 @@ impl Sentry {
             libc::SYS_msgsnd => self.sys_msgsnd(process, a[0], a[1], a[2], a[3]),
             libc::SYS_msgrcv => self.sys_msgrcv(process, &a),
             libc::SYS_msgctl => self.sys_msgctl(process, a[0], a[1], a[2]),
+            libc::SYS_mq_open => self.sys_mq_open(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_mq_unlink => self.sys_mq_unlink(process, a[0]),
+            libc::SYS_mq_timedsend => self.sys_mq_timedsend(process, &a),
+            libc::SYS_mq_timedreceive => self.sys_mq_timedreceive(process, &a),
+            libc::SYS_mq_notify => self.sys_mq_notify(process, a[0], a[1]),
+            libc::SYS_mq_getsetattr => self.sys_mq_getsetattr(process, a[0], a[1], a[2]),
             libc::SYS_process_vm_readv => self.sys_process_vm_readv(process, &a),
             libc::SYS_process_vm_writev => self.sys_process_vm_writev(process, &a),
             libc::SYS_mprotect => self.sys_mprotect(a[0], a[1], a[2]),

@@ -12,6 +12,7 @@ pub(super) mod in_flight_fds;
 pub(super) mod inotify;
 pub(super) mod message_queues;
 pub(super) mod packed_kernel;
+pub(super) mod posix_queues;
 pub(super) mod prctl_state;
 pub(super) mod process_info;
 pub(super) mod process_table;

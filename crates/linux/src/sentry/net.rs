@@ -1,10 +1,14 @@
 //! Sockets: local, loopback, and connections that the opener grants.
 
+pub(super) mod addresses;
 pub(super) mod datagrams;
 pub(super) mod dns;
 mod dns_message;
 pub(super) mod inbound;
 pub(super) mod interfaces;
+mod names;
+mod option_rules;
+mod packet_info;
 pub(super) mod outbound;
 pub(super) mod socket_options;
 pub(super) mod sockets;

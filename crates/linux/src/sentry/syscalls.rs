@@ -19,6 +19,7 @@ pub(super) mod peer_memory;
 pub(super) mod pidfd;
 pub(super) mod pipe;
 pub(super) mod poll;
+pub(super) mod posix_queue;
 pub(super) mod prctl;
 pub(super) mod process;
 pub(super) mod read_write;

@@ -19,6 +19,7 @@ mod generation;
 mod http;
 mod image;
 mod ipc;
+mod local_sockets;
 mod messages;
 mod model;
 mod odd;

@@ -8,7 +8,7 @@ use afresh_files::{Refused, Time, Tree};
 use crate::sentry::mm::layout::PAGE;
 
 /// Paths and contents.
-const FILES: [(&str, &str); 65] = [
+const FILES: [(&str, &str); 70] = [
     ("/proc/cgroups", "#subsys_name\thierarchy\tnum_cgroups\tenabled\n"),
     ("/proc/cmdline", "afresh\n"),
     ("/proc/consoles", ""),
@@ -25,6 +25,11 @@ const FILES: [(&str, &str); 65] = [
     ),
     ("/proc/sys/fs/aio-max-nr", "0\n"),
     ("/proc/sys/fs/file-nr", "0\t0\t65536\n"),
+    ("/proc/sys/fs/mqueue/msg_default", "10\n"),
+    ("/proc/sys/fs/mqueue/msg_max", "10\n"),
+    ("/proc/sys/fs/mqueue/msgsize_default", "8192\n"),
+    ("/proc/sys/fs/mqueue/msgsize_max", "8192\n"),
+    ("/proc/sys/fs/mqueue/queues_max", "256\n"),
     ("/proc/sys/fs/protected_hardlinks", "0\n"),
     ("/proc/sys/fs/protected_symlinks", "0\n"),
     ("/proc/sys/kernel/domainname", "(none)\n"),

@@ -298,6 +298,13 @@ impl Kernel {
             FileObject::Epoll(_) => "[eventpoll]",
             FileObject::Process(_) => "[pidfd]",
             FileObject::Signals(_) => "[signalfd]",
+            FileObject::Queue(id) => {
+                let name = self.named_queues.get(*id).and_then(|queue| queue.name.clone());
+                return name.map_or_else(
+                    || b"/ (deleted)".to_vec(),
+                    |name| [b"/", &name[..]].concat(),
+                );
+            }
             FileObject::Watches(_) => "inotify",
         };
         format!("anon_inode:{kind}").into_bytes()

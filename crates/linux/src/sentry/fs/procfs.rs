@@ -256,15 +256,27 @@ impl Kernel {
         let state = self.threads_of(id).and_then(|threads| threads.get(thread));
         let (pending, blocked) =
             state.map_or((0, 0), |thread| (thread.pending.set(), thread.blocked));
+        let (shared, [ignored, caught]) = self.signals_of(id);
         let none = 0;
         let (umask, kib) = (self.umask, self.memory_of(id).unwrap_or_default() >> 10);
+        let stack = (crate::sentry::STACK_LEN >> 10).min(kib);
+        let locked_down = self.family.kin(id).map_or(0, |kin| u8::from(kin.traits.unprivileged));
+        let (_, group, session) = self.relations(id);
+        let slots = self.descriptors_of(id).map(|(number, ..)| number + 1).max().unwrap_or(0);
+        let slots = slots.next_multiple_of(64);
         Some(format!(
-            "Name:\t{name}\nUmask:\t{umask:04o}\nState:\t{letter} ({word})\nTgid:\t{id}\nPid:\t{thread}\nPPid:\t{parent}\n\
+            "Name:\t{name}\nUmask:\t{umask:04o}\nState:\t{letter} ({word})\nTgid:\t{id}\nNgid:\t0\nPid:\t{thread}\nPPid:\t{parent}\n\
              TracerPid:\t0\nUid:\t{USER}\t{USER}\t{USER}\t{USER}\nGid:\t{USER}\t{USER}\t{USER}\t{USER}\n\
-             VmPeak:\t{kib:>8} kB\nVmSize:\t{kib:>8} kB\nVmLck:\t{none:>8} kB\nVmHWM:\t{kib:>8} kB\nVmRSS:\t{kib:>8} kB\n\
-             RssAnon:\t{kib:>8} kB\nRssFile:\t{none:>8} kB\nRssShmem:\t{none:>8} kB\nVmData:\t{kib:>8} kB\nVmSwap:\t{none:>8} kB\n\
-             Threads:\t{threads}\nSigPnd:\t{pending:016x}\nSigBlk:\t{blocked:016x}\nCapEff:\t{none:016x}\n\
-             Cpus_allowed:\t1\nCpus_allowed_list:\t0\nMems_allowed:\t1\nMems_allowed_list:\t0\n"
+             FDSize:\t{slots}\nGroups:\t\nNStgid:\t{id}\nNSpid:\t{thread}\nNSpgid:\t{group}\nNSsid:\t{session}\n\
+             VmPeak:\t{kib:>8} kB\nVmSize:\t{kib:>8} kB\nVmLck:\t{none:>8} kB\nVmPin:\t{none:>8} kB\nVmHWM:\t{kib:>8} kB\nVmRSS:\t{kib:>8} kB\n\
+             RssAnon:\t{kib:>8} kB\nRssFile:\t{none:>8} kB\nRssShmem:\t{none:>8} kB\nVmData:\t{kib:>8} kB\nVmStk:\t{stack:>8} kB\n\
+             VmExe:\t{none:>8} kB\nVmLib:\t{none:>8} kB\nVmPTE:\t{none:>8} kB\nVmSwap:\t{none:>8} kB\n\
+             CoreDumping:\t0\nTHP_enabled:\t0\nThreads:\t{threads}\nSigQ:\t0/128\nSigPnd:\t{pending:016x}\nShdPnd:\t{shared:016x}\n\
+             SigBlk:\t{blocked:016x}\nSigIgn:\t{ignored:016x}\nSigCgt:\t{caught:016x}\n\
+             CapInh:\t{none:016x}\nCapPrm:\t{none:016x}\nCapEff:\t{none:016x}\nCapBnd:\t{none:016x}\nCapAmb:\t{none:016x}\n\
+             NoNewPrivs:\t{locked_down}\nSeccomp:\t0\nSpeculation_Store_Bypass:\tvulnerable\n\
+             Cpus_allowed:\t1\nCpus_allowed_list:\t0\nMems_allowed:\t1\nMems_allowed_list:\t0\n\
+             voluntary_ctxt_switches:\t0\nnonvoluntary_ctxt_switches:\t0\n"
         ))
     }
 

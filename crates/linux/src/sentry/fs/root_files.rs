@@ -189,7 +189,29 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
     let kib = memory >> 10;
     let total =
         format!("MemTotal: {kib:>14} kB\nMemFree: {kib:>15} kB\nMemAvailable: {kib:>10} kB\n");
-    let none = ["Buffers", "Cached", "SwapCached", "SwapTotal", "SwapFree"];
+    let none = [
+        "Buffers",
+        "Cached",
+        "SwapCached",
+        "Active",
+        "Inactive",
+        "Unevictable",
+        "Mlocked",
+        "SwapTotal",
+        "SwapFree",
+        "Dirty",
+        "Writeback",
+        "AnonPages",
+        "Mapped",
+        "Shmem",
+        "Slab",
+        "SReclaimable",
+        "SUnreclaim",
+        "KernelStack",
+        "PageTables",
+        "CommitLimit",
+        "Committed_AS",
+    ];
     let none: String = none.iter().map(|name| format!("{name}: {:>14} kB\n", 0)).collect();
     // The common features of such processors; programs query the others of this one themselves.
     let processor = "processor\t: 0\nvendor_id\t: afresh\ncpu family\t: 0\nmodel\t\t: 0\nmodel name\t: afresh\n\

@@ -25,11 +25,23 @@ const COUNTED: u64 = 1 << 62;
 pub(in crate::sentry) const MAX_MESSAGE: usize = CAPACITY / 2;
 /// Datagrams that a channel holds.
 const LETTERS: usize = 256;
+/// Messages with descriptors or credentials that a channel holds.
+const MAX_MESSAGES: usize = 1024;
 
-/// Descriptors on their way, with the bytes that they were sent with: from and until, counted from the channel's first.
+/// Data that bytes are sent with: descriptors, and the process that sent them if its credentials count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ancillary {
+    pub(crate) parcel: Option<u64>,
+    pub(crate) sender: Option<u32>,
+    /// The hop limit and the class of a packet.
+    pub(crate) packet: [u8; 2],
+}
+
+/// A message in a stream: its bytes, from and until, counted from the channel's first, and the data that they were sent with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct InFlightMessage {
-    id: u64,
+    id: Option<u64>,
+    sender: Option<u32>,
     from: u64,
     until: u64,
 }
@@ -40,6 +52,10 @@ pub(crate) struct Datagram {
     pub(crate) len: usize,
     pub(crate) from: Address,
     pub(crate) parcel: Option<u64>,
+    /// The process that sent it, if its credentials count.
+    pub(crate) sender: Option<u32>,
+    /// Its hop limit and class.
+    pub(crate) packet: [u8; 2],
 }
 
 /// The other end.
@@ -94,6 +110,8 @@ pub(crate) struct Channel {
     pub(crate) shut: bool,
     /// Whether its writer broke the connection off, which the reader was not notified of yet.
     pub(crate) reset: bool,
+    /// Whether its reader wants the credentials of its writers (`SO_PASSCRED`).
+    pub(crate) named: bool,
 }
 
 impl Channel {
@@ -106,7 +124,10 @@ impl Channel {
     }
 
     pub(crate) fn room(&self) -> usize {
-        self.capacity.saturating_sub(self.data.len())
+        match self.parcels.len() < MAX_MESSAGES {
+            true => self.capacity.saturating_sub(self.data.len()),
+            false => 0,
+        }
     }
 
     pub(crate) fn capacity(&self) -> usize {
@@ -121,6 +142,11 @@ impl Channel {
         self.end == ChannelEnd::Listens || self.room() >= PIPE_BUF
     }
 
+    /// Bytes that were written to it so far.
+    pub(crate) fn passed(&self) -> u64 {
+        self.taken.saturating_add(self.data.len() as u64)
+    }
+
     /// Whether nothing comes after the bytes that it holds.
     pub(crate) fn has_ended(&self) -> bool {
         self.writers == 0 || self.shut
@@ -131,11 +157,39 @@ impl Channel {
         self.data.iter().take(len).copied().collect()
     }
 
-    /// The number of bytes that one read may return: a message with descriptors ends the read.
+    /// The number of bytes that one read may return: a message with descriptors ends the read, and, for a reader of credentials,
+    /// so do bytes of another sender.
     pub(crate) fn together(&self) -> usize {
-        let first = self.parcels.front();
-        let end = first.map(|parcel| parcel.until.saturating_sub(self.taken) as usize);
-        end.map_or(self.len(), |end| end.min(self.len()))
+        let (first, mut at) = (self.sender(), self.taken);
+        let until = |end: u64| (end - self.taken) as usize;
+        for message in &self.parcels {
+            let start = message.from.max(at);
+            if self.named && first.is_some() && start > at {
+                return until(at);
+            }
+            if self.named && message.sender != first {
+                return until(start);
+            }
+            if message.id.is_some() {
+                return until(message.until);
+            }
+            at = message.until;
+        }
+        if self.named && first.is_some() { until(at) } else { self.data.len() }
+    }
+
+    /// The sender of the first byte, if its credentials count.
+    pub(crate) fn sender(&self) -> Option<u32> {
+        let first = self.parcels.front().filter(|message| message.from <= self.taken)?;
+        first.sender
+    }
+
+    /// The descriptors that a read of `len` bytes receives.
+    pub(crate) fn parcel(&self, len: usize) -> Option<u64> {
+        let end = self.taken + len as u64;
+        // Without room for bytes a message is received as well.
+        let read = |message: &&InFlightMessage| message.from < end.max(self.taken + 1);
+        self.parcels.iter().take_while(read).find_map(|message| message.id)
     }
 
     /// Forgets the first bytes, at most as many as may be read together. Hands back the descriptors that came with
@@ -143,16 +197,30 @@ impl Channel {
     #[must_use]
     pub(crate) fn skip(&mut self, len: usize) -> Option<u64> {
         let len = len.min(self.data.len());
+        let parcel = self.parcel(len);
         self.data.drain(..len);
         self.taken += len as u64;
         self.edges += 1;
-        self.parcels.pop_front_if(|parcel| parcel.from < self.taken).map(|parcel| parcel.id)
+        let taken = self.taken;
+        self.parcels.iter_mut().filter(|m| m.id == parcel).for_each(|m| m.id = None);
+        self.parcels.retain(|m| m.until > taken && (m.id.is_some() || m.sender.is_some()));
+        parcel
     }
 
-    /// Attaches descriptors to the last `len` bytes.
-    pub(crate) fn attach(&mut self, id: u64, len: usize) {
+    /// Attaches data to the last `len` bytes.
+    pub(crate) fn attach(&mut self, data: Ancillary, len: usize) {
         let until = self.taken + self.data.len() as u64;
-        self.parcels.push_back(InFlightMessage { id, from: until - len as u64, until });
+        let (id, sender, from) = (data.parcel, data.sender, until - len as u64);
+        if len == 0 || id.is_none() && sender.is_none() {
+            return;
+        }
+        if let Some(last) = self.parcels.back_mut()
+            && (last.id, id, last.sender, last.until) == (None, None, sender, from)
+        {
+            last.until = until;
+            return;
+        }
+        self.parcels.push_back(InFlightMessage { id, sender, from, until });
     }
 
     /// Whether a datagram fits.
@@ -162,13 +230,14 @@ impl Channel {
 
     /// Whether any datagram between local sockets fits.
     pub(crate) fn takes_any(&self) -> bool {
-        self.takes(MAX_MESSAGE)
+        self.takes(MAX_MESSAGE.min(self.capacity / 2))
     }
 
     /// Adds a datagram, for which there is room.
-    pub(crate) fn post(&mut self, bytes: &[u8], from: Address, parcel: Option<u64>) {
+    pub(crate) fn post(&mut self, bytes: &[u8], from: Address, data: Ancillary) {
         let len = self.push(bytes);
-        self.letters.push_back(Datagram { len, from, parcel });
+        let Ancillary { parcel, sender, packet } = data;
+        self.letters.push_back(Datagram { len, from, parcel, sender, packet });
     }
 
     /// The first datagram.
@@ -188,18 +257,22 @@ impl Channel {
     /// All descriptors that are on their way in it.
     fn parcels(&self) -> impl Iterator<Item = u64> + '_ {
         let letters = self.letters.iter().filter_map(|letter| letter.parcel);
-        self.parcels.iter().map(|parcel| parcel.id).chain(letters)
+        self.parcels.iter().filter_map(|parcel| parcel.id).chain(letters)
     }
 
     /// Whether a guest could have sent its contents.
     fn is_sound(&self) -> bool {
-        let (len, mut at) = (self.data.len() as u64, self.taken);
+        let (len, mut at) = (self.data.len() as u64, 0);
         let end = self.taken.checked_add(len);
         let parcels = self.parcels.iter().all(|parcel| {
             let fits = at <= parcel.from && parcel.from < parcel.until && Some(parcel.until) <= end;
+            // Of a message that was read in part only the sender is left.
+            let whole = parcel.from >= self.taken || parcel.id.is_none();
+            let sent = parcel.id.is_some() || parcel.sender.is_some();
             at = parcel.until;
-            fits
+            fits && whole && sent && parcel.until > self.taken
         });
+        let parcels = parcels && self.parcels.len() <= MAX_MESSAGES;
         let sum = self.letters.iter().try_fold(0usize, |sum, letter| sum.checked_add(letter.len));
         let letters =
             self.letters.is_empty() || sum == Some(self.data.len()) && self.parcels.is_empty();
@@ -245,6 +318,7 @@ impl Channels {
             capacity: CAPACITY,
             shut: false,
             reset: false,
+            named: false,
         };
         self.list.insert(id, channel);
         Some(id)
@@ -269,6 +343,19 @@ impl Channels {
             channel.edges += 1;
         }
         Ok(capacity)
+    }
+
+    /// Sets the capacity of a channel between sockets, within the bounds of all. What it holds stays.
+    pub(in crate::sentry) fn set_capacity(&mut self, id: u64, bytes: usize) {
+        let capacity = bytes.clamp(PAGE, MAX_RESERVED);
+        let Some(old) = self.list.get(&id).map(Channel::larger) else { return };
+        if self.larger() - old + capacity.saturating_sub(CAPACITY) > TOGETHER {
+            return;
+        }
+        if let Some(channel) = self.list.get_mut(&id) {
+            channel.capacity = capacity;
+            channel.edges += 1;
+        }
     }
 
     /// Bytes that channels may hold beyond the usual, together.
@@ -397,21 +484,52 @@ mod tests {
         assert!(channels.get(id).is_none());
     }
 
+    fn sent(parcel: u64) -> Ancillary {
+        Ancillary { parcel: Some(parcel), ..Ancillary::default() }
+    }
+
+    #[test]
+    fn bytes_of_two_senders_are_read_apart_by_who_asks_for_them() {
+        let mut channels = Channels::default();
+        let id = channels.add().unwrap();
+        let channel = channels.get_mut(id).unwrap();
+        let by = |sender| Ancillary { sender, ..Ancillary::default() };
+        for (bytes, sender) in [("no", None), ("one", Some(1)), ("more", Some(1)), ("two", Some(2))] {
+            channel.push(bytes.as_bytes());
+            channel.attach(by(sender), bytes.len());
+        }
+        assert_eq!((channel.together(), channel.sender()), (12, None));
+        channel.named = true;
+        for (len, sender) in [(2, None), (7, Some(1)), (3, Some(2))] {
+            assert_eq!((channel.together(), channel.sender()), (len, sender));
+            assert_eq!(channel.skip(len - 1), None);
+            assert_eq!((channel.together(), channel.sender(), channel.is_sound()), (1, sender, true));
+            assert_eq!(channel.skip(1), None);
+        }
+        assert!(channel.is_empty() && channel.parcels.is_empty());
+        // Messages are so many, whatever their length.
+        for n in 0..2 * MAX_MESSAGES {
+            let put = channel.push(b"x");
+            channel.attach(by(Some(n as u32)), put);
+        }
+        assert!(channel.len() == MAX_MESSAGES && channel.room() == 0 && channel.is_sound());
+    }
+
     #[test]
     fn descriptors_come_with_the_bytes_that_they_were_sent_with() {
         let mut channels = Channels::default();
         let id = channels.add().unwrap();
         let channel = channels.get_mut(id).unwrap();
         assert_eq!((channel.push(b"plain"), channel.push(b"gift")), (5, 4));
-        channel.attach(7, 4);
+        channel.attach(sent(7), 4);
         assert_eq!(channel.push(b"more"), 4);
         // Earlier bytes may be read with a message, later ones may not.
         assert_eq!((channel.together(), channel.skip(3), channel.together()), (9, None, 6));
         assert_eq!((channel.skip(4), channel.together()), (Some(7), 6));
         assert_eq!(channel.peek(99), b"ftmore");
-        channel.attach(8, 1);
+        channel.attach(sent(8), 1);
         assert!(channel.is_sound());
-        channel.attach(9, 2);
+        channel.attach(sent(9), 2);
         assert!(!channel.is_sound(), "two for the same bytes");
         assert_eq!(channels.leave(id, false), [8, 9]);
         assert_eq!(channels.parcels().count(), 0);
@@ -424,7 +542,7 @@ mod tests {
         let channel = channels.get_mut(id).unwrap();
         for bytes in [&b"one"[..], b"", b"three"] {
             assert!(channel.takes(bytes.len()));
-            channel.post(bytes, Address::default(), None);
+            channel.post(bytes, Address::default(), Ancillary::default());
         }
         assert!(channel.is_sound());
         for len in [3, 0, 5] {
@@ -432,7 +550,7 @@ mod tests {
             assert_eq!(channel.open_letter().map(|letter| letter.len), Some(len));
         }
         assert!(channel.open_letter().is_none() && channel.is_empty());
-        (0..LETTERS).for_each(|_| channel.post(b"x", Address::default(), None));
+        (0..LETTERS).for_each(|_| channel.post(b"x", Address::default(), Ancillary::default()));
         assert!(!channel.takes(0) && channel.is_sound());
         channel.data.pop_front();
         assert!(!channel.is_sound());

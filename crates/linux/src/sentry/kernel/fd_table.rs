@@ -57,6 +57,8 @@ pub(crate) enum FileObject {
     Process(u32),
     /// Signals of this set, to be read (`signalfd`).
     Signals(u64),
+    /// A named queue of messages (`mq_open`).
+    Queue(u32),
 }
 
 impl FileObject {
@@ -82,13 +84,19 @@ impl FileObject {
     /// Whether bytes come and go by themselves.
     pub(crate) fn is_stream(&self) -> bool {
         use FileObject::{
-            Epoll, Event, Fifo, Pipe, Process, Signals, Socket, Terminal, Timer, Watches,
+            Epoll, Event, Fifo, Pipe, Process, Queue, Signals, Socket, Terminal, Timer, Watches,
         };
         let numbered = matches!(self, Event { .. } | Timer(_) | Epoll(_) | Fifo(_));
         numbered
             || matches!(
                 self,
-                Terminal(_) | Watches(_) | Pipe { .. } | Socket(_) | Process(_) | Signals(_)
+                Terminal(_)
+                    | Watches(_)
+                    | Pipe { .. }
+                    | Socket(_)
+                    | Process(_)
+                    | Signals(_)
+                    | Queue(_)
             )
     }
 }
@@ -257,6 +265,11 @@ impl FdTable {
         })
     }
 
+    /// The number of the next description: it grows with every opened object.
+    pub(in crate::sentry) fn next_id(&self) -> u64 {
+        self.next
+    }
+
     pub(crate) fn description(&self, id: u64) -> Option<&Description> {
         self.descriptions.get(&id)
     }
@@ -374,6 +387,25 @@ impl FdTable {
         }
         let cut = numbers.len() < list.len();
         (numbers, self.unused(list), cut)
+    }
+
+    /// Descriptors for the descriptions of a message that stays (`MSG_PEEK`), at most `most`, and whether any was left out.
+    pub(in crate::sentry) fn peek_parcel(
+        &mut self,
+        parcel: u64,
+        most: usize,
+        close_on_exec: bool,
+    ) -> (Vec<u32>, bool) {
+        let list = self.carried.get(parcel).to_vec();
+        let mut numbers = Vec::new();
+        for description in list.iter().take(most) {
+            let Ok(number) = self.free(0) else { break };
+            let descriptor = Descriptor { description: *description, close_on_exec };
+            self.descriptors.insert(number, descriptor);
+            numbers.push(number);
+        }
+        let cut = numbers.len() < list.len();
+        (numbers, cut)
     }
 
     /// Drops a message in flight, and returns the objects that it closed.

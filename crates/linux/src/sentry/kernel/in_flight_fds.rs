@@ -40,6 +40,10 @@ impl InFlightFds {
         Ok(id)
     }
 
+    pub(in crate::sentry) fn get(&self, id: u64) -> &[u64] {
+        self.list.get(&id).map_or(&[], Vec::as_slice)
+    }
+
     pub(in crate::sentry) fn take(&mut self, id: u64) -> Vec<u64> {
         self.list.remove(&id).unwrap_or_default()
     }
@@ -77,6 +81,7 @@ impl Kernel {
                 FileObject::Watches(_) => self.watchers = self.watchers.saturating_sub(1),
                 FileObject::File(open) | FileObject::Device(_, open) => self.tree.close(open),
                 FileObject::Terminal(end) => self.close_terminal(end),
+                FileObject::Queue(id) => self.named_queues.leave(id),
                 open => {
                     if let FileObject::Fifo(fifo) = &open {
                         self.tree.close(fifo.open.clone());
@@ -97,9 +102,17 @@ impl Kernel {
 
     /// A connection that is closed before all that came was read is broken off, and its peer gets an error.
     fn break_off(&mut self, socket: &Socket) {
-        let SocketState::Connected { incoming, outgoing: Some(outgoing) } = socket.stage else {
-            return;
-        };
+        if let SocketState::Listening(queue) = &socket.stage {
+            // So is one that was not accepted.
+            for arrival in queue {
+                if let Some(channel) = self.channels.get_mut(arrival.outgoing) {
+                    channel.reset = true;
+                }
+            }
+        }
+        let SocketState::Connected { incoming, outgoing } = socket.stage else { return };
+        // After a shutdown the channel is still there for its reader, but its number is no more known here.
+        let Some(outgoing) = outgoing.or(socket.left) else { return };
         let held = incoming.and_then(|id| self.channels.get(id));
         let unread = held.is_some_and(|held| !held.is_empty() || held.letter().is_some());
         let asked = socket.own.is_internet() && socket.options.breaks_off();

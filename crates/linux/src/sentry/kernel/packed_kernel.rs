@@ -28,6 +28,7 @@ use crate::sentry::kernel::generation::GenerationWatch;
 use crate::sentry::kernel::in_flight_fds::InFlightFds;
 use crate::sentry::kernel::inotify::Inotify;
 use crate::sentry::kernel::message_queues::MessageQueues;
+use crate::sentry::kernel::posix_queues::PosixQueues;
 use crate::sentry::kernel::process_table::{FIRST, ProcessTable};
 use crate::sentry::kernel::semaphores::Semaphores;
 use crate::sentry::kernel::signals::PendingSignals;
@@ -65,6 +66,7 @@ pub(crate) struct PackedKernel {
     system_v: SharedSegments,
     semaphores: Semaphores,
     queues: MessageQueues,
+    named_queues: PosixQueues,
     names: ResolvedNames,
     family: ProcessTable,
 }
@@ -103,6 +105,7 @@ enum PackedOpen {
     Process(u32),
     Signals(u64),
     Generation(GenerationWatch, OpenFile),
+    Queue(u32),
 }
 
 /// A state that does not fit together.
@@ -144,6 +147,7 @@ impl Kernel {
                 FileObject::Folder(folder, at) => PackedOpen::Folder(*folder, *at),
                 FileObject::Process(id) => PackedOpen::Process(*id),
                 FileObject::Signals(set) => PackedOpen::Signals(*set),
+                FileObject::Queue(id) => PackedOpen::Queue(*id),
             };
             let found = description.found.as_ref().map(|(above, name)| (*above, name.to_vec()));
             descriptions.push((id, (open, description.flags, found)));
@@ -169,6 +173,7 @@ impl Kernel {
             system_v: self.system_v.clone(),
             semaphores: self.semaphores.clone(),
             queues: self.queues.clone(),
+            named_queues: self.named_queues.clone(),
             names: self.names.clone(),
             family: self.family.clone(),
         };
@@ -251,6 +256,7 @@ impl Kernel {
                     FileObject::Process(id)
                 }
                 PackedOpen::Signals(set) => FileObject::Signals(set),
+                PackedOpen::Queue(id) => FileObject::Queue(id),
                 PackedOpen::Generation(watch, open) if watch.is_sound() => {
                     stat_open_file(&tree, &open)?;
                     FileObject::Device(Device::Generation(watch), open)
@@ -309,6 +315,13 @@ impl Kernel {
         if !packed.queues.is_sound() {
             return Err(damaged("a queue of messages is invalid"));
         }
+        let queues = table.descriptions().filter_map(|(_, d)| match d.open {
+            FileObject::Queue(id) => Some(id),
+            _ => None,
+        });
+        if !packed.named_queues.is_sound(queues) {
+            return Err(damaged("a named queue of messages is invalid"));
+        }
         let layouts = family.layouts().chain([&packed.layout]);
         let shared: Vec<_> = layouts.flat_map(Layout::shared).collect();
         let shares: BTreeSet<Node> = shared.iter().map(|shared| shared.share.node).collect();
@@ -353,6 +366,7 @@ impl Kernel {
             system_v: packed.system_v,
             semaphores: packed.semaphores,
             queues: packed.queues,
+            named_queues: packed.named_queues,
             names: packed.names,
             shares,
             family,

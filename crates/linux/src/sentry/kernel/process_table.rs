@@ -260,6 +260,23 @@ impl Kernel {
         }
     }
 
+    /// Signals that are pending for all threads of a process, and those that it ignores and handles, as sets.
+    pub(in crate::sentry) fn signals_of(&self, id: u32) -> (u64, [u64; 2]) {
+        let (pending, handlers) = match self.family.others.get(&id) {
+            _ if self.family.own.id == id => (&self.pending, &self.handlers),
+            Some(member) => (&member.pending, &member.handlers),
+            None => return (0, [0; 2]),
+        };
+        let mut sets = [0, 0];
+        for (number, action) in handlers {
+            let ignored = action[..8] == 1u64.to_le_bytes();
+            if action[..8] != [0; 8] {
+                sets[usize::from(!ignored)] |= 1 << (number - 1);
+            }
+        }
+        (pending.set(), sets)
+    }
+
     /// The threads of a process that lives.
     pub(crate) fn threads_of(&self, id: u32) -> Option<&Threads> {
         match self.family.own.id == id {
@@ -411,6 +428,7 @@ impl Kernel {
         self.give_up_all(None);
         self.leave_terminal();
         self.semaphores.leave(self.family.own.id);
+        self.named_queues.drop_requests(self.family.own.id);
         for number in self.table.numbers(0, u64::from(u32::MAX)) {
             let gone = self.table.close(number).unwrap_or_default();
             self.forget(gone);

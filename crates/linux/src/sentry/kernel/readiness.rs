@@ -91,6 +91,9 @@ impl Kernel {
                 let pending = all().fold(0, |all, pending| all | pending.set());
                 (when(pending & set != 0, IN), all().map(|pending| pending.came).sum())
             }
+            FileObject::Queue(id) => self.named_queues.get(*id).map_or((ERR, 0), |queue| {
+                (when(!queue.is_empty(), IN) | when(!queue.is_full(), OUT), queue.edges)
+            }),
             FileObject::Process(id) => {
                 let ended = !self.family.lives(*id);
                 (when(ended, IN), u64::from(ended))

@@ -6,10 +6,14 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::kernel::channels::Ancillary;
 use crate::sentry::kernel::fd_table::FileObject;
-use crate::sentry::kernel::readiness::{ERR, IN, OUT, ROOM};
+use crate::sentry::kernel::readiness::{ERR, HUP, IN, OUT, RDHUP, ROOM};
 use crate::sentry::kernel::threads::{Wait, WaitReason};
-use crate::sentry::net::sockets::{Address, CORKED, ReceivedMessage, Socket, SocketState};
+use crate::sentry::net::sockets::{
+    Address, CORKED, ReceivedMessage, SentControl, Socket, SocketState,
+};
+use crate::sentry::syscalls::socket::source;
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, copy_out};
 
 /// Maximum bytes of a datagram over loopback, and between local sockets.
@@ -17,7 +21,7 @@ const LONGEST_INTERNET: usize = 65507;
 const LONGEST_LOCAL: usize = crate::sentry::kernel::channels::MAX_MESSAGE;
 
 impl Kernel {
-    fn datagram_socket(&self, id: u64) -> Option<(&Socket, u64)> {
+    pub(in crate::sentry) fn datagram_socket(&self, id: u64) -> Option<(&Socket, u64)> {
         match self.table.description(id).map(|description| &description.open) {
             Some(FileObject::Socket(socket)) => match &socket.stage {
                 SocketState::Datagrams { inbox, .. } => Some((socket, *inbox)),
@@ -25,20 +29,6 @@ impl Kernel {
             },
             _ => None,
         }
-    }
-
-    /// The receiver of datagrams from `own` to `to`, and its channel.
-    fn addressee(&self, to: &Address, own: &Address) -> Option<(u64, u64)> {
-        let all = self.table.descriptions();
-        // A path may have been another's before: the last socket that bound it owns it.
-        let mut found = all.filter_map(|(id, _)| {
-            let (socket, inbox) = self.datagram_socket(id)?;
-            // A connected one receives only from its peer.
-            let heard =
-                socket.peer.0.is_empty() || !to.is_internet() || socket.peer.port() == own.port();
-            (socket.own.takes(to) && socket.is_bound() && heard).then_some((id, inbox))
-        });
-        found.next_back()
     }
 
     /// The readiness of a datagram socket.
@@ -50,7 +40,10 @@ impl Kernel {
             .and_then(|(_, inbox)| self.channels.get(inbox))
             .is_some_and(|channel| !channel.takes_any());
         let when = |holds: bool, events: u16| if holds { events } else { 0 };
-        let events = when(channel.letter().is_some() || *refused, IN)
+        let deaf = channel.shut;
+        let events = when(channel.letter().is_some() || *refused || deaf, IN)
+            | when(deaf, RDHUP)
+            | when(deaf && socket.mute, HUP)
             | when(!full, OUT)
             | when(*refused, ERR)
             | when(channel.takes_any(), ROOM);
@@ -77,10 +70,16 @@ impl Sentry {
         descriptor: u64,
         bytes: &[u8],
         to: Option<Address>,
-        rights: &[u64],
+        control: SentControl<'_>,
     ) -> SyscallResult {
         if self.take_refusal(descriptor)? {
             return Err(Errno::CONNREFUSED.into());
+        }
+        let socket = self.socket_of(descriptor)?;
+        let named = socket.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED);
+        if socket.is_local() && named && !socket.is_bound() {
+            let name = self.state.free_name()?;
+            self.socket_mut(descriptor)?.own = name;
         }
         let socket = self.socket_of(descriptor)?;
         let (family, internet) = (socket.family, socket.own.is_internet());
@@ -96,27 +95,50 @@ impl Sentry {
         };
         if let Some(to) = &to {
             if !to.is_of(family) {
-                return Err(Errno::AFNOSUPPORT.into());
+                let wrong = to.family() == family || !internet;
+                return Err(if wrong { Errno::INVAL } else { Errno::AFNOSUPPORT }.into());
+            }
+            if internet && to.port() == 0 {
+                return Err(Errno::INVAL.into());
             }
             if !to.is_local() && !to.is_for_names() {
                 return Err(Errno::NETUNREACH.into());
             }
         }
+        if socket.mute {
+            return Err(Errno::PIPE.into());
+        }
         if internet && socket.own.port() == 0 {
             let port = self.state.free_port(true)?;
-            self.socket_mut(descriptor)?.own.set_port(port);
+            let mut own = Address::any(family);
+            own.set_port(port);
+            self.socket_mut(descriptor)?.own = own;
         }
-        let own = self.socket_of(descriptor)?.own.clone();
+        // The address that the receiver gets.
+        let mut own = self.socket_of(descriptor)?.own.clone();
+        if let (Some(to), Some(ip)) = (&to, own.ip())
+            && ip.is_unspecified()
+        {
+            own = Address::of_ip(family, source(to), own.port());
+        }
         let found = match (&to, mate) {
             (Some(to), _) if !internet => {
                 self.check_name(to)?;
                 Some(self.state.addressee(to, &own).ok_or(Errno::CONNREFUSED)?)
             }
             (Some(to), _) => self.state.addressee(to, &own),
-            (None, Some(mate)) => {
-                let there = self.state.datagram_socket(mate).ok_or(Errno::CONNREFUSED)?;
-                Some((mate, there.1))
-            }
+            (None, Some(mate)) => match self.state.datagram_socket(mate) {
+                Some(there) => Some((mate, there.1)),
+                None => {
+                    // The connection ends with its receiver, which is reported once.
+                    let socket = self.socket_mut(descriptor)?;
+                    socket.peer = Address::default();
+                    if let SocketState::Datagrams { mate, .. } = &mut socket.stage {
+                        *mate = None;
+                    }
+                    return Err(Errno::CONNREFUSED.into());
+                }
+            },
             (None, None) if internet => return Err(Errno::DESTADDRREQ.into()),
             (None, None) => return Err(Errno::NOTCONN.into()),
         };
@@ -135,6 +157,23 @@ impl Sentry {
             return Ok(sent);
         };
         let channel = self.state.channels.get(inbox).ok_or(Errno::IO)?;
+        if !internet {
+            let this = self.state.table.id(descriptor)?;
+            // A connected socket hears its peer alone.
+            let others = match self.state.datagram_socket(id).map(|(socket, _)| &socket.stage) {
+                Some(SocketState::Datagrams { mate: Some(mate), .. }) => *mate != this,
+                _ => false,
+            };
+            if others {
+                return Err(Errno::PERM.into());
+            }
+            if channel.shut {
+                return Err(Errno::PIPE.into());
+            }
+            if channel.capacity() < bytes.len() {
+                return Err(Errno::MSGSIZE.into());
+            }
+        }
         if !channel.takes(bytes.len()) {
             if internet {
                 return Ok(sent);
@@ -148,20 +187,48 @@ impl Sentry {
             }
             return Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(vec![(id, ROOM)]), until)));
         }
-        let from = match internet {
-            true => Address::loopback(family, own.port()),
-            false if self.socket_of(descriptor)?.is_bound() => own,
-            false => Address::default(),
+        let heard = self.state.datagram_socket(id).map_or(family, |(socket, _)| socket.family);
+        let from = match own.ip() {
+            Some(ip) => Address::of_ip(heard, ip, own.port()),
+            None if self.socket_of(descriptor)?.is_bound() => own,
+            None => Address::default(),
         };
-        let state = self.change();
-        let parcel = match rights {
-            [] => None,
-            rights => Some(state.table.carry(rights)?),
-        };
-        if let Some(channel) = state.channels.get_mut(inbox) {
-            channel.post(bytes, from, parcel);
+        let data = self.pack_up(descriptor, inbox, control)?;
+        if let Some(channel) = self.change().channels.get_mut(inbox) {
+            channel.post(bytes, from, data);
         }
         Ok(sent)
+    }
+
+    /// Control data on its way over a channel: descriptors, and the sender if one of both sides wants its credentials sent.
+    pub(in crate::sentry) fn pack_up(
+        &mut self,
+        descriptor: u64,
+        channel: u64,
+        control: SentControl<'_>,
+    ) -> Result<Ancillary, Errno> {
+        let wanted = self.state.channels.get(channel).is_some_and(|channel| channel.named);
+        let own = self.socket_of(descriptor)?;
+        let named = own.is_local()
+            && (control.named
+                || wanted
+                || own.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED));
+        let sender = named.then_some(self.state.family.own.id);
+        let parcel = match control.rights {
+            [] => None,
+            rights => Some(self.change().table.carry(rights)?),
+        };
+        let options = &self.socket_of(descriptor)?.options;
+        let names = match i32::from(self.socket_of(descriptor)?.family) {
+            libc::AF_INET => [(libc::IPPROTO_IP, libc::IP_TTL), (libc::IPPROTO_IP, libc::IP_TOS)],
+            libc::AF_INET6 => [
+                (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+            ],
+            _ => return Ok(Ancillary { parcel, sender, ..Ancillary::default() }),
+        };
+        let packet = names.map(|(level, name)| options.number(level, name).unwrap_or(0) as u8);
+        Ok(Ancillary { parcel, sender, packet })
     }
 
     /// Receives a datagram into pieces of memory; the rest of it is lost.
@@ -178,6 +245,10 @@ impl Sentry {
         }
         let channel = self.state.channels.get(inbox).ok_or(Errno::IO)?;
         let Some(letter) = channel.letter().cloned() else {
+            let waits = self.state.table.get(descriptor)?.flags & libc::O_NONBLOCK as u32 == 0;
+            if channel.shut && waits {
+                return Ok((crate::sentry::ZERO, ReceivedMessage::default()));
+            }
             return Ok((self.wait_for(descriptor, IN, 0)?, ReceivedMessage::default()));
         };
         let bytes = channel.peek(letter.len);
@@ -197,7 +268,9 @@ impl Sentry {
         }
         let done = (bytes.len() - rest.len()) as u64;
         let whole = (!rest.is_empty()).then_some(bytes.len() as u64);
-        let mut came = ReceivedMessage { from: Some(letter.from), parcel: None, whole };
+        let (from, parcel, sender) = (Some(letter.from), letter.parcel, letter.sender);
+        let packet = letter.packet;
+        let mut came = ReceivedMessage { from, parcel, stays, sender, packet, whole };
         if !stays && let Some(channel) = self.change().channels.get_mut(inbox) {
             came.parcel = channel.open_letter().and_then(|letter| letter.parcel);
         }
@@ -222,7 +295,14 @@ impl Sentry {
         }
         let (outcome, came) = self.take_letter(process, descriptor, incoming, pieces, stays)?;
         // The connected peer is the only sender.
-        Ok((outcome, ReceivedMessage { from: None, ..came }))
+        let from = came.from.is_some().then(|| self.named_peer(descriptor)).transpose()?;
+        Ok((outcome, ReceivedMessage { from, ..came }))
+    }
+
+    /// The address that bytes over a local connection come from: nothing if its peer has no name.
+    pub(in crate::sentry) fn named_peer(&self, descriptor: u64) -> Result<Address, Errno> {
+        let peer = &self.socket_of(descriptor)?.peer;
+        Ok(if peer.is_unnamed() { Address::default() } else { peer.clone() })
     }
 
     /// Sends a packet over a connection, whole, as soon as there is room.
@@ -231,26 +311,22 @@ impl Sentry {
         descriptor: u64,
         outgoing: u64,
         bytes: &[u8],
-        quiet: bool,
-        rights: &[u64],
+        control: SentControl<'_>,
     ) -> SyscallResult {
         let channel = self.state.channels.get(outgoing).ok_or(Errno::IO)?;
         if channel.readers == 0 || channel.shut {
-            return self.broken_pipe(quiet);
+            // No signal comes with it, other than for streams.
+            return Err(Errno::PIPE.into());
         }
-        if bytes.len() > LONGEST_LOCAL {
+        if bytes.len() > LONGEST_LOCAL.min(channel.capacity()) {
             return Err(Errno::MSGSIZE.into());
         }
-        if !channel.takes_any() {
+        if !channel.takes(bytes.len()) || !channel.takes_any() {
             return self.wait_for(descriptor, OUT, 0);
         }
-        let state = self.change();
-        let parcel = match rights {
-            [] => None,
-            rights => Some(state.table.carry(rights)?),
-        };
-        if let Some(channel) = state.channels.get_mut(outgoing) {
-            channel.post(bytes, Address::default(), parcel);
+        let data = self.pack_up(descriptor, outgoing, control)?;
+        if let Some(channel) = self.change().channels.get_mut(outgoing) {
+            channel.post(bytes, Address::default(), data);
         }
         Ok(SyscallControl::Value(bytes.len() as u64))
     }
@@ -290,25 +366,42 @@ impl Sentry {
             return Ok(crate::sentry::ZERO);
         }
         if !address.is_of(socket.family) {
-            return Err(Errno::AFNOSUPPORT.into());
+            let wrong = address.family() == socket.family || socket.is_local();
+            return Err(if wrong { Errno::INVAL } else { Errno::AFNOSUPPORT }.into());
         }
         if !address.is_local() && !address.is_for_names() {
             return Err(Errno::NETUNREACH.into());
         }
-        let mut found = None;
+        let named = socket.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED);
+        if socket.is_local() && named && !socket.is_bound() {
+            let name = self.state.free_name()?;
+            self.socket_mut(descriptor)?.own = name;
+        }
+        let socket = self.socket_of(descriptor)?;
+        let (mut address, mut found) = (address, None);
         if !address.is_internet() {
             self.check_name(&address)?;
             let own = socket.own.clone();
             found = Some(self.state.addressee(&address, &own).ok_or(Errno::CONNREFUSED)?.0);
-        } else if socket.own.port() == 0 {
-            let (family, port) = (socket.family, self.state.free_port(true)?);
-            self.socket_mut(descriptor)?.own = Address::loopback(family, port);
+        } else {
+            let (family, port) = (socket.family, socket.own.port());
+            let port = if port == 0 { self.state.free_port(true)? } else { port };
+            // As in Linux the socket has the address from then on that its messages come from.
+            if socket.own.ip().is_none_or(|ip| ip.is_unspecified()) || !socket.is_bound() {
+                let own = Address::of_ip(family, source(&address), port);
+                self.socket_mut(descriptor)?.own = own;
+            }
+            if let Some(ip) = address.destination() {
+                address = Address::of_ip(family, ip, address.port());
+            }
         }
         let socket = self.socket_mut(descriptor)?;
         socket.peer = address;
         if let SocketState::Datagrams { mate, .. } = &mut socket.stage {
             *mate = found;
         }
+        let description = self.state.table.id(descriptor)?;
+        self.change().heed_options(description);
         Ok(crate::sentry::ZERO)
     }
 }

@@ -9,6 +9,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use serde::{Deserialize, Serialize};
 
 use crate::egress;
+use crate::sentry::kernel::channels::Ancillary;
 use crate::sentry::net::dns_message::{ADDRESS, HEAD, MAX_NAME, answer, question};
 use crate::sentry::net::sockets::{Address, SocketState};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult};
@@ -86,7 +87,7 @@ impl Sentry {
         if let Some(channel) =
             self.change().channels.get_mut(inbox).filter(|c| c.takes(answer.len()))
         {
-            channel.post(&answer, from, None);
+            channel.post(&answer, from, Ancillary::default());
         }
         Ok(sent)
     }

@@ -30,11 +30,12 @@ impl Kernel {
     /// Connects to the guest's listener on loopback `port`; `None` without one, or with a full backlog.
     pub(crate) fn dial(&mut self, port: u16) -> Option<InboundConnection> {
         let families = [libc::AF_INET, libc::AF_INET6].map(|family| family as u16);
-        let listens = |family: &u16| self.listener_at(&Address::loopback(*family, port));
+        let listens = |family: &u16| self.listener_at(&Address::loopback(*family, port), EPHEMERAL.end);
         let (family, listener) =
             families.into_iter().find_map(|family| Some((family, listens(&family)?)))?;
         let peer = Address::loopback(family, EPHEMERAL.end);
-        let (from, to) = self.arrive(listener, peer, 0).ok()?;
+        let own = Address::loopback(family, port);
+        let (from, to) = self.arrive(listener, peer, own, 0).ok()?;
         for (id, end) in [(to, ChannelEnd::Feeds), (from, ChannelEnd::Drains)] {
             self.channels.get_mut(id)?.end = end;
         }

@@ -5,6 +5,7 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
+use crate::sentry::kernel::channels::Ancillary;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::net::sockets::{Address, SocketState};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
@@ -166,7 +167,7 @@ impl Sentry {
             if !channel.takes(answer.len()) {
                 return Err(Errno::NOBUFS.into());
             }
-            channel.post(&answer, netlink_address(0), None);
+            channel.post(&answer, netlink_address(0), Ancillary::default());
         }
         Ok(SyscallControl::Value(bytes.len() as u64))
     }

@@ -3,8 +3,6 @@
 //! Promises: an address that was not granted is as unreachable as without a network; of a connection nothing is in a
 //! frozen state but that it is over.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
 use rustix::io::Errno;
 
 use crate::egress::{self, DestinationQuery};
@@ -13,24 +11,6 @@ use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::readiness::OUT;
 use crate::sentry::net::sockets::{Address, Socket, SocketState};
 use crate::sentry::{Kernel, Sentry, SyscallError, SyscallResult, ZERO};
-
-impl Address {
-    /// The address of an IP socket, without its family.
-    pub(in crate::sentry) fn ip(&self) -> Option<IpAddr> {
-        let bytes = &self.0;
-        match i32::from(self.family()) {
-            libc::AF_INET => {
-                let four: [u8; 4] = bytes.get(4..8)?.try_into().ok()?;
-                Some(Ipv4Addr::from(four).into())
-            }
-            libc::AF_INET6 => {
-                let ip = Ipv6Addr::from(<[u8; 16]>::try_from(bytes.get(8..24)?).ok()?);
-                Some(ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4))
-            }
-            _ => None,
-        }
-    }
-}
 
 impl Sentry {
     /// Begins or continues a connection to the outside.

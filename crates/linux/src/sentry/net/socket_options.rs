@@ -1,5 +1,5 @@
 //! Options of sockets: options that were set are returned, and those that only the system knows have its values. Time
-//! limits of waits hold; all other options have no effect here, since there is no network for them to affect.
+//! limits of waits hold, and the buffers of local sockets have the size that was set.
 //!
 //! Promises: their number and their sizes are limited. A frozen one is checked before it counts.
 
@@ -12,14 +12,26 @@ use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::readiness::IN;
+use crate::sentry::net::option_rules::{encode_option, first_value};
 use crate::sentry::net::sockets::{Socket, SocketState};
-use crate::sentry::{Sentry, SyscallResult, ZERO, copy_in, copy_out};
+use crate::sentry::{Kernel, Sentry, SyscallResult, ZERO, copy_in, copy_out};
 
+/// Time limits with 64-bit seconds, which the older ones have here as well.
+const SO_RCVTIMEO_NEW: i32 = 66;
+const SO_SNDTIMEO_NEW: i32 = 67;
 /// Options that a socket may have set, and bytes of each.
 const OPTIONS: usize = 64;
 const MAX_OPTION_SIZE: usize = 64;
 /// Minimum and maximum sizes of buffers, which Linux doubles.
-const BUFFERS: std::ops::RangeInclusive<u32> = 2304..=425_984;
+const MIN_SEND_BUFFER: u32 = 4608;
+const MIN_RECEIVE_BUFFER: u32 = 2304;
+const MAX_BUFFER: u32 = 425_984;
+/// Bytes of a packet over loopback, and of its content. A connection that is not made assumes `FIRST_SEGMENT`.
+const LOOPBACK_PACKET: u32 = 65_535;
+const LOOPBACK_SEGMENT: u32 = 65_483;
+const FIRST_SEGMENT: u32 = 536;
+/// Segment sizes that a program may ask for.
+const SEGMENTS: std::ops::RangeInclusive<u32> = 88..=32_767;
 
 /// Options that were set, by level and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +40,18 @@ pub(crate) struct SocketOptions(BTreeMap<(i32, i32), Vec<u8>>);
 impl SocketOptions {
     pub(in crate::sentry) fn is_sound(&self) -> bool {
         self.0.len() <= OPTIONS && self.0.values().all(|value| value.len() <= MAX_OPTION_SIZE)
+    }
+
+    /// An option that is a number.
+    pub(in crate::sentry) fn number(&self, level: i32, name: i32) -> Option<i32> {
+        let value = self.get(level, name).map(<[u8]>::to_vec).or_else(|| first_value(level, name))?;
+        Some(i32::from_le_bytes(value.get(..4)?.try_into().ok()?))
+    }
+
+    /// Bytes that the sender's buffer has room for, if that was set. Half of it is for bookkeeping, as in Linux.
+    pub(in crate::sentry) fn send_room(&self) -> Option<usize> {
+        let value = self.get(libc::SOL_SOCKET, libc::SO_SNDBUF)?.get(..4)?;
+        Some(u32::from_le_bytes(value.try_into().ok()?) as usize / 2)
     }
 
     fn get(&self, level: i32, name: i32) -> Option<&[u8]> {
@@ -60,69 +84,50 @@ impl SocketOptions {
 }
 
 /// Read-only options.
-const READ_ONLY: [i32; 6] = [
+const READ_ONLY: [i32; 8] = [
     libc::SO_TYPE,
     libc::SO_ERROR,
     libc::SO_DOMAIN,
     libc::SO_PROTOCOL,
     libc::SO_ACCEPTCONN,
     libc::SO_PEERCRED,
-];
-/// Options that are on or off.
-const SWITCHES: [i32; 9] = [
-    libc::SO_DEBUG,
-    libc::SO_REUSEADDR,
-    libc::SO_REUSEPORT,
-    libc::SO_KEEPALIVE,
-    libc::SO_BROADCAST,
-    libc::SO_DONTROUTE,
-    libc::SO_OOBINLINE,
-    libc::SO_PASSCRED,
-    libc::SO_TIMESTAMP,
+    libc::SO_PEERSEC,
+    libc::SO_COOKIE,
 ];
 
-/// Refuses options of unknown protocols.
-fn check_level(socket: &Socket, level: u64) -> Result<(), Errno> {
+/// Whether a socket has options of a level. The error differs between calls that set one and calls that get one.
+fn check_level(socket: &Socket, level: i32, sets: bool) -> Result<(), Errno> {
     let transport = if socket.is_for_datagrams() { libc::IPPROTO_UDP } else { libc::IPPROTO_TCP };
-    let known = [libc::SOL_SOCKET, libc::IPPROTO_IP, transport, libc::IPPROTO_IPV6];
-    match (socket.own.is_internet(), level as i32) {
+    let newer = i32::from(socket.family) == libc::AF_INET6;
+    let known = level == libc::IPPROTO_IP
+        || level == transport
+        || level == libc::IPPROTO_IPV6 && newer;
+    match (socket.own.is_internet(), level) {
         (_, libc::SOL_SOCKET) => Ok(()),
-        (true, level) if known.contains(&level) => Ok(()),
-        (true, _) => Err(Errno::NOPROTOOPT),
-        (false, _) => Err(Errno::OPNOTSUPP),
+        (true, _) if known => Ok(()),
+        (true, _) if sets => Err(Errno::NOPROTOOPT),
+        _ => Err(Errno::OPNOTSUPP),
     }
 }
 
-/// An option as it is kept.
-fn encode_option(level: i32, name: i32, value: &[u8]) -> Result<Vec<u8>, Errno> {
-    let int = value.get(..4).map(|v| u32::from_le_bytes([v[0], v[1], v[2], v[3]]));
-    let own = level == libc::SOL_SOCKET;
-    match name {
-        libc::SO_RCVTIMEO | libc::SO_SNDTIMEO if own => {
-            let value = value.get(..16).ok_or(Errno::INVAL)?;
-            let micros = u64::from_le_bytes(value[8..].try_into().map_err(|_| Errno::INVAL)?);
-            if micros >= 1_000_000 {
-                return Err(Errno::DOM);
-            }
-            Ok(value.to_vec())
-        }
-        libc::SO_LINGER if own => Ok(value.get(..8).ok_or(Errno::INVAL)?.to_vec()),
-        libc::SO_SNDBUF | libc::SO_RCVBUF if own => {
-            let wanted = int.ok_or(Errno::INVAL)?.min(*BUFFERS.end() / 2) * 2;
-            Ok(wanted.max(*BUFFERS.start()).to_le_bytes().to_vec())
-        }
-        name if own && SWITCHES.contains(&name)
-            || level == libc::IPPROTO_TCP && name == libc::TCP_NODELAY =>
-        {
-            Ok(u32::from(int.ok_or(Errno::INVAL)? != 0).to_le_bytes().to_vec())
-        }
-        _ => Ok(value[..value.len().min(MAX_OPTION_SIZE)].to_vec()),
-    }
+/// The size of a buffer as it is kept: twice the given one, within bounds.
+fn encode_size(name: i32, value: &[u8]) -> Result<Vec<u8>, Errno> {
+    let given = value.get(..4).ok_or(Errno::INVAL)?;
+    let given = u32::from_le_bytes(given.try_into().map_err(|_| Errno::INVAL)?);
+    let least = if name == libc::SO_SNDBUF { MIN_SEND_BUFFER } else { MIN_RECEIVE_BUFFER };
+    let kept = (given.min(MAX_BUFFER / 2) * 2).max(least);
+    Ok(kept.to_le_bytes().to_vec())
 }
 
-/// `struct tcp_info` with only the state.
-fn tcp_info(socket: &Socket) -> Vec<u8> {
-    const LEN: usize = 104;
+/// Bytes in the directions of a connection so far: received and sent.
+type Traffic = [u64; 2];
+
+/// `struct tcp_info` of a connection without delay or loss.
+fn tcp_info(socket: &Socket, [received, sent]: Traffic) -> Vec<u8> {
+    // Microseconds until a packet is repeated, and bytes of a packet.
+    const REPEAT: u32 = 204_000;
+    const WINDOW: u32 = 10;
+    let (segment, path) = (LOOPBACK_SEGMENT, LOOPBACK_PACKET);
     let state = match &socket.stage {
         SocketState::Connected { incoming: Some(_), outgoing: Some(_) } => 1,
         SocketState::Connected { outgoing: None, .. } => 5,
@@ -131,9 +136,18 @@ fn tcp_info(socket: &Socket) -> Vec<u8> {
         SocketState::Listening(_) => 10,
         SocketState::New | SocketState::Refused(_) | SocketState::Datagrams { .. } => 7,
     };
-    let mut bytes = vec![0; LEN];
-    bytes[0] = state;
-    bytes
+    let head = StructBuilder::default().int(state).int(0);
+    // From `tcpi_rto` to `tcpi_total_retrans`.
+    let words = [
+        REPEAT, 40_000, segment, segment, 0, 0, 0, 0, 0, 0, 0, 0, 0, path, segment, 30, 15,
+        i32::MAX as u32, WINDOW, segment, 3, 0, path, 0,
+    ];
+    let words = words.into_iter().fold(head, StructBuilder::int);
+    let rates = words.word(0).word(u64::MAX).word(sent).word(received);
+    let packets = |bytes: u64| bytes.div_ceil(u64::from(segment)).min(u64::from(u32::MAX)) as u32;
+    let counts = [packets(sent), packets(received), 0, 15, packets(received), packets(sent)];
+    let counts = counts.into_iter().fold(rates, StructBuilder::int);
+    counts.zeros(32).int(packets(sent)).int(0).word(sent).zeros(40).0
 }
 
 impl Sentry {
@@ -148,16 +162,44 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let value = copy_in(process, a[3], (len.max(0) as usize).min(MAX_OPTION_SIZE))?;
-        check_level(self.socket_of(a[0])?, a[1])?;
+        let socket = self.socket_of(a[0])?;
+        check_level(socket, level, true)?;
+        let name = match name {
+            SO_RCVTIMEO_NEW if level == libc::SOL_SOCKET => libc::SO_RCVTIMEO,
+            SO_SNDTIMEO_NEW if level == libc::SOL_SOCKET => libc::SO_SNDTIMEO,
+            name => name,
+        };
         if level == libc::SOL_SOCKET && READ_ONLY.contains(&name) {
             return Err(Errno::NOPROTOOPT.into());
         }
-        let value = encode_option(level, name, &value)?;
+        if (level, name) == (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) && socket.own.port() != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let value = match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => encode_size(name, &value)?,
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
+                let given = value.get(..4).ok_or(Errno::INVAL)?;
+                let given = u32::from_le_bytes(given.try_into().map_err(|_| Errno::INVAL)?);
+                if given != 0 && !SEGMENTS.contains(&given) {
+                    return Err(Errno::INVAL.into());
+                }
+                given.to_le_bytes().to_vec()
+            }
+            _ => {
+                let open = matches!(
+                    socket.stage,
+                    SocketState::Connected { .. } | SocketState::Listening(_)
+                );
+                encode_option((level, name), &value, (!socket.is_for_datagrams(), open))?
+            }
+        };
         let options = &mut self.socket_mut(a[0])?.options.0;
         if options.len() >= OPTIONS && !options.contains_key(&(level, name)) {
             return Err(Errno::NOBUFS.into());
         }
         options.insert((level, name), value);
+        let description = self.state.table.id(a[0])?;
+        self.change().heed_options(description);
         Ok(ZERO)
     }
 
@@ -182,9 +224,14 @@ impl Sentry {
         a: &[u64; 6],
     ) -> SyscallResult {
         let socket = self.socket_of(a[0])?;
-        check_level(socket, a[1])?;
         let int = |value: i32| value.to_le_bytes().to_vec();
         let (level, name) = (a[1] as i32, a[2] as i32);
+        check_level(socket, level, false)?;
+        let name = match name {
+            SO_RCVTIMEO_NEW if level == libc::SOL_SOCKET => libc::SO_RCVTIMEO,
+            SO_SNDTIMEO_NEW if level == libc::SOL_SOCKET => libc::SO_SNDTIMEO,
+            name => name,
+        };
         let set = socket.options.get(level, name).map(<[u8]>::to_vec);
         let value = match (level, name) {
             (libc::SOL_SOCKET, libc::SO_TYPE) => int(match () {
@@ -208,23 +255,26 @@ impl Sentry {
                 let user = if mate == 0 { u32::MAX } else { crate::sentry::USER as u32 };
                 StructBuilder::default().int(mate).int(user).int(user).0
             }
+            (libc::SOL_SOCKET, libc::SO_COOKIE) => {
+                (self.state.table.id(a[0])? + 1).to_le_bytes().to_vec()
+            }
+            (libc::IPPROTO_TCP, libc::TCP_INFO) => tcp_info(socket, self.traffic(socket)),
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) if socket.is_connected() => {
+                int(LOOPBACK_SEGMENT as i32)
+            }
+            (libc::IPPROTO_IP, libc::IP_MTU) | (libc::IPPROTO_IPV6, libc::IPV6_MTU) => {
+                if !socket.is_connected() && socket.peer.0.is_empty() {
+                    return Err(Errno::NOTCONN.into());
+                }
+                int(LOOPBACK_PACKET as i32 + 1)
+            }
             _ if set.is_some() => set.unwrap_or_default(),
             (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => {
                 // As in Linux, including its bookkeeping bytes.
                 int(2 * crate::sentry::kernel::channels::CAPACITY as i32)
             }
-            (libc::SOL_SOCKET, libc::SO_LINGER) => vec![0; 8],
-            (libc::IPPROTO_IP, libc::IP_OPTIONS) => Vec::new(),
-            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => b"cubic\0".to_vec(),
-            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => int(536),
-            (libc::IPPROTO_TCP, libc::TCP_INFO) => tcp_info(socket),
-            (libc::SOL_SOCKET, libc::SO_PEERSEC) => return Err(Errno::NOPROTOOPT.into()),
-            (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => vec![0; 16],
-            (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_SNDLOWAT) => int(1),
-            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => {
-                int(64)
-            }
-            _ => int(0),
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => int(FIRST_SEGMENT as i32),
+            _ => first_value(level, name).ok_or(Errno::NOPROTOOPT)?,
         };
         let room = copy_in(process, a[4], 4)?;
         let room = i32::from_le_bytes([room[0], room[1], room[2], room[3]]);
@@ -237,6 +287,14 @@ impl Sentry {
         Ok(ZERO)
     }
 
+    /// Bytes that a connection has received and sent.
+    fn traffic(&self, socket: &Socket) -> Traffic {
+        let SocketState::Connected { incoming, outgoing } = socket.stage else { return [0; 2] };
+        [incoming, outgoing].map(|id| {
+            id.and_then(|id| self.state.channels.get(id)).map_or(0, |channel| channel.passed())
+        })
+    }
+
     /// When a wait for `events` of a description ends by its socket's options: as they were when it began, or from
     /// now on.
     pub(in crate::sentry) fn limited(&self, open: &FileObject, events: u16) -> Option<u64> {
@@ -247,21 +305,58 @@ impl Sentry {
     }
 }
 
+impl Kernel {
+    /// Puts options of a local socket into effect that concern its channels: the size of its sender's buffer, and
+    /// whether it wants credentials.
+    pub(in crate::sentry) fn heed_options(&mut self, description: u64) {
+        let Some(FileObject::Socket(socket)) =
+            self.table.description(description).map(|description| &description.open)
+        else {
+            return;
+        };
+        if socket.own.is_internet() {
+            return;
+        }
+        let named = socket.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED);
+        let room = socket.options.send_room();
+        let (incoming, outgoing) = match &socket.stage {
+            SocketState::Connected { incoming, outgoing } => (*incoming, *outgoing),
+            SocketState::Datagrams { inbox, mate, .. } => {
+                let other = mate.and_then(|mate| self.table.description(mate));
+                let other = match other.map(|other| &other.open) {
+                    Some(FileObject::Socket(Socket {
+                        stage: SocketState::Datagrams { inbox, .. },
+                        ..
+                    })) => Some(*inbox),
+                    _ => None,
+                };
+                (Some(*inbox), other)
+            }
+            _ => return,
+        };
+        if let Some(channel) = incoming.and_then(|id| self.channels.get_mut(id)) {
+            channel.named = named;
+        }
+        if let (Some(id), Some(room)) = (outgoing, room) {
+            self.channels.set_capacity(id, room);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn options_are_kept_as_linux_keeps_them_and_bounded() {
-        let int = |value: u32| value.to_le_bytes();
-        let own = libc::SOL_SOCKET;
-        assert_eq!(encode_option(own, libc::SO_REUSEADDR, &int(7)).unwrap(), int(1));
-        assert_eq!(encode_option(own, libc::SO_SNDBUF, &int(100_000)).unwrap(), int(200_000));
-        assert_eq!(encode_option(own, libc::SO_RCVBUF, &int(u32::MAX)).unwrap(), int(425_984));
-        assert_eq!(encode_option(own, libc::SO_RCVBUF, &int(0)).unwrap(), int(2304));
-        assert_eq!(encode_option(own, libc::SO_RCVTIMEO, &[0; 15]), Err(Errno::INVAL));
-        assert_eq!(encode_option(own, libc::SO_RCVTIMEO, &[0xff; 16]), Err(Errno::DOM));
-        assert_eq!(encode_option(libc::IPPROTO_IP, 1, &[7; 99]).unwrap().len(), MAX_OPTION_SIZE);
+        let size = |name, value: u32| {
+            let kept = encode_size(name, &value.to_le_bytes()).unwrap();
+            u32::from_le_bytes(kept.try_into().unwrap())
+        };
+        assert_eq!(size(libc::SO_SNDBUF, 100_000), 200_000);
+        assert_eq!(size(libc::SO_RCVBUF, u32::MAX), 425_984);
+        assert_eq!((size(libc::SO_RCVBUF, 0), size(libc::SO_SNDBUF, 0)), (2304, 4608));
+        assert_eq!(tcp_info(&Socket::new(libc::AF_INET as u16), [0; 2]).len(), 248);
         let mut options = SocketOptions::default();
         (0..OPTIONS as i32)
             .for_each(|name| drop(options.0.insert((0, name), vec![0; MAX_OPTION_SIZE])));

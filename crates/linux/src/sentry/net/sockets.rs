@@ -2,123 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use crate::sentry::net::addresses::{Address, MAX_ADDRESS};
 use crate::sentry::net::socket_options::SocketOptions;
 
 /// Bytes of an unfinished datagram, at most.
 pub(in crate::sentry) const CORKED: usize = 65507;
 /// Connections that wait to be accepted, at most.
 pub(crate) const BACKLOG: usize = 128;
-/// Longest address (`struct sockaddr_un`).
-pub(crate) const MAX_ADDRESS: usize = 110;
-
-/// An address, as the guest writes it (`struct sockaddr`).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Address(pub(crate) Vec<u8>);
-
-impl Address {
-    /// The loopback address of a family, or a nameless one.
-    /// The address of an internet socket that is not bound.
-    pub(crate) fn any(family: u16) -> Self {
-        let len = if i32::from(family) == libc::AF_INET { 16 } else { 28 };
-        let mut bytes = family.to_le_bytes().to_vec();
-        bytes.resize(len, 0);
-        Self(bytes)
-    }
-
-    pub(crate) fn loopback(family: u16, port: u16) -> Self {
-        let mut bytes = family.to_le_bytes().to_vec();
-        match i32::from(family) {
-            libc::AF_INET => {
-                bytes.extend(port.to_be_bytes());
-                bytes.extend([127, 0, 0, 1]);
-                bytes.resize(16, 0);
-            }
-            libc::AF_INET6 => {
-                bytes.extend(port.to_be_bytes());
-                bytes.resize(23, 0);
-                bytes.push(1);
-                bytes.resize(28, 0);
-            }
-            _ => {}
-        }
-        Self(bytes)
-    }
-
-    pub(crate) fn family(&self) -> u16 {
-        self.0.get(..2).map_or(0, |bytes| u16::from_le_bytes([bytes[0], bytes[1]]))
-    }
-
-    pub(crate) fn is_internet(&self) -> bool {
-        [libc::AF_INET, libc::AF_INET6].contains(&i32::from(self.family()))
-    }
-
-    pub(crate) fn port(&self) -> u16 {
-        match self.0.get(2..4) {
-            Some(bytes) if self.is_internet() => u16::from_be_bytes([bytes[0], bytes[1]]),
-            _ => 0,
-        }
-    }
-
-    pub(crate) fn set_port(&mut self, port: u16) {
-        if let Some(bytes) = self.0.get_mut(2..4) {
-            bytes.copy_from_slice(&port.to_be_bytes());
-        }
-    }
-
-    /// Whether it has only a family.
-    pub(crate) fn is_unnamed(&self) -> bool {
-        self.0.len() == 2
-    }
-
-    /// Whether it is whole, and of this family.
-    pub(crate) fn is_of(&self, family: u16) -> bool {
-        let least = match i32::from(family) {
-            libc::AF_INET => 16,
-            libc::AF_INET6 => 24,
-            _ => 3,
-        };
-        self.family() == family && self.0.len() >= least
-    }
-
-    /// Whether it is this machine's: the loopback address, or any.
-    pub(crate) fn is_local(&self) -> bool {
-        match i32::from(self.family()) {
-            libc::AF_INET => self.0.get(4).is_some_and(|&first| first == 127 || first == 0),
-            libc::AF_INET6 => {
-                let Some(ip) = self.0.get(8..24) else { return false };
-                let zeros = ip[..15].iter().all(|&byte| byte == 0) && ip[15] <= 1;
-                let mapped =
-                    ip[..10].iter().all(|&byte| byte == 0) && ip[10..13] == [255, 255, 127];
-                zeros || mapped
-            }
-            _ => true,
-        }
-    }
-
-    /// Whether its length is at most that of an address.
-    pub(crate) fn is_short(&self) -> bool {
-        self.0.len() <= MAX_ADDRESS + 18
-    }
-
-    /// The path of a local socket; `None` for an unnamed or abstract one.
-    pub(crate) fn path(&self) -> Option<&[u8]> {
-        let name = self.0.get(2..).filter(|_| i32::from(self.family()) == libc::AF_UNIX)?;
-        let name = name.split(|&byte| byte == 0).next()?;
-        (!name.is_empty()).then_some(name)
-    }
-
-    /// Whether a connection to `other` arrives at a socket that is bound here.
-    pub(crate) fn takes(&self, other: &Self) -> bool {
-        if self.is_internet() {
-            return other.is_internet() && self.port() == other.port();
-        }
-        match (self.path(), other.path()) {
-            // With a zero behind it, or without.
-            (Some(own), Some(path)) => own == path,
-            _ => self == other,
-        }
-    }
-}
 
 /// A connection that is made but not accepted yet: channels as the accepting side has them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,6 +16,8 @@ pub(crate) struct IncomingConnection {
     pub(crate) incoming: u64,
     pub(crate) outgoing: u64,
     pub(crate) peer: Address,
+    /// The address that was connected to.
+    pub(crate) own: Address,
     /// PID of the connecting process; 0 for the caller.
     pub(crate) process: u32,
 }
@@ -170,6 +62,10 @@ pub(crate) struct Socket {
     pub(crate) packets: bool,
     /// PID of the peer at connection, or of the listener; 0 without one.
     pub(crate) mate: u32,
+    /// Whether it sends no more datagrams (`SHUT_WR`).
+    pub(crate) mute: bool,
+    /// The channel that it wrote until it was shut down.
+    pub(crate) left: Option<u64>,
     pub(crate) options: SocketOptions,
     /// The beginning of an unfinished datagram.
     pub(crate) corked: Vec<u8>,
@@ -186,6 +82,8 @@ impl Socket {
             edges: 0,
             packets: false,
             mate: 0,
+            mute: false,
+            left: None,
             options: SocketOptions::default(),
             corked: Vec::new(),
         }
@@ -201,6 +99,14 @@ impl Socket {
 
     pub(crate) fn is_for_datagrams(&self) -> bool {
         matches!(self.stage, SocketState::Datagrams { .. })
+    }
+
+    pub(crate) fn is_local(&self) -> bool {
+        i32::from(self.family) == libc::AF_UNIX
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        matches!(self.stage, SocketState::Connected { .. })
     }
 
     /// Whether it has a bound address.
@@ -219,7 +125,8 @@ impl Socket {
         let short = Address::is_short;
         let queue = match &self.stage {
             SocketState::Listening(queue) => {
-                queue.len() <= BACKLOG && queue.iter().all(|arrival| short(&arrival.peer))
+                let sound = |a: &IncomingConnection| short(&a.peer) && short(&a.own);
+                queue.len() <= BACKLOG && queue.iter().all(sound)
             }
             _ => true,
         };
@@ -252,8 +159,23 @@ impl Socket {
 pub(in crate::sentry) struct ReceivedMessage {
     pub(in crate::sentry) from: Option<Address>,
     pub(in crate::sentry) parcel: Option<u64>,
+    /// Whether the message stays, with its descriptors (`MSG_PEEK`).
+    pub(in crate::sentry) stays: bool,
+    /// The process that sent it, if its credentials count.
+    pub(in crate::sentry) sender: Option<u32>,
+    /// Hop limit and class of a datagram.
+    pub(in crate::sentry) packet: [u8; 2],
     /// Bytes of a truncated datagram.
     pub(in crate::sentry) whole: Option<u64>,
+}
+
+/// The control data of a message to send.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::sentry) struct SentControl<'a> {
+    /// Descriptors.
+    pub(in crate::sentry) rights: &'a [u64],
+    /// Whether the sender's credentials are among it.
+    pub(in crate::sentry) named: bool,
 }
 
 /// Ports for sockets that bind to port 0.

@@ -397,6 +397,11 @@ impl Sentry {
             | FileObject::Process(_)
             | FileObject::Watches(_)
             | FileObject::Signals(_) => Ok(FileStatus { mode: 0o600, ..none }),
+            FileObject::Queue(queue) => {
+                let mode = self.state.named_queues.get(*queue).map_or(0, |queue| queue.mode);
+                // The size is that of the text about it.
+                Ok(FileStatus { mode: libc::S_IFREG | mode, size: 80, ..none })
+            }
             FileObject::Folder(folder, _) => {
                 self.attributes_meant(&ProcTarget::Folder(*folder), true)
             }

@@ -24,6 +24,9 @@ impl Sentry {
         closed: Vec<u64>,
         serve: impl FnOnce(&mut Self) -> SyscallResult,
     ) -> SyscallResult {
+        if self.state.named_queues.has_requests(self.state.family.own.id) {
+            self.drop_queue_requests(&closed);
+        }
         if self.state.locks.0.is_empty() {
             return serve(self);
         }

@@ -3,9 +3,10 @@
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::readiness::IN;
 use crate::sentry::kernel::threads::Wait;
 use crate::sentry::net::interfaces::NETLINK;
-use crate::sentry::net::sockets::{Address, ReceivedMessage, SocketState};
+use crate::sentry::net::sockets::{Address, MAX_ADDRESS, ReceivedMessage, SentControl, SocketState};
 use crate::sentry::syscalls::read_write::{MAX_TRANSFER, gather, pieces};
 use crate::sentry::{
     Sentry, SyscallControl, SyscallError, SyscallResult, copy_in, copy_out, word_in,
@@ -16,6 +17,8 @@ use rustix::io::Errno;
 /// Maximum bytes of control data (`optmem_max`).
 const CONTROL: u64 = 1 << 16;
 const SCM_CREDENTIALS: i32 = 2;
+/// User and group of a sender without credentials.
+const NOBODY: u32 = 65534;
 /// Bytes before the descriptors (`struct cmsghdr`).
 const HEADER: usize = 16;
 
@@ -41,34 +44,61 @@ fn message_in(process: &Process, at: u64) -> SyscallResult<Message> {
     })
 }
 
-/// Descriptors that a message is sent with.
-fn rights_in(process: &Process, message: &Message) -> SyscallResult<Vec<u64>> {
+/// Control data that a message is sent with.
+#[derive(Default)]
+struct GivenControl {
+    /// Descriptors.
+    rights: Vec<u64>,
+    /// The credentials of the sender: process, user and group.
+    credentials: Option<[u32; 3]>,
+}
+
+fn control_in(process: &Process, message: &Message) -> SyscallResult<GivenControl> {
+    let mut given = GivenControl::default();
     if message.control == 0 || message.control_len == 0 {
-        return Ok(Vec::new());
+        return Ok(given);
     }
     if message.control_len > CONTROL {
         return Err(Errno::NOBUFS.into());
     }
     let bytes = copy_in(process, message.control, message.control_len as usize)?;
-    let (mut rights, mut at) = (Vec::new(), 0);
+    let mut at = 0;
     while bytes.len() - at >= HEADER {
-        let int = |at: usize| i32::from_le_bytes([0, 1, 2, 3].map(|n| bytes[at + n]));
-        let len = u64::from(int(at) as u32) | u64::from(int(at + 4) as u32) << 32;
+        let int = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|n| bytes[at + n]));
+        let len = u64::from(int(at)) | u64::from(int(at + 4)) << 32;
         let len = usize::try_from(len).ok().filter(|len| (HEADER..=bytes.len() - at).contains(len));
         let len = len.ok_or(Errno::INVAL)?;
-        match (int(at + 8), int(at + 12)) {
+        let data = at + HEADER;
+        match (int(at + 8) as i32, int(at + 12) as i32) {
             (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
-                let list = bytes[at + HEADER..at + len].chunks_exact(4);
-                rights
+                let list = bytes[data..at + len].chunks_exact(4);
+                given
+                    .rights
                     .extend(list.map(|n| u64::from(u32::from_le_bytes([n[0], n[1], n[2], n[3]]))));
             }
-            // All processes have the same user.
-            (libc::SOL_SOCKET, SCM_CREDENTIALS) => {}
+            (libc::SOL_SOCKET, SCM_CREDENTIALS) if len == HEADER + 12 => {
+                given.credentials = Some([int(data), int(data + 4), int(data + 8)]);
+            }
             _ => return Err(Errno::INVAL.into()),
         }
         at = (at + len.next_multiple_of(8)).min(bytes.len());
     }
-    Ok(rights)
+    Ok(given)
+}
+
+/// Adds a control message to those in `room` bytes; returns whether it had to be truncated.
+fn put_control(control: &mut Vec<u8>, room: usize, (level, kind): (i32, i32), data: &[u8]) -> bool {
+    let left = room - control.len();
+    if left < HEADER {
+        return true;
+    }
+    let len = (HEADER + data.len()).min(left);
+    let header = StructBuilder::default().word(len as u64).int(level as u32).int(kind as u32);
+    control.extend(header.0);
+    control.extend(&data[..len - HEADER]);
+    let end = control.len() + (len.next_multiple_of(8) - len).min(left - len);
+    control.resize(end, 0);
+    len < HEADER + data.len()
 }
 
 impl Sentry {
@@ -80,10 +110,11 @@ impl Sentry {
         self.socket_of(a[0])?;
         let len = a[2].min(MAX_TRANSFER);
         let (outcome, came) = self.receive_into(process, a[0], &[(a[1], len)], a[3])?;
-        if let Some(parcel) = came.parcel {
+        if let Some(parcel) = came.parcel.filter(|_| !came.stays) {
             self.change().drop_parcel(parcel);
         }
-        if let Some(from) = came.from.filter(|_| a[4] != 0) {
+        if matches!(outcome, SyscallControl::Value(_)) && a[4] != 0 {
+            let from = came.from.unwrap_or_default();
             crate::sentry::syscalls::socket::address_out(process, &from, a[4], a[5])?;
         }
         Ok(outcome)
@@ -105,11 +136,16 @@ impl Sentry {
             return Err(Errno::AGAIN.into());
         }
         let stays = flags as i32 & libc::MSG_PEEK != 0;
+        if pieces.iter().all(|(_, len)| *len == 0)
+            && let Some(received) = self.receive_nothing(descriptor, stays, flags)?
+        {
+            return Ok(received);
+        }
         if flags as i32 & libc::MSG_WAITALL != 0 && !stays && self.is_stream(descriptor)? {
             return self.receive_all(process, descriptor, pieces, flags);
         }
         if flags as i32 & libc::MSG_TRUNC != 0
-            && let Some(dropped) = self.drop_received(descriptor, pieces)?
+            && let Some(dropped) = self.drop_received(descriptor, pieces, stays)?
         {
             return Ok((SyscallControl::Value(dropped), ReceivedMessage::default()));
         }
@@ -125,12 +161,50 @@ impl Sentry {
         }
     }
 
-    /// Drops received bytes of TCP, as many as `pieces` have room for (`MSG_TRUNC`); `None` where there are none, or for another
-    /// socket.
+    /// A receive without room for bytes: it waits for some, and takes the descriptors that come with the first of them; `None`
+    /// for sockets of datagrams and packets.
+    fn receive_nothing(
+        &mut self,
+        descriptor: u64,
+        stays: bool,
+        flags: u64,
+    ) -> SyscallResult<Option<(SyscallControl, ReceivedMessage)>> {
+        let socket = self.socket_of(descriptor)?;
+        let SocketState::Connected { incoming: Some(incoming), .. } = socket.stage else {
+            return Ok(None);
+        };
+        if socket.packets {
+            return Ok(None);
+        }
+        let held = self.state.channels.get(incoming).ok_or(Errno::IO)?;
+        let nothing = ReceivedMessage::default();
+        if held.is_empty() {
+            if held.reset {
+                return Err(self.take_reset(incoming).into());
+            }
+            if held.has_ended() {
+                return Ok(Some((SyscallControl::Value(0), nothing)));
+            }
+            if flags as i32 & libc::MSG_DONTWAIT != 0 {
+                return Err(Errno::AGAIN.into());
+            }
+            return Ok(Some((self.wait_for(descriptor, IN, 0)?, nothing)));
+        }
+        let (parcel, sender) = (held.parcel(0), held.sender());
+        if !stays && let Some(channel) = self.change().channels.get_mut(incoming) {
+            let _ = channel.skip(0);
+        }
+        let came = ReceivedMessage { parcel, stays, sender, ..nothing };
+        Ok(Some((SyscallControl::Value(0), came)))
+    }
+
+    /// Drops received bytes of TCP, as many as `pieces` have room for (`MSG_TRUNC`), unless they stay; `None` where there are
+    /// none, or for another socket.
     fn drop_received(
         &mut self,
         descriptor: u64,
         pieces: &[(u64, u64)],
+        stays: bool,
     ) -> SyscallResult<Option<u64>> {
         let socket = self.socket_of(descriptor)?;
         let SocketState::Connected { incoming: Some(incoming), .. } = socket.stage else {
@@ -145,23 +219,22 @@ impl Sentry {
         if len == 0 {
             return Ok(None);
         }
-        if let Some(channel) = self.change().channels.get_mut(incoming) {
+        if !stays && let Some(channel) = self.change().channels.get_mut(incoming) {
             // An IP connection carries no descriptors.
             let _ = channel.skip(len);
         }
         Ok(Some(len as u64))
     }
 
-    /// The peer's credentials as a control message, if the socket asks for them.
-    fn credentials(&self, descriptor: u64) -> SyscallResult<Vec<u8>> {
+    /// The sender's credentials, if the socket asks for them: nobody's if they were not sent.
+    fn credentials(&self, descriptor: u64, sender: Option<u32>) -> SyscallResult<Option<Vec<u8>>> {
         let socket = self.socket_of(descriptor)?;
-        let local = i32::from(socket.family) == libc::AF_UNIX;
-        if !local || !socket.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED) {
-            return Ok(Vec::new());
+        if !socket.is_local() || !socket.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED) {
+            return Ok(None);
         }
-        let (len, user) = (HEADER as u64 + 12, crate::sentry::USER as u32);
-        let header = StructBuilder::default().word(len).int(libc::SOL_SOCKET as u32);
-        Ok(header.int(SCM_CREDENTIALS as u32).int(socket.mate).int(user).int(user).zeros(4).0)
+        let user = if sender.is_some() { crate::sentry::USER as u32 } else { NOBODY };
+        let credentials = StructBuilder::default().int(sender.unwrap_or(0)).int(user).int(user);
+        Ok(Some(credentials.0))
     }
 
     /// Whether a socket is a byte stream.
@@ -222,32 +295,41 @@ impl Sentry {
         if !matches!(outcome, SyscallControl::Value(_)) {
             return Ok(outcome);
         }
-        let mut told = if came.whole.is_some() { libc::MSG_TRUNC } else { 0 };
+        let mut told = flags as i32 & libc::MSG_CMSG_CLOEXEC;
+        if came.whole.is_some() {
+            told |= libc::MSG_TRUNC;
+        }
         let room = if message.control == 0 { 0 } else { message.control_len.min(CONTROL) as usize };
-        let mut control = self.credentials(descriptor)?;
-        let mut received = Vec::new();
-        if control.len() > room {
-            told |= libc::MSG_CTRUNC;
-            control.clear();
+        let (mut control, mut received) = (Vec::new(), Vec::new());
+        if let Some(credentials) = self.credentials(descriptor, came.sender)? {
+            let kind = (libc::SOL_SOCKET, SCM_CREDENTIALS);
+            if put_control(&mut control, room, kind, &credentials) {
+                told |= libc::MSG_CTRUNC;
+            }
+        }
+        for (kind, data) in self.packet_info(descriptor, &came)? {
+            if put_control(&mut control, room, kind, &data) {
+                told |= libc::MSG_CTRUNC;
+            }
         }
         if let Some(parcel) = came.parcel {
-            let close = flags as i32 & libc::MSG_CMSG_CLOEXEC;
-            told |= close;
-            let room = room - control.len();
-            let most = room.saturating_sub(HEADER) / 4;
+            let close = flags as i32 & libc::MSG_CMSG_CLOEXEC != 0;
+            let most = (room - control.len()).saturating_sub(HEADER) / 4;
             let state = self.change();
-            let (numbers, gone, cut) = state.table.unpack(parcel, most, close != 0);
-            gone.into_iter().for_each(|gone| state.forget(Some(gone)));
+            let (numbers, cut) = match came.stays {
+                true => state.table.peek_parcel(parcel, most, close),
+                false => {
+                    let (numbers, gone, cut) = state.table.unpack(parcel, most, close);
+                    gone.into_iter().for_each(|gone| state.forget(Some(gone)));
+                    (numbers, cut)
+                }
+            };
             if cut {
                 told |= libc::MSG_CTRUNC;
             }
             if !numbers.is_empty() {
-                let len = HEADER + 4 * numbers.len();
-                let header = StructBuilder::default().word(len as u64);
-                let header = header.int(libc::SOL_SOCKET as u32).int(libc::SCM_RIGHTS as u32);
-                let mut rights = numbers.iter().fold(header, |bytes, number| bytes.int(*number)).0;
-                rights.resize(len.next_multiple_of(8).min(room), 0);
-                control.extend(rights);
+                let data: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+                put_control(&mut control, room, (libc::SOL_SOCKET, libc::SCM_RIGHTS), &data);
             }
             received = numbers;
         }
@@ -281,7 +363,7 @@ impl Sentry {
         self.socket_of(a[0])?;
         let bytes = copy_in(process, a[1], a[2].min(MAX_TRANSFER) as usize)?;
         let to = self.address_to(process, a[0], a[4], a[5])?;
-        self.send_bytes(a[0], &bytes, a[3], to, &[])
+        self.send_bytes(a[0], &bytes, a[3], to, SentControl::default())
     }
 
     /// Where a message goes, where that is said, and means something.
@@ -292,10 +374,21 @@ impl Sentry {
         at: u64,
         len: u64,
     ) -> SyscallResult<Option<Address>> {
-        // A connection goes where it goes.
-        let is_mail = matches!(self.socket_of(descriptor)?.stage, SocketState::Datagrams { .. });
-        if at == 0 || len == 0 || !is_mail {
+        if at == 0 || len == 0 {
             return Ok(None);
+        }
+        let socket = self.socket_of(descriptor)?;
+        match socket.stage {
+            SocketState::Datagrams { .. } => {}
+            SocketState::Connected { .. } if socket.is_local() && !socket.packets => {
+                return Err(Errno::ISCONN.into());
+            }
+            _ if socket.is_local() && !socket.packets => return Err(Errno::OPNOTSUPP.into()),
+            // A connection goes where it goes.
+            _ => return Ok(None),
+        }
+        if socket.is_local() && len > MAX_ADDRESS as u64 {
+            return Err(Errno::INVAL.into());
         }
         Ok(Some(crate::sentry::syscalls::socket::address_in(process, at, len)?))
     }
@@ -310,15 +403,22 @@ impl Sentry {
         let family = self.socket_of(descriptor)?.family;
         let message = message_in(process, at)?;
         let bytes = gather(process, message.vector, message.count)?;
-        let rights = rights_in(process, &message)?;
-        if !rights.is_empty() && i32::from(family) != libc::AF_UNIX {
+        let given = control_in(process, &message)?;
+        if !given.rights.is_empty() && i32::from(family) != libc::AF_UNIX {
             return Err(Errno::INVAL.into());
         }
-        for number in &rights {
+        for number in &given.rights {
             self.state.table.get(*number)?;
         }
+        let user = crate::sentry::USER as u32;
+        if given.credentials.is_some_and(|named| named != [self.state.family.own.id, user, user]) {
+            // Others may be named with privileges alone.
+            return Err(Errno::PERM.into());
+        }
         let to = self.address_to(process, descriptor, message.name, message.name_len)?;
-        self.send_bytes(descriptor, &bytes, flags, to, &rights)
+        let control =
+            SentControl { rights: &given.rights, named: given.credentials.is_some() };
+        self.send_bytes(descriptor, &bytes, flags, to, control)
     }
 
     fn send_bytes(
@@ -327,7 +427,7 @@ impl Sentry {
         bytes: &[u8],
         flags: u64,
         to: Option<Address>,
-        rights: &[u64],
+        control: SentControl<'_>,
     ) -> SyscallResult {
         let quiet = flags as i32 & libc::MSG_NOSIGNAL != 0;
         if i32::from(self.socket_of(descriptor)?.family) == NETLINK {
@@ -338,14 +438,14 @@ impl Sentry {
                 let more = flags as i32 & libc::MSG_MORE != 0;
                 match self.cork(descriptor, bytes, more)? {
                     Some(_) if more => SyscallControl::Value(bytes.len() as u64),
-                    Some(whole) => match self.post_letter(descriptor, &whole, to, rights)? {
+                    Some(whole) => match self.post_letter(descriptor, &whole, to, control)? {
                         SyscallControl::Value(_) => SyscallControl::Value(bytes.len() as u64),
                         other => other,
                     },
-                    None => self.post_letter(descriptor, bytes, to, rights)?,
+                    None => self.post_letter(descriptor, bytes, to, control)?,
                 }
             }
-            _ => self.pour_with(descriptor, bytes, quiet, rights)?,
+            _ => self.pour_with(descriptor, bytes, quiet, control)?,
         };
         match outcome {
             SyscallControl::Wait(wait) if flags as i32 & libc::MSG_DONTWAIT != 0 => match wait.done

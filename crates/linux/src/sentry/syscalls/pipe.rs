@@ -2,14 +2,14 @@
 
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
-use crate::sentry::kernel::channels::ChannelEnd;
+use crate::sentry::kernel::channels::{Ancillary, ChannelEnd};
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::readiness::{IN, OUT};
 use crate::sentry::kernel::signals::SignalInfo;
 use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::kernel::time::nanoseconds;
 use crate::sentry::kernel::timer_fd::TimerFd;
-use crate::sentry::net::sockets::{ReceivedMessage, SocketState};
+use crate::sentry::net::sockets::{ReceivedMessage, SentControl, SocketState};
 use crate::sentry::syscalls::clock::length_in;
 use crate::sentry::{Channel, Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
 
@@ -169,7 +169,7 @@ impl Sentry {
         stays: bool,
     ) -> SyscallResult {
         let (outcome, came) = self.take_with(process, descriptor, pieces, stays)?;
-        if let Some(parcel) = came.parcel {
+        if let Some(parcel) = came.parcel.filter(|_| !came.stays) {
             // A reader without room for descriptors gets none.
             self.change().drop_parcel(parcel);
         }
@@ -201,6 +201,10 @@ impl Sentry {
                     let inbox = *inbox;
                     return self.take_letter(process, descriptor, inbox, pieces, stays);
                 }
+                SocketState::Reaching { .. } => {
+                    return alone(self.wait_for(descriptor, IN, 0));
+                }
+                _ if socket.is_local() && !socket.packets => return Err(Errno::INVAL.into()),
                 _ => return Err(Errno::NOTCONN.into()),
             },
             FileObject::Watches(_) => {
@@ -211,6 +215,10 @@ impl Sentry {
             }
             FileObject::Event { .. } | FileObject::Timer(_) => {
                 return alone(self.take_count(process, descriptor, pieces, wanted));
+            }
+            FileObject::Queue(id) => {
+                let id = *id;
+                return alone(self.read_queue(process, id, pieces));
             }
             FileObject::Signals(set) => {
                 let set = *set;
@@ -236,10 +244,12 @@ impl Sentry {
             copy_out(process, to, now)?;
             rest = later;
         }
-        let mut came = ReceivedMessage::default();
+        let (parcel, sender) = (held.parcel(bytes.len()), held.sender());
+        let from = self.is_local(descriptor).then(|| self.named_peer(descriptor)).transpose()?;
         if !stays && let Some(channel) = self.change().channels.get_mut(channel) {
-            came.parcel = channel.skip(bytes.len());
+            let _ = channel.skip(bytes.len());
         }
+        let came = ReceivedMessage { from, parcel, stays, sender, ..ReceivedMessage::default() };
         Ok((SyscallControl::Value(bytes.len() as u64), came))
     }
 
@@ -285,19 +295,19 @@ impl Sentry {
     ) -> SyscallResult {
         match &self.state.table.get(descriptor)?.open {
             FileObject::Socket(socket) if socket.is_for_datagrams() => {
-                self.post_letter(descriptor, bytes, None, &[])
+                self.post_letter(descriptor, bytes, None, SentControl::default())
             }
-            _ => self.pour_with(descriptor, bytes, quiet, &[]),
+            _ => self.pour_with(descriptor, bytes, quiet, SentControl::default()),
         }
     }
 
-    /// As [`Sentry::pour`], but for datagrams; the first of the bytes that find room go with descriptors.
+    /// As [`Sentry::pour`], but for datagrams; the first of the bytes that find room go with the descriptors of `control`.
     pub(in crate::sentry) fn pour_with(
         &mut self,
         descriptor: u64,
         bytes: &[u8],
         quiet: bool,
-        rights: &[u64],
+        control: SentControl<'_>,
     ) -> SyscallResult {
         let channel = match &self.state.table.get(descriptor)?.open {
             FileObject::Pipe { channel, writes: true } => *channel,
@@ -305,10 +315,15 @@ impl Sentry {
             FileObject::Socket(socket) => match &socket.stage {
                 SocketState::Connected { outgoing: Some(outgoing), .. } if socket.packets => {
                     let outgoing = *outgoing;
-                    return self.put_packet(descriptor, outgoing, bytes, quiet, rights);
+                    return self.put_packet(descriptor, outgoing, bytes, control);
                 }
                 SocketState::Connected { outgoing: Some(outgoing), .. } => *outgoing,
+                SocketState::Connected { outgoing: None, .. } if socket.packets => {
+                    return Err(Errno::PIPE.into());
+                }
                 SocketState::Connected { outgoing: None, .. } => return self.broken_pipe(quiet),
+                SocketState::Reaching { .. } => return self.wait_for(descriptor, OUT, 0),
+                _ if socket.own.is_internet() => return self.broken_pipe(quiet),
                 _ => return Err(Errno::NOTCONN.into()),
             },
             FileObject::Terminal(_) => return self.put_shown(descriptor, bytes),
@@ -328,7 +343,9 @@ impl Sentry {
                 }
                 return Ok(SyscallControl::Value(8));
             }
-            FileObject::Process(_) | FileObject::Signals(_) => return Err(Errno::INVAL.into()),
+            FileObject::Process(_) | FileObject::Signals(_) | FileObject::Queue(_) => {
+                return Err(Errno::INVAL.into());
+            }
             _ => return Err(Errno::BADF.into()),
         };
         let held = self.state.channels.get(channel).ok_or(Errno::IO)?;
@@ -356,16 +373,14 @@ impl Sentry {
         let put = if whole || held.room() == 0 || rest.is_empty() {
             0
         } else {
-            let state = self.change();
-            let parcel = match rights {
-                [_, ..] if done == 0 => Some(state.table.carry(rights)?),
-                _ => None,
+            let rights = if done == 0 { control.rights } else { &[] };
+            let data = match self.is_local(descriptor) {
+                true => self.pack_up(descriptor, channel, SentControl { rights, ..control })?,
+                false => Ancillary::default(),
             };
-            state.channels.get_mut(channel).map_or(0, |channel| {
+            self.change().channels.get_mut(channel).map_or(0, |channel| {
                 let put = channel.push(rest);
-                if let Some(parcel) = parcel {
-                    channel.attach(parcel, put);
-                }
+                channel.attach(data, put);
                 put
             })
         };

@@ -1,5 +1,7 @@
 //! Calls about sockets. Connections are within the guest, or the caller's, or lead to where its opener lets them (`reach_calls`).
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 use crate::platform::Process;
 use crate::sentry::fs::devices::SOCKET;
 use crate::sentry::fs::permissions::WRITE;
@@ -12,7 +14,7 @@ use crate::sentry::net::sockets::{
     Address, BACKLOG, EPHEMERAL, IncomingConnection, MAX_ADDRESS, Socket, SocketState,
 };
 use crate::sentry::syscalls::file::Pair;
-use crate::sentry::{Kernel, Sentry, SyscallResult, ZERO, copy_in, copy_out};
+use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 
 use afresh_files::{Kind, New, Walk};
 use rustix::io::Errno;
@@ -47,12 +49,21 @@ pub(in crate::sentry) fn address_out(
     copy_out(process, len, &(address.0.len() as u32).to_le_bytes())
 }
 
+/// The address that messages to a local address come from, unless their socket has one.
+pub(in crate::sentry) fn source(to: &Address) -> IpAddr {
+    match to.ip() {
+        Some(IpAddr::V6(_)) => Ipv6Addr::LOCALHOST.into(),
+        _ => Ipv4Addr::LOCALHOST.into(),
+    }
+}
+
 impl Kernel {
     /// A connection to the listener at `to`: channels as the connecting side has them.
     pub(in crate::sentry) fn arrive(
         &mut self,
         to: u64,
         peer: Address,
+        own: Address,
         process: u32,
     ) -> Result<(u64, u64), Errno> {
         let full = |socket: &Socket| match &socket.stage {
@@ -69,7 +80,12 @@ impl Kernel {
             self.leave(there, true);
             return Err(Errno::NFILE);
         };
-        self.queue(to, IncomingConnection { incoming: there, outgoing: back, peer, process });
+        let arrival = IncomingConnection { incoming: there, outgoing: back, peer, own, process };
+        self.queue(to, arrival);
+        // A connection that nobody has accepted yet may want credentials, too.
+        if let Some(channel) = self.channels.get_mut(there) {
+            channel.named = true;
+        }
         Ok((back, there))
     }
 
@@ -83,91 +99,6 @@ impl Kernel {
         }
     }
 
-    /// The listener at `address`.
-    pub(in crate::sentry) fn listener_at(&self, address: &Address) -> Option<u64> {
-        let listens = |(_, description): &(u64, &Description), own: bool| match &description.open {
-            FileObject::Socket(socket) => {
-                let family = !own || socket.own.family() == address.family();
-                matches!(socket.stage, SocketState::Listening(_))
-                    && socket.own.takes(address)
-                    && family
-            }
-            _ => false,
-        };
-        // A path may have been another's before: the last who took it has it. A port may be two sockets', one of each family;
-        // where it is only one's, that has both.
-        let found = |own| self.table.descriptions().rfind(|one| listens(one, own));
-        found(true).or_else(|| found(false)).map(|(id, _)| id)
-    }
-
-    /// Whether another socket of the same kind has an address. A path decides for local sockets.
-    fn is_taken(&self, address: &Address, datagrams: bool) -> bool {
-        if address.path().is_some() {
-            return false;
-        }
-        self.holders(address, datagrams).next().is_some()
-    }
-
-    /// Whether a socket may have an address that others have, too: those of one port that all share it (`SO_REUSEPORT`), and those
-    /// that reuse addresses, while none listens there.
-    fn may_share(&self, socket: &Socket, address: &Address) -> bool {
-        let both = |other: &Socket, name| {
-            [socket, other].iter().all(|one| one.options.is_on(libc::SOL_SOCKET, name))
-        };
-        address.is_internet()
-            && self.holders(address, socket.is_for_datagrams()).all(|other| {
-                let listens = matches!(other.stage, SocketState::Listening(_));
-                both(other, libc::SO_REUSEPORT) || both(other, libc::SO_REUSEADDR) && !listens
-            })
-    }
-
-    /// The sockets of the same kind that have an address.
-    fn holders<'a>(
-        &'a self,
-        address: &'a Address,
-        datagrams: bool,
-    ) -> impl Iterator<Item = &'a Socket> + 'a {
-        self.table.descriptions().filter_map(move |(_, description)| match &description.open {
-            FileObject::Socket(socket @ Socket { own, stage, .. }) => {
-                let has = !matches!(stage, SocketState::Connected { .. })
-                    && socket.is_for_datagrams() == datagrams
-                    && if address.is_internet() {
-                        // Whether one of the newer protocol is for that alone is its own affair.
-                        own.port() == address.port() && own.family() == address.family()
-                    } else {
-                        own == address
-                    };
-                has.then_some(socket)
-            }
-            _ => None,
-        })
-    }
-
-    /// Whether a socket that takes datagrams has an address.
-    pub(in crate::sentry) fn has_name(&self, address: &Address) -> bool {
-        self.is_taken(address, true)
-    }
-
-    /// A name that is no file's, and that no socket has (as Linux makes them, five digits behind a zero).
-    fn free_name(&self) -> Result<Address, Errno> {
-        let name = |number: u32| {
-            let family = (libc::AF_UNIX as u16).to_le_bytes();
-            Address([&family[..], &[0], format!("{number:05x}").as_bytes()].concat())
-        };
-        let taken =
-            |address: &Address| self.is_taken(address, false) || self.is_taken(address, true);
-        (0..1 << 20).map(name).find(|address| !taken(address)).ok_or(Errno::NOSPC)
-    }
-
-    pub(in crate::sentry) fn free_port(&self, datagrams: bool) -> Result<u16, Errno> {
-        let families = [libc::AF_INET, libc::AF_INET6].map(|family| family as u16);
-        let free = |port: &u16| {
-            let address = |family| Address::loopback(family, *port);
-            !families.iter().any(|family| self.is_taken(&address(*family), datagrams))
-        };
-        EPHEMERAL.into_iter().find(free).ok_or(Errno::ADDRINUSE)
-    }
-
     /// A connection of the caller to the listening socket, with a request. Its output is the call's answer.
     pub(crate) fn call_in(&mut self, request: &[u8]) -> bool {
         let Some(to) = self.listener() else { return false };
@@ -177,12 +108,13 @@ impl Kernel {
         let Some(outgoing) = self.channels.add_caller(ChannelEnd::Listens, &[]) else {
             return false;
         };
-        let family = match self.table.description(to).map(|d| &d.open) {
-            Some(FileObject::Socket(socket)) => socket.family,
+        let (family, port) = match self.table.description(to).map(|d| &d.open) {
+            Some(FileObject::Socket(socket)) => (socket.family, socket.own.port()),
             _ => return false,
         };
         let peer = Address::loopback(family, EPHEMERAL.end);
-        self.queue(to, IncomingConnection { incoming, outgoing, peer, process: 0 });
+        let own = Address::loopback(family, port);
+        self.queue(to, IncomingConnection { incoming, outgoing, peer, own, process: 0 });
         true
     }
 
@@ -318,14 +250,25 @@ impl Sentry {
         if i32::from(socket.family) == NETLINK && !socket.is_bound() {
             return self.bind_netlink(descriptor, &address.0);
         }
-        if socket.own != Address::loopback(socket.family, 0) {
+        if socket.is_local() && (!address.is_for_local() || len > MAX_ADDRESS as u64) {
             return Err(Errno::INVAL.into());
         }
-        if address.is_unnamed() && i32::from(socket.family) == libc::AF_UNIX {
+        if socket.own != Address::loopback(socket.family, 0) || socket.is_connected() {
+            return Err(Errno::INVAL.into());
+        }
+        if address.is_unnamed() && socket.is_local() {
             address = self.state.free_name()?;
         }
+        // As a program of the first days wrote it: any address without a family.
+        let unset = i32::from(address.family()) == libc::AF_UNSPEC
+            && i32::from(socket.family) == libc::AF_INET
+            && address.0.get(4..8) == Some(&[0; 4]);
+        if unset {
+            address.0[..2].copy_from_slice(&socket.family.to_le_bytes());
+        }
         if !address.is_of(socket.family) {
-            return Err(Errno::AFNOSUPPORT.into());
+            let short = address.family() == socket.family;
+            return Err(if short { Errno::INVAL } else { Errno::AFNOSUPPORT }.into());
         }
         if !address.is_local() {
             return Err(Errno::ADDRNOTAVAIL.into());
@@ -333,15 +276,13 @@ impl Sentry {
         let datagrams = socket.is_for_datagrams();
         if address.is_internet() && address.port() == 0 {
             address.set_port(self.state.free_port(datagrams)?);
-        } else if self.state.is_taken(&address, datagrams)
-            && !self.state.may_share(socket, &address)
-        {
+        } else if self.state.is_taken(socket, &address) {
             return Err(Errno::ADDRINUSE.into());
         }
         if let Some(path) = address.path() {
             self.name_socket(path)?;
         }
-        self.socket_mut(descriptor)?.own = address;
+        self.socket_mut(descriptor)?.own = address.bound();
         Ok(ZERO)
     }
 
@@ -376,6 +317,10 @@ impl Sentry {
     pub(in crate::sentry) fn sys_listen(&mut self, descriptor: u64) -> SyscallResult {
         let socket = self.socket_of(descriptor)?;
         match socket.stage {
+            // A local socket has a name before it listens.
+            SocketState::New if socket.is_local() && !socket.is_bound() => {
+                return Err(Errno::INVAL.into());
+            }
             SocketState::New => {}
             SocketState::Listening(_) => return Ok(ZERO),
             SocketState::Connected { .. }
@@ -389,11 +334,19 @@ impl Sentry {
             true => Some(self.state.free_port(false)?),
             false => None,
         };
+        if let Some(port) = port {
+            let family = self.socket_of(descriptor)?.family;
+            let mut any = Address::any(family);
+            any.set_port(port);
+            self.socket_mut(descriptor)?.own = any;
+        }
+        // Another one may have begun to listen since they were bound.
+        let socket = self.socket_of(descriptor)?;
+        if socket.own.is_internet() && self.state.is_heard(socket) {
+            return Err(Errno::ADDRINUSE.into());
+        }
         let own = self.state.family.own.id;
         let socket = self.socket_mut(descriptor)?;
-        if let Some(port) = port {
-            socket.own.set_port(port);
-        }
         socket.stage = SocketState::Listening(Vec::new());
         socket.mate = own;
         Ok(ZERO)
@@ -411,20 +364,29 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let socket = self.socket_of(descriptor)?;
-        let SocketState::Listening(queue) = &socket.stage else { return Err(Errno::INVAL.into()) };
+        let SocketState::Listening(queue) = &socket.stage else {
+            let datagrams = socket.is_for_datagrams();
+            return Err(if datagrams { Errno::OPNOTSUPP } else { Errno::INVAL }.into());
+        };
         let Some(arrival) = queue.first().cloned() else {
             return self.wait_for(descriptor, IN, 0);
         };
         self.state.table.check_room()?;
         address_out(process, &arrival.peer, to, len)?;
-        let (own, packets, options) = (socket.own.clone(), socket.packets, socket.options.clone());
+        let local = socket.is_local().then(|| socket.own.clone());
+        let (family, packets, options) = (socket.family, socket.packets, socket.options.clone());
         if let SocketState::Listening(queue) = &mut self.socket_mut(descriptor)?.stage {
             queue.remove(0);
         }
-        let IncomingConnection { incoming, outgoing, peer, process: mate } = arrival;
-        let socket = Socket::connected(own, peer, incoming, outgoing);
-        let socket = Socket { packets, options, mate, ..socket };
-        self.add(FileObject::Socket(socket), flags as i32 | libc::O_RDWR)
+        let IncomingConnection { incoming, outgoing, peer, own, process: mate } = arrival;
+        let socket = Socket::connected(local.unwrap_or(own), peer, incoming, outgoing);
+        let socket = Socket { family, packets, options, mate, ..socket };
+        let added = self.add(FileObject::Socket(socket), flags as i32 | libc::O_RDWR)?;
+        if let SyscallControl::Value(number) = added {
+            let description = self.state.table.id(number)?;
+            self.change().heed_options(description);
+        }
+        Ok(added)
     }
 
     pub(in crate::sentry) fn sys_connect(
@@ -451,20 +413,33 @@ impl Sentry {
             }
         }
         let address = address_in(process, at, len)?;
+        if socket.is_local() && (!address.is_for_local() || len > MAX_ADDRESS as u64) {
+            return Err(Errno::INVAL.into());
+        }
         if !address.is_of(socket.family) {
             return Err(Errno::AFNOSUPPORT.into());
+        }
+        if socket.is_for_newer_protocol() && address.ip().is_some_and(|ip| ip.is_ipv4()) {
+            return Err(Errno::NETUNREACH.into());
         }
         if !address.is_local() {
             return self.connect_outside(descriptor, address);
         }
         self.check_name(&address)?;
-        let to = self.state.listener_at(&address).ok_or(Errno::CONNREFUSED)?;
         let (family, port) = (socket.family, socket.own.port());
         let mut own = socket.own.clone();
         if own.is_internet() {
             let port = if port == 0 { self.state.free_port(false)? } else { port };
-            own = Address::loopback(family, port);
+            own = match own.ip() {
+                Some(ip) if socket.is_bound() && !ip.is_unspecified() => own,
+                _ => Address::of_ip(family, source(&address), port),
+            };
+        } else if !socket.is_bound() && socket.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED) {
+            own = self.state.free_name()?;
         }
+        let Some(to) = self.state.listener_at(&address, own.port()) else {
+            return self.connect_to_itself(descriptor, own, &address);
+        };
         let Some(FileObject::Socket(listener)) = self.state.table.description(to).map(|d| &d.open)
         else {
             return Err(Errno::CONNREFUSED.into());
@@ -474,16 +449,40 @@ impl Sentry {
             let named = address.path().is_some();
             return Err(if named { Errno::PROTOTYPE } else { Errno::CONNREFUSED }.into());
         }
-        let mate = listener.mate;
-        let theirs = match own.is_internet() {
-            true => Address::loopback(listener.family, own.port()),
-            false => own.clone(),
+        let (mate, heard) = (listener.mate, listener.family);
+        let named = |name: &Address| match name.destination() {
+            Some(ip) => Address::of_ip(heard, ip, name.port()),
+            None => name.clone(),
+        };
+        let (theirs, there) = (named(&own), named(&address));
+        let address = match address.destination() {
+            Some(ip) => Address::of_ip(family, ip, address.port()),
+            None => listener.own.clone(),
         };
         let process = self.state.family.own.id;
-        let (incoming, outgoing) = self.change().arrive(to, theirs, process)?;
+        let (incoming, outgoing) = self.change().arrive(to, theirs, there, process)?;
         let socket = self.socket_mut(descriptor)?;
         let stage = SocketState::Connected { incoming: Some(incoming), outgoing: Some(outgoing) };
         (socket.own, socket.peer, socket.stage, socket.mate) = (own, address, stage, mate);
+        let description = self.state.table.id(descriptor)?;
+        self.change().heed_options(description);
+        Ok(ZERO)
+    }
+
+    /// A TCP socket that connects to its own address is its own peer, as in Linux; to others nobody listens.
+    fn connect_to_itself(
+        &mut self,
+        descriptor: u64,
+        own: Address,
+        address: &Address,
+    ) -> SyscallResult {
+        if !own.is_internet() || own.fitness(true, address).is_none() {
+            return Err(Errno::CONNREFUSED.into());
+        }
+        let channel = self.change().channels.add().ok_or(Errno::NFILE)?;
+        let socket = self.socket_mut(descriptor)?;
+        let stage = SocketState::Connected { incoming: Some(channel), outgoing: Some(channel) };
+        (socket.own, socket.peer, socket.stage) = (own.clone(), own, stage);
         Ok(ZERO)
     }
 
@@ -502,21 +501,36 @@ impl Sentry {
                 self.socket_mut(descriptor)?.stage = SocketState::New;
                 let state = self.change();
                 for arrival in queue {
+                    if let Some(channel) = state.channels.get_mut(arrival.outgoing) {
+                        channel.reset = true;
+                    }
                     state.leave(arrival.incoming, false);
                     state.leave(arrival.outgoing, true);
                 }
                 return Ok(ZERO);
             }
             SocketState::Listening(_) => return Ok(ZERO),
-            // A sender is not notified that the receiver was shut down.
-            SocketState::Datagrams { .. } if !self.socket_of(descriptor)?.peer.0.is_empty() => {
+            SocketState::Datagrams { inbox, .. } => {
+                let socket = self.socket_of(descriptor)?;
+                let (local, connected) = (socket.is_local(), !socket.peer.0.is_empty());
+                if !local && !connected {
+                    return Err(Errno::NOTCONN.into());
+                }
+                self.socket_mut(descriptor)?.mute |= write;
+                let channel = self.change().channels.get_mut(inbox).ok_or(Errno::IO)?;
+                channel.shut |= read;
+                channel.edges += 1;
                 return Ok(ZERO);
             }
+            // Nothing can be sent or received anyway.
+            SocketState::New if self.socket_of(descriptor)?.is_local() => return Ok(ZERO),
             _ => return Err(Errno::NOTCONN.into()),
         };
         let outgoing_left = outgoing.filter(|_| !write);
         let stage = SocketState::Connected { incoming, outgoing: outgoing_left };
-        self.socket_mut(descriptor)?.stage = stage;
+        let socket = self.socket_mut(descriptor)?;
+        socket.stage = stage;
+        socket.left = outgoing.filter(|_| write).or(socket.left);
         let state = self.change();
         // Received bytes may still be read.
         if read && let Some(channel) = incoming.and_then(|id| state.channels.get_mut(id)) {

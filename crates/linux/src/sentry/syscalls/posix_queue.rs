@@ -1,0 +1,303 @@
+//! Calls on named queues of messages (`mq_open`, of POSIX).
+
+use rustix::io::Errno;
+
+use crate::platform::Process;
+use crate::sentry::abi::StructBuilder;
+use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::posix_queues::{
+    ArrivalRequest, MAX_COUNT, MAX_SIZE, PRIORITIES, PosixQueue, is_name,
+};
+use crate::sentry::kernel::readiness::{IN, OUT};
+use crate::sentry::kernel::signals::SignalInfo;
+use crate::sentry::kernel::threads::{Wait, WaitReason};
+use crate::sentry::syscalls::clock::length_in;
+use crate::sentry::syscalls::semaphore::check_mode;
+use crate::sentry::{
+    Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out, path_in, word_in,
+};
+
+/// Bytes of `struct mq_attr`.
+const ATTRIBUTES_LEN: usize = 64;
+/// Ways of `struct sigevent`: by a signal, and not at all.
+const BY_SIGNAL: u32 = 0;
+const NOT_AT_ALL: u32 = 1;
+/// The code of a signal for a message that came (`SI_MESGQ`).
+const OF_QUEUE: i32 = -3;
+
+impl Sentry {
+    fn posix_queue(&self, descriptor: u64) -> Result<(u32, &PosixQueue), Errno> {
+        match self.state.table.get(descriptor)?.open {
+            FileObject::Queue(id) => {
+                self.state.named_queues.get(id).map(|queue| (id, queue)).ok_or(Errno::BADF)
+            }
+            _ => Err(Errno::BADF),
+        }
+    }
+
+    /// `mq_open`. The C library removes the slash in front of the name.
+    pub(in crate::sentry) fn sys_mq_open(
+        &mut self,
+        process: &Process,
+        name: u64,
+        flags: u64,
+        mode: u64,
+        attributes: u64,
+    ) -> SyscallResult {
+        let name = path_in(process, name)?;
+        is_name(&name)?;
+        let has = |flag: i32| flags as i32 & flag != 0;
+        let asked = match flags as i32 & libc::O_ACCMODE {
+            libc::O_RDONLY => 4,
+            libc::O_WRONLY => 2,
+            libc::O_RDWR => 6,
+            _ => return Err(Errno::INVAL.into()),
+        };
+        self.state.table.check_room()?;
+        let id = match self.state.named_queues.named(&name) {
+            Some(_) if has(libc::O_CREAT) && has(libc::O_EXCL) => return Err(Errno::EXIST.into()),
+            Some((id, queue)) => {
+                check_mode(queue.mode, asked)?;
+                id
+            }
+            None if !has(libc::O_CREAT) => return Err(Errno::NOENT.into()),
+            None => {
+                let (mut count, mut size) = (MAX_COUNT, MAX_SIZE);
+                if attributes != 0 {
+                    count = word_in(process, attributes.wrapping_add(8))?;
+                    size = word_in(process, attributes.wrapping_add(16))?;
+                    if !(1..=MAX_COUNT).contains(&count) || !(1..=MAX_SIZE).contains(&size) {
+                        return Err(Errno::INVAL.into());
+                    }
+                }
+                let mode = mode as u32 & 0o777 & !self.state.umask;
+                self.change().named_queues.add(PosixQueue::new(name, mode, count, size))?
+            }
+        };
+        self.change().named_queues.join(id);
+        let kept = flags as i32 & (libc::O_ACCMODE | libc::O_NONBLOCK);
+        self.add(FileObject::Queue(id), kept | libc::O_CLOEXEC)
+    }
+
+    pub(in crate::sentry) fn sys_mq_unlink(
+        &mut self,
+        process: &Process,
+        name: u64,
+    ) -> SyscallResult {
+        let name = path_in(process, name)?;
+        is_name(&name)?;
+        self.state.named_queues.named(&name).ok_or(Errno::NOENT)?;
+        self.change().named_queues.unlink(&name)?;
+        Ok(ZERO)
+    }
+
+    /// When a call with a limit on the clock ends, or has ended.
+    fn queue_limit(&self, process: &Process, limit: u64) -> SyscallResult<Option<u64>> {
+        if limit == 0 {
+            return Ok(None);
+        }
+        let limit = length_in(process, limit)?;
+        Ok(Some(self.moment_after(libc::CLOCK_REALTIME as u64, limit, true)?))
+    }
+
+    /// A wait for room or a message.
+    fn wait_for_queue(
+        &self,
+        descriptor: u64,
+        events: u16,
+        until: Option<u64>,
+    ) -> SyscallResult {
+        if self.state.table.get(descriptor)?.flags & libc::O_NONBLOCK as u32 != 0 {
+            return Err(Errno::AGAIN.into());
+        }
+        let until = match &self.resumed {
+            Some(wait) => wait.until,
+            None => until,
+        };
+        if self.passed(until) {
+            return Err(Errno::TIMEDOUT.into());
+        }
+        let on = WaitReason::Files(vec![(self.state.table.id(descriptor)?, events)]);
+        Ok(SyscallControl::Wait(Wait::new(on, until)))
+    }
+
+    pub(in crate::sentry) fn sys_mq_timedsend(
+        &mut self,
+        process: &Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let [descriptor, at, len, priority, limit, _] = *a;
+        if priority as u32 >= PRIORITIES {
+            return Err(Errno::INVAL.into());
+        }
+        let until = self.queue_limit(process, limit)?;
+        let (id, queue) = self.posix_queue(descriptor)?;
+        if !self.state.table.get(descriptor)?.writes() {
+            return Err(Errno::BADF.into());
+        }
+        if len > queue.size {
+            return Err(Errno::MSGSIZE.into());
+        }
+        if queue.is_full() {
+            return self.wait_for_queue(descriptor, OUT, until);
+        }
+        let bytes = copy_in(process, at, len as usize)?;
+        // A thread that waits for a message gets it, and then no signal is sent.
+        let (empty, heard) = (queue.is_empty(), self.awaits_message(id));
+        let queue = self.change().named_queues.get_mut(id).ok_or(Errno::BADF)?;
+        queue.push(priority as u32, bytes);
+        if empty && !heard && let Some(request) = queue.request.take() {
+            self.notify_arrival(request);
+        }
+        Ok(ZERO)
+    }
+
+    /// Whether a thread waits in a receive of this queue.
+    fn awaits_message(&self, id: u32) -> bool {
+        let threads = self.state.threads.iter().chain(self.state.family.other_threads());
+        threads.filter_map(|(_, thread)| thread.wait.as_ref()).any(|wait| match &wait.on {
+            WaitReason::Files(list) => list.iter().any(|(description, events)| {
+                let open = self.state.table.description(*description).map(|d| &d.open);
+                *events == IN && open == Some(&FileObject::Queue(id))
+            }),
+            _ => false,
+        })
+    }
+
+    fn notify_arrival(&mut self, request: ArrivalRequest) {
+        let Some(signal) = request.signal else { return };
+        let own = self.state.family.own.id;
+        let info = SignalInfo::new(signal, OF_QUEUE, own.into(), request.value);
+        if self.state.family.lives(request.process) {
+            self.change().with(request.process, |state| state.send(None, info));
+        }
+    }
+
+    pub(in crate::sentry) fn sys_mq_timedreceive(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+    ) -> SyscallResult {
+        let [descriptor, at, len, priority, limit, _] = *a;
+        let until = self.queue_limit(process, limit)?;
+        let (id, queue) = self.posix_queue(descriptor)?;
+        if !self.state.table.get(descriptor)?.reads() {
+            return Err(Errno::BADF.into());
+        }
+        if len < queue.size {
+            return Err(Errno::MSGSIZE.into());
+        }
+        let Some((rank, bytes)) = queue.first() else {
+            return self.wait_for_queue(descriptor, IN, until);
+        };
+        let taken = bytes.len() as u64;
+        copy_out(process, at, bytes)?;
+        if priority != 0 {
+            copy_out(process, priority, &rank.to_le_bytes())?;
+        }
+        self.change().named_queues.get_mut(id).ok_or(Errno::BADF)?.take();
+        Ok(SyscallControl::Value(taken))
+    }
+
+    /// `mq_notify`: a signal at the next message to the empty queue; no more, for address 0.
+    pub(in crate::sentry) fn sys_mq_notify(
+        &mut self,
+        process: &Process,
+        descriptor: u64,
+        event: u64,
+    ) -> SyscallResult {
+        let own = self.state.family.own.id;
+        let request = match event {
+            0 => None,
+            event => {
+                let value = word_in(process, event)?;
+                let words = word_in(process, event.wrapping_add(8))?;
+                let (signal, way) = (words as u32, (words >> 32) as u32);
+                let signal = match way {
+                    NOT_AT_ALL => None,
+                    BY_SIGNAL if (1..=64).contains(&signal) => Some(signal as u8),
+                    // A thread would be told over a socket.
+                    _ => return Err(Errno::INVAL.into()),
+                };
+                Some(ArrivalRequest { process: own, signal, value })
+            }
+        };
+        let (id, queue) = self.posix_queue(descriptor)?;
+        let held = queue.request;
+        if request.is_some() && held.is_some() {
+            return Err(Errno::BUSY.into());
+        }
+        if request.is_some() || held.is_some_and(|held| held.process == own) {
+            self.change().named_queues.get_mut(id).ok_or(Errno::BADF)?.request = request;
+        }
+        Ok(ZERO)
+    }
+
+    /// A process that closes a descriptor of a queue gets no signal for it any more.
+    pub(in crate::sentry) fn drop_queue_requests(&mut self, closed: &[u64]) {
+        let own = self.state.family.own.id;
+        for descriptor in closed {
+            if let Ok((id, _)) = self.posix_queue(*descriptor)
+                && let Some(queue) = self.change().named_queues.get_mut(id)
+            {
+                queue.request = queue.request.filter(|request| request.process != own);
+            }
+        }
+    }
+
+    pub(in crate::sentry) fn sys_mq_getsetattr(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        new: u64,
+        old: u64,
+    ) -> SyscallResult {
+        const NONBLOCK: u64 = libc::O_NONBLOCK as u64;
+        let (_, queue) = self.posix_queue(descriptor)?;
+        let now = u64::from(self.state.table.get(descriptor)?.flags) & NONBLOCK;
+        let told = [now, queue.count, queue.size, queue.len()];
+        let given = match new {
+            0 => None,
+            new => Some(word_in(process, new)?),
+        };
+        if given.is_some_and(|given| given & !NONBLOCK != 0) {
+            return Err(Errno::INVAL.into());
+        }
+        if old != 0 {
+            let told = told.into_iter().fold(StructBuilder::default(), StructBuilder::word);
+            let len = told.0.len();
+            copy_out(process, old, &told.zeros(ATTRIBUTES_LEN - len).0)?;
+        }
+        if let Some(given) = given {
+            let flags = &mut self.change().table.get_mut(descriptor)?.flags;
+            *flags = *flags & !(NONBLOCK as u32) | given as u32;
+        }
+        Ok(ZERO)
+    }
+
+    /// Reads the text about a queue, as a file has it.
+    pub(in crate::sentry) fn read_queue(
+        &self,
+        process: &mut Process,
+        id: u32,
+        pieces: &[(u64, u64)],
+    ) -> SyscallResult {
+        let queue = self.state.named_queues.get(id).ok_or(Errno::BADF)?;
+        let (way, signal, asker) = match queue.request {
+            Some(ArrivalRequest { process, signal: Some(signal), .. }) => (0, signal, process),
+            Some(ArrivalRequest { process, signal: None, .. }) => (1, 0, process),
+            None => (0, 0, 0),
+        };
+        let text = format!(
+            "QSIZE:{:<10} NOTIFY:{way:<5} SIGNO:{signal:<5} NOTIFY_PID:{asker:<6}\n",
+            queue.bytes()
+        );
+        let mut rest = text.as_bytes();
+        for &(to, len) in pieces {
+            let (now, later) = rest.split_at(rest.len().min(len as usize));
+            copy_out(process, to, now)?;
+            rest = later;
+        }
+        Ok(SyscallControl::Value((text.len() - rest.len()) as u64))
+    }
+}
