@@ -38,8 +38,8 @@ pub(crate) use kernel::generation::Generation;
 pub(crate) use kernel::identity::USER;
 use kernel::message_queues::MessageQueues;
 pub(crate) use kernel::packed_kernel::{OpenerGrants, PackedKernel, damaged};
-pub(crate) use kernel::process_info::{ArgumentStrings, Executable};
 use kernel::posix_queues::PosixQueues;
+pub(crate) use kernel::process_info::{ArgumentStrings, Executable};
 use kernel::process_table::ProcessTable;
 pub(crate) use kernel::process_table::{FIRST, PROCESSES};
 pub(crate) use kernel::readiness::InputSource;
@@ -365,7 +365,7 @@ impl Sentry {
             libc::SYS_socket => self.sys_socket(a[0], a[1], a[2]),
             libc::SYS_socketpair => self.sys_socketpair(process, a[0], a[1], a[3]),
             libc::SYS_bind => self.sys_bind(process, a[0], a[1], a[2]),
-            libc::SYS_listen => self.sys_listen(a[0]),
+            libc::SYS_listen => self.sys_listen(a[0], a[1]),
             libc::SYS_accept => self.sys_accept(process, a[0], a[1], a[2]),
             libc::SYS_accept4 => self.sys_accept4(process, a[0], a[1], a[2], a[3]),
             libc::SYS_connect => self.sys_connect(process, a[0], a[1], a[2]),

@@ -8,7 +8,7 @@ pub(super) mod inbound;
 pub(super) mod interfaces;
 mod names;
 mod option_rules;
-mod packet_info;
 pub(super) mod outbound;
+mod packet_info;
 pub(super) mod socket_options;
 pub(super) mod sockets;

@@ -3,6 +3,7 @@
 pub(super) mod attributes;
 pub(super) mod clock;
 pub(super) mod clone3;
+pub(super) mod connect;
 pub(super) mod copy_range;
 pub(super) mod descriptor_control;
 pub(super) mod fifo;

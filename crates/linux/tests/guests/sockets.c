@@ -163,7 +163,7 @@ static void listeners(void) {
     close(c), close(d), c = socket(AF_INET, SOCK_STREAM, 0);
     say("waiting", connect(c, (void *)&own, sizeof own)), say("shutdown", shutdown(l, SHUT_RD)), poll(&(struct pollfd){c, POLLIN}, 1, 1000);
     say("reset", recv(c, b, 1, MSG_DONTWAIT)), say("accept", accept(l, 0, 0)), close(c), c = socket(AF_INET, SOCK_STREAM, 0), say("refused", connect(c, (void *)&own, sizeof own));
-    say("listens again", listen(l, 5)), close(c), c = socket(AF_INET, SOCK_STREAM, 0), say("connect", connect(c, (void *)&own, sizeof own)), close(c), close(l);
+    say("listens again", listen(l, 5)), own.sin_port = htons(port(l)), close(c), c = socket(AF_INET, SOCK_STREAM, 0), say("connect", connect(c, (void *)&own, sizeof own)), close(c), close(l);
     c = socket(AF_INET, SOCK_STREAM, 0), say("unconnected write", send(c, "x", 1, MSG_NOSIGNAL)), say("read", recv(c, b, 1, 0)), close(c);
 }
 

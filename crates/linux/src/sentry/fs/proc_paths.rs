@@ -300,10 +300,8 @@ impl Kernel {
             FileObject::Signals(_) => "[signalfd]",
             FileObject::Queue(id) => {
                 let name = self.named_queues.get(*id).and_then(|queue| queue.name.clone());
-                return name.map_or_else(
-                    || b"/ (deleted)".to_vec(),
-                    |name| [b"/", &name[..]].concat(),
-                );
+                return name
+                    .map_or_else(|| b"/ (deleted)".to_vec(), |name| [b"/", &name[..]].concat());
             }
             FileObject::Watches(_) => "inotify",
         };

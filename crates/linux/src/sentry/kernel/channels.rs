@@ -21,8 +21,10 @@ const CHANNELS: usize = 4096;
 
 /// Counters of a channel stay below this, however long it lasts.
 const COUNTED: u64 = 1 << 62;
-/// Most bytes of a datagram between local sockets.
-pub(in crate::sentry) const MAX_MESSAGE: usize = CAPACITY / 2;
+/// Room that makes a local socket of datagrams writable, at most.
+const LETTER_ROOM: usize = CAPACITY / 2;
+/// Bytes of the head of a datagram.
+const DATAGRAM_HEAD: usize = 32;
 /// Datagrams that a channel holds.
 const LETTERS: usize = 256;
 /// Messages with descriptors or credentials that a channel holds.
@@ -225,17 +227,25 @@ impl Channel {
 
     /// Whether a datagram fits.
     pub(crate) fn takes(&self, len: usize) -> bool {
-        self.room() >= len && self.letters.len() < LETTERS
+        let fits = self.room() >= len || self.letters.is_empty() && len <= self.longest();
+        fits && self.letters.len() < LETTERS
+    }
+
+    /// Bytes of the longest datagram: as in Linux all of the buffer that a program is told of, without the head.
+    pub(crate) fn longest(&self) -> usize {
+        2 * self.capacity - DATAGRAM_HEAD
     }
 
     /// Whether any datagram between local sockets fits.
     pub(crate) fn takes_any(&self) -> bool {
-        self.takes(MAX_MESSAGE.min(self.capacity / 2))
+        self.takes(LETTER_ROOM.min(self.capacity / 2))
     }
 
     /// Adds a datagram, for which there is room.
     pub(crate) fn post(&mut self, bytes: &[u8], from: Address, data: Ancillary) {
-        let len = self.push(bytes);
+        let len = bytes.len();
+        self.data.extend(bytes);
+        self.edges += 1;
         let Ancillary { parcel, sender, packet } = data;
         self.letters.push_back(Datagram { len, from, parcel, sender, packet });
     }
@@ -494,7 +504,8 @@ mod tests {
         let id = channels.add().unwrap();
         let channel = channels.get_mut(id).unwrap();
         let by = |sender| Ancillary { sender, ..Ancillary::default() };
-        for (bytes, sender) in [("no", None), ("one", Some(1)), ("more", Some(1)), ("two", Some(2))] {
+        for (bytes, sender) in [("no", None), ("one", Some(1)), ("more", Some(1)), ("two", Some(2))]
+        {
             channel.push(bytes.as_bytes());
             channel.attach(by(sender), bytes.len());
         }
@@ -503,7 +514,10 @@ mod tests {
         for (len, sender) in [(2, None), (7, Some(1)), (3, Some(2))] {
             assert_eq!((channel.together(), channel.sender()), (len, sender));
             assert_eq!(channel.skip(len - 1), None);
-            assert_eq!((channel.together(), channel.sender(), channel.is_sound()), (1, sender, true));
+            assert_eq!(
+                (channel.together(), channel.sender(), channel.is_sound()),
+                (1, sender, true)
+            );
             assert_eq!(channel.skip(1), None);
         }
         assert!(channel.is_empty() && channel.parcels.is_empty());

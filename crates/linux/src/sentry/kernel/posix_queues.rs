@@ -86,9 +86,9 @@ impl PosixQueue {
         });
         let named = self.name.as_ref().is_none_or(|name| is_name(name).is_ok());
         let sized = (1..=MAX_COUNT).contains(&self.count) && (1..=MAX_SIZE).contains(&self.size);
-        let asks = self.request.is_none_or(|request| {
-            request.signal.is_none_or(|signal| (1..=64).contains(&signal))
-        });
+        let asks = self
+            .request
+            .is_none_or(|request| request.signal.is_none_or(|signal| (1..=64).contains(&signal)));
         let fits = self.len() <= self.count && self.edges < 1 << 62 && self.mode & !0o777 == 0;
         messages && named && sized && asks && fits
     }

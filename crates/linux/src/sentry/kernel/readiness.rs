@@ -117,7 +117,10 @@ impl Kernel {
                 SocketState::Reaching { .. } => (0, 0),
                 SocketState::Refused(_) => (IN | OUT | ERR | HUP, 1),
                 SocketState::Datagrams { .. } => self.mail_readiness(socket),
-                SocketState::Listening(queue) => (when(!queue.is_empty(), IN), socket.edges),
+                SocketState::Listening(queue) => {
+                    let room = queue.len() <= socket.backlog as usize;
+                    (when(!queue.is_empty(), IN) | when(room, ROOM), socket.edges)
+                }
                 SocketState::Connected { incoming, outgoing } => {
                     let read = incoming.and_then(|id| self.channels.get(id));
                     let write = outgoing.and_then(|id| self.channels.get(id));

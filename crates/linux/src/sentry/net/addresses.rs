@@ -102,9 +102,8 @@ impl Address {
             libc::AF_INET6 => {
                 let Some(ip) = self.0.get(8..24) else { return false };
                 let zeros = ip[..15].iter().all(|&byte| byte == 0) && ip[15] <= 1;
-                let mapped =
-                    ip[..10].iter().all(|&byte| byte == 0) && ip[10..13] == [255, 255, 127];
-                zeros || mapped
+                let mapped = ip[..10].iter().all(|&byte| byte == 0) && ip[10..12] == [255, 255];
+                zeros || mapped && (ip[12] == 127 || ip[12..] == [0; 4])
             }
             _ => true,
         }
@@ -150,9 +149,14 @@ impl Address {
 
     /// The same address as a socket that is bound to it has it: a path ends with one zero.
     pub(in crate::sentry) fn bound(self) -> Self {
-        match self.path() {
-            Some(path) => Self([&self.0[..2], path, &[0]].concat()),
-            None => self,
+        match (self.path(), i32::from(self.family())) {
+            (Some(path), _) => Self([&self.0[..2], path, &[0]].concat()),
+            (None, libc::AF_INET | libc::AF_INET6) => {
+                let mut bytes = self.0;
+                bytes.resize(Self::any(u16::from_le_bytes([bytes[0], bytes[1]])).0.len(), 0);
+                Self(bytes)
+            }
+            _ => self,
         }
     }
 
@@ -217,10 +221,16 @@ mod tests {
         assert_eq!(any.fitness(false, &four("127.0.0.1", 8)), None);
         let (all, mapped) = (six("::", 7), six("::ffff:127.0.0.1", 7));
         assert_eq!((all.fitness(false, &own), all.fitness(true, &own)), (Some(0), None));
-        assert_eq!((own.fitness(false, &mapped), all.fitness(true, &six("::1", 7))), (Some(2), Some(1)));
+        assert_eq!(
+            (own.fitness(false, &mapped), all.fitness(true, &six("::1", 7))),
+            (Some(2), Some(1))
+        );
         assert!(any.overlaps(false, &own, false) && !own.overlaps(false, &second, false));
         assert!(all.overlaps(false, &own, false) && !all.overlaps(true, &any, false));
-        assert!(!six("::1", 7).overlaps(false, &any, false) && !any.overlaps(false, &four("0.0.0.0", 8), false));
+        assert!(
+            !six("::1", 7).overlaps(false, &any, false)
+                && !any.overlaps(false, &four("0.0.0.0", 8), false)
+        );
     }
 
     #[test]
@@ -228,6 +238,8 @@ mod tests {
         let with = |name: &[u8]| Address([&1u16.to_le_bytes()[..], name].concat());
         assert_eq!(with(b"/s\0\0\0").bound(), with(b"/s\0"));
         assert_eq!(with(b"/s").bound(), with(b"/s\0"));
+        let long = Address([&four("127.0.0.1", 7).0[..], &[1; 100]].concat());
+        assert_eq!(long.bound(), four("127.0.0.1", 7));
         assert_eq!(with(b"\0abstract\0").bound(), with(b"\0abstract\0"));
         assert_eq!(with(b"/s").fitness(false, &with(b"/s\0")), Some(2));
     }

@@ -13,12 +13,11 @@ use crate::sentry::kernel::threads::{Wait, WaitReason};
 use crate::sentry::net::sockets::{
     Address, CORKED, ReceivedMessage, SentControl, Socket, SocketState,
 };
-use crate::sentry::syscalls::socket::source;
+use crate::sentry::syscalls::connect::source;
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, copy_out};
 
-/// Maximum bytes of a datagram over loopback, and between local sockets.
+/// Maximum bytes of a datagram over loopback.
 const LONGEST_INTERNET: usize = 65507;
-const LONGEST_LOCAL: usize = crate::sentry::kernel::channels::MAX_MESSAGE;
 
 impl Kernel {
     pub(in crate::sentry) fn datagram_socket(&self, id: u64) -> Option<(&Socket, u64)> {
@@ -83,8 +82,7 @@ impl Sentry {
         }
         let socket = self.socket_of(descriptor)?;
         let (family, internet) = (socket.family, socket.own.is_internet());
-        let longest = if internet { LONGEST_INTERNET } else { LONGEST_LOCAL };
-        if bytes.len() > longest {
+        if internet && bytes.len() > LONGEST_INTERNET {
             return Err(Errno::MSGSIZE.into());
         }
         let connected = !socket.peer.0.is_empty();
@@ -170,7 +168,7 @@ impl Sentry {
             if channel.shut {
                 return Err(Errno::PIPE.into());
             }
-            if channel.capacity() < bytes.len() {
+            if bytes.len() > channel.longest() {
                 return Err(Errno::MSGSIZE.into());
             }
         }
@@ -210,9 +208,7 @@ impl Sentry {
         let wanted = self.state.channels.get(channel).is_some_and(|channel| channel.named);
         let own = self.socket_of(descriptor)?;
         let named = own.is_local()
-            && (control.named
-                || wanted
-                || own.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED));
+            && (control.named || wanted || own.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED));
         let sender = named.then_some(self.state.family.own.id);
         let parcel = match control.rights {
             [] => None,
@@ -318,7 +314,7 @@ impl Sentry {
             // No signal comes with it, other than for streams.
             return Err(Errno::PIPE.into());
         }
-        if bytes.len() > LONGEST_LOCAL.min(channel.capacity()) {
+        if bytes.len() > channel.longest() {
             return Err(Errno::MSGSIZE.into());
         }
         if !channel.takes(bytes.len()) || !channel.takes_any() {

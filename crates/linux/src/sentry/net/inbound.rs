@@ -30,7 +30,8 @@ impl Kernel {
     /// Connects to the guest's listener on loopback `port`; `None` without one, or with a full backlog.
     pub(crate) fn dial(&mut self, port: u16) -> Option<InboundConnection> {
         let families = [libc::AF_INET, libc::AF_INET6].map(|family| family as u16);
-        let listens = |family: &u16| self.listener_at(&Address::loopback(*family, port), EPHEMERAL.end);
+        let listens =
+            |family: &u16| self.listener_at(&Address::loopback(*family, port), EPHEMERAL.end);
         let (family, listener) =
             families.into_iter().find_map(|family| Some((family, listens(&family)?)))?;
         let peer = Address::loopback(family, EPHEMERAL.end);

@@ -5,8 +5,8 @@
 use rustix::io::Errno;
 
 use crate::platform::Process;
-use crate::sentry::kernel::channels::Ancillary;
 use crate::sentry::abi::StructBuilder;
+use crate::sentry::kernel::channels::Ancillary;
 use crate::sentry::net::sockets::{Address, SocketState};
 use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_in, copy_out};
 

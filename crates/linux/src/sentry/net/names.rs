@@ -104,8 +104,7 @@ impl Kernel {
         !self.holders(address, only, datagrams).all(|other| {
             let listens = matches!(other.stage, SocketState::Listening(_));
             address.is_internet()
-                && (both(other, libc::SO_REUSEPORT)
-                    || both(other, libc::SO_REUSEADDR) && !listens)
+                && (both(other, libc::SO_REUSEPORT) || both(other, libc::SO_REUSEADDR) && !listens)
         })
     }
 

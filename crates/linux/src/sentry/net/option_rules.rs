@@ -53,6 +53,7 @@ const SO_BUF_LOCK: i32 = 72;
 const SO_RCVMARK: i32 = 75;
 const IP_RECVFRAGSIZE: i32 = 25;
 const IPV6_MULTICAST_ALL: i32 = 29;
+pub(super) const IPV6_RECVORIGDSTADDR: i32 = 74;
 const IPV6_AUTOFLOWLABEL: i32 = 70;
 const UDP_NO_CHECK6_TX: i32 = 101;
 const UDP_NO_CHECK6_RX: i32 = 102;
@@ -71,7 +72,7 @@ const CONGESTION_CONTROLS: [&[u8]; 2] = [b"cubic", b"reno"];
 /// The only device.
 const DEVICE: &[u8] = b"lo";
 
-const RULES: [OptionRule; 85] = [
+const RULES: [OptionRule; 88] = [
     rule(SOCKET, libc::SO_DEBUG, Off(Errno::ACCESS), 0),
     rule(SOCKET, libc::SO_REUSEADDR, Switch, 0),
     rule(SOCKET, libc::SO_REUSEPORT, Switch, 0),
@@ -142,7 +143,10 @@ const RULES: [OptionRule; 85] = [
     rule(IP, libc::IP_RECVTTL, Switch, 0),
     rule(IP, libc::IP_RECVTOS, Switch, 0),
     rule(IP, IP_RECVFRAGSIZE, Switch, 0),
-    rule(IP, libc::IP_RECVORIGDSTADDR, Off(Errno::OPNOTSUPP), 0),
+    rule(IP, libc::IP_RECVORIGDSTADDR, Switch, 0),
+    rule(IPV6, IPV6_RECVORIGDSTADDR, Switch, 0),
+    rule(SOCKET, libc::SO_DETACH_FILTER, Accepted::Within(1, 0, Errno::NOENT), 0),
+    rule(TCP, libc::TCP_INQ, within(0, 1), 0),
     rule(IPV6, libc::IPV6_RECVPKTINFO, Switch, 0),
     rule(IPV6, libc::IPV6_RECVHOPLIMIT, Switch, 0),
     rule(IPV6, libc::IPV6_RECVTCLASS, Switch, 0),
@@ -205,6 +209,12 @@ fn other_value(level: i32, name: i32, value: &[u8]) -> Option<Result<Vec<u8>, Er
             false => Err(Errno::NOENT),
         },
         (TCP, libc::TCP_ULP) => Err(Errno::NOENT),
+        // No interface has groups.
+        (IP, libc::IP_ADD_MEMBERSHIP | libc::IP_DROP_MEMBERSHIP) => match value.get(..8) {
+            Some([224..=239, ..]) if name == libc::IP_ADD_MEMBERSHIP => Err(Errno::NODEV),
+            Some([224..=239, ..]) => Err(Errno::ADDRNOTAVAIL),
+            _ => Err(Errno::INVAL),
+        },
         (IP, libc::IP_OPTIONS) if value.is_empty() => Ok(Vec::new()),
         (IP, libc::IP_OPTIONS) => Err(Errno::INVAL),
         _ => return None,
@@ -283,7 +293,7 @@ mod tests {
         assert_eq!(set(TCP, libc::TCP_LINGER2, 500), Ok(120));
         assert_eq!(set(TCP, libc::TCP_LINGER2, -5), Ok(-1));
         assert_eq!(set(IP, libc::IP_TTL, -1), Ok(64));
-        assert_eq!(set(IP, libc::IP_RECVORIGDSTADDR, 1), Err(Errno::OPNOTSUPP));
+        assert_eq!(set(SOCKET, libc::SO_TIMESTAMPING, 1), Err(Errno::OPNOTSUPP));
         let text = |name: &[u8]| encode_option((TCP, libc::TCP_CONGESTION), name, (true, true));
         assert_eq!(text(b"reno"), Ok(congestion(b"reno")));
         assert_eq!(text(b"vegas\0"), Err(Errno::NOENT));
@@ -291,7 +301,10 @@ mod tests {
         assert_eq!(limit(&[0; 15]), Err(Errno::INVAL));
         assert_eq!(limit(&[0xff; 16]), Err(Errno::DOM));
         // A byte is enough for an option of IP, and none is 0.
-        assert_eq!(encode_option((IP, libc::IP_TOS), &[0x20], (false, false)), Ok(vec![0x20, 0, 0, 0]));
+        assert_eq!(
+            encode_option((IP, libc::IP_TOS), &[0x20], (false, false)),
+            Ok(vec![0x20, 0, 0, 0])
+        );
         assert_eq!(encode_option((IP, libc::IP_TOS), &[], (false, false)), Ok(vec![0; 4]));
         assert_eq!(encode_option((TCP, libc::TCP_NODELAY), &[1], (true, false)), Err(Errno::INVAL));
     }

@@ -57,6 +57,10 @@ impl Sentry {
         let resumed = self.resumed.is_some();
         match self.socket_of(descriptor)?.stage {
             SocketState::Connected { .. } if resumed => Ok(ZERO),
+            SocketState::Connected { .. } if self.socket_of(descriptor)?.connecting => {
+                self.socket_mut(descriptor)?.connecting = false;
+                Ok(ZERO)
+            }
             SocketState::Refused(error) => {
                 self.socket_mut(descriptor)?.stage = SocketState::New;
                 Err(Errno::from_raw_os_error(error).into())

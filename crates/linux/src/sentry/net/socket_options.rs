@@ -44,7 +44,8 @@ impl SocketOptions {
 
     /// An option that is a number.
     pub(in crate::sentry) fn number(&self, level: i32, name: i32) -> Option<i32> {
-        let value = self.get(level, name).map(<[u8]>::to_vec).or_else(|| first_value(level, name))?;
+        let value =
+            self.get(level, name).map(<[u8]>::to_vec).or_else(|| first_value(level, name))?;
         Some(i32::from_le_bytes(value.get(..4)?.try_into().ok()?))
     }
 
@@ -99,9 +100,8 @@ const READ_ONLY: [i32; 8] = [
 fn check_level(socket: &Socket, level: i32, sets: bool) -> Result<(), Errno> {
     let transport = if socket.is_for_datagrams() { libc::IPPROTO_UDP } else { libc::IPPROTO_TCP };
     let newer = i32::from(socket.family) == libc::AF_INET6;
-    let known = level == libc::IPPROTO_IP
-        || level == transport
-        || level == libc::IPPROTO_IPV6 && newer;
+    let known =
+        level == libc::IPPROTO_IP || level == transport || level == libc::IPPROTO_IPV6 && newer;
     match (socket.own.is_internet(), level) {
         (_, libc::SOL_SOCKET) => Ok(()),
         (true, _) if known => Ok(()),
@@ -139,8 +139,30 @@ fn tcp_info(socket: &Socket, [received, sent]: Traffic) -> Vec<u8> {
     let head = StructBuilder::default().int(state).int(0);
     // From `tcpi_rto` to `tcpi_total_retrans`.
     let words = [
-        REPEAT, 40_000, segment, segment, 0, 0, 0, 0, 0, 0, 0, 0, 0, path, segment, 30, 15,
-        i32::MAX as u32, WINDOW, segment, 3, 0, path, 0,
+        REPEAT,
+        40_000,
+        segment,
+        segment,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        path,
+        segment,
+        30,
+        15,
+        i32::MAX as u32,
+        WINDOW,
+        segment,
+        3,
+        0,
+        path,
+        0,
     ];
     let words = words.into_iter().fold(head, StructBuilder::int);
     let rates = words.word(0).word(u64::MAX).word(sent).word(received);
@@ -281,7 +303,12 @@ impl Sentry {
         if room < 0 {
             return Err(Errno::INVAL.into());
         }
-        let told = &value[..value.len().min(room as usize)];
+        // A small number of IP fits a byte.
+        let byte = level == libc::IPPROTO_IP
+            && (1..4).contains(&room)
+            && value.len() == 4
+            && value[1..] == [0; 3];
+        let told = &value[..value.len().min(if byte { 1 } else { room as usize })];
         copy_out(process, a[3], told)?;
         copy_out(process, a[4], &(told.len() as u32).to_le_bytes())?;
         Ok(ZERO)

@@ -64,6 +64,10 @@ pub(crate) struct Socket {
     pub(crate) mate: u32,
     /// Whether it sends no more datagrams (`SHUT_WR`).
     pub(crate) mute: bool,
+    /// Whether a connect that did not wait was not reported yet.
+    pub(crate) connecting: bool,
+    /// Connections that may wait, beside the next one.
+    pub(crate) backlog: u32,
     /// The channel that it wrote until it was shut down.
     pub(crate) left: Option<u64>,
     pub(crate) options: SocketOptions,
@@ -83,6 +87,8 @@ impl Socket {
             packets: false,
             mate: 0,
             mute: false,
+            connecting: false,
+            backlog: 0,
             left: None,
             options: SocketOptions::default(),
             corked: Vec::new(),

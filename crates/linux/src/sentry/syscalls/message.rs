@@ -6,7 +6,9 @@ use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::readiness::IN;
 use crate::sentry::kernel::threads::Wait;
 use crate::sentry::net::interfaces::NETLINK;
-use crate::sentry::net::sockets::{Address, MAX_ADDRESS, ReceivedMessage, SentControl, SocketState};
+use crate::sentry::net::sockets::{
+    Address, MAX_ADDRESS, ReceivedMessage, SentControl, SocketState,
+};
 use crate::sentry::syscalls::read_write::{MAX_TRANSFER, gather, pieces};
 use crate::sentry::{
     Sentry, SyscallControl, SyscallError, SyscallResult, copy_in, copy_out, word_in,
@@ -328,7 +330,8 @@ impl Sentry {
                 told |= libc::MSG_CTRUNC;
             }
             if !numbers.is_empty() {
-                let data: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+                let data: Vec<u8> =
+                    numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
                 put_control(&mut control, room, (libc::SOL_SOCKET, libc::SCM_RIGHTS), &data);
             }
             received = numbers;
@@ -416,8 +419,7 @@ impl Sentry {
             return Err(Errno::PERM.into());
         }
         let to = self.address_to(process, descriptor, message.name, message.name_len)?;
-        let control =
-            SentControl { rights: &given.rights, named: given.credentials.is_some() };
+        let control = SentControl { rights: &given.rights, named: given.credentials.is_some() };
         self.send_bytes(descriptor, &bytes, flags, to, control)
     }
 

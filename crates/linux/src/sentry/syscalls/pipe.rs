@@ -204,6 +204,11 @@ impl Sentry {
                 SocketState::Reaching { .. } => {
                     return alone(self.wait_for(descriptor, IN, 0));
                 }
+                SocketState::Refused(error) => {
+                    let error = Errno::from_raw_os_error(*error);
+                    self.socket_mut(descriptor)?.stage = SocketState::New;
+                    return Err(error.into());
+                }
                 _ if socket.is_local() && !socket.packets => return Err(Errno::INVAL.into()),
                 _ => return Err(Errno::NOTCONN.into()),
             },

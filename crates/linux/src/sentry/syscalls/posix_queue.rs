@@ -101,12 +101,7 @@ impl Sentry {
     }
 
     /// A wait for room or a message.
-    fn wait_for_queue(
-        &self,
-        descriptor: u64,
-        events: u16,
-        until: Option<u64>,
-    ) -> SyscallResult {
+    fn wait_for_queue(&self, descriptor: u64, events: u16, until: Option<u64>) -> SyscallResult {
         if self.state.table.get(descriptor)?.flags & libc::O_NONBLOCK as u32 != 0 {
             return Err(Errno::AGAIN.into());
         }
@@ -146,7 +141,10 @@ impl Sentry {
         let (empty, heard) = (queue.is_empty(), self.awaits_message(id));
         let queue = self.change().named_queues.get_mut(id).ok_or(Errno::BADF)?;
         queue.push(priority as u32, bytes);
-        if empty && !heard && let Some(request) = queue.request.take() {
+        if empty
+            && !heard
+            && let Some(request) = queue.request.take()
+        {
             self.notify_arrival(request);
         }
         Ok(ZERO)

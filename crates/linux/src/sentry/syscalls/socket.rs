@@ -1,7 +1,5 @@
 //! Calls about sockets. Connections are within the guest, or the caller's, or lead to where its opener lets them (`reach_calls`).
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
 use crate::platform::Process;
 use crate::sentry::fs::devices::SOCKET;
 use crate::sentry::fs::permissions::WRITE;
@@ -19,6 +17,8 @@ use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, ZERO, copy_in
 use afresh_files::{Kind, New, Walk};
 use rustix::io::Errno;
 
+/// Connections that may wait in front of the one that is accepted next.
+const MAX_BACKLOG: u32 = BACKLOG as u32 - 1;
 const FLAGS: i32 = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
 
 pub(in crate::sentry) fn address_in(
@@ -47,14 +47,6 @@ pub(in crate::sentry) fn address_out(
     let bytes = &address.0[..address.0.len().min(room)];
     copy_out(process, to, bytes)?;
     copy_out(process, len, &(address.0.len() as u32).to_le_bytes())
-}
-
-/// The address that messages to a local address come from, unless their socket has one.
-pub(in crate::sentry) fn source(to: &Address) -> IpAddr {
-    match to.ip() {
-        Some(IpAddr::V6(_)) => Ipv6Addr::LOCALHOST.into(),
-        _ => Ipv4Addr::LOCALHOST.into(),
-    }
 }
 
 impl Kernel {
@@ -164,7 +156,9 @@ impl Sentry {
         if netlink && protocol as i32 != libc::NETLINK_ROUTE {
             return Err(Errno::PROTONOSUPPORT.into());
         }
-        let raw = netlink && kind as i32 & !FLAGS == libc::SOCK_RAW;
+        // Raw local sockets are for datagrams.
+        let raw = family as i32 == libc::AF_UNIX || netlink;
+        let raw = raw && kind as i32 & !FLAGS == libc::SOCK_RAW;
         if raw || kind as i32 & !FLAGS == libc::SOCK_DGRAM {
             self.state.table.check_room()?;
             let inbox = self.change().channels.add_inbox().ok_or(Errno::NFILE)?;
@@ -191,11 +185,22 @@ impl Sentry {
         kind: u64,
         to: u64,
     ) -> SyscallResult {
-        let datagrams = kind as i32 & !FLAGS == libc::SOCK_DGRAM;
+        let datagrams = [libc::SOCK_DGRAM, libc::SOCK_RAW].contains(&(kind as i32 & !FLAGS));
         let packets = kind as i32 & !FLAGS == libc::SOCK_SEQPACKET;
         let known = datagrams || packets || kind as i32 & !FLAGS == libc::SOCK_STREAM;
-        if family as i32 != libc::AF_UNIX || !known {
-            return Err(Errno::OPNOTSUPP.into());
+        match family as i32 {
+            libc::AF_UNIX if known => {}
+            libc::AF_UNIX | libc::AF_INET | libc::AF_INET6 => {
+                let any = (1..=10).contains(&(kind as i32 & !FLAGS));
+                let internet = family as i32 != libc::AF_UNIX && (datagrams || known);
+                return Err(match internet {
+                    true => Errno::OPNOTSUPP,
+                    false if any || kind as i32 & !FLAGS == 0 => Errno::SOCKTNOSUPPORT,
+                    false => Errno::INVAL,
+                }
+                .into());
+            }
+            _ => return Err(Errno::AFNOSUPPORT.into()),
         }
         let flags = kind as i32 & libc::O_NONBLOCK | libc::O_RDWR;
         let mate = self.state.family.own.id;
@@ -253,7 +258,7 @@ impl Sentry {
         if socket.is_local() && (!address.is_for_local() || len > MAX_ADDRESS as u64) {
             return Err(Errno::INVAL.into());
         }
-        if socket.own != Address::loopback(socket.family, 0) || socket.is_connected() {
+        if socket.own != Address::loopback(socket.family, 0) {
             return Err(Errno::INVAL.into());
         }
         if address.is_unnamed() && socket.is_local() {
@@ -314,7 +319,7 @@ impl Sentry {
         Err(Errno::CONNREFUSED.into())
     }
 
-    pub(in crate::sentry) fn sys_listen(&mut self, descriptor: u64) -> SyscallResult {
+    pub(in crate::sentry) fn sys_listen(&mut self, descriptor: u64, backlog: u64) -> SyscallResult {
         let socket = self.socket_of(descriptor)?;
         match socket.stage {
             // A local socket has a name before it listens.
@@ -322,7 +327,10 @@ impl Sentry {
                 return Err(Errno::INVAL.into());
             }
             SocketState::New => {}
-            SocketState::Listening(_) => return Ok(ZERO),
+            SocketState::Listening(_) => {
+                self.socket_mut(descriptor)?.backlog = (backlog as u32).min(MAX_BACKLOG);
+                return Ok(ZERO);
+            }
             SocketState::Connected { .. }
             | SocketState::Reaching { .. }
             | SocketState::Refused(_) => {
@@ -348,6 +356,7 @@ impl Sentry {
         let own = self.state.family.own.id;
         let socket = self.socket_mut(descriptor)?;
         socket.stage = SocketState::Listening(Vec::new());
+        socket.backlog = (backlog as u32).min(MAX_BACKLOG);
         socket.mate = own;
         Ok(ZERO)
     }
@@ -387,103 +396,6 @@ impl Sentry {
             self.change().heed_options(description);
         }
         Ok(added)
-    }
-
-    pub(in crate::sentry) fn sys_connect(
-        &mut self,
-        process: &Process,
-        descriptor: u64,
-        at: u64,
-        len: u64,
-    ) -> SyscallResult {
-        let socket = self.socket_of(descriptor)?;
-        match socket.stage {
-            SocketState::New => {}
-            SocketState::Reaching { .. } if self.resumed.is_none() => {
-                return Err(Errno::ALREADY.into());
-            }
-            SocketState::Connected { .. }
-            | SocketState::Reaching { .. }
-            | SocketState::Refused(_) => {
-                return self.go_on_connecting(descriptor);
-            }
-            SocketState::Listening(_) => return Err(Errno::INVAL.into()),
-            SocketState::Datagrams { .. } => {
-                return self.connect_datagrams(descriptor, address_in(process, at, len)?);
-            }
-        }
-        let address = address_in(process, at, len)?;
-        if socket.is_local() && (!address.is_for_local() || len > MAX_ADDRESS as u64) {
-            return Err(Errno::INVAL.into());
-        }
-        if !address.is_of(socket.family) {
-            return Err(Errno::AFNOSUPPORT.into());
-        }
-        if socket.is_for_newer_protocol() && address.ip().is_some_and(|ip| ip.is_ipv4()) {
-            return Err(Errno::NETUNREACH.into());
-        }
-        if !address.is_local() {
-            return self.connect_outside(descriptor, address);
-        }
-        self.check_name(&address)?;
-        let (family, port) = (socket.family, socket.own.port());
-        let mut own = socket.own.clone();
-        if own.is_internet() {
-            let port = if port == 0 { self.state.free_port(false)? } else { port };
-            own = match own.ip() {
-                Some(ip) if socket.is_bound() && !ip.is_unspecified() => own,
-                _ => Address::of_ip(family, source(&address), port),
-            };
-        } else if !socket.is_bound() && socket.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED) {
-            own = self.state.free_name()?;
-        }
-        let Some(to) = self.state.listener_at(&address, own.port()) else {
-            return self.connect_to_itself(descriptor, own, &address);
-        };
-        let Some(FileObject::Socket(listener)) = self.state.table.description(to).map(|d| &d.open)
-        else {
-            return Err(Errno::CONNREFUSED.into());
-        };
-        if listener.packets != socket.packets {
-            // By another name it is not found.
-            let named = address.path().is_some();
-            return Err(if named { Errno::PROTOTYPE } else { Errno::CONNREFUSED }.into());
-        }
-        let (mate, heard) = (listener.mate, listener.family);
-        let named = |name: &Address| match name.destination() {
-            Some(ip) => Address::of_ip(heard, ip, name.port()),
-            None => name.clone(),
-        };
-        let (theirs, there) = (named(&own), named(&address));
-        let address = match address.destination() {
-            Some(ip) => Address::of_ip(family, ip, address.port()),
-            None => listener.own.clone(),
-        };
-        let process = self.state.family.own.id;
-        let (incoming, outgoing) = self.change().arrive(to, theirs, there, process)?;
-        let socket = self.socket_mut(descriptor)?;
-        let stage = SocketState::Connected { incoming: Some(incoming), outgoing: Some(outgoing) };
-        (socket.own, socket.peer, socket.stage, socket.mate) = (own, address, stage, mate);
-        let description = self.state.table.id(descriptor)?;
-        self.change().heed_options(description);
-        Ok(ZERO)
-    }
-
-    /// A TCP socket that connects to its own address is its own peer, as in Linux; to others nobody listens.
-    fn connect_to_itself(
-        &mut self,
-        descriptor: u64,
-        own: Address,
-        address: &Address,
-    ) -> SyscallResult {
-        if !own.is_internet() || own.fitness(true, address).is_none() {
-            return Err(Errno::CONNREFUSED.into());
-        }
-        let channel = self.change().channels.add().ok_or(Errno::NFILE)?;
-        let socket = self.socket_mut(descriptor)?;
-        let stage = SocketState::Connected { incoming: Some(channel), outgoing: Some(channel) };
-        (socket.own, socket.peer, socket.stage) = (own.clone(), own, stage);
-        Ok(ZERO)
     }
 
     pub(in crate::sentry) fn sys_shutdown(&mut self, descriptor: u64, how: u64) -> SyscallResult {

@@ -1,0 +1,146 @@
+//! `connect`: within the guest, and to the outside.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use rustix::io::Errno;
+
+use crate::platform::Process;
+use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::readiness::{OUT, ROOM};
+use crate::sentry::kernel::threads::{Wait, WaitReason};
+use crate::sentry::net::sockets::{Address, MAX_ADDRESS, SocketState};
+use crate::sentry::syscalls::socket::address_in;
+use crate::sentry::{Sentry, SyscallControl, SyscallError, SyscallResult, ZERO};
+
+/// The address that messages to a local address come from, unless their socket has one.
+pub(in crate::sentry) fn source(to: &Address) -> IpAddr {
+    match to.ip() {
+        Some(IpAddr::V6(_)) => Ipv6Addr::LOCALHOST.into(),
+        _ => Ipv4Addr::LOCALHOST.into(),
+    }
+}
+
+impl Sentry {
+    pub(in crate::sentry) fn sys_connect(
+        &mut self,
+        process: &Process,
+        descriptor: u64,
+        at: u64,
+        len: u64,
+    ) -> SyscallResult {
+        let socket = self.socket_of(descriptor)?;
+        match socket.stage {
+            SocketState::New => {}
+            SocketState::Reaching { .. } if self.resumed.is_none() => {
+                return Err(Errno::ALREADY.into());
+            }
+            SocketState::Connected { .. }
+            | SocketState::Reaching { .. }
+            | SocketState::Refused(_) => {
+                return self.go_on_connecting(descriptor);
+            }
+            SocketState::Listening(_) => return Err(Errno::INVAL.into()),
+            SocketState::Datagrams { .. } => {
+                return self.connect_datagrams(descriptor, address_in(process, at, len)?);
+            }
+        }
+        let address = address_in(process, at, len)?;
+        if socket.is_local() && (!address.is_for_local() || len > MAX_ADDRESS as u64) {
+            return Err(Errno::INVAL.into());
+        }
+        if !address.is_of(socket.family) {
+            return Err(Errno::AFNOSUPPORT.into());
+        }
+        if socket.is_for_newer_protocol() && address.ip().is_some_and(|ip| ip.is_ipv4()) {
+            return Err(Errno::NETUNREACH.into());
+        }
+        if !address.is_local() {
+            return self.connect_outside(descriptor, address);
+        }
+        self.check_name(&address)?;
+        let (family, port) = (socket.family, socket.own.port());
+        let mut own = socket.own.clone();
+        if own.is_internet() {
+            let port = if port == 0 { self.state.free_port(false)? } else { port };
+            own = match own.ip() {
+                Some(ip) if socket.is_bound() && !ip.is_unspecified() => own,
+                _ => Address::of_ip(family, source(&address), port),
+            };
+        } else if !socket.is_bound() && socket.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED) {
+            own = self.state.free_name()?;
+        }
+        let waits = self.state.table.get(descriptor)?.flags & libc::O_NONBLOCK as u32 == 0;
+        let Some(to) = self.state.listener_at(&address, own.port()) else {
+            return match self.connect_to_itself(descriptor, own, &address) {
+                Err(SyscallError::Errno(Errno::CONNREFUSED)) if address.is_internet() && !waits => {
+                    self.socket_mut(descriptor)?.stage = SocketState::Refused(libc::ECONNREFUSED);
+                    Err(Errno::INPROGRESS.into())
+                }
+                connected => connected,
+            };
+        };
+        let Some(FileObject::Socket(listener)) = self.state.table.description(to).map(|d| &d.open)
+        else {
+            return Err(Errno::CONNREFUSED.into());
+        };
+        if listener.packets != socket.packets {
+            // By another name it is not found.
+            let named = address.path().is_some();
+            return Err(if named { Errno::PROTOTYPE } else { Errno::CONNREFUSED }.into());
+        }
+        // A local listener has no more connections waiting than it asked for.
+        if let (true, SocketState::Listening(queue)) = (listener.is_local(), &listener.stage)
+            && queue.len() > listener.backlog as usize
+        {
+            return self.wait_to_connect(descriptor, to);
+        }
+        let (mate, heard) = (listener.mate, listener.family);
+        let named = |name: &Address| match name.destination() {
+            Some(ip) => Address::of_ip(heard, ip, name.port()),
+            None => name.clone(),
+        };
+        let (theirs, there) = (named(&own), named(&address));
+        let address = match address.destination() {
+            Some(ip) => Address::of_ip(family, ip, address.port()),
+            None => listener.own.clone(),
+        };
+        let process = self.state.family.own.id;
+        let (incoming, outgoing) = self.change().arrive(to, theirs, there, process)?;
+        let socket = self.socket_mut(descriptor)?;
+        let stage = SocketState::Connected { incoming: Some(incoming), outgoing: Some(outgoing) };
+        (socket.own, socket.peer, socket.stage, socket.mate) = (own, address, stage, mate);
+        socket.connecting = !socket.is_local() && !waits;
+        let begun = socket.connecting;
+        let description = self.state.table.id(descriptor)?;
+        self.change().heed_options(description);
+        // A caller that does not wait learns of it later, though it is there already.
+        if begun { Err(Errno::INPROGRESS.into()) } else { Ok(ZERO) }
+    }
+
+    /// A wait for room among the connections of a listener.
+    fn wait_to_connect(&self, descriptor: u64, to: u64) -> SyscallResult {
+        let description = self.state.table.get(descriptor)?;
+        let until = self.limited(&description.open, OUT);
+        if description.flags & libc::O_NONBLOCK as u32 != 0 || self.passed(until) {
+            return Err(Errno::AGAIN.into());
+        }
+        Ok(SyscallControl::Wait(Wait::new(WaitReason::Files(vec![(to, ROOM)]), until)))
+    }
+
+    /// A TCP socket that connects to its own address is its own peer, as in Linux; to others nobody listens.
+    fn connect_to_itself(
+        &mut self,
+        descriptor: u64,
+        own: Address,
+        address: &Address,
+    ) -> SyscallResult {
+        if !own.is_internet() || own.fitness(true, address).is_none() {
+            return Err(Errno::CONNREFUSED.into());
+        }
+        let channel = self.change().channels.add().ok_or(Errno::NFILE)?;
+        let socket = self.socket_mut(descriptor)?;
+        let stage = SocketState::Connected { incoming: Some(channel), outgoing: Some(channel) };
+        (socket.own, socket.peer, socket.stage) = (own.clone(), own, stage);
+        Ok(ZERO)
+    }
+}
