@@ -87,12 +87,16 @@ impl Address {
 
     /// Whether it is whole, and of this family.
     pub(crate) fn is_of(&self, family: u16) -> bool {
-        let least = match i32::from(family) {
+        self.family() == family && self.0.len() >= Self::least(family)
+    }
+
+    /// Bytes that an address of a family has at least.
+    pub(in crate::sentry) fn least(family: u16) -> usize {
+        match i32::from(family) {
             libc::AF_INET => 16,
             libc::AF_INET6 => 24,
             _ => 3,
-        };
-        self.family() == family && self.0.len() >= least
+        }
     }
 
     /// Whether it is this machine's: the loopback address, or any.
@@ -134,6 +138,14 @@ impl Address {
                 Some(ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4))
             }
             _ => None,
+        }
+    }
+
+    /// The same address for a socket of `family`, which may be of the newer protocol while this is of the older one.
+    pub(in crate::sentry) fn adapted(self, family: u16) -> Self {
+        match (self.ip(), i32::from(self.family()), i32::from(family)) {
+            (Some(ip), libc::AF_INET, libc::AF_INET6) => Self::of_ip(family, ip, self.port()),
+            _ => self,
         }
     }
 

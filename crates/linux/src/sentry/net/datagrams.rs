@@ -86,6 +86,10 @@ impl Sentry {
             return Err(Errno::MSGSIZE.into());
         }
         let connected = !socket.peer.0.is_empty();
+        let to = to.map(|to| to.adapted(family));
+        if let Some(to) = &to {
+            socket.check_protocol(to)?;
+        }
         let to = to.or_else(|| Some(socket.peer.clone()).filter(|_| internet && connected));
         let mate = match &socket.stage {
             SocketState::Datagrams { mate, .. } if to.is_none() => *mate,
@@ -352,10 +356,19 @@ impl Sentry {
         descriptor: u64,
         address: Address,
     ) -> SyscallResult {
+        let address = address.adapted(self.socket_of(descriptor)?.family);
         let socket = self.socket_of(descriptor)?;
+        socket.check_protocol(&address)?;
         if i32::from(address.family()) == libc::AF_UNSPEC {
             let socket = self.socket_mut(descriptor)?;
             socket.peer = Address::default();
+            if socket.own.is_internet() {
+                let unbound = Address::loopback(socket.family, 0);
+                let given = std::mem::take(&mut socket.given);
+                let named = given.is_internet() && given.port() != 0;
+                socket.own = if named { given.clone() } else { unbound };
+                socket.given = given;
+            }
             if let SocketState::Datagrams { mate, .. } = &mut socket.stage {
                 *mate = None;
             }

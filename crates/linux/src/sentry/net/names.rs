@@ -79,7 +79,8 @@ impl Kernel {
         datagrams: bool,
     ) -> impl Iterator<Item = &'a Socket> + 'a {
         self.sockets().map(|(_, socket)| socket).filter(move |socket| {
-            !socket.is_connected()
+            // A connection of a local socket has the name of its listener.
+            (address.is_internet() || !socket.is_connected())
                 && socket.is_for_datagrams() == datagrams
                 && match address.is_internet() {
                     true => {

@@ -122,16 +122,17 @@ fn encode_size(name: i32, value: &[u8]) -> Result<Vec<u8>, Errno> {
 /// Bytes in the directions of a connection so far: received and sent.
 type Traffic = [u64; 2];
 
-/// `struct tcp_info` of a connection without delay or loss.
-fn tcp_info(socket: &Socket, [received, sent]: Traffic) -> Vec<u8> {
+/// `struct tcp_info` of a connection without delay or loss. `ended` is whether its peer sends no more.
+fn tcp_info(socket: &Socket, [received, sent]: Traffic, ended: bool) -> Vec<u8> {
     // Microseconds until a packet is repeated, and bytes of a packet.
     const REPEAT: u32 = 204_000;
     const WINDOW: u32 = 10;
     let (segment, path) = (LOOPBACK_SEGMENT, LOOPBACK_PACKET);
     let state = match &socket.stage {
-        SocketState::Connected { incoming: Some(_), outgoing: Some(_) } => 1,
-        SocketState::Connected { outgoing: None, .. } => 5,
-        SocketState::Connected { .. } => 8,
+        SocketState::Connected { outgoing: Some(_), .. } if ended => 8,
+        SocketState::Connected { outgoing: Some(_), .. } => 1,
+        SocketState::Connected { .. } if ended => 7,
+        SocketState::Connected { .. } => 5,
         SocketState::Reaching { .. } => 2,
         SocketState::Listening(_) => 10,
         SocketState::New | SocketState::Refused(_) | SocketState::Datagrams { .. } => 7,
@@ -280,7 +281,15 @@ impl Sentry {
             (libc::SOL_SOCKET, libc::SO_COOKIE) => {
                 (self.state.table.id(a[0])? + 1).to_le_bytes().to_vec()
             }
-            (libc::IPPROTO_TCP, libc::TCP_INFO) => tcp_info(socket, self.traffic(socket)),
+            (libc::IPPROTO_TCP, libc::TCP_INFO) => {
+                let ended = match socket.stage {
+                    SocketState::Connected { incoming: Some(id), .. } => {
+                        self.state.channels.get(id).is_none_or(|channel| channel.writers == 0)
+                    }
+                    _ => false,
+                };
+                tcp_info(socket, self.traffic(socket), ended)
+            }
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) if socket.is_connected() => {
                 int(LOOPBACK_SEGMENT as i32)
             }
@@ -342,6 +351,10 @@ impl Kernel {
             return;
         };
         if socket.own.is_internet() {
+            let size = socket.options.number(libc::SOL_SOCKET, libc::SO_RCVBUF);
+            if let (SocketState::Datagrams { inbox, .. }, Some(size)) = (&socket.stage, size) {
+                self.channels.set_capacity(*inbox, size as usize / 2);
+            }
             return;
         }
         let named = socket.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED);
@@ -383,7 +396,7 @@ mod tests {
         assert_eq!(size(libc::SO_SNDBUF, 100_000), 200_000);
         assert_eq!(size(libc::SO_RCVBUF, u32::MAX), 425_984);
         assert_eq!((size(libc::SO_RCVBUF, 0), size(libc::SO_SNDBUF, 0)), (2304, 4608));
-        assert_eq!(tcp_info(&Socket::new(libc::AF_INET as u16), [0; 2]).len(), 248);
+        assert_eq!(tcp_info(&Socket::new(libc::AF_INET as u16), [0; 2], false).len(), 248);
         let mut options = SocketOptions::default();
         (0..OPTIONS as i32)
             .for_each(|name| drop(options.0.insert((0, name), vec![0; MAX_OPTION_SIZE])));

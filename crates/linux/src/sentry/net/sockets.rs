@@ -1,5 +1,6 @@
 //! Sockets of a guest: streams and datagrams between its descriptors, to its caller, and to granted servers.
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use crate::sentry::net::addresses::{Address, MAX_ADDRESS};
@@ -62,6 +63,8 @@ pub(crate) struct Socket {
     pub(crate) packets: bool,
     /// PID of the peer at connection, or of the listener; 0 without one.
     pub(crate) mate: u32,
+    /// The address that the program gave it, which it has again when it is disconnected.
+    pub(crate) given: Address,
     /// Whether it sends no more datagrams (`SHUT_WR`).
     pub(crate) mute: bool,
     /// Whether a connect that did not wait was not reported yet.
@@ -86,6 +89,7 @@ impl Socket {
             edges: 0,
             packets: false,
             mate: 0,
+            given: Address::default(),
             mute: false,
             connecting: false,
             backlog: 0,
@@ -115,6 +119,19 @@ impl Socket {
         matches!(self.stage, SocketState::Connected { .. })
     }
 
+    /// Refuses an address whose protocol is another than that of the address that the socket is bound to.
+    pub(in crate::sentry) fn check_protocol(&self, to: &Address) -> Result<(), Errno> {
+        let (Some(own), Some(to)) = (self.own.ip(), to.ip()) else { return Ok(()) };
+        let only = self.options.is_on(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY);
+        let bound = self.is_bound() && !own.is_unspecified();
+        match (own.is_ipv6(), to.is_ipv6()) {
+            (_, false) if only => Err(Errno::NETUNREACH),
+            (true, false) if bound => Err(Errno::NETUNREACH),
+            (false, true) if self.is_bound() => Err(Errno::AFNOSUPPORT),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether it has a bound address.
     pub(crate) fn is_bound(&self) -> bool {
         self.own != Address::loopback(self.family, 0)
@@ -137,7 +154,7 @@ impl Socket {
             _ => true,
         };
         let plain = self.options.is_sound() && self.corked.len() <= CORKED;
-        let addresses = short(&self.own) && short(&self.peer);
+        let addresses = short(&self.own) && short(&self.peer) && short(&self.given);
         families.contains(&self.family.into()) && addresses && queue && plain
     }
 

@@ -49,11 +49,10 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         if !address.is_of(socket.family) {
-            return Err(Errno::AFNOSUPPORT.into());
+            let short = (len as usize) < Address::least(socket.family);
+            return Err(if short { Errno::INVAL } else { Errno::AFNOSUPPORT }.into());
         }
-        if socket.is_for_newer_protocol() && address.ip().is_some_and(|ip| ip.is_ipv4()) {
-            return Err(Errno::NETUNREACH.into());
-        }
+        socket.check_protocol(&address)?;
         if !address.is_local() {
             return self.connect_outside(descriptor, address);
         }

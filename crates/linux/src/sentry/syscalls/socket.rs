@@ -150,22 +150,40 @@ impl Sentry {
     ) -> SyscallResult {
         let known = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6].contains(&(family as i32));
         let netlink = family as i32 == NETLINK;
+        if family as i32 == libc::AF_PACKET {
+            return Err(Errno::PERM.into());
+        }
         if !known && !netlink {
             return Err(Errno::AFNOSUPPORT.into());
         }
         if netlink && protocol as i32 != libc::NETLINK_ROUTE {
             return Err(Errno::PROTONOSUPPORT.into());
         }
+        let local = family as i32 == libc::AF_UNIX;
+        let protocols = match (local, kind as i32 & !FLAGS) {
+            (true, _) => [0, libc::PF_UNIX],
+            (false, libc::SOCK_DGRAM) => [0, libc::IPPROTO_UDP],
+            _ => [0, libc::IPPROTO_TCP],
+        };
+        let pings = [libc::IPPROTO_ICMP, libc::IPPROTO_ICMPV6].contains(&(protocol as i32));
+        match kind as i32 & !FLAGS {
+            libc::SOCK_RAW if known && !local && protocol != 0 => return Err(Errno::PERM.into()),
+            libc::SOCK_DGRAM if known && !local && pings => return Err(Errno::ACCESS.into()),
+            libc::SOCK_STREAM | libc::SOCK_DGRAM | libc::SOCK_SEQPACKET
+                if known && !protocols.contains(&(protocol as i32)) =>
+            {
+                return Err(Errno::PROTONOSUPPORT.into());
+            }
+            _ => {}
+        }
         // Raw local sockets are for datagrams.
-        let raw = family as i32 == libc::AF_UNIX || netlink;
-        let raw = raw && kind as i32 & !FLAGS == libc::SOCK_RAW;
+        let raw = (local || netlink) && kind as i32 & !FLAGS == libc::SOCK_RAW;
         if raw || kind as i32 & !FLAGS == libc::SOCK_DGRAM {
             self.state.table.check_room()?;
             let inbox = self.change().channels.add_inbox().ok_or(Errno::NFILE)?;
             let socket = Socket::for_datagrams(family as u16, inbox);
             return self.add(FileObject::Socket(socket), kind as i32 & FLAGS | libc::O_RDWR);
         }
-        let local = family as i32 == libc::AF_UNIX;
         let packets = kind as i32 & !FLAGS == libc::SOCK_SEQPACKET && local;
         match kind as i32 & !FLAGS {
             libc::SOCK_STREAM => {}
@@ -272,13 +290,14 @@ impl Sentry {
             address.0[..2].copy_from_slice(&socket.family.to_le_bytes());
         }
         if !address.is_of(socket.family) {
-            let short = address.family() == socket.family;
+            let short = (len as usize) < Address::least(socket.family);
             return Err(if short { Errno::INVAL } else { Errno::AFNOSUPPORT }.into());
         }
         if !address.is_local() {
             return Err(Errno::ADDRNOTAVAIL.into());
         }
         let datagrams = socket.is_for_datagrams();
+        let given = address.clone().bound();
         if address.is_internet() && address.port() == 0 {
             address.set_port(self.state.free_port(datagrams)?);
         } else if self.state.is_taken(socket, &address) {
@@ -287,7 +306,8 @@ impl Sentry {
         if let Some(path) = address.path() {
             self.name_socket(path)?;
         }
-        self.socket_mut(descriptor)?.own = address.bound();
+        let socket = self.socket_mut(descriptor)?;
+        (socket.own, socket.given) = (address.bound(), given);
         Ok(ZERO)
     }
 
@@ -494,7 +514,8 @@ impl Sentry {
         a: &[u64; 6],
     ) -> SyscallResult {
         let socket = self.socket_of(a[0])?;
-        let mail = socket.is_for_datagrams() && !socket.peer.0.is_empty();
+        let named = socket.is_local() || socket.peer.port() != 0;
+        let mail = socket.is_for_datagrams() && !socket.peer.0.is_empty() && named;
         if !matches!(socket.stage, SocketState::Connected { .. }) && !mail {
             return Err(Errno::NOTCONN.into());
         }
