@@ -1,4 +1,4 @@
-//! What sockets and named queues of messages answer, in the same words as Linux itself, and in every state.
+//! Sockets and named queues of messages: their results are those of Linux, and they are part of every state.
 
 use crate::common;
 

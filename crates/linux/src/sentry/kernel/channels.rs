@@ -231,7 +231,7 @@ impl Channel {
         fits && self.letters.len() < LETTERS
     }
 
-    /// Bytes of the longest datagram: as in Linux all of the buffer that a program is told of, without the head.
+    /// Bytes of the longest datagram: the size of its buffer that `SO_SNDBUF` returns, less the head.
     pub(crate) fn longest(&self) -> usize {
         2 * self.capacity - DATAGRAM_HEAD
     }
@@ -355,7 +355,7 @@ impl Channels {
         Ok(capacity)
     }
 
-    /// Sets the capacity of a channel between sockets, within the bounds of all. What it holds stays.
+    /// Sets the capacity of a channel between sockets, within the bounds of all. Its bytes stay.
     pub(in crate::sentry) fn set_capacity(&mut self, id: u64, bytes: usize) {
         let capacity = bytes.clamp(PAGE, MAX_RESERVED);
         let Some(old) = self.list.get(&id).map(Channel::larger) else { return };

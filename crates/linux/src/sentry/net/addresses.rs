@@ -188,8 +188,8 @@ impl Address {
         }
     }
 
-    /// How well a socket that is bound here takes a message to `other`: `None` if not at all, and more for an address of
-    /// its own than for any. `only` is as with [`Address::overlaps`].
+    /// How well a socket that is bound here takes a message to `other`: `None` if not at all, and more for a specific
+    /// address than for any. `only` is as with [`Address::overlaps`].
     pub(crate) fn fitness(&self, only: bool, other: &Self) -> Option<u8> {
         if !self.is_internet() {
             return match (self.path(), other.path()) {

@@ -69,7 +69,7 @@ pub(crate) struct Socket {
     pub(crate) mute: bool,
     /// Whether a connect that did not wait was not reported yet.
     pub(crate) connecting: bool,
-    /// Connections that may wait, beside the next one.
+    /// Connections that may wait behind the next one.
     pub(crate) backlog: u32,
     /// The channel that it wrote until it was shut down.
     pub(crate) left: Option<u64>,

@@ -228,7 +228,7 @@ impl Sentry {
         Ok(Some(len as u64))
     }
 
-    /// The sender's credentials, if the socket asks for them: nobody's if they were not sent.
+    /// The credentials of the sender, if the socket asks for them. Bytes without credentials have user and group 65534.
     fn credentials(&self, descriptor: u64, sender: Option<u32>) -> SyscallResult<Option<Vec<u8>>> {
         let socket = self.socket_of(descriptor)?;
         if !socket.is_local() || !socket.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED) {

@@ -214,7 +214,7 @@ impl Sentry {
                 let signal = match way {
                     NOT_AT_ALL => None,
                     BY_SIGNAL if (1..=64).contains(&signal) => Some(signal as u8),
-                    // A thread would be told over a socket.
+                    // The C library starts a thread for a message over a socket.
                     _ => return Err(Errno::INVAL.into()),
                 };
                 Some(ArrivalRequest { process: own, signal, value })

@@ -74,7 +74,7 @@ impl Kernel {
         };
         let arrival = IncomingConnection { incoming: there, outgoing: back, peer, own, process };
         self.queue(to, arrival);
-        // A connection that nobody has accepted yet may want credentials, too.
+        // The socket that accepts it may want credentials.
         if let Some(channel) = self.channels.get_mut(there) {
             channel.named = true;
         }
