@@ -141,9 +141,6 @@ pub(crate) struct HostParts {
     pub(crate) instances: Option<usize>,
     /// How code in the store is entered.
     pub(crate) way: CallPath,
-    /// Whether WASI 0.3 is linked.
-    #[cfg(feature = "p3")]
-    pub(crate) has_p3: bool,
 }
 
 /// The state of one call that lives outside the guest; the `T` of its `Store<T>`.
@@ -500,10 +497,6 @@ impl Host {
     fn builder(&mut self) -> WasiCtxBuilder {
         let wasi = self.own.as_ref().unwrap_or(&self.parts.wasi).clone();
         let mut builder = WasiCtxBuilder::new();
-        #[cfg(feature = "p3")]
-        if self.parts.has_p3 {
-            self.failure = preopen(&mut builder, &wasi.dirs).err().or(self.failure.take());
-        }
         builder.args(&wasi.args).envs(&wasi.env).monotonic_clock(self.parts.clock.clone());
         if !wasi.stdin.is_empty() {
             builder.stdin(MemoryInputPipe::new(wasi.stdin.clone()));
@@ -540,22 +533,6 @@ impl Host {
             _ => unreachable!("just built"),
         }
     }
-}
-
-/// Gives directories to wasmtime-wasi's functions of WASI 0.3, which know of no others.
-#[cfg(feature = "p3")]
-fn preopen(
-    builder: &mut WasiCtxBuilder,
-    directories: &[(std::path::PathBuf, String, bool)],
-) -> Result<(), String> {
-    use wasmtime_wasi::FsPerms;
-    for (host, guest, writable) in directories {
-        let permissions = if *writable { FsPerms::ReadWrite } else { FsPerms::ReadOnly };
-        builder.preopened_dir(host, guest, permissions).map_err(|error| {
-            format!("the directory {} for the guest's {guest:?}: {error:#}", host.display())
-        })?;
-    }
-    Ok(())
 }
 
 impl WasiView for Host {
