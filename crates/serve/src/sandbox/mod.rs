@@ -29,6 +29,7 @@ mod ledger;
 mod lifecycle;
 mod listing;
 mod memory;
+mod memory_directory;
 #[cfg(feature = "fleet")]
 mod migration;
 mod output_router;
