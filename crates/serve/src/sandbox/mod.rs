@@ -24,6 +24,7 @@ mod file_access;
 mod file_body;
 mod file_metadata;
 mod file_transfer;
+mod form;
 mod keys;
 mod ledger;
 mod lifecycle;
