@@ -5,6 +5,8 @@
 //! [`MAX_DEPTH`]. Values that only have a name (functions, promises) become `afresh.Opaque`.
 //! May break it: an interpreter whose objects are larger than [`cost`] estimates.
 
+use std::collections::HashMap;
+
 use afresh_budget::{Budget, Charge};
 use afresh_interpreter::tag::{DAY, FLOATS, INTEGERS, MAX_DEPTH, SET, TIMESTAMP, TUPLE};
 use minicbor::data::{Tag, Type as Item};
@@ -61,6 +63,8 @@ fn infallible(error: minicbor::encode::Error<std::convert::Infallible>) -> PyErr
 
 /// Default limit, in bytes, of the Python objects made of one value.
 pub(crate) const DEFAULT_RESULT: usize = 128 << 20;
+/// Maximum keys of one dictionary or set with the same hash.
+const MAX_EQUAL_HASHES: u32 = 64;
 /// Items after which other threads of Python get a turn.
 const TURN: usize = 1 << 14;
 
@@ -74,8 +78,9 @@ mod cost {
     pub(super) const DICT: usize = 88;
     /// Bytes of a dictionary or set that is not empty.
     pub(super) const TABLE: usize = 160;
-    pub(super) const ENTRY: usize = 104;
-    pub(super) const MEMBER: usize = 64;
+    /// Bytes of an entry, and of its hash while the value is read.
+    pub(super) const ENTRY: usize = 144;
+    pub(super) const MEMBER: usize = 104;
     /// Bytes of a date or another object of a class.
     pub(super) const OBJECT: usize = 160;
 }
@@ -190,11 +195,16 @@ impl<'b> Values<'b> {
         if entries > 0 {
             self.add(cost::TABLE)?;
         }
+        let mut hashes = KeyHashes::default();
         for _ in 0..entries {
             self.add(cost::ENTRY)?;
-            let key = self.read_nested(py, depth + 1)?;
+            let key = hashable(self.read_nested(py, depth + 1)?)?;
             let value = self.read_nested(py, depth + 1)?;
-            dict.set_item(hashable(key)?, value)?;
+            let before = dict.len();
+            dict.set_item(&key, value)?;
+            if dict.len() > before {
+                hashes.add(&key)?;
+            }
         }
         Ok(dict)
     }
@@ -253,8 +263,15 @@ impl<'b> Values<'b> {
             SET => {
                 let members = self.read_list(py, depth)?;
                 self.add(cost::TABLE + members.len() * cost::MEMBER)?;
-                let keys = members.iter().map(hashable).collect::<PyResult<Vec<_>>>()?;
-                Ok(PySet::new(py, keys)?.into_any())
+                let (set, mut hashes) = (PySet::empty(py)?, KeyHashes::default());
+                for member in members.iter() {
+                    let (key, before) = (hashable(member)?, set.len());
+                    set.add(&key)?;
+                    if set.len() > before {
+                        hashes.add(&key)?;
+                    }
+                }
+                Ok(set.into_any())
             }
             tag @ (POSITIVE | NEGATIVE) => {
                 let bytes = self.from.bytes().map_err(broken)?;
@@ -273,6 +290,30 @@ impl<'b> Values<'b> {
                 other.as_u64()
             ))),
         }
+    }
+}
+
+/// The hashes of the keys of one dictionary or set, but for those of text, which Python keys with a secret.
+///
+/// Python compares a new key with every earlier one of the same hash. A guest can choose numbers and tuples of equal
+/// hashes, and 16 MiB of them would take hours.
+#[derive(Default)]
+struct KeyHashes(HashMap<isize, u32>);
+
+impl KeyHashes {
+    /// Adds a key that equals none before.
+    fn add(&mut self, key: &Bound<'_, PyAny>) -> PyResult<()> {
+        if key.is_instance_of::<PyString>() || key.is_instance_of::<PyBytes>() {
+            return Ok(());
+        }
+        let equal = self.0.entry(key.hash()?).or_default();
+        *equal += 1;
+        if *equal > MAX_EQUAL_HASHES {
+            return Err(MarshalError::new_err(format!(
+                "more than {MAX_EQUAL_HASHES} keys or members of the guest's value have the same hash in Python"
+            )));
+        }
+        Ok(())
     }
 }
 
