@@ -207,10 +207,9 @@ fn run(steps: &[Step]) {
         let count = states.len();
         match *step {
             Step::Write { page, len, byte } => {
-                for page in page..(page + len).min(PAGES) {
-                    fill(&mut slot, page, byte);
-                    live[page] = byte;
-                }
+                let pages = page..(page + len).min(PAGES);
+                pages.clone().for_each(|page| fill(&mut slot, page, byte));
+                live[pages].fill(byte);
             }
             Step::Checkpoint => {
                 states.push((slot.checkpoint().unwrap(), live.clone()));
