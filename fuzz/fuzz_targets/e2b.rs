@@ -1,6 +1,9 @@
-//! Any bytes as the body of a request in E2B's shape: refused, or decoded. It takes memory in proportion to its bytes.
+//! Any bytes as the body of a request in E2B's shape, or as a form with files: refused, or decoded. It takes memory in
+//! proportion to its bytes.
 #![no_main]
 
+#[path = "../../crates/serve/src/sandbox/form.rs"]
+mod form;
 #[path = "../../crates/serve/src/sandbox/requests.rs"]
 #[allow(dead_code, reason = "the fields are read by the server")]
 mod requests;
@@ -34,6 +37,22 @@ fn stream<T: DeserializeOwned>(body: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
+/// The first line is the boundary, as a content-type names it.
+fn files(text: &[u8]) -> Result<(), String> {
+    let end = text.iter().position(|byte| *byte == b'\n').ok_or("no line")?;
+    let kind = std::str::from_utf8(&text[..end]).map_err(|error| error.to_string())?;
+    let boundary = form::boundary(kind).map_err(|error| error.to_string())?;
+    let body = &text[end + 1..];
+    let files = form::files(body, &boundary).map_err(|error| error.to_string())?;
+    assert!(files.len() <= form::MAX_FILES);
+    let mut at = 0;
+    for file in files {
+        assert!(at <= file.content.start);
+        at = file.content.start + body[file.content].len();
+    }
+    Ok(())
+}
+
 fuzz_target!(|data: &[u8]| {
     let Some((kind, text)) = data.split_first() else { return };
     let parse = match kind {
@@ -44,6 +63,7 @@ fuzz_target!(|data: &[u8]| {
         b'n' => body::<ContextRequest>,
         b'w' => body::<WatchRequest>,
         b'p' => body::<Chosen>,
+        b'm' => files,
         b's' => stream::<StartRequest>,
         _ => stream::<Part>,
     };

@@ -78,7 +78,7 @@ const ANSWERS: [&[u8]; 4] = [
 ];
 
 /// Bodies of requests, each after the letter of its type.
-const REQUESTS: [&[u8]; 9] = [
+const REQUESTS: [&[u8]; 10] = [
     br#"c{"templateID":"base","autoPause":true,"metadata":{"a":"b"},"envVars":{"A":"b"},"network":{"allowOut":["a"]},"mcp":{"a":{}}}"#,
     br#"n{"language":"python","cwd":"/tmp"}"#,
     br#"w{"path":"a","recursive":true,"includeEntry":true,"watcherId":"b"}"#,
@@ -87,6 +87,7 @@ const REQUESTS: [&[u8]; 9] = [
     br#"f{"path":"a","depth":2,"source":"b","destination":"c"}"#,
     br#"p{"process":{"pid":1,"tag":"t"},"signal":"SIGNAL_SIGKILL","pty":{"size":{"rows":2,"cols":3}},"input":{"stdin":"eA=="}}"#,
     b"s\0\0\0\0\x37{\"process\":{\"cmd\":\"sh\",\"args\":[\"-c\"],\"envs\":{\"A\":\"b\"}}}",
+    b"mmultipart/form-data; boundary=b\n--b\r\nContent-Disposition: form-data; filename=\"/a\"\r\n\r\ntext\r\n--b--",
     b"x\0\0\0\0\x1f{\"start\":{\"process\":{\"pid\":1}}}\0\0\0\0\x1e{\"data\":{\"input\":{\"pty\":\"x\"}}}\0\0\0\0\x10{\"keepalive\":{}}",
 ];
 

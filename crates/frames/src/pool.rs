@@ -305,7 +305,8 @@ impl Pool {
     /// nothing clean of that order. Makes no system call and allocates nothing.
     #[must_use]
     pub fn take_at(&self, file_page: usize, order: Order) -> Option<CleanFrame> {
-        let exists = file_page.is_multiple_of(order.pages()) && file_page + order.pages() <= self.total;
+        let exists =
+            file_page.is_multiple_of(order.pages()) && file_page + order.pages() <= self.total;
         if !exists || self.is_of_parent() {
             return None;
         }

@@ -6,6 +6,8 @@
 //! `afresh.Opaque`. A map or set that would lose an entry as a dictionary or set becomes a list.
 //! May break it: an interpreter whose objects are larger than [`cost`] estimates.
 
+use std::collections::HashMap;
+
 use afresh_budget::{Budget, Charge};
 use afresh_interpreter::tag::{
     DAY, DECIMAL, FLOATS, INTEGERS, MAX_DEPTH, SET, TIMESTAMP, TUPLE, UUID,
@@ -66,6 +68,8 @@ fn infallible(error: minicbor::encode::Error<std::convert::Infallible>) -> PyErr
 
 /// Default limit, in bytes, of the Python objects made of one value.
 pub(crate) const DEFAULT_RESULT: usize = 128 << 20;
+/// Maximum keys of one dictionary or set with the same hash.
+const MAX_EQUAL_HASHES: u32 = 64;
 /// Items after which other threads of Python get a turn.
 const TURN: usize = 1 << 14;
 
@@ -79,8 +83,9 @@ mod cost {
     pub(super) const DICT: usize = 88;
     /// Bytes of a dictionary or set that is not empty.
     pub(super) const TABLE: usize = 160;
-    pub(super) const ENTRY: usize = 104;
-    pub(super) const MEMBER: usize = 64;
+    /// Bytes of an entry, and of its hash while the value is read.
+    pub(super) const ENTRY: usize = 144;
+    pub(super) const MEMBER: usize = 104;
     /// Bytes of a date or another object of a class.
     pub(super) const OBJECT: usize = 160;
 }
@@ -197,15 +202,17 @@ impl<'b> Values<'b> {
             self.add(cost::TABLE)?;
         }
         let begin = self.from.position();
+        let mut hashes = KeyHashes::default();
         for done in 1..=entries {
             self.add(cost::ENTRY)?;
             let key = hashable(self.read_nested(py, depth + 1)?)?;
             let value = self.read_nested(py, depth + 1)?;
             let Some(key) = key else { return self.read_pairs(py, begin, entries, depth) };
-            dict.set_item(key, value)?;
+            dict.set_item(&key, value)?;
             if dict.len() as u64 != done {
                 return self.read_pairs(py, begin, entries, depth);
             }
+            hashes.add(&key)?;
         }
         Ok(dict.into_any())
     }
@@ -296,10 +303,17 @@ impl<'b> Values<'b> {
             SET => {
                 let members = self.read_list(py, depth)?;
                 self.add(cost::TABLE + members.len() * cost::MEMBER)?;
-                let keys = members.iter().map(hashable).collect::<PyResult<Option<Vec<_>>>>()?;
-                let set = keys.map(|keys| PySet::new(py, keys)).transpose()?;
-                let whole = set.filter(|set| set.len() == members.len());
-                Ok(whole.map_or_else(|| members.into_any(), Bound::into_any))
+                let (set, mut hashes) = (PySet::empty(py)?, KeyHashes::default());
+                for member in members.iter() {
+                    let before = set.len();
+                    let Some(key) = hashable(member)? else { return Ok(members.into_any()) };
+                    set.add(&key)?;
+                    if set.len() == before {
+                        return Ok(members.into_any());
+                    }
+                    hashes.add(&key)?;
+                }
+                Ok(set.into_any())
             }
             tag @ (POSITIVE | NEGATIVE) => {
                 let bytes = self.from.bytes().map_err(broken)?;
@@ -331,6 +345,30 @@ fn parsed<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let made = of.get(py)?.call_method1(method, (text,));
     made.or_else(|_| OPAQUE.get(py)?.call1((kind, text)))
+}
+
+/// The hashes of the keys of one dictionary or set, but for those of text, which Python keys with a secret.
+///
+/// Python compares a new key with every earlier one of the same hash. A guest can choose numbers and tuples of equal
+/// hashes, and 16 MiB of them would take hours.
+#[derive(Default)]
+struct KeyHashes(HashMap<isize, u32>);
+
+impl KeyHashes {
+    /// Adds a key that equals none before.
+    fn add(&mut self, key: &Bound<'_, PyAny>) -> PyResult<()> {
+        if key.is_instance_of::<PyString>() || key.is_instance_of::<PyBytes>() {
+            return Ok(());
+        }
+        let equal = self.0.entry(key.hash()?).or_default();
+        *equal += 1;
+        if *equal > MAX_EQUAL_HASHES {
+            return Err(MarshalError::new_err(format!(
+                "more than {MAX_EQUAL_HASHES} keys or members of the guest's value have the same hash in Python"
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// The key that stands for a value in a dictionary or set: lists become tuples and sets frozen sets, at any depth.

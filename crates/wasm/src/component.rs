@@ -73,8 +73,9 @@ impl Outline {
     ) -> Result<Self, WarmError> {
         let prepared = prepare_component(wasm).map_err(LoadError::from)?;
         let mut linker = options.component_linker(engine)?;
-        let stores = Stores::new(engine, options, clock, None)?;
+        let mut stores = Stores::new(engine, options, clock, None)?;
         let probe = compile(engine, &prepared.probe)?;
+        stores.has_no_files_for(&probe)?;
         if options.stub_imports {
             unsatisfied::stub(&mut linker, &probe);
         }

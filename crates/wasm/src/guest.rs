@@ -246,10 +246,8 @@ impl GuestOptions {
                 p3::clocks::add_to_linker(&mut linker)?;
                 p3::random::add_to_linker(&mut linker)?;
                 p3::sockets::add_to_linker(&mut linker)?;
-                // It knows of host directories only, and a guest with a tree has none.
-                if self.wasi.files.is_none() {
-                    p3::filesystem::add_to_linker(&mut linker)?;
-                }
+                // Without directories: `Stores::has_no_files_for`.
+                p3::filesystem::add_to_linker(&mut linker)?;
             }
             linker.allow_shadowing(true);
             crate::preview2::link_io(&mut linker, self.asynchronous)?;

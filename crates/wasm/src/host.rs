@@ -138,9 +138,6 @@ pub(crate) struct HostParts {
     pub(crate) instances: Option<usize>,
     /// How code in the store is entered.
     pub(crate) way: CallPath,
-    /// Whether WASI 0.3 is linked.
-    #[cfg(feature = "p3")]
-    pub(crate) has_p3: bool,
 }
 
 /// State of one call outside the guest; the `T` of its `Store<T>`.
@@ -495,10 +492,6 @@ impl Host {
     fn builder(&mut self) -> WasiCtxBuilder {
         let wasi = self.own.as_ref().unwrap_or(&self.parts.wasi).clone();
         let mut builder = WasiCtxBuilder::new();
-        #[cfg(feature = "p3")]
-        if self.parts.has_p3 {
-            self.failure = preopen(&mut builder, &wasi.dirs).err().or(self.failure.take());
-        }
         builder.args(&wasi.args).envs(&wasi.env).monotonic_clock(self.parts.clock.clone());
         if !wasi.stdin.is_empty() {
             builder.stdin(MemoryInputPipe::new(wasi.stdin.clone()));
@@ -535,22 +528,6 @@ impl Host {
             _ => unreachable!("just built"),
         }
     }
-}
-
-/// Passes directories to the WASI 0.3 functions of wasmtime-wasi.
-#[cfg(feature = "p3")]
-fn preopen(
-    builder: &mut WasiCtxBuilder,
-    directories: &[(std::path::PathBuf, String, bool)],
-) -> Result<(), String> {
-    use wasmtime_wasi::FsPerms;
-    for (host, guest, writable) in directories {
-        let permissions = if *writable { FsPerms::ReadWrite } else { FsPerms::ReadOnly };
-        builder.preopened_dir(host, guest, permissions).map_err(|error| {
-            format!("the directory {} for the guest's {guest:?}: {error:#}", host.display())
-        })?;
-    }
-    Ok(())
 }
 
 impl WasiView for Host {

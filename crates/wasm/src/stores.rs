@@ -26,6 +26,8 @@ pub(crate) struct Stores {
     wasi: Arc<Wasi>,
     /// The tree below the files of a frozen guest.
     below: Option<Tree>,
+    /// An interface of WASI 0.3 for files that the guest imports.
+    imports_p3_files: Option<String>,
     /// The initial file tree of calls, once the guest is warm.
     pub(crate) files: Arc<OnceLock<Files>>,
     pub(crate) clock: Clock,
@@ -61,6 +63,7 @@ impl Stores {
             engine: engine.clone(),
             wasi: Arc::new(options.wasi.clone()),
             below: options.files_below.clone(),
+            imports_p3_files: None,
             files: Arc::default(),
             clock: clock.clone(),
             memory_limit: options.memory_limit,
@@ -97,9 +100,38 @@ impl Stores {
     }
 
     /// # Errors
-    /// As [`Wasi::fits`].
+    /// As [`Wasi::fits`], and as [`Stores::has_no_files_for`].
     pub(crate) fn check_wasi(&self, own: &Wasi) -> Result<(), LoadError> {
-        own.fits(&self.wasi)
+        own.fits(&self.wasi)?;
+        self.has_no_p3_files(own)
+    }
+
+    /// Our own functions of files serve preview 1 and WASI 0.2. Files of WASI 0.3 are wasmtime-wasi's, which have other
+    /// rules for paths, so a component that imports them gets none.
+    ///
+    /// # Errors
+    /// [`LoadError::Wasi`] if `component` imports files of WASI 0.3, and the guest is to have a directory or a tree.
+    pub(crate) fn has_no_files_for(
+        &mut self,
+        component: &wasmtime::component::Component,
+    ) -> Result<(), LoadError> {
+        let ty = component.component_type();
+        let mut names = ty.imports(component.engine()).map(|(name, _)| name);
+        let of_files = |name: &&str| name.starts_with("wasi:filesystem/") && name.contains("@0.3.");
+        self.imports_p3_files = names.find(of_files).map(str::to_owned);
+        self.has_no_p3_files(&self.wasi)
+    }
+
+    fn has_no_p3_files(&self, wasi: &Wasi) -> Result<(), LoadError> {
+        match &self.imports_p3_files {
+            Some(import) if wasi.files.is_some() || !wasi.dirs.is_empty() => {
+                Err(LoadError::Wasi(format!(
+                    "the component imports {import}, and directories and file trees are not served to WASI 0.3: build \
+                     it for WASI 0.2, or give it no files"
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether something is done at each tick of a call.
@@ -127,8 +159,6 @@ impl Stores {
             memory_limit: self.memory_limit,
             instances: self.instances,
             way: self.way,
-            #[cfg(feature = "p3")]
-            has_p3: self.way.waits() && self.engine.inner.config.has_p3(),
         });
         let mut store = Store::new(self.engine.wasmtime(), host);
         if self.memory_limit != usize::MAX || self.instances.is_some() || self.limiter.is_some() {

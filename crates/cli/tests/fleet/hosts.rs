@@ -399,7 +399,7 @@ fn generation(head: &str) -> Option<u64> {
 /// A sandbox, as its client knows it.
 #[derive(Clone, Debug)]
 pub(crate) struct Sandbox {
-    id: String,
+    pub(crate) id: String,
     token: String,
 }
 

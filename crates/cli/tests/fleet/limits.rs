@@ -89,6 +89,29 @@ fn a_host_whose_disk_is_full_loses_nothing_and_takes_sandboxes_of_others() {
 }
 
 #[test]
+fn a_host_that_ends_with_a_full_disk_loses_no_acknowledged_call() {
+    let Some(mut fleet) = Fleet::prepare("", "", &[]) else { return };
+    let dir = fleet.dir.path().join("one/sandboxes");
+    fs::create_dir_all(&dir).unwrap();
+    let Some(disk) = SmallDisk::mount(&dir, 32) else { return };
+    fleet.begin();
+    let own = super::saved(&fleet, 2);
+    disk.fill(0);
+    let mut count = 2;
+    while count < 5 {
+        count += 1;
+        assert_eq!(own.run_soon(&fleet.hosts[2]), Ran::Count(count));
+    }
+    assert_eq!(own.ask_soon(&fleet.hosts[1], "POST", "/pause"), 507, "it is on the full host");
+    fleet.command(&["drain", "one"]);
+    fleet.hosts[0].wait();
+    assert_eq!(own.run_soon(&fleet.hosts[1]), Ran::Count(6));
+    let left = fs::read_dir("/dev/shm").unwrap().flatten().map(|entry| entry.file_name());
+    let left: Vec<_> = left.filter(|name| name.to_string_lossy().contains(&own.id)).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
 fn planted_bugs_are_caught() {
     if std::env::var_os("AFRESH_TEST_NATS_SERVER").is_none() {
         println!("SKIPPED: planted bugs: the test that catches them needs a nats-server");

@@ -9,8 +9,7 @@ fn a_child_waits_for_no_lock_of_its_parents_threads() {
     let mut options = PoolOptions::new(2048);
     options.background = None;
     let pool = Pool::new(options).unwrap();
-    let (kept, unused) =
-        (pool.take(Order::PAGE).unwrap().used(), pool.take(Order::PAGE).unwrap());
+    let (kept, unused) = (pool.take(Order::PAGE).unwrap().used(), pool.take(Order::PAGE).unwrap());
     let (held, is_held) = mpsc::channel();
     let (end, ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {

@@ -109,7 +109,8 @@ impl Image {
     /// [`ImageError::System`] when memory or descriptors ran out.
     pub unsafe fn capture(source: *const u8, pages: usize) -> Result<Image, ImageError> {
         // SAFETY: the caller's promise, passed on.
-        let extents = unsafe { store_nonzero(&[PageRange::new(0, pages)], source, Release::Whole)? };
+        let extents =
+            unsafe { store_nonzero(&[PageRange::new(0, pages)], source, Release::Whole)? };
         Ok(Image::from_extents(pages, extents))
     }
 

@@ -130,16 +130,32 @@ fn pages_that_a_child_may_read_stay() {
 #[derive(Clone, Debug)]
 enum Step {
     /// Writes `len` pages, some of them with zeros.
-    Write { page: usize, len: usize, byte: u8 },
+    Write {
+        page: usize,
+        len: usize,
+        byte: u8,
+    },
     Checkpoint,
     Freeze,
     Reset,
     /// Moves the slot to a state, by touching what differs or by mapping it anew.
-    Move { state: usize, anew: bool },
+    Move {
+        state: usize,
+        anew: bool,
+    },
     /// Makes a state of parts of two others.
-    Cut { one: usize, two: usize, page: usize, len: usize },
-    Compact { state: usize },
-    Drop { state: usize },
+    Cut {
+        one: usize,
+        two: usize,
+        page: usize,
+        len: usize,
+    },
+    Compact {
+        state: usize,
+    },
+    Drop {
+        state: usize,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -191,10 +207,9 @@ fn run(steps: &[Step]) {
         let count = states.len();
         match *step {
             Step::Write { page, len, byte } => {
-                for page in page..(page + len).min(PAGES) {
-                    fill(&mut slot, page, byte);
-                    live[page] = byte;
-                }
+                let pages = page..(page + len).min(PAGES);
+                pages.clone().for_each(|page| fill(&mut slot, page, byte));
+                live[pages].fill(byte);
             }
             Step::Checkpoint => {
                 states.push((slot.checkpoint().unwrap(), live.clone()));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use afresh::files::{Kind, Refused, Time};
 use axum::body::Body;
-use axum::extract::{FromRequest, Multipart, Request, State};
+use axum::extract::{FromRequest, Request, State};
 use axum::response::Response;
 use bytes::Bytes;
 use flate2::Compression;
@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use super::envd::{absolute, name, refused};
 use super::file_body::{FileBody, MAX_PIECE_BYTES};
 use super::file_metadata::{self, FileMetadata};
+use super::form::{self, FormError};
 use super::registry::{Sandboxes, blocking};
 use super::routes::{Answer, answer};
 use super::sandbox::Sandbox;
@@ -34,8 +35,6 @@ type All = State<Arc<Sandboxes>>;
 const MAX_READ_BYTES: u64 = 1 << 30;
 /// Maximum bytes of a file that is sent compressed: it is compressed as a whole.
 const MAX_COMPRESSED: u64 = 16 << 20;
-/// Maximum files of one form.
-const MAX_FILES: usize = 10_000;
 /// Bytes that are decompressed at once.
 const DECODED_PIECE: usize = 64 << 10;
 
@@ -135,15 +134,18 @@ pub(super) async fn write(State(all): All, file: FileAccess, request: Request) -
         false => request,
     };
     let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-    let files = if kind.is_some_and(|kind| kind.starts_with("multipart/form-data")) {
-        form(request, file.path).await?
-    } else {
-        let path = file.path.ok_or_else(|| {
-            ErrorResponse::new(StatusCode::BAD_REQUEST, "`path` must be the path of the file")
-        })?;
-        let bytes = Bytes::from_request(request, &()).await.map_err(too_large)?;
-        vec![(absolute(&path), bytes)]
-    };
+    let form = kind.filter(|kind| kind.starts_with("multipart/form-data")).map(str::to_owned);
+    if let Some(kind) = form {
+        let boundary = form::boundary(&kind).map_err(broken)?;
+        let body = Bytes::from_request(request, &()).await.map_err(too_large)?;
+        let files = blocking(move || form_files(&body, &boundary, file.path.as_deref())).await?;
+        return keep(&all, &file.sandbox, files, metadata).await;
+    }
+    let path = file.path.ok_or_else(|| {
+        ErrorResponse::new(StatusCode::BAD_REQUEST, "`path` must be the path of the file")
+    })?;
+    let bytes = Bytes::from_request(request, &()).await.map_err(too_large)?;
+    let files = vec![(absolute(&path), bytes)];
     keep(&all, &file.sandbox, files, metadata).await
 }
 
@@ -161,27 +163,28 @@ fn too_large(error: impl std::fmt::Display) -> ErrorResponse {
     ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, error.to_string())
 }
 
-/// The files of a form. A query can name the only one.
-async fn form(
-    request: Request,
-    path: Option<String>,
-) -> Result<Vec<(String, Bytes)>, ErrorResponse> {
-    let broken = |error: &dyn std::fmt::Display| {
-        ErrorResponse::new(StatusCode::BAD_REQUEST, format!("the form is broken: {error}"))
+fn broken(error: FormError) -> ErrorResponse {
+    let status = match error {
+        FormError::Files => StatusCode::PAYLOAD_TOO_LARGE,
+        _ => StatusCode::BAD_REQUEST,
     };
-    let form = Multipart::from_request(request, &()).await;
-    let mut form = form.map_err(|error| broken(&error.body_text()))?;
-    let mut files = Vec::new();
-    while let Some(field) = form.next_field().await.map_err(|error| broken(&error.body_text()))? {
-        if files.len() >= MAX_FILES {
-            return Err(too_large(format!("a form has at most {MAX_FILES} files; send several")));
-        }
-        let named = path.clone().or_else(|| field.file_name().map(str::to_owned));
-        let named = named.ok_or_else(|| broken(&"a file has no name"))?;
-        let bytes = field.bytes().await.map_err(|error| too_large(error.body_text()))?;
-        files.push((absolute(&named), bytes));
-    }
-    Ok(files)
+    ErrorResponse::new(status, format!("the form is broken: {error}"))
+}
+
+/// The files of a form, which share its bytes. A query can name the only one.
+fn form_files(
+    body: &Bytes,
+    boundary: &str,
+    path: Option<&str>,
+) -> Result<Vec<(String, Bytes)>, ErrorResponse> {
+    let file = |file: form::FormFile| {
+        let named = path.map(str::to_owned).or(file.name).ok_or_else(|| {
+            let message = "the form is broken: a file has no name";
+            ErrorResponse::new(StatusCode::BAD_REQUEST, message)
+        })?;
+        Ok((absolute(&named), body.slice(file.content)))
+    };
+    form::files(body, boundary).map_err(broken)?.into_iter().map(file).collect()
 }
 
 async fn keep(

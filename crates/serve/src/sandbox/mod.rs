@@ -29,12 +29,14 @@ mod file_access;
 mod file_body;
 mod file_metadata;
 mod file_transfer;
+mod form;
 #[cfg(feature = "fleet")]
 mod hosting;
 mod keys;
 mod lifecycle;
 mod listing;
 mod memory;
+mod memory_directory;
 mod output_router;
 mod overview;
 #[cfg(feature = "linux")]

@@ -356,6 +356,7 @@ impl Sandboxes {
         let place = self.calls.enter(&self.accounts, &sandbox.tenant, patience).await?;
         drop(waiting);
         self.ledger.check(&**sandbox)?;
+        self.check_not_ending(&life)?;
         // It may have been paused while this waited; only its client wakes it up.
         if kind != Operation::Slice && sandbox.times().paused {
             let message = format!("the sandbox {} is paused; connect to it first", sandbox.id);

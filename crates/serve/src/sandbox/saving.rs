@@ -1,22 +1,31 @@
 //! Saves of sandboxes: pauses by clients, saves of idle ones, and saves of a server that ends.
 //!
 //! Promises: a paused sandbox and its record are in the store before its client is answered. Saves that are not forced by
-//! the end of the server take turns by tenant.
+//! the end of the server take turns by tenant. A host of a fleet that ends saves its sandboxes also with a full disk.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use afresh::{Reference, SaveOptions};
+use afresh::{Reference, SaveOptions, Session};
+use hyper::StatusCode;
 use tokio::sync::OwnedMutexGuard;
 
 use super::connect::ConnectError;
+use super::memory_directory::MemoryDirectory;
 use super::record::SandboxRecord;
 use super::registry::{Sandboxes, blocking, lock, to_its_end};
 use super::sandbox::{Residency, Sandbox, next_event};
 use super::snapshots::own_bytes;
+use super::store::SavedState;
 use super::template::state_reference;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
+
+/// Whether a save was refused because the disk is full.
+fn is_full(refusal: &ErrorResponse) -> bool {
+    refusal.status == StatusCode::INSUFFICIENT_STORAGE
+}
 
 impl Sandboxes {
     /// Saves a sandbox. Its guest is dropped, unless there are checkpoints or relatives to go to. A paused one, or
@@ -52,6 +61,47 @@ impl Sandboxes {
         self.save(sandbox, true, false).await
     }
 
+    /// Refuses a call of a sandbox that an ending server has not saved yet. That save may fail, and a call that was
+    /// answered would be lost.
+    pub(super) fn check_not_ending(&self, life: &Residency) -> Result<(), ErrorResponse> {
+        if self.ending.load(Ordering::Relaxed) && matches!(life, Residency::Live(_)) {
+            let message = "this server is ending, and the call was not begun; try again";
+            return Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message));
+        }
+        Ok(())
+    }
+
+    /// Saves a state in the store of `dir`, and hands it to the fleet. Returns its own bytes as well.
+    fn store_state(
+        &self,
+        sandbox: &Sandbox,
+        session: &mut Session,
+        dir: &Path,
+    ) -> Result<(u64, SavedState), ErrorResponse> {
+        let name = state_reference(dir, &format!("sandbox-{}", sandbox.id));
+        let to: Reference = name.parse().map_err(|error| internal(&error))?;
+        let saved = session.save(&to, &SaveOptions::new()).map_err(|error| internal(&error))?;
+        let bytes = own_bytes(&saved);
+        Ok((bytes, self.ledger.save_state(dir, &saved, bytes)?))
+    }
+
+    /// The same for a host that ends with a full disk: its fleet has room, so the state goes there through memory.
+    /// Fails with `full` if that is not possible either.
+    fn store_state_past_disk(
+        &self,
+        sandbox: &Sandbox,
+        session: &mut Session,
+        full: ErrorResponse,
+    ) -> Result<(u64, SavedState), ErrorResponse> {
+        let stored = MemoryDirectory::create(&sandbox.id)
+            .map_err(|error| internal(&error))
+            .and_then(|memory| self.store_state(sandbox, session, memory.path()));
+        stored.map_err(|error| {
+            tracing::warn!(id = sandbox.id, why = error.message, "not saved through memory");
+            full
+        })
+    }
+
     pub(super) async fn save_now(
         self: Arc<Self>,
         sandbox: Arc<Sandbox>,
@@ -68,15 +118,20 @@ impl Sandboxes {
             };
             this.ledger.check(&*own)?;
             own.goes_on.store(next_event(session).is_some(), Ordering::Relaxed);
-            let name = state_reference(&this.config.dir, &format!("sandbox-{}", own.id));
-            let to: Reference = name.parse().map_err(|error| internal(&error))?;
-            let saved = session.save(&to, &SaveOptions::new()).map_err(|error| internal(&error))?;
-            let bytes = own_bytes(&saved);
-            let saved = this.ledger.save_state(&this.config.dir, &saved, bytes)?;
+            let here = this.store_state(&own, session, &this.config.dir);
+            let (bytes, saved) = match here {
+                Ok(stored) => {
+                    this.ledger.saved_here(&*own);
+                    // The state before has no name any more.
+                    this.litter.store(true, Ordering::Relaxed);
+                    stored
+                }
+                Err(refusal) if ending && is_full(&refusal) && this.ledger.releases() => {
+                    this.store_state_past_disk(&own, session, refusal)?
+                }
+                Err(refusal) => return Err(refusal),
+            };
             own.charge.store(bytes);
-            this.ledger.saved_here(&*own);
-            // The state before has no name any more.
-            this.litter.store(true, Ordering::Relaxed);
             if pause || ending {
                 let why = "the sandbox is saved, and its programs with it";
                 let why = ConnectError::new("unavailable", why);

@@ -165,18 +165,30 @@ async fn a_warm_up_whose_tasks_go_on_is_refused() {
 }
 
 #[tokio::test]
-async fn it_is_for_asynchronous_guests_and_knows_no_file_tree() {
+async fn it_is_for_asynchronous_guests_and_has_no_files() {
     let error = guest(GuestOptions::default()).warm_component().unwrap_err().to_string();
     assert!(error.contains("wasi:clocks/monotonic-clock@0.3.0"), "{error}");
     let text = r#"(component (import "wasi:filesystem/preopens@0.3.0" (instance
         (export "nothing" (func)))))"#;
-    let files = Some(Tree::new(Budget::default()));
-    let wasi = Wasi { files, ..Wasi::default() };
     let engine = Engine::new(EngineConfig { p3: true, ..EngineConfig::default() }).unwrap();
-    let options = GuestOptions { wasi, ..asynchronous() };
-    let guest = Guest::with_options(&engine, &wat::parse_str(text).unwrap(), options).unwrap();
-    let error = guest.warm_component_async(&WarmUp::new()).await.unwrap_err().to_string();
-    assert!(error.contains("wasi:filesystem"), "{error}");
+    let tree = Wasi { files: Some(Tree::new(Budget::default())), ..Wasi::default() };
+    let dirs = vec![(std::env::temp_dir(), "/data".to_owned(), false)];
+    let directory = Wasi { dirs, ..Wasi::default() };
+    for wasi in [tree, directory.clone()] {
+        let options = GuestOptions { wasi, stub_imports: true, ..asynchronous() };
+        let guest = Guest::with_options(&engine, &wat::parse_str(text).unwrap(), options).unwrap();
+        let error = guest.warm_component_async(&WarmUp::new()).await.unwrap_err().to_string();
+        assert!(error.contains("wasi:filesystem/preopens@0.3.0"), "{error}");
+        assert!(error.contains("WASI 0.2"), "{error}");
+    }
+    // Nor does one lease have any.
+    let text = r#"(component (import "wasi:filesystem/preopens@0.3.0" (instance)))"#;
+    let guest = Guest::with_options(&engine, &wat::parse_str(text).unwrap(), asynchronous());
+    let warm = guest.unwrap().warm_component_async(&WarmUp::new()).await.unwrap();
+    warm.lease_async(&LeaseOptions::default()).await.unwrap();
+    let options = LeaseOptions::new().wasi(directory);
+    let error = warm.lease_async(&options).await.unwrap_err().to_string();
+    assert!(error.contains("wasi:filesystem/preopens@0.3.0"), "{error}");
 }
 
 #[test]

@@ -19,9 +19,7 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 use futures_util::{StreamExt, TryStreamExt, stream};
-use reqwest::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderValue, LINK, RANGE,
-};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderValue, LINK, RANGE};
 use reqwest::redirect::Policy;
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde::Deserialize;

@@ -1,0 +1,84 @@
+"""Values from hostile guests: refused, or made within the time and memory of their size."""
+
+import random
+import struct
+import tracemalloc
+
+import afresh
+import pytest
+from afresh import _native
+
+
+def head(major: int, length: int) -> bytes:
+    return bytes([major << 5 | 26]) + struct.pack(">I", length)
+
+
+def number(value: int) -> bytes:
+    """A number as a tagged text of bytes, whatever its size."""
+    content = value.to_bytes((value.bit_length() + 7) // 8, "big")
+    return b"\xc2" + head(2, len(content)) + content
+
+
+# Numbers of the same hash: Python's hash of an integer is its remainder by this.
+MODULUS = 2**61 - 1
+
+
+@pytest.mark.parametrize("kind", ["map", "set"])
+def test_keys_that_collide_are_refused(kind: str) -> None:
+    keys = [number(7 + MODULUS * n) for n in range(1, 20_000)]
+    if kind == "map":
+        value = head(5, len(keys)) + b"".join(key + b"\xf6" for key in keys)
+    else:
+        # The tag of sets, 258.
+        value = b"\xd9\x01\x02" + head(4, len(keys)) + b"".join(keys)
+    with pytest.raises(afresh.MarshalError, match="same hash"):
+        _native.decode(value)
+
+
+def test_keys_that_collide_now_and_then_are_taken() -> None:
+    keys = [number(7 + MODULUS * n) for n in range(1, 50)]
+    value = head(5, 2 * len(keys)) + b"".join(key + b"\xf6" for key in keys + keys)
+    assert len(_native.decode(value)) == len(keys)
+    assert len(_native.decode(_native.encode({n: n for n in range(5000)}))) == 5000
+
+
+SEEDS = [
+    _native.encode({"a": [1, -2, 2**70, -(2**70), 1.5, None, True, b"bytes", "text \u00e9"], (1, 2): {3, "x"}, 4: {}}),
+    # An imaginary number, packed numbers, a date, an opaque value, a tuple.
+    b"\xd9\xa7\xf8\x82\xf9\x3c\x00\xf9\x40\x00",
+    b"\x83\xc1\xfb\x41\xd9\x00\x00\x00\x00\x00\x00\xd8\x27\x82\x61a\x61b\xc2\x42\x01\x00",
+]
+
+
+def test_any_bytes_are_a_value_or_an_error_within_their_memory() -> None:
+    draw = random.Random(11)
+    taken = 0
+    tracemalloc.start()
+    try:
+        for _ in range(4000):
+            value = bytearray(draw.choice(SEEDS))
+            for _ in range(draw.randrange(4)):
+                at = draw.randrange(len(value))
+                match draw.randrange(4):
+                    case 0:
+                        value[at] = draw.randrange(256)
+                    case 1:
+                        value[at] ^= 1 << draw.randrange(8)
+                    case 2:
+                        del value[at:]
+                    case _:
+                        value[at:at] = draw.choice([b"\x9b" + b"\xff" * 8, b"\xba\xff\xff\xff\xff", b"\x81" * 80])
+                if not value:
+                    break
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            try:
+                _native.decode(bytes(value))
+                taken += 1
+            except (afresh.MarshalError, TypeError):
+                pass
+            _, peak = tracemalloc.get_traced_memory()
+            assert peak - before < 256 * len(value) + (64 << 10), bytes(value).hex()
+    finally:
+        tracemalloc.stop()
+    assert taken > 500, taken
