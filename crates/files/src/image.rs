@@ -14,16 +14,18 @@ use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
 use crate::archive::Archive;
+use crate::docker_archive;
 use crate::error::LayerError;
 use crate::layer::{EntryKind, Layer, LayerLimits, Part};
 use crate::tar::{self, ImageRoom};
 
 /// Layers of an image, at most.
-const LAYERS: usize = 512;
+pub(crate) const LAYERS: usize = 512;
 /// Indexes that may name indexes.
 const DEPTH: usize = 4;
 /// Annotations with the name of an image: that of the specification, and that of Docker.
-const NAMES: [&str; 2] = ["org.opencontainers.image.ref.name", "io.containerd.image.name"];
+pub(crate) const NAMES: [&str; 2] =
+    ["org.opencontainers.image.ref.name", "io.containerd.image.name"];
 
 /// A blob of an image, as a document names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -224,8 +226,8 @@ pub struct OciImage {
 }
 
 impl OciImage {
-    /// The image in a directory of the OCI layout, or in a tar of one (`docker save` writes such), that `name` means there: a name that the layout's index gives, or the digest
-    /// of a manifest or an index. Without a name it is the only image, or the one for this machine.
+    /// The image in a directory of the OCI layout, in a tar of one, or in an archive of `docker save`, that `name` means there: a
+    /// name that the layout's index gives, the tag of an archive, or the digest of a manifest or an index. Without a name it is the only image, or the one for this machine.
     ///
     /// # Errors
     /// [`LayerError`]. Bytes and files beyond the limits are refused before they are unpacked.
@@ -335,6 +337,9 @@ fn unpacked(path: &Path, limits: &LayerLimits) -> Result<TempDir, LayerError> {
             out.write_all(&buffer[..piece]).map_err(failed)?;
             at += piece as u64;
         }
+    }
+    if !layout.path().join("index.json").is_file() {
+        docker_archive::convert(&archive, layout.path())?;
     }
     Ok(layout)
 }

@@ -47,6 +47,7 @@ mod bytes;
 mod changeset;
 mod content;
 mod diff;
+mod docker_archive;
 mod error;
 mod footprint;
 mod gathered;

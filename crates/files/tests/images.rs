@@ -148,6 +148,65 @@ fn a_layout_in_a_tar_is_one() {
 }
 
 #[test]
+fn an_archive_of_an_older_docker_save_is_an_image() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("image.tar");
+    let layers = [one("a", b"below").remove(0), one("b", b"above").remove(0)];
+    let digest = |bytes: &[u8]| {
+        use sha2::{Digest, Sha256};
+        Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+    };
+    let ids = layers.each_ref().map(|layer| format!("\"sha256:{}\"", digest(layer)));
+    let config = |ids: &str| {
+        format!(r#"{{"config":{{"Cmd":["run"],"Env":["A=b"]}},"rootfs":{{"diff_ids":[{ids}]}}}}"#)
+    };
+    let write = |config: &str, name: &str, manifest: &str| {
+        let entries = [
+            ("manifest.json", FILE, "", manifest.as_bytes()),
+            (name, FILE, "", config.as_bytes()),
+            ("one/layer.tar", FILE, "", &layers[0][..]),
+            // The layer of another image.
+            ("two/layer.tar", tar::EntryType::Symlink, "../three/layer.tar", b""),
+            ("three/layer.tar", FILE, "", &layers[1]),
+        ];
+        std::fs::write(&file, tarred(&entries)).unwrap();
+    };
+    let manifest = |config: &str| {
+        format!(
+            r#"[{{"Config":"{config}","RepoTags":["own:1"],"Layers":["one/layer.tar","two/layer.tar"]}}]"#
+        )
+    };
+    let good = config(&ids.join(","));
+    let named = format!("{}.json", digest(good.as_bytes()));
+    write(&good, &named, &manifest(&named));
+    let open = |name| OciImage::open(&file, name, &LayerLimits::default());
+    for name in [None, Some("own:1")] {
+        let image = open(name).unwrap();
+        assert_eq!(image.config().command, ["run"]);
+        let tree = over(image.layer());
+        assert_eq!(read(&tree, "a").unwrap(), b"below");
+        assert_eq!(read(&tree, "b").unwrap(), b"above");
+    }
+    assert!(open(Some("other")).unwrap_err().to_string().contains("own:1"));
+    let small = LayerLimits { bytes: 600, files: 100 };
+    assert!(OciImage::open(&file, None, &small).is_err());
+
+    let refused = |config: &str, name: &str, manifest: &str, why: &str| {
+        write(config, name, manifest);
+        let error = open(None).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    };
+    let swapped = config(&format!("{},{}", ids[1], ids[0]));
+    refused(&swapped, "c.json", &manifest("c.json"), "is damaged");
+    refused(&swapped, &named, &manifest(&named), "is damaged");
+    refused(&config(&ids[0]), "c.json", &manifest("c.json"), "another number of layers");
+    refused(&good, "c.json", &manifest("none.json"), "no such file");
+    refused(&good, "c.json", "{}", "not a usable layer");
+    let outside = r#"[{"Config":"c.json","Layers":["../../etc/passwd"]}]"#;
+    refused(&config(""), "c.json", outside, "no such file");
+}
+
+#[test]
 fn documents_from_strangers_end_in_an_error() {
     let layout = Layout::new();
     // An index that contains itself cannot be made by digest; a chain of indexes ends.

@@ -21,7 +21,7 @@ pub(super) struct ProgramCase {
     pub(super) unprivileged: bool,
     /// Whether it is part of `cargo xtask test`.
     pub(super) short: bool,
-    /// The image of the guest's root; without one the guest has the programs of the host.
+    /// The image for the root of the guest; without one it has the programs of the host.
     pub(super) image: Option<Image>,
     /// Why it fails as a guest, where that is known.
     pub(super) fails: Option<&'static str>,

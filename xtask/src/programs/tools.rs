@@ -70,7 +70,7 @@ mkdir out; tar -xzf tree.tgz -C out; diff -r tree out/tree && echo same
     },
     ProgramCase {
         name: "git",
-        about: "init, commits, a merge with a conflict, rebase, clone, gc, fsck, bisect",
+        about: "init, commits, a merge with a conflict, rebase, clone, gc, fsck, blame",
         needs: &["git"],
         packages: &["git"],
         short: true,

@@ -39,6 +39,8 @@ fn meant(reference: &Reference, error: &OpenError) -> ImageGuess {
     match (open, reference.place()) {
         (Some(Error::ContainerImage), _) => ImageGuess::Surely,
         (Some(Error::NoSuchName { .. }), Place::Directory(_)) => ImageGuess::Perhaps,
+        // An archive of another tool.
+        (Some(Error::Archive { .. } | Error::Io { .. }), Place::File(_)) => ImageGuess::Perhaps,
         _ => ImageGuess::No,
     }
 }
