@@ -13,6 +13,7 @@ mod net;
 mod signal_delivery;
 mod syscalls;
 mod tty;
+mod unserved;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -584,21 +585,9 @@ impl Sentry {
             number if takes_privilege(number) => Err(Errno::PERM.into()),
             // Files have no extended attributes.
             libc::SYS_setxattr..=libc::SYS_fremovexattr => Err(Errno::OPNOTSUPP.into()),
-            number => self.unknown(number),
+            number => self.refuse_unknown(number),
         }
-    }
-
-    /// A call that is not served.
-    fn unknown(&mut self, number: i64) -> SyscallResult {
-        // A guest can try any number of 32 bits.
-        if self.unserved.len() < MAX_UNSERVED || self.unserved.contains_key(&number) {
-            *self.unserved.entry(number).or_default() += 1;
-        }
-        Err(Errno::NOSYS.into())
     }
 }
-
-/// Maximum call numbers that are counted as not served.
-const MAX_UNSERVED: usize = 1024;
 
 const ZERO: SyscallControl = SyscallControl::Value(0);

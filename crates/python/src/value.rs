@@ -364,7 +364,7 @@ impl KeyHashes {
         *equal += 1;
         if *equal > MAX_EQUAL_HASHES {
             return Err(MarshalError::new_err(format!(
-                "more than {MAX_EQUAL_HASHES} keys or members of the guest's value have the same hash in Python"
+                "more than {MAX_EQUAL_HASHES} keys or members of the guest value have the same hash in Python"
             )));
         }
         Ok(())

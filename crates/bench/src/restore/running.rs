@@ -82,11 +82,11 @@ fn sample(time: Duration) -> Sample {
 }
 
 /// A way to save: its name, its stops, and more fields.
-type Way<'a> = (&'a str, &'a [Sample], Vec<(&'static str, Value)>);
+type Contestant<'a> = (&'a str, &'a [Sample], Vec<(&'static str, Value)>);
 
-fn rows(case: &str, ways: [Way<'_>; 2], sink: &mut Sink<'_>) {
-    let rival = ways[0].1;
-    for (strategy, samples, extra) in ways {
+fn rows(case: &str, contestants: [Contestant<'_>; 2], sink: &mut Sink<'_>) {
+    let rival = contestants[0].1;
+    for (strategy, samples, extra) in contestants {
         let table = "save-running";
         sink(&Line { table, case, strategy, samples, rival, delays: None, extra }.row());
     }

@@ -25,8 +25,9 @@ pub(crate) fn is_memory_accounted() -> bool {
 
 /// Mappings up to which guests make calls themselves: half of what the kernel allows.
 fn most_mappings() -> usize {
-    static MOST: OnceLock<usize> = OnceLock::new();
-    *MOST.get_or_init(|| setting("/proc/sys/vm/max_map_count").unwrap_or(DEFAULT_MAPPINGS) / 2)
+    static MAX_MAPPINGS: OnceLock<usize> = OnceLock::new();
+    *MAX_MAPPINGS
+        .get_or_init(|| setting("/proc/sys/vm/max_map_count").unwrap_or(DEFAULT_MAPPINGS) / 2)
 }
 
 impl Process {

@@ -27,7 +27,7 @@ use super::watch::{Loss, Watch};
 
 /// Pages protected without letting go of the lock: a fraction of a millisecond.
 const CHUNK: usize = 512;
-/// Passes over the pages that were written meanwhile.
+/// Passes over the pages that were written during a pass.
 const MAX_PASSES: usize = 5;
 /// Open pages that a freeze protects in a fraction of a millisecond.
 const FEW_PAGES: usize = 64;
@@ -36,8 +36,8 @@ const MAX_ATTEMPTS: u32 = 20_000;
 const PAUSE: Duration = Duration::from_micros(50);
 
 impl Service<'_> {
-    /// Protects all pages, while the guest runs. Returns the number of pages that it has written to meanwhile, which a
-    /// freeze still has to protect.
+    /// Protects all pages, while the guest runs. Returns the number of pages written since, which a freeze still has
+    /// to protect.
     pub(super) fn prepare(&self) -> Result<usize, RequestError> {
         if self.mappings.iter().any(|mapping| mapping.unit != 1) {
             return Err(RequestError::HugePages);
@@ -162,7 +162,7 @@ impl Service<'_> {
         for (number, mapping) in self.mappings.iter().enumerate() {
             for start in (0..mapping.pages).step_by(CHUNK) {
                 let pages = self.lock();
-                // Prepared again meanwhile, by another client.
+                // Prepared again by another client.
                 if pages.watch.is_some() {
                     return;
                 }

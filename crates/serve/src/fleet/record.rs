@@ -38,7 +38,8 @@ impl Entry {
         Self { written: self.written.or(Some(time)), ..self }
     }
 
-    /// The rest of the sandbox's time at `now`, in milliseconds, by the clock of the NATS servers. `time` is that of the entry.
+    /// The remaining time of the sandbox at `now`, in milliseconds, by the clock of the NATS servers. `time` is that
+    /// of the entry.
     /// The clock of the host that wrote the record counts only against itself.
     pub(crate) fn remaining(&self, time: u64, now: u64) -> u64 {
         let SandboxRecord { ends, noted, .. } = self.record;
@@ -124,7 +125,7 @@ mod tests {
 
     /// Entries as version 0.1.0 writes them. They are never changed: each later version reads them.
     #[test]
-    fn entries_of_the_first_version_are_read_for_ever() {
+    fn entries_of_the_first_version_are_still_read() {
         const LIVE: &str = r#"{"owner":"0a1b2c3d4e5f-1","record":{"id":"aabbcc0123456789abcdef","tenant":"acme","template":"script","token":"t","metadata":{"a":"b"},"envs":{"K":"v"},"public":true,"auto_resume":true,"started":1,"ends":9,"noted":2,"paused":false,"pause_at_end":true,"runs":3,"goes_on":true,"generation":4,"stored":5,"memory":6},"state":{"digest":"sha256:00","bytes":7,"by":"0a1b2c3d4e5f-1"},"written":8}"#;
         let live: Entry = serde_json::from_str(LIVE).unwrap();
         assert_eq!((live.owner.as_deref(), live.written), (Some("0a1b2c3d4e5f-1"), Some(8)));
@@ -132,8 +133,8 @@ mod tests {
         assert!(settings.public && settings.auto_resume && *pause_at_end && *generation == 4);
         assert_eq!(serde_json::to_string(&live).unwrap(), LIVE, "entries have another form");
         // The least that an entry has, of a sandbox that was never saved.
-        const LEAST: &str = r#"{"owner":null,"record":{"id":"i","tenant":"acme","template":"script","token":"t","metadata":{},"started":1,"ends":9,"paused":true,"pause_at_end":false,"runs":0},"state":null}"#;
-        let least: Entry = serde_json::from_str(LEAST).unwrap();
+        const MINIMAL: &str = r#"{"owner":null,"record":{"id":"i","tenant":"acme","template":"script","token":"t","metadata":{},"started":1,"ends":9,"paused":true,"pause_at_end":false,"runs":0},"state":null}"#;
+        let least: Entry = serde_json::from_str(MINIMAL).unwrap();
         assert!(least.record.paused && least.state.is_none() && least.record.noted == 0);
         // A later version may write more, and this one reads the rest: both run in one fleet during an upgrade.
         let newer = LIVE.replacen("\"written\"", "\"later\":[1],\"written\"", 1);

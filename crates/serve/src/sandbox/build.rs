@@ -275,7 +275,7 @@ impl Sandboxes {
         let allowed = &self.config.build_images;
         if !allowed.iter().any(|prefix| name.starts_with(prefix.as_str())) {
             let message = format!(
-                "the image {name} is not allowed; the key `build-images` of the server's configuration lists the \
+                "the image {name} is not allowed; the key `build-images` of the configuration lists the \
                  beginnings of the names of images: {}",
                 allowed.join(", ")
             );

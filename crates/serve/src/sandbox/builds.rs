@@ -73,7 +73,7 @@ struct LogEntry {
 }
 
 impl LogEntry {
-    fn said(&self) -> Value {
+    fn to_json(&self) -> Value {
         json!({"timestamp": rfc3339(self.at), "level": self.level, "message": self.text})
     }
 }
@@ -146,7 +146,7 @@ impl Build {
             "buildID": self.id,
             "status": stage,
             "logs": entries.iter().map(|entry| entry.text.as_str()).collect::<Vec<_>>(),
-            "logEntries": entries.iter().map(|entry| entry.said()).collect::<Vec<_>>(),
+            "logEntries": entries.iter().map(|entry| entry.to_json()).collect::<Vec<_>>(),
         });
         if let Stage::Failed(why, step) = &progress.stage {
             said["reason"] = json!({"message": why, "logEntries": []});
@@ -290,7 +290,7 @@ impl Builds {
         (files, token): (&str, &str),
         content: &[u8],
     ) -> Result<(), ErrorResponse> {
-        let stored = kept(dir, content).map_err(|error| internal(&error))?;
+        let stored = store_upload(dir, content).map_err(|error| internal(&error))?;
         let mut uploads = lock(&self.uploads);
         let Some(at) = uploads.iter().position(|upload| upload.is_for(files, token)) else {
             return Err(invalid_link());
@@ -325,7 +325,7 @@ impl Builds {
 }
 
 /// Writes a file without a name.
-fn kept(dir: &Path, content: &[u8]) -> io::Result<File> {
+fn store_upload(dir: &Path, content: &[u8]) -> io::Result<File> {
     let path =
         dir.join(format!("upload-{}", random(8).map_err(|error| io::Error::other(error.message))?));
     let mut file = File::options().read(true).write(true).create_new(true).open(&path)?;

@@ -40,7 +40,7 @@ impl DirectoryStore {
         Ok(Self { sandboxes, snapshots, known })
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<String, SnapshotRecord>> {
+    fn lock_known(&self) -> MutexGuard<'_, BTreeMap<String, SnapshotRecord>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -80,7 +80,7 @@ impl SandboxStore for DirectoryStore {
     }
 
     fn known_snapshots(&self) -> Vec<SnapshotRecord> {
-        self.known().values().cloned().collect()
+        self.lock_known().values().cloned().collect()
     }
 
     async fn create_snapshot(&self, snapshot: StoredSnapshot) -> Result<(), ErrorResponse> {
@@ -89,7 +89,7 @@ impl SandboxStore for DirectoryStore {
         };
         let record = snapshot.record;
         store(&record)?;
-        let mut all = self.known();
+        let mut all = self.lock_known();
         for other in all.values_mut().filter(|other| other.tenant == record.tenant) {
             let had = other.names.len();
             other.names.retain(|name| !record.names.contains(name));
@@ -106,7 +106,7 @@ impl SandboxStore for DirectoryStore {
         tenant: &str,
         name: &str,
     ) -> Result<Option<StoredSnapshot>, ErrorResponse> {
-        let all = self.known();
+        let all = self.lock_known();
         let own = |record: &&SnapshotRecord| record.tenant == tenant;
         let named = |record: &&SnapshotRecord| record.names.iter().any(|own| own == name);
         let by_id = all.get(name).filter(own);
@@ -115,12 +115,12 @@ impl SandboxStore for DirectoryStore {
     }
 
     async fn snapshots(&self, tenant: &str) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
-        let all = self.known();
+        let all = self.lock_known();
         Ok(all.values().filter(|record| record.tenant == tenant).cloned().collect())
     }
 
     async fn remove_snapshot(&self, record: &SnapshotRecord) -> Result<(), ErrorResponse> {
-        self.known().remove(&record.id);
+        self.lock_known().remove(&record.id);
         let (records, id) = (self.snapshots.clone(), record.id.clone());
         blocking(move || records.remove(&id).map_err(|error| internal(&error))).await
     }

@@ -165,7 +165,7 @@ fn head(body: &[u8], from: usize) -> Result<(Option<String>, usize), FormError> 
 mod tests {
     use super::*;
 
-    fn found(body: &str, boundary: &str) -> Result<Vec<(Option<String>, String)>, FormError> {
+    fn parts_of(body: &str, boundary: &str) -> Result<Vec<(Option<String>, String)>, FormError> {
         let files = files(body.as_bytes(), boundary)?;
         Ok(files.into_iter().map(|file| (file.name, body[file.content].to_owned())).collect())
     }
@@ -191,9 +191,9 @@ mod tests {
             // A boundary that begins with this one is one.
             (some("/home/a b.txt"), "one"),
         ];
-        assert_eq!(found(&body.concat(), "b").unwrap_err(), FormError::Line);
+        assert_eq!(parts_of(&body.concat(), "b").unwrap_err(), FormError::Line);
         let body = body.concat().replace("--bc", "--ac");
-        let contents = found(&body, "b").unwrap();
+        let contents = parts_of(&body, "b").unwrap();
         assert_eq!(contents[0].0, expected[0].0);
         let contents: Vec<_> =
             contents.iter().map(|(name, text)| (name.as_deref(), text.as_str())).collect();
@@ -207,35 +207,36 @@ mod tests {
                 (None, "\r\n--\r\n"),
             ]
         );
-        assert_eq!(found("--b--", "b").unwrap(), []);
+        assert_eq!(parts_of("--b--", "b").unwrap(), []);
         for empty in ["--b\r\n\r\n\r\n--b--", "--b\r\n\r\n--b--"] {
-            assert_eq!(found(empty, "b").unwrap(), [(None, String::new())]);
+            assert_eq!(parts_of(empty, "b").unwrap(), [(None, String::new())]);
         }
     }
 
     #[test]
     fn every_cut_form_is_refused() {
         let whole = part("Content-Disposition: form-data; filename=a", "text") + "--b--";
-        assert_eq!(found(&whole, "b").unwrap().len(), 1);
+        assert_eq!(parts_of(&whole, "b").unwrap().len(), 1);
         for end in 0..whole.len() {
-            assert_eq!(found(&whole[..end], "b").unwrap_err(), FormError::BreaksOff, "{end}");
+            assert_eq!(parts_of(&whole[..end], "b").unwrap_err(), FormError::BreaksOff, "{end}");
         }
     }
 
     #[test]
     fn hostile_forms_are_refused() {
-        let head = |lines: &str| found(&format!("--b\r\n{lines}\r\n\r\n--b--"), "b").unwrap_err();
+        let head =
+            |lines: &str| parts_of(&format!("--b\r\n{lines}\r\n\r\n--b--"), "b").unwrap_err();
         assert_eq!(head("no header"), FormError::Header);
         assert_eq!(head(&"x: y\r\n".repeat(40)), FormError::Head);
         assert_eq!(head(&format!("x: {}", "y".repeat(MAX_HEAD))), FormError::Head);
-        assert_eq!(found("--b x\r\n", "b").unwrap_err(), FormError::Line);
+        assert_eq!(parts_of("--b x\r\n", "b").unwrap_err(), FormError::Line);
         let many = "--b\r\n\r\n\r\n".repeat(MAX_FILES + 1) + "--b--";
-        assert_eq!(found(&many, "b").unwrap_err(), FormError::Files);
+        assert_eq!(parts_of(&many, "b").unwrap_err(), FormError::Files);
         // Linear: lines that are all but a boundary.
         let line = "b".repeat(MAX_BOUNDARY);
         let near = format!("\r\n--{}", &line[1..]).repeat(100_000);
         let body = format!("--{line}\r\n\r\n{near}\r\n--{line}--");
-        assert_eq!(found(&body, &line).unwrap()[0].1.len(), near.len());
+        assert_eq!(parts_of(&body, &line).unwrap()[0].1.len(), near.len());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Templates over HTTP, in the shape of E2B's API: builds, their files and logs, names, tags and lists.
+//! Templates over HTTP, as in the API of E2B: builds, their files and logs, names, tags and lists.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(super) async fn announce(State(all): All, Tenant(tenant): Tenant, body: Byte
     let memory = new.memory_mib;
     let (name, tags) = new.names()?;
     if all.has_template(&name) {
-        let message = format!("the template {name} is one of the server's configuration");
+        let message = format!("the template {name} is one of the configuration");
         return Err(ErrorResponse::new(StatusCode::CONFLICT, message));
     }
     let most = all.templates.iter().map(|warm| warm.config.memory >> 20).max().unwrap_or_default();

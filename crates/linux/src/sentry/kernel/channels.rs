@@ -494,7 +494,7 @@ mod tests {
         assert!(channels.get(id).is_none());
     }
 
-    fn sent(parcel: u64) -> Ancillary {
+    fn parcel_of(parcel: u64) -> Ancillary {
         Ancillary { parcel: Some(parcel), ..Ancillary::default() }
     }
 
@@ -535,15 +535,15 @@ mod tests {
         let id = channels.add().unwrap();
         let channel = channels.get_mut(id).unwrap();
         assert_eq!((channel.push(b"plain"), channel.push(b"gift")), (5, 4));
-        channel.attach(sent(7), 4);
+        channel.attach(parcel_of(7), 4);
         assert_eq!(channel.push(b"more"), 4);
         // Earlier bytes may be read with a message, later ones may not.
         assert_eq!((channel.together(), channel.skip(3), channel.together()), (9, None, 6));
         assert_eq!((channel.skip(4), channel.together()), (Some(7), 6));
         assert_eq!(channel.peek(99), b"ftmore");
-        channel.attach(sent(8), 1);
+        channel.attach(parcel_of(8), 1);
         assert!(channel.is_sound());
-        channel.attach(sent(9), 2);
+        channel.attach(parcel_of(9), 2);
         assert!(!channel.is_sound(), "two for the same bytes");
         assert_eq!(channels.leave(id, false), [8, 9]);
         assert_eq!(channels.parcels().count(), 0);

@@ -1,13 +1,13 @@
 //! Sets of held things that a large fleet knows although each host hears a part of it: a host announces its set to all
 //! unless enough others have announced the same one lately.
 //!
-//! Promises: each set is announced about [`ENOUGH`] times in an interval, however many hosts have it, while one
+//! Promises: each set is announced about [`MIN_HEARD`] times in an interval, however many hosts have it, while one
 //! of them is up.
 
 use std::collections::HashMap;
 
 /// Announcements of a set in an interval after which further hosts keep silent.
-const ENOUGH: u32 = 2;
+const MIN_HEARD: u32 = 2;
 /// Sets that are counted.
 const MAX_SETS: usize = 10_000;
 
@@ -31,7 +31,7 @@ impl Announcements {
     pub fn is_due(&mut self, own: &str) -> bool {
         let heard = self.heard.get(own).copied().unwrap_or_default();
         self.heard.clear();
-        heard < ENOUGH
+        heard < MIN_HEARD
     }
 }
 
