@@ -9,7 +9,7 @@ const MAX_UNSERVED: usize = 1024;
 
 impl Sentry {
     /// Refuses a call that is not served.
-    pub(super) fn refuse_unknown(&mut self, number: i64) -> SyscallResult {
+    pub(in crate::sentry) fn refuse_unknown(&mut self, number: i64) -> SyscallResult {
         // A guest can try any number of 32 bits.
         if self.unserved.len() < MAX_UNSERVED || self.unserved.contains_key(&number) {
             *self.unserved.entry(number).or_default() += 1;

@@ -59,7 +59,7 @@ impl Sentry {
         }
         // There is one control group. `clone` has one place for the number of the parent and for the descriptor.
         if flags & INTO_CGROUP != 0 || described && told {
-            return self.unknown(libc::SYS_clone3);
+            return self.refuse_unknown(libc::SYS_clone3);
         }
         let top = stack.checked_add(stack_len).ok_or(Errno::INVAL)?;
         let place = if described { pidfd } else { parent };

@@ -63,7 +63,7 @@ impl Sentry {
         let copies = flags & libc::CLONE_VM == 0;
         // Memory is shared only while the parent waits. The lowest byte is the signal at the child's end.
         if flags & !SERVED & !0xff != 0 || !(copies || waits) {
-            return self.unknown(libc::SYS_clone);
+            return self.refuse_unknown(libc::SYS_clone);
         }
         let described = flags & libc::CLONE_PIDFD != 0;
         if described {

@@ -40,7 +40,7 @@ impl Sentry {
         let [flags, stack, parent, child, base, _] = *a;
         let flags = flags as i32;
         if flags & SHARED != SHARED {
-            return self.unknown(libc::SYS_clone);
+            return self.refuse_unknown(libc::SYS_clone);
         }
         self.state.threads.check_room()?;
         self.state.check_tasks()?;
