@@ -23,24 +23,23 @@ use machine::{Machine, Program};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 
-/// The packages whose tests run, lowest layer first, and whether `--short` has them.
+/// The packages whose tests run, in this order, and whether `--short` has them. Those of the Wasm guests take
+/// minutes to compile: `--package wasm`.
 const PACKAGES: [(&str, bool); 8] = [
     ("sys", true),
-    ("memory", true),
     ("frames", true),
     ("pool", true),
+    ("memory", true),
     ("arena", false),
     ("snapshot", false),
     ("store", false),
     ("pager", false),
 ];
 
-/// Packages of the wasm engine, which takes minutes to compile.
-const WASM: &str = "wasm";
+const USAGE: &str =
+    "usage: cargo xtask aarch64 [--short | --check | --package NAME…] [--pages 4k|16k] [FILTER…]";
 
-const USAGE: &str = "usage: cargo xtask aarch64 [--short | --wasm | --check] [--pages 4k|16k]";
-
-/// The size of the machine's pages.
+/// The page size of the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Pages {
     #[default]
@@ -52,9 +51,12 @@ enum Pages {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Options {
     short: bool,
-    wasm: bool,
     check: bool,
+    /// The packages to test in place of [`PACKAGES`].
+    packages: Vec<String>,
     pages: Pages,
+    /// Parts of names: only such tests run.
+    filters: Vec<String>,
 }
 
 impl Options {
@@ -64,8 +66,14 @@ impl Options {
         while let Some(argument) = arguments.next() {
             match argument {
                 "--short" => options.short = true,
-                "--wasm" => options.wasm = true,
                 "--check" => options.check = true,
+                "--package" => {
+                    let name = arguments.next().context(USAGE)?;
+                    if !host::repository().join("crates").join(name).is_dir() {
+                        bail!("there is no package crates/{name}; {USAGE}");
+                    }
+                    options.packages.push(name.to_owned());
+                }
                 "--pages" => {
                     options.pages = match arguments.next() {
                         Some("4k") => Pages::Small,
@@ -74,26 +82,27 @@ impl Options {
                         None => bail!(USAGE),
                     };
                 }
-                other => bail!("unknown argument {other:?}; {USAGE}"),
+                option if option.starts_with('-') => bail!("unknown option {option:?}; {USAGE}"),
+                filter => options.filters.push(filter.to_owned()),
             }
         }
-        if [options.short, options.wasm, options.check].iter().filter(|set| **set).count() > 1 {
-            bail!("--short, --wasm and --check exclude each other; {USAGE}");
+        let choices = [options.short, options.check, !options.packages.is_empty()];
+        if choices.iter().filter(|set| **set).count() > 1 {
+            bail!("--short, --check and --package exclude each other; {USAGE}");
         }
         Ok(options)
     }
 
     /// The packages to test.
-    fn packages(&self) -> Vec<&'static str> {
+    fn packages(&self) -> Vec<&str> {
         if self.pages == Pages::Large {
             return vec!["sys"];
         }
-        let chosen = |(name, short): (&'static str, bool)| (short || !self.short).then_some(name);
-        let mut packages: Vec<_> = PACKAGES.into_iter().filter_map(chosen).collect();
-        if self.wasm {
-            packages.push(WASM);
+        if !self.packages.is_empty() {
+            return self.packages.iter().map(String::as_str).collect();
         }
-        packages
+        let chosen = |(name, short)| (short || !self.short).then_some(name);
+        PACKAGES.into_iter().filter_map(chosen).collect()
     }
 }
 
@@ -109,7 +118,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     println!("{} test programs: {:.0} s", programs.len(), start.elapsed().as_secs_f64());
     let mut tally = Tally::default();
     let start = Instant::now();
-    let result = Machine::new(options.pages, programs)?.run(&mut tally);
+    let result = Machine::new(&options, programs)?.run(&mut tally);
     println!("\nthe machine ran for {:.0} s", start.elapsed().as_secs_f64());
     for line in &tally.skips {
         println!("{line}");
@@ -147,7 +156,7 @@ fn folder() -> PathBuf {
     host::target_folder().join("aarch64")
 }
 
-/// Cargo, for arm64, in a target folder of its own.
+/// Cargo for arm64, with a separate target folder.
 fn cross(command: &str) -> Command {
     let mut cargo = cargo();
     cargo
@@ -160,7 +169,7 @@ fn cross(command: &str) -> Command {
     cargo
 }
 
-/// Compiles the engine and the guests of the front crate that arm64 has, without running anything.
+/// Compiles the packages without their tests, and runs nothing.
 fn check() -> Result<()> {
     let mut engine = cross("check");
     for (name, _) in PACKAGES {
@@ -236,7 +245,13 @@ mod tests {
             Options::parse(&words.iter().map(ToString::to_string).collect::<Vec<_>>())
         };
         assert_eq!(parse(&["--pages", "16k"]).expect("it is known").packages(), ["sys"]);
-        for wrong in [&["--pages", "64k"][..], &["--pages"], &["--short", "--wasm"], &["x"]] {
+        for wrong in [
+            &["--pages", "64k"][..],
+            &["--pages"],
+            &["--package", "no"],
+            &["--short", "--check"],
+            &["--x"],
+        ] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -40,10 +40,11 @@ const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
 Commands:
-  aarch64 [--short | --wasm | --check] [--pages 4k|16k]
+  aarch64 [--short | --check | --package NAME…] [--pages 4k|16k] [FILTER…]
                          Cross-compile the engine's tests and run them on arm64 Linux, in an emulated machine with
-                         Debian's kernel. --short runs those of the lowest layers, --wasm adds those of the Wasm
-                         guests, --check compiles only. --pages 16k boots a kernel that afresh refuses.
+                         Debian's kernel. --short runs those of the lowest layers, --package those of crates/NAME;
+                         --check compiles only. --pages 16k boots a kernel that afresh refuses. A FILTER is a part of
+                         the names of the tests that run.
   book                   Check the pages and links of the documentation, and build the book with mdbook into
                          target/book.
   conformance [--source REPOSITORY] [CALL…]

@@ -88,6 +88,16 @@
 
 #![cfg_attr(not(feature = "wasm"), allow(rustdoc::broken_intra_doc_links))]
 
+// The crates of these guests are empty elsewhere, and the errors of missing names would not say why.
+#[cfg(all(feature = "linux", not(all(target_os = "linux", target_arch = "x86_64"))))]
+compile_error!(
+    "the feature `linux` of afresh needs x86_64 Linux: Linux programs do not run as guests on this target yet. Build with `--no-default-features` and the features you need, such as `wasm`"
+);
+#[cfg(all(feature = "vm", not(all(target_os = "linux", target_arch = "x86_64"))))]
+compile_error!(
+    "the feature `vm` of afresh needs x86_64 Linux: micro-VMs do not run on this target yet. Build with `--no-default-features` and the features you need, such as `wasm`"
+);
+
 #[cfg(feature = "snapshots")]
 mod error;
 #[cfg(feature = "guests")]

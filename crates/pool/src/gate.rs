@@ -41,8 +41,8 @@ impl Gate {
         !over
     }
 
-    /// Wakes every waiting thread, to look again. What they look for was stored before, with `SeqCst` or under a lock
-    /// that they take.
+    /// Wakes every waiting thread, to look again. The caller stored the item before, with `SeqCst` or under a lock that
+    /// they take.
     #[inline]
     pub(crate) fn signal(&self) {
         between_return_and_look();

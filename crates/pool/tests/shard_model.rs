@@ -30,11 +30,11 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use shard::{Idle, Shard};
 
-/// The counts of an item's resets, which the model does not use.
+/// Counts of resets, which the model does not use.
 #[derive(Default)]
 pub struct Resets;
 
-/// The part of the pool's trait that shards use.
+/// The methods of the trait that shards use.
 pub trait Recycle {
     /// The kind of work that the item is warm for.
     fn key(&self) -> usize;

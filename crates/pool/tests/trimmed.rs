@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use afresh_pool::{Exhausted, Limits, Pool, Recycle, Recycled};
 
-/// Its trimming reports that it began, and lasts until it is told to end.
+/// An item that reports the start of its trimming, and ends it at a message.
 struct Item {
     begun: Sender<()>,
     end: Receiver<()>,

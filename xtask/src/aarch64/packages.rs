@@ -1,6 +1,6 @@
 //! Debian's arm64 kernel and busybox, downloaded and unpacked, never installed.
 //!
-//! apt reads an index of its own in a folder of its own, so that the host's packages stay as they are, and checks the
+//! apt reads a separate index in a separate folder, so that the packages of the host stay as they are. It checks the
 //! index against Debian's keys.
 
 use std::fs;

@@ -5,8 +5,8 @@
 //! and allocates nothing, so it may run in a signal handler, in several threads at once.
 //!
 //! Memory ordering: the levels are stored from the pages up and loaded from the flag down, each store of an upper
-//! level a release and each load of one an acquire. So whoever finds a bit of an upper level finds the page below it,
-//! and a page that is marked during an emptying is in this list or in the next one.
+//! level a release and each load of one an acquire. A thread that finds a bit of an upper level thus finds the page
+//! below it. A page that is marked while the set is emptied is in this list or in the next one.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Parts of the kernel's interface that differ between processors.
+//! The interface of the kernel where it differs between processors.
 //!
 //! Numbers of system calls come from `libc`; those of ioctls, and the structures behind them, are the same on both.
 

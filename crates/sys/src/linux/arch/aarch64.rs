@@ -2,7 +2,7 @@
 
 use std::mem::offset_of;
 
-/// The head of a record behind the registers of a signal's context.
+/// The head of a record. Records are behind the registers in the context of a signal.
 #[repr(C)]
 struct Record {
     magic: u32,
@@ -12,7 +12,7 @@ struct Record {
 /// `ESR_MAGIC`: the record with the exception's syndrome.
 const SYNDROME: u32 = 0x4553_5201;
 
-/// Bytes of records (`__reserved` of the kernel's `struct sigcontext`, which begins at a multiple of 16).
+/// Bytes of records: `__reserved` in `struct sigcontext`, which is aligned to 16.
 const RECORD_BYTES: usize = 4096;
 
 /// Where the records begin: after the fault's address, 31 registers, the stack pointer, the program counter and the
@@ -20,8 +20,8 @@ const RECORD_BYTES: usize = 4096;
 const RECORDS: usize =
     (offset_of!(libc::ucontext_t, uc_mcontext) + 35 * size_of::<u64>()).next_multiple_of(16);
 
-/// Whether the access was a write: a bit of the exception's syndrome. The kernel adds the syndrome to the context of
-/// each fault that has an address.
+/// Whether the access was a write: a bit of the syndrome, which the kernel adds to the context of each fault that has
+/// an address.
 ///
 /// # Safety
 /// `context` must be the one that the kernel passed to a handler.
@@ -49,7 +49,7 @@ fn syndrome(records: &[u64; RECORD_BYTES / 8]) -> Option<u64> {
     None
 }
 
-/// What a syndrome says about an access: nothing, if the exception is not an abort of a data access.
+/// Whether the access was a write, for an abort of a data access.
 fn is_write(syndrome: u64) -> Option<bool> {
     /// Data aborts of a lower level and of the same one.
     const DATA_ABORTS: [u64; 2] = [0x24, 0x25];
