@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use afresh_pool::{Exhausted, Limits, Pool, Recycle, Recycled};
 
@@ -32,7 +32,8 @@ impl Recycle for Item {
 
 #[test]
 fn a_thread_that_waits_gets_the_item_that_was_trimmed() {
-    let exhausted = Exhausted::Wait(Duration::from_secs(20));
+    const LONG: Duration = Duration::from_secs(20);
+    let exhausted = Exhausted::Wait(LONG);
     let pool = Pool::new(Limits { items: 1, exhausted, ..Limits::default() });
     let ((began, begun), (end, ended)) = (channel(), channel());
     drop(pool.get(1, |_| Ok::<_, Infallible>(Item { begun: began, end: ended })).unwrap());
@@ -43,7 +44,10 @@ fn a_thread_that_waits_gets_the_item_that_was_trimmed() {
             scope.spawn(|| pool.get(1, |_| -> Result<Item, Infallible> { panic!() }).is_ok());
         // Time to begin to wait. The test passes without it, but then it shows less.
         std::thread::sleep(Duration::from_millis(50));
+        let trimmed = Instant::now();
         end.send(()).unwrap();
-        assert!(waiting.join().unwrap(), "it waited for another return");
+        assert!(waiting.join().unwrap());
+        // At the end of its time it looks once more, and finds the item without a signal.
+        assert!(trimmed.elapsed() < LONG / 2, "it waited for another return");
     });
 }
