@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -127,6 +128,14 @@ impl Unit {
             .map(|(name, value)| Some((name.clone(), words(value)?)))
             .collect();
         Self::new(value["folder"].as_str()?.into(), arguments?, variables?)
+    }
+
+    /// Whether its package's manifest changed after it was recorded, and with it perhaps its dependencies and features.
+    fn is_older_than_manifest(&self, recorded: SystemTime) -> bool {
+        let folder = self.variables.get("CARGO_MANIFEST_DIR");
+        let manifest = folder.map(|folder| Path::new(folder).join("Cargo.toml"));
+        let changed = manifest.and_then(|manifest| manifest.metadata().ok()?.modified().ok());
+        changed.is_some_and(|changed| changed > recorded)
     }
 
     /// The files of its dependencies.
@@ -289,11 +298,12 @@ impl Built {
             let Some(unit) = Unit::read(&text) else { continue };
             let key = (unit.source.clone(), unit.test);
             let Some(target) = self.targets.get(&key) else { continue };
+            let recorded = entry.metadata()?.modified()?;
             // Units of an earlier build have other dependencies, or are older versions of the same unit.
-            if !self.fits(&unit) {
+            if !self.fits(&unit) || unit.is_older_than_manifest(recorded) {
                 continue;
             }
-            let rank = (target.is(&unit), entry.metadata()?.modified()?);
+            let rank = (target.is(&unit), recorded);
             if found.get(&key).is_none_or(|(other, _)| *other < rank) {
                 found.insert(key, (rank, unit));
             }

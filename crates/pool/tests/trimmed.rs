@@ -32,8 +32,8 @@ impl Recycle for Item {
 
 #[test]
 fn a_thread_that_waits_gets_the_item_that_was_trimmed() {
-    const LONG: Duration = Duration::from_secs(20);
-    let exhausted = Exhausted::Wait(LONG);
+    const TRIM_TIMEOUT: Duration = Duration::from_secs(20);
+    let exhausted = Exhausted::Wait(TRIM_TIMEOUT);
     let pool = Pool::new(Limits { items: 1, exhausted, ..Limits::default() });
     let ((began, begun), (end, ended)) = (channel(), channel());
     drop(pool.get(1, |_| Ok::<_, Infallible>(Item { begun: began, end: ended })).unwrap());
@@ -48,6 +48,6 @@ fn a_thread_that_waits_gets_the_item_that_was_trimmed() {
         end.send(()).unwrap();
         assert!(waiting.join().unwrap());
         // At the end of its time it looks once more, and finds the item without a signal.
-        assert!(trimmed.elapsed() < LONG / 2, "it waited for another return");
+        assert!(trimmed.elapsed() < TRIM_TIMEOUT / 2, "it waited for another return");
     });
 }
