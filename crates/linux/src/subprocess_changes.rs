@@ -229,10 +229,14 @@ impl Subprocess {
         Ok(())
     }
 
-    /// Has the next reset unmap all mappings of live files but the `wanted` ones.
+    /// Has the next reset unmap all mappings of live files but the `wanted` ones. It also unmaps those in ranges that were
+    /// changed since, which [`attach`](Self::attach) makes again.
     pub(crate) fn disturb_strays(&mut self, wanted: &[Attachment]) {
-        let (kept, strays) =
-            self.attached.drain(..).partition::<Vec<_>, _>(|attached| wanted.contains(attached));
+        let disturbed = &self.disturbed;
+        let stays = |one: &Attachment| {
+            wanted.contains(one) && disturbed.within(one.range.clone()).is_empty()
+        };
+        let (kept, strays) = self.attached.drain(..).partition::<Vec<_>, _>(stays);
         self.attached = kept;
         for stray in strays {
             self.disturbed.insert(stray.range.clone());

@@ -261,12 +261,18 @@ impl Issuer {
                 secure(url.ok_or("its discovery document has no `jwks_uri`")?)?
             }
         };
-        let keys = keys_of(&document(client, url).await?);
-        if keys.is_empty() {
-            return Err("it has no key that verifies signatures".to_owned());
+        let document = document(client, url).await?;
+        if !document["keys"].is_array() {
+            return Err("its document of keys has no list `keys`".to_owned());
         }
+        let keys = keys_of(&document);
+        let has_keys = !keys.is_empty();
+        // An issuer that withdraws all keys is believed.
         *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Some(keys);
-        Ok(())
+        match has_keys {
+            true => Ok(()),
+            false => Err("it has no key that verifies signatures".to_owned()),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
-//! Version 10 of the state, frozen: the kernel state of a guest that was written when the version began is read for
-//! ever, and written byte for byte as then.
+//! Version 11 of the state, frozen: the kernel state of a guest that was written when the version began is still read, and
+//! written byte for byte as then.
 //!
-//! `tests/golden/state-10.bin.gz` is never written again. A change that makes this test fail needs a new version, a second
+//! `tests/golden/state-11.bin.gz` is never written again. A change that makes this test fail needs a new version, a second
 //! golden, and code that still reads this one. `AFRESH_WRITE_GOLDEN=1` writes a golden that is missing. The
 //! guest's memory is not part of it: `crates/store` has goldens of pages.
 
@@ -42,7 +42,7 @@ fn write() {
 }
 
 #[test]
-fn the_state_of_version_10_is_read_and_written_as_it_was() {
+fn the_state_of_version_11_is_read_and_written_as_it_was() {
     write();
     let mut bytes = Vec::new();
     GzDecoder::new(std::fs::File::open(golden()).unwrap()).read_to_end(&mut bytes).unwrap();

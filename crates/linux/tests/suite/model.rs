@@ -459,6 +459,12 @@ fn earlier_failures_of_the_model_stay_fixed() {
     let last = [snapshot.clone(), map(1), Step::Look { branch: 0 }, snapshot];
     let reused = [begin.concat(), heap.concat(), written.to_vec(), last.to_vec()].concat();
     play(mapper, &reused).unwrap();
+    // Shared memory whose protection was set to the same again.
+    let share = act(Act::Map { slot: 3, pages: 1, shared: true });
+    let open = act(Act::Protect { slot: 3, readonly: false });
+    let write = act(Act::Write { slot: 3, page: 0, word: 1 });
+    let shared = [share, Step::Snapshot { branch: 0 }, open, write, back(0), back(0)];
+    play(mapper, &shared).unwrap();
 }
 
 proptest! {

@@ -59,7 +59,7 @@ fn files_have_several_views_with_ends_holes_and_growth() {
 fn planted_bugs_are_caught() {
     planted::must_be_caught(
         &[Bug::Shared],
-        &["shared::what_one_process_writes_to_shared_memory_the_others_see_and_a_reset_undoes"],
+        &["shared::writes_to_shared_memory_reach_other_processes_and_are_reset"],
     );
 }
 

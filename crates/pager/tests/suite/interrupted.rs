@@ -290,7 +290,7 @@ fn a_source_cut_short_or_overwritten_under_a_restore_is_an_error_that_says_so() 
         return;
     }
     let says = |error: &str| {
-        ["digest", "changed", "cut short", "ended early", "fill whole buffer"]
+        ["digest", "changed", "cut short", "truncated", "ended early", "fill whole buffer"]
             .iter()
             .any(|word| error.contains(word))
     };

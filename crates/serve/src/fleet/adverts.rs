@@ -261,8 +261,10 @@ impl Fleet {
         let this = self.clone();
         tokio::spawn(async move {
             if !this.ask_status(&beat.host).await {
-                // Its lease is watched all the same.
-                this.hear(beat.status(&[]), every);
+                // Its lease is watched all the same, and it holds what it held as far as is known.
+                let held =
+                    lock(&this.members).get(&beat.host).map(|known| known.advert.held.clone());
+                this.hear(beat.status(&held.unwrap_or_default()), every);
             }
         });
     }

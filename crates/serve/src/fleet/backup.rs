@@ -20,6 +20,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use super::cipher;
 use super::config::FleetConfig;
 use super::nats::{self, BucketEntry, NatsConnection, NatsError};
 use super::record::Entry;
@@ -452,6 +453,11 @@ pub async fn restore(config: &FleetConfig, dir: &Path) -> Result<BackupReport, B
         let damaged =
             |fault: String| BackupError::Damaged { file: file.clone(), line: number + 2, fault };
         let value = STANDARD.decode(&line.value).map_err(|error| damaged(error.to_string()))?;
+        if !head.key.is_empty() && !cipher::is_sealed(&value) {
+            return Err(damaged(
+                "an entry is not sealed, and the others are: it was replaced".to_owned(),
+            ));
+        }
         let place = line.bucket.place(&line.key);
         let value = links.kept.open_at(&place, value.into());
         let value = value.map_err(|error| damaged(error.to_string()))?;

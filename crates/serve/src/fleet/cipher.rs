@@ -127,6 +127,11 @@ pub(super) fn seal(
     }
 }
 
+/// Whether an entry is sealed.
+pub(super) fn is_sealed(value: &[u8]) -> bool {
+    value.starts_with(&MAGIC)
+}
+
 /// An entry as it was before [`seal`].
 pub(super) fn open(
     key: Option<&Arc<FleetKey>>,

@@ -5,6 +5,7 @@
 //! than the sandbox, such as downloads, which `skip_cache` runs again.
 
 use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use super::builds::Build;
 use super::config::Template;
 use super::creation::CreateOptions;
 use super::process::CommandTarget;
-use super::record::{BuiltTemplate, LAYER, SandboxSettings, SnapshotRecord};
+use super::record::{BuiltTemplate, IMAGE, LAYER, SandboxSettings, SnapshotRecord};
 use super::registry::{Sandboxes, blocking, lock};
 use super::sandbox::{Sandbox, refused};
 use super::snapshots::KeepOptions;
@@ -288,7 +289,7 @@ impl Sandboxes {
         let digest = Sha256::digest(name);
         let digits: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         let template = Template {
-            name: format!("image-{digits}"),
+            name: format!("{IMAGE}{digits}"),
             reference: format!("oci://{name}"),
             warm: Vec::new(),
             setup: None,
@@ -303,10 +304,16 @@ impl Sandboxes {
                 ErrorResponse::new(StatusCode::BAD_REQUEST, message)
             })?);
             let mut images = lock(&this.builds.images);
-            if images.len() >= MAX_IMAGES {
-                images.clear();
-            }
+            let left = match images.len() >= MAX_IMAGES {
+                true => std::mem::take(&mut *images),
+                false => HashMap::new(),
+            };
             images.insert(name, warm.clone());
+            drop(images);
+            // Sandboxes and snapshots of an image have its pages in their own states.
+            for image in left.values() {
+                this.untag(&format!("template-{}", image.config.name));
+            }
             Ok(warm)
         })
         .await
@@ -438,7 +445,12 @@ impl Sandboxes {
             envs: around.envs.clone(),
             directory: around.directory.clone(),
         };
+        // A forced build, or one at the same time, has made it before.
+        let earlier = self.snapshot(&sandbox.tenant, key).await?;
         self.keep(sandbox, keep).await?;
+        if let Some(earlier) = earlier {
+            self.forget(earlier.record).await?;
+        }
         let oldest = {
             let mut layers = lock(&self.builds.layers);
             let own = layers.entry(sandbox.tenant.to_string()).or_default();

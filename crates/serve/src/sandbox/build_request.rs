@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use hyper::StatusCode;
 use serde::Deserialize;
 
+use super::record::LAYER;
 use super::requests::Presence;
 use crate::error_response::ErrorResponse;
 
@@ -85,7 +86,18 @@ fn is_word(text: &str, further: &str) -> bool {
     !text.is_empty() && text.len() <= MAX_NAME_BYTES && text.chars().all(fits)
 }
 
+/// Refuses names of states after steps, which the server removes by itself.
+pub(super) fn check_reserved(name: &str) -> Result<(), ErrorResponse> {
+    match name.starts_with(LAYER) {
+        true => {
+            Err(wrong(format!("names that begin with `{LAYER}` are reserved for steps of builds")))
+        }
+        false => Ok(()),
+    }
+}
+
 fn check_name(name: &str) -> Result<(), ErrorResponse> {
+    check_reserved(&format!("{name}:"))?;
     match is_word(name, "-_./") {
         true => Ok(()),
         false => Err(wrong(format!(

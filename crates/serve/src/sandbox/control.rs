@@ -10,6 +10,7 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
+use super::build_request::check_reserved;
 use super::creation::CreateOptions;
 use super::record::SandboxSettings;
 use super::registry::Sandboxes;
@@ -207,6 +208,7 @@ pub(super) async fn snapshot(
     let wanted: TimeoutRequest = json(&body)?;
     with_memory(&wanted)?;
     short(&wanted.name)?;
+    wanted.name.iter().try_for_each(|name| check_reserved(name))?;
     let (all, sandbox) = chosen.sandbox()?;
     let keep = KeepOptions::like(&sandbox, wanted.name.into_iter().collect());
     let record = all.keep(&sandbox, keep).await?;

@@ -90,7 +90,10 @@ impl SandboxStore for DirectoryStore {
         let record = snapshot.record;
         store(&record)?;
         let mut all = self.lock_known();
-        for other in all.values_mut().filter(|other| other.tenant == record.tenant) {
+        // A record of the same id is an earlier version, which this one replaces.
+        let is_other =
+            |other: &&mut SnapshotRecord| other.tenant == record.tenant && other.id != record.id;
+        for other in all.values_mut().filter(is_other) {
             let had = other.names.len();
             other.names.retain(|name| !record.names.contains(name));
             if other.names.len() != had {

@@ -26,7 +26,7 @@ pub(crate) struct SandboxSettings {
     #[serde(default)]
     pub(crate) auto_resume: bool,
     /// Where commands start, if its template says so.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) directory: Option<String>,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct SnapshotRecord {
     #[serde(default)]
     pub(crate) envs: BTreeMap<String, String>,
     /// Where commands of sandboxes made from it start.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) directory: Option<String>,
     /// Set for a template.
     #[serde(default)]
@@ -101,6 +101,8 @@ pub(crate) fn milliseconds(time: SystemTime) -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// The names of templates that the server makes of images for builds begin like this.
+pub(super) const IMAGE: &str = "image-";
 /// The names of states after steps of a build begin like this.
 pub(super) const LAYER: &str = "layer:";
 

@@ -20,6 +20,7 @@ use super::directory::Directory;
 use super::directory_store::DirectoryStore;
 use super::memory::Memory;
 use super::quota::Quota;
+use super::record::IMAGE;
 use super::sandbox::{Residency, Sandbox, Times, next_event, refused};
 use super::store::SandboxStore;
 use super::template::{Warm, state_reference};
@@ -196,8 +197,14 @@ impl Sandboxes {
         let templates = templates.collect::<Result<Vec<_>, _>>()?;
         // Objects that no sandbox, snapshot or template needs any more.
         let store = state_reference(&config.dir, "any").parse::<Reference>()?.place().store()?;
+        let is_configured = |name: &str| config.templates.iter().any(|known| known.name == name);
+        // The server before has opened images for builds.
+        let is_image = |name: &str| {
+            name.strip_prefix("template-")
+                .is_some_and(|name| name.starts_with(IMAGE) && !is_configured(name))
+        };
         for listed in store.list()? {
-            if ledger.is_orphan(&listed.tag.name) {
+            if ledger.is_orphan(&listed.tag.name) || is_image(&listed.tag.name) {
                 store.untag(&listed.tag.name)?;
             }
         }

@@ -61,10 +61,12 @@ impl Sandboxes {
         self.save(sandbox, true, false).await
     }
 
-    /// Refuses a call of a sandbox that an ending server has not saved yet. That save may fail, and a call that was
-    /// answered would be lost.
+    /// Refuses a call of a sandbox that an ending server has not released yet. Its save may fail, and a call that was
+    /// answered would be lost; or the state is saved, and the ledger does not name it yet.
     pub(super) fn check_not_ending(&self, life: &Residency) -> Result<(), ErrorResponse> {
-        if self.ending.load(Ordering::Relaxed) && matches!(life, Residency::Live(_)) {
+        if self.ending.load(Ordering::Relaxed)
+            && matches!(life, Residency::Live(_) | Residency::Saved)
+        {
             let message = "this server is ending, and the call was not begun; try again";
             return Err(ErrorResponse::busy(StatusCode::SERVICE_UNAVAILABLE, message));
         }
