@@ -37,8 +37,11 @@ def test_keys_that_collide_are_refused(kind: str) -> None:
 
 def test_keys_that_collide_now_and_then_are_taken() -> None:
     keys = [number(7 + MODULUS * n) for n in range(1, 50)]
-    value = head(5, 2 * len(keys)) + b"".join(key + b"\xf6" for key in keys + keys)
+    value = head(5, len(keys)) + b"".join(key + b"\xf6" for key in keys)
     assert len(_native.decode(value)) == len(keys)
+    # A map with equal keys is a list of pairs.
+    value = head(5, 2 * len(keys)) + b"".join(key + b"\xf6" for key in keys + keys)
+    assert len(_native.decode(value)) == 2 * len(keys)
     assert len(_native.decode(_native.encode({n: n for n in range(5000)}))) == 5000
 
 
