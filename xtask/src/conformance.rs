@@ -4,7 +4,10 @@
 //! A separate command: it fetches and builds the project's sources, which takes a quarter of an hour, and nothing of
 //! them enters the repository. Every case that passes on this kernel counts; `docs/linux-calls.md` lists those that
 //! pass as guests. On this kernel they run as the user `nobody`: as root, some of them set the clock and the kernel's
-//! limits of the host.
+//! limits of the host. With `--gvisor` the cases are those of gVisor, see [`gvisor`].
+
+mod gvisor;
+mod gvisor_build;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,8 +25,9 @@ use anyhow::{Context, Result, bail};
 use crate::command::{cargo, output, run, succeeds};
 use crate::host;
 
-const USAGE: &str = "usage: cargo xtask conformance [--source REPOSITORY] [CALL…]";
+const USAGE: &str = "usage: cargo xtask conformance [--source REPOSITORY] [CALL…], or --gvisor [--source REPOSITORY] [BINARY…]";
 const REPOSITORY: &str = "https://github.com/linux-test-project/ltp";
+const GVISOR_REPOSITORY: &str = "https://github.com/google/gvisor";
 const TAG: &str = "20260529";
 /// The user for cases if this is root: a guest is not root, either.
 const NOBODY: u32 = 65534;
@@ -91,33 +95,32 @@ struct Row {
 
 /// `cargo xtask conformance`
 pub(crate) fn main(arguments: &[String]) -> Result<()> {
-    let mut source = REPOSITORY.to_owned();
+    let mut source = None;
     let mut calls = Vec::new();
+    let is_gvisor = arguments.iter().any(|argument| argument == "--gvisor");
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         if argument == "--source" {
-            source.clone_from(arguments.next().with_context(|| format!("--source: {USAGE}"))?);
+            source = Some(arguments.next().with_context(|| format!("--source: {USAGE}"))?.as_str());
+        } else if is_gvisor {
+            calls.extend((argument != "--gvisor").then_some(argument.as_str()));
         } else if CALLS.split_whitespace().any(|call| call == argument) {
             calls.push(argument.as_str());
         } else {
             bail!("no cases are run for {argument:?}; {USAGE}");
         }
     }
+    if is_gvisor {
+        return gvisor::main(source.unwrap_or(GVISOR_REPOSITORY), &calls);
+    }
     let all = calls.is_empty();
     if all {
         calls.extend(CALLS.split_whitespace());
     }
     let folder = host::target_folder().join("conformance").join(TAG);
-    fetch(&source, &folder)?;
+    fetch(source.unwrap_or(REPOSITORY), &folder)?;
     build(&folder, &calls)?;
-    run(cargo().current_dir(host::repository()).args([
-        "build",
-        "--locked",
-        "-p",
-        "afresh-linux",
-        "--example",
-        "once",
-    ]))?;
+    build_runner()?;
     let cases = cases(&folder, &calls)?;
     let rows = run_all(&folder, &cases)?;
     let table = table(&rows);
@@ -125,7 +128,21 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
     for row in rows.iter().filter(|row| row.verdict != Verdict::Passed) {
         println!("{} {}: {:?}: {}", row.call, row.name, row.verdict, row.why);
     }
-    if all { write(&table) } else { Ok(()) }
+    if all { write("docs/linux-calls.md", &table) } else { Ok(()) }
+}
+
+/// Builds the program that runs a case as a guest.
+fn build_runner() -> Result<()> {
+    let arguments = ["build", "--locked", "-p", "afresh-linux", "--example", "once"];
+    run(cargo().current_dir(host::repository()).args(arguments))
+}
+
+fn runner() -> Command {
+    Command::new(host::target_folder().join("debug/examples/once"))
+}
+
+fn is_root() -> Result<bool> {
+    Ok(output(Command::new("id").arg("-u"))? == "0")
 }
 
 /// Puts the sources in `folder`, unless they are there.
@@ -193,7 +210,7 @@ fn run_all(folder: &Path, cases: &[Case]) -> Result<Vec<Row>> {
     let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let errors = Mutex::new(Vec::new());
-    let is_root = output(Command::new("id").arg("-u"))? == "0";
+    let is_root = is_root()?;
     std::thread::scope(|scope| {
         for thread in 0..threads {
             let (next, rows, errors) = (&next, &rows, &errors);
@@ -250,7 +267,7 @@ fn one(folder: &Path, case: &Case, thread: usize, is_root: bool) -> Result<Optio
     if native != Verdict::Passed {
         return Ok(None);
     }
-    let mut guest = Command::new(host::target_folder().join("debug/examples/once"));
+    let mut guest = runner();
     guest.arg("--dir").arg(folder).args(["--seconds", &SECONDS.to_string()]);
     for (name, value) in vars.into_iter().chain([("TMPDIR", "/tmp")]) {
         guest.arg("--env").arg(format!("{name}={value}"));
@@ -342,9 +359,9 @@ fn table(rows: &[Row]) -> String {
     text
 }
 
-/// Puts the table into the documentation, behind the manual text there.
-fn write(table: &str) -> Result<()> {
-    let path: PathBuf = host::repository().join("docs/linux-calls.md");
+/// Puts the table into a page, behind the manual text there.
+fn write(page: &str, table: &str) -> Result<()> {
+    let path: PathBuf = host::repository().join(page);
     let text = fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
     let Some((before, _)) = text.split_once(MARK) else {
         bail!("{} has no line {MARK:?}", path.display());

@@ -53,6 +53,9 @@ Commands:
                          Run the Linux Test Project's cases for the served system calls, as guests and natively,
                          and write the table in docs/linux-calls.md. Fetches and builds the project's sources,
                          which takes a quarter of an hour or more.
+  conformance --gvisor [--source REPOSITORY] [BINARY…]
+                         Run gVisor's tests of system calls, as guests and natively, and write the table in
+                         docs/gvisor-tests.md. Builds the tests first, which takes about an hour.
   demo                   Build the JavaScript guest and `afresh-bench`, and show the main job:
                          a call plants a secret, the next call finds no trace of it, and the cost is measured.
   e2b-suite [--source PREFIX] [--server PROGRAM] [SUITE…]
