@@ -116,7 +116,12 @@ fn fetch(source: &str, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
     run(git().args(["init", "--quiet"]))?;
     run(git().args(["sparse-checkout", "set", TESTS, HELPERS]))?;
-    run(git().args(["fetch", "--quiet", "--depth", "1", source, &format!("refs/tags/{TAG}")]))?;
+    if !succeeds(git().args(["remote", "set-url", "origin", source]).stderr(Stdio::null())) {
+        run(git().args(["remote", "add", "origin", source]))?;
+    }
+    // Of the project's files only those of the tests are fetched, when they are checked out.
+    let fetch = ["fetch", "--quiet", "--depth", "1", "--filter=blob:none", "origin"];
+    run(git().args(fetch).arg(format!("refs/tags/{TAG}")))?;
     run(git().args(["-c", "advice.detachedHead=false", "checkout", "--quiet", "FETCH_HEAD"]))?;
     // Debian's Abseil has a string view of its own, which does not become that of the standard library.
     for part in [TESTS, HELPERS] {
@@ -212,6 +217,7 @@ fn object(folder: &Path, source: &Path) -> Result<Option<PathBuf>> {
     let part = object.with_extension("part");
     let mut compiler = Command::new("c++");
     compiler.current_dir(folder).args(["-std=c++17", "-O0", "-w", "-I.", "-c"]).arg(source);
+    compiler.args(["-include", "absl/strings/string_view.h"]);
     if !succeeds(compiler.arg("-o").arg(&part).stderr(Stdio::null())) {
         return Ok(None);
     }
