@@ -123,17 +123,35 @@ fn fetch(source: &str, folder: &Path) -> Result<()> {
     let fetch = ["fetch", "--quiet", "--depth", "1", "--filter=blob:none", "origin"];
     run(git().args(fetch).arg(format!("refs/tags/{TAG}")))?;
     run(git().args(["-c", "advice.detachedHead=false", "checkout", "--quiet", "FETCH_HEAD"]))?;
-    // Debian's Abseil has a string view of its own, which does not become that of the standard library.
     for part in [TESTS, HELPERS] {
         for entry in fs::read_dir(folder.join(part))? {
             let path = entry?.path();
             if path.extension().is_some_and(|kind| kind == "cc" || kind == "h") {
                 let text = fs::read_to_string(&path)?;
-                fs::write(&path, text.replace("std::string_view", "absl::string_view"))?;
+                fs::write(&path, adapt(&text))?;
             }
         }
     }
     Ok(fs::write(done, "")?)
+}
+
+/// A source for an older Abseil, as distributions have it: its string view is a type of its own, and its mutex has
+/// other names.
+fn adapt(text: &str) -> String {
+    let text = text.replace("std::string_view", "absl::string_view");
+    let text = text.replace("mu.lock()", "mu.Lock()").replace("mu.unlock()", "mu.Unlock()");
+    let mut adapted = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        match line.split_once("absl::MutexLock ").and_then(|(_, rest)| rest.split_once('(')) {
+            Some((_, mutex)) if !mutex.starts_with('&') => {
+                adapted.push_str(&line[..line.len() - mutex.len()]);
+                adapted.push('&');
+                adapted.push_str(mutex);
+            }
+            _ => adapted.push_str(line),
+        }
+    }
+    adapted
 }
 
 /// The rules for C++ in a BUILD file.
@@ -294,6 +312,13 @@ fn in_parallel<T: Copy + Sync>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sources_suit_an_older_abseil() {
+        let text = "  absl::MutexLock ml(mu);\n  absl::MutexLock other(&mu);\n  mu.unlock();\n";
+        let adapted = "  absl::MutexLock ml(&mu);\n  absl::MutexLock other(&mu);\n  mu.Unlock();\n";
+        assert_eq!(adapt(text), adapted);
+    }
 
     #[test]
     fn a_rule_has_its_files_and_those_of_the_rules_it_needs() {
