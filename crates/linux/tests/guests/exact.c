@@ -340,6 +340,31 @@ static void limits(void) {
     close(file), close(pipes[0]), close(pipes[1]);
 }
 
+/* Arguments of mmap that are refused, and limits of the address space. */
+static void memory(void) {
+    const int ours = MAP_PRIVATE | MAP_ANONYMOUS, both = PROT_READ | PROT_WRITE;
+    struct rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};
+    CHECK(!setrlimit(RLIMIT_DATA, &limit) && !getrlimit(RLIMIT_AS, &limit) && limit.rlim_max == RLIM_INFINITY);
+    CHECK(mmap(0, 4096, both, MAP_SHARED | ours, -1, 0) == MAP_FAILED && errno == EINVAL);
+    CHECK(mmap(0, (size_t)-4095, both, ours, -1, 0) == MAP_FAILED && errno == ENOMEM);
+    CHECK(mmap(0, 0, both, ours, -1, 0) == MAP_FAILED && errno == EINVAL);
+    char *one = mmap(0, 4096, both, ours, -1, 0);
+    CHECK(FAILS(ENOMEM, mprotect(one, (size_t)-1, PROT_READ)));
+    int named = open("/tmp", O_PATH);
+    CHECK(mmap(0, 4096, PROT_READ, MAP_PRIVATE, named, 0) == MAP_FAILED && errno == EBADF);
+    char *end = sbrk(0);
+    limit.rlim_cur = 4096;
+    CHECK(!setrlimit(RLIMIT_DATA, &limit) && FAILS(ENOMEM, brk(end + 8192)) && sbrk(0) == end);
+    CHECK(mmap(0, 4096, both, ours, -1, 0) == MAP_FAILED && errno == ENOMEM);
+    CHECK(mmap(0, 4096, PROT_READ, ours, -1, 0) != MAP_FAILED);
+    limit.rlim_cur = RLIM_INFINITY;
+    CHECK(!setrlimit(RLIMIT_DATA, &limit) && !brk(end + 8192));
+    limit.rlim_cur = 64 << 20;
+    CHECK(!setrlimit(RLIMIT_AS, &limit) && mmap(0, 64 << 20, PROT_NONE, ours, -1, 0) == MAP_FAILED && errno == ENOMEM);
+    CHECK(mremap(one, 4096, 64 << 20, MREMAP_MAYMOVE) == MAP_FAILED && errno == ENOMEM);
+    CHECK(!munmap(one, 4096) && mmap(0, 4096, both, ours, -1, 0) != MAP_FAILED);
+}
+
 /* Calls that answered ENOSYS. */
 static void calls(void) {
     CHECK(nice(3) == 3 && getpriority(PRIO_PROCESS, 0) == 3 && FAILS(EACCES, setpriority(PRIO_PROCESS, 0, -5)));
@@ -389,7 +414,7 @@ static void calls(void) {
 int main(void) {
     char line[64];
     struct { const char *name; void (*check)(void); } kinds[] = {
-        {"shared", shared}, {"numbers", numbers}, {"handlers", handlers}, {"fair", fair}, {"robust", robust}, {"sockets", sockets}, {"network", network}, {"limits", limits}, {"calls", calls},
+        {"shared", shared}, {"numbers", numbers}, {"handlers", handlers}, {"fair", fair}, {"robust", robust}, {"sockets", sockets}, {"network", network}, {"limits", limits}, {"memory", memory}, {"calls", calls},
     };
     while (fgets(line, sizeof line, stdin)) {
         line[strcspn(line, "\n")] = 0;

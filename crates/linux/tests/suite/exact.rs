@@ -55,6 +55,11 @@ fn connections_report_resets_ends_and_options() {
 }
 
 #[test]
+fn mappings_keep_to_limits_and_odd_arguments_are_refused() {
+    holds("memory");
+}
+
+#[test]
 fn ports_are_shared_and_the_interface_is_listed() {
     holds("network");
 }

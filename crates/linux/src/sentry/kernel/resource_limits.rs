@@ -1,8 +1,8 @@
 //! Limits that a program begins with, and those that a process has set itself (`setrlimit`). It reads them back, and its children
 //! inherit them.
 //!
-//! Promises: none is ever above the limit of every guest. Only those of [`Resource`] are enforced; the guest's own bounds
-//! hold in any case. Frozen limits are checked before use.
+//! Promises: none is ever above the limit of every guest. Only those of [`Resource`] and those of the address space and
+//! of data are enforced; the guest's own bounds hold in any case. Frozen limits are checked before use.
 
 use std::collections::BTreeMap;
 
@@ -24,6 +24,11 @@ const TASKS: u64 = 4096;
 
 /// Most threads of all processes. Each takes some KiB of the host.
 const MAX_TASKS: u64 = 1 << 15;
+
+/// Whether memory counts as data of its process.
+pub(in crate::sentry) fn is_data(protection: u64, shared: bool) -> bool {
+    protection & libc::PROT_WRITE as u64 != 0 && !shared
+}
 
 /// A limit that a program can be given. It may lower each itself, and raise the soft limit up to the hard one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +104,12 @@ impl ResourceLimits {
         self.0.get(&resource_numbers::RLIMIT_FSIZE).map_or(u64::MAX, |(soft, _)| *soft)
     }
 
+    /// Bytes that may be mapped, and how many of them may be data.
+    fn address_space(&self) -> (u64, u64) {
+        let soft = |resource| self.0.get(&resource).map_or(u64::MAX, |(soft, _)| *soft);
+        (soft(resource_numbers::RLIMIT_AS), soft(resource_numbers::RLIMIT_DATA))
+    }
+
     /// The limits of a resource.
     pub(in crate::sentry) fn get(&self, resource: u32) -> Option<(u64, u64)> {
         self.0.get(&resource).copied()
@@ -123,9 +134,6 @@ impl Kernel {
         let limit = match resource {
             resource_numbers::RLIMIT_STACK => crate::sentry::STACK_LEN,
             resource_numbers::RLIMIT_NOFILE => return Some((FILES, DESCRIPTORS.into())),
-            resource_numbers::RLIMIT_AS
-            | resource_numbers::RLIMIT_DATA
-            | resource_numbers::RLIMIT_RSS => self.layout.limit(),
             resource_numbers::RLIMIT_NPROC => TASKS,
             resource_numbers::RLIMIT_CORE => 0,
             0..RESOURCES => u64::MAX,
@@ -141,6 +149,31 @@ impl Kernel {
         let (soft, hard) = (soft.min(resource.most()), hard.min(resource.most()));
         self.family.own.limits.set(resource.number(), (soft.min(hard), hard));
         self.heed_limits();
+    }
+
+    /// Whether the current process has allowed itself `more` bytes of address space (`RLIMIT_AS`), and of data
+    /// (`RLIMIT_DATA`) if they are: writable, private and not of a stack.
+    pub(in crate::sentry) fn check_address_space(
+        &self,
+        more: u64,
+        data: bool,
+    ) -> Result<(), Errno> {
+        let (total, own) = self.family.own.limits.address_space();
+        let fits = |taken: u64, limit: u64| {
+            limit == u64::MAX || taken.checked_add(more).is_some_and(|bytes| bytes <= limit)
+        };
+        if (total, own) == (u64::MAX, u64::MAX) {
+            return Ok(());
+        }
+        let (mut mapped, mut written) = (0, 0);
+        for (range, mapping) in self.layout.all() {
+            let len = range.end - range.start;
+            mapped += len;
+            let counts = is_data(mapping.protection, mapping.share.is_some());
+            written += if counts && self.layout.name(&range) != Some("[stack]") { len } else { 0 };
+        }
+        let fits = fits(mapped, total) && (!data || fits(written, own));
+        if fits { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
     /// Whether a further thread fits, in any process.

@@ -308,7 +308,10 @@ impl Layout {
         protection: u64,
         file: bool,
     ) -> Result<Range<u64>, Errno> {
-        let len = len.checked_next_multiple_of(PAGE).filter(|&len| len > 0).ok_or(Errno::INVAL)?;
+        if len == 0 {
+            return Err(Errno::INVAL);
+        }
+        let len = len.checked_next_multiple_of(PAGE).ok_or(Errno::NOMEM)?;
         if protection & !7 != 0 {
             return Err(Errno::INVAL);
         }
@@ -411,10 +414,11 @@ impl Layout {
         if len == 0 {
             return Ok(Change::default());
         }
-        let range = pages(start, len)?;
         if protection & !7 != 0 {
             return Err(Errno::INVAL);
         }
+        let huge = len > GUEST.end;
+        let range = if huge { Err(Errno::NOMEM) } else { pages(start, len) }?;
         if !self.allows(&range, 0) {
             return Err(Errno::NOMEM);
         }
@@ -471,6 +475,11 @@ impl Layout {
     pub(crate) fn start_heap(&mut self, at: u64) {
         self.heap = at;
         self.brk = at;
+    }
+
+    /// The end of the heap.
+    pub(in crate::sentry) fn brk(&self) -> u64 {
+        self.brk
     }
 
     /// `brk`: the new break, or the old one if it is not possible.

@@ -7,6 +7,7 @@ use std::ops::Range;
 use rustix::io::Errno;
 
 use crate::platform::GUEST;
+use crate::sentry::kernel::resource_limits::is_data;
 use crate::sentry::mm::layout::{CEILING, Layout, Mapping, PAGE, READ_WRITE, pages};
 use crate::sentry::mm::orders::{Change, map_order, protect_order, unmap_order};
 use crate::sentry::mm::shared::{Share, Shared};
@@ -134,6 +135,10 @@ impl Sentry {
         }
         let len = remap.old.end - remap.old.start;
         let stays = remap.to.is_none() && !remap.has(KEEPS_OLD) && remap.new_len <= len;
+        let more = if remap.has(KEEPS_OLD) { len } else { remap.new_len.saturating_sub(len) };
+        let old = self.state.layout.whole(&remap.old);
+        let data = old.is_ok_and(|m| is_data(m.protection, m.share.is_some()));
+        self.state.check_address_space(more, data)?;
         let (start, change) = match self.state.layout.whole(&remap.old).map(|m| m.share) {
             Ok(Some(share)) if !stays => self.remap_shared(&remap, share)?,
             _ => self.change().layout.remap(&remap)?,
@@ -155,6 +160,7 @@ impl Sentry {
         };
         let (offset, len) = (share.offset(at), remap.new_len);
         self.state.layout.plan(remap.to, false, len, protection, true)?;
+        self.state.check_address_space(len, false)?;
         let content = self.shared_content(share.node, offset, len, protection)?;
         let layout = &mut self.change().layout;
         let (start, change) = layout.map(remap.to, false, len, protection, Some(content))?;

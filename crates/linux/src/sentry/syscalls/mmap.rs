@@ -8,6 +8,7 @@ use crate::platform::Process;
 use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::seals;
 use crate::sentry::kernel::fd_table::FileObject;
+use crate::sentry::kernel::resource_limits::is_data;
 use crate::sentry::mm::orders::Content;
 use crate::sentry::mm::shared::{Share, writes};
 use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult};
@@ -26,11 +27,17 @@ impl Sentry {
             // `MAP_DROPPABLE`, for one: with it the vDSO would keep a generator of random numbers in memory that is brought back.
             _ => return Err(Errno::INVAL.into()),
         };
+        let named = flags & libc::MAP_ANONYMOUS == 0;
+        if !named && flags & libc::MAP_TYPE == libc::MAP_SHARED_VALIDATE {
+            return Err(Errno::INVAL.into());
+        }
         let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
         if flags & libc::MAP_HUGETLB != 0 {
             return Err(Errno::NOMEM.into());
         }
-        let named = flags & libc::MAP_ANONYMOUS == 0;
+        if named && self.state.table.get(descriptor)?.flags & libc::O_PATH as u32 != 0 {
+            return Err(Errno::BADF.into());
+        }
         let at = fixed.then_some(address);
         let watched = named
             && matches!(
@@ -48,8 +55,11 @@ impl Sentry {
         }
         let low = flags & libc::MAP_32BIT != 0;
         // The budget comes before the bytes of a file.
-        self.state.layout.plan(at, low, len, protection, named || shared)?;
-        let whole = len.next_multiple_of(crate::sentry::PAGE);
+        let planned = self.state.layout.plan(at, low, len, protection, named || shared)?;
+        let whole = planned.end - planned.start;
+        let parts = self.state.layout.parts(&planned).into_iter();
+        let replaced: u64 = parts.map(|(part, _)| part.end - part.start).sum();
+        self.state.check_address_space(whole - replaced, is_data(protection, shared))?;
         // Devices share nothing: their mappings are private.
         let node = match shared {
             true => self.shared_file(named.then_some(descriptor), offset, len, protection)?,
@@ -284,6 +294,10 @@ impl Sentry {
     }
 
     pub(in crate::sentry) fn sys_brk(&mut self, brk: u64) -> SyscallResult {
+        let now = self.state.layout.brk();
+        // A break that is not allowed stays, as one without memory.
+        let allowed = self.state.check_address_space(brk.saturating_sub(now), true).is_ok();
+        let brk = if brk > now && !allowed { now } else { brk };
         let (brk, change) = self.change().layout.set_brk(brk);
         Ok(SyscallControl::Memory(brk, change))
     }
