@@ -271,7 +271,7 @@ fn link(folder: &Path, rules: &BTreeMap<String, Rule>, name: &str, archive: &Pat
     Ok(true)
 }
 
-/// The linker's arguments for all of Abseil's libraries.
+/// Arguments that link every library of Abseil.
 fn abseil() -> Result<Vec<String>> {
     let home = output(Command::new("pkg-config").args(["--variable=libdir", "absl_strings"]))?;
     let mut names = Vec::new();
