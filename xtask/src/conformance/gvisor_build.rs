@@ -1,7 +1,7 @@
 //! Builds gVisor's tests of system calls without Bazel, against the distribution's Abseil and GoogleTest.
 //!
 //! The rules of the project say which files a binary consists of. All of its helper sources go into one archive, from
-//! which the linker takes those that a binary uses; a file of ours stands in for the parts that need Bazel.
+//! which the linker takes those that a binary uses. [`SUPPORT`] replaces the parts that need Bazel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -59,7 +59,7 @@ const LEFT_OUT: [&str; 4] = [
     "fuchsia_capability_util.cc",
 ];
 
-/// What a rule of the project builds.
+/// A rule of the project.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Rule {
     binary: bool,
@@ -89,7 +89,7 @@ pub(super) fn build(source: &str, folder: &Path, names: &[&str]) -> Result<Vec<S
     for part in ["objects", "bin"] {
         fs::create_dir_all(folder.join(part))?;
     }
-    println!("building {} binaries of gVisor's tests", wanted.len());
+    println!("building {} test binaries of gVisor", wanted.len());
     let archive = archive(folder)?;
     let built = in_parallel(&wanted, |name| link(folder, &rules, name, &archive))?;
     let is_test = |name: &&str| name.ends_with("_test");
@@ -119,7 +119,7 @@ fn fetch(source: &str, folder: &Path) -> Result<()> {
     if !succeeds(git().args(["remote", "set-url", "origin", source]).stderr(Stdio::null())) {
         run(git().args(["remote", "add", "origin", source]))?;
     }
-    // Of the project's files only those of the tests are fetched, when they are checked out.
+    // The files of the tests arrive when they are checked out, and no others do.
     let fetch = ["fetch", "--quiet", "--depth", "1", "--filter=blob:none", "origin"];
     run(git().args(fetch).arg(format!("refs/tags/{TAG}")))?;
     run(git().args(["-c", "advice.detachedHead=false", "checkout", "--quiet", "FETCH_HEAD"]))?;
@@ -135,8 +135,8 @@ fn fetch(source: &str, folder: &Path) -> Result<()> {
     Ok(fs::write(done, "")?)
 }
 
-/// A source for an older Abseil, as distributions have it: its string view is a type of its own, and its mutex has
-/// other names.
+/// Adapts a source to the older Abseil of distributions, which has a separate string view and other names in its
+/// mutex.
 fn adapt(text: &str) -> String {
     let text = text.replace("std::string_view", "absl::string_view");
     let text = text.replace("mu.lock()", "mu.Lock()").replace("mu.unlock()", "mu.Unlock()");
