@@ -178,7 +178,13 @@ impl Service<'_> {
         let mut attempts = 0;
         loop {
             if self.is_over() {
-                return Err(RequestError::Ended(None));
+                // The threads end with a detached VMM as well, before it counts as such.
+                let detaching = self.detaching.load(Ordering::Acquire);
+                return Err(if detaching {
+                    RequestError::Detached
+                } else {
+                    RequestError::Ended(None)
+                });
             }
             match work(&mut self.lock()) {
                 Err(RequestError::Protect(error))

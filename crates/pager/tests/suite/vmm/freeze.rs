@@ -47,13 +47,13 @@ fn an_image_of_a_running_guest_is_of_one_moment() {
         let position = vmm.ask("pause").unwrap();
         let (round, page) = position.split_once(' ').unwrap();
         let frozen = bench.request(json!({ "request": "freeze", "vm": "vm" }));
+        let faults = |stats: &Value| stats["faults"].as_u64().unwrap();
+        let before = faults(&bench.stats("vm"));
         vmm.ask("resume").unwrap();
         // Missing at the freeze, and then written to or discarded.
         vmm.ask(&format!("poke {} 9", 260 + attempt)).unwrap();
         vmm.ask(&format!("discard {} 1", 280 + attempt)).unwrap();
         // The guest writes to pages before they are saved, and after that.
-        let faults = |stats: &serde_json::Value| stats["faults"].as_u64().unwrap();
-        let before = faults(&bench.stats("vm"));
         bench.until("vm", |stats| faults(stats) > before + 20);
         let again = bench.refused(json!({ "request": "freeze", "vm": "vm" }));
         assert!(again.contains("is frozen"), "{again}");
