@@ -126,7 +126,7 @@ impl Service<'_> {
         Ok(open)
     }
 
-    /// Begins a watch, or joins the one that there is. Returns whether it was begun.
+    /// Begins a watch, or joins the present one. Returns whether it was begun.
     fn begin_watch(&self) -> Result<(WatchId, bool), RequestError> {
         if self.mappings.iter().any(|mapping| mapping.unit != 1) {
             return Err(RequestError::HugePages);
@@ -158,7 +158,7 @@ impl Service<'_> {
         Ok((id, true))
     }
 
-    /// The watch that there is, if another one would replace it.
+    /// The present watch, which another one must not replace.
     fn join_watch(&self, pages: &Pages) -> Result<Option<WatchId>, RequestError> {
         // Set under this lock. The memory is about to be unregistered.
         if self.detaching.load(Ordering::Acquire) {
@@ -198,7 +198,8 @@ impl Service<'_> {
         }
     }
 
-    /// Protects the open pages of a watch among `chunk`. With `looks`, pages that were discarded silently are found too.
+    /// Protects the open pages of a watch among `chunk`. With `looks`, pages that were discarded silently are found as
+    /// well.
     ///
     /// Another client can end or freeze the watch between two calls, so each looks it up. Protecting pages again after
     /// the freeze would hide the writes to them.
@@ -313,11 +314,11 @@ impl Service<'_> {
     }
 }
 
-/// Notes the pages of a watch that are in place though the pager has not put them there.
+/// Notes the pages of a watch that the VMM had before its handshake.
 ///
-/// A page that it fills itself is never taken for such a one: [`Service::lock`] is held from the call that puts a page
-/// in place until its state is [`Page::Present`](super::pages::Page::Present), also where the kernel has filled a part
-/// of a range only. So no guest writes to a page that is noted as missing or being filled, unless it had the page before.
+/// No other page is in place while its state is missing or filling: [`Service::lock`] is held from the call that puts
+/// a page in place until its state is [`Page::Present`](super::pages::Page::Present), also where the kernel has filled
+/// only a part of a range. So a guest cannot write to a page before its state shows the page.
 fn adopt(
     pages: &mut Pages,
     watch: WatchId,

@@ -355,7 +355,7 @@ impl VmmHost {
     #[must_use]
     pub fn doors(&self) -> Vec<DoorInfo> {
         let info = |door: &Arc<Door>| {
-            // Held, so that a VMM that ends meanwhile is counted once: while it is listed, or among those that have ended.
+            // Held, so that a VMM that ends meanwhile is counted once: with the listed ones, or with those that have ended.
             let ended = lock(&door.totals);
             let of_door = |vm: &&Connected| Arc::ptr_eq(&vm.door, door);
             let vms: Vec<Vm> =

@@ -75,7 +75,7 @@ pub(super) struct Watches {
 }
 
 impl Watches {
-    /// Begins a watch. Only called while there is none.
+    /// Begins a watch, after the last one is over.
     pub(super) fn begin(&mut self, watch: Watch) {
         debug_assert!(self.live.is_none());
         self.live = Some(watch);

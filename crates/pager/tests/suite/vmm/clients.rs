@@ -23,7 +23,7 @@ const ROUNDS: u64 = 3;
 /// The parts of the reasons for which requests may be refused here.
 const REASONS: [&str; 4] = ["is frozen", "is over", "is not frozen", "is detached"];
 
-/// What the guest had written at a moment: its round, and the first page without it.
+/// A moment of the guest: its round, and the first page that it had not written to in this round.
 type Moment = (u64, usize);
 
 struct Random(u64);
