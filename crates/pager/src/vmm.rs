@@ -34,6 +34,7 @@ mod service;
 mod stage;
 mod vm;
 mod watch;
+mod watches;
 
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -45,6 +46,7 @@ use afresh_sys::SysError;
 use crate::SourceError;
 
 pub use control::{Cause, ControlClient, ControlServer, Snapshots};
+pub use freeze::{Frozen, Prepared};
 pub use handshake::{Mapping, parse_mappings};
 pub use host::{DoorInfo, DoorOptions, DoorTotals, HostError, HostEvent, VmmHost};
 pub use keeper::{Keeper, keep};
@@ -54,6 +56,8 @@ pub use request::{Request, parse_mode, parse_owner, parse_request};
 pub use serve::{Served, serve};
 pub use stage::Stage;
 pub use vm::{RequestError, Touched, Vm, VmSaveOptions, VmState, VmStats};
+pub use watch::Loss;
+pub use watches::{WatchEnd, WatchId};
 
 pub use afresh_sys::socket::SocketAccess;
 

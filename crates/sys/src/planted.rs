@@ -141,6 +141,8 @@ bugs! {
     Expected = "expected",
     /// A page of a frozen image is opened for writing before it is copied.
     Torn = "torn",
+    /// A snapshot of a freeze that is over saves the present memory.
+    Over = "over",
 }
 
 /// Which bug is planted: not looked up yet, none, or its number and 2.

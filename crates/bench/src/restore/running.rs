@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use afresh_memory::{ImageBuilder, Slot, SlotConfig};
 use afresh_pager::SnapshotSource;
-use afresh_pager::vmm::{Vm, VmmOptions};
+use afresh_pager::vmm::{Vm, VmSaveOptions, VmmOptions};
 use afresh_store::{SaveOptions, Store};
 use afresh_sys::{Advice, Interest, PAGE_SIZE, PageRange, Protection, Reservation, Uffd, socket};
 use anyhow::{Context, Result};
@@ -133,12 +133,14 @@ pub(super) fn vm(store: &Store, pages: usize, rounds: usize, sink: &mut Sink<'_>
                     writer.stopped(|| Ok(vm.snapshot(store, "paused", &Default::default())?))?;
                 paused.push(sample(time));
                 let started = Instant::now();
-                vm.prepare()?;
+                let watch = vm.prepare()?.watch;
                 prepared.push(started.elapsed().as_secs_f64() * 1e3);
-                frozen.push(sample(writer.stopped(|| Ok(vm.freeze()?))?));
+                frozen.push(sample(writer.stopped(|| Ok(vm.freeze(Some(watch))?))?));
                 let started = Instant::now();
                 // A guest that writes for a second before it is saved costs the most copies.
-                vm.snapshot(store, "running", &Default::default())?;
+                let mut options = VmSaveOptions::default();
+                options.watch = Some(watch);
+                vm.snapshot(store, "running", &options)?;
                 saved.push(started.elapsed().as_secs_f64() * 1e3);
                 copied.push(vm.stats().served.faults);
             }

@@ -226,20 +226,18 @@ impl Handler {
                 Ok(json!({}))
             }
             Request::Prepare { vm } => {
-                let open = self.host.vm(&vm)?.prepare()?;
-                Ok(json!({ "open": open }))
+                let prepared = self.host.vm(&vm)?.prepare()?;
+                Ok(json!({ "watch": prepared.watch, "open": prepared.open }))
             }
-            Request::Freeze { vm } => {
-                let took = self.host.vm(&vm)?.freeze()?;
-                Ok(json!({ "took_us": u64::try_from(took.as_micros()).unwrap_or(u64::MAX) }))
+            Request::Freeze { vm, watch } => {
+                let frozen = self.host.vm(&vm)?.freeze(watch)?;
+                let took = u64::try_from(frozen.took.as_micros()).unwrap_or(u64::MAX);
+                Ok(json!({ "watch": frozen.watch, "took_us": took }))
             }
-            Request::Thaw { vm } => {
-                self.host.vm(&vm)?.thaw();
-                Ok(json!({}))
-            }
-            Request::Snapshot { vm, to, state, encoding } => {
+            Request::Thaw { vm, watch } => Ok(json!({ "thawed": self.host.vm(&vm)?.thaw(watch) })),
+            Request::Snapshot { vm, watch, to, state, encoding } => {
                 let vm = self.host.vm(&vm)?;
-                let mut options = VmSaveOptions { encoding, ..VmSaveOptions::default() };
+                let mut options = VmSaveOptions { encoding, watch, ..VmSaveOptions::default() };
                 if let Some(path) = state {
                     options.state = read_state(&path)?;
                 }
@@ -288,6 +286,7 @@ fn stats((name, vm): &(String, Vm)) -> Value {
         "empty": stats.served.empty,
         "zeroed": stats.served.zeroed,
         "removals": stats.served.removals,
+        "watch": stats.watch,
         "frozen": stats.frozen,
         "copied_bytes": stats.copied,
     })

@@ -5,7 +5,8 @@
 //! that waits until its page is copied.
 //!
 //! Promises: the image is of the moment of the freeze, whole, or has failed. A pause takes time in proportion to the
-//! pages that were written since `prepare`.
+//! pages that were written since `prepare`. A request acts on the watch that it names, whatever other clients do
+//! meanwhile: a freeze or a snapshot whose watch is over fails.
 //!
 //! May break it: a guest that runs during the freeze.
 
@@ -13,9 +14,9 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use afresh_sys::errno::{EAGAIN, EINVAL, ENOENT, ESRCH};
+use afresh_sys::errno::{EAGAIN, ENOENT, ESRCH};
 use afresh_sys::planted::{self, Bug};
-use afresh_sys::{Interest, PAGE_SIZE, PageRange, ProcessMemory, SysError};
+use afresh_sys::{Interest, PAGE_SIZE, PageRange, ProcessMemory};
 
 use super::VmmError;
 use super::fill::{Attempts, Postponed};
@@ -24,6 +25,7 @@ use super::pages::Pages;
 use super::service::Service;
 use super::vm::RequestError;
 use super::watch::{Loss, Watch};
+use super::watches::{WatchEnd, WatchId};
 
 /// Pages protected without letting go of the lock: a fraction of a millisecond.
 const CHUNK: usize = 512;
@@ -35,30 +37,88 @@ const FEW_PAGES: usize = 64;
 const MAX_ATTEMPTS: u32 = 20_000;
 const PAUSE: Duration = Duration::from_micros(50);
 
+/// A memory that is write-protected while its guest runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Prepared {
+    /// The watch, which a freeze names.
+    pub watch: WatchId,
+    /// Pages that the guest has written to meanwhile, which a freeze still has to protect.
+    pub open: usize,
+}
+
+/// A memory that is frozen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Frozen {
+    /// The watch, which a snapshot names.
+    pub watch: WatchId,
+    /// How long the freeze took.
+    pub took: Duration,
+}
+
 impl Service<'_> {
-    /// Protects all pages, while the guest runs. Returns the number of pages written since, which a freeze still has
-    /// to protect.
-    pub(super) fn prepare(&self) -> Result<usize, RequestError> {
-        if self.mappings.iter().any(|mapping| mapping.unit != 1) {
-            return Err(RequestError::HugePages);
+    /// Protects all pages, while the guest runs. Joins a watch that is not frozen.
+    pub(super) fn prepare(&self) -> Result<Prepared, RequestError> {
+        let (watch, begun) = self.begin_watch()?;
+        let open = self.or_end(watch, begun, self.protect_written(watch))?;
+        Ok(Prepared { watch, open })
+    }
+
+    /// Freezes the memory of a guest that is paused: the watch of this number, or one that is joined or begun.
+    pub(super) fn freeze(&self, watch: Option<WatchId>) -> Result<Frozen, RequestError> {
+        let started = Instant::now();
+        let (watch, begun) = match watch {
+            Some(watch) => (watch, false),
+            None => self.begin_watch()?,
+        };
+        let freeze = || {
+            if begun {
+                self.protect_written(watch)?;
+            }
+            self.retry(|pages| {
+                for (number, mapping) in self.mappings.iter().enumerate() {
+                    let all = PageRange::new(0, mapping.pages);
+                    self.protect(pages, watch, (number, all), false)?;
+                }
+                pages.watches.unfrozen(watch)?.freeze();
+                Ok(())
+            })
+        };
+        self.or_end(watch, begun, freeze())?;
+        Ok(Frozen { watch, took: started.elapsed() })
+    }
+
+    /// `result`. A watch that the failed request has `begun` is over.
+    fn or_end<T>(
+        &self,
+        watch: WatchId,
+        begun: bool,
+        result: Result<T, RequestError>,
+    ) -> Result<T, RequestError> {
+        if begun && result.is_err() {
+            self.end_watch(watch, WatchEnd::Unprotected);
         }
-        let frozen = self.lock().watch.as_ref().map(Watch::is_frozen);
-        if frozen == Some(true) {
-            return Err(RequestError::Frozen);
-        }
-        if frozen.is_none() {
-            self.begin_watch()?;
-        }
+        result
+    }
+
+    /// Protects all pages, and those again that are written to meanwhile. Returns the number of pages written since.
+    fn protect_written(&self, watch: WatchId) -> Result<usize, RequestError> {
         let mut open = usize::MAX;
-        for _ in 0..MAX_PASSES {
+        for pass in 0..MAX_PASSES {
             for (number, mapping) in self.mappings.iter().enumerate() {
                 for start in (0..mapping.pages).step_by(CHUNK) {
                     let chunk = PageRange::new(start, CHUNK.min(mapping.pages - start));
-                    self.retry(|pages| self.protect(pages, number, chunk, true))?;
+                    self.retry(|pages| {
+                        if pass == 0 {
+                            adopt(pages, watch, (number, chunk))?;
+                        }
+                        self.protect(pages, watch, (number, chunk), true)
+                    })?;
                 }
             }
             let before = open;
-            open = self.lock().watch.as_ref().map_or(0, Watch::open_pages);
+            open = self.lock().watches.unfrozen(watch)?.open_pages();
             if open <= FEW_PAGES || open >= before {
                 break;
             }
@@ -66,12 +126,25 @@ impl Service<'_> {
         Ok(open)
     }
 
-    fn begin_watch(&self) -> Result<(), RequestError> {
+    /// Begins a watch, or joins the present one. Returns whether it was begun.
+    fn begin_watch(&self) -> Result<(WatchId, bool), RequestError> {
+        if self.mappings.iter().any(|mapping| mapping.unit != 1) {
+            return Err(RequestError::HugePages);
+        }
+        if let Some(watch) = self.join_watch(&self.lock())? {
+            return Ok((watch, false));
+        }
         let process = ProcessMemory::open(&self.process).map_err(RequestError::Process)?;
         if check(self, &process)? {
             return Err(RequestError::SharedMemory);
         }
         let mut pages = self.lock();
+        // Another client may have begun one meanwhile, or frozen it, or detached the VMM.
+        if let Some(watch) = self.join_watch(&pages)? {
+            return Ok((watch, false));
+        }
+        let sizes = self.mappings.iter().map(|mapping| mapping.pages);
+        let watch = Watch::new(process, sizes, self.budget.as_ref())?;
         for (number, mapping) in self.mappings.iter().enumerate() {
             let base = pages.address(number, 0) as *const u8;
             let interest = Interest { missing: true, write_protect: true, minor: false };
@@ -80,42 +153,70 @@ impl Service<'_> {
                 .map_err(RequestError::Protect)?;
         }
         self.protects.store(true, Ordering::Release);
-        let sizes = self.mappings.iter().map(|mapping| mapping.pages);
-        pages.begin_watch(Watch::new(process, sizes, self.budget.as_ref()));
-        Ok(())
+        let id = watch.id;
+        pages.begin_watch(watch);
+        Ok((id, true))
+    }
+
+    /// The present watch, which another one must not replace.
+    fn join_watch(&self, pages: &Pages) -> Result<Option<WatchId>, RequestError> {
+        // Set under this lock. The memory is about to be unregistered.
+        if self.detaching.load(Ordering::Acquire) {
+            return Err(RequestError::Detached);
+        }
+        match pages.watches.live() {
+            Some(watch) if watch.is_frozen() => Err(RequestError::Frozen(watch.id)),
+            watch => Ok(watch.map(|watch| watch.id)),
+        }
     }
 
     /// Calls `work` under the lock, and again while the VMM changes its mappings.
     fn retry<T>(
         &self,
-        mut work: impl FnMut(&mut Pages) -> Result<T, SysError>,
+        mut work: impl FnMut(&mut Pages) -> Result<T, RequestError>,
     ) -> Result<T, RequestError> {
         let mut attempts = 0;
         loop {
             if self.is_over() {
-                return Err(RequestError::Ended(None));
+                // The threads end with a detached VMM as well, before it counts as such.
+                let detaching = self.detaching.load(Ordering::Acquire);
+                return Err(if detaching {
+                    RequestError::Detached
+                } else {
+                    RequestError::Ended(None)
+                });
             }
             match work(&mut self.lock()) {
-                Err(error) if error.errno == EAGAIN && attempts < MAX_ATTEMPTS => attempts += 1,
-                other => return other.map_err(RequestError::Protect),
+                Err(RequestError::Protect(error))
+                    if error.errno == EAGAIN && attempts < MAX_ATTEMPTS =>
+                {
+                    attempts += 1;
+                }
+                other => return other,
             }
             std::thread::sleep(PAUSE);
         }
     }
 
-    /// Protects the open pages among `chunk`. With `looks`, pages that were discarded silently are found too.
+    /// Protects the open pages of a watch among `chunk`. With `looks`, pages that were discarded silently are found as
+    /// well.
+    ///
+    /// Another client can end or freeze the watch between two calls, so each looks it up. Protecting pages again after
+    /// the freeze would hide the writes to them.
     fn protect(
         &self,
         pages: &mut Pages,
-        mapping: usize,
-        chunk: PageRange,
+        watch: WatchId,
+        (mapping, chunk): (usize, PageRange),
         looks: bool,
-    ) -> Result<(), SysError> {
+    ) -> Result<(), RequestError> {
         let base = pages.address(mapping, 0);
-        let Some(watch) = &mut pages.watch else { return Ok(()) };
+        let watch = pages.watches.unfrozen(watch)?;
         for run in watch.open_runs(mapping, chunk) {
             let start = base + run.start * PAGE_SIZE;
-            self.uffd.write_protect(start as *const u8, run.byte_len(), true)?;
+            self.uffd
+                .write_protect(start as *const u8, run.byte_len(), true)
+                .map_err(RequestError::Protect)?;
             let mut present = vec![false; if looks { run.len } else { 0 }];
             if looks {
                 let note = |found: std::ops::Range<usize>| {
@@ -123,48 +224,24 @@ impl Service<'_> {
                     present[first..first + found.len() / PAGE_SIZE].fill(true);
                 };
                 let found = watch.process.present(start..start + run.byte_len(), note);
-                found.map_err(|error| {
-                    let errno = error.raw_os_error().unwrap_or(EINVAL);
-                    SysError::new(afresh_sys::Call::PagemapScan, errno)
-                })?;
+                found.map_err(RequestError::Process)?;
             }
             watch.close(mapping, run, looks.then_some(&present));
         }
         Ok(())
     }
 
-    /// Freezes the memory of a guest that is paused. Returns how long that took.
-    pub(super) fn freeze(&self) -> Result<Duration, RequestError> {
-        let started = Instant::now();
-        let frozen = self.lock().watch.as_ref().map(Watch::is_frozen);
-        match frozen {
-            None => drop(self.prepare()?),
-            Some(true) => return Err(RequestError::Frozen),
-            Some(false) => {}
-        }
-        self.retry(|pages| {
-            for (number, mapping) in self.mappings.iter().enumerate() {
-                self.protect(pages, number, PageRange::new(0, mapping.pages), false)?;
-            }
-            if let Some(watch) = &mut pages.watch {
-                watch.freeze();
-            }
-            Ok(())
-        })?;
-        Ok(started.elapsed())
-    }
-
-    /// Gives the frozen image up, if there is one, and lifts the protection.
-    pub(super) fn thaw(&self) {
-        if self.lock().watch.take().is_none() {
-            return;
+    /// Ends the watch of this number, if it lives, and lifts its protection. Returns whether it did.
+    pub(super) fn end_watch(&self, watch: WatchId, why: WatchEnd) -> bool {
+        if !self.lock().watches.end(watch, why) {
+            return false;
         }
         for (number, mapping) in self.mappings.iter().enumerate() {
             for start in (0..mapping.pages).step_by(CHUNK) {
                 let pages = self.lock();
-                // Prepared again by another client.
-                if pages.watch.is_some() {
-                    return;
+                // Another client has begun one, which takes every page in place for open.
+                if pages.watches.live().is_some() {
+                    return true;
                 }
                 let len = CHUNK.min(mapping.pages - start) * PAGE_SIZE;
                 // A page that stays protected is opened by its next write.
@@ -172,6 +249,7 @@ impl Service<'_> {
                 let _ = self.uffd.write_protect(at, len, false);
             }
         }
+        true
     }
 
     /// Opens a page for writing, if it is protected. Waiters are woken.
@@ -183,7 +261,7 @@ impl Service<'_> {
         while !self.is_over() {
             let mut pages = self.lock();
             let address = pages.address(mapping, page);
-            if let Some(watch) = &mut pages.watch {
+            if let Some(watch) = pages.watches.live_mut() {
                 watch.keep((mapping, page), address);
             }
             match self.uffd.write_protect(address as *const u8, PAGE_SIZE, false) {
@@ -201,7 +279,7 @@ impl Service<'_> {
     /// Reads pages of the frozen image `id` that the process has, from `address` on.
     pub(super) fn read_frozen(
         &self,
-        (id, process): (u64, &ProcessMemory),
+        (id, process): (WatchId, &ProcessMemory),
         address: usize,
         out: &mut [u8],
     ) -> io::Result<()> {
@@ -209,12 +287,12 @@ impl Service<'_> {
         let whole = process.read(address, out).is_ok();
         // A page that is protected after it was read has not changed since the freeze.
         process.write_protected(address, &mut protected)?;
-        let pages = self.lock();
-        let watch = pages.watch.as_ref().filter(|watch| watch.id == id);
-        let watch = watch.ok_or_else(|| io::Error::other(Loss::Thawed))?;
-        if let Some(loss) = watch.loss() {
-            return Err(io::Error::other(loss));
+        let mut pages = self.lock();
+        // Then the protection is lifted, which loses no page.
+        if self.is_over() {
+            return Err(io::Error::other(RequestError::Ended(None)));
         }
+        let watch = pages.watches.frozen(id).map_err(io::Error::other)?;
         for (number, bytes) in out.chunks_exact_mut(PAGE_SIZE).enumerate() {
             let at = address + number * PAGE_SIZE;
             if let Some(copy) = watch.copy_of(at) {
@@ -223,13 +301,39 @@ impl Service<'_> {
             }
             if !whole {
                 // A page of the run was discarded. Under the lock none is opened.
-                process.read(at, bytes).map_err(|_| io::Error::other(Loss::Discarded))?;
+                if process.read(at, bytes).is_err() {
+                    return Err(io::Error::other(watch.lose(Loss::Discarded)));
+                }
                 process.write_protected(at, &mut protected[number..=number])?;
             }
             if !protected[number] && !planted::is(Bug::Torn) {
-                return Err(io::Error::other(Loss::Discarded));
+                return Err(io::Error::other(watch.lose(Loss::Discarded)));
             }
         }
         Ok(())
     }
+}
+
+/// Notes the pages of a watch that the VMM had before its handshake.
+///
+/// No other page is in place while its state is missing or filling: [`Service::lock`] is held from the call that puts
+/// a page in place until its state is [`Page::Present`](super::pages::Page::Present), also where the kernel has filled
+/// only a part of a range. So a guest cannot write to a page before its state shows the page.
+fn adopt(
+    pages: &mut Pages,
+    watch: WatchId,
+    (mapping, chunk): (usize, PageRange),
+) -> Result<(), RequestError> {
+    let start = pages.address(mapping, chunk.start);
+    let mut found = Vec::new();
+    let note = |run: std::ops::Range<usize>| {
+        let first = chunk.start + (run.start - start) / PAGE_SIZE;
+        found.push(PageRange::new(first, run.len() / PAGE_SIZE));
+    };
+    let process = &pages.watches.unfrozen(watch)?.process;
+    process.present(start..start + chunk.byte_len(), note).map_err(RequestError::Process)?;
+    for run in found {
+        pages.adopt(mapping, run);
+    }
+    Ok(())
 }

@@ -4,13 +4,15 @@
 //! `web.2` and so on.
 //!
 //! Promises: a VMM costs its door no more than the door's budget, and a door no more than a bounded number of
-//! threads. Pages that are streamed ahead share one stage. One that exceeds it is refused, and others are not affected. Stopping the host ends the service of every
-//! VMM as [`super::serve`] describes.
+//! threads. Pages that are streamed ahead share one stage. One that exceeds it is refused, and others are not affected.
+//! Counts of a door have each VMM once and never decrease. No two VMMs have one name, also where a door is closed and
+//! another one of its name is opened. Stopping the host ends the service of every VMM as [`super::serve`] describes.
 //!
 //! May break it: a host without a [`Keeper`] whose process exits before it is stopped. Missing pages of its VMMs are then
 //! not closed.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -194,11 +196,19 @@ pub struct DoorInfo {
     pub totals: DoorTotals,
 }
 
+/// A VMM that has connected to a door.
+struct Connected {
+    door: Arc<Door>,
+    /// Once its handshake was taken.
+    vm: Option<Vm>,
+}
+
 type Report = dyn Fn(&HostEvent<'_>) + Send + Sync;
 
 struct Shared {
     doors: Mutex<BTreeMap<String, Arc<Door>>>,
-    vms: Mutex<BTreeMap<String, Vm>>,
+    /// By name.
+    vms: Mutex<BTreeMap<String, Connected>>,
     stop: AtomicBool,
     threads: Mutex<usize>,
     /// Rung when a thread ends.
@@ -344,13 +354,17 @@ impl VmmHost {
     /// The open doors.
     #[must_use]
     pub fn doors(&self) -> Vec<DoorInfo> {
-        let vms = self.vms();
         let info = |door: &Arc<Door>| {
-            let mut totals = *lock(&door.totals);
-            let prefix = format!("{}.", door.options.name);
-            for (_, vm) in vms.iter().filter(|(name, _)| name.starts_with(&prefix)) {
+            // Held, so that a VMM that ends meanwhile is counted once: with the listed ones, or with those that have ended.
+            let ended = lock(&door.totals);
+            let of_door = |vm: &&Connected| Arc::ptr_eq(&vm.door, door);
+            let vms: Vec<Vm> =
+                lock(&self.0.vms).values().filter(of_door).filter_map(|vm| vm.vm.clone()).collect();
+            let mut totals = *ended;
+            for vm in vms {
                 totals.served.add(&vm.stats().served);
             }
+            drop(ended);
             DoorInfo {
                 options: door.options.clone(),
                 used: door.budget.used(),
@@ -370,7 +384,8 @@ impl VmmHost {
     /// The VMMs that are served, by name.
     #[must_use]
     pub fn vms(&self) -> Vec<(String, Vm)> {
-        lock(&self.0.vms).iter().map(|(name, vm)| (name.clone(), vm.clone())).collect()
+        let vms = lock(&self.0.vms);
+        vms.iter().filter_map(|(name, vm)| Some((name.clone(), vm.vm.clone()?))).collect()
     }
 
     /// The VMM of this name; the name of a door stands for its only VMM.
@@ -378,17 +393,17 @@ impl VmmHost {
     /// # Errors
     /// [`HostError::NoVm`].
     pub fn vm(&self, name: &str) -> Result<Vm, HostError> {
-        let vms = lock(&self.0.vms);
-        if let Some(vm) = vms.get(name) {
+        let vms = self.vms();
+        if let Some((_, vm)) = vms.iter().find(|(full, _)| full == name) {
             return Ok(vm.clone());
         }
-        let at_door = |vm: &&String| vm.rsplit_once('.').is_some_and(|(door, _)| door == name);
-        let mut of_door = vms.keys().filter(at_door);
+        let at_door = |full: &str| full.rsplit_once('.').is_some_and(|(door, _)| door == name);
+        let mut of_door = vms.iter().filter(|(full, _)| at_door(full));
         match (of_door.next(), of_door.next()) {
-            (Some(only), None) => Ok(vms[only].clone()),
+            (Some((_, only)), None) => Ok(only.clone()),
             _ => Err(HostError::NoVm {
                 name: name.chars().take(MAX_NAME).collect(),
-                there: list(vms.keys().cloned()),
+                there: list(vms.iter().map(|(full, _)| full.clone())),
             }),
         }
     }
@@ -442,16 +457,17 @@ impl VmmHost {
                     continue;
                 }
             };
-            number += 1;
+            let name = self.name_vm(door, &mut number);
             door.live.fetch_add(1, Ordering::AcqRel);
-            let (host, of_thread) = (self.clone(), door.clone());
+            let (host, of_thread, of_vm) = (self.clone(), door.clone(), name.clone());
             let started = self.start(&format!("vmm-{number}"), move || {
-                host.serve(&of_thread, number, &stream);
+                host.serve(&of_thread, (&of_vm, number), &stream);
                 of_thread.live.fetch_sub(1, Ordering::AcqRel);
             });
             if let Err(HostError::Thread(error)) = started {
                 // The stream is closed, so this VMM fails. The others continue.
                 door.live.fetch_sub(1, Ordering::AcqRel);
+                lock(&self.0.vms).remove(&name);
                 (self.0.report)(&HostEvent::Failed { door: &door.options.name, error: &error });
             }
             if door.options.once {
@@ -460,7 +476,20 @@ impl VmmHost {
         }
     }
 
-    fn serve(&self, door: &Door, number: usize, stream: &UnixStream) {
+    /// Takes the next name of a door that no VMM has. A VMM of an earlier door with the same name can have it.
+    fn name_vm(&self, door: &Arc<Door>, number: &mut usize) -> String {
+        let mut vms = lock(&self.0.vms);
+        loop {
+            *number += 1;
+            if let Entry::Vacant(place) = vms.entry(format!("{}.{number}", door.options.name)) {
+                let name = place.key().clone();
+                place.insert(Connected { door: door.clone(), vm: None });
+                return name;
+            }
+        }
+    }
+
+    fn serve(&self, door: &Door, (name, number): (&str, usize), stream: &UnixStream) {
         let mut options = VmmOptions::new(&self.0.stop);
         options.stream = door.options.stream && !door.options.record;
         options.record = door.options.record;
@@ -468,20 +497,26 @@ impl VmmHost {
         options.budget = Some(door.budget.clone());
         options.keeper.clone_from(&self.0.keeper);
         options.stage = self.0.stage.clone();
-        let name = format!("{}.{number}", door.options.name);
-        let result = Vm::accept(stream, door.source.clone(), &options).and_then(|vm| {
-            lock(&self.0.vms).insert(name.clone(), vm.clone());
-            (self.0.report)(&HostEvent::Connected { name: &name });
-            let served = vm.serve(&options);
-            let mut totals = lock(&door.totals);
-            lock(&self.0.vms).remove(&name);
-            totals.served.add(&vm.stats().served);
-            served
-        });
+        let accepted = Vm::accept(stream, door.source.clone(), &options);
+        let (vm, result) = match accepted {
+            Ok(vm) => {
+                if let Some(connected) = lock(&self.0.vms).get_mut(name) {
+                    connected.vm = Some(vm.clone());
+                }
+                (self.0.report)(&HostEvent::Connected { name });
+                let served = vm.serve(&options);
+                (Some(vm), served)
+            }
+            Err(error) => (None, Err(error)),
+        };
         let mut totals = lock(&door.totals);
+        lock(&self.0.vms).remove(name);
+        if let Some(vm) = vm {
+            totals.served.add(&vm.stats().served);
+        }
         totals.ended += 1;
         totals.failed += usize::from(result.is_err());
         drop(totals);
-        (self.0.report)(&HostEvent::Served { name: &name, number, result: &result });
+        (self.0.report)(&HostEvent::Served { name, number, result: &result });
     }
 }

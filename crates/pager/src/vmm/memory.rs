@@ -16,6 +16,7 @@ use super::pages::Page;
 use super::service::Service;
 use super::vm::RequestError;
 use super::watch::Origin;
+use super::watches::WatchId;
 
 /// Pages compared with the source at a time.
 const BATCH: usize = 64;
@@ -35,7 +36,7 @@ pub(super) struct VmMemory<'a> {
     /// Pages of the source that are not as in the source, perhaps, in order.
     changed: Vec<(PageRange, Content)>,
     /// The frozen image that this is.
-    frozen: Option<u64>,
+    frozen: Option<WatchId>,
 }
 
 impl<'a> VmMemory<'a> {
@@ -87,26 +88,25 @@ impl<'a> VmMemory<'a> {
         Ok(Self { service, process, changed, frozen: None })
     }
 
-    /// The frozen image, if there is one.
-    pub(super) fn frozen(service: &'a Service<'a>) -> Result<Option<Self>, RequestError> {
-        let pages = service.lock();
-        let Some(watch) = pages.watch.as_ref().filter(|watch| watch.is_frozen()) else {
-            return Ok(None);
-        };
+    /// The frozen image of a watch.
+    pub(super) fn frozen(service: &'a Service<'a>, watch: WatchId) -> Result<Self, RequestError> {
         let process = ProcessMemory::open(&service.process).map_err(RequestError::Process)?;
         let mut changed = Vec::new();
+        let mut pages = service.lock();
         for (number, mapping) in service.mappings.iter().enumerate() {
-            for (run, origin) in watch.changed(number) {
+            let base = pages.address(number, 0);
+            for (run, origin) in pages.watches.frozen(watch)?.changed(number) {
                 let content = match origin {
                     Origin::Source => continue,
-                    Origin::Process => Content::Process(pages.address(number, run.start)),
+                    Origin::Process => Content::Process(base + run.start * PAGE_SIZE),
                     Origin::Zero => Content::Zero,
                 };
                 changed.push((PageRange::new(mapping.offset + run.start, run.len), content));
             }
         }
+        drop(pages);
         changed.sort_by_key(|(run, _)| run.start);
-        Ok(Some(Self { service, process, changed, frozen: Some(watch.id) }))
+        Ok(Self { service, process, changed, frozen: Some(watch) })
     }
 
     /// The pages that can differ from the source.

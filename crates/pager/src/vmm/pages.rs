@@ -15,6 +15,7 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 use super::Served;
 use super::handshake::Mapping;
 use super::watch::Watch;
+use super::watches::Watches;
 
 /// The state of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +120,7 @@ pub(super) struct Pages {
     recording: bool,
     pub(super) served: Served,
     /// Write protection, for an image that is frozen or soon will be.
-    pub(super) watch: Option<Watch>,
+    pub(super) watches: Watches,
 }
 
 impl Pages {
@@ -137,7 +138,7 @@ impl Pages {
             streams,
             recording: false,
             served: Served::default(),
-            watch: None,
+            watches: Watches::default(),
         }
     }
 
@@ -174,6 +175,9 @@ impl Pages {
             let bytes = known.len() * PAGE_SIZE;
             if (*base, bytes) == (from, len) {
                 *base = to;
+                if let Some(watch) = self.watches.live_mut() {
+                    watch.note_move();
+                }
                 return true;
             }
             if from < *base + bytes && *base < from.saturating_add(len) {
@@ -220,7 +224,18 @@ impl Pages {
                 watch.note(mapping, PageRange::new(page, 1), known.page);
             }
         }
-        self.watch = Some(watch);
+        self.watches.begin(watch);
+    }
+
+    /// Notes pages that are in place though nothing has filled them: the VMM had them before its handshake.
+    pub(super) fn adopt(&mut self, mapping: usize, pages: PageRange) {
+        for page in pages.start..pages.end() {
+            if matches!(self.state(mapping, page), Page::Missing | Page::Filling) {
+                let page = PageRange::new(page, 1);
+                self.ask_again(mapping, page);
+                self.set(mapping, page, Page::Present);
+            }
+        }
     }
 
     pub(super) fn state(&self, mapping: usize, page: usize) -> Page {
@@ -242,7 +257,7 @@ impl Pages {
             // Filling a page wakes its waiters.
             known.awaited &= state != Page::Present;
         }
-        if let Some(watch) = &mut self.watch {
+        if let Some(watch) = self.watches.live_mut() {
             watch.note(mapping, pages, state);
         }
     }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use super::host::DoorOptions;
+use super::watches::WatchId;
 
 /// Default time that a request waits for a VMM to be detached.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(60);
@@ -81,16 +82,22 @@ pub enum Request {
     Freeze {
         /// Its name.
         vm: String,
+        /// The watch of its preparation.
+        watch: Option<WatchId>,
     },
-    /// Give up the frozen memory of a VMM.
+    /// Give up the frozen memory of a VMM, or the preparation.
     Thaw {
         /// Its name.
         vm: String,
+        /// The watch to end.
+        watch: WatchId,
     },
-    /// Save the memory of a VMM: the frozen one, or that of a paused guest.
+    /// Save the memory of a VMM: the frozen one of a watch, or that of a paused guest.
     Snapshot {
         /// Its name.
         vm: String,
+        /// The frozen memory; without it the present one is saved.
+        watch: Option<WatchId>,
         /// The new snapshot.
         to: String,
         /// A file with the state of the VMM.
@@ -290,6 +297,9 @@ mod tests {
                 "[first, count]",
             ),
             (r#"{"request":"snapshot","vm":"a"}"#, "missing field `to`"),
+            (r#"{"request":"thaw","vm":"a"}"#, "missing field `watch`"),
+            (r#"{"request":"freeze","vm":"a","watch":-1}"#, "expected u64"),
+            (r#"{"request":"prepare","vm":"a","watch":1}"#, "unknown field `watch`"),
             (r#"{"request":"snapshot","vm":"a","to":"b","encoding":"gzip"}"#, "raw nor zstd"),
             (r#"{"request":"add","name":"a","snapshot":"s","socket":"x","window":0}"#, "window"),
             (r#"{"request":"add","name":"a","snapshot":"s","socket":"x","wide":0}"#, "`wide`"),

@@ -6,13 +6,17 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use afresh_budget::Exceeded;
 use afresh_store::{Encoding, GuestBuild, OpenError, SaveError, SaveOptions, Sha256, Store};
+use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange, SysError};
 
+use super::freeze::{Frozen, Prepared};
 use super::memory::{VmMemory, verify};
 use super::serve::accept;
 use super::service::{Phase, Service, VmSource};
-use super::watch::Watch;
+use super::watch::{Loss, Watch};
+use super::watches::{WatchEnd, WatchId};
 use super::{Served, VmmError, VmmOptions};
 use crate::PageSource;
 
@@ -74,6 +78,8 @@ pub struct VmStats {
     pub removed: usize,
     /// The work so far.
     pub served: Served,
+    /// The watch of its memory, if it is prepared or frozen.
+    pub watch: Option<WatchId>,
     /// Whether its memory is frozen.
     pub frozen: bool,
     /// Bytes of pages that were written to since, copied before.
@@ -104,6 +110,8 @@ pub struct VmSaveOptions {
     pub encoding: Encoding,
     /// The guest of a source that is not a snapshot.
     pub guest: GuestBuild,
+    /// The frozen memory to save. Without it the present memory is saved, whose guest must be paused.
+    pub watch: Option<WatchId>,
 }
 
 impl Default for VmSaveOptions {
@@ -114,7 +122,7 @@ impl Default for VmSaveOptions {
             engine: "none".to_owned(),
             cpu: Vec::new(),
         };
-        Self { state: Vec::new(), encoding: Encoding::Raw, guest }
+        Self { state: Vec::new(), encoding: Encoding::Raw, guest, watch: None }
     }
 }
 
@@ -168,8 +176,31 @@ pub enum RequestError {
     )]
     OtherMemory(u32),
     /// Its memory is frozen.
-    #[error("the memory of the VMM is frozen: save it with `snapshot`, or give it up with `thaw`")]
-    Frozen,
+    #[error(
+        "the memory of the VMM is frozen, as watch {0}: save it with `snapshot` and this watch, or give it up with `thaw`"
+    )]
+    Frozen(WatchId),
+    /// Its memory is not frozen yet.
+    #[error(
+        "watch {0} of the VMM is not frozen: pause the guest, and request `freeze` with this watch"
+    )]
+    NotFrozen(WatchId),
+    /// The watch that the request is for does not live.
+    #[error(
+        "watch {watch} of the VMM is over ({why}), and nothing was saved or frozen: pause the guest, and request `freeze` again"
+    )]
+    WatchOver {
+        /// The watch.
+        watch: WatchId,
+        /// Why it is over.
+        why: WatchEnd,
+    },
+    /// The frozen memory has lost a page, and was given up.
+    #[error("the frozen memory is not saved: {0}")]
+    Lost(Loss),
+    /// The record of write protection exceeds the budget.
+    #[error("the memory of the VMM is not write-protected: {0}; raise the budget of the door")]
+    Budget(#[from] Exceeded),
     /// Its memory is not of a kind that can be frozen.
     #[error("memory in huge pages of hugetlbfs is not frozen: pause the guest for a snapshot")]
     HugePages,
@@ -229,8 +260,9 @@ impl Vm {
             present: counts.present,
             removed: counts.removed,
             served: pages.served,
-            frozen: pages.watch.as_ref().is_some_and(Watch::is_frozen),
-            copied: pages.watch.as_ref().map_or(0, |watch| watch.copies() * PAGE_SIZE),
+            watch: pages.watches.live().map(|watch| watch.id),
+            frozen: pages.watches.live().is_some_and(Watch::is_frozen),
+            copied: pages.watches.live().map_or(0, |watch| watch.copies() * PAGE_SIZE),
         }
     }
 
@@ -336,18 +368,15 @@ impl Vm {
         Ok(missing)
     }
 
-    /// Fills all memory of the VMM and returns it to the kernel. The VMM no longer needs the pager then.
+    /// Fills all memory of the VMM and returns it to the kernel. The VMM no longer needs the pager then. A preparation for
+    /// a freeze is over with it.
     ///
     /// # Errors
-    /// [`RequestError::NotYet`] after `timeout`; it is detached later. [`RequestError::Ended`] if its service ends before.
+    /// [`RequestError::Frozen`]. [`RequestError::NotYet`] after `timeout`; it is detached later. [`RequestError::Ended`] if its service ends before.
     pub fn detach(&self, timeout: Duration) -> Result<(), RequestError> {
         self.check_alive()?;
-        if self.service.lock().watch.as_ref().is_some_and(Watch::is_frozen) {
-            return Err(RequestError::Frozen);
-        }
         verify(&self.service);
-        self.service.detaching.store(true, Ordering::Release);
-        self.service.lock().request_all();
+        self.begin_detach()?;
         self.service.bell.notify_all();
         let began = Instant::now();
         let mut phase = self.service.phase();
@@ -369,50 +398,60 @@ impl Vm {
         }
     }
 
-    /// Write-protects the memory while the guest runs, so that [`Vm::freeze`] takes little time. Returns the number of
-    /// pages that the guest has written to meanwhile. A second call protects those.
+    /// From now on no memory is frozen: it is about to be unregistered.
+    fn begin_detach(&self) -> Result<(), RequestError> {
+        let mut pages = self.service.lock();
+        if let Some(watch) = pages.watches.frozen_id() {
+            return Err(RequestError::Frozen(watch));
+        }
+        // Its protection is lifted with the registration, and a page is opened by a write until then.
+        pages.watches.end_live(WatchEnd::Detached);
+        self.service.detaching.store(true, Ordering::Release);
+        pages.request_all();
+        Ok(())
+    }
+
+    /// Write-protects the memory while the guest runs, so that [`Vm::freeze`] takes little time. Returns the watch, and
+    /// the number of pages that the guest has written to meanwhile. A second call, or one of another client, protects
+    /// those, and returns the same watch.
     ///
     /// # Errors
-    /// [`RequestError::SharedMemory`], [`RequestError::HugePages`], [`RequestError::OtherMemory`],
-    /// [`RequestError::Process`], [`RequestError::Protect`].
-    pub fn prepare(&self) -> Result<usize, RequestError> {
-        self.check_freezable()?;
+    /// [`RequestError::Frozen`], [`RequestError::SharedMemory`], [`RequestError::HugePages`],
+    /// [`RequestError::OtherMemory`], [`RequestError::Process`], [`RequestError::Budget`], [`RequestError::Protect`]. A
+    /// watch that this call has begun is over then. [`RequestError::WatchOver`] if another client ends it meanwhile.
+    pub fn prepare(&self) -> Result<Prepared, RequestError> {
+        self.check_serving()?;
         self.service.prepare()
     }
 
-    /// Freezes the memory, whose guest must be paused, and returns how long it took. The guest may run then:
-    /// [`Vm::snapshot`] saves the memory as it was.
+    /// Freezes the memory, whose guest must be paused, and returns its watch. The guest may run then: [`Vm::snapshot`]
+    /// with this watch saves the memory as it was.
+    ///
+    /// With the `watch` of [`Vm::prepare`] that one is frozen, or the call fails. Without it, memory that is not prepared
+    /// is protected first, which takes longer.
     ///
     /// Each page that the guest writes to before it is saved is copied. The copies are charged to the budget.
     ///
     /// # Errors
-    /// As [`Vm::prepare`]; [`RequestError::Frozen`].
-    pub fn freeze(&self) -> Result<Duration, RequestError> {
-        self.check_freezable()?;
-        self.service.freeze()
-    }
-
-    /// Gives up the frozen memory, or the preparation for it. Without either, it does nothing.
-    pub fn thaw(&self) {
-        self.service.thaw();
-    }
-
-    fn check_freezable(&self) -> Result<(), RequestError> {
+    /// As [`Vm::prepare`].
+    pub fn freeze(&self, watch: Option<WatchId>) -> Result<Frozen, RequestError> {
         self.check_serving()?;
-        // Its memory is about to be unregistered.
-        if self.service.detaching.load(Ordering::Acquire) {
-            return Err(RequestError::Detached);
-        }
-        Ok(())
+        self.service.freeze(watch)
     }
 
-    /// Saves the frozen memory of the VMM under `name`, and thaws it. Without frozen memory it saves the present one;
-    /// the guest must be paused then. The snapshot is a delta to the one that the VMM was restored from.
+    /// Gives up the frozen memory of a watch, or the preparation for it. Returns whether there was such a watch.
+    pub fn thaw(&self, watch: WatchId) -> bool {
+        self.service.end_watch(watch, WatchEnd::Thawed)
+    }
+
+    /// Saves the frozen memory of `options.watch` under `name`, and thaws it. Without a watch it saves the present
+    /// memory; the guest must be paused then. The snapshot is a delta to the one that the VMM was restored from.
     /// Returns the digest of the new snapshot and the number of bytes that were compared.
     ///
     /// # Errors
-    /// [`RequestError::Process`], [`RequestError::OtherMemory`], [`RequestError::Save`]; the name means then what it
-    /// meant before. Frozen memory stays so, unless a page of it was lost.
+    /// [`RequestError::WatchOver`], [`RequestError::NotFrozen`]; without a watch [`RequestError::Frozen`] while memory is
+    /// frozen. [`RequestError::Lost`]: the watch is over then. [`RequestError::Process`], [`RequestError::OtherMemory`],
+    /// [`RequestError::Save`]: frozen memory stays so. After each, the name means what it meant before.
     pub fn snapshot(
         &self,
         store: &Store,
@@ -420,9 +459,16 @@ impl Vm {
         options: &VmSaveOptions,
     ) -> Result<(Sha256, u64), RequestError> {
         self.check_alive()?;
-        let frozen = VmMemory::frozen(&self.service)?;
-        let is_frozen = frozen.is_some();
-        let memory = frozen.map_or_else(|| VmMemory::of(&self.service), Ok)?;
+        let memory = match options.watch {
+            Some(watch) => self.frozen_memory(watch)?,
+            None => {
+                let frozen = self.service.lock().watches.frozen_id();
+                frozen.map_or_else(
+                    || VmMemory::of(&self.service),
+                    |id| Err(RequestError::Frozen(id)),
+                )?
+            }
+        };
         let parent = self.service.source.snapshot();
         let guest = parent.map_or(&options.guest, |parent| parent.guest());
         let changed = memory.changed();
@@ -434,11 +480,32 @@ impl Vm {
         save.changed = parent.is_some().then_some(changed);
         // Pages of a process that has ended cannot be read, so the save fails.
         let saved = store.save(name, &memory, &save);
-        let lost =
-            || self.service.lock().watch.as_ref().is_some_and(|watch| watch.loss().is_some());
-        if is_frozen && (saved.is_ok() || lost()) {
-            self.thaw();
+        match (options.watch, saved) {
+            (Some(watch), Ok(id)) => {
+                self.service.end_watch(watch, WatchEnd::Saved);
+                Ok((id, bytes))
+            }
+            (Some(watch), Err(error)) => Err(self.loss_of(watch).unwrap_or(error.into())),
+            (None, saved) => Ok((saved?, bytes)),
         }
-        Ok((saved?, bytes))
+    }
+
+    fn frozen_memory(&self, watch: WatchId) -> Result<VmMemory<'_>, RequestError> {
+        match VmMemory::frozen(&self.service, watch) {
+            Err(RequestError::WatchOver { .. }) if planted::is(Bug::Over) => {
+                VmMemory::of(&self.service)
+            }
+            Err(RequestError::Lost(loss)) => {
+                self.service.end_watch(watch, WatchEnd::Lost(loss));
+                Err(RequestError::Lost(loss))
+            }
+            memory => memory,
+        }
+    }
+
+    /// Why frozen memory could not be saved, if it is lost. The watch is over then.
+    fn loss_of(&self, watch: WatchId) -> Option<RequestError> {
+        self.check_alive().ok()?;
+        self.frozen_memory(watch).err()
     }
 }

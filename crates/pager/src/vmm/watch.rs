@@ -2,18 +2,20 @@
 //! written since.
 //!
 //! Promises: a page of a frozen image is copied before it is opened for writing. An image that has lost a page has
-//! failed, and is never stored.
+//! failed, and is never stored. The record and the copies are charged to the budget.
 //!
 //! May break it: devices that write to memory around its page tables, as a passed-through device does.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use afresh_budget::{Budget, Charge};
+use afresh_budget::{Budget, Charge, Exceeded};
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange, ProcessMemory};
 
 use super::pages::Page;
+use super::watches::WatchId;
 
 /// Pages between two open ones that are protected again with them: cheaper than a call for each.
 const MERGE_GAP: usize = 16;
@@ -30,17 +32,23 @@ pub(super) enum Origin {
 
 /// Why a frozen image cannot be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Loss {
+#[non_exhaustive]
+pub enum Loss {
+    /// The VMM has discarded a page of it.
     #[error(
         "the VMM discarded a page of its frozen memory before it was saved: stop its balloon, and freeze it again"
     )]
     Discarded,
+    /// The VMM has moved a part of it.
+    #[error(
+        "the VMM moved a mapping of its frozen memory before it was saved: freeze it again after the move"
+    )]
+    Moved,
+    /// Its copies exceed the budget.
     #[error(
         "the guest wrote more pages than the budget has room for before they were saved: raise the budget of the door"
     )]
     Budget,
-    #[error("the frozen image was given up")]
-    Thawed,
 }
 
 /// A page of a frozen image, copied before the guest wrote to it.
@@ -49,14 +57,15 @@ type Copied = Box<[u8; PAGE_SIZE]>;
 /// The record for one VMM.
 #[derive(Debug)]
 pub(super) struct Watch {
-    /// No other record has it.
-    pub(super) id: u64,
+    pub(super) id: WatchId,
     pub(super) process: ProcessMemory,
     mappings: Vec<Watched>,
     frozen: bool,
     /// Copies by address.
     copies: HashMap<usize, Copied>,
     charge: Option<Charge>,
+    /// Of the budget, for the record itself.
+    _record: Option<Charge>,
     loss: Option<Loss>,
 }
 
@@ -74,6 +83,10 @@ impl Watched {
         if open { *word |= bit } else { *word &= !bit }
     }
 
+    fn are_in_place(&self, mut pages: Range<usize>) -> bool {
+        pages.all(|page| self.origins[page] == Origin::Process)
+    }
+
     fn is_open(&self, page: usize) -> bool {
         self.open[page / 64] >> (page % 64) & 1 == 1
     }
@@ -85,21 +98,25 @@ impl Watch {
         process: ProcessMemory,
         mappings: impl Iterator<Item = usize>,
         budget: Option<&Budget>,
-    ) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
+    ) -> Result<Self, Exceeded> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let mappings: Vec<usize> = mappings.collect();
+        let bytes = mappings.iter().map(|pages| pages + pages.div_ceil(8)).sum();
+        let record = budget.map(|budget| budget.charge(bytes)).transpose()?;
         let watched = |pages: usize| Watched {
             origins: vec![Origin::Source; pages],
             open: vec![0; pages.div_ceil(64)],
         };
-        Self {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
+        Ok(Self {
+            id: WatchId::new(NEXT.fetch_add(1, Ordering::Relaxed)),
             process,
-            mappings: mappings.map(watched).collect(),
+            mappings: mappings.into_iter().map(watched).collect(),
             frozen: false,
             copies: HashMap::new(),
             charge: budget.map(Budget::empty),
+            _record: record,
             loss: None,
-        }
+        })
     }
 
     pub(super) fn is_frozen(&self) -> bool {
@@ -123,7 +140,8 @@ impl Watch {
         }
     }
 
-    /// The open pages among `pages` of a mapping, with short gaps.
+    /// The open pages among `pages` of a mapping, with short gaps of pages that are in place as well. In a gap without a
+    /// page there may be no mapping, which the kernel refuses to protect, or protection would outlive the fill.
     pub(super) fn open_runs(&self, mapping: usize, pages: PageRange) -> Vec<PageRange> {
         let watched = &self.mappings[mapping];
         let mut runs: Vec<PageRange> = Vec::new();
@@ -139,7 +157,11 @@ impl Watch {
                 break;
             }
             match runs.last_mut() {
-                Some(last) if page - last.end() <= MERGE_GAP => last.len = page + 1 - last.start,
+                Some(last)
+                    if page - last.end() <= MERGE_GAP && watched.are_in_place(last.end()..page) =>
+                {
+                    last.len = page + 1 - last.start;
+                }
                 _ => runs.push(PageRange::new(page, 1)),
             }
             page += 1;
@@ -186,7 +208,8 @@ impl Watch {
         if let Some(charge) = &mut self.charge
             && charge.add(COPY_COST).is_err()
         {
-            return self.lose(Loss::Budget);
+            self.lose(Loss::Budget);
+            return;
         }
         let mut copy: Copied = Box::new([0; PAGE_SIZE]);
         let mut protected = [false];
@@ -200,10 +223,19 @@ impl Watch {
         }
     }
 
-    fn lose(&mut self, why: Loss) {
-        self.loss = Some(why);
+    /// A mapping was moved. Copies are found by their address.
+    pub(super) fn note_move(&mut self) {
+        if self.frozen {
+            self.lose(Loss::Moved);
+        }
+    }
+
+    /// Notes that the image has lost a page. Returns why the first one was lost.
+    pub(super) fn lose(&mut self, why: Loss) -> Loss {
+        let first = *self.loss.get_or_insert(why);
         self.copies = HashMap::new();
         self.charge = None;
+        first
     }
 
     /// Why the image cannot be stored, if so.

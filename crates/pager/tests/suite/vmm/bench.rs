@@ -1,6 +1,6 @@
 //! A host of VMMs with a control socket, for tests.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -25,6 +25,14 @@ pub(super) fn byte_of(page: usize) -> u8 {
 
 pub(super) fn content() -> Vec<u8> {
     (0..PAGES).flat_map(|page| [byte_of(page); PAGE_SIZE]).collect()
+}
+
+/// All pages of a snapshot.
+pub(super) fn memory_of(store: &Path, name: &str) -> Vec<u8> {
+    let snapshot = Store::open(store).unwrap().load(name).unwrap();
+    let mut bytes = vec![0; snapshot.pages() * PAGE_SIZE];
+    snapshot.read(0, &mut bytes).unwrap();
+    bytes
 }
 
 /// A directory with a store, and the references `NAME` into it.
@@ -83,7 +91,7 @@ impl Bench {
         self.dir.path().join(name)
     }
 
-    fn client(&self) -> ControlClient {
+    pub(super) fn client(&self) -> ControlClient {
         ControlClient::connect(&self.path("control")).unwrap()
     }
 
@@ -97,13 +105,23 @@ impl Bench {
 
     /// Opens a door, and starts a VMM at it.
     pub(super) fn vmm(&self, door: &str, more: Value) -> Option<VmmProcess> {
+        self.vmm_by(door, more, VmmProcess::start)
+    }
+
+    /// Opens a door, and starts a VMM there with `start`.
+    pub(super) fn vmm_by(
+        &self,
+        door: &str,
+        more: Value,
+        start: impl FnOnce(&Path) -> Option<VmmProcess>,
+    ) -> Option<VmmProcess> {
         let socket = self.path(door);
         let mut request = json!({
             "request": "add", "name": door, "snapshot": "base", "socket": socket,
         });
         request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         assert_eq!(self.request(request)["pages"], PAGES);
-        let vmm = VmmProcess::start(&socket)?;
+        let vmm = start(&socket)?;
         let started = Instant::now();
         while self.host.vm(door).is_err() && self.events.try_recv().is_err() {
             assert!(started.elapsed() < TEST_TIMEOUT);
@@ -119,10 +137,7 @@ impl Bench {
 
     /// All pages of a snapshot.
     pub(super) fn memory(&self, name: &str) -> Vec<u8> {
-        let snapshot = Store::open(self.path("store")).unwrap().load(name).unwrap();
-        let mut bytes = vec![0; snapshot.pages() * PAGE_SIZE];
-        snapshot.read(0, &mut bytes).unwrap();
-        bytes
+        memory_of(&self.path("store"), name)
     }
 
     pub(super) fn stats(&self, vm: &str) -> Value {

@@ -9,11 +9,14 @@ use std::time::Duration;
 
 use afresh_pager::PageSource;
 use afresh_pager::vmm::{Served, VmmError, VmmOptions, serve};
-use afresh_sys::{Advice, Interest, PageRange, Protection, Reservation, SysError, Uffd};
+use afresh_sys::{Advice, Interest, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Uffd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// Pages of the source.
 pub(crate) const PAGES: usize = 300;
+
+/// The bytes of pages that a VMM has written to before its handshake.
+pub(crate) const EARLY: u8 = 0xee;
 
 /// A VMM's memory: two mappings of the source with a hole between them.
 pub(crate) struct Vmm {
@@ -31,6 +34,11 @@ pub(crate) fn vmm() -> Option<Vmm> {
 }
 
 pub(crate) fn vmm_with(uffd: Result<Uffd, SysError>) -> Option<Vmm> {
+    vmm_having(uffd, &[])
+}
+
+/// A VMM that has filled some pages of its memory with `EARLY` before it registered them.
+pub(crate) fn vmm_having(uffd: Result<Uffd, SysError>, early: &[usize]) -> Option<Vmm> {
     let uffd = match uffd {
         Ok(uffd) => uffd,
         Err(error) => {
@@ -42,6 +50,10 @@ pub(crate) fn vmm_with(uffd: Result<Uffd, SysError>) -> Option<Vmm> {
     for range in [FIRST, SECOND] {
         memory.map_anonymous(range, Protection::ReadWrite).unwrap();
         memory.advise(range, Advice::NoHugePage).unwrap();
+        for page in early.iter().filter(|page| (range.start..range.end()).contains(*page)) {
+            // SAFETY: the page is mapped, and no other thread has it yet.
+            unsafe { memory.page_ptr(*page).write_bytes(EARLY, PAGE_SIZE) };
+        }
         let start = memory.page_ptr(range.start);
         uffd.register(start, range.byte_len(), Interest::MISSING).unwrap();
     }

@@ -178,6 +178,37 @@ fn hostile_clients_get_errors_and_harm_no_vmm() {
     assert!(vmm.dump(&bench.path("dump")) == content());
 }
 
+/// A door is closed while its VMM runs, and another one of the same name is opened.
+#[test]
+fn vmms_of_two_doors_with_one_name_are_told_apart() {
+    let bench = Bench::new();
+    let Some(mut first) = bench.vmm("vm", json!({})) else { return };
+    bench.until("vm", |stats| stats["state"] == "filled");
+    bench.request(json!({ "request": "remove", "name": "vm" }));
+    let on_demand = json!({ "on_demand": true, "window": 1 });
+    let Some(mut second) = bench.vmm("vm", on_demand) else { return };
+    while bench.host.vms().len() < 2 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let list = bench.request(json!({ "request": "list" }));
+    assert_eq!(list["vms"], json!(["vm.1", "vm.2"]));
+    assert_eq!(second.peek(3), byte_of(3));
+    bench.until("vm.2", |stats| stats["filled"] == 1);
+    assert_eq!(bench.stats("vm.1")["filled"], PAGES);
+    // Counts of a door are those of its VMMs only.
+    let filled = || bench.host.doors()[0].totals.served.pages;
+    assert_eq!(filled(), 1);
+    assert_eq!(first.peek(4), byte_of(4));
+    drop(first);
+    while bench.host.vms().len() > 1 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert_eq!(bench.request(json!({ "request": "list" }))["vms"], json!(["vm.2"]));
+    assert_eq!(filled(), 1);
+    assert_eq!(second.peek(5), byte_of(5));
+    assert_eq!(filled(), 2);
+}
+
 #[test]
 fn a_vmm_beyond_its_budget_is_ended_and_another_is_not() {
     let bench = Bench::new();

@@ -51,7 +51,7 @@ fn plays_the_pager_when_it_is_started_as_one() {
     while std::env::var_os(FREEZES).is_some() {
         match host.vm("vm") {
             Ok(vm) if vm.stats().present > 0 => {
-                vm.freeze().unwrap();
+                vm.freeze(None).unwrap();
                 break;
             }
             _ => std::thread::sleep(Duration::from_millis(1)),

@@ -3,6 +3,7 @@
 
 mod bench;
 mod client;
+mod clients;
 mod control;
 mod freeze;
 mod kill;

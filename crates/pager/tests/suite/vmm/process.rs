@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 
 use afresh_sys::{Advice, PAGE_SIZE, PageRange, Uffd};
 
-use super::client::{FIRST, PAGES, SECOND, Vmm, send, vmm_with};
+use super::client::{FIRST, PAGES, SECOND, Vmm, send, vmm_having};
 
 const NAME: &str = "vmm::process::plays_the_vmm_when_it_is_started_as_one";
 const SOCKET: &str = "AFRESH_TEST_VMM_SOCKET";
 const HOW: &str = "AFRESH_TEST_VMM_HOW";
+/// Pages of the source that a VMM which is started so has before its handshake.
+pub(crate) const EARLY_PAGES: [usize; 3] = [7, 8, 180];
 /// The prefix of answers among the output of the test program.
 const MARK: &str = "VMM: ";
 
@@ -35,6 +37,11 @@ impl VmmProcess {
     /// As [`VmmProcess::start`], with the memory in a child of the process that connects.
     pub(crate) fn start_behind(socket: &Path) -> Option<Self> {
         Self::start_with(socket, "behind")
+    }
+
+    /// As [`VmmProcess::start`], with [`EARLY_PAGES`] written to before they are registered.
+    pub(crate) fn start_early(socket: &Path) -> Option<Self> {
+        Self::start_with(socket, "early")
     }
 
     fn start_with(socket: &Path, how: &str) -> Option<Self> {
@@ -249,7 +256,8 @@ impl Writer {
 fn plays_the_vmm_when_it_is_started_as_one() {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
     let stream = UnixStream::connect(socket).unwrap();
-    if std::env::var(HOW).as_deref() == Ok("behind") {
+    let how = std::env::var(HOW).unwrap_or_default();
+    if how == "behind" {
         // SAFETY: this process only waits for the child.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
@@ -261,7 +269,9 @@ fn plays_the_vmm_when_it_is_started_as_one() {
             }
         }
     }
-    let Some(mut vmm) = vmm_with(Uffd::open_for_pager_with_moves()) else {
+    let early = EARLY_PAGES.map(place_of);
+    let early = if how == "early" { &early[..] } else { &[] };
+    let Some(mut vmm) = vmm_having(Uffd::open_for_pager_with_moves(), early) else {
         println!("{MARK}no userfaultfd");
         // SAFETY: ends this process, which may be a fork.
         unsafe { libc::_exit(0) };
