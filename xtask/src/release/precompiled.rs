@@ -1,0 +1,91 @@
+//! The guests of the Python and the npm package, compiled when the package is made.
+//!
+//! Compiling the JavaScript guest takes more than a second of one core, which the first `warm("js")` on a host would
+//! wait for. The code runs on every x86-64 processor since 2013; another one compiles for itself. It is trusted as the
+//! native library beside it, which compiled it, and wasmtime refuses code of another version of itself.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::installation::copy;
+use super::time;
+use crate::command::run;
+use crate::host;
+
+/// The folder beside a guest, in the packages.
+const FOLDER: &str = "precompiled";
+
+/// Lets `compile` fill the folder that it is given, and puts the files beside the guests of a package.
+pub(crate) fn add_to(guests: &Path, compile: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let folder = guests.join(FOLDER);
+    compile(&folder)?;
+    let mut kinds = Vec::new();
+    for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        kinds.push(path.extension().unwrap_or_default().to_string_lossy().into_owned());
+    }
+    kinds.sort();
+    ensure!(kinds == ["cwasm", "prepared"], "{} has {kinds:?}", folder.display());
+    // Caches are private to their user, and packages are for all.
+    run(Command::new("chmod").arg("-R").arg("u=rwX,go=rX").arg(folder))
+}
+
+/// Adds the compiled guests to a wheel. One for this host's C library compiles them; others get the same files, for
+/// code does not depend on the C library.
+pub(super) fn into_wheel(python: &Path, wheel: &Path, runs_here: bool) -> Result<()> {
+    let scratch = host::target_folder().join("python/wheel");
+    let kept = host::target_folder().join("python").join(FOLDER);
+    if scratch.exists() {
+        std::fs::remove_dir_all(&scratch)?;
+    }
+    run(Command::new(python)
+        .args(["-m", "wheel", "unpack"])
+        .arg(wheel)
+        .arg("--dest")
+        .arg(&scratch))?;
+    let unpacked = only_entry(&scratch)?;
+    let guests = unpacked.join("afresh/guests");
+    if runs_here {
+        let mut compile = Command::new(python);
+        compile.current_dir(&unpacked).env("PYTHONDONTWRITEBYTECODE", "1").arg("-c");
+        compile
+            .arg("import sys; from afresh import _languages; _languages.precompile(sys.argv[1])");
+        add_to(&guests, |folder| run(compile.arg(folder)))?;
+        if kept.exists() {
+            std::fs::remove_dir_all(&kept)?;
+        }
+        std::fs::create_dir_all(&kept)?;
+        copy_files(&guests.join(FOLDER), &kept)?;
+    } else {
+        // The wheel for glibc was built before.
+        add_to(&guests, |folder| {
+            std::fs::create_dir_all(folder)?;
+            copy_files(&kept, folder)
+        })?;
+    }
+    let folder = wheel.parent().context("a wheel is in a folder")?;
+    std::fs::remove_file(wheel).with_context(|| wheel.display().to_string())?;
+    let mut pack = Command::new(python);
+    pack.env("SOURCE_DATE_EPOCH", time()?).args(["-m", "wheel", "pack"]).arg(&unpacked);
+    run(pack.arg("--dest-dir").arg(folder))?;
+    ensure!(wheel.is_file(), "`wheel pack` did not write {}", wheel.display());
+    std::fs::remove_dir_all(&scratch).with_context(|| scratch.display().to_string())
+}
+
+fn copy_files(from: &Path, to: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        copy(&entry.path(), &to.join(entry.file_name()))?;
+    }
+    Ok(())
+}
+
+/// The entry of a folder that has one.
+fn only_entry(folder: &Path) -> Result<PathBuf> {
+    let entries = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path()));
+    let mut entries = entries.collect::<Result<Vec<_>>>()?;
+    ensure!(entries.len() == 1, "{} has {} entries", folder.display(), entries.len());
+    entries.pop().context("it has an entry")
+}
