@@ -26,7 +26,7 @@ use crate::command::{cargo, output, run};
 use crate::host;
 use installation::Installation;
 
-pub(crate) use precompiled::add_to as add_precompiled;
+pub(crate) use precompiled::{add_to as add_precompiled, into_wheel as precompile_wheel};
 
 const PACKAGE: &str = "afresh-cli";
 const GLIBC: &str = "x86_64-unknown-linux-gnu";

@@ -9,13 +9,16 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::installation::copy;
+use super::installation::{copy, create};
 use super::time;
 use crate::command::run;
 use crate::host;
 
 /// The folder beside a guest, in the packages.
 const FOLDER: &str = "precompiled";
+
+const COMPILE: &str =
+    "import sys; from afresh import _languages; _languages.precompile(sys.argv[1])";
 
 /// Lets `compile` fill the folder that it is given, and puts the files beside the guests of a package.
 pub(crate) fn add_to(guests: &Path, compile: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
@@ -32,39 +35,41 @@ pub(crate) fn add_to(guests: &Path, compile: impl FnOnce(&Path) -> Result<()>) -
     run(Command::new("chmod").arg("-R").arg("u=rwX,go=rX").arg(folder))
 }
 
-/// Adds the compiled guests to a wheel. One for this host's C library compiles them; others get the same files, for
-/// code does not depend on the C library.
-pub(super) fn into_wheel(python: &Path, wheel: &Path, runs_here: bool) -> Result<()> {
+/// Adds the compiled guests to a wheel for this host's C library, whose native half compiles them.
+pub(crate) fn into_wheel(python: &Path, wheel: &Path) -> Result<()> {
+    repack(python, wheel, |guests, kept| {
+        let mut compile = Command::new(python);
+        compile.current_dir(guests.join("../..")).env("PYTHONDONTWRITEBYTECODE", "1");
+        compile.arg("-c").arg(COMPILE);
+        add_to(guests, |folder| run(compile.arg(folder)))?;
+        if kept.exists() {
+            std::fs::remove_dir_all(kept)?;
+        }
+        copy_files(&guests.join(FOLDER), kept)
+    })
+}
+
+/// Adds the guests that the last wheel compiled to one for another C library: their code is the same.
+pub(super) fn into_other_wheel(python: &Path, wheel: &Path) -> Result<()> {
+    repack(python, wheel, |guests, kept| add_to(guests, |folder| copy_files(kept, folder)))
+}
+
+/// Changes a wheel. `change` gets the folder of its guests, and the one that stores compiled guests between wheels.
+fn repack(
+    python: &Path,
+    wheel: &Path,
+    change: impl FnOnce(&Path, &Path) -> Result<()>,
+) -> Result<()> {
     let scratch = host::target_folder().join("python/wheel");
     let kept = host::target_folder().join("python").join(FOLDER);
     if scratch.exists() {
         std::fs::remove_dir_all(&scratch)?;
     }
-    run(Command::new(python)
-        .args(["-m", "wheel", "unpack"])
-        .arg(wheel)
-        .arg("--dest")
-        .arg(&scratch))?;
+    let mut unpack = Command::new(python);
+    unpack.args(["-m", "wheel", "unpack"]).arg(wheel).arg("--dest").arg(&scratch);
+    run(&mut unpack)?;
     let unpacked = only_entry(&scratch)?;
-    let guests = unpacked.join("afresh/guests");
-    if runs_here {
-        let mut compile = Command::new(python);
-        compile.current_dir(&unpacked).env("PYTHONDONTWRITEBYTECODE", "1").arg("-c");
-        compile
-            .arg("import sys; from afresh import _languages; _languages.precompile(sys.argv[1])");
-        add_to(&guests, |folder| run(compile.arg(folder)))?;
-        if kept.exists() {
-            std::fs::remove_dir_all(&kept)?;
-        }
-        std::fs::create_dir_all(&kept)?;
-        copy_files(&guests.join(FOLDER), &kept)?;
-    } else {
-        // The wheel for glibc was built before.
-        add_to(&guests, |folder| {
-            std::fs::create_dir_all(folder)?;
-            copy_files(&kept, folder)
-        })?;
-    }
+    change(&unpacked.join("afresh/guests"), &kept)?;
     let folder = wheel.parent().context("a wheel is in a folder")?;
     std::fs::remove_file(wheel).with_context(|| wheel.display().to_string())?;
     let mut pack = Command::new(python);
@@ -75,6 +80,7 @@ pub(super) fn into_wheel(python: &Path, wheel: &Path, runs_here: bool) -> Result
 }
 
 fn copy_files(from: &Path, to: &Path) -> Result<()> {
+    create(to)?;
     for entry in std::fs::read_dir(from)? {
         let entry = entry?;
         copy(&entry.path(), &to.join(entry.file_name()))?;

@@ -33,7 +33,11 @@ pub(super) fn build(platform: &str, profile: &str, to: &Path) -> Result<PathBuf>
     build.env("SOURCE_DATE_EPOCH", time()?).env("RUSTFLAGS", super::flags()?);
     run(build.arg("--out").arg(to))?;
     let wheel = to.join(name(env!("CARGO_PKG_VERSION"), platform));
-    precompiled::into_wheel(&inside, &wheel, platform == MANYLINUX)?;
+    if platform == MANYLINUX {
+        precompiled::into_wheel(&inside, &wheel)?;
+    } else {
+        precompiled::into_other_wheel(&inside, &wheel)?;
+    }
     if platform == MUSLLINUX {
         let library = super::artifacts(target, profile).join("libafresh_native.so");
         // auditwheel asks the host's musl for its version, and a host with glibc has none.
