@@ -124,7 +124,7 @@ impl Preparation {
         Some((preparation, module))
     }
 
-    /// What the cache of `keeper` has for a module, and the key of its code, which `engine` loads.
+    /// The entry for a module in the cache of `keeper`, with its code loaded by `engine` and the key of the code.
     fn of_cache(
         engine: &Engine,
         keeper: &Engine,

@@ -116,8 +116,7 @@ pub(super) fn licences(components: &[Component]) -> Result<String> {
     Ok(all)
 }
 
-/// The licences of all that is linked into a library of the workspace for a language, and into the JavaScript guest
-/// beside it.
+/// The licences of all that is linked into a library of the workspace for a language, and into its JavaScript guest.
 pub(super) fn licences_of_library(package: &str, target: &str) -> Result<String> {
     let repository = host::repository();
     let mut components = components_of(&repository, package, target)?;

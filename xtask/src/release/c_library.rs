@@ -55,7 +55,7 @@ pub(super) fn build(profile: &str, to: &Path) -> Result<PathBuf> {
     compress(&archive)
 }
 
-/// The name by which programs find the shared library. Before version 1 each minor version may change the interface.
+/// The name that programs load the shared library under. Before version 1 each minor version may change the interface.
 fn shared_name(version: &str) -> String {
     let mut parts = version.split('.');
     match (parts.next(), parts.next()) {

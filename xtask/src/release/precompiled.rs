@@ -2,7 +2,7 @@
 //!
 //! Compiling the JavaScript guest takes more than a second of one core, which the first `warm("js")` on a host would
 //! wait for. The code runs on every x86-64 processor since 2013; another one compiles for itself. It is trusted as the
-//! native library beside it, which compiled it, and wasmtime refuses code of another version of itself.
+//! native library of the package, which compiled it, and wasmtime refuses code of another version of itself.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,13 +14,13 @@ use super::time;
 use crate::command::run;
 use crate::host;
 
-/// The folder beside a guest, in the packages.
+/// The folder of compiled guests, in that of the guests.
 const FOLDER: &str = "precompiled";
 
 const COMPILE: &str =
     "import sys; from afresh import _languages; _languages.precompile(sys.argv[1])";
 
-/// Lets `compile` fill the folder that it is given, and puts the files beside the guests of a package.
+/// Adds a folder of compiled guests to the guests of a package; `compile` fills it.
 pub(crate) fn add_to(guests: &Path, compile: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let folder = guests.join(FOLDER);
     compile(&folder)?;
