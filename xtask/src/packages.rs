@@ -2,7 +2,8 @@
 //!
 //! `cargo package` makes the archive for a registry, with manifests as a registry reads them: it refuses a path
 //! without a version, a missing readme, an unknown licence. Nothing is built from it, for the same sources were built
-//! and tested here.
+//! and tested here. Each package states the oldest Rust that builds it, and the command with one kind of guest builds
+//! from at most half of the packages of the whole.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -30,10 +31,9 @@ fn published() -> Result<BTreeSet<String>> {
         if text.lines().any(|line| line == "publish = false") {
             continue;
         }
-        ensure!(
-            text.lines().any(|line| line.starts_with("description = ")),
-            "{name} has no description"
-        );
+        for key in ["description = ", "rust-version.workspace = true"] {
+            ensure!(text.lines().any(|line| line.starts_with(key)), "{name} has no line {key:?}");
+        }
         names.insert(name.to_owned());
     }
     if names.is_empty() {
@@ -54,6 +54,7 @@ pub(crate) fn all() -> Result<()> {
             ensure!(there, "the package {name} lacks {needed}");
         }
     }
+    check_smallest()?;
     // All at once, so that each finds the others, which no registry has yet.
     let mut package = packaging();
     package.args(["--no-verify", "--quiet"]);
@@ -61,6 +62,38 @@ pub(crate) fn all() -> Result<()> {
         package.args(["--package", name]);
     }
     run(&mut package)
+}
+
+/// Checks that the command for Linux programs alone, and for micro-VMs alone, needs at most half of the packages that the
+/// default features need.
+fn check_smallest() -> Result<()> {
+    let all = linked(&[])?;
+    for feature in ["linux", "vm"] {
+        let some = linked(&["--no-default-features", "--features", feature])?;
+        ensure!(
+            2 * some <= all,
+            "the command with the feature {feature} is built from {some} packages, more than half of all {all}: move \
+             what it does not need behind a feature"
+        );
+    }
+    Ok(())
+}
+
+/// The number of packages that the command is built from.
+fn linked(features: &[&str]) -> Result<usize> {
+    let mut tree = cargo();
+    tree.current_dir(host::repository()).args(["tree", "--locked", "--package", "afresh-cli"]);
+    tree.args(["--edges", "normal", "--prefix", "none", "--format", "{p}"]).args(features);
+    Ok(count(&output(&mut tree)?))
+}
+
+/// The number of different packages in the output of `cargo tree`, which marks repeated ones.
+fn count(tree: &str) -> usize {
+    let package = |line: &str| -> Option<(String, String)> {
+        let mut words = line.split_whitespace();
+        Some((words.next()?.to_owned(), words.next()?.to_owned()))
+    };
+    tree.lines().filter_map(package).collect::<BTreeSet<_>>().len()
 }
 
 fn packaging() -> Command {
@@ -72,6 +105,12 @@ fn packaging() -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_package_in_several_places_counts_once_and_two_versions_count_twice() {
+        let tree = "afresh v0.1.0 (/afresh)\nserde v1.0.1\n\nserde v1.0.1 (*)\nserde v0.9.0\n";
+        assert_eq!(count(tree), 3);
+    }
 
     #[test]
     fn the_command_and_the_front_door_are_published_and_this_program_is_not() -> Result<()> {

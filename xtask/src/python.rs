@@ -233,10 +233,18 @@ pub(crate) fn wheel(arguments: &[String]) -> Result<()> {
     let python = interpreter().context("a wheel takes a python3 of 3.10 or newer")?;
     let folder = host::target_folder().join("python");
     let inside = environment(&python, &folder.join("environment"))?;
-    run(Command::new(&inside).args(["-m", "pip", "install", "--quiet", "maturin>=1.9,<2"]))?;
+    let tools = ["-m", "pip", "install", "--quiet", "maturin>=1.9,<2", "wheel==0.45.1"];
+    run(Command::new(&inside).args(tools))?;
+    let published = folder.join("published");
+    if published.exists() {
+        std::fs::remove_dir_all(&published).with_context(|| published.display().to_string())?;
+    }
     let mut build = Command::new(&inside);
     build.current_dir(package()).args(["-m", "maturin", "build", "--release", "--locked", "--out"]);
-    run(build.arg(folder.join("published")))
+    run(build.arg(&published))?;
+    let mut wheels = std::fs::read_dir(&published)?;
+    let wheel = wheels.next().context("maturin wrote no wheel")??.path();
+    crate::release::precompile_wheel(&inside, &wheel)
 }
 
 /// Builds the guest that a wheel has, and puts it into the package.

@@ -1,15 +1,18 @@
 //! `cargo xtask release`: every package of a release, in `target/release-archives`.
 //!
 //! Two commands are built: one for glibc, in the archive, the Debian and the RPM package, and a static one for musl,
-//! in an archive and in the container image. The Python package is a wheel for each C library. Each package has the licences and a list (CycloneDX) of everything that
-//! is linked into it. With `--try` each is installed in a clean Debian root without Rust or a compiler, and
-//! used there.
+//! in an archive and in the container image. The Python package is a wheel for each C library. The npm package and the
+//! C library are for glibc. Each package has the licences of everything that is linked into it, and those of the
+//! command have a list (CycloneDX) of it. With `--try` each is installed in a clean Debian root without Rust or a
+//! compiler, and used there.
 
 mod archive;
 mod bill;
+mod c_library;
 mod deb;
 mod image;
 mod installation;
+mod precompiled;
 mod rpm;
 mod trial;
 mod wheel;
@@ -23,19 +26,35 @@ use crate::command::{cargo, output, run};
 use crate::host;
 use installation::Installation;
 
+pub(crate) use precompiled::{add_to as add_precompiled, into_wheel as precompile_wheel};
+
 const PACKAGE: &str = "afresh-cli";
 const GLIBC: &str = "x86_64-unknown-linux-gnu";
 const MUSL: &str = "x86_64-unknown-linux-musl";
 
-/// The kinds of packages, with the target of the command in them, or the platform of a wheel.
-const KINDS: [(&str, &str); 7] = [
-    ("archive", GLIBC),
-    ("deb", GLIBC),
-    ("rpm", GLIBC),
-    ("static-archive", MUSL),
-    ("image", MUSL),
-    ("wheel", wheel::MANYLINUX),
-    ("musl-wheel", wheel::MUSLLINUX),
+/// The program or library in a package.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    /// The command for a target.
+    Command(&'static str),
+    /// The extension of Python for a platform of wheels.
+    Wheel(&'static str),
+    /// The extension of Node.
+    Node,
+    CLibrary,
+}
+
+/// The kinds of packages.
+const KINDS: [(&str, Content); 9] = [
+    ("archive", Content::Command(GLIBC)),
+    ("deb", Content::Command(GLIBC)),
+    ("rpm", Content::Command(GLIBC)),
+    ("static-archive", Content::Command(MUSL)),
+    ("image", Content::Command(MUSL)),
+    ("wheel", Content::Wheel(wheel::MANYLINUX)),
+    ("musl-wheel", Content::Wheel(wheel::MUSLLINUX)),
+    ("npm", Content::Node),
+    ("c-library", Content::CLibrary),
 ];
 
 const USAGE: &str =
@@ -46,7 +65,7 @@ struct Options {
     profile: String,
     /// A command that was built before.
     command: Option<PathBuf>,
-    kinds: Vec<(&'static str, &'static str)>,
+    kinds: Vec<(&'static str, Content)>,
     tries: bool,
 }
 
@@ -71,6 +90,11 @@ impl Options {
                 other => bail!("unknown argument {other:?}; {USAGE}"),
             }
         }
+        let has = |kind| options.kinds.iter().any(|(known, _)| *known == kind);
+        ensure!(
+            has("wheel") || !has("musl-wheel"),
+            "the wheel for musl gets the compiled guests of the one for glibc: --only wheel,musl-wheel"
+        );
         Ok(options)
     }
 }
@@ -94,7 +118,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
         .with_context(|| format!("cannot create {}", folder.display()))?;
     let mut packages = Vec::new();
     for target in [GLIBC, MUSL] {
-        let kinds = options.kinds.iter().filter(|(_, of)| *of == target);
+        let kinds = options.kinds.iter().filter(|(_, of)| *of == Content::Command(target));
         let kinds: Vec<&'static str> = kinds.map(|(kind, _)| *kind).collect();
         if kinds.is_empty() {
             continue;
@@ -120,11 +144,14 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
         std::fs::remove_dir_all(&scratch)
             .with_context(|| format!("cannot remove {}", scratch.display()))?;
     }
-    for (kind, platform) in &options.kinds {
-        if [wheel::MANYLINUX, wheel::MUSLLINUX].contains(platform) {
-            let path = wheel::build(platform, &options.profile, &folder)?;
-            packages.push(Package { kind, path });
-        }
+    for (kind, content) in &options.kinds {
+        let path = match content {
+            Content::Command(_) => continue,
+            Content::Wheel(platform) => wheel::build(platform, &options.profile, &folder)?,
+            Content::Node => npm(&options.profile, &folder)?,
+            Content::CLibrary => c_library::build(&options.profile, &folder)?,
+        };
+        packages.push(Package { kind, path });
     }
     write_checksums(&folder)?;
     let tried = if options.tries { trial::all(&packages)? } else { Vec::new() };
@@ -139,17 +166,33 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
 
 /// Builds the command for a target.
 fn build(target: &str, profile: &str) -> Result<PathBuf> {
-    host::rust_target(target)?;
     if target == MUSL && crate::command::find("musl-gcc").is_none() {
         host::apt_install(&["musl-tools"])?;
     }
+    compile(&["--package", PACKAGE, "--bin", "afresh"], &[], target, profile)?;
+    Ok(artifacts(target, profile).join("afresh"))
+}
+
+/// Builds the npm package.
+fn npm(profile: &str, to: &Path) -> Result<PathBuf> {
+    compile(&["--package", "afresh-node", "--lib"], &[], GLIBC, profile)?;
+    let licences = bill::licences_of_library("afresh-node", GLIBC)?;
+    crate::node::pack(&artifacts(GLIBC, profile).join("libafresh_node.so"), Some(&licences), to)
+}
+
+/// Compiles one program or library for a target, with further `arguments` of rustc for it alone.
+fn compile(what: &[&str], arguments: &[&str], target: &str, profile: &str) -> Result<()> {
+    host::rust_target(target)?;
     let mut build = cargo();
-    build.current_dir(host::repository()).args(["build", "--locked", "--package", PACKAGE]);
-    build.args(["--target", target, "--profile", profile]);
-    build.env("RUSTFLAGS", flags()?);
-    run(&mut build)?;
+    build.current_dir(host::repository()).args(["rustc", "--locked"]).args(what);
+    build.args(["--target", target, "--profile", profile, "--"]).args(arguments);
+    run(build.env("RUSTFLAGS", flags()?))
+}
+
+/// The folder of programs and libraries for a target.
+fn artifacts(target: &str, profile: &str) -> PathBuf {
     let folder = if profile == "dev" { "debug" } else { profile };
-    Ok(host::target_folder().join(target).join(folder).join("afresh"))
+    host::target_folder().join(target).join(folder)
 }
 
 /// Flags that keep the paths of the sources and of the package cache out of a program, so that every checkout gives the
@@ -229,9 +272,12 @@ mod tests {
             Options::parse(&arguments)
         };
         let only = parse(&["--only", "deb,image", "--try"]).unwrap();
-        assert_eq!(only.kinds, [("deb", GLIBC), ("image", MUSL)]);
+        let expected = [("deb", Content::Command(GLIBC)), ("image", Content::Command(MUSL))];
+        assert_eq!(only.kinds, expected);
         assert!(only.tries);
         assert!(parse(&["--only", "msi"]).err().unwrap().to_string().contains("deb"));
+        assert!(parse(&["--only", "musl-wheel"]).err().unwrap().to_string().contains("wheel,musl"));
+        assert!(parse(&["--only", "musl-wheel,wheel"]).is_ok());
         assert!(parse(&["--olny"]).is_err() && parse(&["--profile"]).is_err());
     }
 }

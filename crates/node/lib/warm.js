@@ -120,11 +120,21 @@ disposable(Warm, function dispose() {
   this.close()
 })
 
+/** The folder of the guests that come with the package. */
+function guests() {
+  return process.env.AFRESH_GUESTS || path.join(__dirname, '..', 'guests')
+}
+
+/** The folder of guests that were compiled when the package was made; null if there is none. */
+function precompiled() {
+  const folder = path.join(guests(), 'precompiled')
+  return existsSync(folder) ? folder : null
+}
+
 /** Where the guest of a language is; `undefined` if the name is of no language. */
 function languageModule(name) {
   if (name === 'js' || name === 'javascript') {
-    const folder = process.env.AFRESH_GUESTS || path.join(__dirname, '..', 'guests')
-    return present(path.join(folder, 'js.wasm'), 'install the package again, or name its folder in $AFRESH_GUESTS')
+    return present(path.join(guests(), 'js.wasm'), 'install the package again, or name its folder in $AFRESH_GUESTS')
   }
   if (name === 'python') {
     if (!process.env.AFRESH_PYTHON) {
@@ -190,6 +200,8 @@ async function open(name, chosen, linux) {
     setup: setup === undefined ? null : given.text(setup, 'the setup'),
     calls: calls.map(([of], at) => [given.text(of, 'the export'), inputs[at].length]),
     cache: cache ?? given.cacheDir(),
+    precompiled: chosen.portable ? null : precompiled(),
+    portable: chosen.portable ?? false,
     limits: given.limits(chosen),
     linux,
   }
@@ -229,4 +241,10 @@ async function load(snapshot, opts) {
   return open(given.reference(snapshot, 'the snapshot'), { cache, memoryLimit, signal }, grants(chosen))
 }
 
-module.exports = { Warm, warm, load, grants, explain }
+/** Compiles the package's own guests for all processors since 2013, into the folder of a package. */
+async function precompile(to) {
+  const compiled = await open('js', { cache: to, portable: true }, grants({}))
+  await compiled.close()
+}
+
+module.exports = { Warm, warm, load, grants, explain, precompile }

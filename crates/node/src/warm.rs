@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use afresh::files::{Budget, Time, Tree};
-use afresh::{Call as WarmUpCall, Function, Guest, Options, Reference, SaveOptions};
-use afresh_interpreter::{CallConvention, Interpreter, Language, Request};
+use afresh::{Call as WarmUpCall, Guest, Options, Reference, SaveOptions};
+use afresh_interpreter::{Interpreter, Language, Request};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -29,6 +29,10 @@ pub(crate) struct Opening {
     /// Exports to call, and how many bytes of the request each is given.
     calls: Vec<(String, usize)>,
     cache: Option<PathBuf>,
+    /// The folder of guests that were compiled in advance.
+    precompiled: Option<PathBuf>,
+    /// Whether the cache is filled for such a folder.
+    portable: bool,
     limits: Limits,
     linux: ProgramOptions,
 }
@@ -120,6 +124,12 @@ impl Warm {
         }
         if let Some(cache) = opening.cache {
             options = options.cache(cache);
+        }
+        if let Some(precompiled) = opening.precompiled {
+            options = options.precompiled(precompiled);
+        }
+        if opening.portable {
+            options = options.portable();
         }
         let opened = match &opening.module {
             Some(path) => {

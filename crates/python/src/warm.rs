@@ -39,9 +39,9 @@ pub(crate) fn limits(
 impl Warm {
     /// Opens `reference`, or makes a guest of `wasm` that errors call so, and warms it up. `below` are the files that it
     /// finds, or those that a snapshot needs; `env` is the environment. `linux` has the grants of a Linux program that is
-    /// a snapshot.
+    /// a snapshot. `precompiled` is the folder of guests compiled in advance; `portable` fills the cache for such a folder.
     #[staticmethod]
-    #[pyo3(signature = (reference, wasm, warm_up, cache, memory, timeout, output, result, stack, below, env, linux))]
+    #[pyo3(signature = (reference, wasm, warm_up, cache, memory, timeout, output, result, stack, below, env, linux, precompiled, portable))]
     #[allow(clippy::too_many_arguments, reason = "called by the Python half only")]
     fn open(
         py: Python<'_>,
@@ -57,6 +57,8 @@ impl Warm {
         below: Vec<Below>,
         env: Vec<(String, String)>,
         linux: Option<ProgramOptions>,
+        precompiled: Option<PathBuf>,
+        portable: bool,
     ) -> PyResult<Self> {
         let limits = limits(timeout, memory, output, result)?;
         let (mut wasm_options, interruption) = guest_options();
@@ -79,6 +81,12 @@ impl Warm {
         }
         if let Some(stack) = stack {
             options = options.stack(stack);
+        }
+        if let Some(precompiled) = precompiled {
+            options = options.precompiled(precompiled);
+        }
+        if portable {
+            options = options.portable();
         }
         for (function, input) in warm_up {
             options = options.warm(match input.is_empty() {

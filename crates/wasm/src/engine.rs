@@ -63,6 +63,14 @@ pub struct EngineConfig {
     pub memory64_capacity: usize,
     /// Directory that keeps compiled guests between runs; `None` compiles each time.
     pub cache: Option<std::path::PathBuf>,
+    /// Directory of guests that were compiled in advance: the cache of an engine that is [`portable`](Self::portable)
+    /// and otherwise has this configuration. It is read where the cache lacks a guest, and never written. It holds
+    /// native code, trusted as the program itself, so it belongs to the installed program. Only engines of
+    /// [`Engine::new`] and [`Engine::shared`] find something in it.
+    pub precompiled: Option<std::path::PathBuf>,
+    /// Compiles for every x86-64 processor since 2013 (x86-64-v3) or every arm64 processor, instead of for this one.
+    /// Its cache can be the `precompiled` directory of other hosts.
+    pub portable: bool,
     /// Source of pages for growing memories.
     pub zero_memory: ZeroMemory,
     /// Advances the epoch.
@@ -83,6 +91,8 @@ impl Default for EngineConfig {
             fuel: false,
             memory64_capacity: 64 << 30,
             cache: None,
+            precompiled: None,
+            portable: false,
             zero_memory: ZeroMemory::default(),
             epochs: Epochs::default(),
             stack: STACK,
@@ -156,8 +166,7 @@ impl EngineConfig {
 
     /// Whether engines of both are the same, however they are used.
     fn is_same(&self, other: &Self) -> bool {
-        let Self { timeouts, fuel, memory64_capacity, cache, zero_memory, epochs, stack, .. } =
-            self;
+        let Self { timeouts, fuel, memory64_capacity, zero_memory, epochs, stack, .. } = self;
         let zero = match (zero_memory, &other.zero_memory) {
             (ZeroMemory::Kernel, ZeroMemory::Kernel)
             | (ZeroMemory::Process, ZeroMemory::Process) => true,
@@ -167,7 +176,9 @@ impl EngineConfig {
         let plain = (*timeouts, *fuel, *memory64_capacity, *epochs, *stack);
         let others =
             (other.timeouts, other.fuel, other.memory64_capacity, other.epochs, other.stack);
-        zero && plain == others && *cache == other.cache && self.has_p3() == other.has_p3()
+        let code = (&self.cache, &self.precompiled, self.portable, self.has_p3());
+        let other_code = (&other.cache, &other.precompiled, other.portable, other.has_p3());
+        zero && plain == others && code == other_code
     }
 
     /// Whether the engine accepts components of WASI 0.3.
@@ -207,6 +218,18 @@ impl EngineConfig {
         }
         missing
     }
+}
+
+/// Sets a processor that most hosts exceed. The target is named in full, because it is part of the keys in a cache, and
+/// code for glibc and for musl is the same.
+fn compile_for_all(wasm: &mut wasmtime::Config) -> wasmtime::Result<()> {
+    wasm.target(&format!("{}-unknown-linux-gnu", std::env::consts::ARCH))?;
+    if cfg!(target_arch = "x86_64") {
+        // SAFETY: the flag names instructions that code may use. wasmtime compares them with this processor before it
+        // runs the code.
+        unsafe { wasm.cranelift_flag_enable("haswell") };
+    }
+    Ok(())
 }
 
 /// Whether memories of this engine's guests are slots.
@@ -316,6 +339,9 @@ impl Engine {
             .wasm_exceptions(true)
             .wasm_extended_const(true);
         config.apply(&mut wasm);
+        if config.portable {
+            compile_for_all(&mut wasm).map_err(LoadError::Engine)?;
+        }
         Ok(Self::with(wasmtime::Engine::new(&wasm).map_err(LoadError::Engine)?, config))
     }
 
@@ -421,7 +447,15 @@ impl Engine {
 
     /// The module under this key, from a guest that uses it or from the cache.
     pub(crate) fn kept_module(&self, key: &blake3::Hash) -> Option<Arc<wasmtime::Module>> {
-        let cache = self.cache()?;
+        self.module_in(&self.cache()?, key)
+    }
+
+    /// As [`Engine::kept_module`], from another cache. wasmtime refuses code that this processor cannot run.
+    pub(crate) fn module_in(
+        &self,
+        cache: &Cache<'_>,
+        key: &blake3::Hash,
+    ) -> Option<Arc<wasmtime::Module>> {
         if let Some(module) = self.inner.loaded.find(key) {
             return Some(module);
         }
@@ -437,6 +471,15 @@ impl Engine {
             return Ok(());
         }
         Err(LoadError::Forked)
+    }
+
+    /// The engine whose cache holds the guests that were compiled in advance, if configured. It is made for each
+    /// search, which takes less than a millisecond and happens before a guest would be compiled.
+    pub(crate) fn of_precompiled(&self) -> Option<Engine> {
+        let config = &self.inner.config;
+        let cache = Some(config.precompiled.clone()?);
+        let of = EngineConfig { cache, precompiled: None, portable: true, ..config.clone() };
+        Engine::new(of).ok()
     }
 
     /// The cache of compiled guests, if configured.

@@ -12,6 +12,7 @@ use wasmtime::Module;
 
 use crate::guest::GuestOptions;
 use crate::linear::Shape;
+use crate::preparation::Preparation;
 use crate::{Engine, LoadError, Mode, WarmError};
 
 /// How a guest is run.
@@ -91,6 +92,10 @@ impl Plan {
         {
             return Ok((plan, module));
         }
+        if let Some((preparation, module)) = Preparation::load_precompiled(engine, digest, options)
+        {
+            return Ok((preparation.plan, module));
+        }
         let (plan, prepared) = Self::make(&wasm()?, options, true)?;
         let compile = |wasm: &[u8]| engine.compile_anew(|engine| Module::new(engine, wasm));
         let module = match plan.mode {
@@ -149,6 +154,10 @@ impl Plan {
         module: &Arc<Module>,
     ) {
         let (Some(cache), Some(compiled)) = (engine.cache(), compiled) else { return };
+        if engine.inner.config.portable {
+            // Other hosts take code and plan from the preparation.
+            return;
+        }
         let Ok(state) = postcard::to_allocvec(state) else { return };
         let module_key = Self::module_key(engine, digest, options, self, &state);
         cache.also_as(compiled, &module_key);

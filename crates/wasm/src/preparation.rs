@@ -7,10 +7,12 @@
 //! warm-up leaves is written into the module.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
 use afresh_rewrite::{Prepared, names};
 use serde::{Deserialize, Serialize};
+use wasmtime::Module;
 
 use crate::engine::Compiled;
 use crate::guest::GuestOptions;
@@ -99,16 +101,44 @@ impl Preparation {
         digest: &[u8; 32],
         options: &GuestOptions,
     ) -> Option<(Self, Compiled)> {
-        let cache = engine.cache()?;
-        let key = Plan::key(engine, digest, options, None);
-        let CachedPreparation { preparation, compiled } = cache.value(&key, KIND)?;
         let within = |segment: &Segment| wasm.get(segment.place.clone()).is_some();
-        if preparation.plan.mode != Mode::Reset || !preparation.segments.iter().all(within) {
+        let fits = |preparation: &Self| preparation.segments.iter().all(within);
+        if let Some((preparation, module, key)) = Self::of_cache(engine, engine, digest, options)
+            && fits(&preparation)
+        {
+            return Some((preparation, Compiled { module, key: Some(key) }));
+        }
+        let (preparation, module) = Self::load_precompiled(engine, digest, options)?;
+        // It has no entry in the cache of `engine`.
+        fits(&preparation).then_some((preparation, Compiled { module, key: None }))
+    }
+
+    /// The one that was prepared and compiled in advance ([`EngineConfig::precompiled`](crate::EngineConfig)).
+    pub(crate) fn load_precompiled(
+        engine: &Engine,
+        digest: &[u8; 32],
+        options: &GuestOptions,
+    ) -> Option<(Self, Arc<Module>)> {
+        let other = engine.of_precompiled()?;
+        let (preparation, module, _) = Self::of_cache(engine, &other, digest, options)?;
+        Some((preparation, module))
+    }
+
+    /// The entry for a module in the cache of `keeper`, with its code loaded by `engine` and the key of the code.
+    fn of_cache(
+        engine: &Engine,
+        keeper: &Engine,
+        digest: &[u8; 32],
+        options: &GuestOptions,
+    ) -> Option<(Self, Arc<Module>, blake3::Hash)> {
+        let cache = keeper.cache()?;
+        let key = Plan::key(keeper, digest, options, None);
+        let CachedPreparation { preparation, compiled } = cache.value(&key, KIND)?;
+        if preparation.plan.mode != Mode::Reset {
             return None;
         }
         let key = blake3::Hash::from(compiled);
-        let module = engine.kept_module(&key)?;
-        Some((preparation, Compiled { module, key: Some(key) }))
+        Some((preparation, engine.module_in(&cache, &key)?, key))
     }
 
     /// Keeps it where [`Preparation::kept`] looks.
@@ -234,5 +264,43 @@ mod tests {
         assert!(kept(&engine).is_none());
         assert_eq!(warmed(&engine, &wasm), 0x107 + 15);
         assert!(kept(&engine).is_some());
+    }
+
+    #[test]
+    fn a_guest_that_was_compiled_in_advance_needs_no_compiler_and_leaves_the_directory_alone() {
+        let ahead = tempfile::tempdir().unwrap();
+        let wasm = wat::parse_str(TEXT).unwrap();
+        let (digest, options) = (*blake3::hash(&wasm).as_bytes(), GuestOptions::default());
+        let makes = EngineConfig {
+            cache: Some(ahead.path().to_owned()),
+            portable: true,
+            ..Default::default()
+        };
+        assert_eq!(warmed(&Engine::new(makes).unwrap(), &wasm), 0x107 + 15);
+        let files = || {
+            let files = std::fs::read_dir(ahead.path()).unwrap();
+            let mut files: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+            files.sort();
+            files
+        };
+        let shipped = files();
+        assert_eq!(shipped.len(), 2, "{shipped:?}");
+
+        let cache = tempfile::tempdir().unwrap();
+        for cache in [None, Some(cache.path().to_owned())] {
+            let precompiled = Some(ahead.path().to_owned());
+            let config = EngineConfig { cache, precompiled, ..Default::default() };
+            let engine = Engine::new(config.clone()).unwrap();
+            assert_eq!(warmed(&engine, &wasm), 0x107 + 15);
+            let (_, compiled) =
+                Preparation::load_cached(&engine, &wasm, &digest, &options).expect("it is found");
+            assert_eq!(compiled.key, None, "the cache has no copy of it");
+            assert!(Preparation::load_cached(&engine, &wasm[..40], &digest, &options).is_none());
+            // An engine of other code finds nothing.
+            let fuel = Engine::new(EngineConfig { fuel: true, ..config }).unwrap();
+            assert!(Preparation::load_precompiled(&fuel, &digest, &options).is_none());
+        }
+        assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0);
+        assert_eq!(files(), shipped);
     }
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{PACKAGE, time};
 use crate::command::{cargo, metadata, output};
-use crate::host;
+use crate::{guests, host};
 
 /// The file of the list.
 pub(super) const NAME: &str = "afresh-cli.cdx.json";
@@ -114,6 +114,21 @@ pub(super) fn licences(components: &[Component]) -> Result<String> {
         write!(all, "\n{}\n{}\n\n{text}\n", "-".repeat(80), packages.join(", "))?;
     }
     Ok(all)
+}
+
+/// The licences of all that is linked into a library of the workspace for a language, and into its JavaScript guest.
+pub(super) fn licences_of_library(package: &str, target: &str) -> Result<String> {
+    let repository = host::repository();
+    let mut components = components_of(&repository, package, target)?;
+    let guest = guests::named("quickjs")?;
+    components.extend(components_of(
+        &repository.join("guests"),
+        "afresh-guest-quickjs",
+        guest.target,
+    )?);
+    components.sort();
+    components.dedup();
+    licences(&components)
 }
 
 /// The licence files of a package: its own, and those of a C library in one of its folders.

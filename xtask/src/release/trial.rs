@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::Package;
 use super::installation::{copy, write};
 use crate::command::{find, output, run};
-use crate::{guests, host};
+use crate::{guests, host, node};
 
 const RELEASE: &str = "bookworm";
 
@@ -116,6 +116,8 @@ fn try_one(package: &Package, folder: &Path, base: &Path, guest: &Path) -> Resul
             "tar -x"
         }
         "wheel" => return try_wheel(&root, &inside),
+        "npm" => return try_npm(&root, &inside),
+        "c-library" => return try_c_library(&root, &inside),
         "image" => {
             // The image has neither a shell nor other programs: its own files are the root.
             return try_image(&root, &package.path);
@@ -149,10 +151,65 @@ import time
 start = time.monotonic()
 import afresh
 js = afresh.warm('js')
-seconds = time.monotonic() - start
 assert js.run_code('[1, 2].map(n => n + 1)').value == [2, 3]
-print(f'{seconds:.1f} s')
+seconds = time.monotonic() - start
+assert not list(afresh.cache_dir().glob('*')), 'a guest was compiled'
+print(f'{seconds:.2f} s')
 ";
+
+/// The same in Node.
+const FIRST_SCRIPT: &str = "\
+const start = performance.now()
+const afresh = require('afresh')
+const main = async () => {
+  const js = await afresh.warm('js')
+  const value = (await js.runCode('[1, 2].map(n => n + 1)')).value
+  if (JSON.stringify(value) !== '[2,3]') throw new Error(JSON.stringify(value))
+  const seconds = (performance.now() - start) / 1000
+  if (require('node:fs').existsSync(`${process.env.HOME}/.cache/afresh`)) throw new Error('a guest was compiled')
+  console.log(`${seconds.toFixed(2)} s`)
+}
+main()
+";
+
+fn try_npm(root: &Root, inside: &str) -> Result<String> {
+    copy(&node::oldest()?, &root.0.join("usr/local/bin/node"))?;
+    root.run(&["mkdir", "-p", "/opt/node_modules/afresh"])?;
+    let unpack = ["tar", "-xzf", inside, "-C", "/opt/node_modules/afresh", "--strip-components=1"];
+    root.run(&unpack)?;
+    write(&root.0.join("opt/first.js"), FIRST_SCRIPT.as_bytes())?;
+    let seconds = root.run(&["env", "HOME=/root", "node", "/opt/first.js"])?;
+    let version = root.run(&["node", "--version"])?;
+    Ok(format!("`tar -x`, `runCode` in Node {version} (`require` to the first answer: {seconds})"))
+}
+
+/// A program that the host compiles with the archive alone restores a snapshot that the root has no command for.
+fn try_c_library(root: &Root, inside: &str) -> Result<String> {
+    root.run(&["tar", "-xzf", inside, "-C", "/opt", "--strip-components=1"])?;
+    let opt = root.0.join("opt");
+    let mut pkg_config = Command::new("pkg-config");
+    if find("pkg-config").is_none() {
+        host::apt_install(&["pkg-config"])?;
+    }
+    pkg_config.env("PKG_CONFIG_PATH", opt.join("lib/pkgconfig"));
+    let flags = output(pkg_config.args(["--cflags", "--libs", "afresh"]))?;
+    let source = opt.join("examples/restore.c");
+    let mut shared = Command::new("cc");
+    shared.arg("-o").arg(opt.join("restore")).arg(&source).args(flags.split_whitespace());
+    run(&mut shared)?;
+    let mut fixed = Command::new("cc");
+    fixed.arg("-o").arg(opt.join("restore-static")).arg(&source);
+    fixed.arg("-I").arg(opt.join("include")).arg(opt.join("lib/libafresh.a"));
+    run(fixed.args(["-lgcc_s", "-lm", "-lpthread", "-ldl"]))?;
+    let golden = host::repository().join("crates/store/tests/golden/v1");
+    run(Command::new("cp").arg("-r").arg(golden).arg(opt.join("store")))?;
+    let shared = ["env", "LD_LIBRARY_PATH=/opt/lib", "/opt/restore", "/opt/store", "base"];
+    let sum = root.run(&shared)?;
+    ensure!(sum.starts_with("16384 ") && sum.ends_with(" 1"), "the snapshot has {sum:?}");
+    let other = root.run(&["/opt/restore-static", "/opt/store", "base"])?;
+    ensure!(other == sum, "the static library restored {other:?}, and the shared one {sum:?}");
+    Ok("`examples/restore.c` with the shared and the static library restores a snapshot".to_owned())
+}
 
 fn try_wheel(root: &Root, inside: &str) -> Result<String> {
     root.run(&["python3", "-m", "venv", "/opt/environment"])?;
@@ -160,7 +217,7 @@ fn try_wheel(root: &Root, inside: &str) -> Result<String> {
     root.run(&[python, "-m", "pip", "install", "--quiet", "--no-index", inside])?;
     write(&root.0.join("tmp/first.py"), FIRST_CODE.as_bytes())?;
     let seconds = root.run(&[python, "/tmp/first.py"])?;
-    Ok(format!("`pip install`, `run_code` (import and first `warm(\"js\")`: {seconds})"))
+    Ok(format!("`pip install`, `run_code` (import to the first answer: {seconds})"))
 }
 
 /// Runs the command of the image with nothing but the image's files.

@@ -1,7 +1,7 @@
 //! Wheels of the Python package, by maturin with zig as the compiler and linker for C.
 //!
 //! Zig brings the old versions of glibc and musl that the platform tags promise. `auditwheel` then compares each
-//! wheel for glibc with its tag.
+//! wheel for glibc with its tag. The guests that the package has are then compiled with the wheel itself, and added.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,16 +9,17 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 
 use super::installation::write;
-use super::{GLIBC, MUSL, bill, time};
+use super::{GLIBC, MUSL, bill, precompiled, time};
 use crate::command::{output, run};
-use crate::{guests, host, python};
+use crate::{host, python};
 
 /// The platform of the wheel for glibc, which Debian 10, Ubuntu 20.04 and RHEL 8 have.
 pub(super) const MANYLINUX: &str = "manylinux_2_28";
 /// The platform of the wheel for musl, which Alpine 3.13 has.
 pub(super) const MUSLLINUX: &str = "musllinux_1_2";
 
-const TOOLS: [&str; 3] = ["maturin==1.16.0", "ziglang==0.17.1", "auditwheel==6.8.2"];
+const TOOLS: [&str; 4] =
+    ["maturin==1.16.0", "ziglang==0.17.1", "auditwheel==6.8.2", "wheel==0.45.1"];
 
 /// Builds the wheel for a platform.
 pub(super) fn build(platform: &str, profile: &str, to: &Path) -> Result<PathBuf> {
@@ -32,9 +33,15 @@ pub(super) fn build(platform: &str, profile: &str, to: &Path) -> Result<PathBuf>
     build.env("SOURCE_DATE_EPOCH", time()?).env("RUSTFLAGS", super::flags()?);
     run(build.arg("--out").arg(to))?;
     let wheel = to.join(name(env!("CARGO_PKG_VERSION"), platform));
+    if platform == MANYLINUX {
+        precompiled::into_wheel(&inside, &wheel)?;
+    } else {
+        precompiled::into_other_wheel(&inside, &wheel)?;
+    }
     if platform == MUSLLINUX {
+        let library = super::artifacts(target, profile).join("libafresh_native.so");
         // auditwheel asks the host's musl for its version, and a host with glibc has none.
-        let shown = output(Command::new("readelf").arg("-d").arg(library(target, profile)))?;
+        let shown = output(Command::new("readelf").arg("-d").arg(library))?;
         ensure!(needs_musl_alone(&shown), "{} needs more than musl:\n{shown}", wheel.display());
         return Ok(wheel);
     }
@@ -50,24 +57,8 @@ pub(super) fn build(platform: &str, profile: &str, to: &Path) -> Result<PathBuf>
 /// Puts the guest, and the licences of all that the wheel contains, into the folder of the package.
 fn stage(target: &str) -> Result<()> {
     python::stage_guest()?;
-    let repository = host::repository();
-    let mut components = bill::components_of(&repository, "afresh-python", target)?;
-    let guest = guests::named("quickjs")?;
-    components.extend(bill::components_of(
-        &repository.join("guests"),
-        "afresh-guest-quickjs",
-        guest.target,
-    )?);
-    components.sort();
-    components.dedup();
-    let licences = bill::licences(&components)?;
+    let licences = bill::licences_of_library("afresh-python", target)?;
     write(&python::package().join("python/afresh/guests/THIRD-PARTY-LICENSES"), licences.as_bytes())
-}
-
-/// The library that maturin packs.
-fn library(target: &str, profile: &str) -> PathBuf {
-    let folder = if profile == "dev" { "debug" } else { profile };
-    host::target_folder().join(target).join(folder).join("libafresh_native.so")
 }
 
 /// Whether readelf names no library but musl's.

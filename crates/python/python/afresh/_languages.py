@@ -18,6 +18,8 @@ from ._native import __version__
 from .errors import OpenError
 
 _GUESTS = Path(__file__).resolve().parent / "guests"
+# Guests that were compiled when the wheel was built. A package without the folder compiles them at the first use.
+_PRECOMPILED = _GUESTS / "precompiled"
 
 # A host file in a guest: its directory there, its name, its path on the host, and its identity.
 Below: TypeAlias = tuple[str, str, str, str]
@@ -211,3 +213,16 @@ def find(name: str) -> Language | None:
     if name == "python":
         return _python()
     return None
+
+
+def precompiled() -> str | None:
+    """The folder of guests that were compiled when the wheel was built."""
+    return str(_PRECOMPILED) if _PRECOMPILED.is_dir() else None
+
+
+def precompile(to: str | os.PathLike[str]) -> None:
+    """Compiles the package's own guests for all processors since 2013, into the folder of a wheel."""
+    js = Language("js", _GUESTS / "js.wasm")
+    _native.Warm.open(
+        js.name, js.module(), js.warm_up(None), os.fspath(to), None, None, 1, 1, js.stack, (), js.env, None, None, True
+    )

@@ -135,6 +135,8 @@ class Warm:
         below: Sequence[tuple[str, str, str, str]],
         env: Sequence[tuple[str, str]],
         linux: ProgramOptions | None,
+        precompiled: str | None,
+        portable: bool,
     ) -> Warm: ...
     @staticmethod
     def program(

@@ -285,6 +285,7 @@ def _warmed(
     language = _languages.find(name)
     kept = os.fspath(cache) if cache is not None else str(cache_dir())
     limit = size(memory_limit)
+    precompiled = _languages.precompiled()
 
     def opened(setup: str | None) -> Warm:
         if language is None:
@@ -293,7 +294,7 @@ def _warmed(
                 warm_up.append(_languages.setup_call(setup))
             below = _languages.python_below()
             native = _native.Warm.open(
-                name, None, warm_up, kept, limit, timeout, OUTPUT, RESULT, None, below, (), linux
+                name, None, warm_up, kept, limit, timeout, OUTPUT, RESULT, None, below, (), linux, precompiled, False
             )
         else:
             wasm = language.module()
@@ -311,6 +312,8 @@ def _warmed(
                 language.below,
                 language.env,
                 None,
+                precompiled,
+                False,
             )
             compiled()
         return Warm(native, name)

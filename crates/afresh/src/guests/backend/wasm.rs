@@ -3,6 +3,8 @@
 mod component;
 mod module;
 
+use std::path::PathBuf;
+
 use afresh_memory::{Feature, Image};
 use afresh_pager::{SnapshotMemory, SnapshotOptions};
 use afresh_store::{Sha256, Snapshot, Store};
@@ -20,6 +22,8 @@ pub(super) const SNAPSHOT_KIND: &str = "wasm";
 pub(crate) struct WasmOptions {
     engine: Option<Engine>,
     stack: Option<usize>,
+    precompiled: Option<PathBuf>,
+    portable: bool,
     files: Option<afresh_files::Tree>,
     guest: GuestOptions,
 }
@@ -44,6 +48,21 @@ impl Options {
     /// file shows it, and otherwise 512 KiB. It is part of the engine, so it does not change a given one.
     pub fn stack(mut self, bytes: usize) -> Self {
         self.guest.wasm.stack = Some(bytes);
+        self
+    }
+
+    /// Directory with Wasm modules that were compiled in advance, by a process whose [`Options::cache`] it was and which
+    /// had [`Options::portable`] and otherwise these options. It is read and never written. The files are native code,
+    /// so the directory must belong to the installed program. It does not change a given engine.
+    pub fn precompiled(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.guest.wasm.precompiled = Some(dir.into());
+        self
+    }
+
+    /// Compiles Wasm for every x86-64 processor since 2013 (x86-64-v3), so that other hosts can have the cache as
+    /// their [`Options::precompiled`]. It does not change a given engine.
+    pub fn portable(mut self) -> Self {
+        self.guest.wasm.portable = true;
         self
     }
 
@@ -83,6 +102,8 @@ impl Options {
             timeouts: self.guest.timeout.or(guest.timeout).is_some() || guest.watch.is_some(),
             fuel: guest.fuel.is_some(),
             cache: self.cache.clone(),
+            precompiled: self.guest.wasm.precompiled.clone(),
+            portable: self.guest.wasm.portable,
             stack: stack.or(had).unwrap_or(usual.stack),
             ..usual
         };
