@@ -197,8 +197,9 @@ async fn read_ledger(
     let mut lines = BTreeMap::new();
     for _ in 0..2 {
         for found in nats::every(&links.client, &links.kept).await.map_err(ledger)? {
-            let state = catalog::digest(&found.value);
-            lines.insert(found.key, (state, found.value));
+            let state = catalog::digest(&found.key, &found.value);
+            let value = catalog::at_rest(&found.key, found.value);
+            lines.insert(found.key, (state, value));
         }
     }
     let mut all: Vec<_> = lines

@@ -43,7 +43,7 @@ async fn names(links: &NatsConnection) -> Result<Vec<Sha256>, afresh::Cause> {
             all.extend(entry.state.map(|state| state.digest));
         }
         for found in nats::every(&links.client, &links.kept).await? {
-            all.extend(catalog::digest(&found.value));
+            all.extend(catalog::digest(&found.key, &found.value));
         }
     }
     let parsed = all.iter().map(|digest| {

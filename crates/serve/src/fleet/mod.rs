@@ -356,3 +356,6 @@ impl Fleet {
 fn thousandths(running: usize, places: usize) -> u32 {
     u32::try_from(running * 1000 / places.max(1)).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests;

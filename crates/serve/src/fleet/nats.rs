@@ -369,14 +369,6 @@ pub(crate) async fn update(
     within(ANSWER_TIMEOUT, updated).await
 }
 
-/// Sets an entry, for every present value.
-pub(crate) async fn set_entry(bucket: &Bucket, key: &str, value: Bytes) -> Result<(), NatsError> {
-    let value = bucket.seal(key, value)?;
-    within(ANSWER_TIMEOUT, async { bucket.store.put(key, value).await.map_err(away) })
-        .await
-        .map(drop)
-}
-
 /// Removes an entry that is still at `revision`.
 pub(crate) async fn remove(bucket: &Bucket, key: &str, revision: u64) -> Result<(), NatsError> {
     let removed = async {
