@@ -364,10 +364,8 @@ impl Fleet {
         let entries = found
             .iter()
             .filter_map(|found| serde_json::from_slice::<CatalogEntry>(&found.value).ok());
-        let mut records: Vec<SnapshotRecord> = entries
-            .map(|entry| entry.record)
-            .filter(|record| record.tenant == tenant)
-            .collect();
+        let mut records: Vec<SnapshotRecord> =
+            entries.map(|entry| entry.record).filter(|record| record.tenant == tenant).collect();
         if records.iter().all(|record| record.names.is_empty()) {
             return Ok(records);
         }

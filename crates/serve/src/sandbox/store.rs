@@ -11,9 +11,9 @@ use std::path::Path;
 use afresh::{Reference, Saved};
 use async_trait::async_trait;
 
-pub(crate) use super::record::{SandboxRecord, SnapshotRecord};
 #[cfg(all(test, feature = "fleet"))]
 pub(crate) use super::record::BuiltTemplate;
+pub(crate) use super::record::{SandboxRecord, SnapshotRecord};
 #[cfg(feature = "fleet")]
 pub(crate) use shared::*;
 
@@ -165,10 +165,8 @@ pub(crate) trait SandboxStore: Send + Sync {
 
     /// Records a new snapshot, and returns its names. Another snapshot of the tenant loses a name that this one has. Of
     /// two that are recorded at the same time, the one that was recorded last has the name.
-    async fn create_snapshot(
-        &self,
-        snapshot: StoredSnapshot,
-    ) -> Result<Vec<String>, ErrorResponse>;
+    async fn create_snapshot(&self, snapshot: StoredSnapshot)
+    -> Result<Vec<String>, ErrorResponse>;
 
     /// Gives a snapshot further names, which others lose. `false` if it does not exist any more.
     async fn add_names(

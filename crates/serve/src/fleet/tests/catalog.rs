@@ -10,9 +10,9 @@ use crate::sandbox::store::{
     BuiltTemplate, SandboxStore, SavedState, SnapshotRecord, State, StoredSnapshot,
 };
 
-const TENANT: &str = "acme";
+pub(super) const TENANT: &str = "acme";
 
-fn build(number: u64, names: &[&str]) -> StoredSnapshot {
+pub(super) fn build(number: u64, names: &[&str]) -> StoredSnapshot {
     let state = State { digest: format!("sha256:{number:064x}"), bytes: 1, by: String::new() };
     let built =
         BuiltTemplate { id: format!("b{number}"), template: "web".to_owned(), made: number };
@@ -31,7 +31,7 @@ fn build(number: u64, names: &[&str]) -> StoredSnapshot {
 }
 
 /// The number of the build that a name opens.
-async fn opens(host: &Arc<Fleet>, name: &str) -> Option<u64> {
+pub(super) async fn opens(host: &Arc<Fleet>, name: &str) -> Option<u64> {
     let found = host.snapshot(TENANT, name).await.unwrap()?;
     found.record.built.map(|built| built.made)
 }
@@ -76,7 +76,10 @@ async fn a_tag_for_an_older_build_takes_no_other_name_back() {
     // The request has read the record of the older build before it lost `web`.
     assert!(one.add_names(&older, &["web:v2".to_owned()]).await.unwrap());
     for host in [&one, &two] {
-        assert_eq!((opens(host, "web").await, opens(host, "web:default").await), (Some(2), Some(2)));
+        assert_eq!(
+            (opens(host, "web").await, opens(host, "web:default").await),
+            (Some(2), Some(2))
+        );
         assert_eq!((opens(host, "web:v1").await, opens(host, "web:v2").await), (Some(1), Some(1)));
     }
     // A client that asks for it gets it back.
@@ -99,7 +102,10 @@ async fn a_build_that_finished_earlier_never_replaces_a_later_one() {
     assert_eq!(two.create_snapshot(later).await.unwrap(), names);
     assert!(one.point_all(&earlier.record, claimed).await.unwrap().is_empty());
     for host in [&one, &two] {
-        assert_eq!((opens(host, "web").await, opens(host, "web:default").await), (Some(2), Some(2)));
+        assert_eq!(
+            (opens(host, "web").await, opens(host, "web:default").await),
+            (Some(2), Some(2))
+        );
     }
     let listed = two.snapshots(TENANT).await.unwrap();
     let of = |made: u64| {

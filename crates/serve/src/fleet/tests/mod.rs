@@ -1,10 +1,14 @@
 //! Hosts of a fleet in this process, over a real nats-server.
 
+mod access;
 mod catalog;
 #[path = "../../../../store/tests/suite/support/listening.rs"]
 mod listening;
+mod sealed;
 
+use std::ffi::OsString;
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +21,14 @@ use super::{Fleet, FleetConfig};
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// Longer than a test, so that no host of a busy machine loses its lease.
 const LEASE: Duration = Duration::from_secs(300);
+
+/// Writes the configuration of a server, and returns the arguments that name it.
+fn arguments(dir: &Path, config: Option<&str>) -> Vec<OsString> {
+    let Some(config) = config else { return Vec::new() };
+    let file = dir.join("nats.conf");
+    std::fs::write(&file, config).unwrap();
+    vec!["-c".into(), file.into()]
+}
 
 /// A nats-server with JetStream.
 struct NatsServer {
@@ -35,6 +47,11 @@ impl Drop for NatsServer {
 impl NatsServer {
     /// `None` where no server is installed.
     fn start() -> Option<Self> {
+        Self::start_with(None)
+    }
+
+    /// Starts one with this configuration.
+    fn start_with(config: Option<&str>) -> Option<Self> {
         let Some(program) = std::env::var_os("AFRESH_TEST_NATS_SERVER") else {
             println!(
                 "SKIPPED: AFRESH_TEST_NATS_SERVER does not name a server; `cargo xtask test` installs it where there \
@@ -49,6 +66,7 @@ impl NatsServer {
                 let mut child = Command::new(&program)
                     .args(["-a", "127.0.0.1", "-p", &address.port().to_string(), "-js", "-sd"])
                     .arg(dir.path())
+                    .args(arguments(dir.path(), config))
                     .stdin(Stdio::null())
                     .stdout(Stdio::null())
                     .stderr(Stdio::null())
