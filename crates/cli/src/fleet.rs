@@ -33,6 +33,11 @@ pub(crate) struct NatsArguments {
     /// All hosts of a fleet must use the same key.
     #[arg(long, value_name = "FILE", requires = "nats")]
     entry_key: Option<PathBuf>,
+    /// Refuse entries of the ledger that are not sealed.
+    ///
+    /// Run `afresh fleet seal` before, or entries from before the fleet had a key are refused.
+    #[arg(long, requires = "nats")]
+    require_sealed: bool,
 }
 
 impl NatsArguments {
@@ -48,6 +53,7 @@ impl NatsArguments {
         set(&mut config.certificate, &self.nats_certificate);
         set(&mut config.certificate_key, &self.nats_certificate_key);
         set(&mut config.entry_key, &self.entry_key);
+        config.require_sealed |= self.require_sealed;
     }
 }
 
@@ -160,6 +166,44 @@ pub(crate) enum FleetCommand {
     Backup(BackupArguments),
     /// Write a backup to the ledger and the store of a fleet without hosts.
     Restore(BackupArguments),
+    /// Seal the entries of the ledger from before the fleet had a key.
+    ///
+    /// Hosts keep working. Run it once all hosts have the key and before they have `require-sealed`.
+    Seal(SealArguments),
+}
+
+/// `afresh fleet seal`
+#[derive(Debug, Args)]
+pub(crate) struct SealArguments {
+    /// Change nothing, and list entries that are not sealed.
+    #[arg(long)]
+    check: bool,
+    #[command(flatten)]
+    fleet: FleetArguments,
+}
+
+/// Seals the entries of a ledger, or lists those that are not sealed.
+fn seal(arguments: &SealArguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let config = arguments.fleet.config();
+    let report = runtime()?.block_on(fleet::seal(&config, arguments.check))?;
+    match settings.output {
+        Format::Json => say!("{}", json!(report))?,
+        Format::Text => say!(
+            "{} entries were sealed, {} are sealed now, {} are plain, {} are sealed by another key or damaged",
+            report.sealed,
+            report.changed,
+            report.plain.len(),
+            report.unreadable.len(),
+        )?,
+    }
+    for key in &report.plain {
+        eprintln!("not sealed: {key}");
+    }
+    for key in &report.unreadable {
+        eprintln!("not readable: {key}");
+    }
+    let is_whole = report.plain.is_empty() && report.unreadable.is_empty();
+    Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// `afresh fleet init`
@@ -209,6 +253,7 @@ pub(crate) fn fleet(command: &FleetCommand, settings: &Settings) -> anyhow::Resu
             }
             return Ok(ExitCode::SUCCESS);
         }
+        FleetCommand::Seal(arguments) => return seal(arguments, settings),
         FleetCommand::Backup(arguments) => {
             let config = arguments.config();
             (runtime.block_on(fleet::backup(&config, &arguments.directory))?, "copied")

@@ -92,6 +92,7 @@ struct Fleet {
     certificate: Option<PathBuf>,
     certificate_key: Option<PathBuf>,
     entry_key: Option<PathBuf>,
+    require_sealed: Option<bool>,
     store: Option<String>,
     fleet: Option<String>,
     name: Option<String>,
@@ -159,6 +160,8 @@ struct Oidc {
     tenant_claim: Option<String>,
     scope_claim: Option<String>,
     jwks: Option<String>,
+    tenants: Option<Vec<String>>,
+    scopes: Option<Vec<String>>,
 }
 
 #[cfg(feature = "oidc")]
@@ -168,6 +171,7 @@ impl From<Oidc> for crate::OidcConfig {
         set(&mut config.tenant_claim, table.tenant_claim);
         set(&mut config.scope_claim, table.scope_claim);
         config.jwks = table.jwks;
+        (config.tenants, config.scopes) = (table.tenants, table.scopes);
         config
     }
 }
@@ -315,6 +319,7 @@ impl Fleet {
         config.certificate = seen(self.certificate);
         config.certificate_key = seen(self.certificate_key);
         config.entry_key = seen(self.entry_key);
+        set(&mut config.require_sealed, self.require_sealed);
         config.store = self.store.map(|store| seen_from(dir, &store));
         set(&mut config.fleet, self.fleet);
         config.name = self.name;

@@ -3,7 +3,8 @@
 //! Promises: a token counts if an issuer of the configuration signed it for the configured audience, it has an end, and
 //! that is not over. Only asymmetric signatures count, and each key verifies the algorithms of its kind. A token is
 //! verified without a request to its issuer: the issuer's keys are fetched beforehand, every few minutes, and when a
-//! token names a key that is not known. While an issuer is away its last keys count.
+//! token names a key that is not known. While an issuer is away its last keys count. An issuer with limits names no
+//! tenant and gives no scope beyond them.
 //! May break it: a wall clock that is wrong.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,6 +56,11 @@ pub struct OidcConfig {
     pub scope_claim: String,
     /// URL of the keys; by default that of the discovery document.
     pub jwks: Option<String>,
+    /// The tenants that tokens may name: names, and beginnings of names with a `*` at the end. `None` is every tenant.
+    pub tenants: Option<Vec<String>>,
+    /// The scopes that tokens may have. `None` is every scope, or `use` alone where `tenants` is set: `admin` sees the
+    /// use of all tenants.
+    pub scopes: Option<Vec<String>>,
 }
 
 impl OidcConfig {
@@ -67,10 +73,12 @@ impl OidcConfig {
             tenant_claim: "tenant".to_owned(),
             scope_claim: "scope".to_owned(),
             jwks: None,
+            tenants: None,
+            scopes: None,
         }
     }
 
-    /// Checks the URLs: keys must not come over a connection that others can change.
+    /// Checks the limits, and the URLs: keys must not come over a connection that others can change.
     ///
     /// # Errors
     /// A description of the fault.
@@ -78,11 +86,58 @@ impl OidcConfig {
         for url in [Some(&self.issuer), self.jwks.as_ref()].into_iter().flatten() {
             secure(url)?;
         }
-        match self.audience.is_empty() {
-            true => Err("the audience of an issuer is empty".to_owned()),
-            false => Ok(()),
+        if self.audience.is_empty() {
+            return Err("the audience of an issuer is empty".to_owned());
         }
+        self.permitted_scopes()?;
+        let Some(tenants) = &self.tenants else { return Ok(()) };
+        if tenants.is_empty() {
+            return Err(
+                "`tenants` of an issuer is empty; leave it out to permit every tenant".to_owned()
+            );
+        }
+        for pattern in tenants {
+            let name = pattern.strip_suffix('*').unwrap_or(pattern);
+            if name.is_empty() || name.contains('*') || !is_tenant(name) {
+                return Err(format!(
+                    "`{pattern}` in `tenants` of an issuer is neither the name of a tenant nor the beginning of one with a `*` at its end"
+                ));
+            }
+        }
+        Ok(())
     }
+
+    /// The scopes that tokens may have.
+    fn permitted_scopes(&self) -> Result<Scopes, String> {
+        let permitted = match (&self.scopes, &self.tenants) {
+            (Some(named), _) => Scopes::parse(&named.join(",")),
+            (None, Some(_)) => Scopes::parse("use"),
+            (None, None) => Some(Scopes::all()),
+        };
+        permitted.ok_or_else(|| {
+            let named = self.scopes.iter().flatten().map(String::as_str).collect::<Vec<_>>();
+            format!(
+                "`scopes` of an issuer is `{}`; `use`, `admin` and `metrics` exist",
+                named.join(", ")
+            )
+        })
+    }
+
+    fn permits_tenant(&self, tenant: &str) -> bool {
+        self.tenants.as_ref().is_none_or(|patterns| {
+            patterns.iter().any(|pattern| match pattern.strip_suffix('*') {
+                Some(beginning) => tenant.starts_with(beginning),
+                None => tenant == pattern,
+            })
+        })
+    }
+}
+
+/// Whether a text can be the name of a tenant.
+fn is_tenant(name: &str) -> bool {
+    !name.is_empty()
+        && name.chars().count() <= MAX_TENANT
+        && !name.chars().any(|c| c.is_whitespace() || c.is_control())
 }
 
 /// The URL, if it is `https://`, or that of this machine.
@@ -222,8 +277,7 @@ impl Issuer {
     /// The holder that verified claims name.
     fn identity(&self, claims: &Value) -> Result<Identity, KeyError> {
         let tenant = claims[&self.config.tenant_claim].as_str().unwrap_or_default();
-        let plain = |name: &str| !name.chars().any(|c| c.is_whitespace() || c.is_control());
-        if tenant.is_empty() || tenant.chars().count() > MAX_TENANT || !plain(tenant) {
+        if !is_tenant(tenant) {
             return Err(KeyError::Token("it names no tenant"));
         }
         let words: Vec<&str> = match &claims[&self.config.scope_claim] {
@@ -240,11 +294,17 @@ impl Issuer {
         let subject = claims["sub"].as_str().unwrap_or("?");
         let subject: String =
             subject.chars().filter(|c| !c.is_control()).take(MAX_SUBJECT).collect();
-        Ok(Identity {
-            tenant: tenant.into(),
-            key: format!("oidc:{subject}").into(),
-            scopes: scopes.ok_or(KeyError::Token("it has a scope that is not known here"))?,
-        })
+        let scopes = scopes.ok_or(KeyError::Token("it has a scope that is not known here"))?;
+        let key: Arc<str> = format!("oidc:{subject}").into();
+        let outside = |why: String| KeyError::Outside { why, key: key.clone() };
+        if !self.config.permits_tenant(tenant) {
+            return Err(outside(format!("its issuer may not name the tenant `{tenant}`")));
+        }
+        let permitted = self.config.permitted_scopes().unwrap_or_default();
+        if let Some(scope) = scopes.beyond(permitted) {
+            return Err(outside(format!("its issuer may not give the scope `{}`", scope.name())));
+        }
+        Ok(Identity { tenant: tenant.into(), key, scopes })
     }
 
     /// Fetches the keys.

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cipher;
 use super::config::FleetConfig;
+use super::credentials::Role;
 use super::nats::{self, BucketEntry, NatsConnection, NatsError};
 use super::record::Entry;
 use super::{catalog, keeper, lease_renewal};
@@ -197,8 +198,9 @@ async fn read_ledger(
     let mut lines = BTreeMap::new();
     for _ in 0..2 {
         for found in nats::every(&links.client, &links.kept).await.map_err(ledger)? {
-            let state = catalog::digest(&found.value);
-            lines.insert(found.key, (state, found.value));
+            let state = catalog::digest(&found.key, &found.value);
+            let value = catalog::at_rest(&found.key, found.value);
+            lines.insert(found.key, (state, value));
         }
     }
     let mut all: Vec<_> = lines
@@ -329,7 +331,8 @@ fn states_in(dir: &Path) -> String {
 /// [`BackupError`]. The report lists states that cannot be copied.
 pub async fn backup(config: &FleetConfig, dir: &Path) -> Result<BackupReport, BackupError> {
     let place = config.store.clone().ok_or(BackupError::NoStore)?;
-    let links = NatsConnection::open(config, "afresh", false).await.map_err(BackupError::Away)?;
+    let links =
+        NatsConnection::open(config, "afresh", Role::Reader).await.map_err(BackupError::Away)?;
     fs::create_dir_all(dir).map_err(file_error(dir))?;
     let mut report = BackupReport::default();
     let entries = read_ledger(&links, &mut report).await?;
@@ -429,7 +432,8 @@ pub async fn restore(config: &FleetConfig, dir: &Path) -> Result<BackupReport, B
     let place = config.store.clone().ok_or(BackupError::NoStore)?;
     let file = dir.join(LEDGER);
     let (head, lines) = read(&file)?;
-    let links = NatsConnection::open(config, "afresh", true).await.map_err(BackupError::Away)?;
+    let links =
+        NatsConnection::open(config, "afresh", Role::Admin).await.map_err(BackupError::Away)?;
     if head.key != links.fingerprint {
         let fault = match head.key.is_empty() {
             true => "its entries are not sealed, and the fleet has a key; restore without the key",

@@ -2,7 +2,12 @@
 //! have made.
 //!
 //! Promises: a template is the same on all hosts that serve it, down to its pages, so a sandbox saved on one host is
-//! a difference from data that the others have already.
+//! a difference from data that the others have already. A snapshot has one entry, `id.*`, and only that counts; an
+//! entry `name.*` only points to it. Both are changed by compare-and-set. A lookup that began after a change of a
+//! name was acknowledged sees that change, and of two builds of a template the one whose entry NATS took first never
+//! takes a name from the other.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
@@ -13,17 +18,53 @@ use super::record::{self, State};
 use crate::error_response::ErrorResponse;
 use crate::sandbox::store::SnapshotRecord;
 
-/// Most snapshots of a tenant that are listed.
+/// The first part of the keys of names.
+const NAME: &str = "name.";
+/// Maximum snapshots of a tenant that are listed.
 const MAX_LISTED: usize = 10_000;
 
+/// Attempts at a change that other hosts keep changing.
+const MAX_ATTEMPTS: usize = 32;
+/// Maximum names of a tenant that are listed.
+const MAX_LISTED_NAMES: usize = 4 * MAX_LISTED;
+
+/// The entry `id.*` of a snapshot: the one truth about it.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct CatalogEntry {
     record: SnapshotRecord,
     state: State,
 }
 
+impl CatalogEntry {
+    fn claims(&self, name: &str) -> bool {
+        self.record.names.iter().any(|own| own == name)
+    }
+}
+
+/// The entry `name.*` of a name. It counts only where the entry of the snapshot claims the name.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct NamePointer {
+    /// The snapshot.
+    id: String,
+    /// The revision of the snapshot's entry that claimed the name. Of two claims the one with the greater revision is
+    /// the later one, without any clock of a host.
+    #[serde(default)]
+    claimed: u64,
+}
+
+/// A pointer, or the whole record that earlier builds stored in its place.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum NameEntry {
+    Pointer(NamePointer),
+    Copy(CatalogEntry),
+}
+
 /// The digest that an entry of the bucket names.
-pub(super) fn digest(value: &[u8]) -> Option<String> {
+pub(super) fn digest(key: &str, value: &[u8]) -> Option<String> {
+    if key.starts_with(NAME) {
+        return None;
+    }
     match serde_json::from_slice::<CatalogEntry>(value) {
         Ok(kept) => Some(kept.state.digest),
         // A template's is its digest.
@@ -31,8 +72,24 @@ pub(super) fn digest(value: &[u8]) -> Option<String> {
     }
 }
 
-fn bytes(kept: &CatalogEntry) -> Bytes {
-    Bytes::from(serde_json::to_vec(kept).unwrap_or_default())
+/// An entry of the bucket as a backup has it. Revisions of another ledger mean nothing.
+pub(super) fn at_rest(key: &str, value: Bytes) -> Bytes {
+    match pointer(&value).filter(|_| key.starts_with(NAME)) {
+        Some(NamePointer { id, .. }) => bytes(&NamePointer { id, claimed: 0 }),
+        None => value,
+    }
+}
+
+fn pointer(value: &[u8]) -> Option<NamePointer> {
+    Some(match serde_json::from_slice(value).ok()? {
+        NameEntry::Pointer(pointer) => pointer,
+        NameEntry::Copy(copy) => NamePointer { id: copy.record.id, claimed: 0 },
+    })
+}
+
+fn bytes(value: &impl serde::Serialize) -> Bytes {
+    // Text and numbers.
+    Bytes::from(serde_json::to_vec(value).unwrap_or_default())
 }
 
 /// The key of a template: everything that its state comes from.
@@ -71,50 +128,198 @@ impl Fleet {
         }
     }
 
-    /// Has all hosts know a snapshot, by its id and its names.
-    pub(super) async fn name(
+    /// The entry of a snapshot, and its revision.
+    async fn catalog_entry(&self, id: &str) -> Result<Option<(u64, CatalogEntry)>, NatsError> {
+        let Some(key) = record::key(id) else { return Ok(None) };
+        let Some(found) = nats::find(&self.links.kept, &format!("id.{key}")).await? else {
+            return Ok(None);
+        };
+        let entry = serde_json::from_slice(&found.value).ok();
+        Ok(entry.map(|entry| (found.revision, entry)))
+    }
+
+    /// Changes the names of a snapshot and returns the revision; `None` if it does not exist, or if `change` returns
+    /// `false`.
+    async fn change_claims(
+        &self,
+        id: &str,
+        mut change: impl FnMut(&mut Vec<String>) -> bool,
+    ) -> Result<Option<u64>, NatsError> {
+        let Some(key) = record::key(id) else { return Ok(None) };
+        let key = format!("id.{key}");
+        for _ in 0..MAX_ATTEMPTS {
+            let Some((revision, mut entry)) = self.catalog_entry(id).await? else {
+                return Ok(None);
+            };
+            if !change(&mut entry.record.names) {
+                return Ok(None);
+            }
+            match nats::update(&self.links.kept, &key, bytes(&entry), revision).await {
+                Err(NatsError::Changed) => {}
+                changed => return changed.map(Some),
+            }
+        }
+        Err(NatsError::Changed)
+    }
+
+    /// Has a snapshot lose a name; returns the revision of the entry without it, or `None` if it did not have the name.
+    async fn drop_claim(&self, id: &str, name: &str) -> Result<Option<u64>, NatsError> {
+        let dropping = self.change_claims(id, |names| {
+            let before = names.len();
+            names.retain(|own| own != name);
+            names.len() != before
+        });
+        dropping.await
+    }
+
+    /// Has a name mean the snapshot whose entry claimed it at the revision `claimed`, unless a later claim has the name.
+    /// `false` if the snapshot does not have the name afterwards.
+    async fn point(
+        &self,
+        tenant: &str,
+        name: &str,
+        id: &str,
+        claimed: u64,
+    ) -> Result<bool, NatsError> {
+        let (kept, key) = (&self.links.kept, record::named(tenant, name));
+        let value = bytes(&NamePointer { id: id.to_owned(), claimed });
+        for _ in 0..MAX_ATTEMPTS {
+            let found = nats::find(kept, &key).await?;
+            let before = found.as_ref().and_then(|found| pointer(&found.value));
+            let (own, other): (Option<NamePointer>, _) = match before {
+                Some(before) if before.id == id => (Some(before), None),
+                other => (None, other),
+            };
+            let holder = match &other {
+                Some(other) => self.catalog_entry(&other.id).await?,
+                None => None,
+            };
+            let holds = holder.is_some_and(|(_, holder)| holder.claims(name));
+            if let Some(other) = other.as_ref().filter(|_| holds)
+                && other.claimed > claimed
+            {
+                self.drop_claim(id, name).await?;
+                return Ok(false);
+            }
+            let pointed = match found {
+                // Another request gave the same snapshot the name, later.
+                Some(found) if own.is_some_and(|own| own.claimed >= claimed) => Ok(found.revision),
+                None => nats::create(kept, &key, value.clone()).await,
+                Some(found) => nats::update(kept, &key, value.clone(), found.revision).await,
+            };
+            let revision = match pointed {
+                Err(NatsError::Changed) => continue,
+                pointed => pointed?,
+            };
+            if let Some(other) = other.filter(|_| holds) {
+                self.drop_claim(&other.id, name).await?;
+            }
+            // The claim may have been dropped since it was made, by a host that could not see the pointer yet.
+            let own = self.catalog_entry(id).await?;
+            if own.is_some_and(|(_, own)| own.claims(name)) {
+                return Ok(true);
+            }
+            match nats::remove(kept, &key, revision).await {
+                Ok(()) | Err(NatsError::Changed) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(NatsError::Changed)
+    }
+
+    /// Removes a name if it means this snapshot by a claim before the revision `before`.
+    async fn unpoint(
+        &self,
+        tenant: &str,
+        name: &str,
+        id: &str,
+        before: u64,
+    ) -> Result<(), NatsError> {
+        let key = record::named(tenant, name);
+        for _ in 0..MAX_ATTEMPTS {
+            let Some(found) = nats::find(&self.links.kept, &key).await? else { return Ok(()) };
+            let other = |at: NamePointer| at.id != id || at.claimed >= before;
+            if pointer(&found.value).is_some_and(other) {
+                return Ok(());
+            }
+            match nats::remove(&self.links.kept, &key, found.revision).await {
+                Err(NatsError::Changed) => {}
+                done => return done,
+            }
+        }
+        Err(NatsError::Changed)
+    }
+
+    /// Makes a snapshot known to all hosts, by its id and its names, and returns the names that it has.
+    pub(super) async fn enter_snapshot(
         &self,
         record: &SnapshotRecord,
         state: &State,
-    ) -> Result<(), ErrorResponse> {
-        let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
-        let value = bytes(&CatalogEntry { record: record.clone(), state: state.clone() });
-        nats::set_entry(&self.links.kept, &format!("id.{key}"), value.clone()).await?;
-        for name in &record.names {
-            let key = record::named(&record.tenant, name);
-            let before = nats::find(&self.links.kept, &key).await?;
-            nats::set_entry(&self.links.kept, &key, value.clone()).await?;
-            let before = before.and_then(|found| serde_json::from_slice(&found.value).ok());
-            if let Some(before) = before {
-                self.lose_names(record, before).await?;
-            }
-        }
-        Ok(())
+    ) -> Result<Vec<String>, ErrorResponse> {
+        let claimed = self.claim_first(record, state).await?;
+        self.point_all(record, claimed).await
     }
 
-    /// Has the snapshot that had names before not be listed by them any more.
-    async fn lose_names(
+    /// Makes the entry of a snapshot, and returns its revision: the place of the snapshot among all that claim its names.
+    pub(super) async fn claim_first(
         &self,
-        to: &SnapshotRecord,
-        before: CatalogEntry,
-    ) -> Result<(), ErrorResponse> {
-        let Some(key) = record::key(&before.record.id).filter(|_| before.record.id != to.id) else {
-            return Ok(());
-        };
-        let key = format!("id.{key}");
-        // A concurrent change gives the name away or removes it: then it is read again.
-        for _ in 0..3 {
-            let Some(found) = nats::find(&self.links.kept, &key).await? else { return Ok(()) };
-            let Ok(mut kept) = serde_json::from_slice::<CatalogEntry>(&found.value) else {
-                return Ok(());
-            };
-            kept.record.names.retain(|name| !to.names.contains(name));
-            match nats::update(&self.links.kept, &key, bytes(&kept), found.revision).await {
-                Err(NatsError::Changed) => {}
-                other => return other.map(drop).map_err(ErrorResponse::from),
+        record: &SnapshotRecord,
+        state: &State,
+    ) -> Result<u64, ErrorResponse> {
+        let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
+        let value = bytes(&CatalogEntry { record: record.clone(), state: state.clone() });
+        Ok(nats::create(&self.links.kept, &format!("id.{key}"), value).await?)
+    }
+
+    /// Has the names of a new snapshot mean it, and returns those that do.
+    pub(super) async fn point_all(
+        &self,
+        record: &SnapshotRecord,
+        claimed: u64,
+    ) -> Result<Vec<String>, ErrorResponse> {
+        let mut names = Vec::with_capacity(record.names.len());
+        for name in &record.names {
+            if self.point(&record.tenant, name, &record.id, claimed).await? {
+                names.push(name.clone());
             }
         }
-        Ok(())
+        Ok(names)
+    }
+
+    /// Gives a snapshot a name. `false` if it does not exist any more.
+    pub(super) async fn add_name(
+        &self,
+        record: &SnapshotRecord,
+        name: &str,
+    ) -> Result<bool, ErrorResponse> {
+        for _ in 0..MAX_ATTEMPTS {
+            // Also where it claims the name already: a new revision is a later claim than those of others.
+            let claimed = self.change_claims(&record.id, |names| {
+                if !names.iter().any(|own| own == name) {
+                    names.push(name.to_owned());
+                }
+                true
+            });
+            let Some(claimed) = claimed.await? else { return Ok(false) };
+            let tenant = &record.tenant;
+            if self.point(tenant, name, &record.id, claimed).await? {
+                return Ok(true);
+            }
+            // A later claim won, or one of before dropped this one: the client who asked now is the last.
+        }
+        Err(NatsError::Changed.into())
+    }
+
+    /// Takes a name from a snapshot.
+    pub(super) async fn drop_name(
+        &self,
+        record: &SnapshotRecord,
+        name: &str,
+    ) -> Result<(), ErrorResponse> {
+        match self.drop_claim(&record.id, name).await? {
+            Some(dropped) => Ok(self.unpoint(&record.tenant, name, &record.id, dropped).await?),
+            None => Ok(()),
+        }
     }
 
     /// A snapshot of a tenant, by its id or name.
@@ -123,43 +328,87 @@ impl Fleet {
         tenant: &str,
         name: &str,
     ) -> Result<Option<(SnapshotRecord, State)>, ErrorResponse> {
-        let key = match record::key(name) {
-            Some(key) => format!("id.{key}"),
-            None => record::named(tenant, name),
+        let own = |entry: CatalogEntry| {
+            (entry.record.tenant == tenant).then_some((entry.record, entry.state))
         };
-        let Some(found) = nats::find(&self.links.kept, &key).await? else { return Ok(None) };
-        let kept: Option<CatalogEntry> = serde_json::from_slice(&found.value).ok();
-        let own = kept.filter(|kept| kept.record.tenant == tenant);
-        Ok(own.map(|kept| (kept.record, kept.state)))
+        if record::key(name).is_some() {
+            return Ok(self.catalog_entry(name).await?.and_then(|(_, entry)| own(entry)));
+        }
+        let (kept, key) = (&self.links.kept, record::named(tenant, name));
+        let mut stale = None;
+        for _ in 0..MAX_ATTEMPTS {
+            let Some(found) = nats::find(kept, &key).await? else { return Ok(None) };
+            if stale == Some(found.revision) {
+                // A host died before it removed the name. It is removed unless another host uses it now.
+                let _ = nats::remove(kept, &key, found.revision).await;
+                return Ok(None);
+            }
+            let Some(pointer) = pointer(&found.value) else { return Ok(None) };
+            match self.catalog_entry(&pointer.id).await? {
+                Some((_, entry)) if entry.claims(name) => return Ok(own(entry)),
+                // The name may have moved between both reads.
+                _ => stale = Some(found.revision),
+            }
+        }
+        Err(NatsError::Changed.into())
     }
 
-    /// The snapshots of a tenant.
+    /// The snapshots of a tenant, each with the names that mean it.
     pub(super) async fn snapshots_of(
         &self,
         tenant: &str,
     ) -> Result<Vec<SnapshotRecord>, ErrorResponse> {
-        let filter = format!("id.{}.*", record::tenant_prefix(tenant));
-        let found = nats::all(&self.links.client, &self.links.kept, &filter, MAX_LISTED).await?;
-        let kept = found
+        let prefix = record::tenant_prefix(tenant);
+        let (client, kept) = (&self.links.client, &self.links.kept);
+        let found = nats::all(client, kept, &format!("id.{prefix}.*"), MAX_LISTED).await?;
+        let entries = found
             .iter()
             .filter_map(|found| serde_json::from_slice::<CatalogEntry>(&found.value).ok());
-        Ok(kept.map(|kept| kept.record).filter(|record| record.tenant == tenant).collect())
+        let mut records: Vec<SnapshotRecord> =
+            entries.map(|entry| entry.record).filter(|record| record.tenant == tenant).collect();
+        if records.iter().all(|record| record.names.is_empty()) {
+            return Ok(records);
+        }
+        let filter = format!("{NAME}{prefix}.*");
+        let found = nats::all(client, kept, &filter, MAX_LISTED_NAMES).await?;
+        let whole = found.len() < MAX_LISTED_NAMES;
+        let pointers: HashMap<String, String> = found
+            .into_iter()
+            .filter_map(|found| Some((found.key, pointer(&found.value)?.id)))
+            .collect();
+        let claims: HashSet<(String, String)> = records
+            .iter()
+            .flat_map(|record| record.names.iter().map(|name| (record.id.clone(), name.clone())))
+            .collect();
+        for record in &mut records {
+            let own = &record.id;
+            record.names.retain(|name| match pointers.get(&record::named(tenant, name)) {
+                // The claim of a host that died before the name meant the snapshot.
+                None => !whole,
+                // The name may have moved after the snapshots were read.
+                Some(id) => id == own || !claims.contains(&(id.clone(), name.clone())),
+            });
+        }
+        Ok(records)
     }
 
-    /// Forgets a snapshot and the names that still mean it.
+    /// Removes a snapshot and its names.
     pub(super) async fn forget(&self, record: &SnapshotRecord) -> Result<(), ErrorResponse> {
-        let names = record.names.iter().map(|name| record::named(&record.tenant, name));
-        let own = record::key(&record.id).map(|key| format!("id.{key}"));
-        for key in names.chain(own) {
-            let Some(found) = nats::find(&self.links.kept, &key).await? else { continue };
-            let kept: Option<CatalogEntry> = serde_json::from_slice(&found.value).ok();
-            if kept.is_none_or(|kept| kept.record.id == record.id) {
-                match nats::remove(&self.links.kept, &key, found.revision).await {
-                    // Another snapshot has the name now.
-                    Ok(()) | Err(NatsError::Changed) => {}
-                    Err(error) => return Err(error.into()),
-                }
+        let Some(key) = record::key(&record.id) else { return Ok(()) };
+        let key = format!("id.{key}");
+        let mut names: BTreeSet<String> = record.names.iter().cloned().collect();
+        let mut left = MAX_ATTEMPTS;
+        while let Some((revision, entry)) = self.catalog_entry(&record.id).await? {
+            names.extend(entry.record.names);
+            match nats::remove(&self.links.kept, &key, revision).await {
+                Ok(()) => break,
+                // Its names were changed at the same time.
+                Err(NatsError::Changed) if left > 0 => left -= 1,
+                Err(error) => return Err(error.into()),
             }
+        }
+        for name in names {
+            self.unpoint(&record.tenant, &name, &record.id, u64::MAX).await?;
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 //!
 //! Promises: each entry is encrypted and authenticated by AES-256-GCM with another key, derived from the fleet's
 //! key and 32 random bytes, and is bound to its bucket and its key. An entry that was moved, cut or changed does not
-//! open. Entries from before the fleet had a key still open.
+//! open. Entries from before the fleet had a key still open, unless the fleet requires that all are sealed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,6 +24,8 @@ const MAX_FILE: u64 = 4 << 10;
 /// The key of a fleet.
 pub(super) struct FleetKey {
     secret: [u8; 32],
+    /// Whether entries that are not sealed are refused.
+    requires_sealed: bool,
 }
 
 /// An entry does not open.
@@ -35,6 +37,11 @@ pub(crate) enum CipherError {
     /// Another key, or damage.
     #[error("it was sealed with another key, or is damaged")]
     Damaged,
+    /// Not sealed, and the fleet requires it.
+    #[error(
+        "it is not sealed, and `require-sealed` is set: somebody else wrote it, or it is from before the fleet had a key; see `afresh fleet seal --check`"
+    )]
+    Plain,
     /// The library refused.
     #[error("the system gives no random bytes")]
     Random,
@@ -56,7 +63,7 @@ fn parse(text: &str) -> Option<[u8; 32]> {
 
 impl FleetKey {
     /// Reads the key in a file that only its owner may access.
-    pub(super) fn read(file: &Path) -> Result<Arc<Self>, String> {
+    pub(super) fn read(file: &Path, requires_sealed: bool) -> Result<Arc<Self>, String> {
         use std::io::Read;
         use std::os::unix::fs::PermissionsExt;
         let read = || {
@@ -76,7 +83,7 @@ impl FleetKey {
         let secret = parse(&text).ok_or_else(|| {
             format!("{shown} has no key of a fleet; `afresh keygen sealing {shown}` makes one")
         })?;
-        Ok(Arc::new(Self { secret }))
+        Ok(Arc::new(Self { secret, requires_sealed }))
     }
 
     /// Some digits that distinguish keys, and say nothing about them.
@@ -139,6 +146,7 @@ pub(super) fn open(
     value: Bytes,
 ) -> Result<Bytes, CipherError> {
     match value.strip_prefix(&MAGIC[..]) {
+        None if key.is_some_and(|key| key.requires_sealed) => Err(CipherError::Plain),
         None => Ok(value),
         Some(sealed) => {
             key.ok_or(CipherError::NoKey)?.open(place, sealed).ok_or(CipherError::Damaged)
@@ -151,7 +159,7 @@ mod tests {
     use super::*;
 
     fn key(byte: u8) -> Option<Arc<FleetKey>> {
-        Some(Arc::new(FleetKey { secret: [byte; 32] }))
+        Some(Arc::new(FleetKey { secret: [byte; 32], requires_sealed: false }))
     }
 
     #[test]
@@ -170,6 +178,9 @@ mod tests {
         }
         // From before the fleet had a key.
         assert_eq!(open(own.as_ref(), "b/k", value.clone()).unwrap(), value);
+        let strict = Some(Arc::new(FleetKey { secret: [1; 32], requires_sealed: true }));
+        assert_eq!(open(strict.as_ref(), "b/k", sealed).unwrap(), value);
+        assert!(matches!(open(strict.as_ref(), "b/k", value), Err(CipherError::Plain)));
     }
 
     #[test]
@@ -183,14 +194,14 @@ mod tests {
         };
         let line = format!("# the fleet's\n{PREFIX}{}\n", "0f".repeat(32));
         write(&line, 0o640);
-        let read = FleetKey::read(&file).unwrap();
+        let read = FleetKey::read(&file, false).unwrap();
         assert_eq!(read.secret, [0x0f; 32]);
         assert!(read.fingerprint().len() == 16 && !read.fingerprint().contains("0f0f0f"));
         write(&line, 0o644);
-        assert!(FleetKey::read(&file).err().unwrap().contains("chmod"));
+        assert!(FleetKey::read(&file, false).err().unwrap().contains("chmod"));
         for text in ["", "key", &line.replace("0f", "0"), &format!("{line}{line}")] {
             write(text, 0o600);
-            assert!(FleetKey::read(&file).err().unwrap().contains("keygen"), "{text}");
+            assert!(FleetKey::read(&file, false).err().unwrap().contains("keygen"), "{text}");
         }
     }
 }

@@ -11,6 +11,7 @@ use afresh::store::Collected;
 use afresh::store::remote::{GcRoot, RemoteError};
 
 use super::config::FleetConfig;
+use super::credentials::Role;
 use super::nats::{self, NatsConnection};
 use super::record::Entry;
 use super::{catalog, keeper};
@@ -43,7 +44,7 @@ async fn names(links: &NatsConnection) -> Result<Vec<Sha256>, afresh::Cause> {
             all.extend(entry.state.map(|state| state.digest));
         }
         for found in nats::every(&links.client, &links.kept).await? {
-            all.extend(catalog::digest(&found.value));
+            all.extend(catalog::digest(&found.key, &found.value));
         }
     }
     let parsed = all.iter().map(|digest| {
@@ -59,7 +60,8 @@ async fn names(links: &NatsConnection) -> Result<Vec<Sha256>, afresh::Cause> {
 /// # Errors
 /// [`CollectError`].
 pub async fn collect(config: &FleetConfig, grace: Duration) -> Result<Collected, CollectError> {
-    let links = NatsConnection::open(config, "afresh", false).await.map_err(CollectError::Away)?;
+    let links =
+        NatsConnection::open(config, "afresh", Role::Reader).await.map_err(CollectError::Away)?;
     let place = config.store.clone().ok_or(CollectError::NoStore)?;
     let (keeper, runtime) = (keeper(config), tokio::runtime::Handle::current());
     let collecting = move || {

@@ -22,6 +22,8 @@ pub struct FleetConfig {
     pub certificate_key: Option<PathBuf>,
     /// A file with the key that ledger entries are sealed by. It must match on all hosts.
     pub entry_key: Option<PathBuf>,
+    /// Refuse entries that are not sealed. Without it, entries from before the fleet had a key are read.
+    pub require_sealed: bool,
     /// The place of saved states for all hosts: the URL of a remote, or a directory that all of them see. Needed for
     /// sandboxes.
     pub store: Option<String>,
@@ -52,6 +54,7 @@ impl FleetConfig {
             certificate: None,
             certificate_key: None,
             entry_key: None,
+            require_sealed: false,
             store: None,
             fleet: "default".to_owned(),
             name: None,

@@ -17,6 +17,37 @@ const MAX_FILE: u64 = 64 << 10;
 /// Characters of the seed of an nkey.
 const SEED_LENGTH: usize = 58;
 
+/// What a client of NATS does in the fleet. NATS can give each role permission for its own answers alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// `afresh serve`.
+    Host,
+    /// `afresh nodes` and `afresh drain`.
+    Operator,
+    /// `afresh gc`, `afresh fleet backup` and `afresh fleet seal --check`.
+    Reader,
+    /// `afresh fleet init`, `afresh fleet restore` and `afresh fleet seal`.
+    Admin,
+}
+
+impl Role {
+    /// The beginning of the subjects of answers to this role.
+    pub(super) fn inbox(self, fleet: &str) -> String {
+        let role = match self {
+            Self::Host => "host",
+            Self::Operator => "operator",
+            Self::Reader => "reader",
+            Self::Admin => "admin",
+        };
+        format!("_INBOX.afresh-{fleet}.{role}")
+    }
+
+    /// Whether it makes missing buckets.
+    pub(super) fn makes_buckets(self) -> bool {
+        matches!(self, Self::Host | Self::Admin)
+    }
+}
+
 /// The content of a file with credentials.
 enum Credentials {
     Token(String),
@@ -95,7 +126,11 @@ impl Credentials {
 }
 
 /// The options of a connection, up to its time limits.
-pub(super) fn options(config: &FleetConfig, answer: Duration) -> Result<ConnectOptions, String> {
+pub(super) fn options(
+    config: &FleetConfig,
+    role: Role,
+    answer: Duration,
+) -> Result<ConnectOptions, String> {
     let mut options = match &config.credentials {
         None => ConnectOptions::new(),
         Some(file) => {
@@ -125,7 +160,7 @@ pub(super) fn options(config: &FleetConfig, answer: Duration) -> Result<ConnectO
     let encrypted = config.ca.is_some() || config.certificate.is_some();
     Ok(options
         .require_tls(encrypted || config.nats.contains("tls://"))
-        .custom_inbox_prefix(format!("_INBOX.afresh-{}", config.fleet))
+        .custom_inbox_prefix(role.inbox(&config.fleet))
         .connection_timeout(answer)
         .request_timeout(Some(answer)))
 }

@@ -26,6 +26,7 @@ mod routing;
 mod rpc_client;
 mod rpc_server;
 mod sandbox_store;
+mod seal;
 mod tenant_counts;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -41,9 +42,11 @@ pub use config::FleetConfig;
 pub(crate) use host::FleetHost;
 pub use operators::{NodesError, drain, nodes};
 pub(crate) use routing::{RouteDecision, route_of};
+pub use seal::{SealError, SealReport, seal};
 
 use crate::error::ServeError;
 use clock::now;
+use credentials::Role;
 use nats::NatsConnection;
 use policy::{
     Announcements, FailureDetector, Lease, Members, Moment, Neighbourhood, NodeStatus, Seed, Terms,
@@ -141,7 +144,7 @@ fn digits(bytes: usize) -> Result<String, afresh::Cause> {
 /// # Errors
 /// [`NodesError::Away`].
 pub async fn init(config: &FleetConfig) -> Result<(), NodesError> {
-    NatsConnection::open(config, "afresh", true).await.map(drop).map_err(NodesError::Away)
+    NatsConnection::open(config, "afresh", Role::Admin).await.map(drop).map_err(NodesError::Away)
 }
 
 /// The remote that is meant by a URL or a directory.
@@ -178,7 +181,7 @@ impl Fleet {
         let node = digits(6)?;
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let name = config.name.clone().unwrap_or_else(|| host.trim().to_owned());
-        let links = NatsConnection::open(config, &name, true).await?;
+        let links = NatsConnection::open(config, &name, Role::Host).await?;
         let store = match config.store.clone() {
             // It blocks on threads.
             Some(place) => {
@@ -356,3 +359,6 @@ impl Fleet {
 fn thousandths(running: usize, places: usize) -> u32 {
     u32::try_from(running * 1000 / places.max(1)).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 
 use super::cipher::{self, CipherError, FleetKey};
 use super::config::FleetConfig;
-use super::credentials;
+use super::credentials::{self, Role};
 use crate::error_response::ErrorResponse;
 
 /// Longest wait for an answer about an entry.
@@ -95,6 +95,8 @@ pub(crate) struct NatsConnection {
 pub(crate) struct Bucket {
     store: Store,
     cipher: Option<Arc<FleetKey>>,
+    /// Whether values are read as they are stored.
+    is_raw: bool,
 }
 
 impl Bucket {
@@ -107,7 +109,10 @@ impl Bucket {
         self.seal_at(&self.place(key), value)
     }
 
-    fn open(&self, key: &str, value: Bytes) -> Result<Bytes, NatsError> {
+    pub(super) fn open(&self, key: &str, value: Bytes) -> Result<Bytes, NatsError> {
+        if self.is_raw {
+            return Ok(value);
+        }
         self.open_at(&self.place(key), value)
     }
 
@@ -145,11 +150,11 @@ fn is_word(name: &str) -> bool {
 }
 
 impl NatsConnection {
-    /// Connects, and makes missing buckets for a `host` of the fleet.
+    /// Connects as `name`, and makes missing buckets if the role does so.
     pub(crate) async fn open(
         config: &FleetConfig,
         name: &str,
-        host: bool,
+        role: Role,
     ) -> Result<Self, afresh::Cause> {
         if !is_word(&config.fleet) {
             let fleet = &config.fleet;
@@ -157,7 +162,7 @@ impl NatsConnection {
         }
         let refusal = Arc::new(OnceLock::new());
         let noted = refusal.clone();
-        let options = credentials::options(config, ANSWER_TIMEOUT)?
+        let options = credentials::options(config, role, ANSWER_TIMEOUT)?
             .name(name)
             .event_callback(move |event| {
                 let noted = noted.clone();
@@ -173,7 +178,13 @@ impl NatsConnection {
             .reconnect_delay_callback(|attempts| {
                 Duration::from_millis(25 << attempts.min(5)).min(Duration::from_millis(500))
             });
-        let cipher = config.entry_key.as_deref().map(FleetKey::read).transpose()?;
+        if config.require_sealed && config.entry_key.is_none() {
+            return Err(
+                "`require-sealed` needs `entry-key`, the key that entries are sealed by".into()
+            );
+        }
+        let key = |file| FleetKey::read(file, config.require_sealed);
+        let cipher = config.entry_key.as_deref().map(key).transpose()?;
         let servers: Vec<String> =
             config.nats.split(',').map(|url| url.trim().to_owned()).collect();
         let client = options
@@ -205,7 +216,7 @@ impl NatsConnection {
             let found = loop {
                 match context.get_key_value(&name).await {
                 Ok(store) => break store,
-                Err(error) if !host => {
+                Err(error) if !role.makes_buckets() => {
                     let fleet = &config.fleet;
                     return Err(afresh::Cause::from(format!(
                         "no fleet `{fleet}` is known at {}: {error}; its first host makes it",
@@ -228,7 +239,7 @@ impl NatsConnection {
             }
             };
             let kept = found.stream.cached_info().config.num_replicas;
-            if host && kept < config.replicas {
+            if role.makes_buckets() && kept < config.replicas {
                 let wanted = config.replicas;
                 return Err(afresh::Cause::from(format!(
                     "the bucket {name} has {kept} replicas, and {wanted} are configured; run `nats stream update KV_{name} --replicas {wanted}`, or configure {kept}"
@@ -237,7 +248,8 @@ impl NatsConnection {
             Ok(found)
         };
         let fingerprint = cipher.as_ref().map_or_else(String::new, |key| key.fingerprint());
-        let with = |store: Store, cipher: Option<Arc<FleetKey>>| Bucket { store, cipher };
+        let with =
+            |store: Store, cipher: Option<Arc<FleetKey>>| Bucket { store, cipher, is_raw: false };
         Ok(Self {
             // Names of hosts and numbers.
             hosts: with(made("hosts").await?, None),
@@ -369,14 +381,6 @@ pub(crate) async fn update(
     within(ANSWER_TIMEOUT, updated).await
 }
 
-/// Sets an entry, for every present value.
-pub(crate) async fn set_entry(bucket: &Bucket, key: &str, value: Bytes) -> Result<(), NatsError> {
-    let value = bucket.seal(key, value)?;
-    within(ANSWER_TIMEOUT, async { bucket.store.put(key, value).await.map_err(away) })
-        .await
-        .map(drop)
-}
-
 /// Removes an entry that is still at `revision`.
 pub(crate) async fn remove(bucket: &Bucket, key: &str, revision: u64) -> Result<(), NatsError> {
     let removed = async {
@@ -405,6 +409,14 @@ const LISTING_TIMEOUT: Duration = Duration::from_secs(600);
 /// Every entry of a bucket, however many.
 pub(crate) async fn every(client: &Client, bucket: &Bucket) -> Result<Vec<BucketEntry>, NatsError> {
     within(LISTING_TIMEOUT, read(client, bucket, ">", usize::MAX)).await
+}
+
+/// As [`every`], with the values as they are stored: sealed, if they are.
+pub(super) async fn every_stored(
+    client: &Client,
+    bucket: &Bucket,
+) -> Result<Vec<BucketEntry>, NatsError> {
+    every(client, &Bucket { is_raw: true, ..bucket.clone() }).await
 }
 
 /// Lists that are read at the same time. Each takes a consumer, and NATS bounds their number.

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 
 use super::config::FleetConfig;
+use super::credentials::Role;
 use super::nats::NatsConnection;
 use super::policy::NodeStatus;
 use super::{Fleet, lease_renewal};
@@ -81,7 +82,8 @@ pub(super) async fn begin(fleet: &Arc<Fleet>) -> Result<(), afresh::Cause> {
 }
 
 async fn ask(config: &FleetConfig) -> Result<(NatsConnection, Vec<NodeStatus>), NodesError> {
-    let links = NatsConnection::open(config, "afresh", false).await.map_err(NodesError::Away)?;
+    let links =
+        NatsConnection::open(config, "afresh", Role::Operator).await.map_err(NodesError::Away)?;
     let away = |error: &dyn std::fmt::Display| NodesError::Away(error.to_string().into());
     let inbox = links.client.new_inbox();
     let mut answers = links.client.subscribe(inbox.clone()).await.map_err(|e| away(&e))?;

@@ -176,9 +176,36 @@ impl SandboxStore for Fleet {
         self.entries_of(tenant, most).await
     }
 
-    async fn create_snapshot(&self, snapshot: StoredSnapshot) -> Result<(), ErrorResponse> {
+    async fn create_snapshot(
+        &self,
+        snapshot: StoredSnapshot,
+    ) -> Result<Vec<String>, ErrorResponse> {
         let state = snapshot.kept.state.as_ref().ok_or_else(ErrorResponse::host)?;
-        self.name(&snapshot.record, state).await
+        self.enter_snapshot(&snapshot.record, state).await
+    }
+
+    async fn add_names(
+        &self,
+        record: &SnapshotRecord,
+        names: &[String],
+    ) -> Result<bool, ErrorResponse> {
+        for name in names {
+            if !self.add_name(record, name).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn remove_names(
+        &self,
+        record: &SnapshotRecord,
+        names: &[String],
+    ) -> Result<(), ErrorResponse> {
+        for name in names {
+            self.drop_name(record, name).await?;
+        }
+        Ok(())
     }
 
     async fn snapshot(

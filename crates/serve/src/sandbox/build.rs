@@ -388,7 +388,8 @@ impl Sandboxes {
         let built = BuiltTemplate {
             id: build.id.clone(),
             template: build.template.clone(),
-            made: super::record::milliseconds(std::time::SystemTime::now()),
+            // Set when the build is recorded.
+            made: 0,
         };
         let names = build.tags.iter().flat_map(|tag| tagged(&build.template, tag)).collect();
         let keep = KeepOptions {

@@ -40,6 +40,30 @@ impl DirectoryStore {
         Ok(Self { sandboxes, snapshots, known })
     }
 
+    /// Records a snapshot whose names others lose.
+    fn assign(
+        &self,
+        all: &mut BTreeMap<String, SnapshotRecord>,
+        record: SnapshotRecord,
+    ) -> Result<(), ErrorResponse> {
+        let store = |record: &SnapshotRecord| {
+            self.snapshots.store_record(&record.id, record).map_err(|error| internal(&error))
+        };
+        store(&record)?;
+        // A record of the same id is an earlier version, which this one replaces.
+        let is_other =
+            |other: &&mut SnapshotRecord| other.tenant == record.tenant && other.id != record.id;
+        for other in all.values_mut().filter(is_other) {
+            let had = other.names.len();
+            other.names.retain(|name| !record.names.contains(name));
+            if other.names.len() != had {
+                store(other)?;
+            }
+        }
+        all.insert(record.id.clone(), record);
+        Ok(())
+    }
+
     fn lock_known(&self) -> MutexGuard<'_, BTreeMap<String, SnapshotRecord>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -83,25 +107,41 @@ impl SandboxStore for DirectoryStore {
         self.lock_known().values().cloned().collect()
     }
 
-    async fn create_snapshot(&self, snapshot: StoredSnapshot) -> Result<(), ErrorResponse> {
-        let store = |record: &SnapshotRecord| {
-            self.snapshots.store_record(&record.id, record).map_err(|error| internal(&error))
-        };
+    async fn create_snapshot(
+        &self,
+        snapshot: StoredSnapshot,
+    ) -> Result<Vec<String>, ErrorResponse> {
         let record = snapshot.record;
-        store(&record)?;
+        let names = record.names.clone();
+        self.assign(&mut self.lock_known(), record)?;
+        Ok(names)
+    }
+
+    async fn add_names(
+        &self,
+        record: &SnapshotRecord,
+        names: &[String],
+    ) -> Result<bool, ErrorResponse> {
         let mut all = self.lock_known();
-        // A record of the same id is an earlier version, which this one replaces.
-        let is_other =
-            |other: &&mut SnapshotRecord| other.tenant == record.tenant && other.id != record.id;
-        for other in all.values_mut().filter(is_other) {
-            let had = other.names.len();
-            other.names.retain(|name| !record.names.contains(name));
-            if other.names.len() != had {
-                store(other)?;
+        let Some(mut record) = all.get(&record.id).cloned() else { return Ok(false) };
+        for name in names {
+            if !record.names.contains(name) {
+                record.names.push(name.clone());
             }
         }
-        all.insert(record.id.clone(), record);
-        Ok(())
+        self.assign(&mut all, record)?;
+        Ok(true)
+    }
+
+    async fn remove_names(
+        &self,
+        record: &SnapshotRecord,
+        names: &[String],
+    ) -> Result<(), ErrorResponse> {
+        let mut all = self.lock_known();
+        let Some(mut record) = all.get(&record.id).cloned() else { return Ok(()) };
+        record.names.retain(|name| !names.contains(name));
+        self.assign(&mut all, record)
     }
 
     async fn snapshot(

@@ -68,6 +68,18 @@ impl Scopes {
         self.0 & 1 << scope as u8 != 0
     }
 
+    /// Every scope.
+    #[cfg(feature = "oidc")]
+    pub(crate) fn all() -> Self {
+        Scope::ALL.into_iter().fold(Self::default(), Self::with)
+    }
+
+    /// A scope that `permitted` lacks.
+    #[cfg(feature = "oidc")]
+    pub(crate) fn beyond(self, permitted: Self) -> Option<Scope> {
+        Scope::ALL.into_iter().find(|scope| self.has(*scope) && !permitted.has(*scope))
+    }
+
     /// Parses names with commas between.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         text.split(',').try_fold(Self::default(), |scopes, name| {
@@ -107,7 +119,7 @@ struct KeyHolder {
 }
 
 /// Why a request has no tenant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum KeyError {
     #[error("the request has no API key that is known here")]
     Unknown,
@@ -116,6 +128,16 @@ pub(crate) enum KeyError {
     #[cfg(feature = "oidc")]
     #[error("the bearer token of the request does not count: {0}")]
     Token(&'static str),
+    /// A valid token is beyond the limits of its issuer.
+    #[cfg(feature = "oidc")]
+    #[error(
+        "the bearer token of the request is refused: {why}; the operator sets `tenants` and `scopes` of each issuer"
+    )]
+    Outside {
+        why: String,
+        /// The holder, for logs.
+        key: Arc<str>,
+    },
     #[cfg(feature = "oidc")]
     #[error("the keys of the bearer token's issuer are not fetched yet; try again")]
     NoIssuerKeys,
@@ -127,6 +149,8 @@ impl From<KeyError> for ErrorResponse {
     fn from(error: KeyError) -> Self {
         let status = match error {
             KeyError::Scope(_) => StatusCode::FORBIDDEN,
+            #[cfg(feature = "oidc")]
+            KeyError::Outside { .. } => StatusCode::FORBIDDEN,
             #[cfg(feature = "oidc")]
             KeyError::NoIssuerKeys => {
                 return Self::busy(StatusCode::SERVICE_UNAVAILABLE, error.to_string());

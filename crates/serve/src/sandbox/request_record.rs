@@ -15,6 +15,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::{Request, StatusCode};
 use serde_json::{Map, Value, json};
 
+use super::keys::KeyError;
 use super::registry::{Sandboxes, lock};
 use crate::address_limits::CLIENT;
 use crate::error_response::ErrorResponse;
@@ -33,6 +34,7 @@ struct Notes {
     key: Option<Arc<str>>,
     sandbox: Option<String>,
     made: Vec<String>,
+    reason: Option<String>,
 }
 
 impl RequestNotes {
@@ -40,6 +42,16 @@ impl RequestNotes {
     pub(super) fn set_caller(&self, tenant: &Arc<str>, key: &str) {
         let mut notes = lock(&self.0);
         (notes.tenant, notes.key) = (Some(tenant.clone()), Some(key.into()));
+    }
+
+    /// The key or token of the request does not count.
+    pub(super) fn set_denied(&self, error: &KeyError) {
+        let mut notes = lock(&self.0);
+        notes.reason = Some(error.to_string());
+        #[cfg(feature = "oidc")]
+        if let KeyError::Outside { key, .. } = error {
+            notes.key = Some(key.clone());
+        }
     }
 
     /// The request is about this sandbox or snapshot.
@@ -106,6 +118,7 @@ impl RequestRecord {
         fields.insert("tenant".to_owned(), json!(notes.tenant));
         fields.insert("key".to_owned(), json!(notes.key));
         fields.insert("sandbox".to_owned(), json!(notes.sandbox));
+        fields.insert("reason".to_owned(), json!(notes.reason));
         if !notes.made.is_empty() {
             fields.insert("made".to_owned(), json!(notes.made));
         }

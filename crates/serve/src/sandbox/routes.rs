@@ -416,7 +416,8 @@ impl Routes {
                 }
             }
             Access::Key(scopes) => {
-                let identity = all.config.keys.identity(request.headers())?;
+                let identity = all.config.keys.identity(request.headers());
+                let identity = identity.inspect_err(|error| notes.set_denied(error))?;
                 notes.set_caller(&identity.tenant, &identity.key);
                 if let Some(id) = named(request.uri().path()) {
                     notes.set_sandbox(id);

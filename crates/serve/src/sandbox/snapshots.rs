@@ -6,11 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use afresh::{Guest, Reference, SaveOptions, Saved};
 
 use super::quota::SnapshotReservation;
-use super::record::{BuiltTemplate, SnapshotRecord};
+use super::record::{BuiltTemplate, SnapshotRecord, milliseconds};
 use super::registry::{Sandboxes, blocking, lock, to_its_end};
 use super::sandbox::Sandbox;
 use super::store::StoredSnapshot;
@@ -91,27 +92,43 @@ impl Sandboxes {
                 record.stored = bytes;
                 match self.check_stored(&sandbox.tenant, 0, bytes) {
                     Ok(()) => {
+                        // The order of builds is that in which they are recorded.
+                        if let Some(built) = &mut record.built {
+                            built.made = milliseconds(SystemTime::now());
+                        }
                         self.ledger
                             .create_snapshot(StoredSnapshot { record: record.clone(), kept })
                             .await
                     }
-                    refused => refused,
+                    Err(refusal) => Err(refusal),
                 }
             }
             Err(refusal) => Err(refusal),
         };
-        if let Err(refusal) = named {
-            // Half a record counts as none, and a state without one would never be removed.
-            let _ = self.ledger.remove_snapshot(&record).await;
-            let _ = blocking(move || {
-                self.untag(&name);
-                Ok(())
-            })
-            .await;
-            return Err(refusal);
-        }
+        let named = match named {
+            Ok(names) => names,
+            Err(refusal) => return Err(self.unkeep(record, name, refusal).await),
+        };
+        record.names = named;
         room.fill(record.stored);
         Ok(record)
+    }
+
+    /// Removes the rest of a snapshot that was refused.
+    async fn unkeep(
+        self: Arc<Self>,
+        record: SnapshotRecord,
+        name: String,
+        refusal: ErrorResponse,
+    ) -> ErrorResponse {
+        // Half a record counts as none, and a state without one would never be removed.
+        let _ = self.ledger.remove_snapshot(&record).await;
+        let _ = blocking(move || {
+            self.untag(&name);
+            Ok(())
+        })
+        .await;
+        refusal
     }
 
     /// A snapshot of a tenant, by its id or its name.

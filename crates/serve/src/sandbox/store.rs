@@ -11,6 +11,8 @@ use std::path::Path;
 use afresh::{Reference, Saved};
 use async_trait::async_trait;
 
+#[cfg(all(test, feature = "fleet"))]
+pub(crate) use super::record::BuiltTemplate;
 pub(crate) use super::record::{SandboxRecord, SnapshotRecord};
 #[cfg(feature = "fleet")]
 pub(crate) use shared::*;
@@ -161,8 +163,24 @@ pub(crate) trait SandboxStore: Send + Sync {
         Vec::new()
     }
 
-    /// Records a snapshot. Another snapshot of the tenant loses a name that this one has.
-    async fn create_snapshot(&self, snapshot: StoredSnapshot) -> Result<(), ErrorResponse>;
+    /// Records a new snapshot, and returns its names. Another snapshot of the tenant loses a name that this one has. Of
+    /// two that are recorded at the same time, the one that was recorded last has the name.
+    async fn create_snapshot(&self, snapshot: StoredSnapshot)
+    -> Result<Vec<String>, ErrorResponse>;
+
+    /// Gives a snapshot further names, which others lose. `false` if it does not exist any more.
+    async fn add_names(
+        &self,
+        record: &SnapshotRecord,
+        names: &[String],
+    ) -> Result<bool, ErrorResponse>;
+
+    /// Takes names from a snapshot, as far as it has them.
+    async fn remove_names(
+        &self,
+        record: &SnapshotRecord,
+        names: &[String],
+    ) -> Result<(), ErrorResponse>;
 
     /// A snapshot of a tenant, by its id or its name.
     async fn snapshot(

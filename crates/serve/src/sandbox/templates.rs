@@ -193,14 +193,15 @@ fn moment(built: &BuiltTemplate) -> String {
 pub(super) async fn add_tags(State(all): All, Tenant(tenant): Tenant, body: Bytes) -> Answer {
     let wanted: TagRequest = json(&body)?;
     check_tags(&wanted.tags)?;
-    let mut known = all.build_named(&tenant, &wanted.target).await?;
+    let known = all.build_named(&tenant, &wanted.target).await?.record;
     let (name, _) = split(&wanted.target);
-    let names = wanted.tags.iter().flat_map(|tag| tagged(name, tag));
-    let new: Vec<String> = names.filter(|name| !known.record.names.contains(name)).collect();
-    known.record.names.extend(new);
-    short(&known.record.names)?;
-    let id = known.record.built.as_ref().map(|built| built.id.clone()).unwrap_or_default();
-    all.ledger.create_snapshot(known).await?;
+    let names: Vec<String> = wanted.tags.iter().flat_map(|tag| tagged(name, tag)).collect();
+    let new = names.iter().filter(|name| !known.names.contains(name));
+    short(known.names.iter().chain(new))?;
+    if !all.ledger.add_names(&known, &names).await? {
+        return Err(not_found(&wanted.target));
+    }
+    let id = known.built.map(|built| built.id).unwrap_or_default();
     Ok(answer(StatusCode::CREATED, &json!({"buildID": id, "tags": wanted.tags})))
 }
 
@@ -210,10 +211,8 @@ pub(super) async fn remove_tags(State(all): All, Tenant(tenant): Tenant, body: B
     check_tags(&wanted.tags)?;
     let (name, _) = split(&wanted.target);
     for tag in &wanted.tags {
-        let mut known = all.build_named(&tenant, &format!("{name}:{tag}")).await?;
-        let gone = tagged(name, tag);
-        known.record.names.retain(|name| !gone.contains(name));
-        all.ledger.create_snapshot(known).await?;
+        let known = all.build_named(&tenant, &format!("{name}:{tag}")).await?;
+        all.ledger.remove_names(&known.record, &tagged(name, tag)).await?;
     }
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 
 use crate::common::{TEST_TIMEOUT, built, run, scratch, serve};
 use crate::sandbox::{Client, KEY, sandboxes, with};
-use afresh_serve::OidcConfig;
+use afresh_serve::{AuditConfig, OidcConfig};
 
 /// A key of the issuer.
 struct Signer {
@@ -179,6 +179,94 @@ fn tokens_of_an_issuer_count_for_their_tenant_as_long_as_they_are_valid() {
         assert_eq!(client.ask(Method::GET, "/v2/sandboxes", json!({})).await.0, 200);
         server.end().await;
     });
+}
+
+#[test]
+fn a_token_beyond_the_limits_of_its_issuer_is_refused_and_recorded() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let signer = Signer::new("1");
+        let documents = Documents::default();
+        let url = issuer(documents.clone()).await;
+        documents.lock().unwrap().insert("/keys".to_owned(), json!({"keys": [&signer.jwk]}));
+        let mut limited = OidcConfig::new(&url, "afresh");
+        limited.jwks = Some(format!("{url}/keys"));
+        limited.tenants = Some(vec!["ci".to_owned(), "team-*".to_owned()]);
+        let mut sandboxes = sandboxes(dir.path(), &script);
+        sandboxes.keys = sandboxes.keys.with_issuers([limited.clone()]);
+        let mut config = with(sandboxes);
+        let log = dir.path().join("audit.log");
+        config.audit = Some(AuditConfig::new(&log));
+        let server = serve(config.clone()).await;
+        let http = reqwest::Client::new();
+        let ask = async |tenant: &str, scope: &str| {
+            let token = signer.sign(&json!({
+                "iss": url, "aud": "afresh", "sub": "job-7", "tenant": tenant, "scope": scope,
+                "exp": seconds(600),
+            }));
+            let request = http.get(server.url("/v2/sandboxes")).bearer_auth(token);
+            let response = request.send().await.unwrap();
+            (response.status().as_u16(), response.text().await.unwrap())
+        };
+        let deadline = tokio::time::Instant::now() + TEST_TIMEOUT;
+        while ask("ci", "").await.0 == 503 {
+            assert!(tokio::time::Instant::now() < deadline, "the keys are not fetched");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        for tenant in ["ci", "team-", "team-red"] {
+            assert_eq!(ask(tenant, "afresh:use").await.0, 200, "{tenant}");
+        }
+        for tenant in ["acme", "ci-2", "team", "Team-red"] {
+            let (status, why) = ask(tenant, "").await;
+            assert!(status == 403 && why.contains("may not name the tenant"), "{status} {why}");
+        }
+        // Without `scopes`, an issuer with limited tenants gives no scope that sees other tenants.
+        let (status, why) = ask("ci", "afresh:use afresh:admin").await;
+        assert!(status == 403 && why.contains("may not give the scope `admin`"), "{status} {why}");
+        let denied: Vec<Value> = std::fs::read_to_string(&log)
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .filter(|line: &Value| line["result"] == "denied")
+            .collect();
+        assert_eq!(denied.len(), 5, "{denied:?}");
+        for line in &denied {
+            assert_eq!((&line["key"], &line["tenant"]), (&json!("oidc:job-7"), &Value::Null));
+            assert!(line["reason"].as_str().unwrap().contains("its issuer may not"), "{line}");
+        }
+        assert!(denied[0]["reason"].as_str().unwrap().contains("`acme`"), "{:?}", denied[0]);
+        // A reload changes the limits.
+        limited.scopes = Some(vec!["use".to_owned(), "admin".to_owned()]);
+        let mut renewed = config;
+        let keys = afresh_serve::Keys::new([("acme", KEY)]).with_issuers([limited]);
+        renewed.sandboxes.as_mut().unwrap().keys = keys;
+        server.handle.reload(&renewed).await.unwrap();
+        let deadline = tokio::time::Instant::now() + TEST_TIMEOUT;
+        while ask("ci", "afresh:use afresh:admin").await.0 != 200 {
+            assert!(tokio::time::Instant::now() < deadline, "the keys are not fetched");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        server.end().await;
+    });
+}
+
+#[test]
+fn limits_of_an_issuer_that_mean_nothing_are_refused() {
+    let check = |tenants: Option<&[&str]>, scopes: Option<&[&str]>| {
+        let own = |all: &[&str]| all.iter().map(|one| (*one).to_owned()).collect();
+        let mut config = OidcConfig::new("https://issuer.example", "afresh");
+        (config.tenants, config.scopes) = (tenants.map(own), scopes.map(own));
+        config.check()
+    };
+    assert_eq!(check(Some(&["acme", "ci-*"]), Some(&["use", "metrics"])), Ok(()));
+    for tenants in [&[] as &[&str], &[""], &["*"], &["a*b"], &["a b"]] {
+        assert!(check(Some(tenants), None).unwrap_err().contains("`tenants`"), "{tenants:?}");
+    }
+    for scopes in [&[] as &[&str], &["root"]] {
+        let why = check(None, Some(scopes)).unwrap_err();
+        assert!(why.contains("`use`, `admin` and `metrics` exist"), "{why}");
+    }
 }
 
 #[test]

@@ -1,0 +1,62 @@
+//! Plain entries in a fleet that requires sealed ones.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use bytes::Bytes;
+
+use super::NatsServer;
+use super::catalog::{TENANT, build, opens};
+use crate::fleet::{Fleet, FleetConfig, nats, record, seal};
+use crate::sandbox::store::SandboxStore;
+
+fn keyed(server: &NatsServer, dir: &Path) -> FleetConfig {
+    let file = dir.join("entry.key");
+    std::fs::write(&file, format!("afresh-seal-key-v1:{}\n", "5a".repeat(32))).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let mut config = server.config();
+    config.entry_key = Some(file);
+    config
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plain_entry_is_refused_once_all_are_sealed() {
+    let Some(server) = NatsServer::start() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let plain = server.host().await;
+    plain.create_snapshot(build(1, &["web"])).await.unwrap();
+    let forged = build(2, &["web:forged"]);
+    plain.create_snapshot(forged.clone()).await.unwrap();
+    let id = format!("id.{}", record::key(&forged.record.id).unwrap());
+    let entry = nats::find(&plain.links.kept, &id).await.unwrap().unwrap();
+    plain.remove_snapshot(&forged.record).await.unwrap();
+    plain.leave().await;
+
+    let mut config = keyed(&server, dir.path());
+    let host = Fleet::join(&config).await.unwrap();
+    assert_eq!(opens(&host, "web").await, Some(1));
+    let report = seal(&config, true).await.unwrap();
+    assert_eq!((report.sealed, report.changed, report.plain.len()), (0, 0, 2), "{report:?}");
+    config.require_sealed = true;
+    let strict = Fleet::join(&config).await.unwrap();
+    assert!(strict.snapshot(TENANT, "web").await.is_err());
+    let report = seal(&config, false).await.unwrap();
+    assert_eq!((report.sealed, report.changed, report.plain.len()), (0, 2, 0), "{report:?}");
+    assert_eq!(opens(&strict, "web").await, Some(1));
+    let report = seal(&config, true).await.unwrap();
+    assert_eq!((report.sealed, report.plain.len()), (2, 0), "{report:?}");
+
+    // Another client of NATS, which has no key, writes a plain entry.
+    let client = async_nats::connect(server.address.to_string()).await.unwrap();
+    let subject = format!("$KV.afresh-default-kept.{id}");
+    client.publish(subject, Bytes::from(entry.value.to_vec())).await.unwrap();
+    client.flush().await.unwrap();
+    assert_eq!(opens(&host, &forged.record.id).await, Some(2), "the host without the option");
+    assert!(strict.snapshot(TENANT, &forged.record.id).await.is_err());
+    assert_eq!(seal(&config, true).await.unwrap().plain, [id]);
+    // The rest of the fleet is served.
+    assert_eq!(opens(&strict, "web").await, Some(1));
+    config.entry_key = None;
+    let why = Fleet::join(&config).await.err().unwrap();
+    assert!(crate::failure::describe(&why).contains("needs `entry-key`"), "{why}");
+}
