@@ -19,10 +19,10 @@ pub enum ReferenceError {
     #[error("a snapshot is PLACE or PLACE@NAME, and neither may be empty")]
     Empty,
     /// A digest where a name is needed.
-    #[error("{0} is a digest, which cannot be given to a snapshot: write under a name")]
+    #[error("`{0}` is a digest: save under a name instead")]
     Digest(String),
     /// A name for a file, which holds one snapshot and needs none.
-    #[error("{} holds one snapshot and has no names: leave @{name} out", path.display())]
+    #[error("{} holds one snapshot and has no names: omit @{name}", path.display())]
     Single {
         /// The file.
         path: PathBuf,
@@ -36,7 +36,7 @@ pub enum ReferenceError {
 #[non_exhaustive]
 pub enum OpenError {
     /// The reference is invalid.
-    #[error("`{reference}` names no snapshot")]
+    #[error("`{reference}` is not a reference to a snapshot")]
     Reference {
         /// The given reference.
         reference: String,

@@ -25,12 +25,13 @@ mod session_files;
 mod session_turns;
 mod verify;
 
+pub use afresh_snapshot::{OutputSource, OutputStream};
 #[cfg(feature = "linux")]
 pub use backend::{image_program, stored_program};
 pub use call::{Answer, Call, Entry, Exit, Function};
 pub use error::{CallError, LeaseError, SaveError, SessionError, VerifyError};
 pub use guest::{Guest, Kind, Origin, open};
-pub use lease::{Channel, Lease, Writer};
+pub use lease::Lease;
 pub(crate) use options::GuestOptions;
 pub use save::{SaveOptions, Saved};
 pub use save_point::SavePoint;

@@ -39,51 +39,62 @@ const NOT_LOADED: u8 = 126;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Host directories that the program may read, where they are. It sees its own changes to them, which end with it.
+    /// Grant a host directory, read-only, at the same path.
+    ///
+    /// The program sees its own changes to it, which end with the program. May be repeated.
     #[arg(long, value_name = "DIR")]
     dir: Vec<String>,
-    /// Directories as with `--dir`, whose changes are written to the host when the program has ended by itself.
+    /// Grant a host directory as with `--dir`, and write its changes to the host when the program has exited.
+    ///
+    /// May be repeated.
     #[arg(long, value_name = "DIR")]
     write_back: Vec<PathBuf>,
-    /// Print the files that the program has changed, to standard error: A (added), M (changed) or D (removed), and the path.
+    /// Print each changed file to standard error: A (added), M (modified) or D (deleted), and its path.
     #[arg(long)]
     diff: bool,
-    /// Environment variables of the program; by their names alone, with this command's values.
+    /// Set an environment variable of the program; NAME alone takes the value of this command's.
+    ///
+    /// May be repeated.
     #[arg(long, value_name = "NAME[=VALUE]")]
     env: Vec<String>,
-    /// Servers outside that the program may connect to, as NAME:PORT (`*.NAME` and `*` for any port allowed), or as
-    /// NAME:PORT=HOST:PORT for one that is elsewhere; none if not given.
+    /// Allow the program to connect to a server.
+    ///
+    /// `*.NAME` matches subdomains, and `*` any port; =HOST:PORT redirects the connection. Without this option only loopback
+    /// is reachable.
     #[arg(long, value_name = "NAME:PORT[=HOST:PORT]")]
     net: Vec<Destination>,
-    /// Maximum MiB of memory that the program may map.
+    /// Maximum memory that the program maps, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 4096)]
     memory: u64,
-    /// Maximum MiB of files that the program may write.
+    /// Maximum data that the program writes to files, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 1024)]
     storage: u64,
-    /// Limits that the program begins with, as those of `ulimit`: `cpu` (seconds), `fsize` (bytes), `nofile` (open descriptors) or
-    /// `nproc` (threads of all processes), soft and hard.
+    /// Set a limit that the program begins with: `cpu` (seconds), `fsize` (bytes), `nofile` (open descriptors) or `nproc`
+    /// (threads of all processes).
+    ///
+    /// The soft and the hard limit, as those of `ulimit`. May be repeated.
     #[arg(long, value_name = "NAME=SOFT[:HARD]", value_parser = ulimit)]
     ulimit: Vec<(Resource, u64, u64)>,
     /// Save the state in which the program ends or stops: PLACE[@NAME].
     ///
-    /// It stops where it has read all of its standard input and waits for more, and where it waits as a server at the end of
-    /// `--timeout` or when this command gets SIGTSTP. `afresh run` continues it from there. Of a program that has exited the
-    /// state has the files: `afresh exec PLACE@NAME -- COMMAND` runs a command with them.
+    /// The program stops when it has read all of its standard input and waits for more. A server stops at the end of
+    /// `--timeout`, or when this command gets SIGTSTP. `afresh run PLACE@NAME` continues it. The state of a program that has
+    /// exited has its files: `afresh exec PLACE@NAME -- COMMAND` runs a command with them.
     #[arg(long, value_name = "PLACE[@NAME]")]
     save: Option<Reference>,
     #[cfg(feature = "seal")]
     #[command(flatten)]
     protect: ProtectArguments,
-    /// Print the system calls that failed because they are not served, to standard error.
+    /// List the system calls that failed because they are not served, on standard error.
     #[arg(long)]
     report_unserved: bool,
-    /// Maximum milliseconds that the program may run; no limit if not given.
+    /// Maximum run time, in milliseconds [default: no limit].
     #[arg(long, value_name = "MS")]
     timeout: Option<u64>,
-    /// The program, by its path or its name in PATH, and its arguments; or an OCI image (oci://REGISTRY/REPOSITORY[:TAG], a
-    /// layout's directory, or a .tar of one) and, after `--`, what replaces its command; or the state of `--save` and, after
-    /// `--`, a command that gets its files.
+    /// A program, by its path or its name in PATH, and its arguments; or an OCI image or the state of `--save`, and a command.
+    ///
+    /// An image is oci://REGISTRY/REPOSITORY[:TAG], the directory of a layout, or a .tar of one. A command after `--` replaces
+    /// that of the image. The state of a program that has exited needs a command, which gets its files.
     #[arg(
         required = true,
         trailing_var_arg = true,

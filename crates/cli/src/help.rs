@@ -8,6 +8,9 @@ use clap::{Command, CommandFactory, FromArgMatches};
 
 use crate::Cli;
 
+/// Heading of the options that every command has.
+pub(crate) const EVERY_COMMAND: &str = "Options of every command";
+
 /// Heading and subcommands of each group, in the order of the help.
 const GROUPS: [(&str, &[&str]); 4] = [
     ("Guests", &["run", "exec", "repl", "fork", "verify"]),
@@ -92,6 +95,39 @@ mod tests {
         for line in help.split("\nOptions:").next().unwrap().lines() {
             assert!(line.len() <= 100, "{} characters: {line}", line.len());
         }
+    }
+
+    /// The help of an option of `afresh run`.
+    fn option_help(option: &str) -> String {
+        let mut command = Cli::command();
+        command.build();
+        let run = command.find_subcommand("run").unwrap();
+        let found = run.get_arguments().find(|argument| argument.get_long() == Some(option));
+        found.unwrap().get_help().unwrap().to_string()
+    }
+
+    #[test]
+    #[cfg(feature = "wasm")]
+    fn the_help_names_each_strategy() {
+        use afresh::memory::Strategy;
+        let help = option_help("strategy");
+        let listed = help.split_once(": ").unwrap().1.replace(" or ", ", ");
+        let listed: BTreeSet<&str> = listed.trim_end_matches('.').split(", ").collect();
+        let real: Vec<String> = [Strategy::Auto, Strategy::WriteSet(None)]
+            .into_iter()
+            .chain(Strategy::FORCED)
+            .map(|strategy| strategy.to_string())
+            .collect();
+        assert_eq!(listed, real.iter().map(String::as_str).collect());
+    }
+
+    #[test]
+    #[cfg(feature = "seal")]
+    fn the_help_names_each_limit() {
+        let help = option_help("limit");
+        let listed = help.split_once(": ").unwrap().1.replace(" or ", ", ");
+        let listed: BTreeSet<&str> = listed.trim_end_matches('.').split(", ").collect();
+        assert_eq!(listed, afresh::store::Limits::NAMES.into_iter().collect());
     }
 
     #[test]

@@ -1,15 +1,17 @@
-//! Keys: `afresh keygen` creates them, `--trust` and `--key` require them of snapshots, `--sign`
-//! and `--seal` apply them to new snapshots.
+//! Keys and limits of snapshots: `afresh keygen` creates keys, `--trust` and `--key` require them of
+//! snapshots, `--sign` and `--seal` apply them to new ones, and `--limit` bounds their sizes.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use afresh::store::{BadLimit, Limits};
 use afresh::{Access, PublicKey, SaveOptions, SealKey, SigningKey};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use crate::Settings;
+use crate::help::EVERY_COMMAND;
 use crate::output::{Format, say};
 
 /// Requirements on every snapshot that is opened.
@@ -19,15 +21,16 @@ pub(crate) struct AccessArguments {
     /// `keygen` prints them.
     ///
     /// May be repeated.
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", help_heading = EVERY_COMMAND)]
     trust: Vec<PathBuf>,
     /// Open only snapshots that are sealed with the key in this file.
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", help_heading = EVERY_COMMAND)]
     key: Option<PathBuf>,
-    /// Set a limit of snapshots: memory, content, expansion, index or program.
+    /// Refuse snapshots with sizes above a limit: memory, content, expansion, index, program or turns.
     ///
-    /// May be repeated.
-    #[arg(long, global = true, value_name = "NAME=SIZE")]
+    /// SIZE is in bytes, or has KiB, MiB, GiB or TiB behind it. May be repeated.
+    #[arg(long, global = true, value_name = "NAME=SIZE", help_heading = EVERY_COMMAND)]
+    #[arg(value_parser = limit)]
     limit: Vec<String>,
 }
 
@@ -47,8 +50,18 @@ impl AccessArguments {
             let key = SealKey::from_file(path);
             access = access.with_key(key.with_context(|| format!("--key {}", path.display()))?);
         }
-        Ok(access)
+        let mut limits = Limits::default();
+        for text in &self.limit {
+            limits.set(text)?;
+        }
+        Ok(access.with_limits(limits))
     }
+}
+
+/// A valid limit: a wrong one is wrong usage.
+fn limit(text: &str) -> Result<String, BadLimit> {
+    Limits::default().set(text)?;
+    Ok(text.to_owned())
 }
 
 /// Protection of a new snapshot.

@@ -60,10 +60,11 @@ use output::Format;
 struct Cli {
     /// Output format.
     #[arg(short = 'o', long = "output", value_enum, global = true, default_value = "text")]
+    #[arg(help_heading = help::EVERY_COMMAND)]
     output: Format,
     /// Refuse to run Linux programs on a host that lacks one of the walls that `doctor` lists.
     #[cfg(feature = "linux")]
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = help::EVERY_COMMAND)]
     require_walls: bool,
     #[cfg(feature = "seal")]
     #[command(flatten)]

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 #[cfg(feature = "linux")]
-use afresh::{Answer, Channel, Writer};
+use afresh::{Answer, OutputSource, OutputStream};
 use afresh::{CallError, Guest, Kind, Origin};
 use clap::Args;
 use serde_json::json;
@@ -102,12 +102,12 @@ fn ask_program(
     let output = Arc::new(Mutex::new(Vec::new()));
     let sink = || {
         let output = Arc::clone(&output);
-        move |from: Writer, piece: &[u8]| {
-            match from.channel {
-                Channel::Output => {
+        move |from: OutputSource, piece: &[u8]| {
+            match from.stream {
+                OutputStream::Output => {
                     output.lock().unwrap_or_else(PoisonError::into_inner).extend(piece);
                 }
-                Channel::Messages => drop(std::io::stderr().write_all(piece)),
+                OutputStream::Error => drop(std::io::stderr().write_all(piece)),
                 _ => {}
             }
             true

@@ -17,7 +17,7 @@ pub(crate) struct WasmArguments {
     /// Isolation of calls: auto, reset or fresh [default: auto, and fresh behind HTTP].
     #[arg(long)]
     pub(crate) mode: Option<Mode>,
-    /// Reset strategy of memory: auto, full-copy, discard, scan, write-set, write-set-uffd,
+    /// Reset strategy of memory: auto, full-copy, discard, reprotect, write-set, write-set-uffd,
     /// write-set-scan or write-set-mprotect.
     #[arg(long, default_value = "auto")]
     strategy: Strategy,

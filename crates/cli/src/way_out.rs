@@ -31,12 +31,17 @@ fn opening(error: &OpenError) -> Option<String> {
         OpenError::Place { place: place @ Place::Remote(_), .. } => {
             Some(format!("`afresh pull {place} DIR` copies it to a directory"))
         }
+        OpenError::Snapshot { reference, .. } if lacks_credentials(reference) => Some(
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and AWS_ENDPOINT for a server other than Amazon's; \
+             without them the machine's metadata service is asked for credentials"
+                .to_owned(),
+        ),
         #[cfg(feature = "linux")]
         OpenError::Guest { source, .. } if ends_by_itself(&**source) => {
             Some("`afresh exec -- PROGRAM ARGUMENTS` runs a program that ends by itself".to_owned())
         }
         OpenError::Feature { feature, .. } => Some(format!(
-            "`cargo install afresh-cli --features {feature}` installs a build that supports it"
+            "a build of `afresh-cli` with `--features {feature}` supports it"
         )),
         #[cfg(feature = "wasm")]
         OpenError::Guest { source, .. } if lacks_imports(&**source) => Some(
@@ -45,6 +50,11 @@ fn opening(error: &OpenError) -> Option<String> {
         ),
         _ => None,
     }
+}
+
+/// Whether a snapshot on S3 was opened without credentials in the environment.
+fn lacks_credentials(reference: &str) -> bool {
+    reference.starts_with("s3://") && std::env::var_os("AWS_ACCESS_KEY_ID").is_none()
 }
 
 #[cfg(feature = "seal")]

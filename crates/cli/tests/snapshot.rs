@@ -264,3 +264,23 @@ fn failed_saves_and_opens_report_the_reason() {
     let digest = refused(&["snapshot", &guest, "--to", &format!("{store}@sha256:00")]);
     assert!(digest.contains("digest"), "{digest}");
 }
+
+#[test]
+fn a_limit_on_sizes_refuses_a_larger_snapshot() {
+    let dir = Dir::new();
+    let saved = dir.path("guest.afresh");
+    ok(&["snapshot", &dir.path("guest.wasm"), "--warm", "warm:40", "--to", &saved]);
+    let run = ["run", &saved, "--call", "next", "7"];
+    let limited = |limit| [&run[..], &["--limit", limit]].concat();
+    assert_eq!(ok(&limited("memory=2MiB")), "47\n");
+    let error = refused(&limited("memory=64KiB"));
+    assert!(error.contains("above the limit `memory` of 65536"), "{error}");
+    let error = refused(&["inspect", &saved, "--limit", "memory=64KiB"]);
+    assert!(error.contains("above the limit `memory` of 65536"), "{error}");
+    for wrong in ["nothing=1", "memory", "memory=much"] {
+        let output = afresh(&limited(wrong));
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{wrong}: {error}");
+        assert!(error.contains("is not a limit: NAME=SIZE, with a name among"), "{error}");
+    }
+}

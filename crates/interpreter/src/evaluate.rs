@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use afresh::wasm::entropy_bytes;
-use afresh::{CallError, Channel, Entry, Lease, Writer};
+use afresh::{CallError, Entry, Lease, OutputSource, OutputStream};
 
 use crate::frame::{Frame, FrameStream};
 use crate::listener::{Hearing, HostCallbacks, Stream};
@@ -73,18 +73,18 @@ impl<L: HostCallbacks> Frames<L> {
 
 impl<L: HostCallbacks> Frames<L> {
     /// Hears a piece; `false` ends the call.
-    fn hear(&mut self, from: Writer, piece: &[u8]) -> bool {
+    fn hear(&mut self, from: OutputSource, piece: &[u8]) -> bool {
         if piece.is_empty() {
             return self.hearing.listener.proceeds();
         }
-        let stream = match from.channel {
-            Channel::Output => Some(Stream::Stdout),
-            Channel::Messages => Some(Stream::Stderr),
+        let stream = match from.stream {
+            OutputStream::Output => Some(Stream::Stdout),
+            OutputStream::Error => Some(Stream::Stderr),
             _ => None,
         };
         let listener = &mut self.hearing.listener;
         if let Some(stream) = stream {
-            let heard = match from.leader {
+            let heard = match from.session_id {
                 Some(number) => listener.print_command(number, stream, piece),
                 None => listener.print(stream, piece),
             };
@@ -111,7 +111,7 @@ impl<L: HostCallbacks> SharedFrames<L> {
         Self(Arc::new(Mutex::new(Frames::of(listener))))
     }
 
-    fn hear(&self) -> impl FnMut(Writer, &[u8]) -> bool + Send + 'static {
+    fn hear(&self) -> impl FnMut(OutputSource, &[u8]) -> bool + Send + 'static {
         let hearing = Arc::clone(&self.0);
         move |from, piece| lock(&hearing).hear(from, piece)
     }
@@ -212,22 +212,22 @@ mod tests {
         let all = [&b"\x01one"[..], b"\x02two", b"\x00answer"].map(after_length).concat();
         for size in 1..all.len() {
             let mut frames = Frames::of(Message::default());
-            assert!(frames.hear(Channel::Messages.into(), b"printed"));
-            assert!(all.chunks(size).all(|piece| frames.hear(Channel::Host.into(), piece)));
+            assert!(frames.hear(OutputStream::Error.into(), b"printed"));
+            assert!(all.chunks(size).all(|piece| frames.hear(OutputStream::Host.into(), piece)));
             assert_eq!(frames.hearing.listener.0, "Stderr printed Stdout one Stderr two ");
             assert_eq!(frames.hearing.given.as_deref(), Some(&b"answer"[..]));
         }
         // The call of a host function waits for its reply, and a second one before that is refused.
         let mut frames = Frames::of(Message::default());
         let tool = after_length(b"\x03\x80");
-        assert!(frames.hear(Channel::Host.into(), &tool));
+        assert!(frames.hear(OutputStream::Host.into(), &tool));
         assert_eq!(frames.tool.as_deref(), Some(&b"\x80"[..]));
-        assert!(!frames.hear(Channel::Host.into(), &tool));
+        assert!(!frames.hear(OutputStream::Host.into(), &tool));
         let mut frames = Frames::of(Message::default());
-        assert!(!frames.hear(Channel::Host.into(), &u32::MAX.to_le_bytes()));
+        assert!(!frames.hear(OutputStream::Host.into(), &u32::MAX.to_le_bytes()));
         for wrong in [&b""[..], b"\x09"] {
             let mut frames = Frames::of(Message::default());
-            assert!(!frames.hear(Channel::Host.into(), &after_length(wrong)), "{wrong:?}");
+            assert!(!frames.hear(OutputStream::Host.into(), &after_length(wrong)), "{wrong:?}");
         }
     }
 }

@@ -56,6 +56,7 @@ mod subprocess_memory;
 mod subprocesses;
 mod warm;
 
+pub use afresh_snapshot::{OutputSource, OutputStream};
 pub use call_names::call_name;
 pub use egress::{Destination, ParseDestinationError};
 pub use error::{
@@ -67,6 +68,6 @@ pub use instance::Instance;
 pub use platform::{PlatformError, Wall, require_walls, take_guest_cpu_time, walls};
 pub use program::{Program, find_in_path};
 pub use run::{EndedRun, HostStreams, Run};
-pub use sentry::{Channel, End, Exchanged, InboundConnection, Resource, RunControl, Writer};
+pub use sentry::{End, Exchanged, InboundConnection, Resource, RunControl};
 pub use session::{InstanceTemplate, ProgramState};
 pub use warm::{Stats, Warm};

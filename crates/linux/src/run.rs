@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use afresh_files::Tree;
+use afresh_snapshot::{OutputSource, OutputStream};
 
 use crate::error::WarmError;
 use crate::frozen_state::IdleWait;
@@ -15,8 +16,7 @@ use crate::guest::{Guest, StopReason, after};
 use crate::platform::{PlatformError, StubCommands, Trap};
 use crate::program::{Program, next};
 use crate::sentry::{
-    Channel, Console, End, HostInput, InputSource, OutputSink, OutputSinks, RunControl, Wait,
-    WaitReason, Writer,
+    Console, End, HostInput, InputSource, OutputSink, OutputSinks, RunControl, Wait, WaitReason,
 };
 use crate::warm::Warm;
 
@@ -130,11 +130,11 @@ impl HostStreams {
         control: Option<RunControl>,
     ) -> OutputSink {
         let (mut output, mut messages) = (output, messages);
-        OutputSink(Box::new(move |from: Writer, piece: &[u8]| {
-            let to = match from.channel {
-                Channel::Output => &mut output,
-                Channel::Messages => &mut messages,
-                Channel::Host => return !control.as_ref().is_some_and(RunControl::is_stopped),
+        OutputSink(Box::new(move |from: OutputSource, piece: &[u8]| {
+            let to = match from.stream {
+                OutputStream::Output => &mut output,
+                OutputStream::Error => &mut messages,
+                _ => return !control.as_ref().is_some_and(RunControl::is_stopped),
             };
             to.as_mut().is_none_or(|to| to.write_all(piece).and_then(|()| to.flush()).is_ok())
         }))

@@ -48,7 +48,7 @@ pub(crate) use kernel::readiness::InputSource;
 pub use kernel::resource_limits::Resource;
 use kernel::semaphores::Semaphores;
 use kernel::signals::PendingSignals;
-pub use kernel::streams::{Channel, End, Writer};
+pub use kernel::streams::End;
 pub(crate) use kernel::streams::{LogSink, OutputSink, OutputSinks, Streams};
 use kernel::threads::Threads;
 pub(crate) use kernel::threads::{Wait, WaitReason};

@@ -12,7 +12,7 @@ use std::time::Duration;
 use afresh::wasm::{
     BytesEntry, LeaseOptions, Mode, Output, OwnedLease, StandardStream, Warm, WarmComponent,
 };
-use afresh::{Channel, Guest, Kind};
+use afresh::{Guest, Kind, OutputStream};
 use bytes::Bytes;
 
 use crate::config::GuestConfig;
@@ -191,8 +191,8 @@ impl Runner {
                 // A thread in a call cannot be ended from outside: the memory of the call stays with it.
                 let call = move || {
                     let _logged = logged;
-                    let log = move |channel, piece: &[u8]| match channel {
-                        Channel::Messages => log.write(StandardStream::Error, piece),
+                    let log = move |stream, piece: &[u8]| match stream {
+                        OutputStream::Error => log.write(StandardStream::Error, piece),
                         _ => log.write(StandardStream::Output, piece),
                     };
                     let called = guest

@@ -10,16 +10,19 @@
 //!
 //! [`Tree`] keeps states with their names and parents; [`Branch`] is a live guest that knows which
 //! state it stands on; a [`Difference`] lists where two states differ. A guest takes part by
-//! implementing [`Guest`]. The layers below a guest's files go with its states as a [`LayerImage`].
+//! implementing [`Guest`]. The layers below a guest's files go with its states as a [`LayerImage`]. Its output has an
+//! [`OutputSource`].
 
 mod branch;
 mod difference;
 mod guest;
 mod layers;
+mod output;
 mod tree;
 
 pub use branch::{Branch, BranchError};
 pub use difference::Difference;
 pub use guest::{Frozen, Guest, SlotGuestError};
 pub use layers::{LayerImage, LayersError, SavedLayers};
+pub use output::{OutputSource, OutputStream};
 pub use tree::{SnapshotId, SnapshotInfo, Tree, TreeError};

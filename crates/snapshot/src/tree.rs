@@ -32,7 +32,7 @@ pub enum TreeError {
     #[error("snapshot {0} is not in this tree: it was dropped or belongs to another one")]
     Unknown(SnapshotId),
     /// No state has the name.
-    #[error("no snapshot of this tree is named {name:?}; there are {names}")]
+    #[error("this tree has no snapshot named {name:?}; it has {names}")]
     NoSuchName {
         /// The name asked for.
         name: String,
@@ -41,7 +41,7 @@ pub enum TreeError {
     },
     /// Several states on other branches have the name, and none on this one.
     #[error(
-        "{name:?} names {ids} on other branches, and none on this one: go to one of them by its id"
+        "{name:?} names {ids} on other branches, and none on this one: give an id instead"
     )]
     Ambiguous {
         /// The name asked for.

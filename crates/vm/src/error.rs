@@ -48,7 +48,7 @@ pub enum KvmError {
         template: String,
     },
     /// Probing the guest's view failed.
-    #[error("finding out what processor a guest sees here failed: {0}")]
+    #[error("cannot determine the processor features that a guest has on this host: {0}")]
     Probe(#[source] Box<BuildError>),
     /// The requested tracker is not available.
     #[error("this kernel's KVM has no {0}; choose another tracker")]

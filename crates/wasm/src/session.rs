@@ -38,7 +38,7 @@ use crate::{Warm, WarmError, descriptors};
 #[non_exhaustive]
 pub enum SessionError {
     /// The guest runs in fresh mode, in which its globals cannot be read.
-    #[error("a guest in fresh mode has no sessions, for its globals cannot be read: {0}")]
+    #[error("a guest in fresh mode has no sessions, because its globals cannot be read: {0}")]
     Fresh(String),
     /// The present state cannot be kept.
     #[error("the session cannot be frozen: {0}")]

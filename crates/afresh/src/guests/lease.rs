@@ -2,41 +2,13 @@
 
 use crate::guests::backend::{Instance, LiveInstance, WarmGuest, dispatch};
 use crate::guests::call::{CallInput, Entry};
-use crate::{Answer, Call, CallError, Guest, LeaseError, VerifyError};
+use crate::{Answer, Call, CallError, Guest, LeaseError, OutputSource, OutputStream, VerifyError};
 
 /// An instance in the warm state. Calls made through one lease see one another's effects; dropping it
 /// undoes them all.
 pub struct Lease<'a> {
     pub(crate) guest: &'a Guest,
     pub(crate) instance: Instance<'a>,
-}
-
-/// The stream that a guest wrote to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Channel {
-    /// Its answer: the standard output of a Linux program.
-    Output,
-    /// The standard error of a Linux program.
-    Messages,
-    /// Output of a Linux program to `/dev/host`: for the host alone, apart from its standard output.
-    Host,
-}
-
-/// The source and the process of output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Writer {
-    /// The stream.
-    pub channel: Channel,
-    /// Session id (`setsid`) of the process that wrote; `None` in the session of the program itself.
-    pub leader: Option<u32>,
-}
-
-impl From<Channel> for Writer {
-    fn from(channel: Channel) -> Self {
-        Self { channel, leader: None }
-    }
 }
 
 impl std::fmt::Debug for Lease<'_> {
@@ -74,7 +46,7 @@ impl<'a> Lease<'a> {
     }
 
     /// As [`Lease::call`], but `hear` receives the output of a Linux program at once, piece by piece, on any
-    /// [`Channel`]. The program waits while `hear` runs, its time passes, and `false` ends the call. While a program
+    /// [`OutputStream`]. The program waits while `hear` runs, its time passes, and `false` ends the call. While a program
     /// writes nothing, `hear` is called with no bytes, at least every 100 ms. For other guests `hear` receives the
     /// whole answer.
     ///
@@ -84,7 +56,7 @@ impl<'a> Lease<'a> {
         &mut self,
         function: impl Into<Entry<'f>>,
         input: &[u8],
-        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+        hear: impl FnMut(OutputSource, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
         let callee = function.into();
         dispatch!(Instance, &mut self.instance, live => {
@@ -93,7 +65,7 @@ impl<'a> Lease<'a> {
     }
 
     /// As [`Lease::call`]. `log` receives a Linux program's output that is not part of its answer, while the program writes it:
-    /// [`Channel::Messages`], and of a program that is called through a port [`Channel::Output`]. `log` must bound
+    /// [`OutputStream::Error`], and of a program that is called through a port [`OutputStream::Output`]. `log` must bound
     /// what it keeps. Other guests log nothing here: see `Output::Handler` of Wasm guests.
     ///
     /// # Errors
@@ -102,7 +74,7 @@ impl<'a> Lease<'a> {
         &mut self,
         function: impl Into<Entry<'f>>,
         input: &[u8],
-        log: impl FnMut(Channel, &[u8]) + Send + 'static,
+        log: impl FnMut(OutputStream, &[u8]) + Send + 'static,
     ) -> Result<Vec<u8>, CallError> {
         let callee = function.into();
         dispatch!(Instance, &mut self.instance, live => {

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use afresh::{Call, Channel, Clones, Guest, Kind, OpenError, Options, Reference, SaveOptions};
+use afresh::{
+    Call, Clones, Guest, Kind, OpenError, Options, OutputSource, OutputStream, Reference,
+    SaveOptions,
+};
 
 /// `sed`, which numbers lines; `None` where this host runs no guests.
 fn sed(options: Options) -> Option<Guest> {
@@ -215,21 +218,21 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
     let Some(guest) = opened(afresh::open("/bin/sh", &options)) else { return };
     let mut session = guest.session().unwrap();
     let (sender, receiver) = std::sync::mpsc::channel();
-    let heard = move |from: afresh::Writer, piece: &[u8]| {
-        assert_eq!(from.leader, None);
+    let heard = move |from: OutputSource, piece: &[u8]| {
+        assert_eq!(from.session_id, None);
         // With no bytes the caller only decides whether the call may continue.
         piece.is_empty()
-            || sender.send((from.channel, piece.to_vec(), std::time::Instant::now())).is_ok()
+            || sender.send((from.stream, piece.to_vec(), std::time::Instant::now())).is_ok()
     };
     let script = b"echo one; echo error >&2; sleep 1; echo host >/dev/host; echo two\n";
     session.with(|lease| lease.call_heard("", script, heard)).unwrap();
     let pieces: Vec<_> = receiver.iter().collect();
     let came: Vec<_> = pieces.iter().map(|(from, piece, _)| (*from, &piece[..])).collect();
-    let wanted: [(Channel, &[u8]); 4] = [
-        (Channel::Output, b"one\n"),
-        (Channel::Messages, b"error\n"),
-        (Channel::Host, b"host\n"),
-        (Channel::Output, b"two\n"),
+    let wanted: [(OutputStream, &[u8]); 4] = [
+        (OutputStream::Output, b"one\n"),
+        (OutputStream::Error, b"error\n"),
+        (OutputStream::Host, b"host\n"),
+        (OutputStream::Output, b"two\n"),
     ];
     assert_eq!(came, wanted);
     let apart = pieces[3].2 - pieces[0].2;
@@ -247,9 +250,9 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
     let (sender, receiver) = std::sync::mpsc::channel();
     let heard = move || {
         let sender = sender.clone();
-        move |from: afresh::Writer, piece: &[u8]| {
+        move |from: OutputSource, piece: &[u8]| {
             let text = String::from_utf8_lossy(piece).into_owned();
-            piece.is_empty() || sender.send((from.leader, text)).is_ok()
+            piece.is_empty() || sender.send((from.session_id, text)).is_ok()
         }
     };
     let script = b"(setsid sh -c 'echo begun; sleep 0.2; echo done' &); echo own\n";
@@ -262,7 +265,7 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
     drop(heard);
     let mut came: Vec<_> = receiver.iter().collect();
     assert_eq!(
-        came.pop().map(|(leader, text)| (leader.is_some(), text)),
+        came.pop().map(|(session, text)| (session.is_some(), text)),
         Some((true, "done\n".to_owned()))
     );
     came.sort();

@@ -3,9 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use afresh_snapshot::{OutputSource, OutputStream};
+
 use super::Instance;
 use crate::error::CallError;
-use crate::sentry::{Channel, LogSink, OutputSink, OutputSinks, Writer};
+use crate::sentry::{LogSink, OutputSink, OutputSinks};
 
 impl Instance {
     /// As [`Instance::call`]. `log` receives output that is not part of the answer when the program writes it: its standard error,
@@ -17,14 +19,14 @@ impl Instance {
     pub fn call_logged(
         &mut self,
         request: &[u8],
-        log: impl FnMut(Channel, &[u8]) + Send + 'static,
+        log: impl FnMut(OutputStream, &[u8]) + Send + 'static,
     ) -> Result<Vec<u8>, CallError> {
         self.stats.calls += 1;
         let log = Arc::new(Mutex::new(log));
         let sinks = || {
             let log = Arc::clone(&log);
-            let log = LogSink(Box::new(move |channel, piece: &[u8]| {
-                log.lock().unwrap_or_else(PoisonError::into_inner)(channel, piece);
+            let log = LogSink(Box::new(move |stream, piece: &[u8]| {
+                log.lock().unwrap_or_else(PoisonError::into_inner)(stream, piece);
             }));
             OutputSinks { log: Some(log), hearer: None, view: None }
         };
@@ -35,7 +37,7 @@ impl Instance {
     fn attempt_heard(
         &mut self,
         request: Option<&[u8]>,
-        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+        hear: impl FnMut(OutputSource, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
         let heard = Arc::new(AtomicBool::new(false));
         let hear = Arc::new(Mutex::new(hear));
@@ -64,7 +66,7 @@ impl Instance {
     pub fn call_heard(
         &mut self,
         request: &[u8],
-        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+        hear: impl FnMut(OutputSource, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
         self.stats.calls += 1;
         self.attempt_heard(Some(request), hear)
@@ -77,7 +79,7 @@ impl Instance {
     /// As [`Instance::call`].
     pub fn proceed(
         &mut self,
-        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+        hear: impl FnMut(OutputSource, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
         self.attempt_heard(None, hear)
     }

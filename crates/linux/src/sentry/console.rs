@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use afresh_files::{Access, New, Refused, Tree, Walk};
+use afresh_snapshot::{OutputSource, OutputStream};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, read, write};
 
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::signals::SignalInfo;
-use crate::sentry::kernel::streams::{Channel, Writer};
 use crate::sentry::kernel::time::now;
 use crate::sentry::tty::terminals::{FIRST_DEVICE, Terminal, TerminalEnd};
 use crate::sentry::{FIRST, Kernel, Sentry};
@@ -301,7 +301,7 @@ impl Sentry {
         let Some(terminal) = self.change().terminals.get_mut(TERMINAL) else { return };
         let bytes: Vec<u8> = terminal.shown.drain(..).collect();
         terminal.edges += 1;
-        let from = Writer { channel: Channel::Output, leader: None };
+        let from = OutputSource::from(OutputStream::Output);
         // A host that shows nothing any more has hung up, and its input says so.
         let _ = self.streams.put_out(from, &bytes, self.output_limit);
     }

@@ -7,7 +7,7 @@ use crate::common;
 use std::process::Command;
 use std::time::Duration;
 
-use afresh_linux::{Channel, Frozen, Instance, Program, Warm};
+use afresh_linux::{Frozen, Instance, OutputStream, Program, Warm};
 use afresh_pager::{Options, SnapshotOptions};
 use afresh_snapshot::{Branch, Tree};
 use afresh_store::Store;
@@ -140,8 +140,8 @@ fn the_output_of_a_server_is_logged_and_is_not_part_of_its_answer() {
         let pieces = logged.iter().filter(|(from, _)| *from == channel);
         pieces.flat_map(|(_, piece)| piece.clone()).collect::<Vec<u8>>()
     };
-    assert_eq!(of(Channel::Output), b"output\n");
-    assert_eq!(of(Channel::Messages), b"error\n");
+    assert_eq!(of(OutputStream::Output), b"output\n");
+    assert_eq!(of(OutputStream::Error), b"error\n");
     instance.verify().unwrap();
 }
 

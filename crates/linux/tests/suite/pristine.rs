@@ -150,6 +150,18 @@ fn a_process_that_was_killed_from_outside_is_replaced() {
 }
 
 #[test]
+fn a_panic_while_a_call_is_served_ends_that_guest_alone() {
+    let (Some(mut warm), Some(mut other)) = (canary(), canary()) else { return };
+    let clean = look(&mut warm);
+    let id = warm.process_id().unwrap();
+    let error = warm.call_heard(b"dirty\n", |_, _| panic!("in the receiver")).unwrap_err();
+    assert!(error.to_string().contains("in the receiver"), "{error}");
+    assert_eq!(look(&mut other), clean);
+    assert_eq!(look(&mut warm), clean);
+    assert_ne!(warm.process_id(), Some(id));
+}
+
+#[test]
 fn guests_in_several_threads_do_not_meet() {
     let Some(path) = common::compiled("canary.c", &["-static"]) else { return };
     let program = Program::new(path);

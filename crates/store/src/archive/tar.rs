@@ -34,7 +34,7 @@ pub enum ArchiveError {
     #[error("the tar header at byte {0} holds an invalid number")]
     Number(u64),
     /// The file ends before the archive does.
-    #[error("the archive is cut short: what begins at byte {0} is longer than the file")]
+    #[error("the archive is cut short: the member at byte {0} is longer than the file")]
     Truncated(u64),
     /// A link, a device, a sparse file or another member that is neither file nor directory.
     #[error("the member at byte {at} is of type `{kind}`; only files and directories are accepted")]

@@ -126,14 +126,14 @@ pub enum RemoteError {
     },
     /// Nothing has a name, so everything would be removed.
     #[error(
-        "no name means anything in this store, so everything in it would be removed; remove it yourself if that is meant"
+        "this store has no valid name, so a collection would remove everything: delete the store itself if that is intended"
     )]
     NoNames,
     /// The keeper's names cannot be read.
     #[error("the names of snapshots in this store cannot be read")]
     Names(#[source] super::Cause),
     /// The remote removes by itself what nothing names.
-    #[error("this is no object store: a registry collects what it holds itself")]
+    #[error("a registry collects its own garbage: only object stores are collected")]
     NoCollection,
     /// Collections went on all the time.
     #[error("collections of the store went on all the time; try again")]

@@ -25,8 +25,8 @@ use super::{
 use crate::guests::call::{CallInput, Entry, ErrorKind, Exit};
 use crate::guests::session_files::SessionFiles;
 use crate::{
-    Answer, CallError, Cause, Channel, Guest, Kind, Lease, LeaseError, OpenError, Options,
-    SaveError, SessionError, VerifyError, Writer,
+    Answer, CallError, Cause, Guest, Kind, Lease, LeaseError, OpenError, Options, OutputSource,
+    OutputStream, SaveError, SessionError, VerifyError,
 };
 
 /// The kind of these guests in snapshots.
@@ -203,9 +203,9 @@ impl LiveInstance for Leased<'_, Instance> {
         _: &Guest,
         callee: Entry<'_>,
         input: &[u8],
-        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+        hear: impl FnMut(OutputSource, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
-        match self.call_heard(input, translate(hear)) {
+        match self.call_heard(input, hear) {
             Err(LinuxError::Ended { end: End::Exit(0), .. }) => Ok(()),
             other => other.map_err(|error| call_error(callee.name(), error)),
         }
@@ -216,9 +216,8 @@ impl LiveInstance for Leased<'_, Instance> {
         _: &Guest,
         callee: Entry<'_>,
         input: &[u8],
-        mut log: impl FnMut(Channel, &[u8]) + Send + 'static,
+        log: impl FnMut(OutputStream, &[u8]) + Send + 'static,
     ) -> Result<Vec<u8>, CallError> {
-        let log = move |from, piece: &[u8]| log(channel(from), piece);
         answer(callee.name(), self.call_logged(input, log))
     }
 
@@ -254,21 +253,6 @@ fn answer(function: &str, called: Result<Vec<u8>, LinuxError>) -> Result<Vec<u8>
     match called {
         Err(LinuxError::Ended { end: End::Exit(0), output, .. }) => Ok(output),
         other => other.map_err(|error| call_error(function, error)),
-    }
-}
-
-fn translate(
-    mut hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
-) -> impl FnMut(afresh_linux::Writer, &[u8]) -> bool + Send + 'static {
-    move |from, piece| hear(Writer { channel: channel(from.channel), leader: from.leader }, piece)
-}
-
-fn channel(from: afresh_linux::Channel) -> Channel {
-    use afresh_linux::Channel as From;
-    match from {
-        From::Messages => Channel::Messages,
-        From::Host => Channel::Host,
-        _ => Channel::Output,
     }
 }
 
@@ -387,10 +371,10 @@ impl Lease<'_> {
     /// As [`Lease::call`].
     pub fn proceed(
         &mut self,
-        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+        hear: impl FnMut(OutputSource, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
         let Some(program) = self.as_program() else { return Ok(()) };
-        program.proceed(translate(hear)).map_err(|error| call_error("", error))
+        program.proceed(hear).map_err(|error| call_error("", error))
     }
 
     /// Shows a Linux program's files to another thread while calls of this lease run ([`Lease::call_heard`],

@@ -10,11 +10,10 @@ use afresh_store::{Sha256, Snapshot, Store};
 
 use crate::guests::backend::{Backend, Instance, SessionLine};
 use crate::guests::call::{Entry, Function};
-use crate::guests::lease::{Channel, Writer};
 use crate::guests::verify::{Verification, verify_calls};
 use crate::{
-    Answer, Call, CallError, Cause, Guest, Kind, LeaseError, Options, SaveError, SessionError,
-    VerifyError,
+    Answer, Call, CallError, Cause, Guest, Kind, LeaseError, Options, OutputSource, OutputStream,
+    SaveError, SessionError, VerifyError,
 };
 
 /// A warm guest, whose instances all start from one state.
@@ -120,9 +119,9 @@ pub(crate) trait LiveInstance {
         guest: &Guest,
         callee: Entry<'_>,
         input: &[u8],
-        mut hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+        mut hear: impl FnMut(OutputSource, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
-        hear(Channel::Output.into(), &self.answer_bytes(guest, callee, input)?);
+        hear(OutputStream::Output.into(), &self.answer_bytes(guest, callee, input)?);
         Ok(())
     }
 
@@ -132,7 +131,7 @@ pub(crate) trait LiveInstance {
         guest: &Guest,
         callee: Entry<'_>,
         input: &[u8],
-        log: impl FnMut(Channel, &[u8]) + Send + 'static,
+        log: impl FnMut(OutputStream, &[u8]) + Send + 'static,
     ) -> Result<Vec<u8>, CallError> {
         drop(log);
         self.answer_bytes(guest, callee, input)

@@ -3,6 +3,8 @@
 //! Promises: a call has at most the limit of output bytes, kept or passed on. Logged bytes are not counted: the log
 //! bounds itself.
 
+use afresh_snapshot::{OutputSource, OutputStream};
+
 use crate::file_view::FileView;
 use crate::sentry::InputSource;
 use crate::sentry::console::HostInput;
@@ -44,35 +46,13 @@ pub(crate) struct Streams {
     pub(crate) clock: GuestClock,
 }
 
-/// The stream that a program wrote to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Channel {
-    /// Its standard output, or the connection that it is called through.
-    Output,
-    /// Its standard error.
-    Messages,
-    /// The device `/dev/host`: output for the host alone.
-    Host,
-}
-
-/// The source and the process of output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Writer {
-    /// The stream.
-    pub channel: Channel,
-    /// The process that leads the session (`setsid`) of the one that has written it; nothing where that is the program's own.
-    pub leader: Option<u32>,
-}
-
 /// Hears output when the guest writes it; `false` ends the guest.
 pub(crate) struct OutputSink(pub(crate) Box<Hear>);
 
 /// Receives output that is not part of the answer when the guest writes it.
 pub(crate) struct LogSink(pub(crate) Box<Log>);
 
-type Log = dyn FnMut(Channel, &[u8]) + Send;
+type Log = dyn FnMut(OutputStream, &[u8]) + Send;
 
 impl std::fmt::Debug for LogSink {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -89,7 +69,7 @@ pub(crate) struct OutputSinks {
     pub(crate) view: Option<FileView>,
 }
 
-type Hear = dyn FnMut(Writer, &[u8]) -> bool + Send;
+type Hear = dyn FnMut(OutputSource, &[u8]) -> bool + Send;
 
 impl std::fmt::Debug for OutputSink {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -102,26 +82,31 @@ impl Streams {
     /// connection, so its standard output is not part of that: it is logged. A caller that hears output hears both.
     pub(crate) fn put_stdout(
         &mut self,
-        from: Writer,
+        from: OutputSource,
         bytes: &[u8],
         limit: usize,
     ) -> Result<(), End> {
         let through_port = self.through == Some(InputSource::Port);
-        if through_port && from.channel == Channel::Output && !self.is_heard() {
-            self.log(Channel::Output, bytes);
+        if through_port && from.stream == OutputStream::Output && !self.is_heard() {
+            self.log(OutputStream::Output, bytes);
             return Ok(());
         }
         self.put_out(from, bytes, limit)
     }
 
-    fn log(&mut self, channel: Channel, bytes: &[u8]) {
+    fn log(&mut self, stream: OutputStream, bytes: &[u8]) {
         if let Some(LogSink(log)) = &mut self.log {
-            log(channel, bytes);
+            log(stream, bytes);
         }
     }
 
     /// Takes output, up to the limit of a call.
-    pub(crate) fn put_out(&mut self, from: Writer, bytes: &[u8], limit: usize) -> Result<(), End> {
+    pub(crate) fn put_out(
+        &mut self,
+        from: OutputSource,
+        bytes: &[u8],
+        limit: usize,
+    ) -> Result<(), End> {
         let so_far = self.heard + self.output.len();
         if so_far.saturating_add(bytes.len()) > limit {
             return Err(End::Output);
@@ -141,21 +126,21 @@ impl Streams {
 
     /// Whether the caller lets the call continue: a receiver of output is called with no bytes.
     pub(crate) fn proceeds(&mut self) -> bool {
-        let from = Writer { channel: Channel::Host, leader: None };
+        let from = OutputSource::from(OutputStream::Host);
         self.hearer.as_mut().is_none_or(|OutputSink(hear)| hear(from, &[]))
     }
 
     /// Passes a message on to the receiver of output, or to the log.
     pub(crate) fn hear_message(
         &mut self,
-        from: Writer,
+        from: OutputSource,
         bytes: &[u8],
         limit: usize,
     ) -> Result<(), End> {
         match self.hearer {
             Some(_) => self.put_out(from, bytes, limit),
             None => {
-                self.log(Channel::Messages, bytes);
+                self.log(OutputStream::Error, bytes);
                 Ok(())
             }
         }

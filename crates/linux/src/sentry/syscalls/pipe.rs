@@ -1,5 +1,8 @@
 //! Pipes, event counters and timers: calls that make them, and how bytes move through them.
 
+use afresh_snapshot::OutputStream;
+use rustix::io::Errno;
+
 use crate::platform::Process;
 use crate::sentry::abi::StructBuilder;
 use crate::sentry::kernel::channels::{Ancillary, ChannelEnd};
@@ -11,9 +14,7 @@ use crate::sentry::kernel::time::nanoseconds;
 use crate::sentry::kernel::timer_fd::TimerFd;
 use crate::sentry::net::sockets::{ReceivedMessage, SentControl, SocketState};
 use crate::sentry::syscalls::clock::length_in;
-use crate::sentry::{Channel, Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
-
-use rustix::io::Errno;
+use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out};
 
 impl Sentry {
     pub(in crate::sentry) fn sys_pipe2(
@@ -364,7 +365,7 @@ impl Sentry {
             };
         }
         if held.end == ChannelEnd::Listens {
-            let from = self.writer(Channel::Output);
+            let from = self.output_source(OutputStream::Output);
             return Ok(match self.streams.put_out(from, bytes, self.output_limit) {
                 Ok(()) => SyscallControl::Value(bytes.len() as u64),
                 Err(end) => SyscallControl::End(end),

@@ -1,6 +1,7 @@
 //! Calls that make processes, run other programs in them, wait for them, and put them into groups.
 
 use afresh_files::Kind;
+use afresh_snapshot::{OutputSource, OutputStream};
 use rustix::io::Errno;
 
 use crate::load::Command;
@@ -11,9 +12,7 @@ use crate::sentry::kernel::cpu_time;
 use crate::sentry::kernel::process_info::ChildEvent;
 use crate::sentry::kernel::process_table::{FIRST, WaitOptions, WaitTarget};
 use crate::sentry::kernel::threads::{Thread, Wait, WaitReason};
-use crate::sentry::{
-    Channel, Sentry, SyscallControl, SyscallResult, Writer, ZERO, copy_out, path_in, word_in,
-};
+use crate::sentry::{Sentry, SyscallControl, SyscallResult, ZERO, copy_out, path_in, word_in};
 
 /// Arguments and variables that a program may be given, and bytes of all: a quarter of its stack.
 const STRINGS: usize = 1 << 18;
@@ -286,10 +285,10 @@ impl Sentry {
         Ok(SyscallControl::Wait(Wait::new(WaitReason::Children(asked), None)))
     }
 
-    /// The writer to `channel`, for the caller that hears it.
-    pub(in crate::sentry) fn writer(&self, channel: Channel) -> Writer {
+    /// The source of output that the current process writes to `stream`.
+    pub(in crate::sentry) fn output_source(&self, stream: OutputStream) -> OutputSource {
         let session = self.state.family.own.session;
-        Writer { channel, leader: (session != FIRST).then_some(session) }
+        OutputSource::new(stream, (session != FIRST).then_some(session))
     }
 
     /// The group, or the session, of a process.

@@ -1,6 +1,7 @@
 //! Calls that move bytes. A length is a wish: at most [`MAX_TRANSFER`] bytes go at a time, which callers must expect; of files more, for
 //! many callers do not expect it there.
 
+use afresh_snapshot::OutputStream;
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -9,8 +10,7 @@ use crate::sentry::fs::devices::Device;
 use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::generation;
 use crate::sentry::{
-    Channel, End, Kernel, Sentry, SyscallControl, SyscallError, SyscallResult, ZERO, copy_in,
-    copy_out,
+    End, Kernel, Sentry, SyscallControl, SyscallError, SyscallResult, ZERO, copy_in, copy_out,
 };
 
 /// Most bytes that one call moves.
@@ -375,11 +375,11 @@ impl Sentry {
                 };
             }
             open @ (FileObject::Output | FileObject::Device(Device::Host, _)) => {
-                let channel = match open {
-                    FileObject::Output => Channel::Output,
-                    _ => Channel::Host,
+                let stream = match open {
+                    FileObject::Output => OutputStream::Output,
+                    _ => OutputStream::Host,
                 };
-                let from = self.writer(channel);
+                let from = self.output_source(stream);
                 match self.streams.put_stdout(from, bytes, self.output_limit) {
                     Err(End::Unheard) if self.console.is_some() => return self.broken_pipe(false),
                     Err(end) => return Ok(SyscallControl::End(end)),
@@ -387,7 +387,7 @@ impl Sentry {
                 }
             }
             FileObject::Messages => {
-                let from = self.writer(Channel::Messages);
+                let from = self.output_source(OutputStream::Error);
                 match self.streams.hear_message(from, bytes, self.output_limit) {
                     Err(End::Unheard) if self.console.is_some() => return self.broken_pipe(false),
                     Err(end) => return Ok(SyscallControl::End(end)),
