@@ -36,7 +36,7 @@ pub(super) async fn opens(host: &Arc<Fleet>, name: &str) -> Option<u64> {
     found.record.built.map(|built| built.made)
 }
 
-async fn found(host: &Arc<Fleet>, name: &str) -> SnapshotRecord {
+async fn record(host: &Arc<Fleet>, name: &str) -> SnapshotRecord {
     host.snapshot(TENANT, name).await.unwrap().unwrap().record
 }
 
@@ -52,13 +52,13 @@ async fn a_removed_tag_opens_no_template_on_any_host() {
     let (one, two) = (server.host().await, server.host().await);
     one.create_snapshot(build(1, &["web", "web:default", "web:v1"])).await.unwrap();
     assert_eq!((opens(&two, "web:v1").await, keys(&two).await), (Some(1), 3));
-    two.remove_names(&found(&two, "web:v1").await, &["web:v1".to_owned()]).await.unwrap();
+    two.remove_names(&record(&two, "web:v1").await, &["web:v1".to_owned()]).await.unwrap();
     for host in [&one, &two] {
         assert_eq!((opens(host, "web:v1").await, opens(host, "web").await), (None, Some(1)));
     }
     assert_eq!(keys(&one).await, 2, "the key is left");
     // A removal with a record of before removes the present names as well.
-    let before = found(&two, "web").await;
+    let before = record(&two, "web").await;
     assert!(one.add_names(&before, &["web:v2".to_owned()]).await.unwrap());
     two.remove_snapshot(&before).await.unwrap();
     assert_eq!((opens(&one, "web:v2").await, keys(&one).await), (None, 0));
@@ -70,7 +70,7 @@ async fn a_tag_for_an_older_build_takes_no_other_name_back() {
     let Some(server) = NatsServer::start() else { return };
     let (one, two) = (server.host().await, server.host().await);
     one.create_snapshot(build(1, &["web", "web:default"])).await.unwrap();
-    let older = found(&one, "web").await;
+    let older = record(&one, "web").await;
     one.add_names(&older, &["web:v1".to_owned()]).await.unwrap();
     two.create_snapshot(build(2, &["web", "web:default"])).await.unwrap();
     // The request has read the record of the older build before it lost `web`.
