@@ -5,8 +5,8 @@
 //! that waits until its page is copied.
 //!
 //! Promises: the image is of the moment of the freeze, whole, or has failed. A pause takes time in proportion to the
-//! pages that were written since `prepare`. A request acts on the watch that it names, whatever other clients do
-//! meanwhile: a freeze or a snapshot whose watch is over fails.
+//! pages that were written since `prepare`. A request acts on the watch that it names, whatever other clients do:
+//! a freeze or a snapshot whose watch is over fails.
 //!
 //! May break it: a guest that runs during the freeze.
 
@@ -43,7 +43,7 @@ const PAUSE: Duration = Duration::from_micros(50);
 pub struct Prepared {
     /// The watch, which a freeze names.
     pub watch: WatchId,
-    /// Pages that the guest has written to meanwhile, which a freeze still has to protect.
+    /// Pages that the guest has written to since, which a freeze still has to protect.
     pub open: usize,
 }
 
@@ -102,7 +102,7 @@ impl Service<'_> {
         result
     }
 
-    /// Protects all pages, and those again that are written to meanwhile. Returns the number of pages written since.
+    /// Protects all pages, and those again that the guest writes to. Returns the number of pages written since.
     fn protect_written(&self, watch: WatchId) -> Result<usize, RequestError> {
         let mut open = usize::MAX;
         for pass in 0..MAX_PASSES {
@@ -139,7 +139,7 @@ impl Service<'_> {
             return Err(RequestError::SharedMemory);
         }
         let mut pages = self.lock();
-        // Another client may have begun one meanwhile, or frozen it, or detached the VMM.
+        // Since the first look another client may have begun one, frozen it, or detached the VMM.
         if let Some(watch) = self.join_watch(&pages)? {
             return Ok((watch, false));
         }
