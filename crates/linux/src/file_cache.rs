@@ -10,8 +10,9 @@
 //! [`MappedRange`] before its mapping is removed, because its pages become zero.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -22,6 +23,7 @@ use afresh_sys::{Memfd, PAGE_SIZE};
 use rustix::io::Errno;
 
 use crate::host_file_cache;
+use crate::platform::PlatformError;
 use crate::ranges::Ranges;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -217,9 +219,11 @@ impl MappedRange {
         unsafe { self.lies.lent.image(&lender, pages) }
     }
 
-    /// The memory file.
-    pub(crate) fn file(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.lies.place.file.as_fd()
+    /// The memory file, for reading: a guest's process must not change what others show.
+    pub(crate) fn file(&self) -> Result<BorrowedFd<'_>, PlatformError> {
+        let failed =
+            |error| PlatformError::kernel("opening a file of the cache", io::Error::other(error));
+        self.lies.place.file.read_only().map_err(failed)
     }
 
     /// Whether both are in one memory file.
@@ -345,8 +349,9 @@ mod tests {
         // A refused range does not count as filled.
         let (whole, _) = contents.show(&tree, node, 0, 8 * PAGE, 8 * PAGE).unwrap().unwrap();
         let mut bytes = vec![0; 8 * PAGE_SIZE];
-        rustix::io::pread(whole.file(), &mut bytes, whole.lies.range.start).unwrap();
+        rustix::io::pread(whole.file().unwrap(), &mut bytes, whole.lies.range.start).unwrap();
         assert_eq!(bytes, [1; 8 * PAGE_SIZE]);
+        assert!(rustix::io::pwrite(whole.file().unwrap(), &bytes, 0).is_err());
         drop((kept, whole));
         assert_eq!(holds(&contents), 0);
     }

@@ -119,7 +119,7 @@ impl Subprocess {
                     let descriptor = match known {
                         Some((_, descriptor)) => *descriptor,
                         None => {
-                            let descriptor = self.process.lend(shown.file())?;
+                            let descriptor = self.process.lend(shown.file()?)?;
                             lent.push((shown.clone(), descriptor));
                             descriptor
                         }

@@ -421,7 +421,7 @@ impl Guest {
             let descriptor = match lent.iter().find(|(other, _)| other.shares_file(shown)) {
                 Some((_, descriptor)) => *descriptor,
                 None => {
-                    let descriptor = process.lend(shown.file())?;
+                    let descriptor = process.lend(shown.file()?)?;
                     lent.push((shown, descriptor));
                     descriptor
                 }

@@ -299,7 +299,7 @@ impl Image {
     /// The files that hold the image, for mapping it in another process: in order, each with the run of pages that it
     /// contains. Pages between the runs are zero. The image must not be dropped while it is mapped.
     ///
-    /// A file may hold other images, too, and may be written by this process. Map it privately or read-only, only at
+    /// A file may hold other images, too, and this process may write those. Map it privately or read-only, only at
     /// the given pages, and do not leave it open in an untrusted process.
     ///
     /// # Errors

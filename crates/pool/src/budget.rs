@@ -3,18 +3,24 @@
 //! Each pool keeps to its own [`crate::Limits`]. The bounds here apply to the whole process, over all pools: items,
 //! the memory they keep, and mappings (the kernel allows a process 65,530 by default). Where a bound is exceeded, the
 //! items that have been idle longest are evicted, from any pool; one in use never is. Items that have been idle for
-//! some time are evicted even within the bounds, except one per pool.
+//! some time are evicted even within the bounds, except one per pool. Under memory pressure idle items give their
+//! memory back and stay: half of it each second, those first that have been idle longest.
 //!
 //! Promises: after an item was made, and after one came back with more memory than before, the bounds are kept again,
 //! unless the excess is in use. Handing an item out and taking it back costs nothing more for it. May break it: items
 //! that understate their sizes.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use afresh_sys::{Inherited, fork};
+
+use crate::pressure::{LOOK_INTERVAL, PressureGauge};
+
+/// Stands for the absence of a limit to the pressure: no percentage.
+const NO_PRESSURE: u8 = u8::MAX;
 
 /// The bounds of all pools together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,17 +33,21 @@ pub struct Bounds {
     pub mappings: usize,
     /// How long an item may be idle while its pool has another, up to twice that.
     pub idle: Option<Duration>,
+    /// The memory pressure from which on idle items give memory back: percent of a second in which some task of the
+    /// control group, or of the host, waited for memory (PSI).
+    pub pressure: Option<u8>,
 }
 
 impl Default for Bounds {
     /// As many items and bytes as there may be, three quarters of the mappings that the kernel allows the
-    /// process, and half a minute.
+    /// process, half a minute, and 20 percent.
     fn default() -> Self {
         Self {
             items: usize::MAX,
             resident_bytes: usize::MAX,
             mappings: afresh_sys::host::max_mappings() / 4 * 3,
             idle: Some(Duration::from_secs(30)),
+            pressure: Some(20),
         }
     }
 }
@@ -54,6 +64,8 @@ pub struct Usage {
     pub mappings: usize,
     /// Items that went to keep the bounds, or because they had been idle.
     pub evicted: u64,
+    /// Times that an idle item gave memory back under memory pressure.
+    pub relieved: u64,
 }
 
 /// Amounts that items take: counted up and down, and requested.
@@ -84,6 +96,10 @@ pub(crate) trait Evict: Send + Sync {
     /// Drops idle items that came back at `until` or before, until `freed` covers `wanted` or the pool has at most
     /// `keep` items. Returns how many went.
     fn evict(&self, until: u64, keep: usize, wanted: &Room, freed: &mut Room) -> u64;
+
+    /// Trims idle items that came back at `until` or before, until they have given `wanted` bytes back. Returns how
+    /// many were trimmed, and how many bytes they had.
+    fn relieve(&self, until: u64, wanted: usize) -> (u64, usize);
 }
 
 /// The budget of a process.
@@ -94,10 +110,13 @@ pub struct Budget {
     max_mappings: AtomicUsize,
     /// Milliseconds; 0 for no limit.
     idle: AtomicU64,
+    /// Percent, or [`NO_PRESSURE`] for no limit.
+    pressure: AtomicU8,
     items: AtomicUsize,
     bytes: AtomicUsize,
     mappings: AtomicUsize,
     evicted: AtomicU64,
+    relieved: AtomicU64,
     /// Advances with each item made and with each look at idle ones: when items came back, in order.
     clock: AtomicU64,
     pools: Mutex<Vec<Pooled>>,
@@ -121,10 +140,12 @@ impl Budget {
             max_bytes: AtomicUsize::new(0),
             max_mappings: AtomicUsize::new(0),
             idle: AtomicU64::new(0),
+            pressure: AtomicU8::new(NO_PRESSURE),
             items: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
             mappings: AtomicUsize::new(0),
             evicted: AtomicU64::new(0),
+            relieved: AtomicU64::new(0),
             clock: AtomicU64::new(1),
             pools: Mutex::new(Vec::new()),
             generation: fork::generation(),
@@ -147,6 +168,8 @@ impl Budget {
         self.max_bytes.store(bounds.resident_bytes, Ordering::Relaxed);
         self.max_mappings.store(bounds.mappings, Ordering::Relaxed);
         self.idle.store(bounds.idle.map_or(0, millis), Ordering::Relaxed);
+        let percent = bounds.pressure.map_or(NO_PRESSURE, |percent| percent.min(100));
+        self.pressure.store(percent, Ordering::Relaxed);
     }
 
     /// Changes the bounds, and keeps them at once.
@@ -165,7 +188,12 @@ impl Budget {
             resident_bytes: self.max_bytes.load(Ordering::Relaxed),
             mappings: self.max_mappings.load(Ordering::Relaxed),
             idle: (idle > 0).then(|| Duration::from_millis(idle)),
+            pressure: self.pressure_limit(),
         }
+    }
+
+    fn pressure_limit(&self) -> Option<u8> {
+        Some(self.pressure.load(Ordering::Relaxed)).filter(|percent| *percent != NO_PRESSURE)
     }
 
     /// The present usage.
@@ -176,6 +204,7 @@ impl Budget {
             resident_bytes: self.bytes.load(Ordering::Relaxed),
             mappings: self.mappings.load(Ordering::Relaxed),
             evicted: self.evicted.load(Ordering::Relaxed),
+            relieved: self.relieved.load(Ordering::Relaxed),
         }
     }
 
@@ -247,8 +276,8 @@ impl Budget {
     fn wake_keeper(&'static self) {
         // One that the parent of a fork started does not run here.
         let mine = fork::generation().wrapping_add(1);
-        let idle = self.idle.load(Ordering::Relaxed) > 0;
-        if idle && self.keeper.swap(mine, Ordering::AcqRel) != mine {
+        let works = self.idle.load(Ordering::Relaxed) > 0 || self.pressure_limit().is_some();
+        if works && self.keeper.swap(mine, Ordering::AcqRel) != mine {
             self.start_keeper();
         }
     }
@@ -328,22 +357,67 @@ impl Budget {
         pools.len()
     }
 
-    /// Starts the thread that drops idle items. It ends when no pool is left, or items are not evicted for being
-    /// idle.
+    /// Has idle items give half of their memory back, those first that have been idle longest.
+    fn relieve(&self) {
+        let pools = self.pools();
+        let mut ages = BTreeMap::new();
+        for pool in &pools {
+            pool.ages(&mut ages);
+        }
+        let mut left = ages.values().map(|room| room.bytes).sum::<usize>().div_ceil(2);
+        let (mut found, mut until) = (0, 0);
+        for (age, room) in &ages {
+            if found >= left {
+                break;
+            }
+            found += room.bytes;
+            until = *age;
+        }
+        for pool in &pools {
+            if left == 0 {
+                break;
+            }
+            let (trimmed, bytes) = pool.relieve(until, left);
+            left = left.saturating_sub(bytes);
+            self.relieved.fetch_add(trimmed, Ordering::Relaxed);
+        }
+    }
+
+    /// Starts the thread that drops idle items, and trims them under memory pressure. It ends when no pool is left, or
+    /// when neither is wanted.
     #[cold]
     fn start_keeper(&'static self) {
         let keeper = move || {
             let mut last = 0;
+            let mut gauge = PressureGauge::new();
+            // Since the items were looked at for being idle.
+            let mut slept = Duration::ZERO;
             loop {
-                let idle = self.idle.load(Ordering::Relaxed);
-                if idle == 0 {
+                let idle = Some(self.idle.load(Ordering::Relaxed)).filter(|idle| *idle > 0);
+                let idle = idle.map(Duration::from_millis);
+                let limit = self.pressure_limit();
+                let step = match (idle.map(|idle| idle.saturating_sub(slept)), limit) {
+                    (Some(left), Some(_)) => left.min(LOOK_INTERVAL),
+                    (Some(left), None) => left,
+                    (None, Some(_)) => LOOK_INTERVAL,
+                    (None, None) => break,
+                };
+                std::thread::sleep(step);
+                slept += step;
+                if let Some(limit) = limit
+                    && gauge.percent().is_some_and(|percent| percent >= u32::from(limit))
+                {
+                    self.relieve();
+                }
+                if idle.is_some_and(|idle| slept >= idle) {
+                    if self.retire(last) == 0 {
+                        break;
+                    }
+                    slept = Duration::ZERO;
+                    last = self.clock.fetch_add(1, Ordering::Relaxed);
+                } else if self.pools().is_empty() {
                     break;
                 }
-                std::thread::sleep(Duration::from_millis(idle));
-                if self.retire(last) == 0 {
-                    break;
-                }
-                last = self.clock.fetch_add(1, Ordering::Relaxed);
             }
             self.keeper.store(0, Ordering::Release);
         };

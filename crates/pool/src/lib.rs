@@ -31,6 +31,7 @@ mod budget;
 mod gate;
 mod limits;
 mod pool;
+mod pressure;
 mod returning;
 mod shard;
 mod stats;

@@ -374,21 +374,23 @@ impl<T: Recycle> Shared<T> {
 
     fn trim_idle(&self, ticks: u64) -> usize {
         let now = self.tick.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut count = 0;
-        for at in 0..self.shards.len() {
-            let old =
-                self.shard(at).take_where(|idle| idle.resident > 0 && idle.since + ticks <= now);
-            let old: Vec<_> = old.into_iter().map(|idle| Returning::new(self, idle)).collect();
-            for mut returning in old {
-                count += 1;
-                returning.why.0 = "trim";
-                if returning.idle.as_mut().is_some_and(|idle| self.trim(idle))
-                    && let Some(idle) = returning.idle.take()
-                {
-                    self.shard(at).put(idle);
-                    // A thread that looked for it in the meantime waits.
-                    self.gate.signal();
-                }
+        let is_old = |idle: &Idle<T>| idle.resident > 0 && idle.since + ticks <= now;
+        (0..self.shards.len()).map(|at| self.trim_where(at, is_old)).sum()
+    }
+
+    /// Trims the idle items of a shard for which `wanted` holds. Returns how many.
+    fn trim_where(&self, at: usize, wanted: impl FnMut(&Idle<T>) -> bool) -> usize {
+        let items = self.shard(at).take_where(wanted);
+        let items: Vec<_> = items.into_iter().map(|idle| Returning::new(self, idle)).collect();
+        let count = items.len();
+        for mut returning in items {
+            returning.why.0 = "trim";
+            if returning.idle.as_mut().is_some_and(|idle| self.trim(idle))
+                && let Some(idle) = returning.idle.take()
+            {
+                self.shard(at).put(idle);
+                // A thread that looked for it in the meantime waits.
+                self.gate.signal();
             }
         }
         self.trimmed.fetch_add(count as u64, Ordering::Relaxed);
@@ -470,6 +472,24 @@ impl<T: Recycle> Evict for Shared<T> {
         }
         self.evicted.fetch_add(gone, Ordering::Relaxed);
         gone
+    }
+
+    fn relieve(&self, until: u64, wanted: usize) -> (u64, usize) {
+        let generation = fork::generation();
+        let (mut count, mut bytes) = (0, 0);
+        for at in 0..self.shards.len() {
+            if bytes >= wanted {
+                break;
+            }
+            count += self.trim_where(at, |idle| {
+                // A child does not use items of its parent.
+                let ours = idle.generation == generation;
+                let goes = ours && idle.resident > 0 && idle.stamp <= until && bytes < wanted;
+                bytes += if goes { idle.resident } else { 0 };
+                goes
+            });
+        }
+        (count as u64, bytes)
     }
 }
 

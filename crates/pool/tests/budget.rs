@@ -40,11 +40,16 @@ fn get(pool: &Pool<Item>, name: usize) -> Lease<'_, Item> {
     pool.get(0, |_| Ok::<_, Never>(Item { name, bytes: 0, keeps: 0 })).unwrap()
 }
 
+/// Bounds under which no thread evicts or trims idle items.
+fn bounds() -> Bounds {
+    Bounds { idle: None, pressure: None, ..Bounds::default() }
+}
+
 /// The budget is the process's, so one test at a time uses it.
 fn alone() -> MutexGuard<'static, ()> {
     static TESTS: Mutex<()> = Mutex::new(());
     let guard = TESTS.lock().unwrap_or_else(PoisonError::into_inner);
-    Budget::process().set(Bounds { idle: None, ..Bounds::default() });
+    Budget::process().set(bounds());
     empty();
     guard
 }
@@ -89,7 +94,7 @@ fn memory_kept_by_pools_is_counted_and_released_with_them() {
 fn of_many_idle_items_those_idle_longest_go_and_those_in_use_stay() {
     let _alone = alone();
     let budget = Budget::process();
-    budget.set(Bounds { mappings: 5 * 64, idle: None, ..Bounds::default() });
+    budget.set(Bounds { mappings: 5 * 64, ..bounds() });
     let pools = pools(200);
     let held: Vec<_> = pools[..20].iter().map(|pool| get(pool, 0)).collect();
     for (name, pool) in pools.iter().enumerate().skip(20) {
@@ -110,14 +115,14 @@ fn of_many_idle_items_those_idle_longest_go_and_those_in_use_stay() {
 fn memory_that_items_come_back_with_counts_too() {
     let _alone = alone();
     let budget = Budget::process();
-    budget.set(Bounds { resident_bytes: 1000, idle: None, ..Bounds::default() });
+    budget.set(Bounds { resident_bytes: 1000, ..bounds() });
     let pools = pools(30);
     for pool in &pools {
         get(pool, 0).keeps = 100;
         assert!(budget.usage().resident_bytes <= 1000, "{:?}", budget.usage());
     }
     assert!(budget.usage().items >= 5, "{:?}", budget.usage());
-    budget.set(Bounds { items: 3, idle: None, ..Bounds::default() });
+    budget.set(Bounds { items: 3, ..bounds() });
     assert!(budget.usage().items <= 3, "{:?}", budget.usage());
 }
 
@@ -125,7 +130,7 @@ fn memory_that_items_come_back_with_counts_too() {
 fn after_a_burst_all_but_one_of_a_pool_go() {
     let _alone = alone();
     let idle = Some(Duration::from_millis(30));
-    Budget::process().set(Bounds { idle, ..Bounds::default() });
+    Budget::process().set(Bounds { idle, ..bounds() });
     let pools = pools(2);
     let burst: Vec<_> = (0..50).map(|name| get(&pools[0], name)).collect();
     let kept = get(&pools[1], 0);
@@ -141,10 +146,47 @@ fn after_a_burst_all_but_one_of_a_pool_go() {
 }
 
 #[test]
+fn under_memory_pressure_idle_items_give_memory_back_and_stay() {
+    let _alone = alone();
+    if afresh_sys::host::memory_stalls().is_none() {
+        println!("SKIPPED: this kernel does not report memory pressure");
+        return;
+    }
+    let budget = Budget::process();
+    let before = budget.usage();
+    let pools = pools(3);
+    for pool in &pools {
+        let burst: Vec<_> = (0..4).map(|name| get(pool, name)).collect();
+        burst.into_iter().for_each(|mut lease| lease.keeps = 1000);
+    }
+    let mut held = get(&pools[0], 0);
+    held.bytes = 500;
+    assert!(budget.usage().resident_bytes >= 11_000);
+    // Any pressure is at least that.
+    budget.set(Bounds { pressure: Some(0), ..bounds() });
+    let since = Instant::now();
+    // An item that is in use keeps its place in the accounts.
+    while budget.usage().resident_bytes > 1000 {
+        assert!(since.elapsed() < Duration::from_secs(120), "{:?}", budget.usage());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let usage = budget.usage();
+    assert_eq!((usage.evicted, usage.relieved), (before.evicted, before.relieved + 11));
+    assert_eq!(held.bytes, 500);
+    for pool in &pools {
+        assert_eq!((pool.stats().alive, pool.stats().created), (4, 4));
+    }
+    budget.set(bounds());
+    drop(held);
+    drop(pools);
+    empty();
+}
+
+#[test]
 fn many_threads_over_many_pools_keep_the_books_right() {
     let _alone = alone();
     let budget = Budget::process();
-    budget.set(Bounds { items: 40, resident_bytes: 3000, idle: None, ..Bounds::default() });
+    budget.set(Bounds { items: 40, resident_bytes: 3000, ..bounds() });
     let pools = pools(60);
     std::thread::scope(|scope| {
         for t in 0..8 {

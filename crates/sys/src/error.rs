@@ -24,6 +24,8 @@ pub enum Call {
     Truncate,
     /// Seal a memfd.
     Seal,
+    /// Open a memfd again, for reading.
+    Reopen,
     /// Write into a memfd.
     Write,
     /// Read from a memfd.
@@ -83,6 +85,7 @@ impl Call {
             Call::MemfdCreate => "memfd_create",
             Call::Truncate => "ftruncate",
             Call::Seal => "fcntl(F_ADD_SEALS)",
+            Call::Reopen => "open(/proc/self/fd)",
             Call::Write => "pwrite",
             Call::Read => "pread",
             Call::PunchHole => "fallocate(PUNCH_HOLE)",
@@ -149,9 +152,10 @@ impl SysError {
                 "out of address space or of mappings: raise vm.max_map_count, or ulimit -v, or use \
                  fewer or smaller slots",
             ),
-            (Call::MemfdCreate | Call::UffdOpen, libc::EMFILE | libc::ENFILE) => {
+            (Call::MemfdCreate | Call::UffdOpen | Call::Reopen, libc::EMFILE | libc::ENFILE) => {
                 Some("out of file descriptors: raise ulimit -n")
             }
+            (Call::Reopen, libc::ENOENT) => Some("/proc is not mounted here: mount it"),
             (Call::Write | Call::Truncate, libc::ENOSPC | libc::ENOMEM) => {
                 Some("out of memory for images: raise the memory limit or drop images")
             }

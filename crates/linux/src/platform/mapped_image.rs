@@ -5,7 +5,9 @@
 //!
 //! An image may still be on its way while a process is made that shows it ([`super::pending_content`]). Everything else waits for all of it.
 
+use std::io;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 
 use afresh_memory::{Image, ImageError, ImageFile, PAGE_SIZE, PageRange};
 
@@ -169,6 +171,13 @@ impl MappedImage {
     }
 }
 
+/// The file of a part of an image, for a guest's process.
+pub(super) fn reader(file: &ImageFile) -> Result<BorrowedFd<'_>, PlatformError> {
+    let failed =
+        |error| PlatformError::kernel("opening a file of an image", io::Error::other(error));
+    file.file().map_err(failed)
+}
+
 impl Process {
     /// Makes mappings of an image, while the stub waits for orders.
     pub(super) fn map_pieces(&mut self, pieces: &[FileMapping]) -> Result<(), PlatformError> {
@@ -192,8 +201,8 @@ impl Process {
                                 Continuation::Ask,
                             )?;
                         }
-                        // SAFETY: the stub maps it privately and closes it before the guest runs again.
-                        let descriptor = self.lend(unsafe { file.file() })?;
+                        // The stub maps it privately and closes it before the guest runs again.
+                        let descriptor = self.lend(reader(file)?)?;
                         lent.push((file, descriptor));
                         descriptor
                     }

@@ -19,7 +19,7 @@ use super::control::Control;
 use super::forker::{SpawnedProcess, unprepared};
 use super::frame::{self, Bases, Register};
 use super::listener::{Answer, Listener, SeccompNotification};
-use super::mapped_image::{FileMapping, MappedImage};
+use super::mapped_image::{FileMapping, MappedImage, reader};
 use super::mapping_room::MAPPINGS_OF_CALL;
 use super::pending_content::PendingContent;
 use super::segments::Segments;
@@ -172,8 +172,8 @@ impl Process {
             if known && first.len() < boot::PIECES { first.push(piece) } else { rest.push(piece) }
         }
         boot::write_child(&mut control, image.map(|_| (&first[..], &sent[..])));
-        // SAFETY: the boot code maps the files privately and closes them before the guest's first instruction.
-        let lent: Vec<_> = sent.iter().map(|sent| unsafe { sent.file() }).collect();
+        // The boot code maps the files privately and closes them before the guest's first instruction.
+        let lent = sent.iter().map(|sent| reader(sent)).collect::<Result<Vec<_>, _>>()?;
         let born = zygote::start(&control, &lent)?;
         Self::taken_over(born, control, image, &rest, files)
     }

@@ -17,7 +17,7 @@ use afresh_sys::{PerProcess, fork};
 
 use super::control::Control;
 use super::forker::{Forker, SpawnedProcess, ends};
-use super::mapped_image::MappedImage;
+use super::mapped_image::{MappedImage, reader};
 use super::segments::Segments;
 use super::{PlatformError, boot, zygote};
 
@@ -87,9 +87,9 @@ impl Template {
         boot::write_template(&mut control, &pieces, &files);
         let (socket, theirs) =
             ends().map_err(|error| PlatformError::kernel("making a template", error))?;
-        // SAFETY: the boot code maps the files privately and closes them before a guest is in the process.
-        let lent = files.iter().map(|file| unsafe { file.file() });
-        let lent: Vec<_> = lent.chain([theirs.as_fd()]).collect();
+        // The boot code maps the files privately and closes them before a guest is in the process.
+        let mut lent = files.iter().map(|file| reader(file)).collect::<Result<Vec<_>, _>>()?;
+        lent.push(theirs.as_fd());
         let process = zygote::start(&control, &lent)?;
         drop(theirs);
         let mut forker = Forker::new(process.pid, socket, control);

@@ -7,7 +7,8 @@
 //! ([`super::lent`]).
 //!
 //! The file of one image is sealed permanently if it is released only as a whole. A seal also forbids the release of
-//! single pages, so files of derived states have none ([`Release`]).
+//! single pages, so files of derived states have none ([`Release`]). Other processes get descriptors for reading only
+//! ([`super::ImageFile`]).
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

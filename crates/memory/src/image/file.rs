@@ -1,11 +1,13 @@
 //! A run of an image as a part of a file, for mappings in other processes.
 //!
-//! Promises: the file's part never changes during the lifetime of this value or of the image, if callers keep the
-//! contract of [`ImageFile::file`].
+//! Promises: the file's part never changes during the lifetime of this value or of the image. Descriptors are for
+//! reading only, so no process that receives one can write to the pages of an image through it.
+//!
+//! May break it: a process with the descriptor that may open `/proc/self/fd` as the owner of the file.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
-use afresh_sys::PageRange;
+use afresh_sys::{PageRange, SysError};
 
 use super::{Extent, Image};
 use crate::ImageError;
@@ -25,14 +27,13 @@ impl ImageFile {
         self.extent.range
     }
 
-    /// The file.
+    /// A descriptor of the file, for reading. The file can hold the pages of other images: do not leave it open in an
+    /// untrusted process.
     ///
-    /// # Safety
-    /// The file may be writable. It must not be written through the descriptor, a copy of it or a shared mapping:
-    /// references to the image's pages exist, and other images can be stored in the same file.
-    #[must_use]
-    pub unsafe fn file(&self) -> BorrowedFd<'_> {
-        self.extent.backing.file().0.as_fd()
+    /// # Errors
+    /// As [`Memfd::read_only`](afresh_sys::Memfd::read_only).
+    pub fn file(&self) -> Result<BorrowedFd<'_>, SysError> {
+        self.extent.backing.file().0.read_only()
     }
 
     /// The first page of the run in the file.

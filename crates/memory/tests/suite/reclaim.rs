@@ -18,8 +18,7 @@ fn stored(image: &Image) -> u64 {
         }
     }
     let blocks = |index: usize| {
-        // SAFETY: the file is only looked at.
-        let file = unsafe { files[index].file() };
+        let file = files[index].file().unwrap();
         let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
         // SAFETY: the call fills the structure, or fails.
         assert_eq!(unsafe { libc::fstat(file.as_raw_fd(), stat.as_mut_ptr()) }, 0);
@@ -47,6 +46,27 @@ fn turns() -> (Slot, Vec<Image>) {
         states.push(slot.checkpoint().unwrap());
     }
     (slot, states)
+}
+
+/// Files of derived states and packs are not sealed.
+#[test]
+fn files_of_images_are_handed_out_for_reading_only() {
+    let (slot, states) = turns();
+    let mut small = ImageBuilder::new(1);
+    small.segment(0, &[7; PAGE_SIZE]).unwrap();
+    let small = small.build().unwrap();
+    for image in [slot.image(), states.last().unwrap(), &small] {
+        for file in image.files().unwrap() {
+            let file = file.file().unwrap();
+            // SAFETY: plain calls on an open descriptor; the byte lives through the second.
+            let (flags, written) = unsafe {
+                let byte = [0u8];
+                let fd = file.as_raw_fd();
+                (libc::fcntl(fd, libc::F_GETFL), libc::pwrite(fd, byte.as_ptr().cast(), 1, 0))
+            };
+            assert_eq!((flags & libc::O_ACCMODE, written), (libc::O_RDONLY, -1));
+        }
+    }
 }
 
 #[test]
@@ -77,7 +97,7 @@ fn a_file_for_another_process_keeps_its_pages() {
     // SAFETY: the file is only read, into a buffer of that size.
     let read = unsafe {
         let at = (part.first() * PAGE_SIZE) as libc::off_t;
-        libc::pread(part.file().as_raw_fd(), bytes.as_mut_ptr().cast(), PAGE_SIZE, at)
+        libc::pread(part.file().unwrap().as_raw_fd(), bytes.as_mut_ptr().cast(), PAGE_SIZE, at)
     };
     assert_eq!(read, PAGE_SIZE as isize);
     assert!(bytes == [1; PAGE_SIZE], "the page has {}", bytes[0]);

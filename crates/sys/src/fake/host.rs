@@ -16,6 +16,12 @@ pub fn memory_pressure() -> Option<f32> {
     None
 }
 
+/// Unknown.
+#[must_use]
+pub fn memory_stalls() -> Option<std::time::Duration> {
+    None
+}
+
 /// The interpreter's allocator has nothing to trim.
 pub fn trim_heap() {}
 

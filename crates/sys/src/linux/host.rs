@@ -127,13 +127,32 @@ pub fn address_space() -> Option<u64> {
     Some(limit.rlim_cur.saturating_sub(used * crate::PAGE_SIZE as u64))
 }
 
-/// Share of the last ten seconds in which some task waited for memory, in percent (PSI); `None` where the kernel does
-/// not report it.
+/// Share of the last ten seconds in which some task waited for memory, in percent (PSI): a task of this process's
+/// control group, or of the host where groups have no such count. `None` where the kernel does not report it.
 #[must_use]
 pub fn memory_pressure() -> Option<f32> {
-    let text = fs::read_to_string("/proc/pressure/memory").ok()?;
-    let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
-    some.split_whitespace().find_map(|field| field.strip_prefix("avg10="))?.parse().ok()
+    stall_field(&stall_information()?, "avg10=")?.parse().ok()
+}
+
+/// How long some task has waited for memory, of those that [`memory_pressure`] is about, since they exist.
+#[must_use]
+pub fn memory_stalls() -> Option<Duration> {
+    stall_field(&stall_information()?, "total=")?.parse().ok().map(Duration::from_micros)
+}
+
+/// The kernel's pressure stall information for memory. Another group at its limit is no pressure for this process, so
+/// the group comes before the host.
+fn stall_information() -> Option<String> {
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/")).map(|path| {
+        fs::read_to_string(Path::new("/sys/fs/cgroup").join(path).join("memory.pressure"))
+    });
+    group.and_then(Result::ok).or_else(|| fs::read_to_string("/proc/pressure/memory").ok())
+}
+
+fn stall_field<'a>(information: &'a str, name: &str) -> Option<&'a str> {
+    let some = information.lines().find_map(|line| line.strip_prefix("some "))?;
+    some.split_whitespace().find_map(|field| field.strip_prefix(name))
 }
 
 /// Makes the calling thread run only when nothing else wants the processor (`SCHED_IDLE`).

@@ -1,9 +1,12 @@
 //! Anonymous memory files: the store behind images.
 //!
 //! A memfd is written with `pwrite` only, never through a shared writable mapping, so that [`Memfd::seal`]
-//! (F_SEAL_WRITE) can make it immutable.
+//! (F_SEAL_WRITE) can make it immutable. Another process gets it only through [`Memfd::read_only`], where it is not to
+//! write.
 
+use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::OnceLock;
 
 use super::page_size::check_page_size;
 use crate::{Call, PageRange, SysError, inject};
@@ -32,12 +35,14 @@ fn advance(vectors: &mut [libc::iovec], mut first: usize, mut written: usize) ->
 #[derive(Debug)]
 pub struct Memfd {
     fd: OwnedFd,
+    /// The same file, opened for reading.
+    reader: OnceLock<OwnedFd>,
 }
 
 impl Memfd {
     /// Takes over a descriptor of an anonymous file.
     pub(super) fn from_owned(fd: OwnedFd) -> Self {
-        Self { fd }
+        Self { fd, reader: OnceLock::new() }
     }
 
     /// Creates an empty file; `name` shows in `/proc/self/maps`.
@@ -56,7 +61,7 @@ impl Memfd {
             return Err(SysError::last(Call::MemfdCreate));
         }
         // SAFETY: the kernel just returned this descriptor, and this is its only owner.
-        Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+        Ok(Self::from_owned(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
     /// Sets the length in bytes; new bytes read as zero and take no memory until written.
@@ -182,6 +187,31 @@ impl Memfd {
         Ok(())
     }
 
+    /// A descriptor of the file for reading: for a process that must not write to it. It can neither be written through
+    /// nor mapped shared and writable. The file keeps it once it is made.
+    ///
+    /// # Errors
+    /// `ENOENT` without `/proc`, `EMFILE` when descriptors ran out.
+    pub fn read_only(&self) -> Result<BorrowedFd<'_>, SysError> {
+        if let Some(reader) = self.reader.get() {
+            return Ok(reader.as_fd());
+        }
+        inject::gate(Call::Reopen)?;
+        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        let Ok(path) = CString::new(path) else {
+            return Err(SysError::new(Call::Reopen, libc::EINVAL));
+        };
+        // SAFETY: the path ends in a zero byte and lives through the call.
+        let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        if fd < 0 {
+            return Err(SysError::last(Call::Reopen));
+        }
+        // SAFETY: the kernel just returned this descriptor, and this is its only owner.
+        let opened = unsafe { OwnedFd::from_raw_fd(fd) };
+        // Another thread may have been faster; then this one is closed.
+        Ok(self.reader.get_or_init(|| opened).as_fd())
+    }
+
     fn stat(&self) -> Option<libc::stat> {
         // SAFETY: an all-zero `stat` is a valid value, and `fstat` fills it for a valid descriptor.
         unsafe {
@@ -213,6 +243,39 @@ impl AsFd for Memfd {
 mod tests {
     use super::*;
     use crate::inject::{Plan, with};
+
+    #[test]
+    fn a_file_is_not_written_through_its_descriptor_for_reading() {
+        let file = Memfd::new(c"read").unwrap();
+        file.write_at(&[7; crate::PAGE_SIZE], 0).unwrap();
+        let reader = file.read_only().unwrap().as_raw_fd();
+        assert_eq!(file.read_only().unwrap().as_raw_fd(), reader);
+        let mut byte = 0u8;
+        // SAFETY: both calls have one byte, which lives through them.
+        let (read, written) = unsafe {
+            let byte = (&raw mut byte).cast();
+            (libc::pread(reader, byte, 1, 9), libc::pwrite(reader, byte, 1, 9))
+        };
+        assert_eq!((read, byte, written), (1, 7, -1));
+        let map = |flags| {
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let null = std::ptr::null_mut();
+            // SAFETY: a new mapping, which replaces none.
+            unsafe { libc::mmap(null, crate::PAGE_SIZE, protection, flags, reader, 0) }
+        };
+        assert_eq!(map(libc::MAP_SHARED), libc::MAP_FAILED);
+        let private = map(libc::MAP_PRIVATE);
+        assert_ne!(private, libc::MAP_FAILED);
+        // SAFETY: the mapping that was just made, and no one else has.
+        unsafe {
+            private.cast::<u8>().write(8);
+            libc::munmap(private, crate::PAGE_SIZE);
+        }
+        let full = Plan { call: Some(Call::Reopen), after: 0, times: 1, errno: libc::EMFILE };
+        let other = Memfd::new(c"read").unwrap();
+        let (refused, _) = with(full, || other.read_only().map(|_| ()));
+        assert!(refused.unwrap_err().to_string().contains("raise ulimit -n"));
+    }
 
     #[test]
     fn a_file_whose_pages_are_held_for_a_while_is_sealed_afterwards() {
