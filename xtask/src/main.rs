@@ -96,9 +96,9 @@ Commands:
   prose                  Count sentences with a marker of translated English, and refuse files with more than 3 %.
   release [--profile PROFILE | --command FILE] [--only KIND,…] [--try]
                          Build the packages of a release into target/release-archives: archive, deb, rpm,
-                         static-archive, image, wheel and musl-wheel, with checksums and a list of components.
-                         --command packages a command that was built before. --try installs each package in a clean Debian root and
-                         uses it there; this needs root.
+                         static-archive, image, wheel, musl-wheel, npm and c-library, with checksums and a list of
+                         components. --command packages a command that was built before. --try installs each package
+                         in a clean Debian root and uses it there; this needs root.
   test [--retry] [--within MINUTES]
                          Check format, lints and documentation, build the guests and the test servers, run
                          all tests, including those of the Python and npm packages, fuzz, run Miri, package every

@@ -186,7 +186,22 @@ fn compile(what: &[&str], arguments: &[&str], target: &str, profile: &str) -> Re
     let mut build = cargo();
     build.current_dir(host::repository()).args(["rustc", "--locked"]).args(what);
     build.args(["--target", target, "--profile", profile, "--"]).args(arguments);
+    build.args(linker()?);
     run(build.env("RUSTFLAGS", flags()?))
+}
+
+/// Arguments for the linker that comes with Rust, which folds equal functions into one. Generic code has many. Neither
+/// this code nor that of a dependency gives a meaning to the address of a function.
+fn linker() -> Result<[String; 3]> {
+    let sysroot = output(Command::new("rustc").args(["--print", "sysroot"]))?;
+    let folder = Path::new(&sysroot).join("lib/rustlib").join(GLIBC).join("bin/gcc-ld");
+    ensure!(
+        folder.join("ld.lld").is_file(),
+        "{} has no linker: install a toolchain of rustup for {GLIBC}",
+        folder.display()
+    );
+    let arguments = [&format!("-B{}", folder.display()), "-fuse-ld=lld", "-Wl,--icf=all"];
+    Ok(arguments.map(|argument| format!("-Clink-arg={argument}")))
 }
 
 /// The folder of programs and libraries for a target.

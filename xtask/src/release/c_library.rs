@@ -22,7 +22,9 @@ pub(super) fn build(profile: &str, to: &Path) -> Result<PathBuf> {
     let version = env!("CARGO_PKG_VERSION");
     let shared = shared_name(version);
     let soname = format!("-Clink-arg=-Wl,-soname,{shared}");
-    compile(&["--package", PACKAGE, "--lib"], &[&soname], GLIBC, profile)?;
+    // Without the Rust library among the types, so that the profile's optimisation over crates takes place.
+    let types = ["--package", PACKAGE, "--lib", "--crate-type", "cdylib,staticlib"];
+    compile(&types, &[&soname], GLIBC, profile)?;
     let built = artifacts(GLIBC, profile);
     let name = format!("afresh-c-{GLIBC}-v{version}");
     let folder = to.join(&name);

@@ -25,7 +25,7 @@ pub(super) fn build(installed: &Installation, to: &Path) -> Result<PathBuf> {
          License: MIT OR Apache-2.0\nRecommends: ca-certificates\n\
          %global __os_install_post %{{nil}}\n%global debug_package %{{nil}}\n\
          %global clamp_mtime_to_source_date_epoch 1\n%global use_source_date_epoch_as_buildtime 1\n\
-         %global _buildhost localhost\n\
+         %global _buildhost localhost\n%global _binary_payload w7.xzdio\n\
          %description\nWarm a guest once and snapshot it. Then serve each request from a pristine copy, fork it,\n\
          roll it back, save it and restore it lazily.\n\
          %install\ncp -a {}/. %{{buildroot}}/\n\
