@@ -65,6 +65,7 @@ pub use error::{
 pub use file_view::FileView;
 pub use frozen::Frozen;
 pub use instance::Instance;
+pub use outbound::take_outbound_bytes;
 pub use platform::{PlatformError, Wall, require_walls, take_guest_cpu_time, walls};
 pub use program::{Program, find_in_path};
 pub use run::{EndedRun, HostStreams, Run};

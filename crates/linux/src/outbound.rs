@@ -4,6 +4,7 @@
 //! time; none of these connections outlives the state that it was made in: a reset, a rollback or a fork finds them
 //! closed. May break it: servers, which see the data that a call has sent though the call is undone.
 
+use std::cell::Cell;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -47,6 +48,18 @@ impl Drop for ProcessQuota {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+thread_local! {
+    /// Bytes that were sent and not taken yet.
+    static SENT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Bytes that guests have sent to servers outside while this thread ran them, since the last call. Bytes of a call that is
+/// undone count as well.
+#[must_use]
+pub fn take_outbound_bytes() -> u64 {
+    SENT.take()
 }
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
@@ -295,6 +308,7 @@ impl OutboundConnection {
             }
             match stream.write(&piece) {
                 Ok(len) => {
+                    SENT.set(SENT.get().saturating_add(len as u64));
                     Arc::make_mut(state).line_sent(to, len);
                     moved = true;
                 }

@@ -187,6 +187,7 @@ struct LimitsTable {
     max_running_calls: Option<usize>,
     cpu_seconds: Option<u64>,
     sent_mib: Option<u64>,
+    outbound_mib: Option<u64>,
     weight: Option<Weight>,
 }
 
@@ -226,6 +227,7 @@ impl From<LimitsTable> for Limits {
             running_calls: table.max_running_calls,
             cpu_time: table.cpu_seconds.map(Duration::from_secs),
             sent: bytes(table.sent_mib),
+            outbound: bytes(table.outbound_mib),
             weight: table.weight.map(|weight| weight.0),
         }
     }

@@ -237,6 +237,7 @@ fn nothing_is_lost_with_nats_and_guests_are_served_on() {
 #[test]
 fn saves_of_killed_sandboxes_are_removed_and_other_sandboxes_continue() {
     let Some(mut fleet) = Fleet::start() else { return };
+    let templates = fleet.place.names();
     let kept: Vec<Sandbox> = (0..3).map(|n| Sandbox::new(&fleet.hosts[n])).collect();
     let dead: Vec<Sandbox> = (0..3).map(|n| Sandbox::new(&fleet.hosts[n])).collect();
     for sandbox in kept.iter().chain(&dead) {
@@ -261,9 +262,14 @@ fn saves_of_killed_sandboxes_are_removed_and_other_sandboxes_continue() {
     assert!(why.contains("named by `fleet-default`"), "{why}");
     let collected = collect(&fleet);
     assert!(collected["removed"].as_u64().unwrap() > 0, "{collected}");
+    // Some are on the host that is about to die, and were never saved.
+    let unsaved: Vec<Sandbox> = (0..6).map(|n| Sandbox::new(&fleet.hosts[n % 3])).collect();
     fleet.hosts[0].kill();
     for (n, sandbox) in kept.iter().enumerate() {
         assert_eq!(sandbox.run_soon(&fleet.hosts[1 + n % 2]), Ran::Count(2), "{collected}");
+    }
+    for sandbox in &unsaved {
+        assert!(matches!(sandbox.ask_soon(&fleet.hosts[2], "DELETE", ""), 204 | 404));
     }
     for sandbox in &kept {
         assert_eq!(sandbox.ask_soon(&fleet.hosts[1], "DELETE", ""), 204);
@@ -275,6 +281,18 @@ fn saves_of_killed_sandboxes_are_removed_and_other_sandboxes_continue() {
     assert_eq!(new.run_soon(&fleet.hosts[2]), Ran::Count(1));
     new.save(&fleet.hosts[2]);
     assert_eq!(new.run_soon(&fleet.hosts[1]), Ran::Count(2));
+    // After all of that, ledger and store have what is reachable: nothing but the templates.
+    assert_eq!(new.ask_soon(&fleet.hosts[1], "DELETE", ""), 204);
+    let backup = fleet.dir.path().join("backup").display().to_string();
+    until("the ledger has no sandbox", || {
+        let report = fleet.try_command(&["fleet", "backup", &backup], true).unwrap();
+        let report: Value = serde_json::from_str(report.trim()).unwrap();
+        report["sandboxes"] == 0 && report["unsaved"] == serde_json::json!([])
+    });
+    fleet.place.age();
+    collect(&fleet);
+    let left: Vec<_> = fleet.place.names().difference(&templates).cloned().collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]

@@ -212,6 +212,12 @@ impl Place {
         }
     }
 
+    /// The names of the files in it.
+    pub(crate) fn names(&self) -> std::collections::BTreeSet<std::path::PathBuf> {
+        let place = if self.address.is_some() { "data" } else { "shared" };
+        files(&self.dir.path().join(place)).into_iter().collect()
+    }
+
     /// The S3 server, if it is used.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.address

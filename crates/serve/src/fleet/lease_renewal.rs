@@ -10,7 +10,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::clock::now;
-use super::nats::{self, NatsConnection, NatsError};
+use super::nats::{self, BucketEntry, NatsConnection, NatsError};
 use super::policy::{Lease, Moment, Terms, Verdict};
 use super::{Fleet, lock};
 
@@ -20,6 +20,8 @@ const WATCHED_NEIGHBOURS: usize = 2;
 const SUSPECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// No entry has this number.
 const NO_REVISION: u64 = 0;
+/// The keys of lives. Those of the sandboxes of hosts have more parts.
+const LIVES: &str = "*";
 /// Entries of the bucket of leases that are read.
 const MAX_LIVES: usize = 200_000;
 /// Lives that are over and remembered.
@@ -80,7 +82,7 @@ pub(super) async fn check_terms(
     let own = nats::patiently(async || nats::find(&links.hosts, life).await).await?;
     let own = own.ok_or("the lease has already expired")?;
     let lease_ms = milliseconds(terms);
-    let all = async || nats::all(&links.client, &links.hosts, ">", MAX_LIVES).await;
+    let all = async || nats::all(&links.client, &links.hosts, LIVES, MAX_LIVES).await;
     for found in nats::patiently(all).await? {
         let Ok(other) = serde_json::from_slice::<LeaseEntry>(&found.value) else { continue };
         let renews = own.time < found.time.saturating_add(other.lease_ms.saturating_mul(2));
@@ -110,7 +112,7 @@ pub(super) async fn check_terms(
 /// Lives and names of the hosts whose leases hold, one for each host: of two entries that hold, the times of the last
 /// renewals differ by at most twice the lease.
 pub(super) async fn lives(links: &NatsConnection) -> Result<Vec<(String, String)>, NatsError> {
-    let found = nats::all(&links.client, &links.hosts, ">", MAX_LIVES).await?;
+    let found = nats::all(&links.client, &links.hosts, LIVES, MAX_LIVES).await?;
     let newest = found.iter().map(|entry| entry.time).max().unwrap_or_default();
     let lives = found.into_iter().filter_map(|found| {
         let entry = serde_json::from_slice::<LeaseEntry>(&found.value).ok()?;
@@ -118,6 +120,27 @@ pub(super) async fn lives(links: &NatsConnection) -> Result<Vec<(String, String)
         (!entry.broken && renews).then_some((found.key, entry.name))
     });
     Ok(lives.collect())
+}
+
+/// Lives whose leases were broken, and whose sandboxes may not be swept yet.
+pub(super) async fn broken(links: &NatsConnection) -> Result<Vec<String>, NatsError> {
+    let found = nats::all(&links.client, &links.hosts, LIVES, MAX_LIVES).await?;
+    let is_broken = |found: &BucketEntry| {
+        serde_json::from_slice::<LeaseEntry>(&found.value).is_ok_and(|entry| entry.broken)
+    };
+    Ok(found.into_iter().filter(is_broken).map(|found| found.key).collect())
+}
+
+/// Removes the entry of a broken life, whose sandboxes are swept. A host that comes back finds no lease.
+pub(super) async fn forget_broken(links: &NatsConnection, life: &str) -> Result<(), NatsError> {
+    let Some(found) = nats::find(&links.hosts, life).await? else { return Ok(()) };
+    if !serde_json::from_slice::<LeaseEntry>(&found.value).is_ok_and(|entry| entry.broken) {
+        return Ok(());
+    }
+    match nats::remove(&links.hosts, life, found.revision).await {
+        Err(NatsError::Changed) => Ok(()),
+        done => done,
+    }
 }
 
 /// The names of [`lives`].
@@ -240,14 +263,8 @@ pub(super) async fn watching(fleet: Weak<Fleet>) {
                 look(&this, &life).await;
             }
         }
-        let unswept = lock(&this.unswept).first().cloned();
-        if let Some(life) = unswept.filter(|_| this.safe()) {
-            match this.sweep(&life).await {
-                Ok(()) => drop(lock(&this.unswept).remove(&life)),
-                Err(error) => {
-                    tracing::warn!(%error, life, "sandboxes of a lost host are not swept yet")
-                }
-            }
+        if this.safe() {
+            this.sweep_next().await;
         }
         let pause = this.terms.renewal();
         drop(this);
@@ -327,6 +344,10 @@ pub(super) async fn leave(fleet: &Fleet) {
         own.lease.broken();
         (own.life.clone(), own.lease.revision())
     };
+    // Those that could not be saved, and those of requests whose answers were lost.
+    if let Err(error) = fleet.sweep(&life).await {
+        tracing::warn!(%error, "sandboxes of this host are left to other hosts");
+    }
     if let Err(error) = nats::remove(&fleet.links.hosts, &life, revision).await {
         tracing::warn!(%error, "the lease was not released; it expires by itself");
     }

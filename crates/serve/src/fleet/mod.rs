@@ -19,6 +19,7 @@ mod host;
 mod lease_renewal;
 mod nats;
 mod operators;
+mod owned_index;
 mod placement_store;
 pub mod policy;
 mod record;
@@ -261,6 +262,9 @@ impl Fleet {
         rpc_server::listen(self).await.map_err(failed)?;
         operators::begin(self).await.map_err(failed)?;
         adverts::begin(self).await.map_err(failed)?;
+        if let Err(error) = self.find_unswept().await {
+            tracing::warn!(%error, "broken leases are not listed");
+        }
         self.spawn(lease_renewal::watching(Arc::downgrade(self)));
         self.spawn(tenant_counts::counting(Arc::downgrade(self)));
         Ok(())

@@ -7,16 +7,18 @@ use std::error::Error as _;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use async_nats::header::{NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, NATS_MESSAGE_TTL};
+use async_nats::jetstream::Context;
 use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::consumer::push::OrderedConfig;
 use async_nats::jetstream::consumer::{Consumer, DeliverPolicy, ReplayPolicy};
 use async_nats::jetstream::context::{
     AccountError, AccountErrorKind, CreateKeyValueError, CreateKeyValueErrorKind,
-    CreateStreamError, CreateStreamErrorKind,
+    CreateStreamError, CreateStreamErrorKind, PublishError, PublishErrorKind,
 };
 use async_nats::jetstream::kv::{Config, CreateError, CreateErrorKind, Store, UpdateErrorKind};
 use async_nats::jetstream::stream::LastRawMessageErrorKind;
-use async_nats::{Client, Event};
+use async_nats::{Client, Event, HeaderMap, HeaderValue};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use hyper::StatusCode;
@@ -94,6 +96,7 @@ pub(crate) struct NatsConnection {
 #[derive(Clone)]
 pub(crate) struct Bucket {
     store: Store,
+    context: Context,
     cipher: Option<Arc<FleetKey>>,
     /// Whether values are read as they are stored.
     is_raw: bool,
@@ -248,8 +251,12 @@ impl NatsConnection {
             Ok(found)
         };
         let fingerprint = cipher.as_ref().map_or_else(String::new, |key| key.fingerprint());
-        let with =
-            |store: Store, cipher: Option<Arc<FleetKey>>| Bucket { store, cipher, is_raw: false };
+        let with = |store: Store, cipher: Option<Arc<FleetKey>>| Bucket {
+            store,
+            cipher,
+            context: context.clone(),
+            is_raw: false,
+        };
         Ok(Self {
             // Names of hosts and numbers.
             hosts: with(made("hosts").await?, None),
@@ -379,6 +386,38 @@ pub(crate) async fn update(
         })
     };
     within(ANSWER_TIMEOUT, updated).await
+}
+
+/// Changes an entry that is still at `revision`. The servers remove it after `lifetime` milliseconds, if that is given:
+/// whole seconds, and at least one.
+pub(crate) async fn update_for(
+    bucket: &Bucket,
+    key: &str,
+    value: Bytes,
+    revision: u64,
+    lifetime: Option<u64>,
+) -> Result<u64, NatsError> {
+    let Some(lifetime) = lifetime else { return update(bucket, key, value, revision).await };
+    let value = bucket.seal(key, value)?;
+    let mut headers = HeaderMap::new();
+    headers.insert(NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, HeaderValue::from(revision));
+    headers.insert(NATS_MESSAGE_TTL, HeaderValue::from(lifetime.div_ceil(1000).max(1)));
+    let subject = format!("{}{key}", bucket.store.prefix);
+    let failed = |error: PublishError| match error.kind() {
+        PublishErrorKind::WrongLastSequence => NatsError::Changed,
+        _ => away(error),
+    };
+    let updated = async {
+        let sent = bucket.context.publish_with_headers(subject, headers, value).await;
+        Ok(sent.map_err(failed)?.await.map_err(failed)?.sequence)
+    };
+    within(ANSWER_TIMEOUT, updated).await
+}
+
+/// Sets an entry, in place of any other.
+pub(crate) async fn put(bucket: &Bucket, key: &str, value: Bytes) -> Result<u64, NatsError> {
+    let value = bucket.seal(key, value)?;
+    within(ANSWER_TIMEOUT, async { bucket.store.put(key, value).await.map_err(away) }).await
 }
 
 /// Removes an entry that is still at `revision`.

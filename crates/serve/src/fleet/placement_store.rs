@@ -70,8 +70,17 @@ impl Fleet {
         self.check_lease()?;
         let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
         let entry = Entry { owner: Some(self.life()), record, state: None, written: None };
-        let revision = nats::create(&self.links.sandboxes, &key, bytes(&entry)).await?;
-        Ok(Anchor::new(revision, None))
+        let note = self.note_owned(&entry.record.id).await?;
+        match nats::create(&self.links.sandboxes, &key, bytes(&entry)).await {
+            Ok(revision) => Ok(Anchor::new(revision, note, None)),
+            Err(error) => {
+                // Without an answer the entry may be there: then the note is needed.
+                if matches!(error, NatsError::Changed) {
+                    self.forget_owned(&entry.record.id, note).await;
+                }
+                Err(error.into())
+            }
+        }
     }
 
     async fn entry(&self, key: &str) -> Result<Option<(u64, Entry)>, ErrorResponse> {
@@ -95,14 +104,34 @@ impl Fleet {
         state: Option<State>,
         release: bool,
     ) -> Result<(), ErrorResponse> {
+        let id = record.id.clone();
+        self.change_entry(anchor, record, state, release).await?;
+        if release {
+            self.forget_owned(&id, anchor.note).await;
+        }
+        Ok(())
+    }
+
+    async fn change_entry(
+        &self,
+        anchor: &mut Anchor,
+        record: SandboxRecord,
+        state: Option<State>,
+        release: bool,
+    ) -> Result<(), ErrorResponse> {
         let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
         let entry = Entry { owner: (!release).then(|| self.life()), record, state, written: None };
         let changed = bytes(&entry);
+        // As in a sweep: nobody ends a sandbox without an owner.
+        let SandboxRecord { paused, pause_at_end, ends, noted, .. } = entry.record;
+        let ends_alone = release && !paused && !pause_at_end && noted != 0;
+        let lifetime = ends_alone.then(|| ends.saturating_sub(noted));
+        let sandboxes = &self.links.sandboxes;
         for _ in 0..2 {
-            match nats::update(&self.links.sandboxes, &key, changed.clone(), anchor.revision).await
-            {
+            let value = changed.clone();
+            match nats::update_for(sandboxes, &key, value, anchor.revision, lifetime).await {
                 Ok(revision) => {
-                    *anchor = Anchor::new(revision, entry.state);
+                    *anchor = Anchor::new(revision, anchor.note, entry.state);
                     return Ok(());
                 }
                 Err(NatsError::Changed) => match self.entry(&key).await? {
@@ -115,7 +144,7 @@ impl Fleet {
                     Some((revision, there))
                         if release && there.owner.is_none() && there.state == entry.state =>
                     {
-                        *anchor = Anchor::new(revision, there.state);
+                        *anchor = Anchor::new(revision, anchor.note, there.state);
                         return Ok(());
                     }
                     _ => return Err(NatsError::Changed.into()),
@@ -128,6 +157,12 @@ impl Fleet {
 
     /// Removes the entry of a sandbox of this host's.
     pub(crate) async fn erase(&self, id: &str, anchor: &Anchor) -> Result<(), ErrorResponse> {
+        self.erase_entry(id, anchor).await?;
+        self.forget_owned(id, anchor.note).await;
+        Ok(())
+    }
+
+    async fn erase_entry(&self, id: &str, anchor: &Anchor) -> Result<(), ErrorResponse> {
         let Some(key) = record::key(id) else { return Ok(()) };
         let mut revision = anchor.revision;
         for _ in 0..2 {
@@ -160,13 +195,14 @@ impl Fleet {
         if !there.owner.as_deref().is_some_and(|owner| self.ours(owner)) {
             return Ok(None);
         }
+        let note = self.note_owned(&record.id).await?;
         let state = there.state;
         let owner = Some(life.clone());
         let entry = Entry { owner, record, state: state.clone(), written: None };
         match nats::update(&self.links.sandboxes, &key, bytes(&entry), revision).await {
             Ok(revision) => {
                 // A state that is pending stays so.
-                (anchor.revision, anchor.state) = (revision, state);
+                (anchor.revision, anchor.note, anchor.state) = (revision, note, state);
                 Ok(Some(life))
             }
             Err(NatsError::Changed) => Ok(None),
@@ -175,7 +211,7 @@ impl Fleet {
     }
 
     /// Whether a life is one of this process.
-    fn ours(&self, life: &str) -> bool {
+    pub(super) fn ours(&self, life: &str) -> bool {
         life.split_once('-').is_some_and(|(node, _)| node == self.node)
     }
 
@@ -220,12 +256,22 @@ impl Fleet {
         // Also where this life is named already, by a change whose answer was lost: the entry may be an old one, which a
         // replica had that lags behind. Only a change of the revision that was read proves that it is the present one.
         let mut ours = entry.taken_by(&life, again, found.time);
-        let revision = nats::update(&self.links.sandboxes, &key, bytes(&ours), revision).await?;
+        let note = self.note_owned(id).await?;
+        let taken = nats::update(&self.links.sandboxes, &key, bytes(&ours), revision).await;
+        if let Err(NatsError::Changed) = &taken {
+            self.forget_owned(id, note).await;
+        }
+        let mut revision = taken?;
         if !again {
             self.counts.taken.inc();
         }
-        let over = !ours.record.paused && !self.adopt_time(&key, &mut ours).await?;
-        let anchor = Anchor::new(revision, ours.state);
+        let mut over = !ours.record.paused && !self.adopt_time(&key, &mut ours).await?;
+        if over && ours.record.pause_at_end && ours.state.is_some() {
+            // No host was there to pause it in time.
+            (ours.record.paused, over) = (true, false);
+            revision = nats::update(&self.links.sandboxes, &key, bytes(&ours), revision).await?;
+        }
+        let anchor = Anchor::new(revision, note, ours.state);
         self.adopt_sandbox(&key, Owned { record: ours.record, anchor, life }, over).await
     }
 
@@ -237,35 +283,6 @@ impl Fleet {
         let now = milliseconds(std::time::SystemTime::now());
         ours.record.ends = now.saturating_add(left);
         Ok(left > 0)
-    }
-
-    /// Releases the sandboxes of a life whose lease this host broke, and removes those that were never saved.
-    /// Otherwise they would be listed as running until a client uses each.
-    pub(super) async fn sweep(&self, life: &str) -> Result<(), NatsError> {
-        let mut released = 0;
-        for found in nats::every(&self.links.client, &self.links.sandboxes).await? {
-            let Ok(entry) = serde_json::from_slice::<Entry>(&found.value) else { continue };
-            let Some(key) = record::key(&entry.record.id) else { continue };
-            if entry.owner.as_deref() != Some(life) {
-                continue;
-            }
-            let done = match entry.state {
-                Some(_) => {
-                    let free = Entry { owner: None, ..entry.passed_on(found.time).undone() };
-                    let sandboxes = &self.links.sandboxes;
-                    nats::update(sandboxes, &key, bytes(&free), found.revision).await.map(drop)
-                }
-                None => nats::remove(&self.links.sandboxes, &key, found.revision).await,
-            };
-            match done {
-                Ok(()) => released += 1,
-                // Another host took it first.
-                Err(NatsError::Changed) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        tracing::info!(life, released, "swept the sandboxes of a host that was given up");
-        Ok(())
     }
 
     async fn adopt_sandbox(
@@ -283,6 +300,7 @@ impl Fleet {
             );
             self.counts.lost.inc();
             nats::remove(&self.links.sandboxes, key, anchor.revision).await?;
+            self.forget_owned(&record.id, anchor.note).await;
             return Ok(TakeOutcome::Missing);
         }
         Ok(TakeOutcome::Ours(Box::new(owned)))

@@ -318,6 +318,9 @@ impl Fleet {
             Some(anchor) => self.keep(anchor, sandbox.record()).await,
             None => Ok(None),
         };
+        if let (Ok(None), Some(anchor)) = (&kept, anchor.as_ref()) {
+            self.forget_owned(sandbox.id(), anchor.note).await;
+        }
         drop(anchor);
         match kept {
             Ok(Some(life)) => host.confirm(&*sandbox, &|| self.lives(&life)),

@@ -224,6 +224,7 @@ fn pairs(own: &LimitsTable, all: &LimitsTable) -> Vec<(&'static str, u64, u64)> 
         ("max-running-calls", count(own.max_running_calls), count(all.max_running_calls)),
         ("cpu-seconds", own.cpu_seconds, all.cpu_seconds),
         ("sent-mib", own.sent_mib, all.sent_mib),
+        ("outbound-mib", own.outbound_mib, all.outbound_mib),
     ];
     limits.into_iter().filter_map(|(key, own, all)| Some((key, own?, all?))).collect()
 }

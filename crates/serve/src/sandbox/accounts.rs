@@ -41,6 +41,8 @@ pub(super) struct Totals {
     pub(super) received_bytes: u64,
     /// Bytes of answers to it.
     pub(super) sent_bytes: u64,
+    /// Bytes that its programs sent to servers outside.
+    pub(super) outbound_bytes: u64,
     /// Operations of its sandboxes.
     pub(super) calls: u64,
     /// Sandboxes that it made.
@@ -55,6 +57,7 @@ impl Totals {
         self.stored_byte_seconds += other.stored_byte_seconds;
         self.received_bytes += other.received_bytes;
         self.sent_bytes += other.sent_bytes;
+        self.outbound_bytes += other.outbound_bytes;
         self.calls += other.calls;
         self.sandboxes += other.sandboxes;
     }
@@ -66,6 +69,13 @@ struct Window {
     began: Instant,
     ran: Duration,
     sent: u64,
+    outbound: u64,
+}
+
+impl Window {
+    fn begin() -> Self {
+        Self { began: Instant::now(), ran: Duration::ZERO, sent: 0, outbound: 0 }
+    }
 }
 
 /// The use of a tenant, or of the whole server.
@@ -83,12 +93,11 @@ pub(super) struct Account {
 
 impl Account {
     fn new(owner: BudgetOwner, labelled: bool, totals: Totals) -> Self {
-        let window = Window { began: Instant::now(), ran: Duration::ZERO, sent: 0 };
         Self {
             owner,
             labelled,
             totals: Mutex::new(totals),
-            window: Mutex::new(window),
+            window: Mutex::new(Window::begin()),
             connections: AtomicU64::new(0),
             refused: Mutex::default(),
         }
@@ -147,7 +156,7 @@ impl Account {
     fn in_window<R>(&self, length: Duration, read: impl FnOnce(&mut Window) -> R) -> (R, u64) {
         let mut window = lock(&self.window);
         if window.began.elapsed() >= length {
-            *window = Window { began: Instant::now(), ran: Duration::ZERO, sent: 0 };
+            *window = Window::begin();
         }
         let left = length.saturating_sub(window.began.elapsed());
         (read(&mut window), left.as_secs().saturating_add(1))
@@ -173,6 +182,22 @@ impl Account {
         }
         let advice = "read less in each window";
         Err(self.refuse("sent-mib", (limit >> 20, sent >> 20), left, advice))
+    }
+
+    /// Refuses a call once the outbound bytes of the window are used up.
+    fn check_outbound(&self, limits: &Limits, length: Duration) -> Result<(), ErrorResponse> {
+        let Some(limit) = limits.outbound else { return Ok(()) };
+        let (outbound, left) = self.in_window(length, |window| window.outbound);
+        if outbound < limit {
+            return Ok(());
+        }
+        let advice = "send less to servers outside in each window";
+        Err(self.refuse("outbound-mib", (limit >> 20, outbound >> 20), left, advice))
+    }
+
+    fn add_outbound(&self, bytes: u64, length: Duration) {
+        self.in_window(length, |window| window.outbound = window.outbound.saturating_add(bytes));
+        lock(&self.totals).outbound_bytes += bytes;
     }
 
     fn add_run(&self, time: Duration, length: Duration, is_call: bool) {
@@ -265,11 +290,15 @@ impl Accounts {
         lock(&self.tenants).iter().map(|(name, account)| (name.clone(), account.clone())).collect()
     }
 
-    /// Refuses a call of a tenant whose CPU time, or that of the server, is used up.
-    pub(super) fn check_cpu(&self, tenant: &Arc<str>) -> Result<(), ErrorResponse> {
+    /// Refuses a call of a tenant whose CPU time or outbound bytes, or those of the server, are used up.
+    pub(super) fn check_call(&self, tenant: &Arc<str>) -> Result<(), ErrorResponse> {
         let budgets = self.budgets();
-        self.of(tenant).check_cpu(&budgets.of(tenant), budgets.window)?;
-        self.server.check_cpu(&budgets.server, budgets.window)
+        let of_tenant = (self.of(tenant), budgets.of(tenant));
+        for (account, limits) in [of_tenant, (self.server.clone(), budgets.server.clone())] {
+            account.check_cpu(&limits, budgets.window)?;
+            account.check_outbound(&limits, budgets.window)?;
+        }
+        Ok(())
     }
 
     /// Refuses a request into a sandbox of a tenant that was sent as much as it may be, or the server has sent.
@@ -284,6 +313,17 @@ impl Accounts {
         let window = self.budgets().window;
         self.of(tenant).add_run(time, window, is_call);
         self.server.add_run(time, window, is_call);
+        self.changed.store(true, Ordering::Relaxed);
+    }
+
+    /// Bytes that programs of a tenant sent to servers outside.
+    pub(super) fn add_outbound(&self, tenant: &Arc<str>, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let window = self.budgets().window;
+        self.of(tenant).add_outbound(bytes, window);
+        self.server.add_outbound(bytes, window);
         self.changed.store(true, Ordering::Relaxed);
     }
 
@@ -369,25 +409,25 @@ mod tests {
         let accounts = Accounts::open(dir.path(), budgets.clone()).unwrap();
         let (one, two): (Arc<str>, Arc<str>) = ("one".into(), "two".into());
         accounts.add_run(&one, Duration::from_secs(1), true);
-        accounts.check_cpu(&one).unwrap();
+        accounts.check_call(&one).unwrap();
         accounts.add_run(&one, Duration::from_secs(1), true);
-        let refused = accounts.check_cpu(&one).unwrap_err();
+        let refused = accounts.check_call(&one).unwrap_err();
         let excess = refused.budget.unwrap();
         assert_eq!((excess.name, excess.limit, excess.used), ("cpu-seconds", 2, 2));
         assert!((3500..=3600).contains(&excess.retry_after), "{excess:?}");
         accounts.add_sent(&one, 3 << 20);
         assert_eq!(accounts.check_sent(&one).unwrap_err().budget.unwrap().used, 3);
-        accounts.check_cpu(&two).unwrap();
+        accounts.check_call(&two).unwrap();
         accounts.check_sent(&two).unwrap();
         assert_eq!(accounts.of(&one).refusals()["cpu-seconds"], 1);
         accounts.write(true);
         let again = Accounts::open(dir.path(), budgets.clone()).unwrap();
         assert_eq!(again.of(&one).totals(), accounts.of(&one).totals());
-        again.check_cpu(&one).unwrap();
+        again.check_call(&one).unwrap();
         // All tenants together have a limit, too.
         budgets.server.cpu_time = Some(Duration::ZERO);
         again.renew(&budgets);
-        let excess = again.check_cpu(&two).unwrap_err().budget.unwrap();
+        let excess = again.check_call(&two).unwrap_err().budget.unwrap();
         assert_eq!(excess.owner, BudgetOwner::Server);
         // A window that is over.
         budgets.window = Duration::ZERO;

@@ -26,6 +26,8 @@ pub struct Limits {
     pub cpu_time: Option<Duration>,
     /// Maximum bytes of answers in a window.
     pub sent: Option<u64>,
+    /// Maximum bytes that programs send to servers outside in a window.
+    pub outbound: Option<u64>,
     /// The share of a tenant in calls, saves and pulls while others wait.
     pub weight: Option<u32>,
 }
@@ -41,6 +43,7 @@ impl Limits {
             running_calls: self.running_calls.or(others.running_calls),
             cpu_time: self.cpu_time.or(others.cpu_time),
             sent: self.sent.or(others.sent),
+            outbound: self.outbound.or(others.outbound),
             weight: self.weight.or(others.weight),
         }
     }
@@ -50,7 +53,7 @@ impl Limits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Budgets {
-    /// Length of the windows of CPU time and sent bytes.
+    /// Length of the windows of CPU time, sent bytes and outbound bytes.
     pub window: Duration,
     /// Limits of all tenants together. The weight has no meaning here.
     pub server: Limits,

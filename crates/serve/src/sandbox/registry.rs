@@ -26,7 +26,7 @@ use super::store::SandboxStore;
 use super::template::{Warm, state_reference};
 use super::tenant_queue::TenantQueue;
 use crate::audit::AuditLog;
-use crate::cpu_time::CpuTimer;
+use crate::cpu_time::{CpuTimer, take_outbound_bytes};
 use crate::error::ServeError;
 use crate::error_response::ErrorResponse;
 use crate::failure::internal;
@@ -359,7 +359,7 @@ impl Sandboxes {
             Operation::Slice => BACKGROUND_PATIENCE,
             _ => self.config.call_timeout,
         };
-        self.accounts.check_cpu(&sandbox.tenant)?;
+        self.accounts.check_call(&sandbox.tenant)?;
         let place = self.calls.enter(&self.accounts, &sandbox.tenant, patience).await?;
         drop(waiting);
         self.ledger.check(&**sandbox)?;
@@ -385,9 +385,12 @@ impl Sandboxes {
             used();
             let result = match &mut *life {
                 Residency::Live(session) => {
+                    // Earlier bytes belong to other calls.
+                    take_outbound_bytes();
                     let timer = CpuTimer::start();
                     let done = tracing::debug_span!("call").in_scope(|| work(session));
                     let ran = timer.stop();
+                    this.accounts.add_outbound(&sandbox.tenant, take_outbound_bytes());
                     sandbox.usage.ran(ran);
                     this.accounts.add_run(&sandbox.tenant, ran, kind == Operation::Call);
                     if kind == Operation::Call {

@@ -237,6 +237,8 @@ mod shared {
     #[derive(Clone, Debug)]
     pub(crate) struct Anchor {
         pub(crate) revision: u64,
+        /// The revision of the note that the sandbox is this host's.
+        pub(crate) note: u64,
         pub(crate) state: Option<State>,
         /// A later state, which is in the store and which no entry names yet: the change that would have named it failed.
         /// The next change of the entry names it.
@@ -244,8 +246,8 @@ mod shared {
     }
 
     impl Anchor {
-        pub(crate) fn new(revision: u64, state: Option<State>) -> Self {
-            Self { revision, state, pending: None }
+        pub(crate) fn new(revision: u64, note: u64, state: Option<State>) -> Self {
+            Self { revision, note, state, pending: None }
         }
     }
 

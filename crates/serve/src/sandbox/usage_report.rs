@@ -45,6 +45,7 @@ fn describe_limits(limits: &Limits) -> Value {
         "runningCalls": limits.running_calls,
         "cpuSeconds": limits.cpu_time.map(|time| time.as_secs()),
         "sentBytes": limits.sent,
+        "outboundBytes": limits.outbound,
         "weight": limits.weight,
     })
 }
@@ -107,11 +108,14 @@ fn encode(rows: &BTreeMap<String, Row>, refused: BTreeMap<(String, &'static str)
     let tenant = |label: &str| -> Labels { vec![("tenant", escape(label))] };
     let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     type Read<T> = fn(&Row) -> T;
-    let counts: [(&str, &str, Option<Unit>, Read<u64>); 4] = [
+    let counts: [(&str, &str, Option<Unit>, Read<u64>); 5] = [
         ("calls", "Operations of sandboxes", None, |row| row.0.calls),
         ("made_sandboxes", "Sandboxes made", None, |row| row.0.sandboxes),
         ("received", "Bytes of requests", Some(Unit::Bytes), |row| row.0.received_bytes),
         ("sent", "Bytes of answers", Some(Unit::Bytes), |row| row.0.sent_bytes),
+        ("outbound", "Bytes that programs sent to servers outside", Some(Unit::Bytes), |row| {
+            row.0.outbound_bytes
+        }),
     ];
     for (name, help, unit, read) in counts {
         let family = Family::<Labels, Counter>::default();

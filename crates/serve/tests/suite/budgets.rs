@@ -187,6 +187,61 @@ fn running_calls_run_time_and_sent_bytes_have_a_budget() {
     });
 }
 
+/// A server outside that returns the number of bytes it received; its port.
+#[cfg(feature = "linux")]
+fn sink() -> u16 {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    // Its thread ends with the test.
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut received = Vec::new();
+            let _ = stream.read_to_end(&mut received);
+            let _ = stream.write_all(received.len().to_string().as_bytes());
+        }
+    });
+    port
+}
+
+#[cfg(feature = "linux")]
+#[test]
+fn bytes_to_servers_outside_are_counted_and_have_a_budget() {
+    let found = ["/usr/bin/python3", "/bin/python3"].into_iter();
+    let Some(guest) = found.into_iter().find(|path| std::path::Path::new(path).is_file()) else {
+        println!("SKIPPED: the system has no python3");
+        return;
+    };
+    if let Err(why) = afresh::linux::Program::new("/bin/true").run(b"") {
+        println!("SKIPPED: {why}");
+        return;
+    }
+    let dir = scratch();
+    run(async {
+        let mut config = limited(dir.path(), guest, |limits| limits.outbound = Some(1 << 20));
+        let template = &mut config.sandboxes.as_mut().unwrap().templates[0];
+        (template.language, template.linux) = ("python".to_owned(), true);
+        template.net = vec![format!("sink.test:80=127.0.0.1:{}", sink()).parse().unwrap()];
+        let server = serve(config).await;
+        let (client, other) = (Client::of(&server), Client::with_key(&server, OTHER_KEY));
+        let (own, free) = (client.create().await, other.create().await);
+        let send = "import socket\ns = socket.create_connection(('sink.test', 80))\n\
+                    s.sendall(b'x' * 1500000)\ns.shutdown(socket.SHUT_WR)\nint(s.recv(64))";
+        assert_eq!(client.value(&own, send).await, "1500000");
+        let (_, usage) = client.ask(Method::GET, "/usage", json!({})).await;
+        assert_eq!(usage["totals"]["outboundBytes"], 1_500_000, "{usage}");
+        assert_eq!(usage["limits"]["outboundBytes"], 1 << 20, "{usage}");
+        check_refusal(&ask_for_code(&client, &own, "1").await, "tenant", "outbound-mib");
+        // Bytes within the sandbox, and those of others, are at nobody else's expense.
+        let inside = "import socket\nl = socket.create_server(('127.0.0.1', 0))\n\
+                      c = socket.create_connection(l.getsockname())\nc.send(b'x' * 1000)";
+        assert_eq!(other.value(&free, inside).await, "1000");
+        let (_, usage) = other.ask(Method::GET, "/usage", json!({})).await;
+        assert_eq!(usage["totals"]["outboundBytes"], 0, "{usage}");
+        server.end().await;
+    });
+}
+
 #[test]
 fn one_address_has_a_budget_of_connections_and_of_requests() {
     let Some(script) = built("quickjs.wasm") else { return };

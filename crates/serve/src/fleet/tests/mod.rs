@@ -5,6 +5,7 @@ mod catalog;
 #[path = "../../../../store/tests/suite/support/listening.rs"]
 mod listening;
 mod sealed;
+mod sweep;
 
 use std::ffi::OsString;
 use std::net::{SocketAddr, TcpListener};

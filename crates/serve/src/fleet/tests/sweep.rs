@@ -1,0 +1,159 @@
+//! Sandboxes of hosts that are gone, and the time of sandboxes without a host.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::NatsServer;
+use crate::fleet::placement_store::TakeOutcome;
+use crate::fleet::{Fleet, lock, nats};
+use crate::sandbox::store::{Anchor, SandboxRecord, State};
+
+const TENANT: &str = "acme";
+/// Far longer than the servers take to remove an entry.
+const EXPIRY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A running sandbox with this time left, in milliseconds.
+fn record(left: u64) -> SandboxRecord {
+    SandboxRecord {
+        id: Fleet::id(TENANT).unwrap(),
+        tenant: TENANT.to_owned(),
+        template: "script".to_owned(),
+        token: "t".to_owned(),
+        settings: Default::default(),
+        started: 0,
+        ends: 1000 + left,
+        noted: 1000,
+        paused: false,
+        pause_at_end: false,
+        runs: 0,
+        goes_on: false,
+        generation: 0,
+        stored: 0,
+        memory: 0,
+    }
+}
+
+fn state() -> Option<State> {
+    Some(State { digest: format!("sha256:{:064x}", 1), bytes: 1, by: String::new() })
+}
+
+/// A sandbox of this host, saved.
+async fn saved(host: &Fleet, record: &SandboxRecord) -> Anchor {
+    let mut anchor = host.enter(record.clone()).await.unwrap();
+    host.change(&mut anchor, record.clone(), state(), false).await.unwrap();
+    anchor
+}
+
+/// Notes of the sandboxes of all hosts.
+async fn notes(host: &Fleet) -> usize {
+    let links = &host.links;
+    nats::all(&links.client, &links.hosts, "own.>", usize::MAX).await.unwrap().len()
+}
+
+/// Ends a host as a crash would, and breaks its lease.
+async fn lose(host: &Fleet, by: &Fleet) -> String {
+    for task in lock(&host.tasks).drain(..) {
+        task.abort();
+    }
+    let life = host.life();
+    let found = nats::find(&by.links.hosts, &life).await.unwrap().unwrap();
+    let broken = Bytes::from_static(br#"{"name":"","beat":0,"broken":true}"#);
+    nats::update(&by.links.hosts, &life, broken, found.revision).await.unwrap();
+    life
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_host_is_swept_by_reading_its_own_sandboxes() {
+    let Some(server) = NatsServer::start() else { return };
+    let (lost, busy, sweeper) = (server.host().await, server.host().await, server.host().await);
+    let (kept, unsaved, gone) = (record(600_000), record(600_000), record(600_000));
+    saved(&lost, &kept).await;
+    lost.enter(unsaved.clone()).await.unwrap();
+    let ended = saved(&lost, &gone).await;
+    lost.erase(&gone.id, &ended).await.unwrap();
+    assert_eq!(notes(&sweeper).await, 2);
+    for _ in 0..100 {
+        busy.enter(record(600_000)).await.unwrap();
+    }
+    let life = lose(&lost, &sweeper).await;
+    // The host that broke the lease died before it swept.
+    sweeper.find_unswept().await.unwrap();
+    let before =
+        sweeper.links.client.statistics().in_messages.load(std::sync::atomic::Ordering::Relaxed);
+    sweeper.sweep_next().await;
+    let after =
+        sweeper.links.client.statistics().in_messages.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(after - before < 50, "{} messages for two sandboxes", after - before);
+    assert!(lock(&sweeper.unswept).is_empty());
+    let entry = sweeper.look_up(&kept.id).await.unwrap().unwrap();
+    assert_eq!((entry.owner, entry.record.generation, entry.state), (None, 1, state()));
+    assert!(sweeper.look_up(&unsaved.id).await.unwrap().is_none());
+    assert_eq!(notes(&sweeper).await, 100, "those of the busy host");
+    assert!(nats::find(&sweeper.links.hosts, &life).await.unwrap().is_none());
+    // Whoever takes it notes it again, and leaves nothing at its end.
+    let taken = sweeper.take(&kept.id, |_| Ok(())).await.unwrap();
+    let TakeOutcome::Ours(owned) = taken else { panic!("it is free") };
+    assert_eq!(notes(&sweeper).await, 101);
+    sweeper.erase(&kept.id, &owned.anchor).await.unwrap();
+    assert_eq!(notes(&sweeper).await, 100);
+    // A host that leaves releases the rest, too.
+    busy.leave().await;
+    assert_eq!(notes(&sweeper).await, 0);
+    let left = nats::every(&sweeper.links.client, &sweeper.links.sandboxes).await.unwrap();
+    assert!(left.is_empty(), "{}", left.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_is_back_keeps_the_sandboxes_of_its_new_life() {
+    let Some(server) = NatsServer::start() else { return };
+    let (host, other) = (server.host().await, server.host().await);
+    let kept = record(600_000);
+    let mut anchor = saved(&host, &kept).await;
+    let old = host.life();
+    let next = format!("{}-2", old.split_once('-').unwrap().0);
+    lock(&host.own).life = next.clone();
+    assert_eq!(host.keep(&mut anchor, kept.clone()).await.unwrap(), Some(next.clone()));
+    other.sweep(&old).await.unwrap();
+    let entry = other.look_up(&kept.id).await.unwrap().unwrap();
+    assert_eq!((entry.owner, notes(&other).await), (Some(next.clone()), 1));
+    other.sweep(&next).await.unwrap();
+    let entry = other.look_up(&kept.id).await.unwrap().unwrap();
+    assert_eq!((entry.owner, notes(&other).await), (None, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_time_of_a_sandbox_without_a_host_ends() {
+    let Some(server) = NatsServer::start() else { return };
+    let (lost, host): (Arc<Fleet>, Arc<Fleet>) = (server.host().await, server.host().await);
+    let short = record(900);
+    let released = record(900);
+    let paused = SandboxRecord { paused: true, ..record(900) };
+    let pauses = SandboxRecord { pause_at_end: true, ..record(900) };
+    let long = record(600_000);
+    for one in [&short, &pauses, &long] {
+        saved(&lost, one).await;
+    }
+    for one in [&released, &paused] {
+        let mut anchor = host.enter(one.clone()).await.unwrap();
+        host.change(&mut anchor, one.clone(), state(), true).await.unwrap();
+    }
+    let life = lose(&lost, &host).await;
+    host.sweep(&life).await.unwrap();
+    let until = Instant::now() + EXPIRY_TIMEOUT;
+    for one in [&short, &released] {
+        while host.look_up(&one.id).await.unwrap().is_some() {
+            assert!(Instant::now() < until, "the entry stays");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+    for one in [&paused, &pauses, &long] {
+        let taken = host.take(&one.id, |_| Ok(())).await.unwrap();
+        let TakeOutcome::Ours(owned) = taken else { panic!("{one:?} is lost") };
+        assert_eq!(owned.record.paused, one.id != long.id);
+        // Once a host has it, the servers do not end it.
+        let entry = host.look_up(&one.id).await.unwrap().unwrap();
+        assert_eq!(entry.record.paused, one.id != long.id);
+    }
+}
