@@ -16,8 +16,11 @@ use crate::sentry::kernel::timer_fd::TimerFd;
 use crate::sentry::net::sockets::Socket;
 use crate::sentry::tty::terminals::TerminalEnd;
 
-/// Descriptors a guest may have.
+/// Descriptors a process may have.
 pub(crate) const DESCRIPTORS: u32 = 1 << 16;
+/// Open descriptions of a guest (`fs.file-max`), and descriptors of all its processes.
+const MAX_DESCRIPTIONS: usize = 1 << 16;
+const MAX_ALL_DESCRIPTORS: usize = 1 << 18;
 
 /// The object of an open description.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -286,13 +289,27 @@ impl FdTable {
         self.descriptions.values_mut()
     }
 
+    /// Refuses `more` descriptors beyond those that all processes may have together.
+    fn check_all(&self, more: usize) -> Result<(), Errno> {
+        let others: usize = self.others.values().map(BTreeMap::len).sum();
+        let all = others + self.descriptors.len() + more;
+        if all <= MAX_ALL_DESCRIPTORS { Ok(()) } else { Err(Errno::NFILE) }
+    }
+
+    /// Refuses a process with descriptors like the current ones if there are too many.
+    pub(in crate::sentry) fn check_fork(&self) -> Result<(), Errno> {
+        self.check_all(self.descriptors.len())
+    }
+
     fn free(&self, from: u32) -> Result<u32, Errno> {
+        self.check_all(1)?;
         (from..self.room).find(|number| !self.descriptors.contains_key(number)).ok_or(Errno::MFILE)
     }
 
     /// Whether a further descriptor fits.
     pub(crate) fn check_room(&self) -> Result<(), Errno> {
-        self.free(0).map(drop)
+        self.free(0)?;
+        if self.descriptions.len() < MAX_DESCRIPTIONS { Ok(()) } else { Err(Errno::NFILE) }
     }
 
     /// A new descriptor for a new description, which is returned if the table is full.
@@ -301,7 +318,7 @@ impl FdTable {
         description: Description,
         close_on_exec: bool,
     ) -> Result<u32, (Errno, Box<Description>)> {
-        let number = match self.free(0) {
+        let number = match self.check_room().and_then(|()| self.free(0)) {
             Ok(number) => number,
             Err(errno) => return Err((errno, Box::new(description))),
         };
@@ -334,6 +351,7 @@ impl FdTable {
     ) -> Result<(u32, Option<Description>), Errno> {
         self.get(old)?;
         let new = u32::try_from(new).ok().filter(|new| *new < self.room).ok_or(Errno::BADF)?;
+        self.check_all(1)?;
         let gone = match u64::from(new) != old {
             true => self.close(u64::from(new)).unwrap_or_default(),
             false => None,

@@ -309,7 +309,11 @@ impl Kernel {
     /// Adds the mappings of other processes to the layout's limit.
     pub(in crate::sentry) fn count_memory(&mut self) {
         let own: u64 = self.family.layouts.values().map(Layout::own_bytes).sum();
-        self.layout.set_elsewhere(own.saturating_add(self.shared_bytes));
+        // Files beyond the limit of storage, which were written through mappings.
+        let unpaid = self.tree.used().bytes.saturating_sub(self.tree.budget().bytes);
+        let elsewhere = own.saturating_add(self.shared_bytes).saturating_add(unpaid);
+        let mappings = self.family.layouts.values().map(Layout::len).sum();
+        self.layout.set_elsewhere(elsewhere, mappings);
     }
 
     /// Sets the memory limit of every process, and returns the bytes that they have mapped together.
@@ -362,6 +366,7 @@ impl Kernel {
     ) -> Result<u32, Errno> {
         self.family.check_room()?;
         self.check_tasks()?;
+        self.table.check_fork()?;
         if copies {
             self.layout.afford_copy()?;
         }
