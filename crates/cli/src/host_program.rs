@@ -1,10 +1,10 @@
 //! A program of this host: its file, behind shims of version managers, and the directories that it needs.
 //!
-//! Promises: beyond the program's own file, only directories are granted that a version manager or a package manager of a
-//! language has made for programs: a toolchain of rustup, a version of pyenv, a virtual environment, an installation of
-//! Node or conda. Never the home directory, or one above it. A version manager is asked only about programs in directories
-//! of `PATH`, and a virtual environment names only an installation of Python: both may be a stranger's, and the manager runs
-//! outside the sandbox.
+//! Promises: beyond the program's own file, only directories are granted that a version manager or a package manager of
+//! a language has made for programs: a toolchain of rustup, a version of pyenv, a virtual environment, an installation
+//! of Node or conda. Never the home directory, or one above it. A version manager is asked only about programs in
+//! directories of `PATH`, and a virtual environment names only an installation of Python: both may be a stranger's, and
+//! the manager runs outside the sandbox.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -74,8 +74,8 @@ fn is_rustup(path: &Path) -> bool {
     !is_named(path) && path.canonicalize().is_ok_and(|target| is_named(&target))
 }
 
-/// The version manager of a shim: a program in a directory `shims` of pyenv, rbenv, nodenv, asdf and the like. Any other
-/// directory of that name may be a stranger's, whose manager must not run.
+/// The version manager of a shim: a program in a directory `shims` of pyenv, rbenv, nodenv, asdf and the like. Any
+/// other directory of that name may be a stranger's, whose manager must not run.
 fn manager_of(shim: &Path) -> Option<PathBuf> {
     let folder = shim.parent().filter(|folder| folder.file_name().is_some_and(|n| n == "shims"))?;
     if !is_searched(folder) {

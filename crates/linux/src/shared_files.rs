@@ -8,8 +8,8 @@
 //! ([`SharedFiles::publish`]). Changes of the tree go to the memory file ([`SharedFiles::refresh`]), and a reset writes
 //! the bytes of the warm state back ([`SharedFiles::restore`]).
 //!
-//! Promises: after each of these, memory and tree have the same bytes; after a reset only bytes that the tree stores take
-//! memory; and the work is proportional to populated and stored bytes, not to the size of a file. May break it: a
+//! Promises: after each of these, memory and tree have the same bytes; after a reset only bytes that the tree stores
+//! take memory; and the work is proportional to populated and stored bytes, not to the size of a file. May break it: a
 //! change of a file in the tree while it is live without a `publish` before and a `refresh` after.
 
 use std::collections::{BTreeMap, BTreeSet};

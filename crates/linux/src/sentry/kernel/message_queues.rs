@@ -1,6 +1,7 @@
 //! Queues of messages that have keys and numbers in place of names (`msgget`, of System V).
 //!
-//! Promises: the number of queues, the bytes in each, and the messages of all are limited. Frozen ones are checked before use.
+//! Promises: the number of queues, the bytes in each, and the messages of all are limited. Frozen ones are checked
+//! before use.
 
 use std::collections::{BTreeMap, VecDeque};
 

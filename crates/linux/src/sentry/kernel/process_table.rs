@@ -402,10 +402,7 @@ impl Kernel {
         let state = &mut *self;
         state.give_up_all(Some(state.threads.current_id()));
         state.alarms.drop_timers();
-        for number in state.table.closing() {
-            let gone = state.table.close(number).unwrap_or_default();
-            state.forget(gone);
-        }
+        state.close_all(&state.table.closing());
         state.drop_unowned();
         // Ignored signals stay ignored.
         state.handlers.retain(|_, action| action[..8] == 1u64.to_le_bytes());
@@ -429,10 +426,7 @@ impl Kernel {
         self.leave_terminal();
         self.semaphores.leave(self.family.own.id);
         self.named_queues.drop_requests(self.family.own.id);
-        for number in self.table.numbers(0, u64::from(u32::MAX)) {
-            let gone = self.table.close(number).unwrap_or_default();
-            self.forget(gone);
-        }
+        self.close_all(&self.table.numbers(0, u64::from(u32::MAX)));
         let ProcessInfo { id, parent, group, memory, .. } = self.family.own.clone();
         let (spent, groups) = (self.family.spent_by(id), self.kept_groups());
         self.tree.release(self.directory);

@@ -86,8 +86,8 @@ impl Kernel {
         mapped
     }
 
-    /// Counts the shared bytes that processes have mapped, each once, and bytes of live files that take memory without a
-    /// mapping: `unmapped` finds them.
+    /// Counts the shared bytes that processes have mapped, each once, and bytes of live files that take memory without
+    /// a mapping: `unmapped` finds them.
     fn count_parts<E>(
         &mut self,
         unmapped: impl FnOnce(&Tree, &BTreeMap<Node, Ranges>) -> Result<u64, E>,
@@ -101,15 +101,16 @@ impl Kernel {
         Ok(())
     }
 
-    /// Counts the shared bytes of a thawed guest, whose live files have the bytes of the tree.
-    pub(in crate::sentry) fn count_thawed(&mut self) {
-        let live = self.writable_shares();
+    /// Counts the shared bytes of a thawed guest, whose files `live` get the bytes of the tree. Returns the bytes of
+    /// memory that it needs.
+    pub(crate) fn count_thawed(&mut self, live: &BTreeSet<Node>) -> u64 {
         let counted = self.count_parts(|tree, mapped| {
             let stored = |node: &Node| Some((tree.stored_ranges(*node).ok()?, mapped.get(node)?));
             let stored = live.iter().filter_map(stored);
             Ok::<_, std::convert::Infallible>(stored.map(|(all, own)| bytes_beside(all, own)).sum())
         });
         let Ok(()) = counted;
+        self.layout.bytes_everywhere()
     }
 
     /// Whether a file stays when its last shared mapping goes.

@@ -1,6 +1,7 @@
 //! Capacities of channels: that of a new one, and changes by the program.
 //!
-//! Promises: all channels together hold a limited number of bytes, which the sentry has in addition to the memory limit.
+//! Promises: all channels together hold a limited number of bytes, which the sentry has in addition to the memory
+//! limit.
 
 use rustix::io::Errno;
 
