@@ -350,13 +350,17 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     if arguments.report_unserved {
         report(&unserved);
     }
+    let mut unwritten = None;
     if arguments.diff || !arguments.write_back.is_empty() {
         let changes = write_back::changes(&files_before, &files)?;
         if arguments.diff {
             write_back::list(&changes, &mut stderr().lock())?;
         }
         for top in arguments.write_back.iter().filter(|_| matches!(end, End::Exit(_))) {
-            write_back::write_back(&top.canonicalize()?, &changes, &files)?;
+            let top = top.canonicalize()?;
+            if let Err(error) = write_back::write_back(&top, &changes, &files) {
+                unwritten = unwritten.or(Some(error));
+            }
         }
     }
     if let Some(to) = &arguments.save {
@@ -367,6 +371,10 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         let started = Instant::now();
         let saved = Guest::from_program(state, &settings.open)?.save(to, &options)?;
         snapshot::note(to, &saved, started);
+    }
+    // Other directories are written, and the state is saved, before.
+    if let Some(error) = unwritten {
+        return Err(error);
     }
     if !matches!(end, End::Exit(0) | End::Stopped) {
         for path in unseen {

@@ -1,8 +1,10 @@
 //! A program of this host: its file, behind shims of version managers, and the directories that it needs.
 //!
-//! Promises: beyond the program's own file, only directories are granted that a version manager or a package manager of a
-//! language has made for programs: a toolchain of rustup, a version of pyenv, a virtual environment, an installation of
-//! Node or conda. Never the home directory, or one above it.
+//! Promises: beyond the program's own file, only directories are granted that a version manager or a package manager of
+//! a language has made for programs: a toolchain of rustup, a version of pyenv, a virtual environment, an installation
+//! of Node or conda. Never the home directory, or one above it. A version manager is asked only about programs in
+//! directories of `PATH`, and a virtual environment names only an installation of Python: both may be a stranger's, and
+//! the manager runs outside the sandbox.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -72,13 +74,23 @@ fn is_rustup(path: &Path) -> bool {
     !is_named(path) && path.canonicalize().is_ok_and(|target| is_named(&target))
 }
 
-/// The version manager of a shim: a program in a directory `shims` of pyenv, rbenv, nodenv, asdf and the like.
+/// The version manager of a shim: a program in a directory `shims` of pyenv, rbenv, nodenv, asdf and the like. Any
+/// other directory of that name may be a stranger's, whose manager must not run.
 fn manager_of(shim: &Path) -> Option<PathBuf> {
     let folder = shim.parent().filter(|folder| folder.file_name().is_some_and(|n| n == "shims"))?;
+    if !is_searched(folder) {
+        return None;
+    }
     let root = folder.parent()?;
     let manager = root.file_name()?.to_str()?.trim_start_matches('.');
     let own = root.join("bin").join(manager);
     if own.is_file() { Some(own) } else { find_in_path(manager) }
+}
+
+/// Whether a directory is one of those in `PATH`, whose programs every shell of the user runs.
+fn is_searched(folder: &Path) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|searched| searched.is_absolute() && searched == folder)
 }
 
 /// The marked installations that a program belongs to: by its path, by the targets of its links, and by the base of a
@@ -112,7 +124,19 @@ fn base_of_environment(root: &Path) -> Option<PathBuf> {
         (name.trim() == "home").then(|| value.trim())
     });
     let base = Path::new(home?).parent()?.to_owned();
-    is_grantable(&base).then_some(base)
+    (is_grantable(&base) && is_python(&base)).then_some(base)
+}
+
+/// Whether a directory is an installation of Python: it has a standard library.
+fn is_python(root: &Path) -> bool {
+    let named = |name: &OsStr| {
+        ["python", "pypy"].iter().any(|n| name.as_encoded_bytes().starts_with(n.as_bytes()))
+    };
+    ["lib", "lib64"].iter().any(|lib| {
+        let folders = std::fs::read_dir(root.join(lib)).into_iter().flatten().flatten();
+        let mut folders = folders.filter(|folder| named(&folder.file_name()));
+        folders.any(|folder| folder.path().join("os.py").is_file())
+    })
 }
 
 /// Whether a file is a text that names no interpreter. Shells run those themselves.
@@ -143,12 +167,20 @@ mod tests {
             format!("home = {}\n", base.parent().unwrap().display()),
         )
         .unwrap();
+        // Any directory could be named there.
+        assert_eq!(installations(&inner), [top.join("env")]);
+        let library = top.join("python/lib/python3.13");
+        std::fs::create_dir_all(&library).unwrap();
+        std::fs::write(library.join("os.py"), "").unwrap();
         assert_eq!(installations(&inner)[..2], [top.join("python"), top.join("env")]);
         assert!(installations(&base).is_empty());
         assert!(!is_grantable(Path::new("/")));
         if let Some(home) = std::env::var_os("HOME") {
             assert!(!is_grantable(Path::new(&home)) && is_grantable(&Path::new(&home).join("env")));
         }
+        let manager = program("manager/bin/manager");
+        std::fs::write(&manager, "#!/bin/sh\n").unwrap();
+        assert_eq!(manager_of(&program("manager/shims/tool")), None, "it is not in PATH");
         let script = program("script");
         assert!(!is_plain_script(&script));
         std::fs::write(&script, "echo one\n").unwrap();

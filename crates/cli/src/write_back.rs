@@ -2,10 +2,11 @@
 //!
 //! Promises: nothing outside the given directory is changed, whatever links the guest or another program of the host has made
 //! there, and a file has its old content or its new one. Bits that give rights of the owner (setuid, setgid) are not written.
+//! Holes of a file stay holes, so that it takes no more room on the host than the guest had.
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Write;
+use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -64,10 +65,22 @@ pub(crate) fn write_back(top: &Path, changes: &[FileChange], after: &Tree) -> an
             Err(error) => return Err(error).with_context(|| named(&path)),
         }
     }
+    let mut unwritten = Vec::new();
     for change in changes.iter().filter(|change| change.change != Change::Removed) {
         let Some(path) = below(change) else { continue };
+        if !matches!(change.kind, Kind::Directory | Kind::Link | Kind::File) {
+            unwritten.push(format!("{} ({:?})", path.display(), change.kind));
+            continue;
+        }
         put(&root, &path, change, after).with_context(|| named(&path))?;
     }
+    anyhow::ensure!(
+        unwritten.is_empty(),
+        "only files, directories and symbolic links are written to the host. All of them are in {}; \
+         the program has also made {}",
+        top.display(),
+        unwritten.join(", ")
+    );
     Ok(())
 }
 
@@ -121,19 +134,59 @@ fn put(root: &OwnedFd, path: &Path, change: &FileChange, after: &Tree) -> anyhow
             let _ = unlinkat(&folder, PARTIAL, AtFlags::empty());
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
             let mut file = File::from(openat(&folder, PARTIAL, flags, Mode::RUSR | Mode::WUSR)?);
-            let (mut piece, mut at) = (vec![0; PIECE], 0);
-            loop {
-                let len = after.read(node, at, &mut piece)?;
-                if len == 0 {
-                    break;
+            let size = after.stat(node)?.size;
+            let mut piece = vec![0; PIECE];
+            for part in after.stored_ranges(node)? {
+                let end = part.end.min(size);
+                let mut at = part.start;
+                file.seek(SeekFrom::Start(at))?;
+                while at < end {
+                    let len = (end - at).min(PIECE as u64) as usize;
+                    let len = after.read(node, at, &mut piece[..len])?;
+                    anyhow::ensure!(len > 0, "it has become shorter");
+                    file.write_all(&piece[..len])?;
+                    at += len as u64;
                 }
-                file.write_all(&piece[..len])?;
-                at += len as u64;
             }
+            file.set_len(size)?;
             fchmod(&file, mode)?;
             renameat(&folder, PARTIAL, &folder, name)?;
         }
         kind => anyhow::bail!("{kind:?} is no kind of file that is written to the host"),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use afresh::files::{Budget, New, Time};
+
+    use super::*;
+
+    #[test]
+    fn holes_stay_holes_and_other_nodes_than_files_are_reported_after_all_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let top = folder.path().canonicalize().unwrap();
+        let inside = |name: &str| top.join(name).to_str().unwrap().to_owned();
+        let (before, now) = (Tree::new(Budget::default()), Time::default());
+        let mut after = before.clone();
+        let node = after.write_path(inside("holes"), b"first", now).unwrap();
+        after.write(node, 1 << 33, b"last", now).unwrap();
+        after.set_size(node, 1 << 35, now).unwrap();
+        let above = after.find(&inside("")).unwrap();
+        after.create(above, b"a-pipe", New::Device(1), 0o600, now).unwrap();
+        let listed = changes(&before, &after).unwrap();
+        let told = write_back(&top, &listed, &after).unwrap_err().to_string();
+        assert!(told.contains("a-pipe (Device)"), "{told}");
+        let stat = std::fs::metadata(top.join("holes")).unwrap();
+        assert_eq!(stat.len(), 1 << 35);
+        assert!(stat.blocks() * 512 < 1 << 20, "{}", stat.blocks());
+        let mut file = File::open(top.join("holes")).unwrap();
+        let mut found = [0; 4];
+        file.seek(SeekFrom::Start(1 << 33)).unwrap();
+        std::io::Read::read_exact(&mut file, &mut found).unwrap();
+        assert_eq!(&found, b"last");
+    }
 }

@@ -36,6 +36,24 @@ impl Tree {
         let Body::File(now) = &inode.body else { return Err(Refused::Invalid) };
         Ok(now.changed_since(&then.0))
     }
+
+    /// Where a file has stored bytes, in order, in whole pages. All other bytes are zero.
+    ///
+    /// # Errors
+    /// As [`Tree::bytes_of`].
+    pub fn stored_ranges(&self, node: Node) -> Result<Vec<Range<u64>>, Refused> {
+        let inode = self.inode(node)?;
+        let Body::File(content) = &inode.body else { return Err(Refused::Invalid) };
+        let mut parts: Vec<Range<u64>> = Vec::new();
+        for run in content.runs().filter(|run| !run.is_empty()) {
+            let part = run.start * PAGE as u64..run.end * PAGE as u64;
+            match parts.last_mut() {
+                Some(last) if last.end >= part.start => last.end = part.end,
+                _ => parts.push(part),
+            }
+        }
+        Ok(parts)
+    }
 }
 
 impl Content {
@@ -97,6 +115,12 @@ mod tests {
             }
             let after = tree.read_path("/a", u64::MAX).unwrap();
             let told = tree.changed_since(node, &then).unwrap();
+            let stored = tree.stored_ranges(node).unwrap();
+            assert!(stored.windows(2).all(|pair| pair[0].end < pair[1].start), "{stored:?}");
+            for (at, byte) in after.iter().enumerate().filter(|(_, byte)| **byte != 0) {
+                let is_stored = stored.iter().any(|part| part.contains(&(at as u64)));
+                assert!(is_stored, "round {round}: {at} is {byte}");
+            }
             assert!(told.windows(2).all(|pair| pair[0].end < pair[1].start), "{told:?}");
             for at in 0..before.len().max(after.len()) {
                 let is_told = told.iter().any(|part| part.contains(&(at as u64)));

@@ -202,7 +202,7 @@ impl Warm {
         if !header.clock.is_sound() {
             return Err(damaged("its clocks are beyond all times"));
         }
-        let state = Kernel::unpack(header.state, &files, base, &opener)?;
+        let mut state = Kernel::unpack(header.state, &files, base, &opener)?;
         let mut live = state.writable_shares();
         live.extend(header.parts.iter().flat_map(|part| part.behind.keys().copied()));
         let parts = header.parts.into_iter().map(|part| part.open(&mut left));
@@ -215,6 +215,11 @@ impl Warm {
             unstored
                 .flat_map(|(ground, (_, layout))| unstored_shares(&ground.part.segments, layout)),
         );
+        let (needed, limit) = (state.count_thawed(&live), opener.memory);
+        if needed > limit {
+            let (what, way_out) = ("memory", "memory_limit");
+            return Err(Incompatible::Limit { what, needed, limit, way_out }.into());
+        }
         // Older versions stored shared memory with each process.
         grounds = grounds
             .into_iter()

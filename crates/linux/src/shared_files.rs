@@ -8,8 +8,9 @@
 //! ([`SharedFiles::publish`]). Changes of the tree go to the memory file ([`SharedFiles::refresh`]), and a reset writes
 //! the bytes of the warm state back ([`SharedFiles::restore`]).
 //!
-//! Promises: after each of these, memory and tree have the same bytes. May break it: a change of a file in the tree
-//! while it is live without a `publish` before and a `refresh` after.
+//! Promises: after each of these, memory and tree have the same bytes; after a reset only bytes that the tree stores
+//! take memory; and the work is proportional to populated and stored bytes, not to the size of a file. May break it: a
+//! change of a file in the tree while it is live without a `publish` before and a `refresh` after.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -17,16 +18,22 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use afresh_files::{Budget, FileBytes, Node, Refused, Time, Tree};
+use afresh_memory::PageRange;
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{Memfd, PAGE_SIZE, SysError};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::{Errno, pread};
 
 use crate::platform::PlatformError;
+use crate::ranges::Ranges;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Bytes that are compared at a time.
 const CHUNK_SIZE: u64 = 256 << 10;
+/// Longest change of a file that is compared as a whole. Of a longer one holes are skipped.
+const MAX_WHOLE: u64 = 4 << 20;
+/// Offsets of mappings are below this. What a file has behind it needs no memory.
+const MAX_OFFSET: u64 = i64::MAX as u64 / 2;
 
 /// The memory of a live file, which shared mappings show.
 #[derive(Debug)]
@@ -63,14 +70,27 @@ impl SharedFile {
         Ok(Some(start..seek(&self.0, SeekFrom::Hole(start)).map_err(failed)?))
     }
 
-    /// All parts that take memory.
+    /// All parts that take memory, in whole pages.
     fn data(&self) -> Result<Vec<Range<u64>>, PlatformError> {
         let (mut parts, mut from) = (Vec::new(), 0);
         while let Some(part) = self.next_data(from)? {
             from = part.end;
-            parts.push(part);
+            // The last part ends with the file.
+            parts.push(part.start..part.end.next_multiple_of(PAGE));
         }
         Ok(parts)
+    }
+
+    /// Releases the memory of all parts that are not in `stored`.
+    fn release_all_but(&self, stored: &[Range<u64>]) -> Result<(), PlatformError> {
+        let mut gone = Ranges::default();
+        self.data()?.into_iter().for_each(|part| gone.insert(part));
+        stored.iter().for_each(|part| gone.remove(part.clone()));
+        for part in gone.iter() {
+            let pages = (part.start / PAGE) as usize..(part.end / PAGE) as usize;
+            self.0.punch_hole(PageRange::new(pages.start, pages.len())).map_err(failed)?;
+        }
+        Ok(())
     }
 }
 
@@ -146,7 +166,7 @@ impl LiveFile {
     /// Empty memory of the size of a file. Nothing of it is written yet.
     fn new(tree: &Tree, node: Node) -> Result<Self, Errno> {
         let errno = |error: Refused| error.errno();
-        let size = tree.stat(node).map_err(errno)?.size;
+        let size = tree.stat(node).map_err(errno)?.size.min(MAX_OFFSET);
         let lacking = |error: SysError| Errno::from_raw_os_error(error.errno);
         let memory = Memfd::new(c"afresh-shared").map_err(lacking)?;
         memory.set_len(size as usize).map_err(lacking)?;
@@ -217,18 +237,38 @@ impl LiveFile {
             return Ok(());
         }
         if size != self.size {
-            self.resize(size)?;
+            self.resize(size.min(MAX_OFFSET))?;
         }
-        self.write_back(tree, node, parts)?;
+        self.write_back(tree, node, self.without_holes(tree, node, parts)?)?;
         self.synced = tree.bytes_of(node).map_err(refused)?;
         Ok(())
     }
 
-    /// Makes the memory equal to the file, whatever was written to it.
+    /// The parts of `changed` where file or memory may have other bytes than zeros.
+    fn without_holes(
+        &self,
+        tree: &Tree,
+        node: Node,
+        changed: Vec<Range<u64>>,
+    ) -> Result<Vec<Range<u64>>, PlatformError> {
+        if changed.iter().all(|part| part.end.saturating_sub(part.start) <= MAX_WHOLE) {
+            return Ok(changed);
+        }
+        let mut held = Ranges::default();
+        let stored = tree.stored_ranges(node).map_err(refused)?;
+        stored.into_iter().chain(self.memory.data()?).for_each(|part| held.insert(part));
+        Ok(changed.into_iter().flat_map(|part| held.within(part)).collect())
+    }
+
+    /// Makes the memory equal to the file, whatever was written to it. Pages that guest processes have touched take no
+    /// memory any more, unless the file stores them.
     fn restore(&mut self, tree: &Tree, node: Node) -> Result<(), PlatformError> {
+        let stored = tree.stored_ranges(node).map_err(refused)?;
+        self.memory.release_all_but(&stored)?;
         if self.written {
-            self.resize(tree.stat(node).map_err(refused)?.size)?;
+            self.resize(tree.stat(node).map_err(refused)?.size.min(MAX_OFFSET))?;
             let changed = tree.changed_since(node, &self.synced).map_err(refused)?;
+            let changed = self.without_holes(tree, node, changed)?;
             self.write_back(tree, node, changed.into_iter().chain(self.memory.data()?))?;
             self.synced = tree.bytes_of(node).map_err(refused)?;
             return Ok(());
@@ -287,7 +327,31 @@ fn write_paid(
     written.map(drop)
 }
 
+/// Bytes of `parts` outside `mapped`.
+pub(crate) fn bytes_beside(parts: Vec<Range<u64>>, mapped: &Ranges) -> u64 {
+    let mut left = Ranges::default();
+    parts.into_iter().for_each(|part| left.insert(part));
+    mapped.iter().for_each(|part| left.remove(part));
+    left.iter().map(|part| part.end - part.start).sum()
+}
+
 impl SharedFiles {
+    /// Bytes of live files that take memory outside their `mapped` parts.
+    pub(crate) fn unmapped_bytes(
+        &self,
+        mapped: &BTreeMap<Node, Ranges>,
+    ) -> Result<u64, PlatformError> {
+        let (mut bytes, none) = (0, Ranges::default());
+        for (node, live) in &self.0 {
+            let mapped = mapped.get(node).unwrap_or(&none);
+            // Mostly all of it is mapped.
+            if mapped.within(0..live.size) != [0..live.size] {
+                bytes += bytes_beside(live.memory.data()?, mapped);
+            }
+        }
+        Ok(bytes)
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -304,26 +368,27 @@ impl SharedFiles {
         self.0.keys().copied().collect()
     }
 
-    /// Makes a file live, which guest processes may write then if it `opens`.
+    /// Makes a file live, which guest processes may write then if it `opens`. Bytes at `mapped` are paid for.
     ///
     /// # Errors
-    /// `ENOMEM` where the host has no memory for it, or it is more than `most` bytes.
+    /// `ENOMEM` where the host has no memory for it, or its other bytes are more than `most`.
     pub(crate) fn add(
         &mut self,
         tree: &Tree,
         node: Node,
         opens: bool,
+        mapped: &Ranges,
         most: u64,
     ) -> Result<(), Errno> {
         if let Some(live) = self.0.get_mut(&node) {
             live.written |= opens;
             return Ok(());
         }
-        let mut live = LiveFile::new(tree, node)?;
-        let parts = tree.changed_since(node, &live.synced).map_err(|error| error.errno())?;
-        if parts.iter().map(|part| part.end - part.start).sum::<u64>() > most {
+        let stored = tree.stored_ranges(node).map_err(|error| error.errno())?;
+        if bytes_beside(stored, mapped) > most {
             return Err(Errno::NOMEM);
         }
+        let mut live = LiveFile::new(tree, node)?;
         live.refresh(tree, node).map_err(|_| Errno::NOMEM)?;
         live.written = opens;
         self.0.insert(node, live);
@@ -369,7 +434,7 @@ impl SharedFiles {
                 }
                 continue;
             }
-            self.add(tree, node, true, u64::MAX)
+            self.add(tree, node, true, &Ranges::default(), u64::MAX)
                 .map_err(|error| PlatformError::kernel("making shared memory", error))?;
         }
         Ok(())
@@ -380,10 +445,11 @@ impl SharedFiles {
         let (mut there, mut here) = (Vec::new(), Vec::new());
         for (&node, live) in &self.0 {
             let stat = tree.stat(node).map_err(refused)?;
-            if stat.size != live.size {
+            if stat.size.min(MAX_OFFSET) != live.size {
                 return Ok(Some((node, live.size.min(stat.size))));
             }
             let changed = tree.changed_since(node, &live.synced).map_err(refused)?;
+            let changed = live.without_holes(tree, node, changed)?;
             let parts = changed.into_iter().chain(live.memory.data()?);
             let parts = parts.map(|part| part.start..part.end.min(live.size));
             for (at, len) in parts.flat_map(chunks) {
@@ -398,5 +464,52 @@ impl SharedFiles {
             }
         }
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_reset_memory_has_the_bytes_of_the_file_and_no_other_pages() {
+        let (mut tree, now) = (Tree::new(Budget::default()), Time::default());
+        let node = tree.write_path("/a", b"first", now).unwrap();
+        // Far more than could be compared.
+        tree.set_size(node, 1 << 50, now).unwrap();
+        tree.write(node, 9 * PAGE, &[7; 9], now).unwrap();
+        let (mut files, live) = (SharedFiles::default(), BTreeSet::from([node]));
+        files.restore(&tree, &live).unwrap();
+        let memory = files.get(node).unwrap().clone();
+        assert_eq!(memory.0.resident_bytes() as u64, 2 * PAGE);
+        for page in [0, 3, 9, 20, 1 << 30] {
+            memory.0.write_at(&[1; PAGE_SIZE], page * PAGE_SIZE).unwrap();
+        }
+        let mapped = BTreeMap::from([(node, Ranges::default())]);
+        assert_eq!(files.unmapped_bytes(&mapped).unwrap(), 5 * PAGE);
+        // The call has also written the file, and given it another size.
+        let mut changed = tree.clone();
+        files.publish(&mut changed, node, now).unwrap();
+        changed.set_size(node, 5 * PAGE, now).unwrap();
+        files.refresh(&changed, node).unwrap();
+        assert!(files.differing(&changed).unwrap().is_none());
+        assert!(files.differing(&tree).unwrap().is_some());
+        files.restore(&tree, &live).unwrap();
+        assert_eq!(files.differing(&tree).unwrap(), None);
+        assert_eq!(memory.0.resident_bytes() as u64, 2 * PAGE);
+        assert_eq!((memory.0.bytes(), files.nodes()), (1 << 50, live));
+    }
+
+    #[test]
+    fn a_file_becomes_live_within_the_room_that_is_left() {
+        let (mut tree, now) = (Tree::new(Budget::default()), Time::default());
+        let node = tree.write_path("/a", &[1; 4 * PAGE_SIZE], now).unwrap();
+        let mut mapped = Ranges::default();
+        mapped.insert(PAGE..2 * PAGE);
+        let add = |room| {
+            let mut files = SharedFiles::default();
+            files.add(&tree, node, true, &mapped, room * PAGE)
+        };
+        assert_eq!((add(2), add(3)), (Err(Errno::NOMEM), Ok(())));
     }
 }

@@ -291,7 +291,7 @@ impl Guest {
             state.spend(self.body.process.take_spent());
         }
         state.bury(end);
-        self.person.prune_shared();
+        self.person.prune_shared()?;
         self.person.resumed = None;
         if memory == id {
             // Another process first, then this one can end.
@@ -493,7 +493,7 @@ impl Guest {
             state.shed(loadable.identity());
             let change = state.layout.clear();
             state.drop_unshared();
-            self.person.prune_shared();
+            self.person.prune_shared()?;
             self.enact(change, Continuation::Ask)?;
             // Nothing of the last program's is in the new one's registers.
             self.body.process.forget_frame();

@@ -1,12 +1,10 @@
 //! CPU time of the processes that run guests, for bills.
 //!
-//! Promises: the time of each process is counted once, on the thread that ran its guest. A guest process that waits
-//! costs nothing. A measurement is one system call for each process that ran.
+//! Promises: the time of each process is counted once, on the thread that ran its guest, however the process ends. A
+//! guest process that waits costs nothing. A measurement is one system call for each process that ran.
 
 use std::cell::Cell;
 use std::time::Duration;
-
-use afresh_sys::host::process_cpu_time;
 
 use super::process::Process;
 
@@ -25,7 +23,7 @@ pub fn take_guest_cpu_time() -> Duration {
 impl Process {
     /// Counts the time since the last measurement.
     pub(crate) fn bill(&mut self) {
-        let Some(used) = process_cpu_time(self.id()) else { return };
+        let Some(used) = self.born.cpu_time() else { return };
         let more = used.saturating_sub(std::mem::replace(&mut self.billed, used));
         COUNTED.set(COUNTED.get().saturating_add(more));
     }

@@ -1,13 +1,11 @@
 //! CPU time of a process that runs a guest process, since the last measurement.
 
-use afresh_sys::host::process_cpu_time;
-
 use super::process::Process;
 
 impl Process {
     /// Nanoseconds since the last measurement, which this call renews. `None` without one since the last reset.
     pub(crate) fn take_spent(&mut self) -> u64 {
-        let Some(used) = process_cpu_time(self.id()) else { return 0 };
+        let Some(used) = self.born.cpu_time() else { return 0 };
         let used = used.as_nanos() as u64;
         used.saturating_sub(self.counted.replace(used).unwrap_or(used))
     }

@@ -8,7 +8,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
+use std::time::Duration;
 
+use afresh_sys::host::process_cpu_time;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -36,6 +38,8 @@ pub(super) struct SpawnedProcess {
     /// The address of the vDSO, if it exists: the same in every process.
     pub(super) clock: Option<u64>,
     status: Option<ExitStatus>,
+    /// Its CPU time when it ended.
+    spent: Duration,
 }
 
 impl SpawnedProcess {
@@ -60,8 +64,23 @@ impl SpawnedProcess {
         poll(&mut wait, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
+    /// Its CPU time so far, if that is known.
+    pub(super) fn cpu_time(&self) -> Option<Duration> {
+        match self.status {
+            // Its PID may be another process's.
+            Some(_) => Some(self.spent),
+            None => process_cpu_time(self.pid.as_raw_nonzero().get().unsigned_abs()),
+        }
+    }
+
     fn ended(&mut self, how: WaitOptions) -> io::Result<Option<ExitStatus>> {
         if self.status.is_none() {
+            if !how.contains(WaitOptions::NOHANG) {
+                retry_on_intr(|| poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], None))?;
+            }
+            if self.has_ended() {
+                self.spent = self.cpu_time().unwrap_or_default();
+            }
             let found = retry_on_intr(|| waitpid(Some(self.pid), how))?;
             self.status = found.map(|(_, status)| ExitStatus::from_raw(status.as_raw()));
         }
@@ -181,7 +200,8 @@ impl Forker {
         // Only this process can reap it, so the PID is its own.
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
         let (core, clock) = (kept.is_ok().then_some(core), self.clock);
-        Ok(SpawnedProcess { pid, pidfd, core, clock, status: None })
+        let (status, spent) = (None, Duration::ZERO);
+        Ok(SpawnedProcess { pid, pidfd, core, clock, status, spent })
     }
 }
 

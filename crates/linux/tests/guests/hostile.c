@@ -133,6 +133,10 @@ int main(void) {
             break;
         case 15: made = raw(SYS_arch_prctl, 0x1002, 1L << 62, 0, 0, 0, 0) == 0; break;
         case 16: raw(SYS_mprotect, (long)in & -4096, 1 << 30, 0, 0, 0, 0), raw(SYS_munmap, 0x10000, STUB - 0x10000, 0, 0, 0, 0); break;
+        case 21: /* Works, and has its process killed. */
+            for (volatile long work = 0; work < 100000000; work++);
+            from_stub(nth, SYS_fork, 0, 0, 0, 0);
+            break;
         case 17: raw(335, 0, 0, 0, 0, 0, 0), raw(336, 0, 0, 0, 0, 0, 0); break; /* The kernel lets these by every filter. */
         case 18: *(volatile char *)0x700000100000UL = 1; break; /* What the vDSO reads. */
         case 19: { /* A question by a jump, backwards: with the direction flag set, in the frame of an earlier call. */

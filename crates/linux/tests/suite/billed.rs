@@ -4,7 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use afresh_linux::{Program, take_guest_cpu_time};
+use afresh_linux::{CallError, Program, take_guest_cpu_time};
+
+use crate::common;
 
 /// CPU time, and the length of a run of these commands.
 fn bill(commands: &str) -> Option<(Duration, Duration)> {
@@ -36,4 +38,15 @@ fn work_of_any_process_is_billed_once_and_waits_are_not() {
     let (waits, length) = bill("sleep 0.5; echo done").unwrap();
     assert!(waits < length - Duration::from_millis(300), "{waits:?} in {length:?}");
     assert_eq!(take_guest_cpu_time(), Duration::ZERO);
+}
+
+#[test]
+fn work_of_a_process_that_is_killed_is_billed() {
+    let Some(mut instance) = common::warm("hostile.c", |program| program) else { return };
+    let _ = take_guest_cpu_time();
+    let call = |instance: &mut afresh_linux::Instance| instance.call_pristine(b"21 0");
+    assert!(matches!(call(&mut instance), Err(CallError::Platform { .. })));
+    let spent = take_guest_cpu_time();
+    // It has counted to a hundred million.
+    assert!(spent > Duration::from_millis(10), "{spent:?}");
 }

@@ -50,6 +50,10 @@ sealed = os.memfd_create("s", os.MFD_ALLOW_SEALING); fcntl.fcntl(sealed, fcntl.F
 signal.signal(signal.SIGPROF, lambda *_: None); signal.setitimer(signal.ITIMER_PROF, 1000, 7); resource.setrlimit(resource.RLIMIT_CPU, (1000, 2000))
 watched = libc.inotify_init(); libc.inotify_add_watch(watched, b"/tmp", 0xfff); open("/tmp/seen", "w").close()
 libc.prctl(1, 15, 0, 0, 0); libc.prctl(36, 1, 0, 0, 0)
+queue = libc.mq_open(b"/queue", os.O_CREAT | os.O_RDWR, 0o600, None); libc.mq_send(queue, b"first", 5, 3); libc.mq_send(queue, b"", 0, 7)
+class Message(ctypes.Structure): _fields_ = [("type", ctypes.c_long), ("text", ctypes.c_char * 9)]
+for kind in (3, 5): libc.msgsnd(libc.msgget(9, 0o1600), ctypes.byref(Message(kind, b"message")), 7, 0)
+large = os.open("/tmp/large", os.O_CREAT | os.O_RDWR); os.ftruncate(large, 1 << 45); window = mmap.mmap(large, 8192, offset=1 << 44); window[9] = 9
 def stir():
     # In any state.
     for work in (lambda: os.write(master, b"x\x7f\x15y\t\n"), lambda: os.write(s, b"\t\x08\r\n"), lambda: os.set_blocking(m, False), lambda: os.read(m, 99),

@@ -34,6 +34,7 @@ mod processes;
 mod python;
 mod session;
 mod shared;
+mod shared_limits;
 mod signals;
 mod sockets;
 mod spent;

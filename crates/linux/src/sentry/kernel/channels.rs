@@ -1,8 +1,9 @@
 //! Streams of bytes within a guest, which pipes and connected sockets are made of.
 
+mod capacities;
+
 use std::collections::{BTreeMap, VecDeque};
 
-use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::sentry::net::sockets::Address;
@@ -12,8 +13,6 @@ pub(crate) const CAPACITY: usize = 64 << 10;
 /// Maximum and minimum bytes of one, if a program sets its size (`pipe-max-size`).
 pub(in crate::sentry) const MAX_RESERVED: usize = 1 << 20;
 const PAGE: usize = 4096;
-/// Bytes beyond the usual that all may hold together.
-const TOGETHER: usize = 64 << 20;
 /// Room that makes a pipe writable again.
 const PIPE_BUF: usize = 4096;
 /// Channels a guest may have.
@@ -25,7 +24,7 @@ const COUNTED: u64 = 1 << 62;
 const LETTER_ROOM: usize = CAPACITY / 2;
 /// Bytes of the head of a datagram.
 const DATAGRAM_HEAD: usize = 32;
-/// Datagrams that a channel holds.
+/// Datagrams that a channel of the usual size holds. Smaller ones hold fewer.
 const LETTERS: usize = 256;
 /// Messages with descriptors or credentials that a channel holds.
 const MAX_MESSAGES: usize = 1024;
@@ -136,10 +135,6 @@ impl Channel {
         self.capacity
     }
 
-    fn larger(&self) -> usize {
-        self.capacity.saturating_sub(CAPACITY)
-    }
-
     pub(crate) fn is_writable(&self) -> bool {
         self.end == ChannelEnd::Listens || self.room() >= PIPE_BUF
     }
@@ -228,7 +223,7 @@ impl Channel {
     /// Whether a datagram fits.
     pub(crate) fn takes(&self, len: usize) -> bool {
         let fits = self.room() >= len || self.letters.is_empty() && len <= self.longest();
-        fits && self.letters.len() < LETTERS
+        fits && self.letters.len() < LETTERS.min(self.capacity / (CAPACITY / LETTERS))
     }
 
     /// Bytes of the longest datagram: the size of its buffer that `SO_SNDBUF` returns, less the head.
@@ -314,6 +309,7 @@ impl Channels {
         if self.list.len() >= CHANNELS {
             return None;
         }
+        let capacity = self.first_capacity();
         let id = self.next;
         self.next += 1;
         let channel = Channel {
@@ -325,52 +321,13 @@ impl Channels {
             taken: 0,
             parcels: VecDeque::new(),
             letters: VecDeque::new(),
-            capacity: CAPACITY,
+            capacity,
             shut: false,
             reset: false,
             named: false,
         };
         self.list.insert(id, channel);
         Some(id)
-    }
-
-    /// Sets the capacity of a channel, rounded up.
-    pub(in crate::sentry) fn resize(&mut self, id: u64, bytes: u64) -> Result<usize, Errno> {
-        if bytes > i32::MAX as u64 {
-            return Err(Errno::INVAL);
-        }
-        let capacity = (bytes as usize).max(PAGE).next_power_of_two();
-        let channel = self.list.get(&id).ok_or(Errno::BADF)?;
-        let larger = self.larger() - channel.larger() + capacity.saturating_sub(CAPACITY);
-        if capacity > MAX_RESERVED || capacity > channel.capacity && larger > TOGETHER {
-            return Err(Errno::PERM);
-        }
-        if channel.len() > capacity {
-            return Err(Errno::BUSY);
-        }
-        if let Some(channel) = self.list.get_mut(&id) {
-            channel.capacity = capacity;
-            channel.edges += 1;
-        }
-        Ok(capacity)
-    }
-
-    /// Sets the capacity of a channel between sockets, within the bounds of all. Its bytes stay.
-    pub(in crate::sentry) fn set_capacity(&mut self, id: u64, bytes: usize) {
-        let capacity = bytes.clamp(PAGE, MAX_RESERVED);
-        let Some(old) = self.list.get(&id).map(Channel::larger) else { return };
-        if self.larger() - old + capacity.saturating_sub(CAPACITY) > TOGETHER {
-            return;
-        }
-        if let Some(channel) = self.list.get_mut(&id) {
-            channel.capacity = capacity;
-            channel.edges += 1;
-        }
-    }
-
-    /// Bytes that channels may hold beyond the usual, together.
-    fn larger(&self) -> usize {
-        self.list.values().map(Channel::larger).sum()
     }
 
     /// A channel for datagrams, which any socket writes.
@@ -466,7 +423,7 @@ impl Channels {
                 && channel.readers == readers + u32::from(channel.end.reads());
             *id < self.next && fits && channel.is_sound()
         });
-        if known && sound && self.list.len() <= CHANNELS && self.larger() <= TOGETHER {
+        if known && sound && self.list.len() <= CHANNELS && self.is_affordable() {
             Ok(())
         } else {
             Err("its pipes and connections do not fit together")

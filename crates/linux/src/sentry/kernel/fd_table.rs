@@ -1,11 +1,12 @@
 //! Descriptors: small numbers for open files, which several of them may share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use afresh_files::{Node, OpenFile};
 use rustix::io::Errno;
 
+use crate::sentry::Kernel;
 use crate::sentry::fs::devices::Device;
 use crate::sentry::fs::proc_paths::ProcDir;
 use crate::sentry::kernel::epoll::EpollSet;
@@ -16,8 +17,11 @@ use crate::sentry::kernel::timer_fd::TimerFd;
 use crate::sentry::net::sockets::Socket;
 use crate::sentry::tty::terminals::TerminalEnd;
 
-/// Descriptors a guest may have.
+/// Descriptors a process may have.
 pub(crate) const DESCRIPTORS: u32 = 1 << 16;
+/// Open descriptions of a guest (`fs.file-max`), and descriptors of all its processes.
+const MAX_DESCRIPTIONS: usize = 1 << 16;
+const MAX_ALL_DESCRIPTORS: usize = 1 << 18;
 
 /// The object of an open description.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -286,13 +290,30 @@ impl FdTable {
         self.descriptions.values_mut()
     }
 
+    /// Refuses `more` descriptors beyond those that all processes may have together.
+    fn check_all(&self, more: usize) -> Result<(), Errno> {
+        let others: usize = self.others.values().map(BTreeMap::len).sum();
+        let all = others + self.descriptors.len() + more;
+        if all <= MAX_ALL_DESCRIPTORS { Ok(()) } else { Err(Errno::NFILE) }
+    }
+
+    /// Refuses a process with descriptors like the current ones if there are too many.
+    pub(in crate::sentry) fn check_fork(&self) -> Result<(), Errno> {
+        self.check_all(self.descriptors.len())
+    }
+
     fn free(&self, from: u32) -> Result<u32, Errno> {
-        (from..self.room).find(|number| !self.descriptors.contains_key(number)).ok_or(Errno::MFILE)
+        self.check_all(1)?;
+        let taken = self.descriptors.range(from..).map(|(number, _)| *number);
+        let first =
+            from + taken.zip(from..).take_while(|(number, next)| number == next).count() as u32;
+        if first < self.room { Ok(first) } else { Err(Errno::MFILE) }
     }
 
     /// Whether a further descriptor fits.
     pub(crate) fn check_room(&self) -> Result<(), Errno> {
-        self.free(0).map(drop)
+        self.free(0)?;
+        if self.descriptions.len() < MAX_DESCRIPTIONS { Ok(()) } else { Err(Errno::NFILE) }
     }
 
     /// A new descriptor for a new description, which is returned if the table is full.
@@ -301,7 +322,7 @@ impl FdTable {
         description: Description,
         close_on_exec: bool,
     ) -> Result<u32, (Errno, Box<Description>)> {
-        let number = match self.free(0) {
+        let number = match self.check_room().and_then(|()| self.free(0)) {
             Ok(number) => number,
             Err(errno) => return Err((errno, Box::new(description))),
         };
@@ -334,6 +355,7 @@ impl FdTable {
     ) -> Result<(u32, Option<Description>), Errno> {
         self.get(old)?;
         let new = u32::try_from(new).ok().filter(|new| *new < self.room).ok_or(Errno::BADF)?;
+        self.check_all(1)?;
         let gone = match u64::from(new) != old {
             true => self.close(u64::from(new)).unwrap_or_default(),
             false => None,
@@ -356,6 +378,17 @@ impl FdTable {
             return Ok(None);
         }
         Ok(self.descriptions.remove(&gone.description))
+    }
+
+    /// Closes many descriptors at the cost of one. Returns the objects whose last descriptors they were.
+    fn close_all(&mut self, descriptors: &[u64]) -> Vec<Description> {
+        let closed = descriptors.iter().filter_map(|n| self.descriptors.remove(&(*n as u32)));
+        let closed: BTreeSet<u64> = closed.map(|descriptor| descriptor.description).collect();
+        let others = self.others.values().flat_map(|others| others.values());
+        let all = self.descriptors.values().chain(others);
+        let open: BTreeSet<u64> = all.map(|descriptor| descriptor.description).collect();
+        let gone = closed.difference(&open).filter(|id| !self.carried.has(**id));
+        gone.filter_map(|id| self.descriptions.remove(id)).collect()
     }
 
     /// Descriptors in flight between processes.
@@ -471,5 +504,43 @@ impl FdTable {
             .map(|&n| u64::from(n))
             .filter(|n| (first..=last).contains(n))
             .collect()
+    }
+}
+
+impl Kernel {
+    /// Closes descriptors of the current process, and objects that have no other.
+    pub(in crate::sentry) fn close_all(&mut self, descriptors: &[u64]) {
+        for gone in self.table.close_all(descriptors) {
+            self.forget(Some(gone));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_of_all_processes_are_bounded_and_closed_together() {
+        let mut table = FdTable::new();
+        assert_eq!(table.add(Description::new(FileObject::Process(2), 0), false).ok(), Some(3));
+        assert_eq!((table.free(1), table.free(9)), (Ok(4), Ok(9)));
+        let all: BTreeMap<u32, Descriptor> = (0..MAX_ALL_DESCRIPTORS as u32 - 6)
+            .map(|number| (number, Descriptor { description: 3, close_on_exec: false }))
+            .collect();
+        table.others.insert(9, all);
+        assert_eq!((table.check_fork(), table.check_room()), (Err(Errno::NFILE), Ok(())));
+        assert_eq!((table.duplicate(3, 8, false), table.replace(3, 7, false).err()), (Ok(8), None));
+        assert_eq!(table.duplicate(3, 0, false), Err(Errno::NFILE));
+        assert_eq!(table.replace(3, 20, false).err(), Some(Errno::NFILE));
+        // Another process has it open.
+        assert_eq!(table.close_all(&[3, 7, 8, 99]), []);
+        table.drop_process(9);
+        let last = table.duplicate(0, 5, false).unwrap();
+        assert!(table.close_all(&[0]).is_empty() && table.close_all(&[u64::from(last)]).len() == 1);
+        let many = (10..MAX_DESCRIPTIONS as u64 + 10)
+            .map(|id| (id, Description::new(FileObject::Process(2), 0)));
+        table.descriptions.extend(many);
+        assert_eq!(table.check_room(), Err(Errno::NFILE));
     }
 }

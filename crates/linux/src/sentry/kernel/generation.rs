@@ -220,7 +220,7 @@ impl Sentry {
         kept?;
         state.seals.begin(node, seals::GENERATION_PAGE, &state.tree);
         // It changes with each reset.
-        self.make_live(node, false)?;
+        self.make_live(node, 0..PAGE, false)?;
         Ok(node)
     }
 

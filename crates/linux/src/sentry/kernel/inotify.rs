@@ -14,7 +14,7 @@ use crate::sentry::kernel::fd_table::{Description, FileObject};
 use crate::sentry::kernel::readiness::IN;
 use crate::sentry::{Kernel, NAME};
 
-/// Files that one descriptor may watch (`max_user_watches`, of all).
+/// Files that all descriptors together may watch (`max_user_watches`).
 pub(in crate::sentry) const WATCHES: usize = 1 << 16;
 /// Events that one descriptor keeps (`max_queued_events`). With names of 255 bytes, all instances keep 40 MiB at most.
 pub(in crate::sentry) const QUEUED: usize = 1 << 11;

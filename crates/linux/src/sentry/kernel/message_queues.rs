@@ -1,6 +1,7 @@
 //! Queues of messages that have keys and numbers in place of names (`msgget`, of System V).
 //!
-//! Promises: the number of queues and the bytes in each are limited. Frozen ones are checked before use.
+//! Promises: the number of queues, the bytes in each, and the messages of all are limited. Frozen ones are checked
+//! before use.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,6 +12,8 @@ use serde::{Deserialize, Serialize};
 const MAX_QUEUES: usize = 1024;
 const MAX_BYTES: u64 = 16 << 10;
 pub(in crate::sentry) const MAX_MESSAGE: u64 = 8 << 10;
+/// Maximum messages of all queues. Short ones take more memory than their bytes.
+const MAX_MESSAGES: usize = 256 << 10;
 
 /// A message: its type and its bytes.
 pub(crate) type Message = (i64, Vec<u8>);
@@ -131,9 +134,14 @@ impl MessageQueues {
         self.list.remove(&(id as u32));
     }
 
-    /// Whether a wait for room is over, also because the queue was removed.
+    /// Messages of all queues.
+    fn count(&self) -> usize {
+        self.list.values().map(|queue| queue.messages.len()).sum()
+    }
+
+    /// Whether there is room for a message, or the queue was removed.
     pub(in crate::sentry) fn has_room(&self, id: u32, len: u64) -> bool {
-        self.list.get(&id).is_none_or(|queue| queue.fits(len))
+        self.list.get(&id).is_none_or(|queue| queue.fits(len) && self.count() < MAX_MESSAGES)
     }
 
     /// Whether a wait for a message is over.
@@ -153,7 +161,7 @@ impl MessageQueues {
                 && count <= MAX_BYTES
                 && kinds
         };
-        self.list.len() <= MAX_QUEUES && self.list.iter().all(sound)
+        self.list.len() <= MAX_QUEUES && self.count() <= MAX_MESSAGES && self.list.iter().all(sound)
     }
 }
 
@@ -180,6 +188,20 @@ mod tests {
         assert!(
             all.has_message(id, WantedMessage::Of(7)) && !all.has_message(id, WantedMessage::Of(8))
         );
+        // Empty messages are as many, whatever the number of queues.
+        for _ in 0..MAX_MESSAGES as u64 / MAX_BYTES {
+            let id = all.add(MessageQueue::new(0, 0o600, 0)).unwrap();
+            let queue = all.get_mut(id.into()).unwrap();
+            (0..MAX_BYTES - 1).for_each(|_| queue.push((1, Vec::new())));
+            assert!(queue.fits(0) && all.is_sound() && all.has_room(id, 0));
+        }
+        while all.count() < MAX_MESSAGES {
+            all.get_mut(id.into()).unwrap().push((1, Vec::new()));
+        }
+        assert!(all.is_sound() && !all.has_room(id, 0));
+        all.get_mut(id.into()).unwrap().push((1, Vec::new()));
+        assert!(!all.is_sound());
+        all.get_mut(id.into()).unwrap().messages.truncate(4);
         all.get_mut(id.into()).unwrap().push((0, Vec::new()));
         assert!(!all.is_sound());
         all.remove(id.into());

@@ -376,7 +376,8 @@ impl Kernel {
         state.drop_unowned();
         state.count_watchers();
         state.heed_limits();
-        state.count_shared();
+        let live = state.writable_shares();
+        state.count_thawed(&live);
         if state.check_nesting().is_err() {
             return Err(damaged("its sets of descriptors contain too many others, or each other"));
         }

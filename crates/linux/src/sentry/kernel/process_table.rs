@@ -309,7 +309,11 @@ impl Kernel {
     /// Adds the mappings of other processes to the layout's limit.
     pub(in crate::sentry) fn count_memory(&mut self) {
         let own: u64 = self.family.layouts.values().map(Layout::own_bytes).sum();
-        self.layout.set_elsewhere(own.saturating_add(self.shared_bytes));
+        // Files beyond the limit of storage, which were written through mappings.
+        let unpaid = self.tree.used().bytes.saturating_sub(self.tree.budget().bytes);
+        let elsewhere = own.saturating_add(self.shared_bytes).saturating_add(unpaid);
+        let mappings = self.family.layouts.values().map(Layout::len).sum();
+        self.layout.set_elsewhere(elsewhere, mappings);
     }
 
     /// Sets the memory limit of every process, and returns the bytes that they have mapped together.
@@ -362,6 +366,7 @@ impl Kernel {
     ) -> Result<u32, Errno> {
         self.family.check_room()?;
         self.check_tasks()?;
+        self.table.check_fork()?;
         if copies {
             self.layout.afford_copy()?;
         }
@@ -397,10 +402,7 @@ impl Kernel {
         let state = &mut *self;
         state.give_up_all(Some(state.threads.current_id()));
         state.alarms.drop_timers();
-        for number in state.table.closing() {
-            let gone = state.table.close(number).unwrap_or_default();
-            state.forget(gone);
-        }
+        state.close_all(&state.table.closing());
         state.drop_unowned();
         // Ignored signals stay ignored.
         state.handlers.retain(|_, action| action[..8] == 1u64.to_le_bytes());
@@ -424,10 +426,7 @@ impl Kernel {
         self.leave_terminal();
         self.semaphores.leave(self.family.own.id);
         self.named_queues.drop_requests(self.family.own.id);
-        for number in self.table.numbers(0, u64::from(u32::MAX)) {
-            let gone = self.table.close(number).unwrap_or_default();
-            self.forget(gone);
-        }
+        self.close_all(&self.table.numbers(0, u64::from(u32::MAX)));
         let ProcessInfo { id, parent, group, memory, .. } = self.family.own.clone();
         let (spent, groups) = (self.family.spent_by(id), self.kept_groups());
         self.tree.release(self.directory);

@@ -3,6 +3,8 @@
 //! The kernel chooses nothing: each address comes from here, and the orders that put it into effect
 //! contain all arguments. So the mappings are known without a query, and can be restored.
 
+mod limits;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -56,6 +58,9 @@ pub(crate) struct Layout {
     limit: u64,
     /// Bytes that other processes of the guest have mapped, and all that are shared.
     elsewhere: u64,
+    /// Mappings of other processes.
+    #[serde(skip)]
+    mappings_elsewhere: usize,
     heap: u64,
     brk: u64,
 }
@@ -81,8 +86,17 @@ pub(in crate::sentry) fn pages(start: u64, len: u64) -> Result<Range<u64>, Errno
 impl Layout {
     /// An empty layout for at most `limit` bytes.
     pub(crate) fn new(limit: u64) -> Self {
-        let (bytes, reserved, shared, elsewhere, heap, brk) = (0, 0, 0, 0, 0, 0);
-        Self { maps: BTreeMap::new(), bytes, reserved, shared, limit, elsewhere, heap, brk }
+        Self {
+            maps: BTreeMap::new(),
+            bytes: 0,
+            reserved: 0,
+            shared: 0,
+            limit,
+            elsewhere: 0,
+            mappings_elsewhere: 0,
+            heap: 0,
+            brk: 0,
+        }
     }
 
     /// The first error of a layout from a snapshot, if any.
@@ -91,7 +105,10 @@ impl Layout {
         for (&start, m) in &self.maps {
             let whole = start.is_multiple_of(PAGE) && m.end.is_multiple_of(PAGE);
             let protected = m.protection & !7 == 0 && (m.protection == 0 || !m.reserved);
-            if start < at || m.end <= start || m.end > GUEST.end || !whole || !protected {
+            // Shared memory is never only reserved, and shows whole pages of its file.
+            let shares = m.share.is_none_or(|s| !m.reserved && s.ahead.is_multiple_of(PAGE));
+            if start < at || m.end <= start || m.end > GUEST.end || !whole || !protected || !shares
+            {
                 return Err("its mappings overlap, or are outside the guest's range");
             }
             *if m.reserved { &mut reserved } else { &mut bytes } += m.end - start;
@@ -109,45 +126,6 @@ impl Layout {
         Ok(())
     }
 
-    /// Bytes that may be mapped.
-    pub(crate) fn limit(&self) -> u64 {
-        self.limit
-    }
-
-    pub(in crate::sentry) fn set_limit(&mut self, limit: u64) {
-        self.limit = limit;
-    }
-
-    /// Bytes that are mapped, here and in other processes.
-    pub(in crate::sentry) fn bytes_everywhere(&self) -> u64 {
-        self.own_bytes().saturating_add(self.elsewhere)
-    }
-
-    /// Bytes that are mapped.
-    pub(in crate::sentry) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Bytes that are mapped and not shared.
-    pub(in crate::sentry) fn own_bytes(&self) -> u64 {
-        self.bytes.saturating_sub(self.shared)
-    }
-
-    /// Bytes that are mapped and shared.
-    pub(in crate::sentry) fn shared_bytes(&self) -> u64 {
-        self.shared
-    }
-
-    /// Adds the mappings of other processes and all shared memory to the limit.
-    pub(in crate::sentry) fn set_elsewhere(&mut self, bytes: u64) {
-        self.elsewhere = bytes;
-    }
-
-    /// Whether as much as is mapped, and not shared, fits into the budget once more.
-    pub(in crate::sentry) fn afford_copy(&self) -> Result<(), Errno> {
-        self.afford(self.own_bytes())
-    }
-
     /// Unmaps everything.
     pub(crate) fn clear(&mut self) -> Change {
         // One order for all.
@@ -155,7 +133,8 @@ impl Layout {
             true => Vec::new(),
             false => vec![unmap_order(GUEST.start, GUEST.end - GUEST.start)],
         };
-        *self = Self { elsewhere: self.elsewhere, ..Self::new(self.limit) };
+        let (elsewhere, mappings_elsewhere) = (self.elsewhere, self.mappings_elsewhere);
+        *self = Self { elsewhere, mappings_elsewhere, ..Self::new(self.limit) };
         Change { before, ..Change::default() }
     }
 
@@ -263,19 +242,6 @@ impl Layout {
             range.end = m.end;
         }
         self.maps.insert(range.start, Mapping { end: range.end, ..new });
-    }
-
-    /// Whether `more` bytes fit into the budget.
-    pub(in crate::sentry) fn afford(&self, more: u64) -> Result<(), Errno> {
-        let taken = self.bytes_everywhere();
-        let within = taken.checked_add(more).is_some_and(|bytes| bytes <= self.limit);
-        if within && self.maps.len() < MAPPINGS { Ok(()) } else { Err(Errno::NOMEM) }
-    }
-
-    /// Whether `more` bytes may be reserved.
-    pub(in crate::sentry) fn afford_reserve(&self, more: u64) -> Result<(), Errno> {
-        let within = self.reserved.checked_add(more).is_some_and(|bytes| bytes <= RESERVED);
-        if within && self.maps.len() < MAPPINGS { Ok(()) } else { Err(Errno::NOMEM) }
     }
 
     /// Bytes in a range that are counted in `bytes`, or those that are only reserved.
@@ -394,7 +360,7 @@ impl Layout {
         let range = pages(start, len).map_err(|_| Errno::INVAL)?;
         let cuts_one = self.parts(&range).iter().any(|(_, m)| m.end > range.end)
             && self.maps.range(..range.start).next_back().is_some_and(|(_, m)| m.end > range.end);
-        if cuts_one && self.maps.len() >= MAPPINGS {
+        if cuts_one && !self.has_room() {
             return Err(Errno::NOMEM);
         }
         let mut change = Change::default();

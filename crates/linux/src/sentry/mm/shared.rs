@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use afresh_files::{FileBytes, Node};
+use afresh_files::{FileBytes, Node, Tree};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,7 @@ use crate::sentry::kernel::time::now;
 use crate::sentry::mm::layout::Layout;
 use crate::sentry::mm::orders::Content;
 use crate::sentry::{Kernel, Sentry, SyscallResult};
-use crate::shared_files::Attachment;
+use crate::shared_files::{Attachment, bytes_beside};
 
 /// Which bytes a shared mapping shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,8 +74,8 @@ impl Kernel {
         shared.filter(|shared| writes(shared.protection)).map(|shared| shared.share.node).collect()
     }
 
-    /// Counts the shared bytes that processes have mapped, each once.
-    pub(in crate::sentry) fn count_shared(&mut self) {
+    /// The parts of files that some process shares.
+    fn mapped_parts(&self) -> BTreeMap<Node, Ranges> {
         let mut mapped: BTreeMap<Node, Ranges> = BTreeMap::new();
         for layout in std::iter::once(&self.layout).chain(self.family.layouts()) {
             for Shared { range, share, .. } in layout.shared() {
@@ -83,10 +83,34 @@ impl Kernel {
                 mapped.entry(share.node).or_default().insert(from..to);
             }
         }
+        mapped
+    }
+
+    /// Counts the shared bytes that processes have mapped, each once, and bytes of live files that take memory without
+    /// a mapping: `unmapped` finds them.
+    fn count_parts<E>(
+        &mut self,
+        unmapped: impl FnOnce(&Tree, &BTreeMap<Node, Ranges>) -> Result<u64, E>,
+    ) -> Result<(), E> {
+        let mapped = self.mapped_parts();
         let bytes =
             |ranges: &Ranges| ranges.iter().map(|range| range.end - range.start).sum::<u64>();
-        self.shared_bytes = mapped.values().map(bytes).sum();
+        let unmapped = unmapped(&self.tree, &mapped)?;
+        self.shared_bytes = mapped.values().map(bytes).sum::<u64>().saturating_add(unmapped);
         self.count_memory();
+        Ok(())
+    }
+
+    /// Counts the shared bytes of a thawed guest, whose files `live` get the bytes of the tree. Returns the bytes of
+    /// memory that it needs.
+    pub(crate) fn count_thawed(&mut self, live: &BTreeSet<Node>) -> u64 {
+        let counted = self.count_parts(|tree, mapped| {
+            let stored = |node: &Node| Some((tree.stored_ranges(*node).ok()?, mapped.get(node)?));
+            let stored = live.iter().filter_map(stored);
+            Ok::<_, std::convert::Infallible>(stored.map(|(all, own)| bytes_beside(all, own)).sum())
+        });
+        let Ok(()) = counted;
+        self.layout.bytes_everywhere()
     }
 
     /// Whether a file stays when its last shared mapping goes.
@@ -105,7 +129,6 @@ impl Kernel {
         self.shares = kept;
         self.system_v.drop_unmapped(&mapped, &mut self.tree);
         gone.into_iter().for_each(|node| self.tree.release(node));
-        self.count_shared();
     }
 
     /// Keeps a file while it is mapped.
@@ -119,25 +142,44 @@ impl Kernel {
 }
 
 impl Sentry {
-    /// Keeps a file for a shared mapping of it, and makes it live if the mapping can be written.
+    /// Keeps a file for a shared mapping of its bytes in `range`, and makes it live if the mapping can be written.
     pub(in crate::sentry) fn keep_mapped(
         &mut self,
         node: Node,
+        range: Range<u64>,
         protection: u64,
     ) -> SyscallResult<()> {
         if writes(protection) {
-            self.make_live(node, true)?;
+            self.make_live(node, range, true)?;
         }
         Ok(self.change().keep_shared(node)?)
     }
 
-    /// Makes a file live; guest processes can write it then, if it `opens`.
-    pub(in crate::sentry) fn make_live(&mut self, node: Node, opens: bool) -> Result<(), Errno> {
-        let mapped_before = !self.shared.has(node) && self.state.shares.contains(&node);
-        let most = self.state.layout.limit();
-        self.shared.add(&self.state.tree, node, opens, most)?;
-        self.unattached |= mapped_before;
+    /// Makes a file live, before its bytes in `range` are mapped; guest processes can write it then, if it `opens`.
+    pub(in crate::sentry) fn make_live(
+        &mut self,
+        node: Node,
+        range: Range<u64>,
+        opens: bool,
+    ) -> Result<(), Errno> {
+        let (mut mapped, mut room) = (Ranges::default(), 0);
+        let before = !self.shared.has(node);
+        if before {
+            mapped = self.state.mapped_parts().remove(&node).unwrap_or_default();
+            let new = bytes_beside(vec![range.clone()], &mapped);
+            mapped.insert(range);
+            let layout = &self.state.layout;
+            room = layout.limit().saturating_sub(layout.bytes_everywhere()).saturating_sub(new);
+        }
+        self.shared.add(&self.state.tree, node, opens, &mapped, room)?;
+        self.unattached |= before && self.state.shares.contains(&node);
         Ok(())
+    }
+
+    /// Counts shared memory: mapped bytes, each once, and others of live files.
+    pub(crate) fn count_shared(&mut self) -> Result<(), PlatformError> {
+        let Self { state, shared, .. } = self;
+        std::sync::Arc::make_mut(state).count_parts(|_, mapped| shared.unmapped_bytes(mapped))
     }
 
     /// The bytes that a shared mapping of a file begins with.
@@ -198,15 +240,21 @@ impl Sentry {
         shares.filter(|node| self.state.outlasts_mappings(*node)).collect()
     }
 
-    /// Drops the memory of files that no process has mapped any more.
-    pub(crate) fn prune_shared(&mut self) {
+    /// Drops the memory of files that no process has mapped any more, and counts the rest.
+    pub(crate) fn prune_shared(&mut self) -> Result<(), PlatformError> {
         let shares = &self.state.shares;
         self.shared.retain(|node| shares.contains(&node));
+        if shares.is_empty() && self.state.shared_bytes == 0 {
+            return Ok(());
+        }
+        self.count_shared()
     }
 
     /// Lets go of files that no process has mapped any more.
     pub(in crate::sentry) fn drop_unshared(&mut self) -> Result<(), PlatformError> {
-        if self.state.shares.is_empty() && self.state.system_v.is_empty() {
+        let state = &self.state;
+        // A file may be live for a mapping that was not made.
+        if state.shares.is_empty() && state.system_v.is_empty() && self.shared.is_empty() {
             return Ok(());
         }
         let mapped = self.state.mapped_files();
@@ -214,8 +262,7 @@ impl Sentry {
         gone.retain(|node| !mapped.contains(node));
         self.publish(gone)?;
         self.change().drop_unshared();
-        self.prune_shared();
-        Ok(())
+        self.prune_shared()
     }
 
     /// Changes the state from outside the guest, so that files and shared memory agree.
@@ -247,6 +294,9 @@ impl Sentry {
         let of = |descriptor: u64| self.shared_node(descriptor);
         let list = |one: Option<Node>, other: Option<Node>| one.into_iter().chain(other).collect();
         match call.number {
+            libc::SYS_lseek if matches!(a[2] as i32, libc::SEEK_DATA | libc::SEEK_HOLE) => {
+                (list(of(a[0]), None), Vec::new())
+            }
             libc::SYS_read
             | libc::SYS_readv
             | libc::SYS_pread64
@@ -300,7 +350,7 @@ impl Sentry {
             }
             let changed = before.map(|before| self.state.tree.changed_since(node, &before));
             if changed.is_some_and(|parts| parts.is_ok_and(|parts| !parts.is_empty())) {
-                self.make_live(node, false)?;
+                self.make_live(node, 0..0, false)?;
             }
         }
         let replaces = match call.number {

@@ -185,7 +185,7 @@ impl Sentry {
             rights.into_iter().filter(|(has, _)| *has).fold(0, |all, (_, bit)| all | bit as u64);
         // The budget comes before the bytes.
         self.state.layout.plan(at, false, len, protection, true)?;
-        self.make_live(segment.node, true)?;
+        self.make_live(segment.node, 0..len, true)?;
         self.change().keep_shared(segment.node)?;
         let content = self.shared_content(segment.node, 0, len, protection)?;
         let mapped = self.change().layout.map(at, false, len, protection, Some(content));
@@ -199,11 +199,11 @@ impl Sentry {
         let own = self.state.family.own.id;
         let state = self.change();
         state.layout.share(start..start + len, Share::new(segment.node, start, 0));
-        state.count_shared();
         if let Some(segment) = state.system_v.list.get_mut(&(id as u32)) {
             segment.last = own;
             segment.times[0] = now().seconds;
         }
+        self.count_shared()?;
         Ok(SyscallControl::Memory(start, change))
     }
 
@@ -256,6 +256,7 @@ impl Sentry {
                     segment.removed = true;
                 }
                 state.drop_unshared();
+                self.prune_shared()?;
             }
             // Nothing is ever taken out of memory.
             libc::SHM_LOCK | libc::SHM_UNLOCK => {}

@@ -18,6 +18,8 @@ use crate::sentry::{Kernel, Sentry, SyscallControl, SyscallResult, copy_out};
 
 /// Maximum bytes of a datagram over loopback.
 const LONGEST_INTERNET: usize = 65507;
+/// Maximum bytes of unfinished datagrams of all sockets.
+const MAX_ALL_CORKED: usize = 16 << 20;
 
 impl Kernel {
     pub(in crate::sentry) fn datagram_socket(&self, id: u64) -> Option<(&Socket, u64)> {
@@ -28,6 +30,16 @@ impl Kernel {
             },
             _ => None,
         }
+    }
+
+    /// Bytes of unfinished datagrams.
+    fn corked_bytes(&self) -> usize {
+        let sockets =
+            self.table.descriptions().filter_map(|(_, description)| match &description.open {
+                FileObject::Socket(socket) => Some(socket.corked.len()),
+                _ => None,
+            });
+        sockets.sum()
     }
 
     /// The readiness of a datagram socket.
@@ -344,6 +356,9 @@ impl Sentry {
         }
         if socket.corked.len() + bytes.len() > CORKED {
             return Err(Errno::MSGSIZE.into());
+        }
+        if self.state.corked_bytes() + bytes.len() > MAX_ALL_CORKED {
+            return Err(Errno::NOBUFS.into());
         }
         let corked = &mut self.socket_mut(descriptor)?.corked;
         corked.extend(bytes);

@@ -196,8 +196,13 @@ impl Sentry {
     /// Has a part of a file read as zeros. Parts that do take no memory for it.
     fn clear_bytes(&mut self, node: Node, range: Range<u64>) -> SyscallResult<()> {
         const CHUNK_SIZE: u64 = 64 << 10;
-        for at in range.clone().step_by(CHUNK_SIZE as usize) {
-            let mut bytes = vec![0; (range.end - at).min(CHUNK_SIZE) as usize];
+        // A hole may be as long as any file.
+        let stored = self.state.tree.stored_ranges(node)?.into_iter();
+        let stored = stored.map(|part| part.start.max(range.start)..part.end.min(range.end));
+        for (at, end) in stored.flat_map(|part| {
+            part.clone().step_by(CHUNK_SIZE as usize).map(move |at| (at, part.end))
+        }) {
+            let mut bytes = vec![0; (end - at).min(CHUNK_SIZE) as usize];
             let read = self.state.tree.read(node, at, &mut bytes)?;
             if bytes[..read].iter().any(|byte| *byte != 0) {
                 bytes.fill(0);

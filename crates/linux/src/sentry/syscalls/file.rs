@@ -257,13 +257,13 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let state = self.change();
-        for number in state.table.numbers(first, last & u64::from(u32::MAX)) {
-            if flags & CLOEXEC != 0 {
-                state.table.set_close_on_exec(number, true)?;
-            } else {
-                let last = state.table.close(number)?;
-                state.forget(last);
-            }
+        let numbers = state.table.numbers(first, last & u64::from(u32::MAX));
+        if flags & CLOEXEC == 0 {
+            state.close_all(&numbers);
+            return Ok(ZERO);
+        }
+        for number in numbers {
+            state.table.set_close_on_exec(number, true)?;
         }
         Ok(ZERO)
     }

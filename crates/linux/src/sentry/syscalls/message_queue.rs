@@ -63,7 +63,8 @@ impl Sentry {
             return Err(Errno::INVAL.into());
         }
         let bytes = copy_in(process, at.wrapping_add(8), len as usize)?;
-        if !self.queue(id, 2)?.fits(len) {
+        self.queue(id, 2)?;
+        if !self.state.queues.has_room(id, len) {
             if flags as i32 & libc::IPC_NOWAIT != 0 {
                 return Err(Errno::AGAIN.into());
             }

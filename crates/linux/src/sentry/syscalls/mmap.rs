@@ -84,7 +84,7 @@ impl Sentry {
         if let Some(node) = node {
             let state = self.change();
             state.layout.share(mapped, Share::new(node, start, offset));
-            state.count_shared();
+            self.count_shared()?;
         } else if named && let FileObject::File(open) = &self.state.table.get(descriptor)?.open {
             let origin = Share::new(open.node, start, offset);
             self.change().layout.originate(mapped, origin);
@@ -108,7 +108,7 @@ impl Sentry {
             // A child may make it writable.
             let live = sized
                 .map_err(|refused| refused.errno())
-                .and_then(|()| self.make_live(node, true))
+                .and_then(|()| self.make_live(node, 0..size, true))
                 .and_then(|()| self.change().keep_shared(node));
             self.change().tree.release(node);
             live?;
@@ -138,7 +138,8 @@ impl Sentry {
             }
             self.state.seals.may_map(node)?;
         }
-        self.keep_mapped(node, protection)?;
+        let len = len.checked_next_multiple_of(crate::sentry::PAGE).ok_or(Errno::NOMEM)?;
+        self.keep_mapped(node, offset..offset.saturating_add(len), protection)?;
         Ok(Some(node))
     }
 
@@ -277,7 +278,10 @@ impl Sentry {
             let shared = self.state.layout.shared().into_iter();
             let touched = shared.filter(|s| s.range.start < end && start < s.range.end);
             let nodes: Vec<_> = touched.map(|shared| shared.share.node).collect();
-            nodes.into_iter().try_for_each(|node| self.make_live(node, true))?;
+            nodes.into_iter().try_for_each(|node| self.make_live(node, 0..0, true))?;
+            if self.unattached {
+                self.count_shared()?;
+            }
         }
         let change = self.change().layout.protect(start, len, protection)?;
         Ok(SyscallControl::Memory(0, change))

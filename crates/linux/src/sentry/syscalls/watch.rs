@@ -55,6 +55,12 @@ impl Sentry {
             return Err(Errno::NOTDIR.into());
         }
         self.state.may(node, READ)?;
+        let counts =
+            self.state.table.descriptions().map(|(_, description)| match &description.open {
+                FileObject::Watches(watches) => watches.list.len(),
+                _ => 0,
+            });
+        let all: usize = counts.sum();
         let watches = self.watches(set)?;
         let kept = mask & (libc::IN_ALL_EVENTS | libc::IN_ONESHOT);
         if let Some(watch) = watches.list.get_mut(&node) {
@@ -64,7 +70,7 @@ impl Sentry {
             watch.mask = if adds { watch.mask | kept } else { kept };
             return Ok(SyscallControl::Value(watch.number as u64));
         }
-        if watches.list.len() >= WATCHES || watches.last == i32::MAX {
+        if all >= WATCHES || watches.last == i32::MAX {
             return Err(Errno::NOSPC.into());
         }
         watches.last += 1;

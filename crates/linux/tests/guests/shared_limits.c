@@ -1,0 +1,151 @@
+// Shared memory at its limits: a program that wants more of it than it may have. Each line of input names a part.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/shm.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MIB (1L << 20)
+#define PAGE 4096L
+// Bytes that a part takes at a time, and how often it would.
+#define STEP (8 * MIB)
+#define ROUNDS 64
+
+static int sparse(const char *path, long size) {
+    int file = open(path, O_RDWR | O_CREAT, 0600);
+    return ftruncate(file, size) ? -1 : file;
+}
+
+static char *share(int file, long len, long offset) {
+    int flags = file < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED;
+    return mmap(0, len, PROT_READ | PROT_WRITE, flags, file, offset);
+}
+
+// A window that moves over a file, of which one page stays mapped.
+static int windows(void) {
+    int file = sparse("/tmp/window", ROUNDS * STEP), round = 0;
+    share(file, PAGE, 0);
+    for (; round < ROUNDS; ++round) {
+        char *window = share(file, STEP, round * STEP);
+        if (window == MAP_FAILED) break;
+        memset(window, 1, STEP);
+        munmap(window, STEP);
+    }
+    return round;
+}
+
+// Memory of no file, of which one page stays mapped.
+static int remnants(void) {
+    int round = 0;
+    for (; round < ROUNDS; ++round) {
+        char *memory = share(-1, STEP, 0);
+        if (memory == MAP_FAILED) break;
+        memset(memory, 1, STEP);
+        munmap(memory + PAGE, STEP - PAGE);
+    }
+    return round;
+}
+
+// The same by processes that end.
+static int heirs(void) {
+    int file = sparse("/tmp/heirs", ROUNDS * STEP), round = 0, status;
+    share(file, PAGE, 0);
+    for (; round < ROUNDS; ++round) {
+        if (!fork()) {
+            char *window = share(file, STEP, round * STEP);
+            if (window == MAP_FAILED) _exit(1);
+            memset(window, 1, STEP);
+            _exit(0);
+        }
+        if (wait(&status) < 0 || status) break;
+    }
+    return round;
+}
+
+// Files that are written through mappings only, beyond the limit of storage.
+static int files(void) {
+    int list[ROUNDS], round = 0;
+    for (int n = 0; n < ROUNDS; ++n) {
+        char path[64];
+        sprintf(path, "/tmp/file-%d", n);
+        list[n] = sparse(path, STEP);
+    }
+    for (; round < ROUNDS; ++round) {
+        char *memory = share(list[round], STEP, 0);
+        if (memory == MAP_FAILED) break;
+        memset(memory, 1, STEP);
+        munmap(memory, STEP);
+    }
+    return round;
+}
+
+// The same with segments.
+static int segments(void) {
+    int list[ROUNDS], round = 0;
+    for (int n = 0; n < ROUNDS; ++n) list[n] = shmget(IPC_PRIVATE, STEP, 0600);
+    for (; round < ROUNDS; ++round) {
+        char *memory = shmat(list[round], 0, 0);
+        if (memory == (void *)-1) break;
+        memset(memory, 1, STEP);
+        shmdt(memory);
+    }
+    return round;
+}
+
+// Room that is mapped and not touched is free again afterwards.
+static int untouched(void) {
+    int file = sparse("/tmp/untouched", ROUNDS * STEP), round = 0;
+    share(file, PAGE, 0);
+    for (; round < ROUNDS; ++round) {
+        char *window = share(file, STEP, round * STEP);
+        if (window == MAP_FAILED) break;
+        window[0] = 1;
+        munmap(window, STEP);
+    }
+    return round;
+}
+
+// A mapped file that becomes huge and small again.
+static int huge(void) {
+    int file = sparse("/tmp/huge", PAGE);
+    char *memory = share(file, PAGE, 0);
+    strcpy(memory, "first");
+    int grown = !ftruncate(file, 1L << 50), byte = pwrite(file, "x", 1, 1L << 49) == 1;
+    char *far = share(file, PAGE, 1L << 49);
+    int seen = far != MAP_FAILED && *far == 'x';
+    int punched = !fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, PAGE, 1L << 50);
+    seen = seen && punched && *far == 0;
+    int cut = !ftruncate(file, 10) && !strcmp(memory, "first");
+    return grown && byte && seen && cut;
+}
+
+// Data that was written through a mapping is not a hole.
+static int holes(void) {
+    int file = sparse("/tmp/holes", 64 * PAGE);
+    share(file, 64 * PAGE, 0)[9 * PAGE] = 1;
+    return lseek(file, 0, SEEK_DATA) == 9 * PAGE && lseek(file, 9 * PAGE, SEEK_HOLE) == 10 * PAGE;
+}
+
+int main(void) {
+    char line[64];
+    setvbuf(stdout, 0, _IONBF, 0);
+    while (fgets(line, sizeof line, stdin)) {
+        int done = -1;
+        switch (line[0] << 8 | line[1]) {
+        case 'w' << 8 | 'i': done = windows(); break;
+        case 'r' << 8 | 'e': done = remnants(); break;
+        case 'h' << 8 | 'e': done = heirs(); break;
+        case 'f' << 8 | 'i': done = files(); break;
+        case 's' << 8 | 'e': done = segments(); break;
+        case 'u' << 8 | 'n': done = untouched(); break;
+        case 'h' << 8 | 'u': done = huge(); break;
+        case 'h' << 8 | 'o': done = holes(); break;
+        }
+        printf("%d\n", done);
+    }
+}

@@ -1,0 +1,37 @@
+//! Shared memory at its limits: pages that no process maps any more count as well while they exist, and so do bytes
+//! of files beyond the limit of storage.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+use std::time::Duration;
+
+use crate::common;
+
+const LIMIT: u64 = 64 << 20;
+const STORAGE: u64 = 16 << 20;
+/// Bytes that the guest takes at a time.
+const STEP: u64 = 8 << 20;
+
+#[test]
+fn a_guest_has_no_more_shared_memory_than_its_limit() {
+    let limits = |program: afresh_linux::Program| {
+        let program = program.time_limit(Duration::from_secs(60));
+        program.memory_limit(LIMIT).storage_limit(STORAGE).request("echo\n")
+    };
+    let Some(mut instance) = common::warm("shared_limits.c", limits) else { return };
+    let mut rounds = |request: &str| {
+        let answer = instance.call_pristine(format!("{request}\n").as_bytes()).unwrap();
+        instance.verify().unwrap();
+        String::from_utf8(answer).unwrap().trim_end().parse::<u64>().unwrap()
+    };
+    for request in ["windows", "remnants", "heirs"] {
+        let taken = rounds(request);
+        assert!((2..LIMIT / STEP).contains(&taken), "{request}: {taken}");
+    }
+    for request in ["files", "segments"] {
+        let taken = rounds(request);
+        assert!((2..=(LIMIT + STORAGE) / STEP).contains(&taken), "{request}: {taken}");
+    }
+    assert_eq!(rounds("untouched"), 64);
+    assert_eq!((rounds("huge"), rounds("holes")), (1, 1));
+}
