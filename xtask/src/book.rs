@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::{find, run};
 use crate::host::repository;
-use crate::prose;
+use crate::{layers, promises, prose};
 
 const BOOK: &str = "docs";
 const SUMMARY: &str = "docs/SUMMARY.md";
@@ -31,10 +31,12 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
     run(Command::new("mdbook").arg("build").current_dir(repository()))
 }
 
-/// Checks the pages and the links of all documents.
+/// Checks the pages and the links of all documents, the tests behind the threat model, and the layers.
 pub(crate) fn check() -> Result<()> {
     let tree = Tree::read()?;
-    let faults = tree.faults();
+    let mut faults = tree.faults();
+    faults.extend(promises::faults()?);
+    faults.extend(layers::faults()?);
     println!("{} documents have {} links", tree.documents.len(), tree.links());
     if !faults.is_empty() {
         let mut text = String::new();
