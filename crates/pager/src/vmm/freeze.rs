@@ -73,7 +73,8 @@ impl Service<'_> {
             None => self.begin_watch()?,
         };
         let freeze = || {
-            if begun {
+            // Begun here, or by another client whose request still works on it.
+            if !self.lock().watches.unfrozen(watch)?.is_prepared() {
                 self.protect_written(watch)?;
             }
             self.retry(|pages| {
@@ -89,7 +90,7 @@ impl Service<'_> {
         Ok(Frozen { watch, took: started.elapsed() })
     }
 
-    /// `result`. A watch that the failed request has `begun` is over.
+    /// `result`. A watch that the failed request has `begun` is over, unless another client has frozen it.
     fn or_end<T>(
         &self,
         watch: WatchId,
@@ -97,7 +98,13 @@ impl Service<'_> {
         result: Result<T, RequestError>,
     ) -> Result<T, RequestError> {
         if begun && result.is_err() {
-            self.end_watch(watch, WatchEnd::Unprotected);
+            let mut pages = self.lock();
+            let ended = pages.watches.unfrozen(watch).is_ok()
+                && pages.watches.end(watch, WatchEnd::Unprotected);
+            drop(pages);
+            if ended {
+                self.lift_protection();
+            }
         }
         result
     }
@@ -105,12 +112,12 @@ impl Service<'_> {
     /// Protects all pages, and those again that the guest writes to. Returns the number of pages written since.
     fn protect_written(&self, watch: WatchId) -> Result<usize, RequestError> {
         let mut open = usize::MAX;
-        for pass in 0..MAX_PASSES {
+        for _ in 0..MAX_PASSES {
             for (number, mapping) in self.mappings.iter().enumerate() {
                 for start in (0..mapping.pages).step_by(CHUNK) {
                     let chunk = PageRange::new(start, CHUNK.min(mapping.pages - start));
                     self.retry(|pages| {
-                        if pass == 0 {
+                        if !pages.watches.unfrozen(watch)?.is_prepared() {
                             adopt(pages, watch, (number, chunk))?;
                         }
                         self.protect(pages, watch, (number, chunk), true)
@@ -118,7 +125,11 @@ impl Service<'_> {
                 }
             }
             let before = open;
-            open = self.lock().watches.unfrozen(watch)?.open_pages();
+            let mut pages = self.lock();
+            let protected = pages.watches.unfrozen(watch)?;
+            protected.note_prepared();
+            open = protected.open_pages();
+            drop(pages);
             if open <= FEW_PAGES || open >= before {
                 break;
             }
@@ -233,15 +244,21 @@ impl Service<'_> {
 
     /// Ends the watch of this number, if it lives, and lifts its protection. Returns whether it did.
     pub(super) fn end_watch(&self, watch: WatchId, why: WatchEnd) -> bool {
-        if !self.lock().watches.end(watch, why) {
-            return false;
+        let ended = self.lock().watches.end(watch, why);
+        if ended {
+            self.lift_protection();
         }
+        ended
+    }
+
+    /// Lifts the protection of a watch that is over.
+    fn lift_protection(&self) {
         for (number, mapping) in self.mappings.iter().enumerate() {
             for start in (0..mapping.pages).step_by(CHUNK) {
                 let pages = self.lock();
                 // Another client has begun one, which takes every page in place for open.
                 if pages.watches.live().is_some() {
-                    return true;
+                    return;
                 }
                 let len = CHUNK.min(mapping.pages - start) * PAGE_SIZE;
                 // A page that stays protected is opened by its next write.
@@ -249,7 +266,6 @@ impl Service<'_> {
                 let _ = self.uffd.write_protect(at, len, false);
             }
         }
-        true
     }
 
     /// Opens a page for writing, if it is protected. Waiters are woken.

@@ -60,6 +60,8 @@ pub(super) struct Watch {
     pub(super) id: WatchId,
     pub(super) process: ProcessMemory,
     mappings: Vec<Watched>,
+    /// Whether every page in place was looked at once.
+    prepared: bool,
     frozen: bool,
     /// Copies by address.
     copies: HashMap<usize, Copied>,
@@ -111,6 +113,7 @@ impl Watch {
             id: WatchId::new(NEXT.fetch_add(1, Ordering::Relaxed)),
             process,
             mappings: mappings.into_iter().map(watched).collect(),
+            prepared: false,
             frozen: false,
             copies: HashMap::new(),
             charge: budget.map(Budget::empty),
@@ -121,6 +124,15 @@ impl Watch {
 
     pub(super) fn is_frozen(&self) -> bool {
         self.frozen
+    }
+
+    /// Whether it knows all pages that are in place, so that it can be frozen.
+    pub(super) fn is_prepared(&self) -> bool {
+        self.prepared
+    }
+
+    pub(super) fn note_prepared(&mut self) {
+        self.prepared = true;
     }
 
     /// Notes that pages are in another state now.
