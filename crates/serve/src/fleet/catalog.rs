@@ -46,7 +46,7 @@ impl CatalogEntry {
 struct NamePointer {
     /// The snapshot.
     id: String,
-    /// The revision of the snapshot's entry that claimed the name. Of two claims the one with the greater revision is
+    /// The revision at which the entry of the snapshot claimed the name. Of two claims the one with the greater revision is
     /// the later one, without any clock of a host.
     #[serde(default)]
     claimed: u64,
