@@ -17,7 +17,7 @@ const MAX_FILE: u64 = 64 << 10;
 /// Characters of the seed of an nkey.
 const SEED_LENGTH: usize = 58;
 
-/// What a client of NATS does in the fleet. NATS can give each role permission for its own answers alone.
+/// The role of a client of NATS in the fleet. NATS can permit each role to receive its own answers alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// `afresh serve`.

@@ -3,8 +3,8 @@
 //!
 //! Promises: the key is written before an entry of the ledger names the host as its owner, and removed after the entry
 //! names it no more. A key that is left costs a sweep one read.
-//! May break it: a host that stands still between both writes for longer than its lease, goes on, and dies before it
-//! has settled the sandbox.
+//! May break it: a host that pauses between both writes for longer than its lease, and dies after that before it has
+//! settled the sandbox.
 
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
@@ -53,7 +53,7 @@ impl Fleet {
             .try_collect()
             .await?;
         let released = swept.into_iter().filter(|swept| *swept).count();
-        tracing::info!(life, released, "swept the sandboxes of a host that is gone");
+        tracing::info!(life, released, "released the sandboxes of a host that has ended");
         Ok(released)
     }
 
@@ -122,7 +122,7 @@ impl Fleet {
     /// Finds lives whose leases other hosts broke, and did not live to sweep.
     pub(super) async fn find_unswept(&self) -> Result<(), NatsError> {
         let broken = super::lease_renewal::broken(&self.links).await?;
-        // This process settles the sandboxes of its own lives.
+        // This process settles its own sandboxes.
         let others = broken.into_iter().filter(|life| !self.ours(life));
         lock(&self.unswept).extend(others);
         Ok(())

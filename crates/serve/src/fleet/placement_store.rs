@@ -122,7 +122,7 @@ impl Fleet {
         let Some(key) = record::key(&record.id) else { return Err(ErrorResponse::host()) };
         let entry = Entry { owner: (!release).then(|| self.life()), record, state, written: None };
         let changed = bytes(&entry);
-        // As in a sweep: nobody ends a sandbox without an owner.
+        // As in a sweep: no host ends a sandbox without an owner.
         let SandboxRecord { paused, pause_at_end, ends, noted, .. } = entry.record;
         let ends_alone = release && !paused && !pause_at_end && noted != 0;
         let lifetime = ends_alone.then(|| ends.saturating_sub(noted));

@@ -232,7 +232,7 @@ fn bytes_to_servers_outside_are_counted_and_have_a_budget() {
         assert_eq!(usage["totals"]["outboundBytes"], 1_500_000, "{usage}");
         assert_eq!(usage["limits"]["outboundBytes"], 1 << 20, "{usage}");
         check_refusal(&ask_for_code(&client, &own, "1").await, "tenant", "outbound-mib");
-        // Bytes within the sandbox, and those of others, are at nobody else's expense.
+        // Bytes within a sandbox and bytes of another tenant are not counted.
         let inside = "import socket\nl = socket.create_server(('127.0.0.1', 0))\n\
                       c = socket.create_connection(l.getsockname())\nc.send(b'x' * 1000)";
         assert_eq!(other.value(&free, inside).await, "1000");

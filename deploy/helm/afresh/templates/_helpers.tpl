@@ -35,4 +35,7 @@ certificate-key = "/etc/afresh/nats/tls.key"
 {{- if .Values.fleet.entryKeySecret }}
 entry-key = "/etc/afresh/entry-key/key"
 {{- end }}
+{{- if .Values.fleet.requireSealed }}
+require-sealed = true
+{{- end }}
 {{- end }}

@@ -1,4 +1,4 @@
-//! Sandboxes of hosts that are gone, and the time of sandboxes without a host.
+//! Sandboxes of hosts that have ended, and the time of sandboxes without a host.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -92,7 +92,7 @@ async fn a_lost_host_is_swept_by_reading_its_own_sandboxes() {
     assert!(sweeper.look_up(&unsaved.id).await.unwrap().is_none());
     assert_eq!(notes(&sweeper).await, 100, "those of the busy host");
     assert!(nats::find(&sweeper.links.hosts, &life).await.unwrap().is_none());
-    // Whoever takes it notes it again, and leaves nothing at its end.
+    // The host that takes it notes it again, and removes the note at its end.
     let taken = sweeper.take(&kept.id, |_| Ok(())).await.unwrap();
     let TakeOutcome::Ours(owned) = taken else { panic!("it is free") };
     assert_eq!(notes(&sweeper).await, 101);
