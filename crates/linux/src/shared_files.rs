@@ -343,9 +343,9 @@ impl SharedFiles {
     ) -> Result<u64, PlatformError> {
         let (mut bytes, none) = (0, Ranges::default());
         for (node, live) in &self.0 {
-            let mapped = mapped.get(node).unwrap_or(&none);
+            let (mapped, whole) = (mapped.get(node).unwrap_or(&none), 0..live.size);
             // Mostly all of it is mapped.
-            if mapped.within(0..live.size) != [0..live.size] {
+            if mapped.within(whole.clone()).as_slice() != std::slice::from_ref(&whole) {
                 bytes += bytes_beside(live.memory.data()?, mapped);
             }
         }
