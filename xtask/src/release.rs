@@ -186,13 +186,13 @@ fn compile(what: &[&str], arguments: &[&str], target: &str, profile: &str) -> Re
     let mut build = cargo();
     build.current_dir(host::repository()).args(["rustc", "--locked"]).args(what);
     build.args(["--target", target, "--profile", profile, "--"]).args(arguments);
-    build.args(linker()?);
+    build.args(linker(target)?);
     run(build.env("RUSTFLAGS", flags()?))
 }
 
 /// Arguments for the linker that comes with Rust, which folds equal functions into one. Generic code has many. Neither
 /// this code nor that of a dependency gives a meaning to the address of a function.
-fn linker() -> Result<[String; 3]> {
+fn linker(target: &str) -> Result<Vec<String>> {
     let sysroot = output(Command::new("rustc").args(["--print", "sysroot"]))?;
     let folder = Path::new(&sysroot).join("lib/rustlib").join(GLIBC).join("bin/gcc-ld");
     ensure!(
@@ -200,8 +200,13 @@ fn linker() -> Result<[String; 3]> {
         "{} has no linker: install a toolchain of rustup for {GLIBC}",
         folder.display()
     );
-    let arguments = [&format!("-B{}", folder.display()), "-fuse-ld=lld", "-Wl,--icf=all"];
-    Ok(arguments.map(|argument| format!("-Clink-arg={argument}")))
+    let mut arguments = vec![format!("-B{}", folder.display())];
+    arguments.extend(["-fuse-ld=lld", "-Wl,--icf=all"].map(str::to_owned));
+    if target == MUSL {
+        // A tenth of the space. Loaders of glibc before 2.36 do not know the form; a static program brings its own.
+        arguments.push("-Wl,-z,pack-relative-relocs".to_owned());
+    }
+    Ok(arguments.iter().map(|argument| format!("-Clink-arg={argument}")).collect())
 }
 
 /// The folder of programs and libraries for a target.
