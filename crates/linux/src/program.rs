@@ -11,11 +11,9 @@ use afresh_files::{LayerError, OciImage, Refused, Time};
 use crate::base::{self, Root};
 use crate::egress::Destination;
 use crate::error::WarmError;
-use crate::file_mappings::FileMappings;
 use crate::frozen_state::{FrozenKernel, IdleWait};
 use crate::guest::{Guest, StopReason, after};
 use crate::platform::{PlatformError, Process, StubCommands};
-use crate::ranges::Ranges;
 use crate::sentry::{
     self, FIRST, InputSource, Kernel, Layout, MAX_RESERVED, OpenerGrants, Resource, Sentry,
 };
@@ -400,13 +398,7 @@ impl Program {
             state.set_limit(*resource, *soft, *hard);
         }
         prepare(&mut state)?;
-        let body = Subprocess::new(
-            Process::new(None, None)?,
-            FIRST,
-            None,
-            Ranges::default(),
-            FileMappings::default(),
-        );
+        let body = Subprocess::new(Process::new(None, None)?, FIRST);
         let person = Sentry::new(Arc::new(state), self.output, self.reaches.clone().into());
         let mut guest = Guest::new(body, person, ParkedSubprocesses::new(None));
         let args = args.iter().map(|arg| arg.as_bytes().to_vec()).collect();

@@ -55,7 +55,7 @@ pub(crate) use kernel::threads::{Wait, WaitReason};
 pub(crate) use kernel::time::StoppedClock;
 use kernel::timers::Timers;
 pub(crate) use mm::layout::{Layout, MAX_RESERVED, PAGE, STACK_LEN};
-pub(crate) use mm::orders::{Change, Content, Order, map_order, protect_order, unmap_order};
+pub(crate) use mm::orders::{Change, Content, Order, protect_order, unmap_order};
 pub(crate) use mm::shared::{Share, Shared};
 use mm::user_memory::{copy_in, copy_out, path_in, word_in};
 use net::dns::ResolvedNames;

@@ -56,6 +56,8 @@ pub(crate) struct Subprocess {
     last: Option<FrozenMemory>,
     /// The slot that resets it to its base.
     held: Option<PreparedMemory>,
+    /// Images that its mappings may show because those of its parent did, which must outlive them.
+    inherited: Vec<Image>,
 }
 
 /// Data of watched memory.
@@ -188,25 +190,33 @@ fn copies(pages: &[PageRange], segments: &Segments) -> StubCommands {
 }
 
 impl Subprocess {
-    /// A process that shows nothing, or a copy of another: `base` but where that is `replaced`.
-    pub(crate) fn new(
-        process: Process,
-        holds: u32,
-        base: Option<FrozenMemory>,
-        replaced: Ranges,
-        showing: FileMappings,
-    ) -> Self {
+    /// A process that shows nothing.
+    pub(crate) fn new(process: Process, holds: u32) -> Self {
         Self {
             process,
             disturbed: Ranges::default(),
-            replaced,
-            base,
-            showing,
+            replaced: Ranges::default(),
+            base: None,
+            showing: FileMappings::default(),
             attached: Vec::new(),
             holds,
             ran: true,
             last: None,
             held: None,
+            inherited: Vec::new(),
+        }
+    }
+
+    /// The fork `process` of this one, for the guest process `holds`.
+    pub(crate) fn forked(&self, process: Process, holds: u32) -> Self {
+        let shown = self.held.iter().flat_map(|held| &held.shown);
+        Self {
+            replaced: self.replaced.clone(),
+            base: self.base.clone(),
+            showing: self.showing.clone(),
+            attached: self.attached.clone(),
+            inherited: self.inherited.iter().chain(shown).cloned().collect(),
+            ..Self::new(process, holds)
         }
     }
 
@@ -231,9 +241,8 @@ impl Subprocess {
             plain: true,
         });
         let base = Some(ground.clone());
-        let (replaced, showing) = (Ranges::default(), FileMappings::default());
-        let new = Self::new(process, part.holds, base.clone(), replaced, showing);
-        Ok(Self { ran: false, last: base, held, ..new })
+        let new = Self::new(process, part.holds);
+        Ok(Self { ran: false, base: base.clone(), last: base, held, ..new })
     }
 
     /// Whether it can be reset.

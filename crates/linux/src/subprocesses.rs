@@ -10,34 +10,19 @@
 //! then, and no other is left.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use afresh_files::Node;
 use afresh_sys::planted::{self, Bug};
 
-use crate::file_cache::MappedRange as Contents;
-use crate::file_mappings::FileMappings;
 use crate::frozen_state::{FrozenKernel, FrozenMemory, FrozenState, IdleWait as Idle};
 use crate::guest::{Guest, StopReason};
 use crate::load::{self, Command};
-use crate::platform::{
-    Continuation, MappedImage, PlatformError, Process, Segment, StubCommands, Trap,
-};
-use crate::ranges::Ranges;
-use crate::sentry::{
-    Change, End, FIRST, ForkRequest, Kernel, Wait, WaitReason, map_order, protect_order,
-};
+use crate::platform::{Continuation, MappedImage, PlatformError, Process, StubCommands, Trap};
+use crate::sentry::{End, FIRST, ForkRequest, Kernel, Wait, WaitReason};
 use crate::subprocess::Subprocess;
 use crate::warm::Limits;
-
-/// Bytes that are copied at a time.
-const CHUNK_SIZE: u64 = 1 << 20;
-/// Ranges that are copied at a time.
-const PIECES: usize = 512;
-const READ: u64 = libc::PROT_READ as u64;
-const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
 
 /// The processes that play others than the current one.
 #[derive(Debug)]
@@ -359,103 +344,19 @@ impl Guest {
         if let Some(context) = context {
             process.set_context(&context);
         }
-        let Subprocess { base, replaced, showing, .. } = &self.body;
-        let (base, replaced, showing) = (base.clone(), replaced.clone(), showing.clone());
-        let mut body = Subprocess::new(process, fork.id, base, replaced, showing);
+        let mut body = self.body.forked(process, fork.id);
         let attached = body.attach(self.person.attachments(&self.person.state.layout));
         self.others.bodies.insert(fork.id, body);
         attached
     }
 
-    /// A process with the same memory: images are mapped there as well, and the rest is copied.
+    /// Forks the current process. Missing content of its image comes first.
     fn copy(&mut self) -> Result<Process, PlatformError> {
-        let mut process = Process::new(None, None)?;
-        let layout = &self.person.state.layout;
-        // The rest is shared with the copy.
-        let mappings: Vec<_> = layout.own_mappings(&self.person.shared.nodes()).collect();
-        let ranges = mappings.iter().map(|(start, len, _)| *start..start + len);
-        let written = self.body.process.private_in(ranges)?;
-        let is_written = |start: u64, len: u64| {
-            let next = written.partition_point(|written| written.end <= start);
-            written.get(next).is_some_and(|written| written.start < start + len)
-        };
-        // Where bytes are copied, it can be written until then.
-        let first: Vec<_> = mappings
-            .iter()
-            .map(|&(start, len, protection)| match is_written(start, len) {
-                true => (start, len, READ_WRITE),
-                false => (start, len, protection),
-            })
-            .collect();
-        let (mut shown, mut zeros) = (Vec::new(), Ranges::default());
-        mappings.iter().for_each(|(start, len, _)| zeros.insert(*start..start + len));
         if let Some(base) = &self.body.base {
-            for &(start, len, protection) in &first {
-                let mut at = start;
-                let end = start + len;
-                let replaced = self.body.replaced.within(start..end);
-                for gone in replaced.into_iter().chain(std::iter::once(end..end)) {
-                    let same = base.part.segments.within(at..gone.start);
-                    shown.extend(same.map(|part| Segment { protection, ..part }));
-                    at = gone.end;
-                }
-            }
-            shown.iter().for_each(|part| zeros.remove(part.range()));
+            MappedImage::new(&base.image)?;
         }
-        let mut contents = Vec::new();
-        for &(start, len, protection) in &first {
-            for (part, shown) in self.body.contents(start..start + len) {
-                zeros.remove(part.clone());
-                contents.push((part, shown, protection));
-            }
-        }
-        let mut calls = Vec::new();
-        for &(start, len, protection) in &first {
-            let parts = zeros.within(start..start + len).into_iter();
-            calls
-                .extend(parts.map(|part| map_order(part.start, part.end - part.start, protection)));
-        }
-        // They are in two files at most: the guest's own, and the one for all guests.
-        let mut lent: Vec<(&Contents, u64)> = Vec::new();
-        for (part, shown, protection) in &contents {
-            let descriptor = match lent.iter().find(|(other, _)| other.shares_file(shown)) {
-                Some((_, descriptor)) => *descriptor,
-                None => {
-                    let descriptor = process.lend(shown.file()?)?;
-                    lent.push((shown, descriptor));
-                    descriptor
-                }
-            };
-            calls.push(shown.order(part.start, part.end - part.start, *protection, descriptor));
-        }
-        let close = |(_, descriptor): &(&Contents, u64)| {
-            [libc::SYS_close as u64, *descriptor, 0, 0, 0, 0, 0]
-        };
-        calls.extend(lent.iter().map(close));
-        process.execute(&StubCommands { calls, ..StubCommands::default() }, Continuation::Ask)?;
-        if let Some(base) = &self.body.base {
-            process.show(&MappedImage::new(&base.image)?, &shown)?;
-        }
-        let closed: Vec<_> = mappings
-            .iter()
-            .filter(|&&(start, len, protection)| protection & READ == 0 && is_written(start, len))
-            .collect();
-        let order = |opens: bool| {
-            let order = |&&(start, len, protection): &&(u64, u64, u64)| {
-                protect_order(start, len, if opens { READ } else { protection })
-            };
-            Change { before: closed.iter().map(order).collect(), ..Change::default() }
-        };
-        if !closed.is_empty() {
-            self.enact(order(true), Continuation::Ask)?;
-        }
-        copy_ranges(&self.body.process, &mut process, &written)?;
-        if !closed.is_empty() {
-            self.enact(order(false), Continuation::Ask)?;
-        }
-        let changed = mappings.iter().zip(&first).filter(|(last, first)| last != first);
-        protect(&mut process, &changed.map(|(last, _)| *last).collect::<Vec<_>>())?;
-        Ok(process)
+        self.body.process.look_for_content();
+        self.body.process.fork()
     }
 
     /// Runs another program in the current process. Says how that ended, if it could not be carried through; the call
@@ -483,9 +384,7 @@ impl Guest {
                 }
                 Err(error) => return Err(error),
             };
-            let body =
-                Subprocess::new(process, own, None, Ranges::default(), FileMappings::default());
-            self.others.bodies.insert(own, body);
+            self.others.bodies.insert(own, Subprocess::new(process, own));
             self.person.change().shed(loadable.identity());
             self.swap_body(own)?;
         } else {
@@ -523,43 +422,4 @@ impl Guest {
             halt => Ok(halt),
         }
     }
-}
-
-/// Copies memory from one process to the same addresses of another.
-fn copy_ranges(from: &Process, to: &mut Process, list: &[Range<u64>]) -> Result<(), PlatformError> {
-    let mut buffer = Vec::new();
-    let mut pieces = Vec::new();
-    let mut copy = |pieces: &mut Vec<(u64, usize)>, len: usize| {
-        buffer.resize(len, 0);
-        if from.read_ranges(pieces, &mut buffer)? && to.write_ranges(pieces, &buffer)? {
-            pieces.clear();
-            return Ok(());
-        }
-        let error = std::io::Error::from_raw_os_error(libc::EFAULT);
-        Err(PlatformError::kernel("copying the guest's memory", error))
-    };
-    let mut len = 0;
-    for range in list {
-        for at in range.clone().step_by(CHUNK_SIZE as usize) {
-            let more = (range.end - at).min(CHUNK_SIZE) as usize;
-            if len + more > CHUNK_SIZE as usize || pieces.len() == PIECES {
-                copy(&mut pieces, std::mem::take(&mut len))?;
-            }
-            pieces.push((at, more));
-            len += more;
-        }
-    }
-    if len > 0 { copy(&mut pieces, len) } else { Ok(()) }
-}
-
-/// Sets the protection of mappings (start, length, protection) of a process that waits for orders.
-fn protect(process: &mut Process, list: &[(u64, u64, u64)]) -> Result<(), PlatformError> {
-    if list.is_empty() {
-        return Ok(());
-    }
-    let calls = list.iter().map(|&(start, len, protection)| protect_order(start, len, protection));
-    process.execute(
-        &StubCommands { calls: calls.collect(), ..StubCommands::default() },
-        Continuation::Ask,
-    )
 }

@@ -17,8 +17,6 @@ use crate::resource_numbers;
 
 /// Mappings of the image that are made here; more are made afterwards, one by one.
 pub(super) const PIECES: usize = 400;
-/// Descriptor of its control area in the child.
-const CONTROL_FILE: u64 = 3;
 /// Descriptor of the first image file in the child; the others follow.
 const IMAGE_FILE: u64 = 4;
 /// Maximum files of an image for a new process: with its other descriptors they fit into [`stub::LENT_LEN`].
@@ -69,9 +67,9 @@ impl Calls {
         self.0.push(call);
     }
 
-    fn write(self, control: &mut Control, then: Continuation) {
+    fn write(self, control: &mut Control, then: Continuation, receipt: u64) {
         let list = StubCommands { calls: self.0, ..StubCommands::default() };
-        control.write(0, &list.encode(then, Bases::default(), stub::ORDERS_LEN, BOOT_RECEIPT));
+        control.write(0, &list.encode(then, Bases::default(), stub::ORDERS_LEN, receipt));
     }
 }
 
@@ -135,7 +133,7 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
 
     let (moves, clock) = settle(list);
     calls.0.extend(moves);
-    calls.write(control, Continuation::Fork);
+    calls.write(control, Continuation::Fork, BOOT_RECEIPT);
     clock.and(vdso::of_guests()).map(|_| stub::VDSO)
 }
 
@@ -146,17 +144,12 @@ pub(super) fn write_child(control: &mut Control, pieces: Option<(&[FileMapping],
     let mut calls = Calls::default();
     let mut call = |number, args: &[u64]| calls.call(number, args);
     call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
-    let fixed = (libc::MAP_SHARED | libc::MAP_FIXED) as u64;
-    let (page, len, from) =
-        (stub::CLOCK_PAGE, stub::CLOCK_PAGE_LEN as u64, stub::CONTROL_LEN as u64);
-    let read = libc::PROT_READ as u64;
-    call(libc::SYS_mmap, &[page, len, read, fixed, CONTROL_FILE, from]);
+    let clock = clock_page();
+    call(clock[0] as libc::c_long, &clock[1..]);
     let orders = pieces.into_iter().flat_map(|(pieces, files)| orders(pieces, files));
     orders.for_each(|order| call(order[0] as libc::c_long, &order[1..]));
     // The image's files may also contain other images.
     call(libc::SYS_close_range, &[0, u64::from(u32::MAX)]);
-    let none = data.words(&[0, 0]);
-    call(libc::SYS_prlimit64, &[0, u64::from(resource_numbers::RLIMIT_NPROC), none]);
     if pieces.is_some() {
         // Faults of user code only: no privilege is needed.
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | 1;
@@ -177,7 +170,34 @@ pub(super) fn write_child(control: &mut Control, pieces: Option<(&[FileMapping],
     // A call that the sentry has received is answered despite any signals, so none is served twice.
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | WAIT_KILLABLE;
     call(libc::SYS_seccomp, &[mode, flags, filter]);
-    calls.write(control, Continuation::Ask);
+    calls.write(control, Continuation::Ask, BOOT_RECEIPT);
+}
+
+/// The call that maps the page of clock offsets behind the control area.
+fn clock_page() -> [u64; 7] {
+    let fixed = (libc::MAP_SHARED | libc::MAP_FIXED) as u64;
+    let (page, len) = (stub::CLOCK_PAGE, stub::CLOCK_PAGE_LEN as u64);
+    let (read, from) = (libc::PROT_READ as u64, stub::CONTROL_LEN as u64);
+    [libc::SYS_mmap as u64, page, len, read, fixed, stub::CONTROL_FILE, from]
+}
+
+/// The call that maps the control area of a child.
+pub(super) fn control_area() -> [u64; 7] {
+    let (shared, access) = (libc::MAP_SHARED | libc::MAP_FIXED, libc::PROT_READ | libc::PROT_WRITE);
+    let (area, len) = (stub::CONTROL, stub::CONTROL_LEN as u64);
+    [libc::SYS_mmap as u64, area, len, access as u64, shared as u64, stub::CONTROL_FILE, 0]
+}
+
+/// Writes the steps of a child that has its parent's memory, filter and limits, after [`control_area`], and returns them.
+pub(super) fn write_fork(control: &mut Control, receipt: u64) -> Vec<[u64; 7]> {
+    let mut calls = Calls::default();
+    calls.call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
+    calls.0.push(clock_page());
+    // It has its parent's descriptors.
+    calls.call(libc::SYS_close_range, &[0, u64::from(u32::MAX)]);
+    let steps = calls.0.clone();
+    calls.write(control, Continuation::Ask, receipt);
+    steps
 }
 
 /// The calls that make `pieces`, which are of those files that are sent first, or of none.
@@ -200,7 +220,7 @@ pub(super) fn write_template(control: &mut Control, pieces: &[FileMapping], file
     call(libc::SYS_dup2, &[IMAGE_FILE + files.len() as u64, stub::SOCKET as u64]);
     // The image's files may also contain other images.
     call(libc::SYS_close_range, &[3, u64::from(u32::MAX)]);
-    calls.write(control, Continuation::Fork);
+    calls.write(control, Continuation::Fork, BOOT_RECEIPT);
 }
 
 /// Moves the kernel's vDSO to a place that is the same in every process, and unmaps the other kernel mappings. Returns

@@ -2,8 +2,8 @@
 //!
 //! It lets one call through by itself: `rt_sigreturn` from the stub's page, which changes registers, the signal mask
 //! and the signal stack of the process only. All else stops. From the stub's page it becomes a question to the
-//! sentry, and one that makes a process ends the process. From
-//! anywhere else, calls whose answer may need new registers or maps raise SIGSYS, so that the stub can carry out
+//! sentry, and one that makes a process ends the process, except `clone`, which the sentry orders for a fork of the
+//! guest. From anywhere else, calls whose answer may need new registers or maps raise SIGSYS, so that the stub can carry out
 //! orders; the others also become questions. A read is of the former kind if it may be the caller's input, which
 //! mostly waits; reads of other files mostly do not. Calls of other kinds, by  or of x32, fail with ENOSYS
 //! everywhere, as on a kernel without them: none is executed, so none has to end the process.
@@ -81,16 +81,10 @@ const ORDERED: [libc::c_long; 45] = [
     libc::SYS_set_tid_address,
 ];
 
-/// Calls that make processes or replace programs. No order of the sentry is among them. The limit of processes does not bind root;
-/// this does.
-const PROCESSES: [libc::c_long; 6] = [
-    libc::SYS_clone,
-    libc::SYS_fork,
-    libc::SYS_vfork,
-    libc::SYS_clone3,
-    libc::SYS_execve,
-    libc::SYS_execveat,
-];
+/// Calls that make processes or replace programs, and are no orders of the sentry. The limit of processes does not bind
+/// root; this does.
+const PROCESSES: [libc::c_long; 5] =
+    [libc::SYS_fork, libc::SYS_vfork, libc::SYS_clone3, libc::SYS_execve, libc::SYS_execveat];
 
 fn load(offset: u32) -> sock_filter {
     statement(BPF_LD | BPF_W | BPF_ABS, offset)

@@ -43,6 +43,12 @@ pub(super) struct SpawnedProcess {
 }
 
 impl SpawnedProcess {
+    /// The child `pid` of this process, which no thread has waited for, so the PID is its own.
+    pub(super) fn new(pid: Pid, core: Option<usize>, clock: Option<u64>) -> Result<Self, Errno> {
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+        Ok(Self { pid, pidfd, core, clock, status: None, spent: Duration::ZERO })
+    }
+
     pub(super) fn kill(&self) {
         // Only if it has ended already.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
@@ -197,11 +203,7 @@ impl Forker {
         let Some(pid) = pid else {
             return Err(ForkError::Errno(Errno::from_raw_os_error(made.wrapping_neg() as i32)));
         };
-        // Only this process can reap it, so the PID is its own.
-        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-        let (core, clock) = (kept.is_ok().then_some(core), self.clock);
-        let (status, spent) = (None, Duration::ZERO);
-        Ok(SpawnedProcess { pid, pidfd, core, clock, status, spent })
+        Ok(SpawnedProcess::new(pid, kept.is_ok().then_some(core), self.clock)?)
     }
 }
 

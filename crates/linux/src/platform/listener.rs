@@ -15,6 +15,9 @@ const SYNC_WAKE_UP: u64 = 1;
 /// The call is made as it stands.
 const CONTINUE: u32 = 1;
 
+/// `SECCOMP_ADDFD_FLAG_SETFD`.
+const SET_NUMBER: u32 = 1;
+
 /// `ERESTARTSYS`.
 const RESTART: i32 = 512;
 
@@ -22,6 +25,8 @@ const RESTART: i32 = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SeccompNotification {
     pub(crate) id: u64,
+    /// The process that makes the call.
+    pub(crate) pid: u32,
     pub(crate) number: i64,
     pub(crate) args: [u64; 6],
     /// The instruction after the call.
@@ -65,6 +70,7 @@ impl Listener {
         if unsafe { libc::ioctl(self.0.as_raw_fd(), RECV, &raw mut notice) } == 0 {
             return Ok(Some(SeccompNotification {
                 id: notice.id,
+                pid: notice.pid,
                 number: i64::from(notice.data.nr),
                 args: notice.data.args,
                 pointer: notice.data.instruction_pointer,
@@ -80,11 +86,20 @@ impl Listener {
 
     /// Installs a descriptor of `file` in the process of call `id`, and returns its number there.
     pub(crate) fn lend(&self, id: u64, file: BorrowedFd<'_>) -> Result<u64, PlatformError> {
+        self.add(id, file, None)
+    }
+
+    fn add(
+        &self,
+        id: u64,
+        file: BorrowedFd<'_>,
+        number: Option<u32>,
+    ) -> Result<u64, PlatformError> {
         let mut added = libc::seccomp_notif_addfd {
             id,
-            flags: 0,
+            flags: if number.is_some() { SET_NUMBER } else { 0 },
             srcfd: file.as_raw_fd() as u32,
-            newfd: 0,
+            newfd: number.unwrap_or_default(),
             newfd_flags: 0,
         };
         // SAFETY: the request reads one such structure, which lives through the call.
@@ -92,6 +107,16 @@ impl Listener {
         u64::try_from(number).map_err(|_| {
             PlatformError::kernel("lending the guest's process a file", io::Error::last_os_error())
         })
+    }
+
+    /// As [`Listener::lend`], under the number `number`, which is free or replaced.
+    pub(crate) fn lend_as(
+        &self,
+        id: u64,
+        file: BorrowedFd<'_>,
+        number: u64,
+    ) -> Result<(), PlatformError> {
+        self.add(id, file, Some(number as u32)).map(|_| ())
     }
 
     /// Answers the call `id`; `false` if it does not wait any more.

@@ -62,23 +62,6 @@ pub(crate) fn write(pid: Pid, address: u64, bytes: &[u8]) -> Result<bool, Platfo
     Ok(true)
 }
 
-/// Copies `bytes` to ranges of the process (start, length), at most [`RANGES`], one after the other; `false` when a part
-/// of them cannot be written.
-pub(crate) fn write_ranges(
-    pid: Pid,
-    ranges: &[(u64, usize)],
-    bytes: &[u8],
-) -> Result<bool, PlatformError> {
-    let given: Vec<_> = ranges.iter().map(|&(start, len)| remote(start, len)).collect();
-    let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: the kernel only reads the local vector, which is one live slice; it checks the remote ones.
-    let n = unsafe {
-        let (pid, count) = (pid.as_raw_nonzero().get(), given.len() as libc::c_ulong);
-        libc::process_vm_writev(pid, &local, 1, given.as_ptr(), count, 0)
-    };
-    Ok(moved(n, "process_vm_writev")? == bytes.len())
-}
-
 fn remote(address: u64, len: usize) -> libc::iovec {
     libc::iovec { iov_base: std::ptr::without_provenance_mut(address as usize), iov_len: len }
 }

@@ -41,21 +41,6 @@ impl Process {
         }
     }
 
-    /// As [`Process::private`], for several ranges, which are sorted.
-    pub(crate) fn private_in(
-        &self,
-        ranges: impl IntoIterator<Item = Range<u64>>,
-    ) -> Result<Vec<Range<u64>>, PlatformError> {
-        let (map, mut own) = (self.page_map()?, Vec::new());
-        for range in ranges {
-            match pagemap::own_pages(&map, range.clone(), |run| own.push(run)) {
-                Ok(()) => {}
-                Err(_) => own.extend(self.private(range)?),
-            }
-        }
-        Ok(own)
-    }
-
     fn page_map(&self) -> Result<File, PlatformError> {
         File::open(format!("/proc/{}/pagemap", self.id())).map_err(failed)
     }

@@ -1,13 +1,16 @@
 //! The guest's process: made, run until it calls, answered, given orders, ended.
 
+mod fork;
+mod mappings;
 mod registers;
 
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afresh_sys::fork;
+use afresh_sys::fork::generation;
 use afresh_sys::host::random_word;
 use afresh_sys::planted::{self, Bug};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,7 +23,7 @@ use super::forker::{SpawnedProcess, unprepared};
 use super::frame::{self, Bases, Register};
 use super::listener::{Answer, Listener, SeccompNotification};
 use super::mapped_image::{FileMapping, MappedImage, reader};
-use super::mapping_room::MAPPINGS_OF_CALL;
+use super::mapping_room::{MAPPINGS_OF_CALL, STUB_MAPPINGS};
 use super::pending_content::PendingContent;
 use super::segments::Segments;
 use super::template::Template;
@@ -76,7 +79,8 @@ pub(crate) enum Event {
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(super) born: SpawnedProcess,
-    listener: Listener,
+    /// That of the process which this one was forked from, if it was.
+    listener: Arc<Listener>,
     control: Control,
     pub(super) track: Option<WriteTracker>,
     /// The image that it shows, while content of that may be missing.
@@ -163,6 +167,7 @@ impl Process {
         }
         let pieces = image.map(|(shown, segments)| shown.all(segments)).unwrap_or_default();
         let coming = image.is_some_and(|(shown, _)| shown.is_coming());
+        let mappings_bound = pieces.len() + STUB_MAPPINGS;
         let files = pieces.iter().filter(|piece| coming && piece.file.is_some());
         let files: Vec<_> = files.map(FileMapping::range).collect();
         let sent = image.map(|(shown, _)| shown.main()).unwrap_or_default();
@@ -175,7 +180,9 @@ impl Process {
         // The boot code maps the files privately and closes them before the guest's first instruction.
         let lent = sent.iter().map(|sent| reader(sent)).collect::<Result<Vec<_>, _>>()?;
         let born = zygote::start(&control, &lent)?;
-        Self::taken_over(born, control, image, &rest, files)
+        let mut process = Self::taken_over(born, control, image, &rest, files)?;
+        process.mappings_bound = mappings_bound;
+        Ok(process)
     }
 
     /// Takes a booting process over: maps the remaining parts of its image (`rest`), and has missing content of
@@ -194,7 +201,7 @@ impl Process {
         })?;
         let mut process = Self {
             born,
-            listener,
+            listener: Arc::new(listener),
             control,
             track,
             coming: None,
@@ -205,13 +212,14 @@ impl Process {
             bases: Bases::default(),
             counted: Some(0),
             billed: Duration::ZERO,
-            generation: fork::generation(),
+            generation: generation(),
             receipts: ReceiptSource::new(),
             offsets: ClockOffsets::default(),
             mappings_bound: usize::MAX / 2,
         };
         // Its calls are answered here: across two processors each would cost ten times as much.
         process.follow();
+        fork::allow_processes(process.born.pid, false)?;
         let first = Expected { receipt: boot::BOOT_RECEIPT, frame: stub::ORDERS_LEN };
         process.question(first, Instant::now() + STUB_TIMEOUT).map_err(|error| match error {
             PlatformError::Kernel { error, .. } => unprepared(error),
@@ -240,11 +248,6 @@ impl Process {
             self.control.set_clock(offsets);
             self.offsets = offsets;
         }
-    }
-
-    pub(super) fn maps(&self) -> Result<String, PlatformError> {
-        std::fs::read_to_string(format!("/proc/{}/maps", self.id()))
-            .map_err(|e| PlatformError::kernel("reading the list of mappings", e))
     }
 
     /// Waits until the guest calls, or until `deadline`.
@@ -360,21 +363,34 @@ impl Process {
             let id = self.asked.take().ok_or_else(|| self.forged("it takes no orders now"))?;
             self.mappings_bound += MAPPINGS_OF_CALL * piece.calls.len();
             self.send(id, Answer::Value(0))?;
-            for expected in &piece.calls {
-                let notice = self.receive(deadline)?.ok_or(PlatformError::Late)?;
-                let made = stub::holds(notice.pointer)
-                    && notice.number as u64 == expected[0]
-                    && notice.args == expected[1..];
-                if !made {
-                    return Err(self.forged("a call that was not ordered"));
-                }
-                self.send(notice.id, Answer::Made)?;
-            }
+            self.make_calls(&piece.calls, deadline)?;
             if then == Continuation::Ask {
                 self.question(Expected { receipt, frame }, deadline)?;
             }
         }
         Ok(())
+    }
+
+    /// Has the stub make `calls`, which it was ordered to.
+    fn make_calls(&mut self, calls: &[[u64; 7]], deadline: Instant) -> Result<(), PlatformError> {
+        for expected in calls {
+            let notice = self.receive(deadline)?.ok_or(PlatformError::Late)?;
+            self.require_order(&notice, expected)?;
+            self.send(notice.id, Answer::Made)?;
+        }
+        Ok(())
+    }
+
+    /// Whether `call` is the order `expected`, or the process is killed.
+    fn require_order(
+        &mut self,
+        call: &SeccompNotification,
+        expected: &[u64; 7],
+    ) -> Result<(), PlatformError> {
+        let made = stub::holds(call.pointer)
+            && call.number as u64 == expected[0]
+            && call.args == expected[1..];
+        if made { Ok(()) } else { Err(self.forged("a call that was not ordered")) }
     }
 
     pub(crate) fn read(&self, address: u64, out: &mut [u8]) -> Result<bool, PlatformError> {
@@ -400,15 +416,6 @@ impl Process {
         memory::write(self.born.pid, address, bytes)
     }
 
-    /// Writes `bytes` to ranges (start, length), one after the other, of a process that is not tracked.
-    pub(crate) fn write_ranges(
-        &mut self,
-        ranges: &[(u64, usize)],
-        bytes: &[u8],
-    ) -> Result<bool, PlatformError> {
-        memory::write_ranges(self.born.pid, ranges, bytes)
-    }
-
     /// Lends the process a file, while the stub waits for orders: its descriptor there.
     pub(crate) fn lend(&mut self, file: BorrowedFd<'_>) -> Result<u64, PlatformError> {
         let id = self.asked.ok_or_else(|| self.forged("it takes no orders now"))?;
@@ -430,44 +437,25 @@ impl Process {
 
     /// Whether this process made it, not one that this was forked from.
     pub(crate) fn is_ours(&self) -> bool {
-        self.generation == fork::generation()
+        self.generation == generation()
     }
 
     pub(crate) fn id(&self) -> u32 {
         self.born.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// The kernel's mappings of the guest: start, end, protection.
-    ///
-    /// Any other mapping must belong to the stub, or its entry appears as well.
-    pub(crate) fn mappings(&self) -> Result<Vec<(u64, u64, u64)>, PlatformError> {
-        let text = self.maps()?;
-        let mut list = Vec::new();
-        for line in text.lines() {
-            let mut fields = line.split(' ');
-            let range = fields.next().and_then(|range| range.split_once('-'));
-            let address = |text| u64::from_str_radix(text, 16).ok();
-            let Some((start, end)) = range.and_then(|(s, e)| address(s).zip(address(e))) else {
-                continue;
-            };
-            let modes = fields.next().unwrap_or_default().as_bytes();
-            let own = (stub::CODE..stub::CLOCK.end).contains(&start)
-                || (stub::IMAGE..stub::ABOVE).contains(&start)
-                || start >= stub::TOP;
-            if !own {
-                let bits =
-                    [(b'r', libc::PROT_READ), (b'w', libc::PROT_WRITE), (b'x', libc::PROT_EXEC)];
-                let held = bits.iter().filter(|(letter, _)| modes.contains(letter));
-                list.push((start, end, held.fold(0, |all, (_, bit)| all | *bit as u64)));
-            }
-        }
-        Ok(list)
-    }
-
     /// Waits for the stub's question, which must come without an error, and with the receipt of its orders.
     fn question(&mut self, expected: Expected, deadline: Instant) -> Result<(), PlatformError> {
         let notice = self.receive(deadline)?.ok_or(PlatformError::Late)?;
-        self.take_question(&notice)?;
+        self.check_question(&notice, expected)
+    }
+
+    fn check_question(
+        &mut self,
+        notice: &SeccompNotification,
+        expected: Expected,
+    ) -> Result<(), PlatformError> {
+        self.take_question(notice)?;
         let Expected { receipt, frame } = expected;
         let executed = notice.args[4] == receipt && notice.args[2] == stub::CONTROL + frame as u64;
         if !executed && !planted::is(Bug::StubReceipt) {
@@ -496,6 +484,19 @@ impl Process {
 
     /// The next notification; serves page faults until then. `None` after `deadline`.
     fn receive(&mut self, deadline: Instant) -> Result<Option<SeccompNotification>, PlatformError> {
+        let call = self.receive_any(deadline)?;
+        // All other processes of the listener wait for answers.
+        if call.is_some_and(|call| call.pid != self.id()) {
+            return Err(self.forged("another process has called"));
+        }
+        Ok(call)
+    }
+
+    /// As [`Process::receive`], of any process with this listener.
+    fn receive_any(
+        &mut self,
+        deadline: Instant,
+    ) -> Result<Option<SeccompNotification>, PlatformError> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -505,7 +506,7 @@ impl Process {
             let (called, faulted, ended);
             {
                 let mut wait = [
-                    PollFd::new(&self.listener, PollFlags::IN),
+                    PollFd::new(&*self.listener, PollFlags::IN),
                     PollFd::new(&self.born.pidfd, PollFlags::IN),
                     // A tracked process has a third; otherwise the second stands there twice.
                     match &self.track {

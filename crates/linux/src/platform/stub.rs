@@ -77,6 +77,12 @@ pub(crate) const FORKS: u64 = 2;
 /// The system call for requests of the stub (`getppid`, which is never passed on).
 pub(crate) const ASK: i64 = 110;
 
+/// Flags of the calls that fork. A child's parent is the one that its maker has: this process. No other order has
+/// them as its first argument, which is an address, a descriptor or a small number.
+pub(crate) const FORK_FLAGS: i32 = libc::CLONE_PARENT | libc::SIGCHLD;
+/// Descriptor of the control area in a child.
+pub(crate) const CONTROL_FILE: u64 = 3;
+
 // Header of the orders: offsets in the control area.
 pub(crate) const CALLS: usize = 0;
 pub(crate) const COPIES: usize = 8;
@@ -125,6 +131,8 @@ std::arch::global_asm!(
     "    mov r8, [rbx + 40]",
     "    mov r9, [rbx + 48]",
     "    syscall",
+    "    test rax, rax",
+    "    jz 24f",
     "    cmp rax, -4095",
     "    jb 5f",
     "    test r14, r14",
@@ -245,13 +253,16 @@ std::arch::global_asm!(
     "    jz 22f",
     "    mov [rbx], rax",
     "    jmp 21b",
+    // The child of a fork of the guest, which returns from that call with zero, is like a child of the zygote.
+    "24: cmp edi, {clone}",
+    "    jne 5b",
     // The child: its control area is the first descriptor that came.
     "22: mov eax, 9",
     "    movabs rdi, {control}",
     "    mov esi, {control_len}",
     "    mov edx, 3",
     "    mov r10d, 0x11",
-    "    mov r8d, 3",
+    "    mov r8d, {control_file}",
     "    xor r9d, r9d",
     "    syscall",
     "    xor r14d, r14d",
@@ -266,6 +277,7 @@ std::arch::global_asm!(
     ask = const ASK,
     control = const CONTROL,
     control_len = const CONTROL_LEN,
+    control_file = const CONTROL_FILE,
     calls = const CALLS,
     copies = const COPIES,
     again = const AGAIN,
@@ -285,8 +297,7 @@ std::arch::global_asm!(
     // The length of `struct msghdr` that the kernel changes.
     lent = const MESSAGE - WORD + 40,
     lent_len = const LENT_LEN,
-    // Its parent is the one that the zygote has: this process.
-    clone = const libc::CLONE_PARENT | libc::SIGCHLD,
+    clone = const FORK_FLAGS,
 );
 
 unsafe extern "C" {
