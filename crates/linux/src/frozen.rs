@@ -202,7 +202,7 @@ impl Warm {
         if !header.clock.is_sound() {
             return Err(damaged("its clocks are beyond all times"));
         }
-        let state = Kernel::unpack(header.state, &files, base, &opener)?;
+        let mut state = Kernel::unpack(header.state, &files, base, &opener)?;
         let mut live = state.writable_shares();
         live.extend(header.parts.iter().flat_map(|part| part.behind.keys().copied()));
         let parts = header.parts.into_iter().map(|part| part.open(&mut left));
@@ -232,6 +232,7 @@ impl Warm {
         if !parts.iter().zip(state.memories()).all(mapped) {
             return Err(damaged("its memory is not what it has mapped"));
         }
+        program.renew_trust(&mut state.tree)?;
         let standing = FrozenState::new(grounds, Arc::new(state), header.wait, header.clock);
         Ok(Self::new(standing, program.limits(), std::collections::BTreeMap::new()))
     }
