@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use afresh::linux::{
-    Destination, End, EndedRun, HostStreams, Program, Resource, RunControl, WarmError, call_name,
+    End, EndedRun, HostStreams, NetGrant, Program, Resource, RunControl, WarmError, call_name,
 };
 use afresh::{Guest, Place, Reference, SaveOptions};
 use afresh_sys::termination::AwaitedSignals;
@@ -52,9 +52,9 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME[=VALUE]")]
     env: Vec<String>,
     /// Servers outside that the program may connect to, as NAME:PORT (`*.NAME` and `*` for any port allowed), or as
-    /// NAME:PORT=HOST:PORT for one that is elsewhere; none if not given.
+    /// NAME:PORT=HOST:PORT for one that is elsewhere; none if not given. A table in JSON is a rule for HTTP requests.
     #[arg(long, value_name = "NAME:PORT[=HOST:PORT]")]
-    net: Vec<Destination>,
+    net: Vec<NetGrant>,
     /// Maximum MiB of memory that the program may map.
     #[arg(long, value_name = "MIB", default_value_t = 4096)]
     memory: u64,

@@ -102,33 +102,27 @@ pub trait ConnectionReceiver: Send + Sync {
 }
 
 /// The records of the last second.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct RecordRate {
-    since: Instant,
+    since: Option<Instant>,
     count: u32,
     dropped: u64,
 }
 
+#[derive(Default)]
 struct LogState {
+    guest: String,
     receiver: Option<Arc<dyn ConnectionReceiver>>,
     rate: Mutex<RecordRate>,
-    span: tracing::Span,
 }
 
 /// The log of a guest's connections. Clones share its rate.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct ConnectionLog(Arc<LogState>);
 
 impl fmt::Debug for ConnectionLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConnectionLog").finish_non_exhaustive()
-    }
-}
-
-impl Default for ConnectionLog {
-    /// A log through `tracing` alone, in the span of each record's thread.
-    fn default() -> Self {
-        Self::in_span(None, tracing::Span::none())
     }
 }
 
@@ -138,15 +132,17 @@ thread_local! {
 }
 
 impl ConnectionLog {
-    /// A log through `tracing`, in the present span, and to `receiver`.
+    /// A log through `tracing`, where the guest has the name `guest`, and to `receiver`.
     #[must_use]
-    pub fn new(receiver: Option<Arc<dyn ConnectionReceiver>>) -> Self {
-        Self::in_span(receiver, tracing::Span::current())
+    pub fn new(guest: impl Into<String>, receiver: Arc<dyn ConnectionReceiver>) -> Self {
+        let (guest, receiver) = (guest.into(), Some(receiver));
+        Self(Arc::new(LogState { guest, receiver, rate: Mutex::default() }))
     }
 
-    fn in_span(receiver: Option<Arc<dyn ConnectionReceiver>>, span: tracing::Span) -> Self {
-        let rate = Mutex::new(RecordRate { since: Instant::now(), count: 0, dropped: 0 });
-        Self(Arc::new(LogState { receiver, rate, span }))
+    /// A log through `tracing` alone, where the guest has the name `guest`.
+    #[must_use]
+    pub fn named(guest: impl Into<String>) -> Self {
+        Self(Arc::new(LogState { guest: guest.into(), ..LogState::default() }))
     }
 
     /// The log of the guest that runs on this thread, if its caller has set one.
@@ -172,8 +168,8 @@ impl ConnectionLog {
     pub fn record(&self, mut record: ConnectionRecord) {
         let dropped = {
             let mut rate = self.0.rate.lock().unwrap_or_else(PoisonError::into_inner);
-            if rate.since.elapsed() >= Duration::from_secs(1) {
-                (rate.since, rate.count) = (Instant::now(), 0);
+            if rate.since.is_none_or(|since| since.elapsed() >= Duration::from_secs(1)) {
+                (rate.since, rate.count) = (Some(Instant::now()), 0);
             }
             if rate.count >= MAX_RECORDS {
                 rate.dropped += 1;
@@ -183,7 +179,7 @@ impl ConnectionLog {
             std::mem::take(&mut rate.dropped)
         };
         record.dropped = dropped;
-        let _span = self.0.span.enter();
+        let guest = &*self.0.guest;
         let (host, port, outcome) = (&*record.host, record.port, record.outcome.as_str());
         let reason = record.reason.as_deref().unwrap_or_default();
         let (method, path) = match &record.request {
@@ -192,10 +188,10 @@ impl ConnectionLog {
         };
         match record.outcome {
             Outcome::Allowed => tracing::info!(
-                host, port, outcome, method, path, dropped, "a guest's connection"
+                guest, host, port, outcome, method, path, dropped, "a guest's connection"
             ),
             Outcome::Refused | Outcome::Failed => tracing::warn!(
-                host, port, outcome, reason, method, path, dropped, "a guest's connection"
+                guest, host, port, outcome, reason, method, path, dropped, "a guest's connection"
             ),
         }
         if let Some(receiver) = &self.0.receiver {
@@ -220,14 +216,14 @@ mod tests {
     #[test]
     fn a_loop_of_connections_does_not_fill_the_log() {
         let records = Arc::new(Records::default());
-        let log = ConnectionLog::new(Some(records.clone()));
+        let log = ConnectionLog::new("guest", records.clone());
         log.within(|| {
             let log = ConnectionLog::present().unwrap();
             (0..MAX_RECORDS * 2).for_each(|port| log.record(ConnectionRecord::new("a", port as u16, Outcome::Refused)));
         });
         assert!(ConnectionLog::present().is_none());
         let first = records.0.lock().unwrap().len();
-        log.0.rate.lock().unwrap().since -= Duration::from_secs(2);
+        log.0.rate.lock().unwrap().since = None;
         log.record(ConnectionRecord::new("a", 1, Outcome::Allowed));
         let all = records.0.lock().unwrap();
         let counted = (all.len() - 1) as u64 + all.iter().map(|record| record.dropped).sum::<u64>();

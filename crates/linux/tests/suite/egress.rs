@@ -227,7 +227,7 @@ fn clients_send_only_allowed_requests_and_never_have_the_secret() {
     let Some(warm) = here(program.warm()) else { return };
     let mut instance = warm.instance();
     let records = Arc::new(Records::default());
-    let log = ConnectionLog::new(Some(records.clone()));
+    let log = ConnectionLog::new("a-guest", records.clone());
     let secret = format!("Bearer {SECRET}");
     log.within(|| {
         let mut run = |task| ask(&mut instance, task);

@@ -386,7 +386,11 @@ impl Sandboxes {
             let result = match &mut *life {
                 Residency::Live(session) => {
                     let timer = CpuTimer::start();
-                    let done = tracing::debug_span!("call").in_scope(|| work(session));
+                    let call = || tracing::debug_span!("call").in_scope(|| work(session));
+                    #[cfg(feature = "linux")]
+                    let done = sandbox.connection_log(this.audit.as_ref()).within(call);
+                    #[cfg(not(feature = "linux"))]
+                    let done = call();
                     let ran = timer.stop();
                     sandbox.usage.ran(ran);
                     this.accounts.add_run(&sandbox.tenant, ran, kind == Operation::Call);
