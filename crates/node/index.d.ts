@@ -348,11 +348,39 @@ export interface WarmOptions extends Cancellable {
   cache?: string | undefined
 }
 
+/** A rule for HTTP requests to one server. */
+export interface NetRule {
+  /** The server: `"api.example.org:443"`. */
+  to: string
+  /** Methods that are allowed; all if not set. */
+  methods?: readonly string[] | undefined
+  /** Patterns of allowed paths, such as `"/v1/**"`; all if not set. */
+  paths?: readonly string[] | undefined
+  /** Headers that each request gets. */
+  headers?: Readonly<Record<string, string>> | undefined
+  /** A header with a secret of the host, which the program never has. */
+  credential?:
+    | {
+        header: string
+        env?: string | undefined
+        file?: string | undefined
+        prefix?: string | undefined
+        placeholder?: string | undefined
+      }
+    | undefined
+  /** Whether the connection has TLS: true, but for port 80. */
+  tls?: boolean | undefined
+  /** Absolute path of a file with the authorities that the server is verified with. */
+  ca?: string | undefined
+  /** Whether allowed requests are logged. */
+  log?: boolean | undefined
+}
+
 export interface Grants {
   /** Host directories that the program may read. Its changes never reach the host. */
   dirs?: readonly Location[] | undefined
   /** Servers that it may connect to: `"api.example.org:443"`, `"*.example.org:*"`. None by default. */
-  net?: readonly string[] | undefined
+  net?: readonly (string | NetRule)[] | undefined
   /** Maximum memory that its processes may map together; 4 GiB if not set. */
   memoryLimit?: Size | undefined
   /** Maximum bytes of files that it may write; 1 GiB if not set. */

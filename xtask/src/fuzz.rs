@@ -25,7 +25,7 @@ pub(crate) const SECONDS: u32 = 20;
 const IN_TESTS: u32 = 5;
 
 /// Every target, which is a binary in `fuzz/fuzz_targets`.
-const TARGETS: [&str; 15] = [
+const TARGETS: [&str; 16] = [
     "page_layer",
     "layout",
     "archive",
@@ -38,6 +38,7 @@ const TARGETS: [&str; 15] = [
     "e2b",
     "agent",
     "dns",
+    "egress",
     "oci",
     "tree",
     "http",
@@ -93,6 +94,12 @@ const REQUESTS: [&[u8]; 10] = [
 
 /// A stream of frames from an agent, after the length of its pieces.
 const FRAMES: &[u8] = b"\x03\x04\0\0\0\x01one\x04\0\0\0\x02two\x03\0\0\0\x03\x80\x80\x09\0\0\0\x05\x07\0\0\0\xf7\xff\xff\xff\x07\0\0\0\x07\x07\0\0\0ab\x04\0\0\0\x00end";
+
+/// Requests of guests to proxied servers.
+const REQUEST_HEADS: [&[u8]; 2] = [
+    b"GET /v1/%61/../b?q=1 HTTP/1.1\r\nHost: a.test\r\nConnection: keep-alive, X\r\nX: 1\r\n\r\n",
+    b"POST /v1 HTTP/1.1\r\nHost: a.test:1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+];
 
 /// A question for the address of a name.
 const QUESTION: &[u8] = b"\x07\x09\x01\0\0\x01\0\0\0\0\0\0\x03Api\x07example\x03ORG\0\0\x01\0\x01";
@@ -339,6 +346,7 @@ fn seeds(folder: &Path) -> Result<BTreeMap<&'static str, Vec<Vec<u8>>>> {
     all.insert("e2b", REQUESTS.map(<[u8]>::to_vec).to_vec());
     all.insert("agent", vec![FRAMES.to_vec()]);
     all.insert("dns", vec![QUESTION.to_vec()]);
+    all.insert("egress", REQUEST_HEADS.map(<[u8]>::to_vec).to_vec());
     all.insert("oci", vec![oci_seed()]);
     all.insert("tree", tree_seeds());
     all.insert("http", EXCHANGES.map(<[u8]>::to_vec).to_vec());

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use afresh::linux::{
-    Destination, End, EndedRun, HostStreams, Program, Resource, RunControl, WarmError, call_name,
+    End, EndedRun, HostStreams, NetGrant, Program, Resource, RunControl, WarmError, call_name,
 };
 use afresh::{Guest, Place, Reference, SaveOptions};
 use afresh_sys::termination::AwaitedSignals;
@@ -59,10 +59,10 @@ pub(crate) struct Arguments {
     env: Vec<String>,
     /// Allow the program to connect to a server.
     ///
-    /// `*.NAME` matches subdomains, and `*` any port; =HOST:PORT redirects the connection. Without this option only loopback
-    /// is reachable.
+    /// `*.NAME` matches subdomains, and `*` any port; =HOST:PORT redirects the connection. A table in JSON is a rule for
+    /// HTTP requests. Without this option only loopback is reachable.
     #[arg(long, value_name = "NAME:PORT[=HOST:PORT]")]
-    net: Vec<Destination>,
+    net: Vec<NetGrant>,
     /// Maximum memory that the program maps, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 4096)]
     memory: u64,

@@ -64,11 +64,11 @@ pub(crate) struct OpenArguments {
     pub(crate) dir: Vec<String>,
     /// Allow a Linux program to connect to a server.
     ///
-    /// `*.NAME` matches subdomains, and `*` any port; =HOST:PORT redirects the connection. Without
-    /// this option only loopback is reachable.
+    /// `*.NAME` matches subdomains, and `*` any port; =HOST:PORT redirects the connection. A table in
+    /// JSON is a rule for HTTP requests. Without this option only loopback is reachable.
     #[cfg(feature = "linux")]
     #[arg(long, value_name = "NAME:PORT[=HOST:PORT]")]
-    net: Vec<afresh::linux::Destination>,
+    net: Vec<afresh::linux::NetGrant>,
     /// Run each call of a Linux program in a new process.
     ///
     /// This hides the write set of earlier calls, which the duration of a write would reveal, at

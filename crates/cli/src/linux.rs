@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use afresh::linux::{Destination, Program};
+use afresh::linux::{NetGrant, Program};
 use anyhow::Context;
 
 /// The options of a program.
@@ -12,7 +12,7 @@ pub(crate) struct Shape {
     env: Vec<(String, String)>,
     granted: Vec<PathBuf>,
     directory: Option<PathBuf>,
-    reaches: Vec<Destination>,
+    reaches: Vec<NetGrant>,
     replaced: bool,
 }
 
@@ -55,9 +55,9 @@ impl Shape {
         self.granted.iter().any(|granted| path.starts_with(granted))
     }
 
-    /// Allows connections to these destinations.
-    pub(crate) fn reach(self, destinations: &[Destination]) -> Self {
-        Self { reaches: destinations.to_vec(), ..self }
+    /// Allows these connections.
+    pub(crate) fn reach(self, grants: &[NetGrant]) -> Self {
+        Self { reaches: grants.to_vec(), ..self }
     }
 
     /// Ends the process at every reset if `replaced` is set.

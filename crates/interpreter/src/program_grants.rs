@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use afresh::linux::{Destination, Program};
+use afresh::linux::{NetGrant, Program};
 
 use crate::Language;
 
@@ -21,7 +21,7 @@ pub struct ProgramGrants {
     /// Absolute host paths that it may read.
     pub dirs: Vec<PathBuf>,
     /// Servers that it may connect to.
-    pub net: Vec<Destination>,
+    pub net: Vec<NetGrant>,
     /// The directory that it starts in.
     pub cwd: Option<PathBuf>,
     /// Maximum bytes that it may map.

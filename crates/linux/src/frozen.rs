@@ -237,6 +237,7 @@ impl Warm {
         if !parts.iter().zip(state.memories()).all(mapped) {
             return Err(damaged("its memory is not what it has mapped"));
         }
+        program.renew_trust(&mut state.tree)?;
         let standing = FrozenState::new(grounds, Arc::new(state), header.wait, header.clock);
         Ok(Self::new(standing, program.limits(), std::collections::BTreeMap::new()))
     }

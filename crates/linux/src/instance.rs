@@ -95,7 +95,7 @@ impl Live {
         let mut person = Sentry::new(
             Arc::clone(&standing.rest.state),
             limits.output,
-            Arc::clone(&limits.granted),
+            limits.egress.clone(),
         );
         person.streams.generation = generation.clone();
         let others = ParkedSubprocesses::new(Some((standing.clone(), limits.clone())));

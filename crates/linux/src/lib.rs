@@ -28,7 +28,6 @@
 
 mod base;
 mod call_names;
-mod egress;
 mod error;
 mod file_cache;
 mod file_mappings;
@@ -42,6 +41,7 @@ mod instance;
 mod ioctl;
 mod load;
 mod outbound;
+mod outbound_stream;
 mod platform;
 mod program;
 mod ranges;
@@ -54,11 +54,15 @@ mod subprocess;
 mod subprocess_changes;
 mod subprocess_memory;
 mod subprocesses;
+mod trust;
 mod warm;
 
 pub use afresh_snapshot::{OutputSource, OutputStream};
 pub use call_names::call_name;
-pub use egress::{Destination, ParseDestinationError};
+pub use afresh_egress::{
+    ConnectionLog, ConnectionReceiver, ConnectionRecord, Destination, NetGrant, Outcome,
+    ParseDestinationError, ParseGrantError, Rule,
+};
 pub use error::{
     CallError, FreezeError, Incompatible, SnapshotError, ThawError, VerifyError, WarmError,
 };

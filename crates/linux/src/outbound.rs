@@ -5,8 +5,8 @@
 //! closed. May break it: servers, which see the data that a call has sent though the call is undone.
 
 use std::cell::Cell;
-use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::io::{Error, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -14,9 +14,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::Duration;
 
+use afresh_egress::{
+    ConnectionLog, ConnectionRecord, DestinationQuery, EgressPolicy, Outcome, Route, Server,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::egress::{Destination, Server};
+use crate::outbound_stream::OutboundStream;
 use crate::sentry::Kernel;
 
 /// Connections of a guest at a time.
@@ -28,8 +31,8 @@ const MAKERS: usize = 16;
 const ALL_MAKERS: usize = 128;
 /// How soon one that waits for others' threads looks again.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// How long it may take to make one.
-const MAKING: Duration = Duration::from_secs(30);
+/// The port of the name server, in records of names.
+const DNS_PORT: u16 = 53;
 /// Bytes that are moved at a time.
 const PIECE: usize = 16 << 10;
 
@@ -81,62 +84,85 @@ struct OutboundConnection {
 #[derive(Debug)]
 enum Link {
     /// It is not begun yet.
-    Waiting(Server),
+    Waiting(Server, ConnectionRecord),
     /// It is being made. The other end of the stream is closed when that is done.
-    Making(Receiver<Result<TcpStream, i32>>, UnixStream),
-    Made(TcpStream),
+    Making(Receiver<Result<OutboundStream, i32>>, UnixStream),
+    Made(OutboundStream),
+}
+
+impl Link {
+    /// A connection to the proxy, which is there already.
+    fn proxied(stream: UnixStream) -> std::io::Result<Self> {
+        let (ours, _) = UnixStream::pair()?;
+        let (done, made) = sync_channel(1);
+        // There is room for one.
+        let _ = done.send(Ok(OutboundStream::Proxy(stream)));
+        Ok(Self::Making(made, ours))
+    }
 }
 
 /// All connections of a guest, and its granted destinations.
 #[derive(Debug)]
 pub(crate) struct OutboundConnections {
-    pub(crate) granted: Arc<[Destination]>,
+    pub(crate) policy: EgressPolicy,
     list: Vec<OutboundConnection>,
-}
-
-/// The number of an error that the kernel or a resolver gave.
-fn number(error: &std::io::Error) -> i32 {
-    match error.kind() {
-        ErrorKind::TimedOut => libc::ETIMEDOUT,
-        _ => error.raw_os_error().unwrap_or(libc::EHOSTUNREACH),
-    }
-}
-
-fn make(server: &Server) -> Result<TcpStream, i32> {
-    let addresses = server.addresses().map_err(|error| number(&error))?;
-    let mut last = libc::EHOSTUNREACH;
-    for address in addresses {
-        match TcpStream::connect_timeout(&address, MAKING) {
-            Ok(stream) if !server.may_have(&stream) => {}
-            Ok(stream) => {
-                // The guest's writes are gathered already.
-                let set = stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true));
-                return set.map(|()| stream).map_err(|error| number(&error));
-            }
-            Err(error) => last = number(&error),
-        }
-    }
-    Err(last)
+    log: ConnectionLog,
 }
 
 impl OutboundConnections {
-    pub(crate) fn new(granted: Arc<[Destination]>) -> Self {
-        Self { granted, list: Vec::new() }
+    pub(crate) fn new(policy: EgressPolicy) -> Self {
+        Self { policy, list: Vec::new(), log: ConnectionLog::default() }
     }
 
-    /// Begins to connect to a server, for a socket with these channels; false where there are too many already.
-    pub(crate) fn begin(&mut self, server: Server, from: u64, to: u64) -> bool {
-        let Some(share) = ProcessQuota::of(&LIVE, ALL_LINES).filter(|_| self.list.len() < LINES)
-        else {
+    /// The log of the caller, or this guest's own.
+    fn log(&self) -> ConnectionLog {
+        ConnectionLog::present().unwrap_or_else(|| self.log.clone())
+    }
+
+    /// The way of a connection, if it is granted. A refusal is logged.
+    pub(crate) fn route(&self, asked: DestinationQuery<'_>, port: u16) -> Option<Route> {
+        let found = self.policy.route(asked, port);
+        if found.is_none() {
+            let record = ConnectionRecord::of(asked, port, Outcome::Refused);
+            self.log().record(record.reason("it is not granted"));
+        }
+        found
+    }
+
+    /// Whether a name is granted. A refusal is logged.
+    pub(crate) fn knows(&self, name: &str) -> bool {
+        let known = self.policy.knows(name);
+        if !known {
+            let record = ConnectionRecord::new(name, DNS_PORT, Outcome::Refused);
+            self.log().record(record.reason("the name is not granted"));
+        }
+        known
+    }
+
+    /// Begins to connect along `route`, for a socket with these channels; false where there are too many already.
+    pub(crate) fn begin(
+        &mut self,
+        route: Route,
+        asked: ConnectionRecord,
+        from: u64,
+        to: u64,
+    ) -> bool {
+        let share = ProcessQuota::of(&LIVE, ALL_LINES).filter(|_| self.list.len() < LINES);
+        let Some(share) = share else {
+            self.log().record(asked.failed("the guest or this host has too many connections"));
             return false;
         };
-        self.list.push(OutboundConnection {
-            from,
-            to,
-            link: Link::Waiting(server),
-            owed: true,
-            _share: share,
-        });
+        let link = match route {
+            Route::Direct(server) => Link::Waiting(server, asked),
+            Route::Proxied(server) => match server.serve(&self.log()).and_then(Link::proxied) {
+                Ok(link) => link,
+                Err(error) => {
+                    self.log().record(asked.failed(format!("it has no proxy: {error}")));
+                    return false;
+                }
+            },
+        };
+        self.list.push(OutboundConnection { from, to, link, owed: true, _share: share });
         self.start();
         true
     }
@@ -144,15 +170,22 @@ impl OutboundConnections {
     /// Starts to make those that wait for it, as many as there may be.
     fn start(&mut self) {
         let making = self.list.iter().filter(|line| matches!(line.link, Link::Making(..))).count();
-        let waiting = self.list.iter_mut().filter(|line| matches!(line.link, Link::Waiting(_)));
+        let log = self.log();
+        let waiting = self.list.iter_mut().filter(|line| matches!(line.link, Link::Waiting(..)));
         for line in waiting.take(MAKERS.saturating_sub(making)) {
             let Some(share) = ProcessQuota::of(&MAKING_NOW, ALL_MAKERS) else { return };
-            let Link::Waiting(server) = &line.link else { continue };
-            let (server, Ok((ours, theirs))) = (server.clone(), UnixStream::pair()) else { return };
+            let Link::Waiting(server, asked) = &line.link else { continue };
+            let (server, asked, log) = (server.clone(), asked.clone(), log.clone());
+            let Ok((ours, theirs)) = UnixStream::pair() else { return };
             let (done, made) = sync_channel(1);
             let work = move || {
+                let connected = server.connect();
+                log.record(match connected {
+                    Ok(_) => asked,
+                    Err(number) => asked.failed(Error::from_raw_os_error(number).to_string()),
+                });
                 // It may not be needed any more.
-                let _ = done.send(make(&server));
+                let _ = done.send(connected.map(OutboundStream::Server));
                 drop((theirs, share));
             };
             let thread = std::thread::Builder::new().name("afresh-connect".to_owned()).spawn(work);
@@ -174,7 +207,8 @@ impl OutboundConnections {
 
     /// All of them; none are left here.
     pub(crate) fn take(&mut self) -> Self {
-        Self { granted: Arc::clone(&self.granted), list: std::mem::take(&mut self.list) }
+        let (policy, log) = (self.policy.clone(), self.log.clone());
+        Self { policy, list: std::mem::take(&mut self.list), log }
     }
 
     /// Closes all of them. Bytes in their channels belong to another state.
@@ -206,7 +240,7 @@ impl OutboundConnections {
 
     /// As [`OutboundConnections::wait`], or until one of `others` is readable.
     pub(crate) fn wait_with(&self, state: &Kernel, others: &[BorrowedFd<'_>], length: Duration) {
-        let waits = self.list.iter().any(|line| matches!(line.link, Link::Waiting(_)));
+        let waits = self.list.iter().any(|line| matches!(line.link, Link::Waiting(..)));
         // However it ends, all is looked at again.
         self.poll(state, others, if waits { length.min(POLL_INTERVAL) } else { length });
     }
@@ -231,7 +265,7 @@ impl OutboundConnections {
 impl OutboundConnection {
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.link {
-            Link::Waiting(_) => None,
+            Link::Waiting(..) => None,
             Link::Making(_, wake) => Some(wake.as_fd()),
             Link::Made(stream) => Some(stream.as_fd()),
         }
@@ -241,7 +275,7 @@ impl OutboundConnection {
     fn wanted(&self, state: &Kernel) -> PollFlags {
         let when = |holds: bool, flags| if holds { flags } else { PollFlags::empty() };
         match &self.link {
-            Link::Waiting(_) => PollFlags::empty(),
+            Link::Waiting(..) => PollFlags::empty(),
             Link::Making(..) => PollFlags::IN,
             Link::Made(_) => {
                 when(state.line_room(self.from) > 0, PollFlags::IN)
@@ -257,7 +291,7 @@ impl OutboundConnection {
 
     /// Whether something was moved, and whether the connection lasts.
     fn pump(&mut self, state: &mut Arc<Kernel>) -> (bool, bool) {
-        if let Link::Waiting(_) = &self.link {
+        if let Link::Waiting(..) = &self.link {
             let left = state.line_is_deaf(self.from);
             if left {
                 Arc::make_mut(state).line_ends(self.from, self.to);
@@ -289,10 +323,10 @@ impl OutboundConnection {
         (sent | heard, lasts)
     }
 
-    fn stream(&mut self) -> Option<&mut TcpStream> {
+    fn stream(&mut self) -> Option<&mut OutboundStream> {
         match &mut self.link {
             Link::Made(stream) => Some(stream),
-            Link::Waiting(_) | Link::Making(..) => None,
+            Link::Waiting(..) | Link::Making(..) => None,
         }
     }
 

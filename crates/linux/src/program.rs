@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afresh_files::{LayerError, OciImage, Refused, Time};
+use afresh_egress::{EgressPolicy, NetGrant};
+use afresh_files::{LayerError, OciImage, Refused, Time, Tree};
 
 use crate::base::{self, Root};
-use crate::egress::Destination;
-use crate::error::WarmError;
+use crate::error::{Incompatible, WarmError};
 use crate::frozen_state::{FrozenKernel, IdleWait};
 use crate::guest::{Guest, StopReason, after};
 use crate::platform::{PlatformError, Process, StubCommands};
@@ -20,7 +20,7 @@ use crate::sentry::{
 use crate::subprocess::Subprocess;
 use crate::subprocesses::ParkedSubprocesses;
 use crate::warm::{Limits, POLL_INTERVAL, Warm};
-use crate::{http, load};
+use crate::{http, load, trust};
 
 /// Host files that every guest may read: programs and libraries, their search paths, and data that is the same on
 /// every host.
@@ -62,7 +62,7 @@ pub struct Program {
     granted: Vec<PathBuf>,
     files: Vec<(PathBuf, Vec<u8>)>,
     requests: Vec<Vec<u8>>,
-    reaches: Vec<Destination>,
+    reaches: Vec<NetGrant>,
     directory: PathBuf,
     memory: u64,
     storage: u64,
@@ -206,11 +206,16 @@ impl Program {
     }
 
     /// Lets the guest connect to a server outside, by TCP; to none otherwise. Every reset, rollback and fork closes
-    /// its connections, and so does the end of the warm-up.
+    /// its connections, and so does the end of the warm-up. With a [`Rule`](crate::Rule), each HTTP request is checked; the
+    /// guest trusts the rule's authority through its bundles of certificates, and the environment names them.
     #[must_use]
-    pub fn reach(mut self, destination: Destination) -> Self {
-        self.reaches.push(destination);
+    pub fn reach(mut self, grant: impl Into<NetGrant>) -> Self {
+        self.reaches.push(grant.into());
         self
+    }
+
+    fn egress(&self) -> EgressPolicy {
+        self.reaches.iter().cloned().collect()
     }
 
     /// Has the program answer `bytes` before it counts as warm, so that one-time work is done. Answers are dropped.
@@ -301,9 +306,28 @@ impl Program {
     /// it, and the path may be any.
     pub(crate) fn opener(&self) -> OpenerGrants {
         let granted = self.granted_with(None);
-        let given: u64 = self.files.iter().map(|(_, bytes)| bytes.len() as u64 + (1 << 12)).sum();
-        let storage = sentry::thawed_budget(self.storage.saturating_add(given), &granted);
+        let storage = sentry::thawed_budget(self.storage_with_given(), &granted);
         OpenerGrants { granted, memory: self.memory.min(MAX_RESERVED), storage }
+    }
+
+    /// Bytes of files that it may have. Its initial files do not count against its storage.
+    fn storage_with_given(&self) -> u64 {
+        let given: u64 = self.files.iter().map(|(_, bytes)| bytes.len() as u64 + (1 << 12)).sum();
+        let bundles = if self.reaches.is_empty() { 0 } else { trust::BUNDLE_STORAGE };
+        self.storage.saturating_add(given).saturating_add(bundles)
+    }
+
+    /// Makes the guest's files trust the authorities of its rules.
+    fn write_trust(&self, tree: &mut Tree) -> Result<(), WarmError> {
+        let written = trust::write(tree, &self.egress(), &self.env);
+        written.map_err(|(path, error)| WarmError::File { path, error })
+    }
+
+    /// As [`Program::write_trust`], for a guest out of a snapshot.
+    pub(crate) fn renew_trust(&self, tree: &mut Tree) -> Result<(), Incompatible> {
+        let written = trust::write(tree, &self.egress(), &self.env);
+        let why = "the authorities of its egress rules cannot be written there";
+        written.map_err(|(path, _)| Incompatible::File { path, why })
     }
 
     /// Host paths that the guest may read at its start, with its own program.
@@ -320,7 +344,7 @@ impl Program {
             slice: self.slice,
             poll: self.poll,
             replaced: self.replaced,
-            granted: self.reaches.clone().into(),
+            egress: self.egress(),
             ..Limits::default()
         }
     }
@@ -342,13 +366,11 @@ impl Program {
 
     /// The kernel state of its start, with its own files.
     fn kernel(&self, path: &Path) -> Result<Kernel, WarmError> {
-        // Its initial files do not count against its storage.
-        let given: u64 = self.files.iter().map(|(_, bytes)| bytes.len() as u64 + (1 << 12)).sum();
         let unfit = |path: &Path| {
             let path = path.to_path_buf();
             move |error: Refused| WarmError::File { path, error }
         };
-        let storage = self.storage.saturating_add(given);
+        let storage = self.storage_with_given();
         let base = self.root.as_ref().map(|root| root.base.clone());
         let granted = match &base {
             None => self.granted_with(Some(path)),
@@ -359,6 +381,7 @@ impl Program {
         let memory = self.memory.min(MAX_RESERVED);
         sentry::tell(&mut tree, memory).map_err(unfit(Path::new("/proc")))?;
         sentry::settle(&mut tree, base.is_none()).map_err(unfit(Path::new("/etc")))?;
+        self.write_trust(&mut tree)?;
         for (path, bytes) in &self.files {
             let written = tree.write_path(sentry::bytes(path), bytes, Time::default());
             written.map_err(unfit(path))?;
@@ -380,6 +403,7 @@ impl Program {
         let at = other.tree.find(sentry::bytes(&self.directory)).map_err(unfit)?;
         let layout = Layout::new(self.memory.min(MAX_RESERVED));
         let mut state = other.with_files(layout);
+        self.write_trust(&mut state.tree)?;
         state.enter(at).map_err(unfit)?;
         Ok(state)
     }
@@ -399,12 +423,14 @@ impl Program {
         }
         prepare(&mut state)?;
         let body = Subprocess::new(Process::new(None, None)?, FIRST);
-        let person = Sentry::new(Arc::new(state), self.output, self.reaches.clone().into());
+        let person = Sentry::new(Arc::new(state), self.output, self.egress());
         let mut guest = Guest::new(body, person, ParkedSubprocesses::new(None));
         let args = args.iter().map(|arg| arg.as_bytes().to_vec()).collect();
         let pair =
             |(name, value): &(OsString, OsString)| [name.as_bytes(), value.as_bytes()].join(&b'=');
-        let env: Vec<_> = self.env.iter().map(pair).collect();
+        let mut env = self.env.clone();
+        trust::extend_environment(&mut env, &self.egress());
+        let env: Vec<_> = env.iter().map(pair).collect();
         load::load(&mut guest, &path, args, env)?;
         Ok(guest)
     }

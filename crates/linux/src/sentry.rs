@@ -19,11 +19,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use afresh_egress::EgressPolicy;
 use afresh_files::{Node, Refused, Tree};
 use rustix::io::Errno;
 
 use crate::base::Base;
-use crate::egress::Destination;
 use crate::file_cache::FileCache;
 use crate::load::Command;
 use crate::outbound::OutboundConnections;
@@ -233,15 +233,15 @@ pub(crate) struct Sentry {
 }
 
 impl Sentry {
-    /// A sentry with a limit of output bytes for each call, and the destinations that it may connect to.
+    /// A sentry with a limit of output bytes for each call, and its grants of connections.
     pub(crate) fn new(
         state: Arc<Kernel>,
         output_limit: usize,
-        granted: Arc<[Destination]>,
+        egress: EgressPolicy,
     ) -> Self {
         let streams = Streams::default();
         let (unserved, contents) = (BTreeMap::new(), FileCache::default());
-        let lines = OutboundConnections::new(granted);
+        let lines = OutboundConnections::new(egress);
         let (resumed, console, shared) = (None, None, SharedFiles::default());
         Self {
             state,

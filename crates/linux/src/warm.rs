@@ -1,12 +1,11 @@
 //! A warm program: frozen at its first wait for input, and the start of every instance.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
+use afresh_egress::EgressPolicy;
 use afresh_memory::{Image, Strategy};
 
-use crate::egress::Destination;
 use crate::frozen_state::{FrozenState, IdleWait};
 use crate::instance::Instance;
 use crate::sentry::InputSource;
@@ -43,7 +42,7 @@ pub(crate) struct Limits {
     pub(crate) poll: Duration,
     pub(crate) strategy: Strategy,
     /// Where it may connect to.
-    pub(crate) granted: Arc<[Destination]>,
+    pub(crate) egress: EgressPolicy,
     /// Pages of a write set beyond which it is not copied but learned anew.
     pub(crate) write_set: usize,
     /// Whether every reset ends the process.
@@ -58,7 +57,7 @@ impl Default for Limits {
             slice: None,
             poll: POLL_INTERVAL,
             strategy: Strategy::Auto,
-            granted: [].into(),
+            egress: EgressPolicy::default(),
             write_set: 8192,
             replaced: false,
         }

@@ -167,7 +167,7 @@ function grants({ dirs = [], net = [], env = {}, cwd, memoryLimit, storageLimit,
   return {
     env: Object.entries(env).map(([name, value]) => [name, given.text(value, `the variable ${name}`)]),
     dirs: dirs.map(directory),
-    net,
+    net: net.map((grant) => (typeof grant === 'string' ? grant : JSON.stringify(grant))),
     cwd: cwd ?? null,
     memory: given.size(memoryLimit, 'memoryLimit', given.MEMORY),
     storage: given.size(storageLimit, 'storageLimit', given.STORAGE),

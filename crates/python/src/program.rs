@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use afresh::linux::{Destination, Program};
+use afresh::linux::{NetGrant, Program};
 use afresh_interpreter::{Language, ProgramGrants};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -16,7 +16,7 @@ pub(crate) struct ProgramOptions {
     env: Vec<(String, String)>,
     /// Absolute host paths that it may read.
     dirs: Vec<PathBuf>,
-    /// Servers that it may connect to.
+    /// Servers that it may connect to, and rules for requests as JSON.
     net: Vec<String>,
     /// The directory that it starts in.
     cwd: Option<PathBuf>,
@@ -41,10 +41,10 @@ impl ProgramOptions {
         &self,
         language: Option<&'static Language>,
     ) -> PyResult<impl Fn(Program) -> Program + Clone + Send + Sync + 'static> {
-        let destination = |text: &String| {
-            text.parse::<Destination>().map_err(|error| PyValueError::new_err(error.to_string()))
+        let grant = |text: &String| {
+            text.parse::<NetGrant>().map_err(|error| PyValueError::new_err(error.to_string()))
         };
-        let reaches = self.net.iter().map(destination).collect::<PyResult<Vec<_>>>()?;
+        let reaches = self.net.iter().map(grant).collect::<PyResult<Vec<_>>>()?;
         let start = self.start.map(|start| seconds(start, "a setup_timeout")).transpose()?;
         let Self { env, dirs, cwd, memory, storage, .. } = self.clone();
         let grants = ProgramGrants { env, dirs, net: reaches, cwd, memory, storage, start };

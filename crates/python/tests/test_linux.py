@@ -187,6 +187,12 @@ def test_errors_name_the_cause_and_the_way_out(python: afresh.Warm, tmp_path: Pa
         afresh.linux(dirs=[tmp_path / "missing"])
     with pytest.raises(ValueError, match="names no port"):
         afresh.linux(net=["example.org"])
+    with pytest.raises(ValueError, match="missing field `to`"):
+        afresh.linux(net=[{"methods": ["GET"]}])
+    with pytest.raises(ValueError, match=r"`get` is no method"):
+        afresh.linux(net=[{"to": "api.example.org:443", "methods": ["get"]}])
+    with pytest.raises(TypeError, match="a dict with 'to'"):
+        afresh.linux(net=[443])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="lists"):
         afresh.linux(net="example.org:443")
     with pytest.raises(ValueError, match="setup_timeout"):

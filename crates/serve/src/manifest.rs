@@ -243,7 +243,7 @@ struct Template {
     dirs: Vec<PathBuf>,
     #[cfg(feature = "linux")]
     #[serde(default)]
-    net: Vec<afresh::linux::Destination>,
+    net: Vec<afresh::linux::NetGrant>,
     #[serde(default)]
     warm: Vec<String>,
     setup: Option<String>,

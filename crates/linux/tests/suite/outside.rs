@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use afresh_linux::{CallError, Instance, Program, Warm};
+use afresh_linux::{CallError, Instance, NetGrant, Program, Warm};
 use afresh_snapshot::{Branch, Tree};
 
 use crate::common::{here, python};
@@ -145,7 +145,7 @@ impl Server {
 
 fn program(granted: &[String]) -> Option<Program> {
     let program = python()?.arg("/app.py").file("/app.py", SCRIPT);
-    let reach = |program: Program, text: &String| program.reach(text.parse().unwrap());
+    let reach = |program: Program, text: &String| program.reach(text.parse::<NetGrant>().unwrap());
     Some(granted.iter().fold(program, reach))
 }
 

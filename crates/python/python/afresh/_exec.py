@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from . import _native
 from ._grants import here, options
@@ -43,7 +44,7 @@ def _run(
 
 def _given(
     dirs: Iterable[str | os.PathLike[str]],
-    net: Iterable[str],
+    net: Iterable[str | Mapping[str, Any]],
     *,
     env: Mapping[str, str] | None,
     cwd: str | os.PathLike[str] | None,
@@ -66,7 +67,7 @@ def exec(  # noqa: A001
     *,
     stdin: bytes | str = b"",
     dirs: Iterable[str | os.PathLike[str]] = (),
-    net: Iterable[str] = (),
+    net: Iterable[str | Mapping[str, Any]] = (),
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     timeout: float | None = None,
@@ -110,7 +111,7 @@ async def async_exec(
     *,
     stdin: bytes | str = b"",
     dirs: Iterable[str | os.PathLike[str]] = (),
-    net: Iterable[str] = (),
+    net: Iterable[str | Mapping[str, Any]] = (),
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     timeout: float | None = None,

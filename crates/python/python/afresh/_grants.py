@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from . import _native
 from ._sizes import size
@@ -17,7 +19,7 @@ _STORAGE = 1 << 30
 def options(
     *,
     dirs: Iterable[str | os.PathLike[str]] = (),
-    net: Iterable[str] = (),
+    net: Iterable[str | Mapping[str, Any]] = (),
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     memory_limit: int | str | None = None,
@@ -30,12 +32,20 @@ def options(
     return {
         "env": list((env or {}).items()),
         "dirs": [_directory(path) for path in dirs],
-        "net": list(net),
+        "net": [_grant(one) for one in net],
         "cwd": cwd,
         "memory": size(memory_limit) or _MEMORY,
         "storage": size(storage_limit) or _STORAGE,
         "start": start,
     }
+
+
+def _grant(net: str | Mapping[str, Any]) -> str:
+    if isinstance(net, str):
+        return net
+    if not isinstance(net, Mapping):
+        raise TypeError(f"a grant in `net` is 'NAME:PORT' or a dict with 'to', not {net!r}")
+    return json.dumps(dict(net), default=os.fspath)
 
 
 def _directory(path: str | os.PathLike[str]) -> str:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from . import _native
 from ._grants import here, options
@@ -107,7 +108,7 @@ def linux(
     *,
     setup: str | None = None,
     dirs: Iterable[str | os.PathLike[str]] = (),
-    net: Iterable[str] = (),
+    net: Iterable[str | Mapping[str, Any]] = (),
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     timeout: float | None = None,
@@ -128,7 +129,8 @@ def linux(
         dirs: Host directories that the sandbox may read, at their own paths. It sees its own changes to them, which
             never reach the host. Their files must not change while the guest is in use.
         net: Servers that it may connect to: ``"api.example.org:443"``, ``"*.example.org:*"``, ``"192.0.2.7:5432"``, or
-            ``"db:5432=127.0.0.1:5433"`` for one that is elsewhere. None by default.
+            ``"db:5432=127.0.0.1:5433"`` for one that is elsewhere. None by default. A dict is a rule for HTTP requests:
+            ``{"to": "api.example.org:443", "methods": ["GET"], "paths": ["/v1/**"]}``.
         env: Environment variables of the interpreter and its commands. PATH begins with the directory of the
             interpreter if it is not among them.
         cwd: The directory that code and commands start in, within the sandbox; the present directory if ``dirs``
@@ -175,7 +177,7 @@ def image(
     language: str = "python",
     setup: str | None = None,
     dirs: Iterable[str | os.PathLike[str]] = (),
-    net: Iterable[str] = (),
+    net: Iterable[str | Mapping[str, Any]] = (),
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     timeout: float | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -336,7 +336,7 @@ def load(
     *,
     cache: str | os.PathLike[str] | None = None,
     dirs: Iterable[str | os.PathLike[str]] = (),
-    net: Iterable[str] = (),
+    net: Iterable[str | Mapping[str, Any]] = (),
     memory_limit: int | str | None = None,
     storage_limit: int | str | None = None,
 ) -> Warm:

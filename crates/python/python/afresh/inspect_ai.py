@@ -40,7 +40,7 @@ class AfreshConfig(BaseModel):  # type: ignore[misc]
         image: An image instead, as in `afresh.image`.
         setup: Code that the interpreter runs once.
         dirs: Host directories that it may read.
-        net: Servers that it may connect to.
+        net: Servers that it may connect to, and rules for requests as JSON.
         memory_limit: Most memory of one sandbox.
     """
 

@@ -86,9 +86,9 @@ pub struct Template {
     pub linux: bool,
     /// Host directories that a Linux program may read, in addition to the system's programs and libraries.
     pub dirs: Vec<PathBuf>,
-    /// Servers outside that a Linux program may connect to.
+    /// Servers outside that a Linux program may connect to, and rules for requests.
     #[cfg(feature = "linux")]
-    pub net: Vec<afresh::linux::Destination>,
+    pub net: Vec<afresh::linux::NetGrant>,
     /// How it is opened. The server sets its engine, its imports and limits.
     pub open: afresh::Options,
     /// The language that it evaluates: `javascript` or `python`.

@@ -17,6 +17,8 @@ mod charge;
 mod commands;
 mod config;
 mod connect;
+#[cfg(feature = "linux")]
+mod connection_audit;
 mod contexts;
 mod control;
 mod creation;

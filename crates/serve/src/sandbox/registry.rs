@@ -388,7 +388,11 @@ impl Sandboxes {
                     // Earlier bytes belong to other calls.
                     take_outbound_bytes();
                     let timer = CpuTimer::start();
-                    let done = tracing::debug_span!("call").in_scope(|| work(session));
+                    let call = || tracing::debug_span!("call").in_scope(|| work(session));
+                    #[cfg(feature = "linux")]
+                    let done = sandbox.connection_log(this.audit.as_ref()).within(call);
+                    #[cfg(not(feature = "linux"))]
+                    let done = call();
                     let ran = timer.stop();
                     this.accounts.add_outbound(&sandbox.tenant, take_outbound_bytes());
                     sandbox.usage.ran(ran);

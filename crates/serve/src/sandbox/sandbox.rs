@@ -14,6 +14,8 @@ use afresh_interpreter::{Answer as Outcome, COMMAND, Language, Request, Thrown, 
 use hyper::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+#[cfg(feature = "linux")]
+use super::connection_audit::connection_log;
 use super::charge::Charge;
 use super::commands::Commands;
 use super::output_router::OutputRouter;
@@ -104,6 +106,9 @@ pub(super) struct Sandbox {
     pub(super) charge: Charge,
     /// Directories that clients watch.
     pub(super) watchers: Watchers,
+    /// The log of its connections, once it has run.
+    #[cfg(feature = "linux")]
+    connections: std::sync::OnceLock<afresh::linux::ConnectionLog>,
     /// Whether something in it went on by itself when it was saved.
     pub(super) goes_on: AtomicBool,
     /// Its standing in the store of sandboxes.
@@ -154,6 +159,15 @@ fn time(milliseconds: u64) -> SystemTime {
 }
 
 impl Sandbox {
+    /// The log of its connections to the outside.
+    #[cfg(feature = "linux")]
+    pub(super) fn connection_log(
+        &self,
+        audit: Option<&Arc<crate::audit::AuditLog>>,
+    ) -> &afresh::linux::ConnectionLog {
+        self.connections.get_or_init(|| connection_log(audit, &self.tenant, &self.id))
+    }
+
     pub(super) fn new(
         id: String,
         token: String,
@@ -183,6 +197,8 @@ impl Sandbox {
             usage: Usage::default(),
             charge: Charge::default(),
             watchers: Watchers::default(),
+            #[cfg(feature = "linux")]
+            connections: std::sync::OnceLock::new(),
             goes_on: AtomicBool::new(false),
             standing: StoreEntry::default(),
         }

@@ -8,7 +8,6 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::egress;
 use crate::sentry::kernel::channels::Ancillary;
 use crate::sentry::net::dns_message::{ADDRESS, HEAD, MAX_NAME, answer, question};
 use crate::sentry::net::sockets::{Address, SocketState};
@@ -102,7 +101,7 @@ impl Sentry {
         };
         let name = asked.name.as_str();
         let local = name == "localhost" || name.ends_with(".localhost");
-        if !local && !egress::knows(&self.lines.granted, name) {
+        if !local && !self.lines.knows(name) {
             return Some(answer(message, Some(&asked), NO_SUCH_NAME, None));
         }
         if ![ADDRESS, ANY].contains(&asked.kind) {

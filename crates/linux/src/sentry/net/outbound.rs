@@ -3,9 +3,9 @@
 //! Promises: an address that was not granted is as unreachable as without a network; of a connection nothing is in a
 //! frozen state but that it is over.
 
+use afresh_egress::{ConnectionRecord, DestinationQuery, Outcome};
 use rustix::io::Errno;
 
-use crate::egress::{self, DestinationQuery};
 use crate::sentry::kernel::channels::ChannelEnd;
 use crate::sentry::kernel::fd_table::FileObject;
 use crate::sentry::kernel::readiness::OUT;
@@ -25,8 +25,8 @@ impl Sentry {
             Some(name) => DestinationQuery::Name(name),
             None => DestinationQuery::Address(ip),
         };
-        let server = egress::server(&self.lines.granted, asked, address.port());
-        let server = server.ok_or(Errno::NETUNREACH)?;
+        let route = self.lines.route(asked, address.port()).ok_or(Errno::NETUNREACH)?;
+        let record = ConnectionRecord::of(asked, address.port(), Outcome::Allowed);
         let socket = self.socket_of(descriptor)?;
         let (family, port) = (socket.family, socket.own.port());
         let port = if port == 0 { self.state.free_port(false)? } else { port };
@@ -46,7 +46,7 @@ impl Sentry {
         let stage = SocketState::Reaching { incoming: from, outgoing: to };
         let socket = self.socket_mut(descriptor)?;
         (socket.own, socket.peer, socket.stage, socket.edges) = (own, address, stage, 0);
-        if !self.lines.begin(server, from, to) {
+        if !self.lines.begin(route, record, from, to) {
             self.change().line_failed(from, to, libc::EAGAIN);
         }
         self.go_on_connecting(descriptor)

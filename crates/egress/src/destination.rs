@@ -4,9 +4,12 @@
 //! nor to its link-local neighbours, nor to the metadata service of its cloud, for every resolution by its owner. May
 //! break it: the owner of a granted name decides which server is behind it, as everywhere.
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::str::FromStr;
+use std::time::Duration;
 
+use rustix::io::Errno;
 use serde::Deserialize;
 
 /// Forms of a destination; the end of an error message.
@@ -37,7 +40,7 @@ pub struct Destination {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum HostPattern {
+pub(crate) enum HostPattern {
     /// In lower case.
     Exactly(String),
     /// A dot and a suffix.
@@ -47,15 +50,16 @@ enum HostPattern {
 
 /// The destination of a guest connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DestinationQuery<'a> {
-    /// In lower case.
+pub enum DestinationQuery<'a> {
+    /// A name, in lower case.
     Name(&'a str),
+    /// An address that stands for no name.
     Address(IpAddr),
 }
 
 /// Where a connection that is granted goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Server {
+pub struct Server {
     host: String,
     port: u16,
     /// Whether its opener gave the address.
@@ -119,7 +123,35 @@ impl TryFrom<String> for Destination {
 }
 
 impl Destination {
-    fn is_meant(&self, asked: DestinationQuery<'_>) -> bool {
+    /// The name, if it names one host or the hosts below a name.
+    pub(crate) fn pattern(&self) -> &HostPattern {
+        &self.name
+    }
+
+    /// The port, unless any is meant.
+    pub(crate) fn port(&self) -> Option<u16> {
+        self.port
+    }
+
+    /// Whether a connection to `asked` at `port` has this destination.
+    pub(crate) fn covers(&self, asked: DestinationQuery<'_>, port: u16) -> bool {
+        self.is_meant(asked) && self.port.is_none_or(|own| own == port)
+    }
+
+    /// The server of a connection that this destination covers.
+    pub(crate) fn server(&self, asked: DestinationQuery<'_>, port: u16) -> Server {
+        match (&self.server, asked) {
+            (Some((host, port)), _) => Server { host: host.clone(), port: *port, known: true },
+            (None, DestinationQuery::Name(name)) => {
+                Server { host: name.to_owned(), port, known: false }
+            }
+            (None, DestinationQuery::Address(address)) => {
+                Server { host: address.to_string(), port, known: true }
+            }
+        }
+    }
+
+    pub(crate) fn is_meant(&self, asked: DestinationQuery<'_>) -> bool {
         match (&self.name, asked) {
             (HostPattern::Exactly(own), DestinationQuery::Name(name)) => own == name,
             (HostPattern::Ending(end), DestinationQuery::Name(name)) => {
@@ -129,31 +161,6 @@ impl Destination {
             _ => false,
         }
     }
-}
-
-/// Whether a name is granted, at any port.
-pub(crate) fn knows(granted: &[Destination], name: &str) -> bool {
-    granted.iter().any(|one| one.is_meant(DestinationQuery::Name(name)))
-}
-
-/// Where a connection goes that is granted.
-pub(crate) fn server(
-    granted: &[Destination],
-    asked: DestinationQuery<'_>,
-    port: u16,
-) -> Option<Server> {
-    let meant =
-        |one: &&Destination| one.is_meant(asked) && one.port.is_none_or(|granted| granted == port);
-    let found = granted.iter().find(meant)?;
-    Some(match (&found.server, asked) {
-        (Some((host, port)), _) => Server { host: host.clone(), port: *port, known: true },
-        (None, DestinationQuery::Name(name)) => {
-            Server { host: name.to_owned(), port, known: false }
-        }
-        (None, DestinationQuery::Address(address)) => {
-            Server { host: address.to_string(), port, known: true }
-        }
-    })
 }
 
 /// Addresses at which clouds give a host its credentials, or serve it alone, outside of the link-local ranges.
@@ -206,17 +213,49 @@ fn translated(ip: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
     [ip.to_ipv4().or(nat64), own]
 }
 
+/// How long it may take to connect to one address.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The number of an error that the kernel or a resolver gave.
+fn number(error: &std::io::Error) -> i32 {
+    match error.kind() {
+        ErrorKind::TimedOut => Errno::TIMEDOUT.raw_os_error(),
+        _ => error.raw_os_error().unwrap_or(Errno::HOSTUNREACH.raw_os_error()),
+    }
+}
+
 impl Server {
+    /// Connects to it. May take the full time of a resolver, and of each address. The stream does not block.
+    ///
+    /// # Errors
+    /// The number of the error of the last address.
+    pub fn connect(&self) -> Result<TcpStream, i32> {
+        let addresses = self.addresses().map_err(|error| number(&error))?;
+        let mut last = Errno::HOSTUNREACH.raw_os_error();
+        for address in addresses {
+            match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
+                Ok(stream) if !self.may_have(&stream) => {}
+                Ok(stream) => {
+                    // Writes are gathered already.
+                    let set = stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true));
+                    return set.map(|()| stream).map_err(|error| number(&error));
+                }
+                Err(error) => last = number(&error),
+            }
+        }
+        Err(last)
+    }
+
     /// Whether the guest may use a new connection: one that leads back to this host, through any of its addresses, is
     /// allowed only if the option says so.
-    pub(crate) fn may_have(&self, made: &TcpStream) -> bool {
+    fn may_have(&self, made: &TcpStream) -> bool {
         let same = |own: SocketAddr, other: SocketAddr| own.ip() == other.ip();
         self.known
             || made.local_addr().is_ok_and(|own| made.peer_addr().is_ok_and(|p| !same(own, p)))
     }
 
     /// Its addresses, as far as a guest may have them. May take the full time of a resolver.
-    pub(crate) fn addresses(&self) -> std::io::Result<Vec<SocketAddr>> {
+    fn addresses(&self) -> std::io::Result<Vec<SocketAddr>> {
         let all = (self.host.as_str(), self.port).to_socket_addrs()?;
         Ok(all.filter(|address| self.known || !is_near(address.ip())).collect())
     }
@@ -239,7 +278,11 @@ mod tests {
             "[2001:db8::1]:80",
             "db:5432=127.0.0.1:15432",
         ]);
-        let name = |name, port| server(&all, DestinationQuery::Name(name), port);
+        let server = |asked, port| {
+            all.iter().find(|one| one.covers(asked, port)).map(|one| one.server(asked, port))
+        };
+        let knows = |name| all.iter().any(|one| one.is_meant(DestinationQuery::Name(name)));
+        let name = |name, port| server(DestinationQuery::Name(name), port);
         assert_eq!(
             name("api.example.org", 443).map(|s| (s.host, s.known)),
             Some(("api.example.org".into(), false))
@@ -252,10 +295,10 @@ mod tests {
             Some(("127.0.0.1".into(), 15432, true))
         );
         let address =
-            |text: &str, port| server(&all, DestinationQuery::Address(text.parse().unwrap()), port);
+            |text: &str, port| server(DestinationQuery::Address(text.parse().unwrap()), port);
         assert!(address("192.0.2.7", 5432).is_some() && address("192.0.2.8", 5432).is_none());
         assert!(address("2001:db8::1", 80).is_some());
-        assert!(knows(&all, "db") && !knows(&all, "192.0.2.7") && !knows(&all, "dbx"));
+        assert!(knows("db") && !knows("192.0.2.7") && !knows("dbx"));
     }
 
     #[test]

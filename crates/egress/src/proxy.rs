@@ -1,0 +1,578 @@
+//! The proxy of one connection: it reads each request of the guest, checks it, and passes it to the rule's server.
+//!
+//! Promises: the server sees only requests that a rule allows, in the form that was checked, and only the server of a
+//! rule gets its secret. Nothing of a connection outlives its guest's end: the proxy ends when that is closed. A
+//! redirect is passed to the guest, whose next request is checked by itself; another protocol is refused. May break
+//! it: a server that sends a secret back in its response.
+//!
+//! It is a thread with two sockets, and reads heads itself: a library that repairs ambiguous heads would hide them.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustls::pki_types::ServerName;
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
+
+use crate::body::{BodyDecoder, LAST_CHUNK, push_chunk};
+use crate::destination::DestinationQuery;
+use crate::log::{ConnectionLog, ConnectionRecord, Outcome};
+use crate::peer::{Peer, Socket};
+use crate::request_head::{BodyFraming, MAX_HEAD, RequestHead};
+use crate::response_head::ResponseHead;
+use crate::rule::Rule;
+
+/// Maximum proxied connections of this process: each has a thread.
+const MAX_PROXIES: usize = 1024;
+/// Stack of such a thread.
+const STACK: usize = 512 << 10;
+/// Time for a handshake, and for a head from its first byte.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time without a byte in either direction.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
+/// Time and bytes for which a refused guest may go on sending.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 1 << 20;
+
+static PROXIES: AtomicUsize = AtomicUsize::new(0);
+
+/// One of the proxies of this process.
+struct ProxyPermit;
+
+impl ProxyPermit {
+    fn new() -> Option<Self> {
+        let permit = Self;
+        (PROXIES.fetch_add(1, Ordering::Relaxed) < MAX_PROXIES).then_some(permit)
+    }
+}
+
+impl Drop for ProxyPermit {
+    fn drop(&mut self) {
+        PROXIES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A server whose requests are checked.
+#[derive(Clone, Debug)]
+pub struct ProxiedServer {
+    name: String,
+    port: u16,
+    first: Rule,
+    others: Vec<Rule>,
+}
+
+/// A failure of a connection that the guest is not sent as a response.
+enum Stop {
+    /// The guest has closed it, or it is over.
+    Over,
+    /// A refusal or failure, for the log.
+    Because(Outcome, String),
+}
+
+impl From<io::Error> for Stop {
+    fn from(error: io::Error) -> Self {
+        Self::Because(Outcome::Failed, error.to_string())
+    }
+}
+
+/// A refusal or failure that the guest is sent as a response.
+struct Refusal {
+    status: u16,
+    reason: String,
+}
+
+/// The certificate of one host, for clients that ask for it by name.
+#[derive(Debug)]
+struct OneHost {
+    name: String,
+    key: Arc<CertifiedKey>,
+}
+
+impl ResolvesServerCert for OneHost {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let asked = hello.server_name()?;
+        asked.eq_ignore_ascii_case(&self.name).then(|| Arc::clone(&self.key))
+    }
+}
+
+/// The authorities that this host trusts.
+fn host_roots() -> Result<Arc<RootCertStore>, String> {
+    static ROOTS: OnceLock<Arc<RootCertStore>> = OnceLock::new();
+    if let Some(roots) = ROOTS.get() {
+        return Ok(Arc::clone(roots));
+    }
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if roots.is_empty() {
+        return Err("this host has no trusted certificates; install ca-certificates, or set `ca`".to_owned());
+    }
+    Ok(Arc::clone(ROOTS.get_or_init(|| Arc::new(roots))))
+}
+
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    static PROVIDER: OnceLock<Arc<rustls::crypto::CryptoProvider>> = OnceLock::new();
+    Arc::clone(PROVIDER.get_or_init(|| Arc::new(rustls::crypto::aws_lc_rs::default_provider())))
+}
+
+impl ProxiedServer {
+    pub(crate) fn new(name: &str, port: u16, first: Rule, others: Vec<Rule>) -> Self {
+        Self { name: name.to_owned(), port, first, others }
+    }
+
+    fn record(&self, outcome: Outcome) -> ConnectionRecord {
+        ConnectionRecord::new(&*self.name, self.port, outcome)
+    }
+
+    /// Starts to serve a connection, and returns the guest's end of it, which does not block. Its end is the end of the
+    /// proxy.
+    ///
+    /// # Errors
+    /// When there are too many, or the host has no threads or descriptors.
+    pub fn serve(&self, log: &ConnectionLog) -> io::Result<UnixStream> {
+        let permit = ProxyPermit::new().ok_or(io::ErrorKind::WouldBlock)?;
+        let (guest, own) = UnixStream::pair()?;
+        guest.set_nonblocking(true)?;
+        own.set_nonblocking(true)?;
+        let (server, log) = (self.clone(), log.clone());
+        let work = move || {
+            let _permit = permit;
+            match server.accept(own) {
+                Ok(guest) => ProxiedConnection { server, log, guest, upstream: None, is_gone: false }.run(),
+                Err(reason) => log.record(server.record(Outcome::Failed).reason(reason)),
+            }
+        };
+        std::thread::Builder::new().name("afresh-egress".to_owned()).stack_size(STACK).spawn(work)?;
+        Ok(guest)
+    }
+
+    /// The guest's side, before a handshake.
+    fn accept(&self, socket: UnixStream) -> Result<Peer, String> {
+        let Some(authority) = self.first.authority() else {
+            return Ok(Peer::new(Socket::Guest(socket), None));
+        };
+        let key = authority.certify(&self.name).map_err(|error| error.to_string())?;
+        let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+        let builder = builder.map_err(|error| error.to_string())?.with_no_client_auth();
+        let mut config = builder.with_cert_resolver(Arc::new(OneHost { name: self.name.clone(), key }));
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let tls = ServerConnection::new(Arc::new(config)).map_err(|error| error.to_string())?;
+        Ok(Peer::new(Socket::Guest(socket), Some(tls.into())))
+    }
+
+    /// The server's side, before a handshake.
+    fn connect(&self) -> Result<Peer, String> {
+        let server = self.first.to().server(DestinationQuery::Name(&self.name), self.port);
+        let error = |number| io::Error::from_raw_os_error(number).to_string();
+        let socket = Socket::Server(server.connect().map_err(error)?);
+        if !self.first.tls() {
+            return Ok(Peer::new(socket, None));
+        }
+        let roots = match self.first.roots() {
+            Some(roots) => Arc::clone(roots),
+            None => host_roots()?,
+        };
+        let name = ServerName::try_from(self.name.clone()).map_err(|error| error.to_string())?;
+        let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+        let builder = builder.map_err(|error| error.to_string())?;
+        let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let tls = ClientConnection::new(Arc::new(config), name).map_err(|error| error.to_string())?;
+        Ok(Peer::new(socket, Some(tls.into())))
+    }
+
+    /// The value of `Host`.
+    fn host(&self) -> String {
+        match self.port == self.first.usual_port() {
+            true => self.name.clone(),
+            false => format!("{}:{}", self.name, self.port),
+        }
+    }
+}
+
+/// Whether bytes that came may end a head, or show that it is none.
+fn may_end_head(input: &[u8], seen: usize) -> bool {
+    let fresh = &input[seen.saturating_sub(3)..];
+    input.len() >= MAX_HEAD || fresh.windows(2).any(|two| two == b"\n\n" || two == b"\n\r")
+}
+
+/// A connection in service.
+struct ProxiedConnection {
+    server: ProxiedServer,
+    log: ConnectionLog,
+    guest: Peer,
+    /// The server's side, once there was a request.
+    upstream: Option<Peer>,
+    /// Whether the guest's end is closed.
+    is_gone: bool,
+}
+
+impl ProxiedConnection {
+    fn run(mut self) {
+        match self.serve() {
+            Ok(()) | Err(Stop::Over) => {}
+            Err(Stop::Because(outcome, reason)) => {
+                // An alert of TLS may wait.
+                let _ = self.guest.flush();
+                self.log.record(self.server.record(outcome).reason(reason));
+            }
+        }
+    }
+
+    fn serve(&mut self) -> Result<(), Stop> {
+        self.shake_hands()?;
+        self.log.record(self.server.record(Outcome::Allowed));
+        while let Some(read) = self.next_head()? {
+            let lasts = match read {
+                Ok(head) => self.exchange(head)?,
+                Err(reason) => {
+                    self.log.record(self.server.record(Outcome::Refused).reason(reason));
+                    self.refuse(&Refusal { status: 400, reason: format!("the request is refused: {reason}") });
+                    false
+                }
+            };
+            if !lasts {
+                break;
+            }
+        }
+        self.guest.end();
+        Ok(())
+    }
+
+    /// Waits until a side can move something. An error when it takes too long, or the guest is gone.
+    fn wait(&mut self, until: Instant) -> Result<(), Stop> {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Stop::Because(Outcome::Failed, "a side was silent for too long".to_owned()));
+        }
+        let timeout = Timespec::try_from(left).ok();
+        let guest = PollFd::from_borrowed_fd(self.guest.fd(), self.guest.wanted());
+        let mut fds = vec![guest];
+        // A socket without interest would report its end all the time.
+        if let Some(upstream) = self.upstream.as_ref().filter(|upstream| !upstream.wanted().is_empty()) {
+            fds.push(PollFd::from_borrowed_fd(upstream.fd(), upstream.wanted()));
+        }
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
+        // Both directions are closed: half an end is no hangup. Until its end was read, more may be read.
+        let hangup = fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR);
+        self.is_gone |= hangup && !self.guest.wanted().contains(PollFlags::IN);
+        if self.is_gone { Err(Stop::Over) } else { Ok(()) }
+    }
+
+    fn shake_hands(&mut self) -> Result<(), Stop> {
+        let until = Instant::now() + HEAD_TIMEOUT;
+        let refused = |error: io::Error| Stop::Because(Outcome::Refused, format!("no TLS for this host: {error}"));
+        while self.guest.is_handshaking() {
+            let moved = self.guest.fill().map_err(refused)? | self.guest.flush().map_err(refused)?;
+            if self.guest.has_ended && self.guest.is_handshaking() {
+                return Err(Stop::Because(Outcome::Failed, "the guest has ended the handshake".to_owned()));
+            }
+            if !moved {
+                self.wait(until)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The head of the next request; nothing at the end of the connection.
+    fn next_head(&mut self) -> Result<Option<Result<RequestHead, &'static str>>, Stop> {
+        let mut until = Instant::now() + if self.guest.input.is_empty() { IDLE_TIMEOUT } else { HEAD_TIMEOUT };
+        let mut seen = 0;
+        loop {
+            let input = &self.guest.input;
+            if may_end_head(input, seen) {
+                match RequestHead::parse(input) {
+                    Err(reason) => return Ok(Some(Err(reason))),
+                    Ok(None) => {}
+                    Ok(Some((head, len))) => {
+                        self.guest.take(len);
+                        return Ok(Some(Ok(head)));
+                    }
+                }
+            }
+            seen = input.len();
+            if self.guest.has_ended {
+                return if seen == 0 { Ok(None) } else { Ok(Some(Err("it ends in its head"))) };
+            }
+            let moved = self.guest.fill()? | self.guest.flush()?;
+            if seen == 0 && !self.guest.input.is_empty() {
+                until = Instant::now() + HEAD_TIMEOUT;
+            }
+            // The server may have ended the connection: the next request has another.
+            if self.upstream.as_mut().is_some_and(|up| up.fill().is_err() || up.has_ended || !up.input.is_empty()) {
+                self.upstream = None;
+            }
+            if !moved {
+                self.wait(until)?;
+            }
+        }
+    }
+
+    /// Sends a response that says why a request is refused.
+    fn refuse(&mut self, refusal: &Refusal) {
+        let phrase = match refusal.status {
+            400 => "Bad Request",
+            403 => "Forbidden",
+            _ => "Bad Gateway",
+        };
+        let text = format!("afresh: {}\n", refusal.reason);
+        let head = format!(
+            "HTTP/1.1 {} {phrase}\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: {}\r\n\
+             connection: close\r\n\r\n",
+            refusal.status,
+            text.len()
+        );
+        self.guest.output.extend([head.as_bytes(), text.as_bytes()].concat());
+        self.upstream = None;
+        // A guest that still sends would lose the response if its end were closed at once.
+        let until = Instant::now() + LINGER_TIMEOUT;
+        let mut dropped = 0;
+        while dropped < LINGER_BYTES && !self.guest.has_ended {
+            let Ok(flushed) = self.guest.flush() else { return };
+            if self.guest.is_flushed() {
+                self.guest.end();
+            }
+            let Ok(filled) = self.guest.fill() else { return };
+            dropped += self.guest.input.len();
+            self.guest.input.clear();
+            if !flushed && !filled && self.wait(until).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The rule and the headers for a request.
+    fn check(&mut self, head: &RequestHead) -> Result<(Rule, Vec<(String, Vec<u8>)>), Refusal> {
+        let server = &self.server;
+        let refused = |reason: String| Refusal { status: 403, reason };
+        if !head.is_for(&server.name, server.port, server.first.usual_port()) {
+            let reason = format!("the request's Host is not {}, which the connection is for", server.host());
+            return Err(refused(reason));
+        }
+        let mut rules = std::iter::once(&server.first).chain(&server.others);
+        let rule = rules.find(|rule| rule.allows(head)).ok_or_else(|| {
+            let path: String = head.target.path().chars().take(200).collect();
+            refused(format!("no rule allows {} {path} at {}", head.method, server.host()))
+        })?;
+        let headers = rule.headers(head.headers.clone());
+        let headers = headers.map_err(|reason| Refusal { status: 502, reason })?;
+        Ok((rule.clone(), headers))
+    }
+
+    /// Makes the server's side, unless it lasts from the request before.
+    fn reach(&mut self) -> Result<Result<(), Refusal>, Stop> {
+        if self.upstream.is_some() {
+            return Ok(Ok(()));
+        }
+        let failed = |why: String, host: String| Refusal { status: 502, reason: format!("no connection to {host}: {why}") };
+        match self.server.connect() {
+            Ok(upstream) => self.upstream = Some(upstream),
+            Err(why) => return Ok(Err(failed(why, self.server.host()))),
+        }
+        let until = Instant::now() + HEAD_TIMEOUT;
+        while let Some(upstream) = self.upstream.as_mut().filter(|upstream| upstream.is_handshaking()) {
+            let moved = upstream.flush().and_then(|sent| Ok(upstream.fill()? | sent));
+            let ended = upstream.has_ended && upstream.is_handshaking();
+            match moved {
+                Err(error) => return Ok(Err(failed(error.to_string(), self.server.host()))),
+                Ok(_) if ended => {
+                    let why = "it has ended the handshake".to_owned();
+                    return Ok(Err(failed(why, self.server.host())));
+                }
+                Ok(true) => {}
+                Ok(false) => {
+                    // What the guest sends meanwhile waits, up to its bound.
+                    self.guest.fill()?;
+                    self.wait(until)?;
+                }
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Serves one request. Returns whether the connection lasts.
+    fn exchange(&mut self, head: RequestHead) -> Result<bool, Stop> {
+        let path = head.target.path().to_owned();
+        let record = |server: &ProxiedServer, outcome| server.record(outcome).request(&head.method, &path);
+        let ready = match self.check(&head) {
+            Ok(ready) => self.reach()?.map(|()| ready),
+            Err(refusal) => Err(refusal),
+        };
+        let (rule, headers) = match ready {
+            Ok(ready) => ready,
+            Err(refusal) => {
+                let outcome = if refusal.status == 403 { Outcome::Refused } else { Outcome::Failed };
+                self.log.record(record(&self.server, outcome).reason(&*refusal.reason));
+                self.refuse(&refusal);
+                return Ok(false);
+            }
+        };
+        if rule.logs_requests() {
+            let text = rule.text();
+            self.log.record(record(&self.server, Outcome::Allowed).reason(format!("by the rule for {text}")));
+        }
+        if head.expects_continue {
+            self.guest.output.extend(b"HTTP/1.1 100 Continue\r\n\r\n");
+        }
+        let sent = request_to_sent(&head, &self.server.host(), &headers);
+        let Some(upstream) = &mut self.upstream else { return Err(Stop::Over) };
+        upstream.output.extend(sent);
+        match self.relay(&head) {
+            Ok(lasts) => Ok(lasts),
+            Err(RelayEnd::Stop(stop)) => Err(stop),
+            Err(RelayEnd::Server { reason, begun }) => {
+                self.log.record(record(&self.server, Outcome::Failed).reason(&*reason));
+                if !begun {
+                    let reason = format!("{} failed: {reason}", self.server.host());
+                    self.refuse(&Refusal { status: 502, reason });
+                    return Ok(false);
+                }
+                // Without an orderly end the guest notices that the body is cut off.
+                Err(Stop::Over)
+            }
+        }
+    }
+
+    /// Moves a request's body and its response. Returns whether the connection lasts.
+    fn relay(&mut self, head: &RequestHead) -> Result<bool, RelayEnd> {
+        let mut request = BodyDecoder::of_request(head.framing);
+        let mut request_done = head.framing == BodyFraming::Length(0);
+        let mut response: Option<(ResponseHead, BodyDecoder)> = None;
+        let mut chunked = false;
+        loop {
+            let begun = response.is_some();
+            let server = |reason: String| RelayEnd::Server { reason, begun };
+            let Some(upstream) = &mut self.upstream else { return Err(Stop::Over.into()) };
+            let mut moved = self.guest.fill().map_err(Stop::from)?;
+            moved |= upstream.fill().map_err(|error| server(error.to_string()))?;
+            if !request_done {
+                let mut content = Vec::new();
+                let taken = request.decode(&self.guest.input, upstream.room(), &mut content);
+                let taken = taken.map_err(|reason| Stop::Because(Outcome::Refused, reason.to_owned()))?;
+                self.guest.take(taken);
+                match head.framing {
+                    BodyFraming::Chunked => push_chunk(&content, &mut upstream.output),
+                    _ => upstream.output.extend(&content),
+                }
+                if request.is_done() {
+                    request_done = true;
+                    if head.framing == BodyFraming::Chunked {
+                        upstream.output.extend(LAST_CHUNK);
+                    }
+                } else if self.guest.has_ended && taken == 0 {
+                    return Err(Stop::Because(Outcome::Failed, "the guest has ended in a body".to_owned()).into());
+                }
+                moved |= taken > 0;
+            }
+            if response.is_none() {
+                match ResponseHead::parse(&upstream.input, head.method == "HEAD") {
+                    Err(reason) => return Err(server(reason.to_owned())),
+                    Ok(Some((found, len))) => {
+                        upstream.take(len);
+                        moved = true;
+                        if found.status == 101 {
+                            return Err(server("it changes to another protocol".to_owned()));
+                        }
+                        if found.status >= 200 {
+                            chunked = !head.is_old
+                                && matches!(found.framing, BodyFraming::Chunked | BodyFraming::UntilClose);
+                            let until_close = !chunked && !matches!(found.framing, BodyFraming::Length(_));
+                            let closes = until_close || !head.keeps_alive || !request_done;
+                            self.guest.output.extend(found.to_sent(chunked, closes));
+                            let body = BodyDecoder::of_response(found.framing);
+                            response = Some((found, body));
+                        }
+                    }
+                    Ok(None) if upstream.has_ended => {
+                        return Err(server("it has ended without a response".to_owned()));
+                    }
+                    Ok(None) => {}
+                }
+            }
+            let mut done = false;
+            if let Some((_, body)) = &mut response {
+                let mut content = Vec::new();
+                let taken = body.decode(&upstream.input, self.guest.room(), &mut content);
+                let taken = taken.map_err(|reason| RelayEnd::Server { reason: reason.to_owned(), begun: true })?;
+                upstream.take(taken);
+                moved |= taken > 0;
+                match chunked {
+                    true => push_chunk(&content, &mut self.guest.output),
+                    false => self.guest.output.extend(&content),
+                }
+                let at_end = upstream.has_ended && upstream.input.is_empty();
+                done = body.is_done() || at_end && body.ends_with_connection() && upstream.ended_cleanly;
+                if at_end && !done {
+                    let reason = "it has ended within its response".to_owned();
+                    return Err(RelayEnd::Server { reason, begun: true });
+                }
+                if done && chunked {
+                    self.guest.output.extend(LAST_CHUNK);
+                }
+            }
+            moved |= self.guest.flush().map_err(Stop::from)?;
+            match upstream.flush() {
+                Ok(sent) => moved |= sent,
+                // It may have answered before it read the whole body.
+                Err(_) if response.is_some() || !upstream.input.is_empty() => upstream.output.clear(),
+                Err(error) => return Err(server(error.to_string())),
+            }
+            if done {
+                let lasts = response.is_some_and(|(found, _)| found.keeps_alive)
+                    && upstream.is_flushed()
+                    && upstream.input.is_empty();
+                if !lasts {
+                    self.upstream = None;
+                }
+                while !self.guest.is_flushed() {
+                    self.guest.flush().map_err(Stop::from)?;
+                    if !self.guest.is_flushed() {
+                        self.wait(Instant::now() + IDLE_TIMEOUT)?;
+                    }
+                    self.guest.fill().map_err(Stop::from)?;
+                }
+                let until_close = !chunked && head.is_old;
+                return Ok(request_done && head.keeps_alive && !until_close);
+            }
+            if !moved {
+                self.wait(Instant::now() + IDLE_TIMEOUT)?;
+            }
+        }
+    }
+}
+
+/// The end of a relay before its time.
+enum RelayEnd {
+    Stop(Stop),
+    /// A failure of the server, before or after the guest got the head of its response.
+    Server { reason: String, begun: bool },
+}
+
+impl From<Stop> for RelayEnd {
+    fn from(stop: Stop) -> Self {
+        Self::Stop(stop)
+    }
+}
+
+/// The head of a request for the server.
+fn request_to_sent(head: &RequestHead, host: &str, headers: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let mut out = format!("{} {} HTTP/1.1\r\nhost: {host}\r\n", head.method, head.target.to_sent()).into_bytes();
+    for (name, value) in headers {
+        out.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
+    }
+    let has_body = !matches!(&*head.method, "GET" | "HEAD" | "DELETE" | "OPTIONS");
+    match head.framing {
+        BodyFraming::Length(0) if !has_body => {}
+        BodyFraming::Length(size) => out.extend(format!("content-length: {size}\r\n").into_bytes()),
+        BodyFraming::Chunked | BodyFraming::UntilClose => out.extend(b"transfer-encoding: chunked\r\n"),
+    }
+    out.extend(b"\r\n");
+    out
+}
