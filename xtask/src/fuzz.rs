@@ -34,6 +34,7 @@ const TARGETS: [&str; 16] = [
     "vmm_handshake",
     "program",
     "cbor",
+    "objects",
     "json",
     "e2b",
     "agent",
@@ -76,6 +77,14 @@ const ANSWERS: [&[u8]; 4] = [
     b"\x83\x00\xa2\x61a\x82\xf5\xf6\xda\x00\x01\x00\x30\x81\xfb\x3f\xf8\x00\x00\x00\x00\x00\x00\xc0\x61t\xf6",
     b"\x83\x00\x82\xd8\x4f\x48\xff\xff\xff\xff\xff\xff\xff\xff\xd9\x01\x02\x81\x20\xf6",
     b"\x85\x01\x61E\x61m\x68at there\xf6",
+];
+
+/// Values of guests in CBOR: of every kind without parts, a map with a set and a list as keys, and pairs of a map with
+/// equal keys.
+const VALUES: [&[u8]; 3] = [
+    b"\x8e\xf7\xf6\xf5\x20\xfa\x3f\x80\x00\x00\x62\xc3\xa9\x41x\xc1\xfa\x3f\x80\x00\x00\xc0\x61t\xd9\x03\xec\x61d\xda\x00\x01\x00\x31\x631.0\xc2\x42\x01\x00\xd8\x27\x82\x61f\x61g\xd9\xa7\xf8\x82\xfa\x3f\x80\x00\x00\xfa\x40\x00\x00\x00",
+    b"\xa2\xd9\x01\x02\x81\x01\xd8\x4f\x48\x01\x00\x00\x00\x00\x00\x00\x00\x82\x01\xda\x00\x01\x00\x30\x80\xd8\x25\x500123456789abcdef",
+    b"\xa2\x01\xa1\x61a\x01\x01\xd8\x56\x48\x00\x00\x00\x00\x00\x00\xf8\x3f",
 ];
 
 /// Bodies of requests, each after the letter of its type.
@@ -342,6 +351,7 @@ fn seeds(folder: &Path) -> Result<BTreeMap<&'static str, Vec<Vec<u8>>>> {
     all.insert("vmm_handshake", HANDSHAKES.map(|text| text.as_bytes().to_vec()).to_vec());
     all.insert("program", vec![program_seed()]);
     all.insert("cbor", ANSWERS.map(<[u8]>::to_vec).to_vec());
+    all.insert("objects", VALUES.map(<[u8]>::to_vec).to_vec());
     all.insert("json", json_seeds(&blobs, &index));
     all.insert("e2b", REQUESTS.map(<[u8]>::to_vec).to_vec());
     all.insert("agent", vec![FRAMES.to_vec()]);

@@ -18,6 +18,7 @@ mod frame;
 mod handler;
 mod language;
 mod listener;
+pub mod objects;
 #[cfg(feature = "linux")]
 mod program_grants;
 mod request;

@@ -21,3 +21,13 @@ pub const DECIMAL: Tag = Tag::new(65_585);
 pub const INTEGERS: Tag = Tag::new(79);
 /// The same in floating point.
 pub const FLOATS: Tag = Tag::new(86);
+/// Seconds from 1970.
+pub const DATE: Tag = Tag::new(1);
+/// An integer of any size.
+pub const POSITIVE: Tag = Tag::new(2);
+/// A negative one, whose bits are inverted.
+pub const NEGATIVE: Tag = Tag::new(3);
+/// A kind and a text in place of a value that stays in the guest.
+pub const NAMED: Tag = Tag::new(39);
+/// Real and imaginary part.
+pub const COMPLEX: Tag = Tag::new(43_000);

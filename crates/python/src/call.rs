@@ -22,7 +22,7 @@ use crate::error::MarshalError;
 use crate::exit;
 use crate::pending::Pending;
 use crate::text::Utf8Decoder;
-use crate::value::{self, Values};
+use crate::{objects, value};
 
 /// Maximum time of a slice of background work. The program itself ends it after a twentieth of that.
 const MAX_SLICE: Duration = Duration::from_secs(1);
@@ -316,15 +316,15 @@ impl CallState {
         let mut from = Decoder::new(request);
         from.array().map_err(broken)?;
         let name = from.str().map_err(broken)?;
-        let mut values = Values::new(from, false, self.result);
-        let arguments = values.read(py)?;
+        let mut values = objects::reader(py, from, false, self.result);
+        let arguments = values.read()?;
         let Some(tools) = &self.tools else {
             let why = format!("the host offers no function {name:?}");
             return Err(PyNameError::new_err(why).into());
         };
         // Named arguments follow, from languages that have them.
         let named = match values.position() < request.len() {
-            true => values.read(py)?,
+            true => values.read()?,
             false => py.None().into_bound(py),
         };
         let result = tools.bind(py).call1((name, arguments, named))?;
@@ -410,7 +410,7 @@ pub(crate) fn guest_options() -> (afresh::wasm::GuestOptions, Interruption) {
         imports: imports::<CallState>(),
         state: state(move || CallState {
             signals: Signals::of_this_thread(),
-            result: value::DEFAULT_RESULT,
+            result: objects::DEFAULT_RESULT,
             warm_up: Some(own.clone()),
             ..CallState::default()
         }),

@@ -11,7 +11,7 @@ use pyo3::types::{PyString, PyTuple};
 
 use crate::call::{CallState, Limits, Reason, Stop};
 use crate::error::{self, GuestError, MarshalError, StoppedError};
-use crate::value::{self, Values};
+use crate::objects;
 
 /// Shared by all calls of one sandbox.
 #[derive(Clone)]
@@ -149,7 +149,7 @@ impl Outcome {
                 (
                     none(),
                     none(),
-                    value::marshal_error(py, error).into_value(py).into_bound(py).into_any(),
+                    objects::marshal_error(py, error).into_value(py).into_bound(py).into_any(),
                 )
             }),
             Err(failed) => {
@@ -191,11 +191,11 @@ impl Outcome {
         let count = from.array().map_err(broken)?;
         let none = py.None().into_bound(py);
         let gave_value = from.u8().map_err(broken)? == 0 && count == Some(3);
-        let mut values = Values::new(from, exact && gave_value, self.state.result);
+        let mut values = objects::reader(py, from, exact && gave_value, self.state.result);
         if gave_value {
-            return Ok((values.read(py)?, values.read(py)?, none));
+            return Ok((values.read()?, values.read()?, none));
         }
-        let mut part = || values.read(py);
+        let mut part = || values.read();
         let (name, message, stack, number) = (part()?, part()?, part()?, part()?);
         let cause = number
             .extract::<usize>()

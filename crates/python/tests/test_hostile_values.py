@@ -85,3 +85,14 @@ def test_any_bytes_are_a_value_or_an_error_within_their_memory() -> None:
     finally:
         tracemalloc.stop()
     assert taken > 500, taken
+
+
+@pytest.mark.parametrize("parts", [(b"\xa2\x01", b"\x01\xf6"), (b"\xa1", b"\xf6"), (b"\xd9\x01\x02\x82", b"\xf6")])
+def test_nested_maps_and_sets_that_become_lists_are_read_once(parts: tuple[bytes, bytes]) -> None:
+    begin, end = parts
+    # Reading each level twice would take 2**60 steps.
+    value = _native.decode(begin * 60 + b"\xf6" + end * 60)
+    depth = 0
+    while isinstance(value, (list, tuple)):
+        value, depth = next((part for part in value if isinstance(part, (list, tuple))), None), depth + 1
+    assert depth >= 60

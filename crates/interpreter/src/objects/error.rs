@@ -1,0 +1,44 @@
+//! Why a value was refused.
+
+use afresh_budget::Exceeded;
+
+use crate::tag::MAX_DEPTH;
+
+/// Why a value was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DecodeError {
+    /// The bytes are not CBOR, or not of the expected kind.
+    #[error("the guest's value cannot be decoded: {0}")]
+    Damaged(#[from] minicbor::decode::Error),
+    /// Its objects exceed a budget.
+    #[error("the value takes more memory than its budget, {limit} bytes")]
+    TooLarge {
+        /// The budget.
+        limit: usize,
+    },
+    /// It has too many levels.
+    #[error("the value of the guest is nested deeper than {MAX_DEPTH} levels")]
+    TooDeep,
+    /// CBOR that is not a value.
+    #[error("the guest's bytes are not a value")]
+    NotValue,
+    /// A list or map of unknown length.
+    #[error("a length is missing in the guest's value")]
+    NoLength,
+    /// Packed numbers with a part of one.
+    #[error("packed numbers of the guest's value are cut off")]
+    CutNumbers,
+    /// A UUID of another length.
+    #[error("a UUID of the guest's value does not have 16 bytes")]
+    CutUuid,
+    /// A tag without a meaning here.
+    #[error("the guest's value has parts of an unknown kind (tag {0})")]
+    UnknownTag(u64),
+}
+
+impl From<Exceeded> for DecodeError {
+    fn from(exceeded: Exceeded) -> Self {
+        Self::TooLarge { limit: exceeded.limit }
+    }
+}
