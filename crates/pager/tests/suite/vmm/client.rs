@@ -16,7 +16,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 pub(crate) const PAGES: usize = 300;
 
 /// The bytes of pages that a VMM has written to before its handshake.
-pub(crate) const EARLY: u8 = 0xee;
+pub(crate) const EARLY_BYTE: u8 = 0xee;
 
 /// A VMM's memory: two mappings of the source with a hole between them.
 pub(crate) struct Vmm {
@@ -37,7 +37,7 @@ pub(crate) fn vmm_with(uffd: Result<Uffd, SysError>) -> Option<Vmm> {
     vmm_having(uffd, &[])
 }
 
-/// A VMM that has filled some pages of its memory with `EARLY` before it registered them.
+/// A VMM that has filled some pages of its memory with `EARLY_BYTE` before it registered them.
 pub(crate) fn vmm_having(uffd: Result<Uffd, SysError>, early: &[usize]) -> Option<Vmm> {
     let uffd = match uffd {
         Ok(uffd) => uffd,
@@ -52,7 +52,7 @@ pub(crate) fn vmm_having(uffd: Result<Uffd, SysError>, early: &[usize]) -> Optio
         memory.advise(range, Advice::NoHugePage).unwrap();
         for page in early.iter().filter(|page| (range.start..range.end()).contains(*page)) {
             // SAFETY: the page is mapped, and no other thread has it yet.
-            unsafe { memory.page_ptr(*page).write_bytes(EARLY, PAGE_SIZE) };
+            unsafe { memory.page_ptr(*page).write_bytes(EARLY_BYTE, PAGE_SIZE) };
         }
         let start = memory.page_ptr(range.start);
         uffd.register(start, range.byte_len(), Interest::MISSING).unwrap();

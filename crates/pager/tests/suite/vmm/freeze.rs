@@ -8,7 +8,7 @@ use afresh_sys::planted::{Bug, must_be_caught};
 use serde_json::{Value, json};
 
 use super::bench::{Bench, TEST_TIMEOUT, content};
-use super::client::{EARLY, PAGES};
+use super::client::{EARLY_BYTE, PAGES};
 use super::process::{EARLY_PAGES, VmmProcess};
 
 /// Pages that the guest writes to.
@@ -168,7 +168,7 @@ fn pages_from_before_the_handshake_are_frozen_as_they_are() {
     save(&bench, &frozen).unwrap();
     let mut expected = content();
     for page in EARLY_PAGES {
-        expected[page * PAGE_SIZE..][..PAGE_SIZE].fill(EARLY);
+        expected[page * PAGE_SIZE..][..PAGE_SIZE].fill(EARLY_BYTE);
     }
     expected[8 * PAGE_SIZE..][..99].fill(9);
     let saved = bench.memory("next");
