@@ -46,7 +46,7 @@ use afresh_sys::SysError;
 use crate::SourceError;
 
 pub use control::{Cause, ControlClient, ControlServer, Snapshots};
-pub use freeze::{Frozen, Prepared};
+pub use freeze::{FrozenMemory, PreparedMemory};
 pub use handshake::{Mapping, parse_mappings};
 pub use host::{DoorInfo, DoorOptions, DoorTotals, HostError, HostEvent, VmmHost};
 pub use keeper::{Keeper, keep};

@@ -40,7 +40,7 @@ const PAUSE: Duration = Duration::from_micros(50);
 /// A memory that is write-protected while its guest runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Prepared {
+pub struct PreparedMemory {
     /// The watch, which a freeze names.
     pub watch: WatchId,
     /// Pages that the guest has written to since, which a freeze still has to protect.
@@ -50,7 +50,7 @@ pub struct Prepared {
 /// A memory that is frozen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Frozen {
+pub struct FrozenMemory {
     /// The watch, which a snapshot names.
     pub watch: WatchId,
     /// How long the freeze took.
@@ -59,14 +59,14 @@ pub struct Frozen {
 
 impl Service<'_> {
     /// Protects all pages, while the guest runs. Joins a watch that is not frozen.
-    pub(super) fn prepare(&self) -> Result<Prepared, RequestError> {
+    pub(super) fn prepare(&self) -> Result<PreparedMemory, RequestError> {
         let (watch, begun) = self.begin_watch()?;
         let open = self.or_end(watch, begun, self.protect_written(watch))?;
-        Ok(Prepared { watch, open })
+        Ok(PreparedMemory { watch, open })
     }
 
     /// Freezes the memory of a guest that is paused: the watch of this number, or one that is joined or begun.
-    pub(super) fn freeze(&self, watch: Option<WatchId>) -> Result<Frozen, RequestError> {
+    pub(super) fn freeze(&self, watch: Option<WatchId>) -> Result<FrozenMemory, RequestError> {
         let started = Instant::now();
         let (watch, begun) = match watch {
             Some(watch) => (watch, false),
@@ -87,7 +87,7 @@ impl Service<'_> {
             })
         };
         self.or_end(watch, begun, freeze())?;
-        Ok(Frozen { watch, took: started.elapsed() })
+        Ok(FrozenMemory { watch, took: started.elapsed() })
     }
 
     /// `result`. A watch that the failed request has `begun` is over, unless another client has frozen it.

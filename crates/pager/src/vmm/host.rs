@@ -197,7 +197,7 @@ pub struct DoorInfo {
 }
 
 /// A VMM that has connected to a door.
-struct Connected {
+struct ConnectedVm {
     door: Arc<Door>,
     /// Once its handshake was taken.
     vm: Option<Vm>,
@@ -208,7 +208,7 @@ type Report = dyn Fn(&HostEvent<'_>) + Send + Sync;
 struct Shared {
     doors: Mutex<BTreeMap<String, Arc<Door>>>,
     /// By name.
-    vms: Mutex<BTreeMap<String, Connected>>,
+    vms: Mutex<BTreeMap<String, ConnectedVm>>,
     stop: AtomicBool,
     threads: Mutex<usize>,
     /// Rung when a thread ends.
@@ -357,7 +357,7 @@ impl VmmHost {
         let info = |door: &Arc<Door>| {
             // Held, so that a VMM that ends meanwhile is counted once: with the listed ones, or with those that have ended.
             let ended = lock(&door.totals);
-            let of_door = |vm: &&Connected| Arc::ptr_eq(&vm.door, door);
+            let of_door = |vm: &&ConnectedVm| Arc::ptr_eq(&vm.door, door);
             let vms: Vec<Vm> =
                 lock(&self.0.vms).values().filter(of_door).filter_map(|vm| vm.vm.clone()).collect();
             let mut totals = *ended;
@@ -483,7 +483,7 @@ impl VmmHost {
             *number += 1;
             if let Entry::Vacant(place) = vms.entry(format!("{}.{number}", door.options.name)) {
                 let name = place.key().clone();
-                place.insert(Connected { door: door.clone(), vm: None });
+                place.insert(ConnectedVm { door: door.clone(), vm: None });
                 return name;
             }
         }

@@ -11,7 +11,7 @@ use afresh_store::{Encoding, GuestBuild, OpenError, SaveError, SaveOptions, Sha2
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange, SysError};
 
-use super::freeze::{Frozen, Prepared};
+use super::freeze::{FrozenMemory, PreparedMemory};
 use super::memory::{VmMemory, verify};
 use super::serve::accept;
 use super::service::{Phase, Service, VmSource};
@@ -419,7 +419,7 @@ impl Vm {
     /// [`RequestError::Frozen`], [`RequestError::SharedMemory`], [`RequestError::HugePages`],
     /// [`RequestError::OtherMemory`], [`RequestError::Process`], [`RequestError::Budget`], [`RequestError::Protect`]. A
     /// watch that this call has begun is over then. [`RequestError::WatchOver`] if another client ends it meanwhile.
-    pub fn prepare(&self) -> Result<Prepared, RequestError> {
+    pub fn prepare(&self) -> Result<PreparedMemory, RequestError> {
         self.check_serving()?;
         self.service.prepare()
     }
@@ -434,7 +434,7 @@ impl Vm {
     ///
     /// # Errors
     /// As [`Vm::prepare`].
-    pub fn freeze(&self, watch: Option<WatchId>) -> Result<Frozen, RequestError> {
+    pub fn freeze(&self, watch: Option<WatchId>) -> Result<FrozenMemory, RequestError> {
         self.check_serving()?;
         self.service.freeze(watch)
     }

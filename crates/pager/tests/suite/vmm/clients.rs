@@ -10,7 +10,7 @@ use afresh_sys::planted::{Bug, must_be_caught};
 use serde_json::{Value, json};
 
 use super::bench::{Bench, memory_of};
-use super::client::{EARLY, PAGES};
+use super::client::{EARLY_BYTE, PAGES};
 use super::freeze::{WRITTEN, memory_at};
 use super::process::{EARLY_PAGES, VmmProcess};
 
@@ -75,7 +75,7 @@ impl Machine {
         for early in EARLY_PAGES {
             // The first word is the round, once there was one.
             let first = if early < page || round > 1 { 8 } else { 0 };
-            expected[early * PAGE_SIZE + first..(early + 1) * PAGE_SIZE].fill(EARLY);
+            expected[early * PAGE_SIZE + first..(early + 1) * PAGE_SIZE].fill(EARLY_BYTE);
         }
         let torn = (0..PAGES).find(|page| {
             saved[page * PAGE_SIZE..][..PAGE_SIZE] != expected[page * PAGE_SIZE..][..PAGE_SIZE]
