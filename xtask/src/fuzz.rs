@@ -25,7 +25,7 @@ pub(crate) const SECONDS: u32 = 20;
 const IN_TESTS: u32 = 5;
 
 /// Every target, which is a binary in `fuzz/fuzz_targets`.
-const TARGETS: [&str; 16] = [
+const TARGETS: [&str; 17] = [
     "page_layer",
     "layout",
     "archive",
