@@ -16,7 +16,7 @@ pub const MAX_RECORDS: u32 = 100;
 /// Maximum characters of a path in a record.
 const MAX_PATH: usize = 256;
 
-/// What became of a connection or a request.
+/// The outcome of a connection or a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It was granted.
@@ -47,7 +47,7 @@ pub struct ConnectionRecord {
     pub host: String,
     /// The port.
     pub port: u16,
-    /// What became of it.
+    /// Its outcome.
     pub outcome: Outcome,
     /// The reason, unless it was granted.
     pub reason: Option<String>,
@@ -95,7 +95,7 @@ impl ConnectionRecord {
     }
 }
 
-/// Receives the records of connections, besides `tracing`.
+/// Receives the records of connections, as `tracing` does.
 pub trait ConnectionReceiver: Send + Sync {
     /// Takes a record. It may be called from any thread.
     fn record(&self, record: &ConnectionRecord);

@@ -180,12 +180,12 @@ impl Peer {
         self.output.is_empty() && !self.tls.as_ref().is_some_and(|tls| tls.wants_write())
     }
 
-    /// Announces the end of what is sent.
+    /// Announces that no more is sent.
     pub(crate) fn end(&mut self) {
         if let Some(tls) = &mut self.tls {
             tls.send_close_notify();
         }
-        // Whoever is gone needs no announcement.
+        // A peer that has closed needs no announcement.
         let _ = self.flush();
     }
 }

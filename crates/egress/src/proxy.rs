@@ -35,7 +35,7 @@ const STACK: usize = 512 << 10;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time without a byte in either direction.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
-/// Time and bytes for which a refused guest may go on sending.
+/// Time and bytes for which a refused guest may still send.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 1 << 20;
 
@@ -194,7 +194,7 @@ impl ProxiedServer {
     }
 }
 
-/// Whether bytes that came may end a head, or show that it is none.
+/// Whether bytes that came may end a head, or show that they are not one.
 fn may_end_head(input: &[u8], seen: usize) -> bool {
     let fresh = &input[seen.saturating_sub(3)..];
     input.len() >= MAX_HEAD || fresh.windows(2).any(|two| two == b"\n\n" || two == b"\n\r")
@@ -243,7 +243,7 @@ impl ProxiedConnection {
         Ok(())
     }
 
-    /// Waits until a side can move something. An error when it takes too long, or the guest is gone.
+    /// Waits until a side can move something. An error when it takes too long, or the guest has closed.
     fn wait(&mut self, until: Instant) -> Result<(), Stop> {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -388,7 +388,7 @@ impl ProxiedConnection {
                 }
                 Ok(true) => {}
                 Ok(false) => {
-                    // What the guest sends meanwhile waits, up to its bound.
+                    // Bytes that the guest sends in that time wait, up to their bound.
                     self.guest.fill()?;
                     self.wait(until)?;
                 }

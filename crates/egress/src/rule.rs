@@ -1,6 +1,6 @@
 //! Rules for HTTP requests to one destination, and the grants that a guest is given: destinations and rules.
 //!
-//! Promises: a rule that cannot be kept as written is an error. A secret is no part of what a rule prints.
+//! Promises: a rule that cannot be kept as written is an error. A rule prints no secret.
 
 use std::collections::BTreeMap;
 use std::fmt;

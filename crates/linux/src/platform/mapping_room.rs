@@ -8,7 +8,7 @@ use super::process::Process;
 
 /// Mappings that a call can add: it cuts one at both ends.
 pub(super) const MAPPINGS_OF_CALL: usize = 2;
-/// Maximum mappings of a process without a guest: the stub's and those of the kernel's vDSO.
+/// Maximum mappings of a process without a guest: those of the stub and of the vDSO.
 pub(super) const STUB_MAPPINGS: usize = 32;
 /// The kernel's own limit, where it cannot be read.
 const DEFAULT_MAPPINGS: usize = 65_530;
@@ -25,7 +25,7 @@ pub(crate) fn is_memory_accounted() -> bool {
         .get_or_init(|| setting("/proc/sys/vm/overcommit_memory").is_none_or(|mode| mode == 2))
 }
 
-/// Mappings up to which guests make calls themselves: half of what the kernel allows.
+/// Mappings up to which guests make calls themselves: half of the kernel limit.
 fn most_mappings() -> usize {
     static MAX_MAPPINGS: OnceLock<usize> = OnceLock::new();
     *MAX_MAPPINGS

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::audit::AuditLog;
 
-/// The receiver of a sandbox's records.
+/// Receives the records of one sandbox.
 struct ConnectionAudit {
     audit: Arc<AuditLog>,
     tenant: Arc<str>,
