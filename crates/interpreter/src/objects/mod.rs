@@ -58,6 +58,9 @@ pub enum BuiltSet<T> {
     List(T),
 }
 
+/// A key and a value.
+pub type Pair<T> = (T, T);
+
 /// Makes the objects of a host language.
 pub trait ObjectBuilder {
     /// An object.
@@ -129,7 +132,7 @@ pub trait ObjectBuilder {
         map: &mut Self::Map,
         key: Self::Object,
         value: Self::Object,
-    ) -> Result<Option<(Self::Object, Self::Object)>, Self::Error>;
+    ) -> Result<Option<Pair<Self::Object>>, Self::Error>;
 
     /// A complete map.
     ///
@@ -156,6 +159,11 @@ pub trait ObjectBuilder {
 struct Built<T> {
     object: T,
     is_key: bool,
+}
+
+struct Entry<T> {
+    key: Built<T>,
+    value: T,
 }
 
 /// Reads values, and charges their objects to one charge.
@@ -273,7 +281,7 @@ impl<'b, B: ObjectBuilder> ObjectReader<'b, B> {
         }
         for before in 0..entries {
             self.add(B::COSTS.entry)?;
-            let (key, value) = self.read_entry(depth)?;
+            let Entry { key, value } = self.read_entry(depth)?;
             let refused = match key.is_key {
                 true => self.builder.insert(&mut map, key.object, value)?,
                 false => Some((key.object, value)),
@@ -288,11 +296,11 @@ impl<'b, B: ObjectBuilder> ObjectReader<'b, B> {
         self.builder.map(map)
     }
 
-    fn read_entry(&mut self, depth: usize) -> Result<(Built<B::Object>, B::Object), B::Error> {
+    fn read_entry(&mut self, depth: usize) -> Result<Entry<B::Object>, B::Error> {
         self.keys += 1;
         let key = self.read_nested(depth + 1)?;
         self.keys -= 1;
-        Ok((key, self.read_nested(depth + 1)?.object))
+        Ok(Entry { key, value: self.read_nested(depth + 1)?.object })
     }
 
     /// Adds a pair, and the remaining entries of a map, to the list.
@@ -306,8 +314,8 @@ impl<'b, B: ObjectBuilder> ObjectReader<'b, B> {
     ) -> Result<B::Object, B::Error> {
         for _ in 0..remaining {
             self.add_pair(&mut list, key, value)?;
-            let (next, its_value) = self.read_entry(depth)?;
-            (key, value) = (next.object, its_value);
+            let next = self.read_entry(depth)?;
+            (key, value) = (next.key.object, next.value);
         }
         self.add_pair(&mut list, key, value)?;
         self.builder.list(list)
