@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::command::{cargo, run};
@@ -64,16 +64,17 @@ impl Server {
     /// Starts it, and waits for its address.
     fn start(afresh: &Path) -> Result<(Self, String)> {
         let mut command = Command::new(afresh);
-        command.args(GUEST).args(["--http", "127.0.0.1:0"]).stdin(Stdio::null());
+        command.args(GUEST).args(["--http", "127.0.0.1:0", "--output", "json"]);
+        command.stdin(Stdio::null());
         let child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
         let mut server = Self(child.context("cannot run afresh")?);
         let stdout = server.0.stdout.take().context("the server has no output")?;
-        for line in BufReader::new(stdout).lines() {
-            if let Some((_, address)) = line?.split_once("http://") {
-                return Ok((server, format!("http://{}", address.trim())));
-            }
-        }
-        bail!("the server ended before it showed its address")
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).context("cannot read from the server")?;
+        let shown: Value =
+            serde_json::from_str(&line).context("the server ended before it showed its address")?;
+        let address = shown["addr"].as_str().context("the server shows no address")?;
+        Ok((server, format!("http://{address}/mcp")))
     }
 }
 

@@ -156,13 +156,13 @@ pub trait ObjectBuilder {
 
 /// An object with the answer whether it can be the key of a map or a member of a set. One that contains a map, or a
 /// set that became a list, cannot: a key is converted once, and not at each level above it.
-struct Built<T> {
+struct BuiltObject<T> {
     object: T,
     is_key: bool,
 }
 
 struct Entry<T> {
-    key: Built<T>,
+    key: BuiltObject<T>,
     value: T,
 }
 
@@ -212,12 +212,12 @@ impl<'b, B: ObjectBuilder> ObjectReader<'b, B> {
         step(&mut self.from).map_err(|error| self.builder.refuse(error.into()))
     }
 
-    fn scalar(&mut self, scalar: Scalar<'_>) -> Result<Built<B::Object>, B::Error> {
+    fn scalar(&mut self, scalar: Scalar<'_>) -> Result<BuiltObject<B::Object>, B::Error> {
         self.add(scalar.cost(&B::COSTS))?;
-        Ok(Built { object: self.builder.scalar(scalar)?, is_key: true })
+        Ok(BuiltObject { object: self.builder.scalar(scalar)?, is_key: true })
     }
 
-    fn read_nested(&mut self, depth: usize) -> Result<Built<B::Object>, B::Error> {
+    fn read_nested(&mut self, depth: usize) -> Result<BuiltObject<B::Object>, B::Error> {
         if depth > MAX_DEPTH {
             return Err(self.builder.refuse(DecodeError::TooDeep));
         }
@@ -229,9 +229,9 @@ impl<'b, B: ObjectBuilder> ObjectReader<'b, B> {
         match self.step(|from| from.datatype())? {
             Type::Array => {
                 let (list, is_key, _) = self.read_items(depth)?;
-                Ok(Built { object: self.builder.list(list)?, is_key })
+                Ok(BuiltObject { object: self.builder.list(list)?, is_key })
             }
-            Type::Map => Ok(Built { object: self.read_map(depth)?, is_key: false }),
+            Type::Map => Ok(BuiltObject { object: self.read_map(depth)?, is_key: false }),
             Type::Tag => {
                 let tag = self.step(Decoder::tag)?;
                 self.read_tagged(tag, depth)
@@ -332,30 +332,30 @@ impl<'b, B: ObjectBuilder> ObjectReader<'b, B> {
         self.builder.push(list, pair)
     }
 
-    fn read_set(&mut self, depth: usize) -> Result<Built<B::Object>, B::Error> {
+    fn read_set(&mut self, depth: usize) -> Result<BuiltObject<B::Object>, B::Error> {
         self.keys += 1;
         let (members, are_keys, count) = self.read_items(depth)?;
         self.keys -= 1;
         if !are_keys {
-            return Ok(Built { object: self.builder.list(members)?, is_key: false });
+            return Ok(BuiltObject { object: self.builder.list(members)?, is_key: false });
         }
         // A set that is a key is a copy too.
         let copies = if self.keys > 0 { 2 } else { 1 };
         let table = B::COSTS.map + B::COSTS.table;
         self.add(copies * table.saturating_add(count.saturating_mul(B::COSTS.member)))?;
         Ok(match self.builder.set(members)? {
-            BuiltSet::Set(object) => Built { object, is_key: true },
-            BuiltSet::List(object) => Built { object, is_key: false },
+            BuiltSet::Set(object) => BuiltObject { object, is_key: true },
+            BuiltSet::List(object) => BuiltObject { object, is_key: false },
         })
     }
 
-    fn read_tagged(&mut self, tag: Tag, depth: usize) -> Result<Built<B::Object>, B::Error> {
+    fn read_tagged(&mut self, tag: Tag, depth: usize) -> Result<BuiltObject<B::Object>, B::Error> {
         match tag {
             TUPLE => {
                 let (list, is_key, count) = self.read_items(depth)?;
                 // The list exists until the tuple does.
                 self.add(B::COSTS.list + count.saturating_mul(B::COSTS.slot))?;
-                return Ok(Built { object: self.builder.tuple(list)?, is_key });
+                return Ok(BuiltObject { object: self.builder.tuple(list)?, is_key });
             }
             SET => return self.read_set(depth),
             DATE | TIMESTAMP | DAY | DECIMAL | UUID | COMPLEX | INTEGERS | FLOATS | POSITIVE
