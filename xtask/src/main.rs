@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 mod aarch64;
+mod adapters;
 mod book;
 mod clients;
 mod command;
@@ -19,6 +20,7 @@ mod extism;
 mod fuzz;
 mod guests;
 mod host;
+mod inspector;
 mod layers;
 mod miri;
 mod names;
@@ -109,8 +111,10 @@ Commands:
                          --within omits the last steps if they would exceed MINUTES.
   cpython                Test the language `python` and the adapters of the Python package with the full CPython
                          guest. Downloads 100 MB or more and compiles for some minutes.
-  adapters               Test the Jupyter kernel and the adapters to agent frameworks with the published packages.
-                         Downloads some hundred MB.
+  adapters [--lock] [frameworks|rollouts|inspector]…
+                         Test the Jupyter kernel, the adapters to agent frameworks and `afresh mcp` with the
+                         published packages. Downloads some hundred MB. --lock looks for versions of all
+                         packages anew and writes the lock files.
   wasi-testsuite [FOLDER]
                          Run the public test suite of WASI preview 1 over a file tree in memory and over a
                          directory. Fetches it with git unless FOLDER has it.
@@ -155,7 +159,7 @@ fn dispatch(arguments: &[String]) -> Result<ExitCode> {
         Some(("wasi-testsuite", rest)) => wasi::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("wheel", rest)) => python::wheel(rest).map(|()| ExitCode::SUCCESS),
         Some(("cpython", rest)) => python::cpython(rest).map(|()| ExitCode::SUCCESS),
-        Some(("adapters", rest)) => python::adapters(rest).map(|()| ExitCode::SUCCESS),
+        Some(("adapters", rest)) => adapters::command(rest).map(|()| ExitCode::SUCCESS),
         Some(("help" | "--help" | "-h", _)) => {
             print!("{USAGE}");
             Ok(ExitCode::SUCCESS)

@@ -46,7 +46,7 @@ fn system_node() -> Result<PathBuf> {
 }
 
 /// The folder with packages of npm, which are installed once.
-fn installed(packages: &[&str]) -> Result<PathBuf> {
+pub(crate) fn installed(packages: &[&str]) -> Result<PathBuf> {
     let folder = tools::of_registry(packages[0]);
     let modules = folder.join("node_modules");
     let mark = folder.join("installed");

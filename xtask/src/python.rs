@@ -15,22 +15,6 @@ use crate::{clients, guests, host, registry};
 /// The packages of the extra `python`, and those with an adapter.
 const CPYTHON: [&str; 3] = [registry::CPYTHON, "dspy==3.4.1", "langchain-quickjs==0.3.10"];
 
-/// The packages with an adapter that needs no CPython guest, and those for tests of the Jupyter kernel.
-const ADAPTERS: [&str; 12] = [
-    "claude-agent-sdk==0.2.189",
-    "deepagents==0.7.32",
-    "inspect-ai==0.3.285",
-    "ipykernel==7.4.0",
-    "ipywidgets==8.1.9",
-    "matplotlib==3.11.2",
-    "nbclient==0.11.0",
-    "numpy==2.4.6",
-    "openai-agents==0.24.0",
-    "pandas==3.1.1",
-    "pydantic-ai-slim==2.68.0",
-    "smolagents==1.26.0",
-];
-
 /// Maximum time without output from a test.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
@@ -39,7 +23,7 @@ pub(crate) fn package() -> PathBuf {
 }
 
 /// A supported Python, by its command.
-fn interpreter() -> Option<PathBuf> {
+pub(crate) fn interpreter() -> Option<PathBuf> {
     let fits = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))";
     find("python3").filter(|python| succeeds(Command::new(python).args(["-c", fits])))
 }
@@ -139,32 +123,6 @@ pub(crate) fn cpython(arguments: &[String]) -> Result<()> {
     served(&python, &folder)
 }
 
-/// `cargo xtask adapters`: tests of the Jupyter kernel and of the adapters to agent frameworks, with the published
-/// packages. They are some hundred megabytes, so that it is no part of `cargo xtask test`.
-pub(crate) fn adapters(arguments: &[String]) -> Result<()> {
-    if let Some(argument) = arguments.first() {
-        bail!("unknown argument {argument:?}; usage: cargo xtask adapters");
-    }
-    let python = interpreter().context("the package's tests take a python3 with venv and pip")?;
-    let folder = host::target_folder().join("python");
-    let python = environment(&python, &folder.join("environment-adapters"))?;
-    install(&python, &folder)?;
-    let mut packages = Command::new(&python);
-    packages.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-    run(packages.args(ADAPTERS))?;
-    let mut tests = Command::new(&python);
-    tests.current_dir(package()).args([
-        "-m",
-        "pytest",
-        "-rs",
-        "tests/test_kernel.py",
-        "tests/test_adapters.py",
-        "--pyargs",
-        "afresh.kernel",
-    ]);
-    run(&mut tests)
-}
-
 /// Runs Python in sandboxes of a server, through an E2B client.
 fn served(python: &Path, folder: &Path) -> Result<()> {
     let artifacts = output(Command::new(python).args([
@@ -182,7 +140,8 @@ fn served(python: &Path, folder: &Path) -> Result<()> {
     run(&mut tests)
 }
 
-fn install(python: &Path, folder: &Path) -> Result<()> {
+/// Builds the package and installs it.
+pub(crate) fn install(python: &Path, folder: &Path) -> Result<()> {
     // With a test among what is built, features are those that tests have, and nothing is compiled a second time.
     let all = ["build", "--workspace", "--all-features", "--locked", "--lib", "--test", "suites"];
     run(cargo().current_dir(host::repository()).args(all))?;
@@ -203,25 +162,36 @@ fn install(python: &Path, folder: &Path) -> Result<()> {
     run(install.args(["--no-deps", "--force-reinstall", &wheel]))
 }
 
-/// A line of pytest in the form of a Rust test program: its sums, and the skipped tests.
-fn summarise(line: &str) -> Option<String> {
-    if let Some((_, why)) = line.split_once("SKIPPED: ") {
-        return Some(format!("SKIPPED: {why}"));
-    }
+/// The sums of a run of pytest.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Sums {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+    pub(crate) skipped: u64,
+}
+
+/// Reads the last line of pytest.
+pub(crate) fn sums(line: &str) -> Option<Sums> {
     let sums = line.trim_matches(|c| c == '=' || c == ' ');
     if !sums.contains(" in ") || !sums.contains(" passed") && !sums.contains(" failed") {
         return None;
     }
     let count = |what: &str| {
-        sums.split(", ")
-            .find_map(|part| {
-                part.split_once(' ').filter(|(_, is)| is.split(' ').next() == Some(what))
-            })
-            .map_or("0", |(number, _)| number)
+        let mut parts = sums.split(", ").filter_map(|part| part.split_once(' '));
+        let found = parts.find(|(_, is)| is.split(' ').next() == Some(what));
+        found.and_then(|(number, _)| number.parse().ok()).unwrap_or(0)
     };
-    let failed = [count("failed"), count("error"), count("errors")];
-    let failed: u64 = failed.iter().filter_map(|number| number.parse::<u64>().ok()).sum();
-    Some(format!("test result: python. {} passed; {failed} failed", count("passed")))
+    let failed = count("failed") + count("error") + count("errors");
+    Some(Sums { passed: count("passed"), failed, skipped: count("skipped") })
+}
+
+/// A line of pytest in the form of a Rust test program: its sums, and the skipped tests.
+fn summarise(line: &str) -> Option<String> {
+    if let Some((_, why)) = line.split_once("SKIPPED: ") {
+        return Some(format!("SKIPPED: {why}"));
+    }
+    let Sums { passed, failed, .. } = sums(line)?;
+    Some(format!("test result: python. {passed} passed; {failed} failed"))
 }
 
 /// `cargo xtask wheel`: the wheel that is published.
@@ -258,10 +228,9 @@ pub(crate) fn stage_guest() -> Result<()> {
         .context("cannot copy the guest")
 }
 
-/// The interpreter of an environment with these packages and no others.
-pub(crate) fn tools(packages: &[&str]) -> Result<PathBuf> {
-    let python = interpreter().context("a wheel takes a python3 of 3.10 or newer")?;
-    let folder = host::target_folder().join("python/environment-release");
+/// The interpreter of an environment of this name with these packages.
+pub(crate) fn tools(python: &Path, name: &str, packages: &[&str]) -> Result<PathBuf> {
+    let folder = host::target_folder().join(format!("python/environment-{name}"));
     let inside = folder.join("bin/python");
     if !succeeds(Command::new(&inside).args(["-c", "import pip"])) {
         run(Command::new(python).args(["-m", "venv", "--clear"]).arg(&folder))?;
@@ -284,6 +253,7 @@ mod tests {
         assert_eq!(of("90 passed in 8.69s"), sums(90, 0));
         assert_eq!(of("==== 2 failed, 88 passed, 2 skipped, 1 error in 6.19s ===="), sums(88, 3));
         assert_eq!(of("=== 1 failed in 0.10s ==="), sums(0, 1));
+        assert_eq!(super::sums("2 passed, 3 skipped in 1s").map(|sums| sums.skipped), Some(3));
         let skipped = "SKIPPED [1] tests/test_beside.py:3: SKIPPED: wasmtime-py is not installed";
         assert_eq!(of(skipped).as_deref(), Some("SKIPPED: wasmtime-py is not installed"));
         assert_eq!(of("tests/test_values.py ......   [ 10%]"), None);

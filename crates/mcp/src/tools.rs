@@ -10,6 +10,7 @@ use rmcp::model::{CallToolResult, ContentBlock, JsonObject, Tool, ToolAnnotation
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::sync::mpsc;
 
 use crate::arguments::{
@@ -52,10 +53,31 @@ fn tool<A: JsonSchema + 'static, R: JsonSchema + 'static>(
         .read_only(matches!(effect, Effect::Reads))
         .destructive(matches!(effect, Effect::Replaces))
         .open_world(false);
-    Tool::new(name, description, Arc::new(JsonObject::new()))
+    let mut tool = Tool::new(name, description, Arc::new(JsonObject::new()))
         .with_input_schema::<A>()
         .with_output_schema::<R>()
-        .with_annotations(annotations)
+        .with_annotations(annotations);
+    let schemas = [Some(&mut tool.input_schema), tool.output_schema.as_mut()];
+    for schema in schemas.into_iter().flatten() {
+        let known = Arc::make_mut(schema);
+        known.values_mut().for_each(remove_rust_formats);
+    }
+    tool
+}
+
+/// Removes the formats of unsigned numbers: no standard has them, and validators of clients warn of each.
+fn remove_rust_formats(schema: &mut Value) {
+    match schema {
+        Value::Object(parts) => {
+            let is_rust = |format: &Value| format.as_str().is_some_and(|at| at.starts_with("uint"));
+            if parts.get("format").is_some_and(is_rust) {
+                parts.remove("format");
+            }
+            parts.values_mut().for_each(remove_rust_formats);
+        }
+        Value::Array(parts) => parts.iter_mut().for_each(remove_rust_formats),
+        _ => {}
+    }
 }
 
 /// The tools that a server offers.
@@ -325,5 +347,18 @@ impl ToolCall {
     fn list_sandboxes(&self, arguments: JsonObject) -> Result<CallToolResult, SandboxError> {
         let NoArguments {} = parse(arguments)?;
         Ok(answer(&SandboxNames { sandboxes: self.registry.names() }, false))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schemas_have_standard_formats_only() {
+        let tool = tool::<ReadArguments, FileContent>("read", Effect::Reads, String::new());
+        let text = serde_json::to_string(&tool).unwrap();
+        assert!(text.contains("next_offset") && text.contains("\"minimum\":0"), "{text}");
+        assert!(!text.contains("uint"), "{text}");
     }
 }

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use afresh_budget::Budget;
 use afresh_interpreter::objects::{
-    BuiltSet, Costs, DecodeError, ObjectBuilder, ObjectReader, Scalar,
+    BuiltSet, Costs, DecodeError, ObjectBuilder, ObjectReader, Pair, Scalar,
 };
 use minicbor::Decoder;
 use pyo3::exceptions::PyException;
@@ -217,7 +217,7 @@ impl<'py> ObjectBuilder for PythonBuilder<'py> {
         map: &mut PythonMap<'py>,
         key: Bound<'py, PyAny>,
         value: Bound<'py, PyAny>,
-    ) -> PyResult<Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)>> {
+    ) -> PyResult<Option<Pair<Bound<'py, PyAny>>>> {
         let own = hashable(key.clone())?;
         if map.dict.contains(&own)? {
             return Ok(Some((key, value)));

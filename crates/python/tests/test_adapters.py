@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -274,3 +276,14 @@ class TestInspect:
         assert log.results.scores[0].metrics["accuracy"].value == 1
         # Its streams that are never closed warn here, and not at the end of all tests.
         gc.collect()
+
+
+class TestValues:
+    def test_values_of_numpy_and_pandas(self) -> None:
+        _needs("pandas")
+        warm = afresh.linux(sys.executable, setup="import numpy, pandas")
+        assert warm.eval("pandas.NaT") == afresh.Opaque("NaTType", "NaT")
+        assert warm.eval("numpy.array(['NaT'], dtype='M8[s]'), numpy.timedelta64('NaT')") == ([None], None)
+        dates = warm.eval("pandas.Series(['2026-01-02', None], dtype='datetime64[ns]').to_dict()")
+        assert dates == {0: datetime.datetime(2026, 1, 2), 1: afresh.Opaque("NaTType", "NaT")}
+        assert warm.eval("numpy.array(['2026-01-02'], dtype='M8[D]')") == [datetime.date(2026, 1, 2)]

@@ -398,9 +398,16 @@ def chosen() -> None:
         assert time.monotonic() < until, "a port of a public sandbox asks for a token"
         time.sleep(0.05)
     assert server.kill()
+    shown = sandbox.commands.run("whoami; id -u; touch own; stat -c %U:%G own", user="user").stdout
+    assert shown == "user\n1000\nuser:user\n", shown
+    assert sandbox.files.get_info("own", user="user").owner == "user"
     for refused in (
         lambda: sandbox.commands.run("id", user="root"),
+        lambda: sandbox.commands.run("id", user="nobody"),
+        lambda: sandbox.pty.create(PtySize(rows=24, cols=80), user="root"),
         lambda: sandbox.files.read("/etc/passwd", user="root"),
+        lambda: sandbox.files.write("/tmp/of-root", "x", user="root"),
+        lambda: sandbox.files.list("/", user="root"),
         lambda: Sandbox.create("no-such-template"),
         lambda: Sandbox.create(network={"allow_out": ["10.0.0.1"]}),
     ):
@@ -546,6 +553,7 @@ def built(files: pathlib.Path) -> None:
         lambda: Template.build(Template().from_template("none"), "failing"),
         lambda: Template.build(Template().from_image("python:3.13"), "failing"),
         lambda: Template.build(Template().from_template("linux").set_user("nobody"), "failing"),
+        lambda: Template.build(Template().from_template("linux").set_user("root"), "failing"),
         lambda: Template.build(Template().from_template("linux"), "script"),
         lambda: Template.build(Template().from_template("linux"), "many", cpu_count=2),
     )):
@@ -557,7 +565,7 @@ def built(files: pathlib.Path) -> None:
     assert not Template.exists("failing")
 
 
-WHY = ("own:v1", "exit code 7", "`none`", "build-images", "nobody", "configuration", "cpuCount")
+WHY = ("own:v1", "exit code 7", "`none`", "build-images", "nobody", "as `root`", "configuration", "cpuCount")
 
 
 def main() -> None:

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::installation::write;
 use super::{GLIBC, MUSL, bill, precompiled, time};
@@ -26,7 +26,8 @@ pub(super) fn build(platform: &str, profile: &str, to: &Path) -> Result<PathBuf>
     let target = if platform == MUSLLINUX { MUSL } else { GLIBC };
     host::rust_target(target)?;
     stage(target)?;
-    let inside = python::tools(&TOOLS)?;
+    let base = python::interpreter().context("a wheel takes a python3 of 3.10 or newer")?;
+    let inside = python::tools(&base, "release", &TOOLS)?;
     let mut build = Command::new(&inside);
     build.current_dir(python::package()).args(["-m", "maturin", "build", "--locked", "--zig"]);
     build.args(["--profile", profile, "--target", target, "--compatibility", platform]);

@@ -27,10 +27,10 @@ pub enum DecodeError {
     #[error("a length is missing in the guest's value")]
     NoLength,
     /// Packed numbers with a part of one.
-    #[error("the packed numbers of a value are cut off")]
+    #[error("packed numbers in the guest value are cut off")]
     CutNumbers,
     /// A UUID of another length.
-    #[error("a UUID in a value does not have 16 bytes")]
+    #[error("a UUID in the guest value does not have 16 bytes")]
     CutUuid,
     /// A tag without a meaning here.
     #[error("the guest's value has parts of an unknown kind (tag {0})")]

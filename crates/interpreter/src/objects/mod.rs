@@ -58,6 +58,9 @@ pub enum BuiltSet<T> {
     List(T),
 }
 
+/// A key and a value.
+pub type Pair<T> = (T, T);
+
 /// Makes the objects of a host language.
 pub trait ObjectBuilder {
     /// An object.
@@ -129,7 +132,7 @@ pub trait ObjectBuilder {
         map: &mut Self::Map,
         key: Self::Object,
         value: Self::Object,
-    ) -> Result<Option<(Self::Object, Self::Object)>, Self::Error>;
+    ) -> Result<Option<Pair<Self::Object>>, Self::Error>;
 
     /// A complete map.
     ///
@@ -153,9 +156,14 @@ pub trait ObjectBuilder {
 
 /// An object with the answer whether it can be the key of a map or a member of a set. One that contains a map, or a
 /// set that became a list, cannot: a key is converted once, and not at each level above it.
-struct Built<T> {
+struct BuiltObject<T> {
     object: T,
     is_key: bool,
+}
+
+struct Entry<T> {
+    key: BuiltObject<T>,
+    value: T,
 }
 
 /// Reads values, and charges their objects to one charge.
@@ -204,12 +212,12 @@ impl<'b, B: ObjectBuilder> ObjectReader<'b, B> {
         step(&mut self.from).map_err(|error| self.builder.refuse(error.into()))
     }
 
-    fn scalar(&mut self, scalar: Scalar<'_>) -> Result<Built<B::Object>, B::Error> {
+    fn scalar(&mut self, scalar: Scalar<'_>) -> Result<BuiltObject<B::Object>, B::Error> {
         self.add(scalar.cost(&B::COSTS))?;
-        Ok(Built { object: self.builder.scalar(scalar)?, is_key: true })
+        Ok(BuiltObject { object: self.builder.scalar(scalar)?, is_key: true })
     }
 
-    fn read_nested(&mut self, depth: usize) -> Result<Built<B::Object>, B::Error> {
+    fn read_nested(&mut self, depth: usize) -> Result<BuiltObject<B::Object>, B::Error> {
         if depth > MAX_DEPTH {
             return Err(self.builder.refuse(DecodeError::TooDeep));
         }
@@ -221,9 +229,9 @@ impl<'b, B: ObjectBuilder> ObjectReader<'b, B> {
         match self.step(|from| from.datatype())? {
             Type::Array => {
                 let (list, is_key, _) = self.read_items(depth)?;
-                Ok(Built { object: self.builder.list(list)?, is_key })
+                Ok(BuiltObject { object: self.builder.list(list)?, is_key })
             }
-            Type::Map => Ok(Built { object: self.read_map(depth)?, is_key: false }),
+            Type::Map => Ok(BuiltObject { object: self.read_map(depth)?, is_key: false }),
             Type::Tag => {
                 let tag = self.step(Decoder::tag)?;
                 self.read_tagged(tag, depth)
@@ -273,7 +281,7 @@ impl<'b, B: ObjectBuilder> ObjectReader<'b, B> {
         }
         for before in 0..entries {
             self.add(B::COSTS.entry)?;
-            let (key, value) = self.read_entry(depth)?;
+            let Entry { key, value } = self.read_entry(depth)?;
             let refused = match key.is_key {
                 true => self.builder.insert(&mut map, key.object, value)?,
                 false => Some((key.object, value)),
@@ -288,11 +296,11 @@ impl<'b, B: ObjectBuilder> ObjectReader<'b, B> {
         self.builder.map(map)
     }
 
-    fn read_entry(&mut self, depth: usize) -> Result<(Built<B::Object>, B::Object), B::Error> {
+    fn read_entry(&mut self, depth: usize) -> Result<Entry<B::Object>, B::Error> {
         self.keys += 1;
         let key = self.read_nested(depth + 1)?;
         self.keys -= 1;
-        Ok((key, self.read_nested(depth + 1)?.object))
+        Ok(Entry { key, value: self.read_nested(depth + 1)?.object })
     }
 
     /// Adds a pair, and the remaining entries of a map, to the list.
@@ -306,8 +314,8 @@ impl<'b, B: ObjectBuilder> ObjectReader<'b, B> {
     ) -> Result<B::Object, B::Error> {
         for _ in 0..remaining {
             self.add_pair(&mut list, key, value)?;
-            let (next, its_value) = self.read_entry(depth)?;
-            (key, value) = (next.object, its_value);
+            let next = self.read_entry(depth)?;
+            (key, value) = (next.key.object, next.value);
         }
         self.add_pair(&mut list, key, value)?;
         self.builder.list(list)
@@ -324,30 +332,30 @@ impl<'b, B: ObjectBuilder> ObjectReader<'b, B> {
         self.builder.push(list, pair)
     }
 
-    fn read_set(&mut self, depth: usize) -> Result<Built<B::Object>, B::Error> {
+    fn read_set(&mut self, depth: usize) -> Result<BuiltObject<B::Object>, B::Error> {
         self.keys += 1;
         let (members, are_keys, count) = self.read_items(depth)?;
         self.keys -= 1;
         if !are_keys {
-            return Ok(Built { object: self.builder.list(members)?, is_key: false });
+            return Ok(BuiltObject { object: self.builder.list(members)?, is_key: false });
         }
         // A set that is a key is a copy too.
         let copies = if self.keys > 0 { 2 } else { 1 };
         let table = B::COSTS.map + B::COSTS.table;
         self.add(copies * table.saturating_add(count.saturating_mul(B::COSTS.member)))?;
         Ok(match self.builder.set(members)? {
-            BuiltSet::Set(object) => Built { object, is_key: true },
-            BuiltSet::List(object) => Built { object, is_key: false },
+            BuiltSet::Set(object) => BuiltObject { object, is_key: true },
+            BuiltSet::List(object) => BuiltObject { object, is_key: false },
         })
     }
 
-    fn read_tagged(&mut self, tag: Tag, depth: usize) -> Result<Built<B::Object>, B::Error> {
+    fn read_tagged(&mut self, tag: Tag, depth: usize) -> Result<BuiltObject<B::Object>, B::Error> {
         match tag {
             TUPLE => {
                 let (list, is_key, count) = self.read_items(depth)?;
                 // The list exists until the tuple does.
                 self.add(B::COSTS.list + count.saturating_mul(B::COSTS.slot))?;
-                return Ok(Built { object: self.builder.tuple(list)?, is_key });
+                return Ok(BuiltObject { object: self.builder.tuple(list)?, is_key });
             }
             SET => return self.read_set(depth),
             DATE | TIMESTAMP | DAY | DECIMAL | UUID | COMPLEX | INTEGERS | FLOATS | POSITIVE
@@ -410,8 +418,8 @@ mod tests {
             (b"\xc2\x42\x01\x00", "b[1, 0]"),
             (b"\xc3\x41\x01", "b[fe]"),
             (b"\xd8\x27\x82\x61f\x61g", "f g"),
-            (b"\xd8\x4f\x41x", "the packed numbers of a value are cut off"),
-            (b"\xd8\x25\x41x", "a UUID in a value does not have 16 bytes"),
+            (b"\xd8\x4f\x41x", "packed numbers in the guest value are cut off"),
+            (b"\xd8\x25\x41x", "a UUID in the guest value does not have 16 bytes"),
             (b"\x9f\x01\xff", "a length is missing in the guest's value"),
             (b"\xff", "the guest's bytes are not a value"),
             (b"\xd8\x63\x01", "the guest's value has parts of an unknown kind (tag 99)"),

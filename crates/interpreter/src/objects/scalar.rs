@@ -57,6 +57,7 @@ pub enum Scalar<'b> {
 
 impl<'b> Scalar<'b> {
     /// Reads the next value, which is of a kind without parts and tag.
+    #[inline]
     pub(super) fn read(from: &mut Decoder<'b>, kind: Type) -> Result<Self, DecodeError> {
         Ok(match kind {
             Type::Undefined => {
@@ -107,6 +108,7 @@ impl<'b> Scalar<'b> {
     }
 
     /// Bytes of its object.
+    #[inline]
     pub(super) fn cost(&self, costs: &Costs) -> usize {
         let text = |text: &str| {
             let width = if text.is_ascii() { 1 } else { costs.wide };

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use super::{BuiltSet, Costs, DecodeError, ObjectBuilder, Scalar};
+use super::{BuiltSet, Costs, DecodeError, ObjectBuilder, Pair, Scalar};
 
 /// An object.
 #[derive(Clone, Debug, PartialEq)]
@@ -134,7 +134,7 @@ impl ObjectBuilder for TreeBuilder {
         map: &mut TreeMap,
         key: Tree,
         value: Tree,
-    ) -> Result<Option<(Tree, Tree)>, DecodeError> {
+    ) -> Result<Option<Pair<Tree>>, DecodeError> {
         self.calls += 1;
         if !map.keys.insert(key.key()) {
             return Ok(Some((key, value)));

@@ -36,7 +36,8 @@ def find_program(name: str) -> str:
 def _interpreter(name: str) -> tuple[str, list[str]]:
     """The file of a Python interpreter, and the directories that it needs.
 
-    The interpreter reports them itself, so that shims of version managers and virtual environments are seen through.
+    An interpreter in a directory of `PATH` reports them itself, so shims of version managers are resolved. Another one
+    may be a stranger's file, and is not run on the host.
     """
     path = find_program(name)
     if not _INTERPRETER.fullmatch(Path(path).name):
@@ -44,6 +45,8 @@ def _interpreter(name: str) -> tuple[str, list[str]]:
             f"the program {name!r} evaluates no code that is known: `afresh.linux` takes a Python interpreter, such as "
             "'python3'. `afresh.exec` runs any program once, and `sandbox.commands.run` within a sandbox"
         )
+    if os.path.dirname(path) not in map(os.path.abspath, os.get_exec_path()):
+        return path, _prefixes(Path(path))
     try:
         done = subprocess.run(
             [path, "-I", "-c", _REPORT], capture_output=True, text=True, timeout=_REPORT_TIMEOUT, check=True
@@ -51,8 +54,36 @@ def _interpreter(name: str) -> tuple[str, list[str]]:
         executable, *prefixes = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise OpenError(f"the interpreter {path} does not run on this host: {error}") from error
-    granted = {prefix for prefix in prefixes if not prefix.startswith(_SYSTEM)}
-    return executable, sorted(granted)
+    return executable, _granted(prefixes)
+
+
+def _granted(prefixes: list[str]) -> list[str]:
+    """The directories that have to be granted: the others are in every guest."""
+    return sorted({prefix for prefix in prefixes if not prefix.startswith(_SYSTEM)})
+
+
+def _has_library(prefix: Path) -> bool:
+    """Whether Python's standard library is below a directory."""
+    return any(prefix.glob("lib/python3*/os.py"))
+
+
+def _prefixes(path: Path) -> list[str]:
+    """The directories that an interpreter needs, from its place and its virtual environment's configuration."""
+    root = path.parent.parent
+    base = path.resolve().parent.parent
+    try:
+        lines = (root / "pyvenv.cfg").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition("=")
+        if key.strip().lower() == "home":
+            base = Path(value.strip()).resolve().parent
+    if not base.is_absolute() or not _has_library(base):
+        raise OpenError(
+            f"the interpreter {path} has no standard library at {base}: name one in PATH, or one of a virtual environment"
+        )
+    return _granted([str(root), str(base)] if lines else [str(base)])
 
 
 def _environment(executable: str, granted: list[str]) -> dict[str, str]:

@@ -344,18 +344,15 @@ impl Sandboxes {
                 continue;
             }
             build.log("info", &step.action.title());
+            if step.action.as_root() {
+                build.log("info", "root's steps run as `user`, to whom all files belong");
+            }
             let ran = match &step.action {
-                Action::Run { line, as_root } => {
-                    if *as_root {
-                        build.log(
-                            "debug",
-                            "root's commands run as `user`, to whom all files belong",
-                        );
-                    }
+                Action::Run { line, .. } => {
                     let shell = ["/bin/bash", "-l", "-c", line.as_str()];
                     self.run_line(build, &target, &shell, &around).await.map(|()| true)
                 }
-                Action::Copy { source, target: to, mode, files } => {
+                Action::Copy { source, target: to, mode, files, .. } => {
                     let content = self.builds.file(&build.tenant, files);
                     let content = content.map_err(|error| failed(error.to_string()))?;
                     let missing = || failed(format!("the files for {source} were not uploaded"));
@@ -375,7 +372,7 @@ impl Sandboxes {
                     let around = Surroundings { directory: None, envs: around.envs.clone() };
                     self.run_line(build, &target, &make, &around).await.map(|()| false)
                 }
-                Action::Environment(_) | Action::User => Ok(false),
+                Action::Environment(_) | Action::User { .. } => Ok(false),
             };
             if ran.map_err(failed)? {
                 self.keep_layer(sandbox, &keys[at + 1], &around)

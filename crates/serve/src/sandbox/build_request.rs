@@ -168,13 +168,13 @@ pub(super) enum Action {
     /// Runs a line of the shell.
     Run { line: String, as_root: bool },
     /// Copies uploaded files.
-    Copy { source: String, target: String, mode: String, files: String },
+    Copy { source: String, target: String, mode: String, files: String, as_root: bool },
     /// The directory of later steps and of commands.
     Directory(String),
     /// Variables of later steps and of commands.
     Environment(BTreeMap<String, String>),
     /// Nothing: the user is the same.
-    User,
+    User { as_root: bool },
 }
 
 impl Action {
@@ -188,7 +188,18 @@ impl Action {
                 let names: Vec<_> = set.keys().map(String::as_str).collect();
                 format!("ENV {}", names.join(" "))
             }
-            Self::User => "USER".to_owned(),
+            Self::User { as_root: true } => "USER root".to_owned(),
+            Self::User { as_root: false } => "USER user".to_owned(),
+        }
+    }
+
+    /// Whether the client wants root for it.
+    pub(super) fn as_root(&self) -> bool {
+        match self {
+            Self::Run { as_root, .. } | Self::Copy { as_root, .. } | Self::User { as_root } => {
+                *as_root
+            }
+            Self::Directory(_) | Self::Environment(_) => false,
         }
     }
 }
@@ -211,14 +222,14 @@ impl GivenStep {
         let action = match self.kind.as_str() {
             "RUN" => Action::Run { line: of(0)?, as_root: is_root(args.get(1))? },
             "COPY" => {
-                is_root(args.get(2))?;
+                let as_root = is_root(args.get(2))?;
                 let mode = args.get(3).cloned().unwrap_or_default();
                 if mode.len() > 4 || !mode.bytes().all(|digit| (b'0'..=b'7').contains(&digit)) {
                     return Err(wrong("the mode of a step COPY is an octal number"));
                 }
                 let hash = self.files_hash.clone();
                 let files = hash.ok_or_else(|| wrong("a step COPY has no `filesHash`"))?;
-                Action::Copy { source: of(0)?, target: of(1)?, mode, files }
+                Action::Copy { source: of(0)?, target: of(1)?, mode, files, as_root }
             }
             "WORKDIR" => Action::Directory(of(0)?),
             "ENV" => {
@@ -230,10 +241,7 @@ impl GivenStep {
                     pairs.iter().cloned().map(|[name, value]| (name, value)).collect(),
                 )
             }
-            "USER" => {
-                is_root(args.first())?;
-                Action::User
-            }
+            "USER" => Action::User { as_root: is_root(args.first())? },
             other => {
                 let other: String = other.chars().take(32).collect();
                 return Err(wrong(format!(
@@ -256,7 +264,16 @@ impl BuildPlan {
         if self.steps.len() > MAX_STEPS {
             return Err(wrong(format!("a build has at most {MAX_STEPS} steps")));
         }
-        std::mem::take(&mut self.steps).into_iter().map(GivenStep::read).collect()
+        let steps = std::mem::take(&mut self.steps).into_iter().map(GivenStep::read);
+        let steps: Vec<Step> = steps.collect::<Result<_, _>>()?;
+        let user = steps.iter().rev().find(|step| matches!(step.action, Action::User { .. }));
+        if user.is_some_and(|step| step.action.as_root()) {
+            return Err(wrong(
+                "programs of sandboxes of this template would run as `root`, and they run as `user`; end the steps \
+                 with the user `user`",
+            ));
+        }
+        Ok(steps)
     }
 }
 
@@ -277,22 +294,28 @@ mod tests {
                 {"type": "COPY", "args": ["a", "b/", "", "0644"], "filesHash": "0a", "force": true, "forceUpload": true},
                 {"type": "ENV", "args": ["A", "1", "B", ""], "force": false},
                 {"type": "WORKDIR", "args": ["/app"]},
+                {"type": "USER", "args": ["root"]},
                 {"type": "USER", "args": ["user"]}]}"#,
         );
         let read = read.unwrap();
         assert_eq!(read[0].action, Action::Run { line: "true".to_owned(), as_root: true });
+        assert!(read[0].action.as_root() && !read[1].action.as_root());
         assert!(read[1].force && read[1].action.title() == "COPY a b/");
         assert_eq!(read[2].action.title(), "ENV A B");
         assert_eq!(
-            (read[3].action.title().as_str(), &read[4].action),
-            ("WORKDIR /app", &Action::User)
+            (read[3].action.title().as_str(), &read[5].action),
+            ("WORKDIR /app", &Action::User { as_root: false })
         );
+        assert_eq!(read[4].action.title(), "USER root");
         for wrong in [
             r#"{"steps": [{"type": "RUN"}]}"#,
             r#"{"steps": [{"type": "RUN", "args": ["x", "nobody"]}]}"#,
             r#"{"steps": [{"type": "COPY", "args": ["a", "b"]}]}"#,
             r#"{"steps": [{"type": "COPY", "args": ["a", "b", "", "u+x"], "filesHash": "0"}]}"#,
             r#"{"steps": [{"type": "ENV", "args": ["A"]}]}"#,
+            r#"{"steps": [{"type": "USER", "args": ["nobody"]}]}"#,
+            // Commands would not be root's.
+            r#"{"steps": [{"type": "USER", "args": ["root"]}, {"type": "RUN", "args": ["x"]}]}"#,
             r#"{"steps": [{"type": "VOLUME", "args": ["/x"]}]}"#,
             r#"{"fromImageRegistry": {"type": "aws"}}"#,
             r#"{"colour": "red"}"#,
