@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -176,6 +177,23 @@ def test_an_interpreter_that_needs_a_library_path_has_its_own(monkeypatch: pytes
     made = _environment("/opt/python/bin/python3", ["/opt/python"])
     assert made["LD_LIBRARY_PATH"] == "/opt/python/lib"
     assert made["PATH"].startswith("/opt/python/bin:")
+
+
+def test_an_interpreter_outside_of_path_is_not_run_on_the_host(python: afresh.Warm, tmp_path: Path) -> None:
+    venv.create(tmp_path / "own", symlinks=True)
+    warm = afresh.linux(tmp_path / "own/bin/python3")
+    with warm.sandbox() as box:
+        assert box.eval("__import__('sys').prefix") == str(tmp_path / "own")
+    script = tmp_path / "other/bin/python3"
+    script.parent.mkdir(parents=True)
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path}/mark\n")
+    script.chmod(0o755)
+    with pytest.raises(afresh.OpenError, match="no standard library"):
+        afresh.linux(script)
+    (tmp_path / "other/pyvenv.cfg").write_text(f"home = {tmp_path}/bin\n")
+    with pytest.raises(afresh.OpenError, match="no standard library"):
+        afresh.linux(script)
+    assert not (tmp_path / "mark").exists()
 
 
 def test_errors_name_the_cause_and_the_way_out(python: afresh.Warm, tmp_path: Path) -> None:
