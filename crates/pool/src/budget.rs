@@ -264,6 +264,12 @@ impl Budget {
         pools.iter().filter_map(|pool| pool.0.upgrade()).collect()
     }
 
+    /// Whether there are pools. None of them is held for it, so that each goes with its owner.
+    fn has_pools(&self) -> bool {
+        let live = |pool: &Pooled| pool.0.strong_count() > 0;
+        self.list().is_some_and(|pools| pools.iter().any(live))
+    }
+
     /// Counts a new item, and makes room for it.
     pub(crate) fn enter(&'static self, room: Room) {
         self.clock.fetch_add(1, Ordering::Relaxed);
@@ -415,7 +421,7 @@ impl Budget {
                     }
                     slept = Duration::ZERO;
                     last = self.clock.fetch_add(1, Ordering::Relaxed);
-                } else if self.pools().is_empty() {
+                } else if !self.has_pools() {
                     break;
                 }
             }
