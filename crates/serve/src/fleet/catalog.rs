@@ -57,7 +57,12 @@ struct NamePointer {
 #[serde(untagged)]
 enum NameEntry {
     Pointer(NamePointer),
-    Copy(CatalogEntry),
+    Copy { record: CopiedRecord },
+}
+
+#[derive(serde::Deserialize)]
+struct CopiedRecord {
+    id: String,
 }
 
 /// The digest that an entry of the bucket names.
@@ -83,7 +88,7 @@ pub(super) fn at_rest(key: &str, value: Bytes) -> Bytes {
 fn pointer(value: &[u8]) -> Option<NamePointer> {
     Some(match serde_json::from_slice(value).ok()? {
         NameEntry::Pointer(pointer) => pointer,
-        NameEntry::Copy(copy) => NamePointer { id: copy.record.id, claimed: 0 },
+        NameEntry::Copy { record } => NamePointer { id: record.id, claimed: 0 },
     })
 }
 
