@@ -46,8 +46,8 @@ impl CatalogEntry {
 struct NamePointer {
     /// The snapshot.
     id: String,
-    /// The revision at which the entry of the snapshot claimed the name. Of two claims the one with the greater revision is
-    /// the later one, without any clock of a host.
+    /// The revision at which the entry of the snapshot claimed the name. Of two claims the one with the greater
+    /// revision is the later one, without any clock of a host.
     #[serde(default)]
     claimed: u64,
 }
@@ -177,7 +177,7 @@ impl Fleet {
         dropping.await
     }
 
-    /// Has a name mean the snapshot whose entry claimed it at the revision `claimed`, unless a later claim has the name.
+    /// Has a name mean the snapshot whose entry claimed it at the revision `claimed`, unless a later claim has it.
     /// `false` if the snapshot does not have the name afterwards.
     async fn point(
         &self,
@@ -265,7 +265,8 @@ impl Fleet {
         self.point_all(record, claimed).await
     }
 
-    /// Makes the entry of a snapshot, and returns its revision: the place of the snapshot among all that claim its names.
+    /// Makes the entry of a snapshot, and returns its revision: the place of the snapshot among all that claim its
+    /// names.
     pub(super) async fn claim_first(
         &self,
         record: &SnapshotRecord,
