@@ -82,7 +82,7 @@ fn each_client_of_nats_can_do_its_own_work_only() {
     let mut host = operator.clone();
     host[1] = file("host.seed");
     let why = run(&fleet, &["drain", "two"], &host, false).unwrap_err();
-    assert!(why.contains("ermission") && why.contains("drain"), "{why}");
+    assert!(why.contains("ermission") && why.contains("_INBOX.afresh-default.operator"), "{why}");
     let listed = run(&fleet, &["nodes"], &operator, false).unwrap();
     let names: Vec<Value> =
         listed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -212,9 +212,9 @@ impl Place {
         }
     }
 
-    /// The names of the files in it.
+    /// The files of its objects.
     pub(crate) fn names(&self) -> std::collections::BTreeSet<std::path::PathBuf> {
-        let place = if self.address.is_some() { "data" } else { "shared" };
+        let place = if self.address.is_some() { "data/bucket" } else { "shared" };
         files(&self.dir.path().join(place)).into_iter().collect()
     }
 

@@ -46,8 +46,8 @@ impl CatalogEntry {
 struct NamePointer {
     /// The snapshot.
     id: String,
-    /// The revision at which the entry of the snapshot claimed the name. Of two claims the one with the greater revision is
-    /// the later one, without any clock of a host.
+    /// The revision at which the entry of the snapshot claimed the name. Of two claims the one with the greater
+    /// revision is the later one, without any clock of a host.
     #[serde(default)]
     claimed: u64,
 }
@@ -57,7 +57,12 @@ struct NamePointer {
 #[serde(untagged)]
 enum NameEntry {
     Pointer(NamePointer),
-    Copy(CatalogEntry),
+    Copy { record: CopiedRecord },
+}
+
+#[derive(serde::Deserialize)]
+struct CopiedRecord {
+    id: String,
 }
 
 /// The digest that an entry of the bucket names.
@@ -83,7 +88,7 @@ pub(super) fn at_rest(key: &str, value: Bytes) -> Bytes {
 fn pointer(value: &[u8]) -> Option<NamePointer> {
     Some(match serde_json::from_slice(value).ok()? {
         NameEntry::Pointer(pointer) => pointer,
-        NameEntry::Copy(copy) => NamePointer { id: copy.record.id, claimed: 0 },
+        NameEntry::Copy { record } => NamePointer { id: record.id, claimed: 0 },
     })
 }
 
@@ -172,7 +177,7 @@ impl Fleet {
         dropping.await
     }
 
-    /// Has a name mean the snapshot whose entry claimed it at the revision `claimed`, unless a later claim has the name.
+    /// Has a name mean the snapshot whose entry claimed it at the revision `claimed`, unless a later claim has it.
     /// `false` if the snapshot does not have the name afterwards.
     async fn point(
         &self,
@@ -260,7 +265,8 @@ impl Fleet {
         self.point_all(record, claimed).await
     }
 
-    /// Makes the entry of a snapshot, and returns its revision: the place of the snapshot among all that claim its names.
+    /// Makes the entry of a snapshot, and returns its revision: the place of the snapshot among all that claim its
+    /// names.
     pub(super) async fn claim_first(
         &self,
         record: &SnapshotRecord,

@@ -221,10 +221,16 @@ impl NatsConnection {
                 Ok(store) => break store,
                 Err(error) if !role.makes_buckets() => {
                     let fleet = &config.fleet;
-                    return Err(afresh::Cause::from(format!(
-                        "no fleet `{fleet}` is known at {}: {error}; its first host makes it",
-                        config.nats
-                    )));
+                    // Without the permission to receive answers, the request has none.
+                    return Err(afresh::Cause::from(match refusal.get() {
+                        Some(why) => {
+                            format!("NATS refuses this to the given credentials: {why}")
+                        }
+                        None => format!(
+                            "no fleet `{fleet}` is known at {}: {error}; its first host makes it",
+                            config.nats
+                        ),
+                    }));
                 }
                 Err(_) => match context.create_key_value(bucket.clone()).await {
                     Ok(store) => break store,

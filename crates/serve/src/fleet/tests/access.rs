@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+
 use super::NatsServer;
 use crate::fleet::credentials::Role;
 use crate::fleet::nats::NatsConnection;
-use crate::fleet::{FleetConfig, init};
+use crate::fleet::{FleetConfig, init, nodes};
 
 /// Far longer than a refusal takes on a busy machine.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -32,6 +34,18 @@ fn config(server: &NatsServer, dir: &Path, user: &str) -> FleetConfig {
     config
 }
 
+/// The first refusal of the server.
+async fn first_refusal(links: &NatsConnection) -> String {
+    let until = Instant::now() + REFUSAL_TIMEOUT;
+    loop {
+        if let Some(refusal) = links.refusal.get() {
+            return refusal.clone();
+        }
+        assert!(Instant::now() < until, "the server refuses nothing");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 /// The refusal of a subscription, or `None` if the server accepted it.
 async fn refusal(config: &FleetConfig, role: Role, subject: &str) -> Option<String> {
     let links = NatsConnection::open(config, "test", role).await.unwrap();
@@ -39,14 +53,7 @@ async fn refusal(config: &FleetConfig, role: Role, subject: &str) -> Option<Stri
     // The server answers in the order of requests, so that the refusal of the first subject arrives first.
     let _refused = links.client.subscribe("afresh-test.refused").await.unwrap();
     links.client.flush().await.unwrap();
-    let until = Instant::now() + REFUSAL_TIMEOUT;
-    loop {
-        if let Some(refusal) = links.refusal.get() {
-            return Some(refusal.clone()).filter(|refusal| refusal.contains(subject));
-        }
-        assert!(Instant::now() < until, "the server refuses nothing");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    Some(first_refusal(&links).await).filter(|refusal| refusal.contains(subject))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -67,6 +74,15 @@ async fn a_role_receives_its_own_answers_only() {
         ("reader", Role::Reader),
         ("admin", Role::Admin),
     ];
+    // A host drains no other, whatever its command asks for.
+    let host = config(&server, dir.path(), "host");
+    let links = NatsConnection::open(&host, "test", Role::Host).await.unwrap();
+    links.client.publish("afresh.default.host.other.drain", Bytes::new()).await.unwrap();
+    let refused = first_refusal(&links).await;
+    assert!(refused.contains("afresh.default.host.other.drain"), "{refused}");
+    // A command with the credentials of another role names the cause.
+    let why = nodes(&host).await.err().unwrap();
+    assert!(crate::failure::describe(&why).contains("_INBOX.afresh-default.operator"), "{why}");
     for (user, role) in roles {
         let config = config(&server, dir.path(), user);
         for (_, other) in roles {
