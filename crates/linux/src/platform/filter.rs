@@ -2,12 +2,13 @@
 //!
 //! It lets three calls through by itself, from the stub's page only: `rt_sigreturn`, which changes registers, the
 //! signal mask and the signal stack of the process, and `close` and `close_range`. A process needs none of its
-//! descriptors once it has booted, and has the sentry's files only while the stub executes orders.
-//! All else stops. From the stub's page it becomes a question to the sentry, and one that makes a process ends the process, except `clone`, which the sentry orders for a fork of the
-//! guest. From anywhere else, calls whose answer may need new registers or maps raise SIGSYS, so that the stub can carry out
-//! orders; the others also become questions. A read is of the former kind if it may be the caller's input, which
-//! mostly waits; reads of other files mostly do not. Calls of other kinds, by  or of x32, fail with ENOSYS
-//! everywhere, as on a kernel without them: none is executed, so none has to end the process.
+//! descriptors once it has booted, and has the sentry's files only while the stub executes orders. All else stops.
+//! From the stub's page it becomes a question to the sentry, and one that makes a process ends the process, except
+//! `clone`, which the sentry orders for a fork of the guest. From anywhere else, calls whose answer may need new
+//! registers or maps raise SIGSYS, so that the stub can carry out orders; the others also become questions. A read is
+//! of the former kind if it may be the caller's input, which mostly waits; reads of other files mostly do not. Calls
+//! of other kinds, by  or of x32, fail with ENOSYS everywhere, as on a kernel without them: none is executed, so none
+//! has to end the process.
 
 use libc::{
     BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW,
