@@ -181,8 +181,13 @@ fn read_head(tree: &Tree, node: Node, path: &[u8]) -> Result<(Vec<u8>, u64), War
     if stat.kind != Kind::File || stat.size > MAX_PROGRAM_SIZE {
         return Err(unloadable());
     }
-    let head = read_part(tree, node, 0..stat.size.min(HEAD)).ok_or_else(unloadable)?;
-    Ok((head, stat.size))
+    let head = |len| read_part(tree, node, 0..stat.size.min(len)).ok_or_else(unloadable);
+    let short = head(PAGE)?;
+    // The headers of most programs are in their first page.
+    match Elf::parse(&short, stat.size) {
+        Ok(_) => Ok((short, stat.size)),
+        Err(_) => Ok((head(HEAD)?, stat.size)),
+    }
 }
 
 /// Bytes of a file, which it has.

@@ -24,6 +24,9 @@ use crate::sentry::{End, FIRST, ForkRequest, Kernel, Wait, WaitReason};
 use crate::subprocess::Subprocess;
 use crate::warm::Limits;
 
+/// New programs that are started by forks of the zygote before a guest gets a blank process.
+const PROGRAMS_BEFORE_BLANK: u32 = 2;
+
 /// The processes that play others than the current one.
 #[derive(Debug)]
 pub(crate) struct ParkedSubprocesses {
@@ -33,12 +36,17 @@ pub(crate) struct ParkedSubprocesses {
     bodies: BTreeMap<u32, Subprocess>,
     /// The frozen state of processes without a subprocess: they have not run since.
     origin: Option<(FrozenState, Limits)>,
+    /// A process without memory that those of new programs are forked from. It has the filter, and has run no code of
+    /// the guest.
+    blank: Option<Process>,
+    /// Processes that were made for new programs since the last reset.
+    programs: u32,
 }
 
 impl ParkedSubprocesses {
     /// None; those that were frozen are made when they run.
     pub(crate) fn new(origin: Option<(FrozenState, Limits)>) -> Self {
-        Self { memory: FIRST, bodies: BTreeMap::new(), origin }
+        Self { memory: FIRST, bodies: BTreeMap::new(), origin, blank: None, programs: 0 }
     }
 
     /// Those that have no body are like this from now on.
@@ -72,11 +80,28 @@ impl ParkedSubprocesses {
         Subprocess::new_process(&self.frozen(memory)?, &limits, None)
     }
 
+    /// A process without memory, for a new program.
+    fn start(&mut self) -> Result<Process, PlatformError> {
+        if let Some(blank) = &mut self.blank {
+            match blank.fork() {
+                Ok(process) => return Ok(process),
+                Err(_) => self.blank = None,
+            }
+        }
+        let process = Process::new(None, None)?;
+        self.programs += 1;
+        if self.programs >= PROGRAMS_BEFORE_BLANK {
+            self.blank = Process::new(None, None).ok();
+        }
+        Ok(process)
+    }
+
     /// Resets or ends every subprocess. One that fails is made anew when it runs.
     fn bring_back(
         &mut self,
         mut back: impl FnMut(&mut Subprocess, &FrozenMemory) -> Result<(), PlatformError>,
     ) {
+        (self.blank, self.programs) = (None, 0);
         let Some((standing, _)) = &self.origin else { return self.bodies.clear() };
         self.bodies.retain(|memory, body| {
             let ground = standing.ground(*memory).filter(|_| body.is_watched());
@@ -376,7 +401,7 @@ impl Guest {
         let own = self.person.state.family.own.id;
         let borrows = self.person.state.family.own.memory != own;
         if borrows {
-            let process = match Process::new(None, None) {
+            let process = match self.others.start() {
                 Ok(process) => process,
                 Err(PlatformError::Missing { .. } | PlatformError::Kernel { .. }) => {
                     self.body.process.set_result(-i64::from(libc::EAGAIN));

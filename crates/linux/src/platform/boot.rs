@@ -188,7 +188,8 @@ pub(super) fn control_area() -> [u64; 7] {
     [libc::SYS_mmap as u64, area, len, access as u64, shared as u64, stub::CONTROL_FILE, 0]
 }
 
-/// Writes the steps of a child that has its parent's memory, filter and limits, after [`control_area`], and returns them.
+/// Writes the steps of a child that has its parent's memory, filter and limits. They follow [`control_area`].
+/// Returns them.
 pub(super) fn write_fork(control: &mut Control, receipt: u64) -> Vec<[u64; 7]> {
     let mut calls = Calls::default();
     calls.call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);

@@ -1,12 +1,14 @@
 //! The seccomp filter of guest processes.
 //!
-//! It lets one call through by itself: `rt_sigreturn` from the stub's page, which changes registers, the signal mask
-//! and the signal stack of the process only. All else stops. From the stub's page it becomes a question to the
-//! sentry, and one that makes a process ends the process, except `clone`, which the sentry orders for a fork of the
-//! guest. From anywhere else, calls whose answer may need new registers or maps raise SIGSYS, so that the stub can carry out
-//! orders; the others also become questions. A read is of the former kind if it may be the caller's input, which
-//! mostly waits; reads of other files mostly do not. Calls of other kinds, by  or of x32, fail with ENOSYS
-//! everywhere, as on a kernel without them: none is executed, so none has to end the process.
+//! It lets three calls through by itself, from the stub's page only: `rt_sigreturn`, which changes registers, the
+//! signal mask and the signal stack of the process, and `close` and `close_range`. A process needs none of its
+//! descriptors once it has booted, and has the sentry's files only while the stub executes orders. All else stops.
+//! From the stub's page it becomes a question to the sentry, and one that makes a process ends the process, except
+//! `clone`, which the sentry orders for a fork of the guest. From anywhere else, calls whose answer may need new
+//! registers or maps raise SIGSYS, so that the stub can carry out orders; the others also become questions. A read is
+//! of the former kind if it may be the caller's input, which mostly waits; reads of other files mostly do not. Calls
+//! of other kinds, by  or of x32, fail with ENOSYS everywhere, as on a kernel without them: none is executed, so none
+//! has to end the process.
 
 use libc::{
     BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW,
@@ -86,6 +88,14 @@ const ORDERED: [libc::c_long; 45] = [
 const PROCESSES: [libc::c_long; 5] =
     [libc::SYS_fork, libc::SYS_vfork, libc::SYS_clone3, libc::SYS_execve, libc::SYS_execveat];
 
+/// Calls of the stub that pass.
+const PASSED: [libc::c_long; 3] = [libc::SYS_rt_sigreturn, libc::SYS_close, libc::SYS_close_range];
+
+/// Whether a call of the stub passes, so that the sentry does not see it.
+pub(super) fn passes(number: u64) -> bool {
+    PASSED.iter().any(|passed| *passed as u64 == number)
+}
+
 fn load(offset: u32) -> sock_filter {
     statement(BPF_LD | BPF_W | BPF_ABS, offset)
 }
@@ -105,7 +115,7 @@ fn jump(test: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
 /// The program, for `SECCOMP_SET_MODE_FILTER`.
 pub(crate) fn program() -> Vec<sock_filter> {
     // Instructions that test the number of a call from the stub.
-    let inside = PROCESSES.len() as u8 + 4;
+    let inside = (PASSED.len() + PROCESSES.len()) as u8 + 3;
     let mut program = vec![
         load(ARCHITECTURE),
         jump(BPF_JEQ, ARCH, 1, 0),
@@ -119,9 +129,12 @@ pub(crate) fn program() -> Vec<sock_filter> {
         load(POINTER_LOW),
         jump(BPF_JGE, stub::CODE as u32 + 0x1000, inside + 1, 0),
         load(NUMBER),
-        jump(BPF_JEQ, libc::SYS_rt_sigreturn as u32, 0, 1),
-        ret(SECCOMP_RET_ALLOW),
     ];
+    for (index, number) in PASSED.into_iter().enumerate() {
+        let behind = PASSED.len() - 1 - index;
+        program.push(jump(BPF_JEQ, number as u32, behind as u8, u8::from(behind == 0)));
+    }
+    program.push(ret(SECCOMP_RET_ALLOW));
     for (index, number) in PROCESSES.into_iter().enumerate() {
         let behind = PROCESSES.len() - 1 - index + 1;
         program.push(jump(BPF_JEQ, number as u32, behind as u8, 0));
@@ -176,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn one_call_passes_and_only_from_the_stub() {
+    fn three_calls_pass_and_only_from_the_stub() {
         let places = [
             0,
             0x40_1000,
@@ -191,7 +204,7 @@ mod tests {
             for number in 0..600 {
                 let inside = (stub::CODE..stub::CODE + 0x1000).contains(&pointer);
                 let expected = match libc::c_long::from(number) {
-                    libc::SYS_rt_sigreturn if inside => SECCOMP_RET_ALLOW,
+                    number if inside && PASSED.contains(&number) => SECCOMP_RET_ALLOW,
                     number if inside && PROCESSES.contains(&number) => SECCOMP_RET_KILL_PROCESS,
                     _ if inside => SECCOMP_RET_USER_NOTIF,
                     libc::SYS_read => SECCOMP_RET_TRAP,

@@ -8,7 +8,7 @@ use super::process::Process;
 
 /// Mappings that a call can add: it cuts one at both ends.
 pub(super) const MAPPINGS_OF_CALL: usize = 2;
-/// Maximum mappings of a process without a guest: those of the stub and of the vDSO.
+/// Maximum mappings of a process without guest memory: stub and vDSO.
 pub(super) const STUB_MAPPINGS: usize = 32;
 /// The kernel's own limit, where it cannot be read.
 const DEFAULT_MAPPINGS: usize = 65_530;

@@ -30,7 +30,7 @@ use super::template::Template;
 use super::vdso::ClockOffsets;
 use super::write_tracker::WriteTracker;
 use super::zygote;
-use super::{PlatformError, boot, memory, stub};
+use super::{PlatformError, boot, filter, memory, stub};
 
 /// Time limit of an interruption. Only a guest that has forged a frame exceeds it, which costs it its process.
 const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -373,7 +373,7 @@ impl Process {
 
     /// Has the stub make `calls`, which it was ordered to.
     fn make_calls(&mut self, calls: &[[u64; 7]], deadline: Instant) -> Result<(), PlatformError> {
-        for expected in calls {
+        for expected in calls.iter().filter(|call| !filter::passes(call[0])) {
             let notice = self.receive(deadline)?.ok_or(PlatformError::Late)?;
             self.require_order(&notice, expected)?;
             self.send(notice.id, Answer::Made)?;

@@ -1,7 +1,7 @@
 //! Forks of a guest process: the kernel gives the child the same mappings, and shares private pages copy-on-write.
 //!
-//! The stub of the parent makes the call, as an order of the sentry. The child maps a control area of its own, waits in
-//! it for orders, and is not watched. The filter and its listener are inherited, so the listener of all descendants of
+//! The stub of the parent makes the call, as an order of the sentry. The child maps its own control area and waits for
+//! orders. It is not watched. The filter and its listener are inherited, so the listener of all descendants of
 //! a process is one. The kernel reports the process that makes a call.
 //!
 //! Promises: the child runs no code of the guest before its first orders. A fork that fails leaves no process behind.
