@@ -22,7 +22,7 @@ use request_head::{BodyFraming, RequestHead};
 #[global_allocator]
 static ALLOCATOR: Meter = Meter;
 
-/// Memory for each byte of a head, and beside that.
+/// Memory for each byte of a head, and constant memory.
 const EACH: usize = 64;
 const ROOM: usize = 64 << 10;
 

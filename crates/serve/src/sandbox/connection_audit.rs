@@ -7,14 +7,14 @@ use serde_json::{Map, Value, json};
 
 use crate::audit::AuditLog;
 
-/// The receiver of a sandbox's records.
+/// Receives the records of one sandbox.
 struct ConnectionAudit {
     audit: Arc<AuditLog>,
     tenant: Arc<str>,
     sandbox: String,
 }
 
-/// The log of a sandbox's connections.
+/// The log of the connections of one sandbox.
 pub(super) fn connection_log(
     audit: Option<&Arc<AuditLog>>,
     tenant: &Arc<str>,
