@@ -288,6 +288,18 @@ impl ProxiedConnection {
         }
     }
 
+    /// Sends all output to the guest.
+    fn drain(&mut self) -> Result<(), Stop> {
+        loop {
+            self.guest.flush()?;
+            if self.guest.is_flushed() {
+                return Ok(());
+            }
+            self.wait(Instant::now() + IDLE_TIMEOUT)?;
+            self.guest.fill()?;
+        }
+    }
+
     /// Sends a response that says why a request is refused.
     fn refuse(&mut self, refusal: &Refusal) {
         let phrase = match refusal.status {
@@ -417,6 +429,8 @@ impl ProxiedConnection {
                     self.refuse(&Refusal { status: 502, reason });
                     return Ok(false);
                 }
+                self.upstream = None;
+                self.drain()?;
                 // Without an orderly end the guest notices that the body is cut off.
                 Err(Stop::Over)
             }
@@ -529,13 +543,7 @@ impl ProxiedConnection {
                 if !lasts {
                     self.upstream = None;
                 }
-                while !self.guest.is_flushed() {
-                    self.guest.flush().map_err(Stop::from)?;
-                    if !self.guest.is_flushed() {
-                        self.wait(Instant::now() + IDLE_TIMEOUT)?;
-                    }
-                    self.guest.fill().map_err(Stop::from)?;
-                }
+                self.drain()?;
                 let until_close = !chunked && head.is_old;
                 return Ok(request_done && head.keeps_alive && !until_close);
             }
