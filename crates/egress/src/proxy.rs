@@ -18,7 +18,7 @@ use crate::body::{BodyDecoder, LAST_CHUNK, push_chunk};
 use crate::destination::DestinationQuery;
 use crate::log::{ConnectionLog, ConnectionRecord, Outcome};
 use crate::peer::{Peer, Socket};
-use crate::request_head::{BodyFraming, MAX_HEAD, RequestHead};
+use crate::request_head::{BodyFraming, HeaderList, MAX_HEAD, RequestHead};
 use crate::response_head::ResponseHead;
 use crate::rule::Rule;
 use crate::tls;
@@ -334,7 +334,7 @@ impl ProxiedConnection {
     }
 
     /// The rule and the headers for a request.
-    fn check(&mut self, head: &RequestHead) -> Result<(Rule, Vec<(String, Vec<u8>)>), Refusal> {
+    fn check(&mut self, head: &RequestHead) -> Result<(Rule, HeaderList), Refusal> {
         let server = &self.server;
         let refused = |reason: String| Refusal { status: 403, reason };
         if !head.is_for(&server.name, server.port, server.first.usual_port()) {

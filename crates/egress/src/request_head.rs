@@ -11,6 +11,9 @@ pub const MAX_HEAD: usize = 64 << 10;
 /// Maximum headers of a head.
 pub(crate) const MAX_HEADERS: usize = 128;
 
+/// Names in lower case, and values.
+pub(crate) type HeaderList = Vec<(String, Vec<u8>)>;
+
 /// The framing of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyFraming {

@@ -155,7 +155,14 @@ impl OutboundConnections {
                 }
             },
         };
-        self.list.push(OutboundConnection { from, to, link, owed: true, is_proxied, _share: share });
+        self.list.push(OutboundConnection {
+            from,
+            to,
+            link,
+            owed: true,
+            is_proxied,
+            _share: share,
+        });
         self.start();
         true
     }

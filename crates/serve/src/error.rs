@@ -9,7 +9,9 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum ManifestError {
     /// A template of another guest than a Linux program has servers to connect to.
-    #[error("the template `{template}` has `net`, which Linux programs alone can have: give it `linux`, or leave `net` out")]
+    #[error(
+        "the template `{template}` has `net`, which Linux programs alone can have: give it `linux`, or leave `net` out"
+    )]
     Net {
         /// The template.
         template: String,

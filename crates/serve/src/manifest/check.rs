@@ -349,7 +349,11 @@ guest = "here.wasm"
         assert_eq!(with(r#"linux = "sh""#, &format!(r#""a.test:1", {rule}"#)), []);
         for (guest, net, part) in [
             (r#"guest = "here.wasm""#, rule, "give it `linux`"),
-            (r#"linux = "sh""#, r#"{ to = "api.test:443", method = "GET" }"#, "unknown field `method`"),
+            (
+                r#"linux = "sh""#,
+                r#"{ to = "api.test:443", method = "GET" }"#,
+                "unknown field `method`",
+            ),
             (r#"linux = "sh""#, r#"{ to = "api.test:*" }"#, "needs a port"),
             (r#"linux = "sh""#, "1", "a table with `to`"),
         ] {
