@@ -23,7 +23,7 @@ use request_head::{BodyFraming, RequestHead};
 static ALLOCATOR: Meter = Meter;
 
 /// Memory for each byte of a head, and constant memory.
-const EACH: usize = 64;
+const EACH: usize = 256;
 const ROOM: usize = 64 << 10;
 
 fuzz_target!(|data: &[u8]| {
