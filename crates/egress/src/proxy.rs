@@ -451,7 +451,8 @@ impl ProxiedConnection {
             moved |= upstream.fill().map_err(|error| server(error.to_string()))?;
             if !request_done {
                 let mut content = Vec::new();
-                let taken = request.decode(&self.guest.input, upstream.room(), &mut content);
+                let room = upstream.room();
+                let taken = request.decode(&self.guest.input, room, &mut content);
                 let taken =
                     taken.map_err(|reason| Stop::Because(Outcome::Refused, reason.to_owned()))?;
                 self.guest.take(taken);
@@ -464,7 +465,7 @@ impl ProxiedConnection {
                     if head.framing == BodyFraming::Chunked {
                         upstream.output.extend(LAST_CHUNK);
                     }
-                } else if self.guest.has_ended && taken == 0 {
+                } else if self.guest.has_ended && taken == 0 && room > 0 {
                     return Err(Stop::Because(
                         Outcome::Failed,
                         "the guest has ended in a body".to_owned(),
@@ -505,7 +506,8 @@ impl ProxiedConnection {
             let mut done = false;
             if let Some((_, body)) = &mut response {
                 let mut content = Vec::new();
-                let taken = body.decode(&upstream.input, self.guest.room(), &mut content);
+                let room = self.guest.room();
+                let taken = body.decode(&upstream.input, room, &mut content);
                 let taken = taken.map_err(|reason| RelayEnd::Server {
                     reason: reason.to_owned(),
                     begun: true,
@@ -516,7 +518,8 @@ impl ProxiedConnection {
                     true => push_chunk(&content, &mut self.guest.output),
                     false => self.guest.output.extend(&content),
                 }
-                let at_end = upstream.has_ended && upstream.input.is_empty();
+                // Bytes may be left that are no whole line of a chunk.
+                let at_end = upstream.has_ended && taken == 0 && room > 0;
                 done = body.is_done()
                     || at_end && body.ends_with_connection() && upstream.ended_cleanly;
                 if at_end && !done {

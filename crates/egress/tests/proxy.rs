@@ -114,6 +114,12 @@ fn a_server_that_breaks_off_is_no_complete_response() {
         answering("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX: close\r\n\r\n5\r\nsho");
     let out = all(port, GET);
     assert!(!out.contains("0\r\n\r\n"), "{out}");
+    // Also within the line of a chunk.
+    let (port, _seen) = answering(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX: close\r\n\r\n5\r\nshort\r\n3",
+    );
+    let out = all(port, GET);
+    assert!(out.contains("short") && !out.contains("0\r\n\r\n"), "{out}");
     for (answer, part) in [
         ("HTTP/1.1 101 Switching\r\nConnection: close\r\n\r\n", "another protocol"),
         (
@@ -168,6 +174,31 @@ fn bodies_pass_in_both_directions_at_once() {
             .zip(0..300u32)
             .all(|(part, piece)| part.iter().all(|byte| *byte == piece as u8))
     );
+    sending.join().unwrap();
+}
+
+/// A guest that has no more to send after a long body still gets the response, however slowly the server reads.
+#[test]
+fn half_an_end_after_a_long_body_is_no_end() {
+    const LEN: usize = 4 << 20;
+    let port = server(|stream| {
+        let mut stream = BufReader::with_capacity(512, stream);
+        head(&mut stream);
+        let mut piece = [0; 512];
+        (0..LEN / piece.len()).for_each(|_| stream.read_exact(&mut piece).unwrap());
+        stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").unwrap();
+    });
+    let mut guest = guest(port);
+    let mut reader = guest.try_clone().unwrap();
+    let head = format!("POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: {LEN}\r\n\r\n");
+    guest.write_all(head.as_bytes()).unwrap();
+    let sending = std::thread::spawn(move || {
+        guest.write_all(&vec![7; LEN]).unwrap();
+        guest.shutdown(Shutdown::Write).unwrap();
+    });
+    let mut out = String::new();
+    reader.read_to_string(&mut out).unwrap();
+    assert!(out.starts_with("HTTP/1.1 200 OK") && out.ends_with("ok"), "{out}");
     sending.join().unwrap();
 }
 
