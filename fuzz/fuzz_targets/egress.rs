@@ -22,8 +22,8 @@ use request_head::{BodyFraming, RequestHead};
 #[global_allocator]
 static ALLOCATOR: Meter = Meter;
 
-/// Memory for each byte of a head, and beside that.
-const EACH: usize = 64;
+/// Memory for each byte of a head, and constant memory.
+const EACH: usize = 256;
 const ROOM: usize = 64 << 10;
 
 fuzz_target!(|data: &[u8]| {

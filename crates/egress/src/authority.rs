@@ -24,7 +24,9 @@ const ISSUER: &str = "afresh egress rule";
 
 /// A failure of the cryptography of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no key or certificate could be made: the host's source of randomness or its cryptography failed")]
+#[error(
+    "no key or certificate could be made: the host's source of randomness or its cryptography failed"
+)]
 pub struct AuthorityError;
 
 impl From<aws_lc_rs::error::Unspecified> for AuthorityError {
@@ -49,7 +51,10 @@ impl std::fmt::Debug for Authority {
 }
 
 fn name(common: &str) -> Vec<u8> {
-    let pair = [der::value(der::OBJECT_ID, der::COMMON_NAME), der::value(der::UTF8_STRING, common.as_bytes())];
+    let pair = [
+        der::value(der::OBJECT_ID, der::COMMON_NAME),
+        der::value(der::UTF8_STRING, common.as_bytes()),
+    ];
     der::group(der::SEQUENCE, &[der::group(der::SET, &[der::group(der::SEQUENCE, &pair)])])
 }
 
@@ -75,9 +80,13 @@ fn issue(
     aws_lc_rs::rand::fill(&mut serial)?;
     // Positive, and without a leading zero.
     serial[0] = serial[0] & 0x3f | 0x40;
-    let algorithm = der::group(der::SEQUENCE, &[der::value(der::OBJECT_ID, der::ECDSA_WITH_SHA256)]);
+    let algorithm =
+        der::group(der::SEQUENCE, &[der::value(der::OBJECT_ID, der::ECDSA_WITH_SHA256)]);
     let time = |text| der::value(der::GENERALIZED_TIME, text);
-    let kind = [der::value(der::OBJECT_ID, der::EC_PUBLIC_KEY), der::value(der::OBJECT_ID, der::PRIME256V1)];
+    let kind = [
+        der::value(der::OBJECT_ID, der::EC_PUBLIC_KEY),
+        der::value(der::OBJECT_ID, der::PRIME256V1),
+    ];
     let public = [der::group(der::SEQUENCE, &kind), der::bit_string(key.public_key().as_ref())];
     let body = der::group(
         der::SEQUENCE,
@@ -111,7 +120,11 @@ impl Authority {
             der::extension(der::BASIC_CONSTRAINTS, true, &der::group(der::SEQUENCE, &is_authority)),
             // Signs certificates.
             der::extension(der::KEY_USAGE, true, &der::value(der::BIT_STRING, &[2, 0x04])),
-            der::extension(der::SUBJECT_KEY_ID, false, &der::value(der::OCTET_STRING, &key_id(&key))),
+            der::extension(
+                der::SUBJECT_KEY_ID,
+                false,
+                &der::value(der::OCTET_STRING, &key_id(&key)),
+            ),
             der::extension(der::NAME_CONSTRAINTS, true, &limits),
         ];
         let certificate = issue(&key, &key, ISSUER, &extensions)?;
@@ -150,7 +163,8 @@ impl Authority {
         let certificate = issue(&self.key, &self.server, &subject, &extensions)?;
         let chain = vec![CertificateDer::from(certificate)];
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(self.server_pkcs8.clone()));
-        let key = rustls::crypto::aws_lc_rs::sign::any_ecdsa_type(&key).map_err(|_| AuthorityError)?;
+        let key =
+            rustls::crypto::aws_lc_rs::sign::any_ecdsa_type(&key).map_err(|_| AuthorityError)?;
         Ok(Arc::new(CertifiedKey::new(chain, key)))
     }
 }

@@ -10,7 +10,7 @@ const MAX_LINE: usize = 8 << 10;
 /// Maximum lines of trailers.
 const MAX_TRAILERS: usize = 128;
 
-/// What comes next in a chunked body.
+/// The next part of a chunked body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChunkState {
     Size,
@@ -71,7 +71,12 @@ impl BodyDecoder {
     ///
     /// # Errors
     /// The reason that the framing is invalid.
-    pub fn decode(&mut self, bytes: &[u8], room: usize, out: &mut Vec<u8>) -> Result<usize, &'static str> {
+    pub fn decode(
+        &mut self,
+        bytes: &[u8],
+        room: usize,
+        out: &mut Vec<u8>,
+    ) -> Result<usize, &'static str> {
         let room_end = out.len() + room;
         let mut at = 0;
         loop {
@@ -84,7 +89,8 @@ impl BodyDecoder {
                     return Ok(at + len);
                 }
                 Framing::Length(left) => {
-                    let len = rest.len().min(room).min(usize::try_from(*left).unwrap_or(usize::MAX));
+                    let len =
+                        rest.len().min(room).min(usize::try_from(*left).unwrap_or(usize::MAX));
                     out.extend_from_slice(&rest[..len]);
                     *left -= len as u64;
                     return Ok(at + len);
@@ -107,9 +113,15 @@ impl BodyDecoder {
                 }
                 ChunkState::Size | ChunkState::DataEnd | ChunkState::Trailer(_) => {
                     let Some(end) = rest.iter().position(|byte| *byte == b'\n') else {
-                        return if rest.len() > MAX_LINE { Err("a line of its body is too long") } else { Ok(at) };
+                        return if rest.len() > MAX_LINE {
+                            Err("a line of its body is too long")
+                        } else {
+                            Ok(at)
+                        };
                     };
-                    let line = rest[..end].strip_suffix(b"\r").ok_or("a line of its body has a bare line feed")?;
+                    let line = rest[..end]
+                        .strip_suffix(b"\r")
+                        .ok_or("a line of its body has a bare line feed")?;
                     *state = next(*state, line, self.strict)?;
                     at += end + 1;
                 }
@@ -178,8 +190,15 @@ mod tests {
         let found = decode(&mut decoder, b"3\r\nabc\r\nA\r\n0123456789\r\n0\r\n\r\nGET /").unwrap();
         assert_eq!((&found.0[..], found.1, decoder.is_done()), (&b"abc0123456789"[..], 28, true));
         for bad in [
-            "3;a=b\r\nabc\r\n", "3\nabc\r\n", "3 \r\nabc", "\r\n", "-1\r\n", "0x3\r\n", "3\r\nabcd\r\n",
-            "0\r\nX: 1\r\n\r\n", "1234567812345678\r\n",
+            "3;a=b\r\nabc\r\n",
+            "3\nabc\r\n",
+            "3 \r\nabc",
+            "\r\n",
+            "-1\r\n",
+            "0x3\r\n",
+            "3\r\nabcd\r\n",
+            "0\r\nX: 1\r\n\r\n",
+            "1234567812345678\r\n",
         ] {
             assert!(decode(&mut strict(), bad.as_bytes()).is_err(), "{bad:?}");
         }

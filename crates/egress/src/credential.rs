@@ -55,14 +55,16 @@ fn checked(secret: &str) -> Option<&str> {
 fn read(path: &Path) -> Result<String, String> {
     let shown = path.display();
     let mut text = String::new();
-    let file = File::open(path).map_err(|error| format!("the secret in {shown} cannot be read: {error}"))?;
+    let file = File::open(path)
+        .map_err(|error| format!("the secret in {shown} cannot be read: {error}"))?;
     // The error of a file that is no text could show its content.
     let read = file.take(MAX_SECRET + 1).read_to_string(&mut text);
     read.map_err(|_| format!("the secret in {shown} cannot be read as text"))?;
     if text.len() as u64 > MAX_SECRET {
         return Err(format!("the secret in {shown} is longer than 16 KiB"));
     }
-    let secret = checked(&text).ok_or_else(|| format!("the secret in {shown} is empty, or not one line of text"))?;
+    let secret = checked(&text)
+        .ok_or_else(|| format!("the secret in {shown} is empty, or not one line of text"))?;
     Ok(secret.to_owned())
 }
 
@@ -73,7 +75,9 @@ impl Credential {
             return Err(format!("the header `{header}` of its credential has an invalid name"));
         }
         if folded(&header) == "host" || HOP_BY_HOP.contains(&&*folded(&header)) {
-            return Err(format!("the header `{header}` belongs to the connection and cannot have a credential"));
+            return Err(format!(
+                "the header `{header}` belongs to the connection and cannot have a credential"
+            ));
         }
         if !table.prefix.bytes().all(is_value_byte) {
             return Err("the prefix of its credential is invalid in a header".to_owned());
@@ -81,24 +85,38 @@ impl Credential {
         if let Some(name) = &table.placeholder
             && (name.is_empty() || name.contains(['=', '\0']))
         {
-            return Err("`placeholder` is the name of a variable in the guest's environment".to_owned());
+            return Err(
+                "`placeholder` is the name of a variable in the guest's environment".to_owned()
+            );
         }
         let source = match (table.env, table.file) {
             (Some(name), None) => {
                 let value = std::env::var(&name);
-                let secret = value.map_err(|_| format!("the variable {name} of its credential is not set, or no text"))?;
-                let secret = checked(&secret)
-                    .ok_or_else(|| format!("the variable {name} of its credential is empty, or not one line of text"))?;
+                let secret = value.map_err(|_| {
+                    format!("the variable {name} of its credential is not set, or no text")
+                })?;
+                let secret = checked(&secret).ok_or_else(|| {
+                    format!(
+                        "the variable {name} of its credential is empty, or not one line of text"
+                    )
+                })?;
                 Source::Secret(secret.to_owned())
             }
             (None, Some(path)) if !path.is_absolute() => {
-                return Err(format!("the file of its credential is not absolute: {}", path.display()));
+                return Err(format!(
+                    "the file of its credential is not absolute: {}",
+                    path.display()
+                ));
             }
             (None, Some(path)) => {
                 read(&path)?;
                 Source::File(path)
             }
-            _ => return Err("a credential has either `env` or `file`, which name its secret".to_owned()),
+            _ => {
+                return Err(
+                    "a credential has either `env` or `file`, which name its secret".to_owned()
+                );
+            }
         };
         Ok(Self { header, prefix: table.prefix, source, placeholder: table.placeholder })
     }

@@ -1,7 +1,7 @@
 //! Egress: what guests may connect to, and a proxy that checks their requests.
 //!
 //! A [`NetGrant`] is a [`Destination`], which any protocol may reach, or a [`Rule`] for HTTP requests to one. An
-//! [`EgressPolicy`] has all grants of a guest, and answers which [`Route`] a connection has. The network code of a guest
+//! [`EgressPolicy`] has all grants of a guest, and returns the [`Route`] of a connection. The network code of a guest
 //! hands a [`Route::Proxied`] connection to [`ProxiedServer::serve`], which reads each request, checks it, adds the
 //! rule's headers and its secret, and passes it to the rule's server. Each connection has a record in a
 //! [`ConnectionLog`].
@@ -21,6 +21,7 @@ mod proxy;
 mod request_head;
 mod response_head;
 mod rule;
+mod tls;
 
 pub use authority::{Authority, AuthorityError};
 pub use body::BodyDecoder;

@@ -16,7 +16,7 @@ pub const MAX_RECORDS: u32 = 100;
 /// Maximum characters of a path in a record.
 const MAX_PATH: usize = 256;
 
-/// The outcome of a connection or a request.
+/// The result of a connection or a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It was granted.
@@ -47,7 +47,7 @@ pub struct ConnectionRecord {
     pub host: String,
     /// The port.
     pub port: u16,
-    /// Its outcome.
+    /// Its result.
     pub outcome: Outcome,
     /// The reason, unless it was granted.
     pub reason: Option<String>,
@@ -95,7 +95,7 @@ impl ConnectionRecord {
     }
 }
 
-/// Receives the records of connections, as `tracing` does.
+/// Receives the records of connections, in addition to `tracing`.
 pub trait ConnectionReceiver: Send + Sync {
     /// Takes a record. It may be called from any thread.
     fn record(&self, record: &ConnectionRecord);
@@ -116,7 +116,7 @@ struct LogState {
     rate: Mutex<RecordRate>,
 }
 
-/// The log of a guest's connections. Clones share its rate.
+/// The log of the connections of one guest. Clones share its rate.
 #[derive(Clone, Default)]
 pub struct ConnectionLog(Arc<LogState>);
 
@@ -188,10 +188,25 @@ impl ConnectionLog {
         };
         match record.outcome {
             Outcome::Allowed => tracing::info!(
-                guest, host, port, outcome, method, path, dropped, "a guest's connection"
+                guest,
+                host,
+                port,
+                outcome,
+                method,
+                path,
+                dropped,
+                "a guest's connection"
             ),
             Outcome::Refused | Outcome::Failed => tracing::warn!(
-                guest, host, port, outcome, reason, method, path, dropped, "a guest's connection"
+                guest,
+                host,
+                port,
+                outcome,
+                reason,
+                method,
+                path,
+                dropped,
+                "a guest's connection"
             ),
         }
         if let Some(receiver) = &self.0.receiver {
@@ -219,7 +234,9 @@ mod tests {
         let log = ConnectionLog::new("guest", records.clone());
         log.within(|| {
             let log = ConnectionLog::present().unwrap();
-            (0..MAX_RECORDS * 2).for_each(|port| log.record(ConnectionRecord::new("a", port as u16, Outcome::Refused)));
+            (0..MAX_RECORDS * 2).for_each(|port| {
+                log.record(ConnectionRecord::new("a", port as u16, Outcome::Refused))
+            });
         });
         assert!(ConnectionLog::present().is_none());
         let first = records.0.lock().unwrap().len();

@@ -2,7 +2,7 @@
 //!
 //! Promises: the server receives the path that was matched. A path that servers read in more than one way is refused:
 //! an encoded slash, percent sign of another encoding, backslash or control character, an empty segment in the middle,
-//! dots before a path parameter. May break it: a server that rewrites paths by rules of its own.
+//! dots before a path parameter. May break it: a server that rewrites paths.
 
 use serde::Deserialize;
 
@@ -137,7 +137,9 @@ impl RequestTarget {
 
 /// Text that is no [`PathPattern`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no pattern of paths: {why}; write it decoded, as in /v1/models, /v1/*/files or /v1/**")]
+#[error(
+    "`{text}` is no pattern of paths: {why}; write it decoded, as in /v1/models, /v1/*/files or /v1/**"
+)]
 pub struct ParsePatternError {
     text: String,
     why: &'static str,
@@ -247,9 +249,29 @@ mod tests {
             assert_eq!(target(given).to_sent(), sent, "{given}");
         }
         for refused in [
-            "", "*", "v1", "http://a.test/", "//a.test/x", "/a//b", "/..", "/a/../../b", "/a%2fb",
-            "/a%5Cb", "/a\\b", "/%00", "/%0d%0a", "/%2", "/%zz", "/%252e%252e/x", "/..;/admin",
-            "/.;x=1/a", "/a b", "/a#b", "/?a#b", "/?a b", "/é",
+            "",
+            "*",
+            "v1",
+            "http://a.test/",
+            "//a.test/x",
+            "/a//b",
+            "/..",
+            "/a/../../b",
+            "/a%2fb",
+            "/a%5Cb",
+            "/a\\b",
+            "/%00",
+            "/%0d%0a",
+            "/%2",
+            "/%zz",
+            "/%252e%252e/x",
+            "/..;/admin",
+            "/.;x=1/a",
+            "/a b",
+            "/a#b",
+            "/?a#b",
+            "/?a b",
+            "/é",
         ] {
             assert!(RequestTarget::parse(refused.as_bytes()).is_err(), "{refused}");
         }

@@ -116,13 +116,16 @@ impl Peer {
             let read = match &mut self.tls {
                 None => {
                     let mut buffer = [0; PIECE];
-                    self.socket.read(&mut buffer).inspect(|len| self.input.extend_from_slice(&buffer[..*len]))
+                    self.socket
+                        .read(&mut buffer)
+                        .inspect(|len| self.input.extend_from_slice(&buffer[..*len]))
                 }
                 Some(tls) => {
                     let read = tls.read_tls(&mut self.socket);
                     if matches!(read, Ok(1..)) {
                         let state = tls.process_new_packets();
-                        let state = state.map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
+                        let state =
+                            state.map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?;
                         let len = state.plaintext_bytes_to_read();
                         let at = self.input.len();
                         self.input.resize(at + len, 0);
@@ -154,7 +157,9 @@ impl Peer {
         loop {
             let sent = match &mut self.tls {
                 None if self.output.is_empty() => return Ok(moved),
-                None => self.socket.write(&self.output).inspect(|len| drop(self.output.drain(..*len))),
+                None => {
+                    self.socket.write(&self.output).inspect(|len| drop(self.output.drain(..*len)))
+                }
                 Some(tls) => {
                     if !tls.is_handshaking() && !self.output.is_empty() {
                         let taken = tls.writer().write(&self.output)?;
@@ -180,12 +185,12 @@ impl Peer {
         self.output.is_empty() && !self.tls.as_ref().is_some_and(|tls| tls.wants_write())
     }
 
-    /// Announces that no more is sent.
+    /// Announces the end of the output.
     pub(crate) fn end(&mut self) {
         if let Some(tls) = &mut self.tls {
             tls.send_close_notify();
         }
-        // A peer that has closed needs no announcement.
+        // A closed socket needs no announcement.
         let _ = self.flush();
     }
 }

@@ -67,7 +67,7 @@ impl EgressPolicy {
         self.rules.iter().filter_map(Rule::authority).map(|one| one.certificate_pem()).collect()
     }
 
-    /// Variables of the guest's environment that have a placeholder for a secret.
+    /// Environment variables for the guest, each with a placeholder for a secret.
     pub fn placeholders(&self) -> impl Iterator<Item = &str> {
         self.rules.iter().filter_map(Rule::placeholder)
     }
@@ -85,7 +85,8 @@ mod tests {
             r#"{"to": "api.example.org:443", "methods": ["GET"]}"#,
             "192.0.2.1:443",
         ];
-        let policy: EgressPolicy = grants.iter().map(|text| text.parse::<NetGrant>().unwrap()).collect();
+        let policy: EgressPolicy =
+            grants.iter().map(|text| text.parse::<NetGrant>().unwrap()).collect();
         let is_proxied = |name, port| match policy.route(DestinationQuery::Name(name), port) {
             Some(Route::Proxied(_)) => Some(true),
             Some(Route::Direct(_)) => Some(false),

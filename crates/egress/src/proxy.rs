@@ -10,32 +10,28 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustls::pki_types::ServerName;
-use rustls::server::{ClientHello, ResolvesServerCert};
-use rustls::sign::CertifiedKey;
-use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
 
 use crate::body::{BodyDecoder, LAST_CHUNK, push_chunk};
 use crate::destination::DestinationQuery;
 use crate::log::{ConnectionLog, ConnectionRecord, Outcome};
 use crate::peer::{Peer, Socket};
-use crate::request_head::{BodyFraming, MAX_HEAD, RequestHead};
+use crate::request_head::{BodyFraming, HeaderList, MAX_HEAD, RequestHead};
 use crate::response_head::ResponseHead;
 use crate::rule::Rule;
+use crate::tls;
 
 /// Maximum proxied connections of this process: each has a thread.
-const MAX_PROXIES: usize = 1024;
+const MAX_PROXIES: usize = 2048;
 /// Stack of such a thread.
 const STACK: usize = 512 << 10;
 /// Time for a handshake, and for a head from its first byte.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time without a byte in either direction.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
-/// Time and bytes for which a refused guest may still send.
+/// Time and bytes of further input from a refused guest.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 1 << 20;
 
@@ -86,39 +82,6 @@ struct Refusal {
     reason: String,
 }
 
-/// The certificate of one host, for clients that ask for it by name.
-#[derive(Debug)]
-struct OneHost {
-    name: String,
-    key: Arc<CertifiedKey>,
-}
-
-impl ResolvesServerCert for OneHost {
-    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let asked = hello.server_name()?;
-        asked.eq_ignore_ascii_case(&self.name).then(|| Arc::clone(&self.key))
-    }
-}
-
-/// The authorities that this host trusts.
-fn host_roots() -> Result<Arc<RootCertStore>, String> {
-    static ROOTS: OnceLock<Arc<RootCertStore>> = OnceLock::new();
-    if let Some(roots) = ROOTS.get() {
-        return Ok(Arc::clone(roots));
-    }
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    if roots.is_empty() {
-        return Err("this host has no trusted certificates; install ca-certificates, or set `ca`".to_owned());
-    }
-    Ok(Arc::clone(ROOTS.get_or_init(|| Arc::new(roots))))
-}
-
-fn provider() -> Arc<rustls::crypto::CryptoProvider> {
-    static PROVIDER: OnceLock<Arc<rustls::crypto::CryptoProvider>> = OnceLock::new();
-    Arc::clone(PROVIDER.get_or_init(|| Arc::new(rustls::crypto::aws_lc_rs::default_provider())))
-}
-
 impl ProxiedServer {
     pub(crate) fn new(name: &str, port: u16, first: Rule, others: Vec<Rule>) -> Self {
         Self { name: name.to_owned(), port, first, others }
@@ -142,11 +105,16 @@ impl ProxiedServer {
         let work = move || {
             let _permit = permit;
             match server.accept(own) {
-                Ok(guest) => ProxiedConnection { server, log, guest, upstream: None, is_gone: false }.run(),
+                Ok(guest) => {
+                    ProxiedConnection { server, log, guest, upstream: None, is_gone: false }.run()
+                }
                 Err(reason) => log.record(server.record(Outcome::Failed).reason(reason)),
             }
         };
-        std::thread::Builder::new().name("afresh-egress".to_owned()).stack_size(STACK).spawn(work)?;
+        std::thread::Builder::new()
+            .name("afresh-egress".to_owned())
+            .stack_size(STACK)
+            .spawn(work)?;
         Ok(guest)
     }
 
@@ -155,12 +123,7 @@ impl ProxiedServer {
         let Some(authority) = self.first.authority() else {
             return Ok(Peer::new(Socket::Guest(socket), None));
         };
-        let key = authority.certify(&self.name).map_err(|error| error.to_string())?;
-        let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
-        let builder = builder.map_err(|error| error.to_string())?.with_no_client_auth();
-        let mut config = builder.with_cert_resolver(Arc::new(OneHost { name: self.name.clone(), key }));
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        let tls = ServerConnection::new(Arc::new(config)).map_err(|error| error.to_string())?;
+        let tls = tls::guest_side(authority, &self.name)?;
         Ok(Peer::new(Socket::Guest(socket), Some(tls.into())))
     }
 
@@ -172,16 +135,7 @@ impl ProxiedServer {
         if !self.first.tls() {
             return Ok(Peer::new(socket, None));
         }
-        let roots = match self.first.roots() {
-            Some(roots) => Arc::clone(roots),
-            None => host_roots()?,
-        };
-        let name = ServerName::try_from(self.name.clone()).map_err(|error| error.to_string())?;
-        let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
-        let builder = builder.map_err(|error| error.to_string())?;
-        let mut config = builder.with_root_certificates(roots).with_no_client_auth();
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        let tls = ClientConnection::new(Arc::new(config), name).map_err(|error| error.to_string())?;
+        let tls = tls::server_side(&self.name, self.first.roots())?;
         Ok(Peer::new(socket, Some(tls.into())))
     }
 
@@ -194,7 +148,7 @@ impl ProxiedServer {
     }
 }
 
-/// Whether bytes that came may end a head, or show that they are not one.
+/// Whether new bytes may end a head, or make it invalid.
 fn may_end_head(input: &[u8], seen: usize) -> bool {
     let fresh = &input[seen.saturating_sub(3)..];
     input.len() >= MAX_HEAD || fresh.windows(2).any(|two| two == b"\n\n" || two == b"\n\r")
@@ -231,7 +185,10 @@ impl ProxiedConnection {
                 Ok(head) => self.exchange(head)?,
                 Err(reason) => {
                     self.log.record(self.server.record(Outcome::Refused).reason(reason));
-                    self.refuse(&Refusal { status: 400, reason: format!("the request is refused: {reason}") });
+                    self.refuse(&Refusal {
+                        status: 400,
+                        reason: format!("the request is refused: {reason}"),
+                    });
                     false
                 }
             };
@@ -243,17 +200,22 @@ impl ProxiedConnection {
         Ok(())
     }
 
-    /// Waits until a side can move something. An error when it takes too long, or the guest has closed.
+    /// Waits until a side can move something. An error when it takes too long, or the guest's end is closed.
     fn wait(&mut self, until: Instant) -> Result<(), Stop> {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Stop::Because(Outcome::Failed, "a side was silent for too long".to_owned()));
+            return Err(Stop::Because(
+                Outcome::Failed,
+                "a side was silent for too long".to_owned(),
+            ));
         }
         let timeout = Timespec::try_from(left).ok();
         let guest = PollFd::from_borrowed_fd(self.guest.fd(), self.guest.wanted());
         let mut fds = vec![guest];
         // A socket without interest would report its end all the time.
-        if let Some(upstream) = self.upstream.as_ref().filter(|upstream| !upstream.wanted().is_empty()) {
+        if let Some(upstream) =
+            self.upstream.as_ref().filter(|upstream| !upstream.wanted().is_empty())
+        {
             fds.push(PollFd::from_borrowed_fd(upstream.fd(), upstream.wanted()));
         }
         match poll(&mut fds, timeout.as_ref()) {
@@ -268,11 +230,17 @@ impl ProxiedConnection {
 
     fn shake_hands(&mut self) -> Result<(), Stop> {
         let until = Instant::now() + HEAD_TIMEOUT;
-        let refused = |error: io::Error| Stop::Because(Outcome::Refused, format!("no TLS for this host: {error}"));
+        let refused = |error: io::Error| {
+            Stop::Because(Outcome::Refused, format!("no TLS for this host: {error}"))
+        };
         while self.guest.is_handshaking() {
-            let moved = self.guest.fill().map_err(refused)? | self.guest.flush().map_err(refused)?;
+            let moved =
+                self.guest.fill().map_err(refused)? | self.guest.flush().map_err(refused)?;
             if self.guest.has_ended && self.guest.is_handshaking() {
-                return Err(Stop::Because(Outcome::Failed, "the guest has ended the handshake".to_owned()));
+                return Err(Stop::Because(
+                    Outcome::Failed,
+                    "the guest has ended the handshake".to_owned(),
+                ));
             }
             if !moved {
                 self.wait(until)?;
@@ -283,7 +251,8 @@ impl ProxiedConnection {
 
     /// The head of the next request; nothing at the end of the connection.
     fn next_head(&mut self) -> Result<Option<Result<RequestHead, &'static str>>, Stop> {
-        let mut until = Instant::now() + if self.guest.input.is_empty() { IDLE_TIMEOUT } else { HEAD_TIMEOUT };
+        let mut until =
+            Instant::now() + if self.guest.input.is_empty() { IDLE_TIMEOUT } else { HEAD_TIMEOUT };
         let mut seen = 0;
         loop {
             let input = &self.guest.input;
@@ -306,12 +275,28 @@ impl ProxiedConnection {
                 until = Instant::now() + HEAD_TIMEOUT;
             }
             // The server may have ended the connection: the next request has another.
-            if self.upstream.as_mut().is_some_and(|up| up.fill().is_err() || up.has_ended || !up.input.is_empty()) {
+            if self
+                .upstream
+                .as_mut()
+                .is_some_and(|up| up.fill().is_err() || up.has_ended || !up.input.is_empty())
+            {
                 self.upstream = None;
             }
             if !moved {
                 self.wait(until)?;
             }
+        }
+    }
+
+    /// Sends all output to the guest.
+    fn drain(&mut self) -> Result<(), Stop> {
+        loop {
+            self.guest.flush()?;
+            if self.guest.is_flushed() {
+                return Ok(());
+            }
+            self.wait(Instant::now() + IDLE_TIMEOUT)?;
+            self.guest.fill()?;
         }
     }
 
@@ -349,11 +334,12 @@ impl ProxiedConnection {
     }
 
     /// The rule and the headers for a request.
-    fn check(&mut self, head: &RequestHead) -> Result<(Rule, Vec<(String, Vec<u8>)>), Refusal> {
+    fn check(&mut self, head: &RequestHead) -> Result<(Rule, HeaderList), Refusal> {
         let server = &self.server;
         let refused = |reason: String| Refusal { status: 403, reason };
         if !head.is_for(&server.name, server.port, server.first.usual_port()) {
-            let reason = format!("the request's Host is not {}, which the connection is for", server.host());
+            let reason =
+                format!("the request's Host is not {}, which the connection is for", server.host());
             return Err(refused(reason));
         }
         let mut rules = std::iter::once(&server.first).chain(&server.others);
@@ -371,13 +357,18 @@ impl ProxiedConnection {
         if self.upstream.is_some() {
             return Ok(Ok(()));
         }
-        let failed = |why: String, host: String| Refusal { status: 502, reason: format!("no connection to {host}: {why}") };
+        let failed = |why: String, host: String| Refusal {
+            status: 502,
+            reason: format!("no connection to {host}: {why}"),
+        };
         match self.server.connect() {
             Ok(upstream) => self.upstream = Some(upstream),
             Err(why) => return Ok(Err(failed(why, self.server.host()))),
         }
         let until = Instant::now() + HEAD_TIMEOUT;
-        while let Some(upstream) = self.upstream.as_mut().filter(|upstream| upstream.is_handshaking()) {
+        while let Some(upstream) =
+            self.upstream.as_mut().filter(|upstream| upstream.is_handshaking())
+        {
             let moved = upstream.flush().and_then(|sent| Ok(upstream.fill()? | sent));
             let ended = upstream.has_ended && upstream.is_handshaking();
             match moved {
@@ -388,7 +379,7 @@ impl ProxiedConnection {
                 }
                 Ok(true) => {}
                 Ok(false) => {
-                    // Bytes that the guest sends in that time wait, up to their bound.
+                    // Input of the guest waits meanwhile, up to its bound.
                     self.guest.fill()?;
                     self.wait(until)?;
                 }
@@ -400,7 +391,8 @@ impl ProxiedConnection {
     /// Serves one request. Returns whether the connection lasts.
     fn exchange(&mut self, head: RequestHead) -> Result<bool, Stop> {
         let path = head.target.path().to_owned();
-        let record = |server: &ProxiedServer, outcome| server.record(outcome).request(&head.method, &path);
+        let record =
+            |server: &ProxiedServer, outcome| server.record(outcome).request(&head.method, &path);
         let ready = match self.check(&head) {
             Ok(ready) => self.reach()?.map(|()| ready),
             Err(refusal) => Err(refusal),
@@ -408,7 +400,8 @@ impl ProxiedConnection {
         let (rule, headers) = match ready {
             Ok(ready) => ready,
             Err(refusal) => {
-                let outcome = if refusal.status == 403 { Outcome::Refused } else { Outcome::Failed };
+                let outcome =
+                    if refusal.status == 403 { Outcome::Refused } else { Outcome::Failed };
                 self.log.record(record(&self.server, outcome).reason(&*refusal.reason));
                 self.refuse(&refusal);
                 return Ok(false);
@@ -416,7 +409,9 @@ impl ProxiedConnection {
         };
         if rule.logs_requests() {
             let text = rule.text();
-            self.log.record(record(&self.server, Outcome::Allowed).reason(format!("by the rule for {text}")));
+            self.log.record(
+                record(&self.server, Outcome::Allowed).reason(format!("by the rule for {text}")),
+            );
         }
         if head.expects_continue {
             self.guest.output.extend(b"HTTP/1.1 100 Continue\r\n\r\n");
@@ -434,6 +429,8 @@ impl ProxiedConnection {
                     self.refuse(&Refusal { status: 502, reason });
                     return Ok(false);
                 }
+                self.upstream = None;
+                self.drain()?;
                 // Without an orderly end the guest notices that the body is cut off.
                 Err(Stop::Over)
             }
@@ -454,8 +451,10 @@ impl ProxiedConnection {
             moved |= upstream.fill().map_err(|error| server(error.to_string()))?;
             if !request_done {
                 let mut content = Vec::new();
-                let taken = request.decode(&self.guest.input, upstream.room(), &mut content);
-                let taken = taken.map_err(|reason| Stop::Because(Outcome::Refused, reason.to_owned()))?;
+                let room = upstream.room();
+                let taken = request.decode(&self.guest.input, room, &mut content);
+                let taken =
+                    taken.map_err(|reason| Stop::Because(Outcome::Refused, reason.to_owned()))?;
                 self.guest.take(taken);
                 match head.framing {
                     BodyFraming::Chunked => push_chunk(&content, &mut upstream.output),
@@ -466,8 +465,12 @@ impl ProxiedConnection {
                     if head.framing == BodyFraming::Chunked {
                         upstream.output.extend(LAST_CHUNK);
                     }
-                } else if self.guest.has_ended && taken == 0 {
-                    return Err(Stop::Because(Outcome::Failed, "the guest has ended in a body".to_owned()).into());
+                } else if self.guest.has_ended && taken == 0 && room > 0 {
+                    return Err(Stop::Because(
+                        Outcome::Failed,
+                        "the guest has ended in a body".to_owned(),
+                    )
+                    .into());
                 }
                 moved |= taken > 0;
             }
@@ -482,8 +485,12 @@ impl ProxiedConnection {
                         }
                         if found.status >= 200 {
                             chunked = !head.is_old
-                                && matches!(found.framing, BodyFraming::Chunked | BodyFraming::UntilClose);
-                            let until_close = !chunked && !matches!(found.framing, BodyFraming::Length(_));
+                                && matches!(
+                                    found.framing,
+                                    BodyFraming::Chunked | BodyFraming::UntilClose
+                                );
+                            let until_close =
+                                !chunked && !matches!(found.framing, BodyFraming::Length(_));
                             let closes = until_close || !head.keeps_alive || !request_done;
                             self.guest.output.extend(found.to_sent(chunked, closes));
                             let body = BodyDecoder::of_response(found.framing);
@@ -499,16 +506,22 @@ impl ProxiedConnection {
             let mut done = false;
             if let Some((_, body)) = &mut response {
                 let mut content = Vec::new();
-                let taken = body.decode(&upstream.input, self.guest.room(), &mut content);
-                let taken = taken.map_err(|reason| RelayEnd::Server { reason: reason.to_owned(), begun: true })?;
+                let room = self.guest.room();
+                let taken = body.decode(&upstream.input, room, &mut content);
+                let taken = taken.map_err(|reason| RelayEnd::Server {
+                    reason: reason.to_owned(),
+                    begun: true,
+                })?;
                 upstream.take(taken);
                 moved |= taken > 0;
                 match chunked {
                     true => push_chunk(&content, &mut self.guest.output),
                     false => self.guest.output.extend(&content),
                 }
-                let at_end = upstream.has_ended && upstream.input.is_empty();
-                done = body.is_done() || at_end && body.ends_with_connection() && upstream.ended_cleanly;
+                // Bytes may be left that are no whole line of a chunk.
+                let at_end = upstream.has_ended && taken == 0 && room > 0;
+                done = body.is_done()
+                    || at_end && body.ends_with_connection() && upstream.ended_cleanly;
                 if at_end && !done {
                     let reason = "it has ended within its response".to_owned();
                     return Err(RelayEnd::Server { reason, begun: true });
@@ -521,7 +534,9 @@ impl ProxiedConnection {
             match upstream.flush() {
                 Ok(sent) => moved |= sent,
                 // It may have answered before it read the whole body.
-                Err(_) if response.is_some() || !upstream.input.is_empty() => upstream.output.clear(),
+                Err(_) if response.is_some() || !upstream.input.is_empty() => {
+                    upstream.output.clear()
+                }
                 Err(error) => return Err(server(error.to_string())),
             }
             if done {
@@ -531,13 +546,7 @@ impl ProxiedConnection {
                 if !lasts {
                     self.upstream = None;
                 }
-                while !self.guest.is_flushed() {
-                    self.guest.flush().map_err(Stop::from)?;
-                    if !self.guest.is_flushed() {
-                        self.wait(Instant::now() + IDLE_TIMEOUT)?;
-                    }
-                    self.guest.fill().map_err(Stop::from)?;
-                }
+                self.drain()?;
                 let until_close = !chunked && head.is_old;
                 return Ok(request_done && head.keeps_alive && !until_close);
             }
@@ -552,7 +561,10 @@ impl ProxiedConnection {
 enum RelayEnd {
     Stop(Stop),
     /// A failure of the server, before or after the guest got the head of its response.
-    Server { reason: String, begun: bool },
+    Server {
+        reason: String,
+        begun: bool,
+    },
 }
 
 impl From<Stop> for RelayEnd {
@@ -563,7 +575,8 @@ impl From<Stop> for RelayEnd {
 
 /// The head of a request for the server.
 fn request_to_sent(head: &RequestHead, host: &str, headers: &[(String, Vec<u8>)]) -> Vec<u8> {
-    let mut out = format!("{} {} HTTP/1.1\r\nhost: {host}\r\n", head.method, head.target.to_sent()).into_bytes();
+    let mut out = format!("{} {} HTTP/1.1\r\nhost: {host}\r\n", head.method, head.target.to_sent())
+        .into_bytes();
     for (name, value) in headers {
         out.extend([name.as_bytes(), b": ", value, b"\r\n"].concat());
     }
@@ -571,7 +584,9 @@ fn request_to_sent(head: &RequestHead, host: &str, headers: &[(String, Vec<u8>)]
     match head.framing {
         BodyFraming::Length(0) if !has_body => {}
         BodyFraming::Length(size) => out.extend(format!("content-length: {size}\r\n").into_bytes()),
-        BodyFraming::Chunked | BodyFraming::UntilClose => out.extend(b"transfer-encoding: chunked\r\n"),
+        BodyFraming::Chunked | BodyFraming::UntilClose => {
+            out.extend(b"transfer-encoding: chunked\r\n")
+        }
     }
     out.extend(b"\r\n");
     out

@@ -11,6 +11,9 @@ pub const MAX_HEAD: usize = 64 << 10;
 /// Maximum headers of a head.
 pub(crate) const MAX_HEADERS: usize = 128;
 
+/// Names in lower case, and values.
+pub(crate) type HeaderList = Vec<(String, Vec<u8>)>;
+
 /// The framing of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyFraming {
@@ -45,13 +48,25 @@ pub struct RequestHead {
 
 /// Headers that belong to one connection.
 pub(crate) const HOP_BY_HOP: [&str; 9] = [
-    "connection", "content-length", "expect", "keep-alive", "proxy-connection", "te", "trailer",
-    "transfer-encoding", "upgrade",
+    "connection",
+    "content-length",
+    "expect",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
 ];
-/// Headers by which a server takes another method or path than that of the request line.
+/// Headers that replace the method or the path of the request line at some servers.
 const OVERRIDES: [&str; 7] = [
-    "x-http-method", "x-http-method-override", "x-method-override", "x-original-method",
-    "x-original-uri", "x-original-url", "x-rewrite-url",
+    "x-http-method",
+    "x-http-method-override",
+    "x-method-override",
+    "x-original-method",
+    "x-original-uri",
+    "x-original-url",
+    "x-rewrite-url",
 ];
 
 pub(crate) fn is_token(text: &[u8]) -> bool {
@@ -146,11 +161,17 @@ impl RequestHead {
             return Err("its head has a bare line feed, a bare carriage return or a zero");
         }
         let Some(end) = end else {
-            return if bytes.len() >= MAX_HEAD { Err("its head is longer than 64 KiB") } else { Ok(None) };
+            return if bytes.len() >= MAX_HEAD {
+                Err("its head is longer than 64 KiB")
+            } else {
+                Ok(None)
+            };
         };
         let text = &bytes[..end - 4];
-        let lines: Vec<&[u8]> =
-            text.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line)).collect();
+        let lines: Vec<&[u8]> = text
+            .split(|byte| *byte == b'\n')
+            .map(|line| line.strip_suffix(b"\r").unwrap_or(line))
+            .collect();
         let words: Vec<&[u8]> = lines[0].split(|byte| *byte == b' ').collect();
         let [method, target, version] = words[..] else {
             return Err("its request line has not three parts");
@@ -169,7 +190,8 @@ impl RequestHead {
         }
         let target = RequestTarget::parse(target)?;
         let headers = headers(&lines[1..])?;
-        let host = one(&headers, "host", "it has two Host headers")?.ok_or("it has no Host header")?;
+        let host =
+            one(&headers, "host", "it has two Host headers")?.ok_or("it has no Host header")?;
         let host = String::from_utf8_lossy(host).into_owned();
         let size = one(&headers, "content-length", "it has two lengths")?;
         let coding = one(&headers, "transfer-encoding", "it has two transfer codings")?;
@@ -205,16 +227,8 @@ impl RequestHead {
         let expects_continue = expects.is_some() && framing != BodyFraming::Length(0);
         let keeps_alive = !closes && (!is_old || keeps);
         let headers = headers.into_iter().filter(|(name, _)| !dropped.contains(name)).collect();
-        let head = Self {
-            method,
-            target,
-            host,
-            headers,
-            framing,
-            expects_continue,
-            keeps_alive,
-            is_old,
-        };
+        let head =
+            Self { method, target, host, headers, framing, expects_continue, keeps_alive, is_old };
         Ok(Some((head, end)))
     }
 
@@ -251,7 +265,10 @@ mod tests {
             assert_eq!(parse(&text[..end]), Ok(None), "{end}");
         }
         let (head, len) = parse(text).unwrap().unwrap();
-        assert_eq!((len, &*head.method, &*head.target.to_sent()), (text.len() - 3, "POST", "/v1/a?q"));
+        assert_eq!(
+            (len, &*head.method, &*head.target.to_sent()),
+            (text.len() - 3, "POST", "/v1/a?q")
+        );
         assert_eq!(head.headers, [("x-one".to_owned(), b"1".to_vec())]);
         assert_eq!((head.framing, head.expects_continue), (BodyFraming::Length(3), true));
         assert!(head.keeps_alive && head.is_for("a.test", 8443, 443));

@@ -16,9 +16,16 @@ pub(crate) struct ResponseHead {
 impl ResponseHead {
     /// Reads the head at the beginning of `bytes`: it and its length, once it is whole. `bodiless` for the response to
     /// `HEAD`.
-    pub(crate) fn parse(bytes: &[u8], bodiless: bool) -> Result<Option<(Self, usize)>, &'static str> {
+    pub(crate) fn parse(
+        bytes: &[u8],
+        bodiless: bool,
+    ) -> Result<Option<(Self, usize)>, &'static str> {
         if head_end(&bytes[..bytes.len().min(MAX_HEAD)]).is_none() {
-            return if bytes.len() >= MAX_HEAD { Err("its head is longer than 64 KiB") } else { Ok(None) };
+            return if bytes.len() >= MAX_HEAD {
+                Err("its head is longer than 64 KiB")
+            } else {
+                Ok(None)
+            };
         }
         let mut space = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut parsed = httparse::Response::new(&mut space);
@@ -44,7 +51,9 @@ impl ResponseHead {
                 "transfer-encoding" if coding.replace(text()).is_some() => {
                     return Err("it has two transfer codings");
                 }
-                "connection" if text().split(',').any(|word| word.trim() == "close") => keeps_alive = false,
+                "connection" if text().split(',').any(|word| word.trim() == "close") => {
+                    keeps_alive = false
+                }
                 _ => {}
             }
             if !HOP_BY_HOP.contains(&&*name) {
@@ -59,7 +68,7 @@ impl ResponseHead {
             (None, None) => BodyFraming::UntilClose,
         };
         keeps_alive &= framing != BodyFraming::UntilClose;
-        // The length of what `HEAD` asks about, which is no body here.
+        // The length that a response to `GET` would have. No body follows.
         if bodiless && let Some(size) = size {
             headers.push(("content-length".to_owned(), size.to_string().into_bytes()));
         }
@@ -110,8 +119,12 @@ mod tests {
         assert!(parse("200 OK\r\nContent-Length: 5\r\nContent-Length: 6", false).is_err());
         assert!(parse("200 OK\r\nTransfer-Encoding: gzip", false).is_err());
         assert!(parse("what", false).is_err());
-        let (head, _) = parse("200 OK\r\nContent-Length: 5\r\nConnection: close", true).unwrap().unwrap();
+        let (head, _) =
+            parse("200 OK\r\nContent-Length: 5\r\nConnection: close", true).unwrap().unwrap();
         assert_eq!((head.framing, head.keeps_alive), (BodyFraming::Length(0), false));
-        assert_eq!(head.to_sent(false, true), b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close\r\n\r\n");
+        assert_eq!(
+            head.to_sent(false, true),
+            b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nconnection: close\r\n\r\n"
+        );
     }
 }

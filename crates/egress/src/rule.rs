@@ -1,6 +1,6 @@
 //! Rules for HTTP requests to one destination, and the grants that a guest is given: destinations and rules.
 //!
-//! Promises: a rule that cannot be kept as written is an error. A rule prints no secret.
+//! Promises: a rule that cannot be kept as written is an error. The debug output of a rule has no secret.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -42,7 +42,9 @@ pub enum ParseGrantError {
     #[error(transparent)]
     Destination(#[from] ParseDestinationError),
     /// An invalid table.
-    #[error("{0}; a rule is a table, as in {{\"to\": \"api.example.org:443\", \"methods\": [\"GET\"]}}")]
+    #[error(
+        "{0}; a rule is a table, as in {{\"to\": \"api.example.org:443\", \"methods\": [\"GET\"]}}"
+    )]
     Rule(String),
 }
 
@@ -97,8 +99,10 @@ fn roots_in(path: &Path) -> Result<RootCertStore, String> {
     if !path.is_absolute() {
         return Err(format!("`ca` is not absolute: {}", path.display()));
     }
-    let certificates = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let certificates = certificates.map_err(|error| format!("`ca`, {}: {error}", path.display()))?;
+    let certificates =
+        CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let certificates =
+        certificates.map_err(|error| format!("`ca`, {}: {error}", path.display()))?;
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(certificates);
     match roots.is_empty() {
@@ -122,7 +126,8 @@ impl Rule {
     fn new(table: RuleTable) -> Result<Self, RuleError> {
         let to: String = table.to.chars().take(300).collect();
         let bad = |why: String| RuleError { to: to.clone(), why };
-        let destination: Destination = table.to.parse().map_err(|error: ParseDestinationError| bad(error.to_string()))?;
+        let destination: Destination =
+            table.to.parse().map_err(|error: ParseDestinationError| bad(error.to_string()))?;
         let Some(port) = destination.port() else {
             return Err(bad("`to` needs a port: a rule is for one port, not for `*`".to_owned()));
         };
@@ -150,25 +155,40 @@ impl Rule {
         if many.into_iter().any(|count| count > MAX_ENTRIES) {
             return Err(bad(format!("it has more than {MAX_ENTRIES} methods, paths or headers")));
         }
-        if table.methods.as_ref().is_some_and(Vec::is_empty) || table.paths.as_ref().is_some_and(Vec::is_empty) {
-            return Err(bad("an empty list of methods or paths allows nothing: leave it out to allow all".to_owned()));
+        if table.methods.as_ref().is_some_and(Vec::is_empty)
+            || table.paths.as_ref().is_some_and(Vec::is_empty)
+        {
+            return Err(bad(
+                "an empty list of methods or paths allows nothing: leave it out to allow all"
+                    .to_owned(),
+            ));
         }
         for method in table.methods.iter().flatten() {
-            let known = is_token(method.as_bytes()) && method.bytes().all(|byte| !byte.is_ascii_lowercase());
+            let known = is_token(method.as_bytes())
+                && method.bytes().all(|byte| !byte.is_ascii_lowercase());
             if !known || matches!(&**method, "CONNECT" | "TRACE") {
-                return Err(bad(format!("`{method}` is no method that a rule can allow: write GET, POST, …")));
+                return Err(bad(format!(
+                    "`{method}` is no method that a rule can allow: write GET, POST, …"
+                )));
             }
         }
         let roots = table.ca.as_deref().map(roots_in).transpose().map_err(bad)?.map(Arc::new);
-        let headers: Result<Vec<_>, _> = table.headers.iter().map(|(name, value)| header(name, value)).collect();
+        let headers: Result<Vec<_>, _> =
+            table.headers.iter().map(|(name, value)| header(name, value)).collect();
         let headers = headers.map_err(bad)?;
         let credential = table.credential.map(Credential::new).transpose().map_err(bad)?;
         if let Some(credential) = &credential
             && headers.iter().any(|(name, _)| name == credential.header())
         {
-            return Err(bad(format!("`headers` and `credential` both set `{}`", credential.header())));
+            return Err(bad(format!(
+                "`headers` and `credential` both set `{}`",
+                credential.header()
+            )));
         }
-        let authority = tls.then(|| Authority::new(&domain)).transpose().map_err(|error| bad(error.to_string()))?;
+        let authority = tls
+            .then(|| Authority::new(&domain))
+            .transpose()
+            .map_err(|error| bad(error.to_string()))?;
         Ok(Self(Arc::new(RuleParts {
             to: destination,
             text: to.clone(),
@@ -218,7 +238,7 @@ impl Rule {
         self.0.logs_requests
     }
 
-    /// The variable of the guest's environment that has a placeholder for its secret.
+    /// The environment variable with a placeholder for its secret, for the guest.
     #[must_use]
     pub fn placeholder(&self) -> Option<&str> {
         self.0.credential.as_ref()?.placeholder()
@@ -232,7 +252,10 @@ impl Rule {
     }
 
     /// The headers for the server: those of the guest, without any that the rule sets, and the rule's.
-    pub(crate) fn headers(&self, guest: Vec<(String, Vec<u8>)>) -> Result<Vec<(String, Vec<u8>)>, String> {
+    pub(crate) fn headers(
+        &self,
+        guest: Vec<(String, Vec<u8>)>,
+    ) -> Result<Vec<(String, Vec<u8>)>, String> {
         let mut own = self.0.headers.clone();
         if let Some(credential) = &self.0.credential {
             own.push((credential.header().to_owned(), credential.value()?));
@@ -342,9 +365,18 @@ mod tests {
             (r#"{"to": "a.test:443", "headers": {"X": "a\nb"}}"#, "invalid name or value"),
             (r#"{"to": "a.test:80", "credential": {"header": "x", "env": "PATH"}}"#, "over TLS"),
             (r#"{"to": "a.test:443", "credential": {"header": "x"}}"#, "`env` or `file`"),
-            (r#"{"to": "a.test:443", "credential": {"header": "x", "env": "AFRESH_NO_SUCH"}}"#, "AFRESH_NO_SUCH"),
-            (r#"{"to": "a.test:443", "credential": {"header": "x", "file": "/nowhere/key"}}"#, "/nowhere/key"),
-            (r#"{"to": "a.test:443", "headers": {"X": "1"}, "credential": {"header": "x", "env": "PATH"}}"#, "both"),
+            (
+                r#"{"to": "a.test:443", "credential": {"header": "x", "env": "AFRESH_NO_SUCH"}}"#,
+                "AFRESH_NO_SUCH",
+            ),
+            (
+                r#"{"to": "a.test:443", "credential": {"header": "x", "file": "/nowhere/key"}}"#,
+                "/nowhere/key",
+            ),
+            (
+                r#"{"to": "a.test:443", "headers": {"X": "1"}, "credential": {"header": "x", "env": "PATH"}}"#,
+                "both",
+            ),
         ] {
             let error = text.parse::<NetGrant>().unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");

@@ -92,11 +92,8 @@ impl Live {
     ) -> Result<Self, PlatformError> {
         let first = standing.ground(FIRST).ok_or(PlatformError::Lost)?;
         let body = Subprocess::new_process(&first, limits, Some(&standing.rest.origin))?;
-        let mut person = Sentry::new(
-            Arc::clone(&standing.rest.state),
-            limits.output,
-            limits.egress.clone(),
-        );
+        let mut person =
+            Sentry::new(Arc::clone(&standing.rest.state), limits.output, limits.egress.clone());
         person.streams.generation = generation.clone();
         let others = ParkedSubprocesses::new(Some((standing.clone(), limits.clone())));
         Ok(Self { guest: Guest::new(body, person, others), unused: true })

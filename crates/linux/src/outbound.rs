@@ -24,6 +24,8 @@ use crate::sentry::Kernel;
 
 /// Connections of a guest at a time.
 const LINES: usize = 256;
+/// Those among them that the proxy checks: each has a thread of the host.
+const MAX_PROXIED: usize = 64;
 /// Maximum connections of all guests of this process: each takes descriptors.
 const ALL_LINES: usize = 8192;
 /// Connections that are made at a time, each by a thread: of a guest, and of all. Others wait for their turn.
@@ -78,6 +80,7 @@ struct OutboundConnection {
     link: Link,
     /// Whether it is the server's turn: nothing has come since something was sent, or ever.
     owed: bool,
+    is_proxied: bool,
     _share: ProcessQuota,
 }
 
@@ -147,7 +150,10 @@ impl OutboundConnections {
         from: u64,
         to: u64,
     ) -> bool {
-        let share = ProcessQuota::of(&LIVE, ALL_LINES).filter(|_| self.list.len() < LINES);
+        let is_proxied = matches!(route, Route::Proxied(_));
+        let proxied = self.list.iter().filter(|line| line.is_proxied).count();
+        let fits = self.list.len() < LINES && (!is_proxied || proxied < MAX_PROXIED);
+        let share = ProcessQuota::of(&LIVE, ALL_LINES).filter(|_| fits);
         let Some(share) = share else {
             self.log().record(asked.failed("the guest or this host has too many connections"));
             return false;
@@ -162,7 +168,14 @@ impl OutboundConnections {
                 }
             },
         };
-        self.list.push(OutboundConnection { from, to, link, owed: true, _share: share });
+        self.list.push(OutboundConnection {
+            from,
+            to,
+            link,
+            owed: true,
+            is_proxied,
+            _share: share,
+        });
         self.start();
         true
     }

@@ -234,11 +234,7 @@ pub(crate) struct Sentry {
 
 impl Sentry {
     /// A sentry with a limit of output bytes for each call, and its grants of connections.
-    pub(crate) fn new(
-        state: Arc<Kernel>,
-        output_limit: usize,
-        egress: EgressPolicy,
-    ) -> Self {
+    pub(crate) fn new(state: Arc<Kernel>, output_limit: usize, egress: EgressPolicy) -> Self {
         let streams = Streams::default();
         let (unserved, contents) = (BTreeMap::new(), FileCache::default());
         let lines = OutboundConnections::new(egress);

@@ -1,4 +1,4 @@
-//! What a guest needs to trust the authorities of its egress rules: its bundles of certificates, and its environment.
+//! The trust of a guest in the authorities of its egress rules: bundles of certificates, and environment variables.
 //!
 //! Promises: a guest without such a rule has neither. A guest out of a snapshot trusts the authorities of its opener's
 //! rules, in place of those of the process that made the snapshot: their keys were never stored.

@@ -8,6 +8,14 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
+    /// A template of another guest than a Linux program has servers to connect to.
+    #[error(
+        "the template `{template}` has `net`, which Linux programs alone can have: give it `linux`, or leave `net` out"
+    )]
+    Net {
+        /// The template.
+        template: String,
+    },
     /// A template is made of one thing.
     #[error(
         "the template `{template}` has `guest`, a module or a snapshot, or `linux`, a program: one of them"

@@ -371,6 +371,10 @@ impl Sandboxes {
                 (None, Some(program)) => (program_of(dir, program), true),
                 _ => return Err(ManifestError::Guest { template: template.name }),
             };
+            #[cfg(feature = "linux")]
+            if !linux && !template.net.is_empty() {
+                return Err(ManifestError::Net { template: template.name });
+            }
             let mut own = SandboxTemplate::new(template.name, guest, open.clone());
             own.linux = linux;
             #[cfg(feature = "linux")]

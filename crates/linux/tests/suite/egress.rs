@@ -142,7 +142,15 @@ impl Origin {
         std::fs::write(at("log"), "").unwrap();
         std::fs::write(at("secret"), format!("{SECRET}\n")).unwrap();
         let made = Command::new("openssl")
-            .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"])
+            .args([
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+                "-nodes",
+            ])
             .args(["-days", "2", "-config", "config", "-keyout", "key.pem", "-out", "ca.pem"])
             .current_dir(folder.path())
             .output();
@@ -216,7 +224,8 @@ impl ConnectionReceiver for Records {
 /// The credential that the server saw with a request.
 fn credential(request: &Value) -> Vec<String> {
     let headers = request[2].as_array().unwrap().iter();
-    let named = headers.filter(|one| one[0].as_str().unwrap().eq_ignore_ascii_case("authorization"));
+    let named =
+        headers.filter(|one| one[0].as_str().unwrap().eq_ignore_ascii_case("authorization"));
     named.map(|one| one[1].as_str().unwrap().to_owned()).collect()
 }
 
@@ -314,16 +323,30 @@ fn clients_send_only_allowed_requests_and_never_have_the_secret() {
     let text = format!("{records:?}");
     assert!(!text.contains(SECRET) && !text.contains("q=1"), "{text}");
     let count = |outcome| records.iter().filter(|record| record.outcome == outcome).count();
-    assert!(count(Outcome::Allowed) > 10 && count(Outcome::Refused) > 10 && count(Outcome::Failed) > 1, "{text}");
-    assert!(records.iter().any(|one| one.request == Some(("DELETE".into(), "/v1/a".into()))), "{text}");
-    assert!(records.iter().any(|one| one.host == "unknown.test" && one.outcome == Outcome::Refused));
+    assert!(
+        count(Outcome::Allowed) > 10 && count(Outcome::Refused) > 10 && count(Outcome::Failed) > 1,
+        "{text}"
+    );
+    assert!(
+        records.iter().any(|one| one.request == Some(("DELETE".into(), "/v1/a".into()))),
+        "{text}"
+    );
+    assert!(
+        records.iter().any(|one| one.host == "unknown.test" && one.outcome == Outcome::Refused)
+    );
     drop(records);
     // A guest out of a snapshot trusts its opener's rules, whose authority is another one.
     let program = origin.program().unwrap();
     let mut thawed = Warm::thaw(&frozen, &program).unwrap().instance();
-    assert_eq!(ask(&mut thawed, json!(["get", "https://api.test/v1/b"])), json!([200, "GET /v1/b 0"]));
+    assert_eq!(
+        ask(&mut thawed, json!(["get", "https://api.test/v1/b"])),
+        json!([200, "GET /v1/b 0"])
+    );
     thawed.reset();
-    assert_eq!(ask(&mut thawed, json!(["get", "https://api.test/v1/b"])), json!([200, "GET /v1/b 0"]));
+    assert_eq!(
+        ask(&mut thawed, json!(["get", "https://api.test/v1/b"])),
+        json!([200, "GET /v1/b 0"])
+    );
     thawed.verify().unwrap();
 }
 

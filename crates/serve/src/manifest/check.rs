@@ -131,6 +131,12 @@ impl Faults<'_> {
                 self.add(span, message);
             }
         }
+        #[cfg(feature = "linux")]
+        if template.linux.is_none() && !template.net.is_empty() {
+            let at = self.within(span, "net");
+            let template = name.clone();
+            self.add(&at, crate::error::ManifestError::Net { template }.to_string());
+        }
         if let Some(library) = &template.library {
             let at = self.within(span, "library");
             self.file(&at, "the library", library);
@@ -328,6 +334,33 @@ guest = "here.wasm"
             "name `both` is also",
         ]) {
             assert!(fault.2.contains(part), "{part}: {fault:?}");
+        }
+    }
+
+    #[cfg(feature = "linux")]
+    #[test]
+    fn rules_for_connections_are_checked_in_their_place() {
+        let with = |guest: &str, net: &str| {
+            check(&format!(
+                "[sandboxes]\nkeys = \"keys\"\nstore = \"s\"\n[[sandboxes.template]]\nname = \"a\"\n{guest}\n\
+                 net = [{net}]\n"
+            ))
+        };
+        let rule = r#"{ to = "api.test:443", methods = ["GET"], paths = ["/v1/**"] }"#;
+        assert_eq!(with(r#"linux = "sh""#, &format!(r#""a.test:1", {rule}"#)), []);
+        for (guest, net, part) in [
+            (r#"guest = "here.wasm""#, rule, "give it `linux`"),
+            (
+                r#"linux = "sh""#,
+                r#"{ to = "api.test:443", method = "GET" }"#,
+                "unknown field `method`",
+            ),
+            (r#"linux = "sh""#, r#"{ to = "api.test:*" }"#, "needs a port"),
+            (r#"linux = "sh""#, "1", "a table with `to`"),
+        ] {
+            let faults = with(guest, net);
+            assert_eq!(faults[0].0, 7, "{faults:?}");
+            assert!(faults[0].2.contains(part), "{part}: {faults:?}");
         }
     }
 

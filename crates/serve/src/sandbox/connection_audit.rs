@@ -14,7 +14,7 @@ struct ConnectionAudit {
     sandbox: String,
 }
 
-/// The log of a sandbox's connections.
+/// The log of the connections of one sandbox.
 pub(super) fn connection_log(
     audit: Option<&Arc<AuditLog>>,
     tenant: &Arc<str>,

@@ -14,10 +14,10 @@ use afresh_interpreter::{Answer as Outcome, COMMAND, Language, Request, Thrown, 
 use hyper::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-#[cfg(feature = "linux")]
-use super::connection_audit::connection_log;
 use super::charge::Charge;
 use super::commands::Commands;
+#[cfg(feature = "linux")]
+use super::connection_audit::connection_log;
 use super::output_router::OutputRouter;
 use super::record::{SandboxRecord, SandboxSettings, milliseconds};
 use super::registry::Operation;
