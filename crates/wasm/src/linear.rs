@@ -223,7 +223,7 @@ impl GuestMemory {
 
     /// Mappings that it takes, roughly: guards, content and zeros between them, and the tracker's own.
     pub(crate) fn mappings(&self) -> usize {
-        4 + 2 * self.slot().image().fragments()
+        4 + 2 * self.slot().image().mapping_count()
     }
 
     /// Gives private memory back.
