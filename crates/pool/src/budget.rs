@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use afresh_sys::{Inherited, fork};
 
-/// The bounds of all pools together.
+/// The limits of all pools of the process together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
+pub struct ProcessLimits {
     /// Most items alive.
     pub items: usize,
     /// Maximum bytes of private memory that idle items keep.
@@ -29,7 +29,7 @@ pub struct Bounds {
     pub idle: Option<Duration>,
 }
 
-impl Default for Bounds {
+impl Default for ProcessLimits {
     /// As many items and bytes as there may be, three quarters of the mappings that the kernel allows the
     /// process, and half a minute.
     fn default() -> Self {
@@ -130,7 +130,7 @@ impl Budget {
             generation: fork::generation(),
             keeper: AtomicU32::new(0),
         };
-        this.store(Bounds::default());
+        this.store(ProcessLimits::default());
         this
     }
 
@@ -141,7 +141,7 @@ impl Budget {
         PROCESS.get_or_make(Budget::new)
     }
 
-    fn store(&self, bounds: Bounds) {
+    fn store(&self, bounds: ProcessLimits) {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
         self.max_items.store(bounds.items, Ordering::Relaxed);
         self.max_bytes.store(bounds.resident_bytes, Ordering::Relaxed);
@@ -150,7 +150,7 @@ impl Budget {
     }
 
     /// Changes the bounds, and keeps them at once.
-    pub fn set(&'static self, bounds: Bounds) {
+    pub fn set(&'static self, bounds: ProcessLimits) {
         self.store(bounds);
         self.keep();
         self.wake_keeper();
@@ -158,9 +158,9 @@ impl Budget {
 
     /// The bounds.
     #[must_use]
-    pub fn bounds(&self) -> Bounds {
+    pub fn bounds(&self) -> ProcessLimits {
         let idle = self.idle.load(Ordering::Relaxed);
-        Bounds {
+        ProcessLimits {
             items: self.max_items.load(Ordering::Relaxed),
             resident_bytes: self.max_bytes.load(Ordering::Relaxed),
             mappings: self.max_mappings.load(Ordering::Relaxed),

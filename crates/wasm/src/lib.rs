@@ -85,7 +85,7 @@ mod watch;
 
 pub use afresh_files;
 pub use afresh_pager::SnapshotOptions;
-pub use afresh_pool::{Bounds, Budget, Exhausted, Limits, PoolStats, Usage};
+pub use afresh_pool::{Budget, LimitPolicy, Limits, PoolStats, ProcessLimits, Usage};
 pub use afresh_rewrite::{Analysis, LinkError, Refusal, Roots, link};
 pub use bytes::{BytesEntry, hand_over, hand_over_async};
 pub use compare::Comparison;

@@ -13,7 +13,7 @@ use afresh_linux::{
 };
 use afresh_memory::{Feature, Image, PAGE_SIZE};
 use afresh_pager::{SnapshotMemory, SnapshotOptions};
-use afresh_pool::{PoolStats, Recycled};
+use afresh_pool::{PoolStats, ResetCost};
 use afresh_snapshot::Branch;
 use afresh_store::{Sha256, Snapshot, Store};
 
@@ -40,10 +40,10 @@ impl Reset for Instance {
 
     /// Carried out with the next call, in the same round trip; a process that cannot be reset is replaced then. The
     /// report is therefore that of the previous reset.
-    fn reset(&mut self) -> Result<Recycled, Infallible> {
+    fn reset(&mut self) -> Result<ResetCost, Infallible> {
         let copied = usize::try_from(self.stats().copied).unwrap_or(usize::MAX);
         self.reset();
-        Ok(Recycled { pages: copied / PAGE_SIZE, ..Recycled::default() })
+        Ok(ResetCost { pages: copied / PAGE_SIZE, ..ResetCost::default() })
     }
 
     fn kept_bytes(&self) -> usize {
