@@ -68,7 +68,7 @@ mod turns;
 
 pub use access::Access;
 pub use blob::BlobRead;
-pub use collect::Collected;
+pub use collect::CollectionReport;
 pub use compact::CompactOptions;
 pub use diff::{Difference, diff};
 pub use digest::Sha256;
@@ -78,7 +78,7 @@ pub use index::{Encoding, Role};
 pub use inspect::{Inspection, LayerInspection, PageKind};
 pub use layer::Layer;
 pub use limits::{BadLimit, Limits};
-pub use list::{Extent, Listed};
+pub use list::{Extent, ListEntry};
 pub use manifest::MAX_STATE;
 pub use map::{MapRun, Origin, PageMap};
 pub use pages::{MemoryPages, Pages};

@@ -3,7 +3,7 @@
 use afresh_memory::{Features, PageRange};
 use afresh_pager::{Recorder, SnapshotOptions};
 #[cfg(feature = "remote")]
-use afresh_store::remote::{Remote, RemoteError, Replaced};
+use afresh_store::remote::{Remote, RemoteError, ReplacedName};
 use afresh_store::{
     Access, Encoding, FoldOptions, Journal, Sha256, Snapshot, Store, Turn, archive,
 };
@@ -177,7 +177,7 @@ impl dyn FrozenGuest + '_ {
         to: &Reference,
         options: &SaveOptions,
         opened: &Options,
-        replaced: Replaced<'_>,
+        replaced: ReplacedName<'_>,
     ) -> Result<Journal, SaveError> {
         self.send(to, options, opened, |remote, store, snapshot, name, encoding| {
             remote.push_turns(store, snapshot, name, encoding, replaced, &mut |_| {})
@@ -191,7 +191,7 @@ impl dyn FrozenGuest + '_ {
         to: &Reference,
         options: &SaveOptions,
         opened: &Options,
-        replaced: Replaced<'_>,
+        replaced: ReplacedName<'_>,
     ) -> Result<Sha256, SaveError> {
         self.send(to, options, opened, |remote, store, snapshot, name, encoding| {
             remote.push_over(store, snapshot, name, encoding, replaced, &mut |_| {})
