@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use afresh_frames::{ProcessStage, ThrottledStock};
+use afresh_frames::{ProcessStage, ThrottledSource};
 use afresh_memory::ZeroPageSource;
 use afresh_rewrite::linear_stack;
 use afresh_sys::{Inherited, PerProcess, fork, host};
@@ -37,7 +37,7 @@ impl ZeroMemory {
             ZeroMemory::Process => Arc::new(ProcessStage),
             ZeroMemory::Stock(stock) => stock.clone(),
         };
-        Some(Arc::new(ThrottledStock::new(stock)))
+        Some(Arc::new(ThrottledSource::new(stock)))
     }
 }
 
