@@ -43,7 +43,7 @@ impl ZeroMemory {
 
 /// Advances the epoch, which timeouts are counted in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Epochs {
+pub enum EpochSource {
     /// A thread of the engine, every 5 ms, once a guest has a timeout.
     #[default]
     Engine,
@@ -66,7 +66,7 @@ pub struct EngineConfig {
     /// Source of pages for growing memories.
     pub zero_memory: ZeroMemory,
     /// Advances the epoch.
-    pub epochs: Epochs,
+    pub epochs: EpochSource,
     /// Maximum bytes of native stack of a guest. Above the default, 512 KiB, each call runs on a separate stack,
     /// because threads may have no more. That takes a fraction of a microsecond.
     pub stack: usize,
@@ -84,7 +84,7 @@ impl Default for EngineConfig {
             memory64_capacity: 64 << 30,
             cache: None,
             zero_memory: ZeroMemory::default(),
-            epochs: Epochs::default(),
+            epochs: EpochSource::default(),
             stack: STACK,
             #[cfg(feature = "p3")]
             p3: false,
@@ -366,8 +366,8 @@ impl Engine {
     /// The clock of timeouts.
     pub(crate) fn tick(&self) -> Duration {
         match self.inner.config.epochs {
-            Epochs::Engine => TICK,
-            Epochs::Embedder(tick) => tick.max(Duration::from_nanos(1)),
+            EpochSource::Engine => TICK,
+            EpochSource::Embedder(tick) => tick.max(Duration::from_nanos(1)),
         }
     }
 
@@ -492,7 +492,7 @@ impl Engine {
     /// # Errors
     /// [`LoadError::Engine`] when the thread cannot be started: timeouts would never come.
     pub(crate) fn keep_ticking(&self) -> Result<(), LoadError> {
-        if self.inner.config.epochs != Epochs::Engine {
+        if self.inner.config.epochs != EpochSource::Engine {
             return Ok(());
         }
         let generation = fork::generation();
